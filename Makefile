@@ -1,0 +1,63 @@
+# Everything runs in .venv, made on first use and again when the requirements change; nothing needs to be activated.
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+RUNTIME := $(VENV)/.runtime
+DEV := $(VENV)/.dev
+
+# Temporary folders of the tests stay inside the checkout.
+TEST_TMP := $(CURDIR)/var/tmp
+PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo up test check lint format bench clean
+
+help: ## What can be made
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+
+demo: $(RUNTIME) ## Start everything, send 200 sentences at once, show what came back
+	@$(BIN)/python manage.py demo
+
+up: $(RUNTIME) ## The whole stack in the foreground, until Ctrl-C; ARGS="--port 9000"
+	@$(BIN)/python manage.py up $(ARGS)
+
+test: $(DEV) | $(TEST_TMP) ## All tests
+	@$(PYTEST) $(ARGS)
+
+check: lint | $(TEST_TMP) ## Format, lint, types, import contracts and unit tests
+	@$(PYTEST) -q tests/unit
+
+lint: $(DEV)
+	@$(BIN)/ruff format --check --quiet . || { echo "run: make format"; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: $(DEV) ## Format the code and fix what can be fixed by itself
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
+
+bench: $(DEV) ## The benchmark suite, against its rivals
+	@$(BIN)/python -m tests.benchmarks
+
+clean: ## Remove .venv, caches and what the tests left; var/ of a stack stays
+	rm -rf $(VENV) var/tmp .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(TEST_TMP):
+	@mkdir -p $@
+
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found; name one: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): requirements.txt constraints.txt | $(VENV)/bin/python
+	@echo "installing into $(VENV); the first time takes a few minutes (torch)"
+	@$(PIP) install -r requirements.txt
+	@touch $@
+
+$(DEV): requirements-dev.txt requirements.txt constraints.txt | $(VENV)/bin/python
+	@echo "installing into $(VENV); the first time takes a few minutes (torch)"
+	@$(PIP) install -r requirements-dev.txt
+	@touch $@ $(RUNTIME)
