@@ -1,0 +1,290 @@
+"""The claim loop of one executor: two threads around a pipe.
+
+    queues ──look, claim──▶ feeder ──send──▶ executor ──receive──▶ collector ──finish──▶ results, replies
+                              ▲                                        │
+                              └───────────── in hand, free at ─────────┘
+
+The feeder asks the policy and claims; the collector stores outcomes. So a batch is being stored while the next one
+computes, and the executor never waits for Redis. At most two batches are in hand: one inside the model, one behind it.
+
+Errors by arrow: Redis away on look or claim: the feeder backs off and looks again; on finish: the collector holds the
+outcomes and tries until they are stored; on send: the batch goes back uncounted; the executor dead: what was inside
+goes back with an attempt counted, what was behind it without.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from redis.exceptions import RedisError
+
+from batching.executor import Done, Executor, ExecutorGone, Lost, Work
+from batching.policy import Decision, Dispatch, Look, Policy, QueueView, Reason, Wait
+from batching.ports import BatchInfo, Codec, Observer, UnreadableMessage
+from batching.request import Cancelled, Expired, Failed, Outcome, Request
+from batching.store import BatchStore, Claim, Verdict, View
+
+logger = logging.getLogger(__name__)
+
+# A plain Celery client rings no bell; its messages are found this often (the contract allows 100 ms).
+LOOK_EVERY_S = 0.08
+_TICK_S = 0.25
+_MAX_BACKOFF_S = 1.0
+
+
+class LoopModel(Protocol):
+    """The part of a model's settings that the loop needs."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def max_attempts(self) -> int: ...
+
+
+@dataclass(slots=True)
+class _InHand:
+    requests: list[Request]
+    info: BatchInfo
+
+
+class ClaimLoop:
+    """Feeds one executor of one model until stopped. Constructing builds; `start` starts the threads."""
+
+    def __init__(
+        self,
+        model: LoopModel,
+        executor: Executor,
+        store: BatchStore,
+        policy: Policy,
+        codec: Codec,
+        observer: Observer,
+        *,
+        batch_prefix: str,
+        is_revoked: Callable[[str], bool] = lambda task_id: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._executor = executor
+        self._store = store
+        self.policy = policy
+        self._codec = codec
+        self._observer = observer
+        self._is_revoked = is_revoked
+        self._clock = clock
+        self._batch_ids = (f"{batch_prefix}-{n}" for n in itertools.count(1))
+        self._changed = threading.Condition()
+        self._in_hand: dict[str, _InHand] = {}
+        self._front_since = 0.0
+        self._batch_s = 0.0
+        self._stopping = False
+        self._drained = False
+        self._threads = [
+            threading.Thread(target=self._feed, name=f"feed {executor.name}", daemon=True),
+            threading.Thread(target=self._collect, name=f"collect {executor.name}", daemon=True),
+        ]
+
+    @property
+    def in_hand(self) -> int:
+        return len(self._in_hand)
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop_claiming(self) -> None:
+        """No new batch from now on; what is in hand goes on."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def stop(self, grace_s: float) -> None:
+        """Answer what is in hand, for at most `grace_s`; give back whatever then remains."""
+        self.stop_claiming()
+        deadline = self._clock() + grace_s
+        self._threads[0].join(timeout=max(0.0, deadline - self._clock()))
+        with self._changed:
+            self._changed.wait_for(lambda: not self._in_hand, timeout=max(0.0, deadline - self._clock()))
+        self._drained = True
+        self._threads[1].join(timeout=max(1.0, deadline - self._clock()))
+        for batch_id, batch in list(self._in_hand.items()):
+            self._return(batch_id, batch, count_attempt=False, why="the worker is stopping")
+
+    def _feed(self) -> None:
+        backoff = 0.0
+        view: View | None = None
+        while not self._stopping:
+            try:
+                view = self._turn(view)
+                backoff = 0.0
+            except RedisError as error:
+                if not backoff:
+                    logger.warning("%s: cannot reach Redis (%s); trying again", self._executor.name, error)
+                backoff = min(_MAX_BACKOFF_S, backoff * 2 or 0.05)
+                view = None
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping, timeout=backoff)
+            except Exception:
+                # A fault in one turn must not end the only thread that feeds this GPU.
+                logger.exception("%s: claim loop", self._executor.name)
+                view = None
+                time.sleep(_TICK_S)
+
+    def _turn(self, view: View | None) -> View | None:
+        """One decision. Returns the view that the next one may start from; None: look again."""
+        if not self._executor.wait_ready(_TICK_S):
+            return None
+        decision = self._decide(view)
+        if isinstance(decision, Look):
+            view = self._store.look(self._model.name)
+            decision = self._decide(view)
+        if isinstance(decision, Dispatch):
+            return self._dispatch(decision)
+        if isinstance(decision, Wait):
+            self._wait(decision)
+        return None
+
+    def _decide(self, view: View | None) -> Decision:
+        now = self._clock()
+        free_at = self._front_since + self._batch_s
+        if view is None:
+            queue = QueueView(None, now, self.in_hand, free_at, self._batch_s)
+        else:
+            age_s = (view.now_ms - view.oldest_ms) / 1000 if view.oldest_ms else float("inf")
+            queue = QueueView(view.depth, now - age_s, self.in_hand, free_at, self._batch_s)
+        return self.policy.decide(queue, now)
+
+    def _wait(self, decision: Wait) -> None:
+        left_s = decision.until - self._clock()
+        if self.in_hand:
+            self._await_executor(min(left_s, _TICK_S))
+        elif left_s > 0:
+            self._store.wait_for_bell(self._model.name, min(left_s, LOOK_EVERY_S))
+
+    def _await_executor(self, timeout_s: float) -> None:
+        with self._changed:
+            before = len(self._in_hand)
+            if before:
+                self._changed.wait_for(lambda: self._stopping or len(self._in_hand) != before, timeout=timeout_s)
+
+    def _dispatch(self, decision: Dispatch) -> View:
+        claim = self._store.claim(self._model.name, next(self._batch_ids), decision.size)
+        if not claim.entries:
+            return claim.view
+        run, settled = self._sort(claim)
+        # A policy that did not look could not know that the batch would be full.
+        reason = Reason.FULL if len(run) == decision.size else decision.reason
+        info = BatchInfo(claim.batch_id, self._model.name, self._model.version, len(run), reason, claim.view.now_ms)
+        if settled or not run:
+            self._settle(settled, info, last=not run)
+        if run:
+            self._hand_over(run, info)
+        return claim.view
+
+    def _sort(self, claim: Claim) -> tuple[list[Request], list[tuple[Request, Outcome]]]:
+        """Those to run, and those whose outcome is known without the model."""
+        run: list[Request] = []
+        settled: list[tuple[Request, Outcome]] = []
+        for entry in claim.entries:
+            try:
+                request = self._codec.decode(entry)
+            except UnreadableMessage as error:
+                logger.error("%s: dropped an unreadable message: %s: %.200r", self._model.name, error, entry.message)
+                continue
+            if entry.verdict is Verdict.EXPIRED:
+                settled.append((request, Expired()))
+            elif entry.verdict is Verdict.CANCELLED or self._is_revoked(request.id):
+                settled.append((request, Cancelled()))
+            elif request.deadline_ms and request.deadline_ms <= claim.view.now_ms:
+                settled.append((request, Expired()))
+            elif request.attempt > self._model.max_attempts:
+                settled.append((request, Failed(f"gave up after {self._model.max_attempts} attempts")))
+            else:
+                run.append(request)
+        return run, settled
+
+    def _hand_over(self, run: list[Request], info: BatchInfo) -> None:
+        with self._changed:
+            if not self._in_hand:
+                self._front_since = self._clock()
+            self._in_hand[info.batch_id] = _InHand(run, info)
+        self._observer.claimed(run, info)
+        work = Work(info.batch_id, [each.input for each in run], [each.parameters for each in run])
+        try:
+            self._executor.send(work)
+        except ExecutorGone as error:
+            batch = self._take(info.batch_id)
+            if batch:
+                self._return(info.batch_id, batch, count_attempt=False, why=str(error))
+
+    def _collect(self) -> None:
+        while not (self._drained and not self._in_hand):
+            try:
+                event = self._executor.receive(_TICK_S)
+                if isinstance(event, Done):
+                    self._done(event)
+                elif isinstance(event, Lost):
+                    self._lost(event)
+                elif self._drained:
+                    return
+            except Exception:
+                logger.exception("%s: collector", self._executor.name)
+
+    def _done(self, event: Done) -> None:
+        batch = self._take(event.batch_id, compute=True)
+        if batch is None:
+            return
+        info = replace(batch.info, compute_s=event.compute_s)
+        self._settle(list(zip(batch.requests, event.outcomes, strict=True)), info, last=True)
+
+    def _lost(self, event: Lost) -> None:
+        for batch_id in (event.inside, *event.waiting):
+            batch = self._take(batch_id) if batch_id else None
+            if batch_id and batch:
+                self._return(batch_id, batch, count_attempt=batch_id == event.inside, why=event.reason)
+
+    def _take(self, batch_id: str, *, compute: bool = False) -> _InHand | None:
+        """The batch leaves the hands of the executor: the feeder may claim at once, before this one is stored."""
+        with self._changed:
+            batch = self._in_hand.pop(batch_id, None)
+            now = self._clock()
+            if batch and compute:
+                took = now - self._front_since
+                # An average over about eight batches: enough to aim the next claim, no more is asked of it.
+                self._batch_s = took if not self._batch_s else self._batch_s + (took - self._batch_s) / 8
+            self._front_since = now
+            self._changed.notify_all()
+        return batch
+
+    def _settle(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> None:
+        results = [self._codec.encode(request, outcome, info) for request, outcome in outcomes]
+        if self._until_stored(lambda: self._store.finish(info.batch_id, results, last=last)) is False:
+            logger.warning("%s: lost the lease of %s; others answer its requests", self._executor.name, info.batch_id)
+            return
+        self._observer.finished(outcomes, info)
+
+    def _return(self, batch_id: str, batch: _InHand, *, count_attempt: bool, why: str) -> None:
+        logger.warning("%s: gave back %d requests of %s: %s", self._executor.name, len(batch.requests), batch_id, why)
+        self._until_stored(lambda: self._store.give_back(self._model.name, batch_id, count_attempt=count_attempt))
+        self._observer.returned(batch.requests, batch.info, why)
+
+    def _until_stored(self, call: Callable[[], object]) -> object:
+        """Repeat through a Redis outage; the scripts are safe to repeat. Gives up only when the worker stops."""
+        backoff = 0.05
+        while True:
+            try:
+                return call()
+            except RedisError as error:
+                if self._drained:
+                    logger.error("%s: stopping with outcomes that Redis never took: %s", self._executor.name, error)
+                    return None
+                logger.warning("%s: holding outcomes, Redis says: %s", self._executor.name, error)
+                time.sleep(backoff)
+                backoff = min(_MAX_BACKOFF_S, backoff * 2)

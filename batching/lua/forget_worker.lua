@@ -1,0 +1,10 @@
+-- Strike a worker from the register, unless it still holds a lease or has beaten again.
+--
+-- KEYS  1 workers (zset)  2 leases of the worker (set)  3 what it said of itself
+-- ARGV  1 worker id  2 lease TTL in ms, 0 when it leaves by itself
+if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
+local beat = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if beat and tonumber(beat) > now_ms() - tonumber(ARGV[2]) and ARGV[2] ~= '0' then return 0 end
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('DEL', KEYS[3])
+return 1

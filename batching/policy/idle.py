@@ -1,0 +1,43 @@
+"""Go when the executor is free; fill up while it is busy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batching.policy.base import Decision, Dispatch, Look, QueueView, Reason, Wait
+
+
+@dataclass(frozen=True, slots=True)
+class WhenIdle:
+    """The executor is never left idle while something waits: continuous batching at the grain of a batch.
+
+    While it computes, waiting requests gather, so batches grow with the load by themselves and a lone request waits
+    for nobody. One full batch is claimed `lead_s` ahead of the executor coming free, which hides the cost of claiming;
+    a batch that is not full is never claimed ahead, since it could still grow.
+    """
+
+    max_batch_size: int
+    lead_s: float = 0.005
+
+    def decide(self, queue: QueueView, now: float) -> Decision:
+        if queue.in_hand == 0:
+            if queue.depth == 0:
+                return Wait()
+            full = queue.depth is not None and queue.depth >= self.max_batch_size
+            return Dispatch(self.max_batch_size, Reason.FULL if full else Reason.IDLE)
+        return ahead(queue, now, self.max_batch_size, self.lead_s)
+
+
+def ahead(queue: QueueView, now: float, max_batch_size: int, lead_s: float) -> Decision:
+    """What to do while the executor computes: a full batch behind it, just before it is free, or nothing.
+
+    Batches about as short as the lead are not worth it: there is no waiting to hide.
+    """
+    if queue.in_hand > 1 or queue.batch_s < 2 * lead_s:
+        return Wait()
+    look_at = queue.free_at - lead_s
+    if now < look_at:
+        return Wait(until=look_at)
+    if queue.depth is None:
+        return Look()
+    return Dispatch(max_batch_size, Reason.FULL) if queue.depth >= max_batch_size else Wait()

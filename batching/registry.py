@@ -1,0 +1,62 @@
+"""Heartbeats, and the leases of workers whose heart has stopped.
+
+Every worker beats once a second in Redis time. A lease has no clock of its own: it is as alive as its worker. Whoever
+beats next after a worker has been silent for the lease TTL gives its leases back, each in one atomic call, so two who
+notice at once do no harm, and one who dies half-way is followed by another.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import cast
+
+from redis import Redis
+
+from batching import scripts
+from batching.store import give_back
+from config.keys import Shard
+from config.redis import Line
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerRegistry:
+    """The register as one worker (or the ops worker) uses it, from one thread."""
+
+    def __init__(self, redis: Redis, lease_ttl_s: float, shard: Shard | None = None) -> None:
+        self._redis = redis
+        self._ttl_ms = int(lease_ttl_s * 1000)
+        self._keys = shard or Shard()
+        self._beat = redis.register_script(scripts.source("beat"))
+        self._line = Line(redis)
+        self._forget = redis.register_script(scripts.source("forget_worker"))
+
+    def beat(self, worker_id: str, about: bytes) -> list[str]:
+        """Say that `worker_id` lives and what it is (JSON); who has not been heard of for the lease TTL."""
+        overdue = self._beat(
+            keys=[self._keys.workers(), self._keys.worker(worker_id)], args=[worker_id, about, self._ttl_ms]
+        )
+        return [each.decode() for each in cast("list[bytes]", overdue)]
+
+    def reclaim(self, worker_id: str) -> int:
+        """Give back every lease of a dead worker, attempts counted, and strike it off; how many requests came back."""
+        returned = 0
+        for raw in cast("set[bytes]", self._redis.smembers(self._keys.leases(worker_id))):
+            batch_id = raw.decode()
+            header = cast("bytes | None", self._redis.lindex(self._keys.lease(batch_id), 0))
+            if header is None:
+                self._redis.srem(self._keys.leases(worker_id), batch_id)
+                continue
+            model = header.decode().partition("\n")[2]
+            returned += max(0, give_back(self._line, self._keys, worker_id, model, batch_id, count_attempt=True))
+        self.strike(worker_id, self._ttl_ms)
+        if returned:
+            logger.warning("worker %s is gone; its %d requests are queued again", worker_id, returned)
+        return returned
+
+    def strike(self, worker_id: str, silent_ms: int = 0) -> None:
+        """Remove a worker that holds no lease; with `silent_ms`, only if it has been silent for so long."""
+        self._forget(
+            keys=[self._keys.workers(), self._keys.leases(worker_id), self._keys.worker(worker_id)],
+            args=[worker_id, silent_ms],
+        )

@@ -1,0 +1,78 @@
+"""A request as the worker sees it, and what can become of it.
+
+Request ──executor──▶ Ok        the model's output for this input
+                    │ Rejected  the model refused this input (422); its neighbours are unharmed
+                    │ Failed    the model or its worker broke, and attempts are used up (500)
+                    └ Expired   its time had passed before the executor saw it (504)
+                      Cancelled its caller took it back before the executor saw it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from config.tiers import Tier
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One claimed message, decoded as far as the worker needs it.
+
+    `input` and `parameters` stay JSON bytes: only the executor, on a core of its own, turns them into objects.
+    Times are Redis time in milliseconds since the epoch, because frontends and workers may disagree about theirs;
+    0 means that the sender gave none.
+    """
+
+    id: str
+    tier: Tier
+    position: int
+    input: bytes
+    parameters: bytes
+    attempt: int = 1
+    enqueued_ms: int = 0
+    deadline_ms: int = 0
+    result_ttl_ms: int = 0
+    reply_to: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ok:
+    """`output` is JSON bytes, encoded by the executor and never decoded again on the way to the caller."""
+
+    output: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The model's own refusal of one input."""
+
+    message: str
+    exc_type: str = "InputRejected"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An error that is not the caller's. `code` is one of the contract's."""
+
+    message: str
+    exc_type: str = "InferenceFailed"
+    code: str = "INFERENCE_FAILED"
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Dropped before the executor: the deadline, or the queue's age limit, had passed."""
+
+    message: str = "the request's time had passed before a GPU was free"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Dropped before the executor: cancelled by its caller."""
+
+    message: str = "the request was cancelled"
+
+
+Outcome: TypeAlias = Ok | Rejected | Failed | Expired | Cancelled

@@ -1,0 +1,69 @@
+"""The stamp: what the scripts must know of a message without parsing it.
+
+Our own producers put the header `bunch` first in the message, every field at a fixed place, so that a script reads it
+with `string.sub` and rewrites it with a splice, whatever the payload's size:
+
+    {"headers":{"bunch":"1;<deadline 13>;<queue limit 13>;<enqueued 13>;<attempt 2>;<tracked 1>;<ttl 9>;<task id>",…
+
+All times are Redis time in milliseconds; the submit script fills them in, since no two hosts share a clock. The
+*queue limit* is the moment from which a still waiting request is answered 504; a returned lease sets it to the
+deadline. The attempt counts deliveries that reached an executor and did not come back. *Tracked* requests have a
+state that somebody may ask for before they have finished (`celery-task-meta-<id>`: PENDING, STARTED); a caller who
+waits on an open connection does not know the id yet, and is spared the cost. To kombu the stamp is one more header.
+Messages of plain Celery clients carry none: they never expire in the scripts and count attempts in a header of their
+own.
+
+`lua/stamp.lua` is the same layout for the scripts; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+HEAD = b'{"headers":{"bunch":"1;'
+_DEADLINE = len(HEAD)
+_LIMIT = _DEADLINE + 14
+_ENQUEUED = _LIMIT + 14
+_ATTEMPT = _ENQUEUED + 14
+_TRACKED = _ATTEMPT + 3
+_TTL = _TRACKED + 2
+_ID = _TTL + 10
+_YES = ord("1")
+
+
+class Stamp(NamedTuple):
+    """Milliseconds of Redis time; 0 where there is no limit."""
+
+    deadline_ms: int
+    limit_ms: int
+    enqueued_ms: int
+    attempt: int
+    tracked: bool
+    result_ttl_ms: int
+    task_id: str
+
+
+def read_stamp(message: bytes) -> Stamp | None:
+    """The stamp of one of our own messages; None for anybody else's."""
+    if not message.startswith(HEAD):
+        return None
+    return Stamp(
+        int(message[_DEADLINE : _DEADLINE + 13]),
+        int(message[_LIMIT : _LIMIT + 13]),
+        int(message[_ENQUEUED : _ENQUEUED + 13]),
+        int(message[_ATTEMPT : _ATTEMPT + 2]),
+        message[_TRACKED] == _YES,
+        int(message[_TTL : _TTL + 9]),
+        message[_ID : message.index(b'"', _ID)].decode(),
+    )
+
+
+def write_stamp(stamp: Stamp) -> bytes:
+    """The head of a message up to the end of its stamp, without the closing quote."""
+    return (
+        HEAD
+        + (
+            f"{stamp.deadline_ms:013d};{stamp.limit_ms:013d};{stamp.enqueued_ms:013d};"
+            f"{stamp.attempt:02d};{stamp.tracked:d};{stamp.result_ttl_ms:09d};{stamp.task_id}"
+        ).encode()
+    )

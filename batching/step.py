@@ -1,0 +1,72 @@
+"""The consumer bootstep: inside a Celery worker, batches are claimed in bulk instead of one message at a time.
+
+Runs after `Tasks`, so the queues are declared and visible to `inspect active_queues` and Flower; then kombu is told
+that it has no credit (`qos.can_consume`, the hook that `worker_disable_prefetch` uses too), so it never pops from
+them.
+
+After a broker reconnect Celery calls `start` again on this same object, with a new consumer and channel: the patch is
+applied anew, and the claim loops, which have their own connections, simply go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, ClassVar, Protocol
+
+from celery import bootsteps
+
+logger = logging.getLogger(__name__)
+
+
+class BatchRunner(Protocol):
+    """What the step drives; `workers.runner.WorkerRunner` is the real one."""
+
+    def start(self) -> None: ...
+
+    def stop_claiming(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def info(self) -> dict[str, Any]: ...
+
+
+class BatchingStep(bootsteps.StartStopStep):
+    """Owns the popping of the batch queues. The runner is set by the composition root before the worker is built."""
+
+    requires: ClassVar[set[str]] = {"celery.worker.consumer.tasks:Tasks"}
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        self.runner: BatchRunner = consumer.app.bunch_runner
+        self._started = False
+
+    def start(self, consumer: Any) -> None:
+        consumer.task_consumer.channel.qos.can_consume = _no_credit
+        self.runner.consumer = consumer  # type: ignore[attr-defined]
+        if not self._started:
+            self._started = True
+            self.runner.start()
+
+    def stop(self, consumer: Any) -> None:
+        """Called on a lost broker connection too; then the loops keep their work and nothing stops here."""
+        if self._stopping(consumer):
+            self.runner.stop()
+
+    def close(self, consumer: Any) -> None:
+        """The first word of a shutdown: claim nothing more."""
+        self.runner.stop_claiming()
+
+    def shutdown(self, consumer: Any) -> None:
+        self.runner.stop()
+
+    def info(self, consumer: Any) -> dict[str, Any]:
+        """Under one key, since `inspect stats` merges every step's dictionary flat."""
+        return {"bunch": self.runner.info()}
+
+    @staticmethod
+    def _stopping(consumer: Any) -> bool:
+        return consumer.blueprint.state in {bootsteps.CLOSE, bootsteps.TERMINATE}
+
+
+def _no_credit() -> bool:
+    return False

@@ -1,0 +1,175 @@
+"""The port to what holds the queues, and its Redis form: four scripts, one call each per batch.
+
+queues ──claim──▶ lease ──finish──▶ results and replies
+   ▲                │
+   └──give_back─────┘
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol, cast
+
+from redis import Redis
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from batching import scripts
+from batching.policy.tiers import DEFAULT_SHARES
+from config.keys import Shard
+from config.redis import Line, Script
+
+
+class Verdict(str, Enum):
+    """What the claim found of a message, before anybody parsed it."""
+
+    RUN = "-"
+    EXPIRED = "x"
+    CANCELLED = "c"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message of a lease. `position` counts from 1, as in the lease's list."""
+
+    position: int
+    rank: int
+    verdict: Verdict
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What waits for a model. Redis time in ms; `oldest_ms` is 0 when nothing waits or nobody knows."""
+
+    now_ms: int
+    depths: tuple[int, ...]
+    oldest_ms: int
+
+    @property
+    def depth(self) -> int:
+        return sum(self.depths)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    batch_id: str
+    entries: tuple[Entry, ...]
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """One outcome, ready to be stored. `reply_to` is a frontend's channel, or empty."""
+
+    position: int
+    task_id: str
+    ttl_ms: int
+    reply_to: str
+    result: bytes
+
+
+class BatchStore(Protocol):
+    """Queues and leases of one worker. Every call is atomic and may be repeated with the same batch id."""
+
+    def look(self, model: str) -> View: ...
+
+    def claim(self, model: str, batch_id: str, size: int) -> Claim:
+        """Up to `size` requests to run, highest tier first, and those whose time has passed beside them."""
+
+    def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> bool:
+        """Store and tell; with `last` the lease ends. False: the lease was gone, nothing was stored."""
+
+    def give_back(self, model: str, batch_id: str, *, count_attempt: bool) -> int:
+        """Return what the lease holds to the head of its queues; how many, -1 when the lease was gone."""
+
+    def wait_for_bell(self, model: str, timeout_s: float) -> bool:
+        """Block until a producer rings, at most `timeout_s`; whether one did."""
+
+
+class RedisBatchStore:
+    """`BatchStore` over one Redis. Each thread that calls it has a connection of its own."""
+
+    def __init__(
+        self, redis: Redis, worker_id: str, shard: Shard | None = None, shares: Sequence[float] = DEFAULT_SHARES
+    ) -> None:
+        self._redis = redis
+        self._lines = threading.local()
+        self._worker_id = worker_id
+        self._keys = shard or Shard()
+        self._shares = tuple(shares)
+        self._look = Script(scripts.source("look"))
+        self._claim = Script(scripts.source("claim"))
+        self._finish = Script(scripts.source("finish"))
+
+    @property
+    def _line(self) -> Line:
+        line: Line | None = getattr(self._lines, "line", None)
+        if line is None:
+            line = self._lines.line = Line(self._redis)
+        return line
+
+    def look(self, model: str) -> View:
+        now, depths, oldest = self._line.script(self._look, self._keys.queues(model), ())
+        return _view(now, depths, oldest)
+
+    def claim(self, model: str, batch_id: str, size: int) -> Claim:
+        keys = self._keys
+        now, raw, depths, oldest = self._line.script(
+            self._claim,
+            (
+                keys.lease(batch_id),
+                keys.leases(self._worker_id),
+                keys.workers(),
+                keys.cancelled(),
+                keys.share(model),
+                *keys.queues(model),
+            ),
+            (batch_id, self._worker_id, model, size, *self._shares),
+        )
+        return Claim(batch_id, parse_entries(raw), _view(now, depths, oldest))
+
+    def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> bool:
+        channels = {
+            reply_to: i for i, reply_to in enumerate(dict.fromkeys(o.reply_to for o in outcomes if o.reply_to), 1)
+        }
+        args: list[Any] = [batch_id, int(last), len(channels), *channels]
+        for each in outcomes:
+            args += (each.position, each.task_id, each.ttl_ms, channels.get(each.reply_to, 0), each.result)
+        keys = [self._keys.lease(batch_id), self._keys.leases(self._worker_id)]
+        return cast("int", self._line.script(self._finish, keys, args)) >= 0
+
+    def give_back(self, model: str, batch_id: str, *, count_attempt: bool) -> int:
+        return give_back(self._line, self._keys, self._worker_id, model, batch_id, count_attempt=count_attempt)
+
+    def wait_for_bell(self, model: str, timeout_s: float) -> bool:
+        try:
+            return self._line.command("BLPOP", self._keys.bell(model), max(timeout_s, 0.001)) is not None
+        except RedisTimeoutError:
+            return False
+
+
+_GIVE_BACK = Script(scripts.source("give_back"))
+
+
+def give_back(line: Line, keys: Shard, worker_id: str, model: str, batch_id: str, *, count_attempt: bool) -> int:
+    """Run `give_back.lua` for a lease of `worker_id`, which need not be this process."""
+    names = (keys.lease(batch_id), keys.leases(worker_id), keys.bell(model), *keys.queues(model))
+    return cast("int", line.script(_GIVE_BACK, names, (batch_id, int(count_attempt))))
+
+
+def parse_entries(raw: Sequence[bytes]) -> tuple[Entry, ...]:
+    """Lease entries as `claim.lua` writes them: rank digit, verdict character, message."""
+    return tuple(
+        Entry(position, each[0] - 48, _VERDICTS[each[1]], each[2:]) for position, each in enumerate(raw, 1) if each
+    )
+
+
+_VERDICTS = {ord(verdict.value): verdict for verdict in Verdict}
+
+
+def _view(now: int, depths: Sequence[int], oldest: Sequence[int]) -> View:
+    known = [at for at in oldest if at]
+    return View(int(now), tuple(depths), min(known, default=0))

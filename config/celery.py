@@ -1,0 +1,70 @@
+"""Celery's own settings: the control plane. Nothing is ever pickled, and nothing is waited for without a bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.entity import Exchange, Queue
+
+from config.keys import OPS_QUEUE, Shard
+from config.settings import Settings
+
+
+def celery_url(url: str) -> str:
+    """Kombu's and Celery's spelling of a Unix socket; every other URL as it is."""
+    if not url.startswith(("unix://", "redis+socket://")):
+        return url
+    rest = url.partition("://")[2].replace("?db=", "?virtual_host=").replace("&db=", "&virtual_host=")
+    return f"redis+socket://{rest}"
+
+
+def backend_url(url: str, backend: str) -> str:
+    """`url` for a result backend class of our own, as Celery splits it: `module:Class+scheme://…`."""
+    return f"{backend}+{celery_url(url).removeprefix('redis+')}"
+
+
+def celery_config(settings: Settings, *, result_backend: str = "") -> dict[str, Any]:
+    """For `app.conf.update`. `result_backend` replaces the plain Redis backend (the frontend's own router)."""
+    transport = {
+        # Under redis-py 8's default of 5 s for a read, kombu's blocking pop of 1 s is safe; opening is bounded too.
+        "socket_connect_timeout": 2.0,
+        "socket_timeout": 10.0,
+        "socket_keepalive": True,
+        "body_encoding": "utf-8",
+    }
+    return {
+        "broker_url": celery_url(settings.control_url),
+        "result_backend": result_backend or celery_url(settings.redis_url),
+        "result_expires": settings.result_ttl_s,
+        # `app.backend` is thread-local: under gevent that is one backend, pool and subscription per greenlet.
+        "result_backend_thread_safe": True,
+        "broker_transport_options": transport,
+        "broker_connection_retry_on_startup": True,
+        "broker_pool_limit": 10,
+        "broker_pool_acquire_timeout": 2.0,
+        "task_serializer": "json",
+        "result_serializer": "json",
+        "event_serializer": "json",
+        "accept_content": ["json"],
+        "task_default_queue": OPS_QUEUE,
+        "task_create_missing_queues": True,
+        "task_acks_late": True,
+        "task_track_started": True,
+        "worker_prefetch_multiplier": 1,
+        "worker_hijack_root_logger": False,
+        "worker_send_task_events": False,
+        "task_send_sent_event": False,
+        "timezone": "UTC",
+        "enable_utc": True,
+    }
+
+
+def model_queues(settings: Settings, shard: Shard | None = None) -> list[Queue]:
+    """Every model's tier queues, declared, so that `inspect active_queues` and Flower know them."""
+    keys = shard or Shard()
+    return [
+        # The empty exchange: routing key = queue, a single LPUSH, as any `send_task(queue=…)` does it.
+        Queue(name, Exchange(""), routing_key=name)  # type: ignore[no-untyped-call]
+        for model in settings.models
+        for name in keys.queues(model)
+    ]

@@ -1,0 +1,36 @@
+"""What can be wrong with a configuration.
+
+ConfigError
+└── SettingsError   one or more settings are unknown, bad, or contradict each other; carries all of them
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, and what would be right."""
+
+    key: str
+    value: object
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value!r}: {self.fix}"
+
+
+class ConfigError(Exception):
+    """Base of everything that a bad configuration raises."""
+
+
+class SettingsError(ConfigError):
+    """Start-up stops here, with every problem named at once rather than one a run."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)

@@ -1,0 +1,43 @@
+"""gunicorn's configuration file: `gunicorn -c config/gunicorn.py webapp.app:application`."""
+
+from __future__ import annotations
+
+import logging.config
+from dataclasses import replace
+from typing import Any
+
+from config.logging import logging_config
+from config.settings import load_settings
+
+_settings = load_settings()
+
+bind = f"{_settings.http_host}:{_settings.http_port}"
+workers = _settings.web_workers
+worker_class = "webapp.server.Worker"
+worker_connections = 10_000
+backlog = 2048
+keepalive = 75
+graceful_timeout = int(_settings.graceful_timeout_s)
+# Of the event loop's heartbeat, not of a request: requests have their own deadlines.
+timeout = 60
+limit_request_line = 8190
+limit_request_fields = 100
+proc_name = "bunch-web"
+
+
+def on_starting(server: Any) -> None:
+    # Not `logconfig_dict`: gunicorn then formats an access-log line per request, wanted or not.
+    logging.config.dictConfig(logging_config(_settings))
+
+
+def post_fork(server: Any, worker: Any) -> None:
+    worker.limits = replace(worker.limits, body_bytes=_settings.max_body_bytes)
+
+
+def post_worker_init(worker: Any) -> None:
+    worker.wsgi.start()
+
+
+def worker_exit(server: Any, worker: Any) -> None:
+    if getattr(worker, "wsgi", None) is not None:
+        worker.wsgi.stop()

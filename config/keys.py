@@ -1,0 +1,94 @@
+"""Every Redis name that Bunch uses, as a function: type, lifetime and meaning.
+
+One shard holds all of them today. With more shards each name ends in the shard's hash tag (`{s3}`) and so does
+each task id, so that every script still touches the keys of one shard only (Redis Cluster refuses anything else).
+
+| name | type | lifetime | meaning |
+|---|---|---|---|
+| `bunch.<model>.<tier>` | list | while it holds messages | the queue, in kombu's own format: LPUSH in, RPOP out |
+| `celery-task-meta-<id>` | string | deadline + result TTL | a request's state and outcome, in Celery's form |
+| `bunch:bell:<model>` | list | at most one token | "there is new work": idle executors block on it |
+| `bunch:lease:<batch>` | list | until settled or returned | header, then each claimed message behind its tier's rank |
+| `bunch:leases:<worker>` | set | with its leases | batch ids that a worker holds |
+| `bunch:workers` | zset | trimmed with its worker | worker id → Redis time of its last heartbeat, in ms |
+| `bunch:worker:<worker>` | string | 3 × lease TTL | what a worker says of itself, JSON |
+| `bunch:share:<model>` | hash | small, kept | credit of the lower tiers towards their share of a batch |
+| `bunch:cancelled` | zset | trimmed by score | task id → Redis time in ms after which it can be forgotten |
+| `bunch:request:<request id>` | string | as its result | the task id behind a caller's own X-Request-Id |
+| `bunch:arrivals:<second>` | hash | 30 s | requests queued in that second, per queue |
+| `bunch:flush:<id>` | string | 30 s | the answer to one flush of an outbox, so that it can be repeated |
+| `bunch:metrics` | hash | kept | Prometheus samples summed over all processes |
+| `bunch:rate:<second>` | string | 60 s | requests answered in that second |
+| `bunch:reply:<process>` | channel | – | outcomes for the callers that wait in one frontend process |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from config.tiers import TIERS, Tier
+
+# Celery's own prefix (`celery.backends.base.KeyValueStoreBackend.task_keyprefix`).
+RESULT_PREFIX = "celery-task-meta-"
+REPLY_PREFIX = "bunch:reply:"
+QUEUE_PREFIX = "bunch."
+OPS_QUEUE = "bunch.ops"
+TASK_NAME = "bunch.infer"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The names of one shard; `tag` is empty, or a hash tag such as `{s3}`."""
+
+    tag: str = ""
+
+    def queue(self, model: str, tier: Tier) -> str:
+        return f"{QUEUE_PREFIX}{model}.{tier.value}{self.tag}"
+
+    def queues(self, model: str) -> tuple[str, ...]:
+        """The queues of a model in the order in which they are served."""
+        return tuple(self.queue(model, tier) for tier in TIERS)
+
+    def result(self, task_id: str) -> str:
+        return RESULT_PREFIX + task_id
+
+    def bell(self, model: str) -> str:
+        return f"bunch:bell:{model}{self.tag}"
+
+    def lease(self, batch_id: str) -> str:
+        return f"bunch:lease:{batch_id}{self.tag}"
+
+    def leases(self, worker_id: str) -> str:
+        return f"bunch:leases:{worker_id}{self.tag}"
+
+    def workers(self) -> str:
+        return f"bunch:workers{self.tag}"
+
+    def worker(self, worker_id: str) -> str:
+        return f"bunch:worker:{worker_id}{self.tag}"
+
+    def share(self, model: str) -> str:
+        return f"bunch:share:{model}{self.tag}"
+
+    def cancelled(self) -> str:
+        return f"bunch:cancelled{self.tag}"
+
+    def request(self, request_id: str) -> str:
+        return f"bunch:request:{request_id}{self.tag}"
+
+    def arrivals(self, second: int | None = None) -> str:
+        """Without `second`: the prefix that the submit script completes, since only Redis knows the time."""
+        return f"bunch:arrivals{self.tag}:" + ("" if second is None else str(second))
+
+    def flush(self, flush_id: str) -> str:
+        return f"bunch:flush:{flush_id}{self.tag}"
+
+    def metrics(self) -> str:
+        return f"bunch:metrics{self.tag}"
+
+    def rate(self, second: int) -> str:
+        return f"bunch:rate:{second}{self.tag}"
+
+
+def reply_channel(process_id: str) -> str:
+    return REPLY_PREFIX + process_id

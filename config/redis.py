@@ -1,0 +1,115 @@
+"""Redis clients as Bunch wants them: bounded in time, and never retrying by themselves.
+
+redis-py 8 retries a command up to ten times by default. A claim or a submit that is run twice is a lost or a doubled
+message, so whoever calls decides what may be repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError
+from redis.retry import Retry
+
+
+def connect(url: str, *, timeout_s: float = 5.0, connect_timeout_s: float = 1.0, max_connections: int = 64) -> Redis:
+    """A client for `url` (`redis://`, `rediss://` or `unix://`); nothing is opened before the first command.
+
+    Args:
+        timeout_s: bound on one reply; every blocking command must ask for less.
+        connect_timeout_s: bound on opening a connection.
+    """
+    return Redis.from_url(
+        url.replace("redis+socket://", "unix://", 1),
+        socket_timeout=timeout_s,
+        socket_connect_timeout=connect_timeout_s,
+        max_connections=max_connections,
+        retry=Retry(NoBackoff(), 0),
+        health_check_interval=0,
+    )
+
+
+class Script:
+    """A Lua script and its name on the server."""
+
+    __slots__ = ("sha", "source")
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+
+class Line:
+    """One connection of its owner's alone, for the hot path: no pool, no client in between.
+
+    A redis-py client spends more time on a command (pool, retry policy, metrics, response callbacks) than the server
+    does on a script that moves a whole batch. Not for two threads or greenlets at once.
+
+    A command that fails on a connection that had been open before is sent once more over a new one: Redis closes
+    connections when it restarts, and the first caller after that should not pay for it. So only commands go here that
+    may be repeated; each script says in its head why it may.
+    """
+
+    def __init__(self, redis: Redis) -> None:
+        self._pool = redis.connection_pool
+        self._connection: Any = None
+
+    def script(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        """Run a script. Raises RedisError."""
+        return self._call(("EVALSHA", script.sha, len(keys), *keys, *args), script)
+
+    def command(self, *command: Any) -> Any:
+        """Run a command. Raises RedisError."""
+        return self._call(command, None)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+
+    def _call(self, command: tuple[Any, ...], script: Script | None) -> Any:
+        reused = self._connection is not None
+        try:
+            return self._exchange(command, script)
+        except RedisConnectionError:
+            self.close()
+            if not reused:
+                raise
+        except BaseException:
+            # After a timeout or a killed greenlet the reply may still come, and would answer the next command.
+            self.close()
+            raise
+        try:
+            return self._exchange(command, script)
+        except BaseException:
+            self.close()
+            raise
+
+    def _exchange(self, command: tuple[Any, ...], script: Script | None) -> Any:
+        if self._connection is None:
+            self._connection = dedicated_connection(self._pool)
+        connection = self._connection
+        connection.send_command(*command)
+        try:
+            return connection.read_response()
+        except NoScriptError:
+            assert script is not None
+            connection.send_command("SCRIPT", "LOAD", script.source)
+            connection.read_response()
+            connection.send_command(*command)
+            return connection.read_response()
+
+
+def dedicated_connection(pool: Any) -> Any:
+    """An open connection that belongs to nobody's pool, in RESP2: pushes arrive as plain replies."""
+    connection = pool.connection_class(**{**pool.connection_kwargs, "protocol": 2})
+    connection.connect()
+    return connection
+
+
+__all__ = ["Line", "RedisError", "Script", "connect", "dedicated_connection"]

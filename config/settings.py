@@ -1,0 +1,277 @@
+"""Settings: the environment (`BUNCH_…`) over `bunch.toml` `[server]` over the defaults below.
+
+Milliseconds at the edge, as people write them; the `_s` properties are what the code uses. Every problem is
+reported at once, with its key, the bad value and what would be right; an unknown name is a problem too,
+because a misspelt setting that is silently ignored is found in production.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from config.errors import Problem, SettingsError
+from config.tiers import Tier
+
+PREFIX = "BUNCH_"
+DEFAULT_CONFIG_FILE = "bunch.toml"
+
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+NaturalInt = Annotated[int, msgspec.Meta(ge=0)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+_MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_SOURCE = re.compile(r"https?://\S+|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[models.<name>]` table of `bunch.toml`."""
+
+    name: str
+    source: str
+    version: str = "1"
+    max_batch_size: PositiveInt = 64
+    max_wait_ms: NaturalInt = 5
+    policy: Literal["idle", "fixed"] = "idle"
+    instances: PositiveInt = 1
+    device: str = "auto"
+    timeout_ms: PositiveInt = 3000
+    start_timeout_ms: PositiveInt = 120_000
+    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=90)] = 3
+    max_queue_depth: PositiveInt = 20_000
+    options: dict[str, Any] = {}
+
+    @property
+    def max_wait_s(self) -> float:
+        return self.max_wait_ms / 1000
+
+    @property
+    def timeout_s(self) -> float:
+        return self.timeout_ms / 1000
+
+    @property
+    def start_timeout_s(self) -> float:
+        return self.start_timeout_ms / 1000
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one process of Bunch is told from outside. Field names are the setting names in lower case."""
+
+    redis_url: str = ""
+    broker_url: str = ""
+    result_ttl_ms: PositiveInt = 600_000
+    sync_result_ttl_ms: PositiveInt = 60_000
+    http_host: str = "127.0.0.1"
+    http_port: Port = 8000
+    web_workers: PositiveInt = 2
+    request_timeout_ms: PositiveInt = 10_000
+    queue_timeout_ms: PositiveInt = 2_000
+    max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1_048_576
+    max_bulk_items: PositiveInt = 1_000
+    auth: Literal["off"] = "off"
+    default_tier: Tier = Tier.PAID
+    state_dir: str = "var"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_format: Literal["text", "json"] = "text"
+    lease_ttl_ms: Annotated[int, msgspec.Meta(ge=1000)] = 5_000
+    graceful_timeout_ms: PositiveInt = 30_000
+    flower_host: str = "127.0.0.1"
+    flower_port: Port = 5555
+    flower_basic_auth: str = ""
+    flower_max_tasks: PositiveInt = 10_000
+
+    # Not settable by a BUNCH_ name: what the file says about models.
+    models: Mapping[str, ModelSettings] = {}
+    default_model: str = ""
+    config_file: str = ""
+
+    @property
+    def result_ttl_s(self) -> float:
+        return self.result_ttl_ms / 1000
+
+    @property
+    def request_timeout_s(self) -> float:
+        return self.request_timeout_ms / 1000
+
+    @property
+    def queue_timeout_s(self) -> float:
+        return self.queue_timeout_ms / 1000
+
+    @property
+    def lease_ttl_s(self) -> float:
+        return self.lease_ttl_ms / 1000
+
+    @property
+    def graceful_timeout_s(self) -> float:
+        return self.graceful_timeout_ms / 1000
+
+    @property
+    def control_url(self) -> str:
+        """Where Celery's own traffic (remote control, events, plain tasks) goes."""
+        return self.broker_url or self.redis_url
+
+
+_FROM_FILE_ONLY = {"models", "default_model", "config_file"}
+_TYPES: dict[str, Any] = {
+    field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in _FROM_FILE_ONLY
+}
+_MODEL_TYPES: dict[str, Any] = {
+    field.name: field.type for field in msgspec.structs.fields(ModelSettings) if field.name != "name"
+}
+# BUNCH_CONFIG names the file; it is read before the settings that the file may hold.
+_OTHER_NAMES = {"config"}
+
+
+def load_settings(environ: Mapping[str, str] | None = None, config_file: str | None = None) -> Settings:
+    """Read, convert and cross-check every setting.
+
+    Args:
+        environ: the environment; `os.environ` when omitted.
+        config_file: path of the TOML file; `BUNCH_CONFIG`, then `bunch.toml` if it exists, when omitted.
+
+    Raises:
+        SettingsError: with every problem found.
+    """
+    environ = os.environ if environ is None else environ
+    problems: list[Problem] = []
+    chosen = config_file or environ.get(PREFIX + "CONFIG")
+    path = Path(chosen or DEFAULT_CONFIG_FILE)
+    document: dict[str, Any] = {}
+    if path.is_file():
+        try:
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            problems.append(Problem(str(path), "…", f"is not valid TOML: {error}"))
+    elif chosen:
+        problems.append(Problem(PREFIX + "CONFIG", chosen, "no such file"))
+
+    values: dict[str, Any] = {}
+    _read_table(document.pop("server", {}), values, problems)
+    _read_environment(environ, values, problems)
+    models = _read_models(document.pop("models", {}), problems)
+    default_model = document.pop("default_model", next(iter(models), ""))
+    for key, value in document.items():
+        problems.append(
+            Problem(key, value, f"unknown in {path.name}; known are default_model, [server], [models.<name>]")
+        )
+    settings = Settings(
+        **values,
+        models=models,
+        default_model=str(default_model),
+        config_file=str(path.resolve()) if path.is_file() else "",
+    )
+    problems += _contradictions(settings)
+    if problems:
+        raise SettingsError(tuple(problems))
+    return settings
+
+
+def _read_table(table: Mapping[str, Any], values: dict[str, Any], problems: list[Problem]) -> None:
+    for key, value in table.items():
+        if key in _TYPES:
+            _convert(f"[server] {key}", value, _TYPES[key], key, values, problems, strict=True)
+        else:
+            problems.append(Problem(f"[server] {key}", value, f"unknown; known are {', '.join(_TYPES)}"))
+
+
+def _read_environment(environ: Mapping[str, str], values: dict[str, Any], problems: list[Problem]) -> None:
+    for name, value in environ.items():
+        if not name.startswith(PREFIX):
+            continue
+        key = name.removeprefix(PREFIX).lower()
+        if key in _TYPES:
+            _convert(name, value, _TYPES[key], key, values, problems, strict=False)
+        elif key not in _OTHER_NAMES:
+            known = ", ".join(PREFIX + each.upper() for each in _TYPES)
+            problems.append(Problem(name, value, f"unknown setting; known are {known}"))
+
+
+def _read_models(tables: Mapping[str, Any], problems: list[Problem]) -> dict[str, ModelSettings]:
+    models: dict[str, ModelSettings] = {}
+    for name, table in tables.items():
+        where = f"[models.{name}]"
+        if not _MODEL_NAME.fullmatch(name):
+            problems.append(
+                Problem(where, name, "a model's name is lower-case letters, digits, - and _; it is part of a queue's")
+            )
+            continue
+        if not isinstance(table, dict):
+            problems.append(Problem(where, table, "must be a table"))
+            continue
+        values: dict[str, Any] = {}
+        for key, value in table.items():
+            if key in _MODEL_TYPES:
+                _convert(f"{where} {key}", value, _MODEL_TYPES[key], key, values, problems, strict=True)
+            else:
+                problems.append(Problem(f"{where} {key}", value, f"unknown; known are {', '.join(_MODEL_TYPES)}"))
+        source = table.get("source", "")
+        if not (isinstance(source, str) and _SOURCE.fullmatch(source)):
+            problems.append(
+                Problem(f"{where} source", source, 'must be "package.module:Name" or an http(s) URL of a fixed API')
+            )
+            continue
+        models[name] = ModelSettings(name=name, **values)
+    return models
+
+
+def _convert(
+    key: str, value: Any, kind: Any, field: str, values: dict[str, Any], problems: list[Problem], *, strict: bool
+) -> None:
+    try:
+        values[field] = msgspec.convert(value, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        shown = "…" if "auth" in field and field != "auth" else value
+        problems.append(Problem(key, shown, str(error)))
+
+
+def _contradictions(settings: Settings) -> list[Problem]:
+    """Settings checked against each other; the fix names which to change."""
+    found: list[Problem] = []
+    if settings.auth == "off" and not is_loopback(settings.http_host):
+        found.append(
+            Problem(
+                "BUNCH_HTTP_HOST",
+                settings.http_host,
+                "with BUNCH_AUTH=off only a loopback address is served; keep 127.0.0.1 and put a proxy that "
+                "authenticates in front",
+            )
+        )
+    if not is_loopback(settings.flower_host) and not settings.flower_basic_auth:
+        found.append(
+            Problem(
+                "BUNCH_FLOWER_HOST", settings.flower_host, "set BUNCH_FLOWER_BASIC_AUTH=user:password to expose Flower"
+            )
+        )
+    if settings.models and settings.default_model not in settings.models:
+        found.append(Problem("default_model", settings.default_model, f"must be one of {', '.join(settings.models)}"))
+    for name, model in settings.models.items():
+        if model.max_wait_ms >= settings.request_timeout_ms:
+            found.append(
+                Problem(
+                    f"[models.{name}] max_wait_ms",
+                    model.max_wait_ms,
+                    f"must be below BUNCH_REQUEST_TIMEOUT_MS ({settings.request_timeout_ms}), or no caller is answered",
+                )
+            )
+    for key in ("redis_url", "broker_url"):
+        url = getattr(settings, key)
+        if url and not re.match(r"(redis|rediss|unix|redis\+socket)://", url):
+            found.append(
+                Problem(PREFIX + key.upper(), url.split("@")[-1], "must start with redis://, rediss:// or unix://")
+            )
+    return found
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

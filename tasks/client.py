@@ -1,0 +1,205 @@
+"""What the frontend calls: submit a request, wait for its answer, take it back, look at it.
+
+One `Client` per process, for gevent: its greenlets share one outbox, one router and two Redis connections.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from batching import scripts
+from config.keys import Shard
+from config.settings import Settings
+from config.tiers import Tier
+from tasks.errors import BY_CODE, BackendUnavailable, BunchError, DeadlineExceeded, InferenceFailed, TaskCancelled
+from tasks.messages import NO_PARAMETERS, MessageWriter, Outgoing
+from tasks.outbox import Outbox, Receipt
+from tasks.results import FINISHED, Reply, decode_details, decode_error, decode_reply
+from tasks.router import Pending, Router
+
+
+class Client:
+    """Constructing builds; `start` opens the subscription and starts flushing. Call it after any fork."""
+
+    def __init__(self, settings: Settings, redis: Redis, shard: Shard | None = None) -> None:
+        self._settings = settings
+        self._redis = redis
+        self._keys = shard or Shard()
+        name = new_id()
+        self.router = Router(redis, name)
+        self.outbox = Outbox(redis, name, self._depth_limit, self.router.settle, self._keys)
+        self._writer = MessageWriter(self.router.channel)
+        self._cancel = redis.register_script(scripts.source("cancel", scripts.folder_of(__file__)))
+        self._queues = {(name, tier): self._keys.queue(name, tier) for name in settings.models for tier in Tier}
+
+    def start(self) -> None:
+        self.router.start()
+        self.outbox.start()
+
+    def stop(self) -> None:
+        self.outbox.stop()
+        self.router.stop()
+
+    def submit(
+        self,
+        model: str,
+        tier: Tier,
+        input: bytes,
+        parameters: bytes = NO_PARAMETERS,
+        *,
+        timeout_s: float,
+        waits: bool = True,
+        request_id: str = "",
+    ) -> Pending:
+        """Put one request into the outbox; returns at once.
+
+        Args:
+            input: one JSON value, validated, UTF-8.
+            parameters: one JSON object.
+            timeout_s: the caller's deadline, from now.
+            waits: False for a caller who polls: `receipt` then waits for the queue only, and the result is kept longer.
+            request_id: the caller's own name for it, when it gave one.
+        """
+        task_id = new_id()
+        pending = self.router.expect(task_id, timeout_s)
+        timeout_ms = max(1, int(timeout_s * 1000))
+        settings = self._settings
+        out = Outgoing(
+            task_id,
+            model,
+            self._queues[model, tier],
+            input,
+            parameters,
+            timeout_ms,
+            min(settings.queue_timeout_ms, timeout_ms),
+            min(settings.sync_result_ttl_ms, settings.result_ttl_ms) if waits else settings.result_ttl_ms,
+            not waits or bool(request_id),
+            self._keys.request(request_id) if request_id else "",
+        )
+        self.outbox.put(out, self._writer.rest(out, time.time()), pending, receipt=not waits)
+        return pending
+
+    def wait(self, pending: Pending) -> Reply:
+        """The answer to a submitted request.
+
+        Raises:
+            BunchError: the outcome, when it is not an output; DeadlineExceeded when there is none in time.
+        """
+        try:
+            return checked(pending.wait())
+        finally:
+            self.router.forget(pending)
+
+    def receipt(self, pending: Pending) -> str:
+        """The task id, once the queue has the request. Raises BunchError when it was refused."""
+        try:
+            reply = pending.wait()
+        finally:
+            self.router.forget(pending)
+        if isinstance(reply, Receipt):
+            return reply.task_id
+        checked(reply)
+        return pending.task_id
+
+    def result(self, task_id: str, wait_s: float = 0.0) -> Reply | None:
+        """The stored state of a task, after waiting at most `wait_s` for it to finish; None for an unknown id.
+
+        Raises:
+            BackendUnavailable: when Redis cannot be asked.
+        """
+        reply = self._stored(task_id)
+        if reply is None or reply.status in FINISHED or wait_s <= 0:
+            return reply
+        pending = self.router.watch(task_id, wait_s)
+        try:
+            return cast("Reply | None", pending.wait()) or self._stored(task_id)
+        finally:
+            self.router.forget(pending)
+
+    def cancel(self, task_id: str) -> str:
+        """Take back what has not started. Returns the state it was in: `PENDING` means cancelled, '' unknown id."""
+        try:
+            found = self._cancel(keys=[self._keys.result(task_id), self._keys.cancelled()], args=[task_id])
+        except RedisError as error:
+            raise BackendUnavailable(f"the queue is not reachable: {error}") from error
+        return cast("bytes", found).decode()
+
+    def task_of(self, request_id: str) -> str:
+        """The task id behind a caller's own request id; the id itself when there is none."""
+        try:
+            known = cast("bytes | None", self._redis.get(self._keys.request(request_id)))
+        except RedisError as error:
+            raise BackendUnavailable(f"the result store is not reachable: {error}") from error
+        return known.decode() if known else request_id
+
+    def _stored(self, task_id: str) -> Reply | None:
+        try:
+            raw = cast("bytes | None", self._redis.get(self._keys.result(task_id)))
+        except RedisError as error:
+            raise BackendUnavailable(f"the result store is not reachable: {error}") from error
+        return decode_reply(raw) if raw else None
+
+    def _depth_limit(self, model: str) -> int:
+        return self._settings.models[model].max_queue_depth
+
+
+def checked(reply: object) -> Reply:
+    """A successful reply, or the error that it stands for."""
+    if isinstance(reply, Reply):
+        if reply.status == "SUCCESS":
+            return reply
+        raise error_of(reply)
+    if isinstance(reply, BunchError):
+        raise reply
+    raise DeadlineExceeded("no answer within the request's time")
+
+
+def error_of(reply: Reply) -> BunchError:
+    """Map by code, never by the exception's class: the reader may not have it."""
+    if reply.status == "REVOKED":
+        return TaskCancelled("the request was cancelled")
+    code = decode_details(reply.bunch).code
+    text = decode_error(reply.result).text if bytes(reply.result) != b"null" else ""
+    return BY_CODE.get(code, InferenceFailed)(text or "the model failed")
+
+
+def _make_ids(block: int = 256) -> Iterator[str]:
+    """Random ids in uuid4's form; one system call for 256 of them."""
+    while True:
+        random = os.urandom(16 * block).hex()
+        for start in range(0, 32 * block, 32):
+            h = random[start : start + 32]
+            yield f"{h[:8]}-{h[8:12]}-4{h[13:16]}-a{h[17:20]}-{h[20:]}"
+
+
+_ids = _make_ids()
+
+
+def new_id() -> str:
+    return next(_ids)
+
+
+def _forget_ids() -> None:
+    """A forked child must not go on with its parent's random block."""
+    global _ids  # noqa: PLW0603 - the generator is this process's, and this is the one place that replaces it
+    _ids = _make_ids()
+
+
+os.register_at_fork(after_in_child=_forget_ids)
+
+
+def wait_all(client: Client, pendings: Sequence[Pending]) -> list[Reply | BunchError]:
+    """Every answer in order, an error in the place of the request that it belongs to."""
+    answers: list[Reply | BunchError] = []
+    for pending in pendings:
+        try:
+            answers.append(client.wait(pending))
+        except BunchError as error:
+            answers.append(error)
+    return answers

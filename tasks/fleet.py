@@ -1,0 +1,127 @@
+"""What runs and what waits, as Redis knows it: the registry of workers, and the queues.
+
+Workers write what they say of themselves under `bunch:worker:<id>` and beat in `bunch:workers` every second; a worker
+whose last beat is older than the lease TTL counts as gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import msgspec
+from redis import Redis
+
+from batching import scripts
+from config.keys import Shard
+from config.tiers import TIERS
+
+_RATE_OVER_S = 5
+
+
+class ExecutorRow(msgspec.Struct, frozen=True):
+    """One executor, as its worker reports it. `busy` is the fraction of the last second spent in the model."""
+
+    model: str
+    executor: str
+    state: str
+    error: str | None = None
+    busy: float = 0.0
+    batches: int = 0
+    restarts: int = 0
+    pid: int | None = None
+
+
+class WorkerRow(msgspec.Struct, frozen=True):
+    """One worker. `age_ms` is the time since its last heartbeat, filled in by the reader."""
+
+    id: str
+    hostname: str
+    pid: int
+    started_at: float
+    models: tuple[ExecutorRow, ...] = ()
+    state: str = "running"
+    age_ms: int = 0
+
+
+class QueueRow(msgspec.Struct, frozen=True):
+    """One tier queue. `oldest_ms` is the age of what waits longest, 0 when nothing does or nobody knows."""
+
+    model: str
+    tier: str
+    depth: int
+    oldest_ms: int
+    arrival_rps: float = 0.0
+
+
+class Fleet:
+    """Reads the registry; every call is one or two round trips."""
+
+    def __init__(self, redis: Redis, shard: Shard | None = None, lease_ttl_s: float = 5.0) -> None:
+        self._redis = redis
+        self._keys = shard or Shard()
+        self._ttl_ms = lease_ttl_s * 1000
+        self._look = redis.register_script(scripts.source("look"))
+
+    def workers(self) -> list[WorkerRow]:
+        """Every worker with a heartbeat, the silent ones among them (`age_ms` tells)."""
+        beats = cast("list[tuple[bytes, float]]", self._redis.zrange(self._keys.workers(), 0, -1, withscores=True))
+        if not beats:
+            return []
+        seconds, micros = self._redis.time()
+        now_ms = seconds * 1000 + micros // 1000
+        stored = cast("list[bytes | None]", self._redis.mget([self._keys.worker(name.decode()) for name, _ in beats]))
+        rows = []
+        for raw, (_, beat_ms) in zip(stored, beats, strict=True):
+            if raw:
+                row = msgspec.json.decode(raw, type=WorkerRow)
+                rows.append(msgspec.structs.replace(row, age_ms=max(0, int(now_ms - beat_ms))))
+        return rows
+
+    def healthy(self) -> list[WorkerRow]:
+        return self.healthy_of(self.workers())
+
+    def healthy_of(self, workers: Iterable[WorkerRow]) -> list[WorkerRow]:
+        """Those that have beaten within the lease TTL and are not on their way out."""
+        return [row for row in workers if row.age_ms <= self._ttl_ms and row.state == "running"]
+
+    def queues(self, models: Iterable[str]) -> list[QueueRow]:
+        """Depth and oldest age of every tier queue of `models`, and its arrivals over the last five seconds."""
+        rows = []
+        arrivals = self._arrivals()
+        for model in models:
+            now_ms, depths, oldest = cast("tuple[int, list[int], list[int]]", self._look(keys=self._keys.queues(model)))
+            rows += [
+                QueueRow(
+                    model,
+                    tier.value,
+                    depth,
+                    int(now_ms - at) if at else 0,
+                    arrivals.get(self._keys.queue(model, tier), 0.0),
+                )
+                for tier, depth, at in zip(TIERS, depths, oldest, strict=True)
+            ]
+        return rows
+
+    def _arrivals(self) -> dict[str, float]:
+        """Requests queued per second, per queue, over the last whole seconds."""
+        second = self._redis.time()[0]
+        pipeline = self._redis.pipeline(transaction=False)
+        for ago in range(1, _RATE_OVER_S + 1):
+            pipeline.hgetall(self._keys.arrivals(second - ago))
+        rates: dict[str, float] = {}
+        for counts in cast("list[dict[bytes, bytes]]", pipeline.execute()):
+            for queue, count in counts.items():
+                rates[queue.decode()] = rates.get(queue.decode(), 0.0) + int(count) / _RATE_OVER_S
+        return rates
+
+
+def ready_models(workers: Iterable[WorkerRow]) -> set[str]:
+    """Models with at least one executor that takes batches."""
+    return {each.model for worker in workers for each in worker.models if each.state == "ready"}
+
+
+def utilisation(workers: Iterable[WorkerRow]) -> float:
+    """Mean busy fraction over the executors that are ready."""
+    busy = [each.busy for worker in workers for each in worker.models if each.state == "ready"]
+    return sum(busy) / len(busy) if busy else 0.0

@@ -1,0 +1,137 @@
+"""The outbox: every request of one event-loop turn goes to Redis in one script call.
+
+    greenlets ──put──▶ [ … ] ──one EVALSHA──▶ admitted: queued          refused: ServiceOverloaded
+                                             └ Redis away: BackendUnavailable, at once, for all of the flush
+
+One flush is under way at a time, so the slower Redis is, the more goes into each: the load sets the batch.
+A flush whose connection broke is sent once more; `submit.lua` remembers what it has already queued.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import gevent
+from gevent.event import Event
+from redis import Redis
+from redis.exceptions import RedisError
+
+from batching import scripts
+from config.keys import Shard
+from config.redis import Line, Script
+from tasks.errors import BackendUnavailable, BunchError, ServiceOverloaded
+from tasks.messages import Outgoing
+from tasks.router import Pending
+
+logger = logging.getLogger(__name__)
+
+MAX_FLUSH = 512
+MAX_FLUSH_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class Posted:
+    out: Outgoing
+    rest: bytes
+    pending: Pending
+    receipt: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The queue has it: what a caller who does not wait is told."""
+
+    task_id: str
+
+
+class Outbox:
+    """Collects and flushes. `settle` wakes a refused caller, or one who wants a receipt."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        name: str,
+        depth_limit: Callable[[str], int],
+        settle: Callable[[Pending, object], None],
+        shard: Shard | None = None,
+    ) -> None:
+        self._name = name
+        self._line = Line(redis)
+        self._depth_limit = depth_limit
+        self._settle = settle
+        self._keys = shard or Shard()
+        self._items: list[Posted] = []
+        self._wake = Event()
+        self._script = Script(scripts.source("submit", scripts.folder_of(__file__)))
+        self._greenlet: gevent.Greenlet[..., None] | None = None
+        self.flushes = 0
+
+    def start(self) -> None:
+        self._greenlet = gevent.spawn(self._run)
+
+    def stop(self) -> None:
+        if self._greenlet is not None:
+            self._greenlet.kill()
+        self._line.close()
+
+    def put(self, out: Outgoing, rest: bytes, pending: Pending, *, receipt: bool = False) -> None:
+        self._items.append(Posted(out, rest, pending, receipt))
+        self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            batch = self._next()
+            try:
+                statuses = self._flush(batch)
+            except (RedisError, OSError) as error:
+                logger.warning("cannot queue %d requests: %s", len(batch), error)
+                self._refuse(batch, BackendUnavailable("the queue is not reachable; try again shortly"))
+            except Exception as error:
+                logger.exception("outbox")
+                self._refuse(batch, BackendUnavailable(str(error)))
+            else:
+                self._report(batch, statuses)
+
+    def _next(self) -> list[Posted]:
+        size = 0
+        count = 0
+        for item in self._items:
+            size += len(item.rest)
+            count += 1
+            if count >= MAX_FLUSH or size >= MAX_FLUSH_BYTES:
+                break
+        batch, self._items = self._items[:count], self._items[count:]
+        if not self._items:
+            self._wake.clear()
+        return batch
+
+    def _flush(self, batch: list[Posted]) -> bytes:
+        queues: dict[str, int] = {}
+        self.flushes += 1
+        keys = [self._keys.flush(f"{self._name}:{self.flushes}"), self._keys.arrivals()]
+        limits: list[int] = []
+        args: list[object] = []
+        for item in batch:
+            out = item.out
+            number = queues.get(out.queue)
+            if number is None:
+                number = queues[out.queue] = len(queues) + 1
+                keys += (out.queue, self._keys.bell(out.model))
+                limits.append(self._depth_limit(out.model))
+            args += (number, out.deadline_ms, out.queue_limit_ms, out.request_key, item.rest)
+        return cast("bytes", self._line.script(self._script, keys, (len(queues), *limits, *args)))
+
+    def _report(self, batch: list[Posted], statuses: bytes) -> None:
+        for item, status in zip(batch, statuses, strict=True):
+            if status == 0x31:
+                self._settle(item.pending, ServiceOverloaded(f"the queue of {item.out.model} is full"))
+            elif item.receipt:
+                self._settle(item.pending, Receipt(item.out.task_id))
+
+    def _refuse(self, batch: list[Posted], error: BunchError) -> None:
+        for item in batch:
+            self._settle(item.pending, error)

@@ -1,0 +1,138 @@
+"""Results: what Celery's readers expect under `celery-task-meta-<id>`, with Bunch's own metadata beside it.
+
+    {"status":"SUCCESS","result":<output>,"traceback":null,"children":[],"date_done":…,"task_id":…,"bunch":{…}}
+
+An output is spliced in as the executor encoded it. A failure carries its contract code in `bunch.code`: the reader maps
+by that name, never by the exception's class, which it may not have.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import lru_cache
+
+import msgspec
+
+from batching.ports import BatchInfo
+from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
+from batching.store import Entry, Settled
+from config.keys import REPLY_PREFIX
+from tasks.messages import read_message
+
+_encode = msgspec.json.Encoder().encode
+_MAX_TRACEBACK = 8_000
+
+
+class Reply(msgspec.Struct):
+    """A stored result as the frontend reads it; `result` and `bunch` stay bytes until somebody needs them."""
+
+    task_id: str
+    status: str
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    bunch: msgspec.Raw = msgspec.Raw(b"{}")
+    traceback: str | None = None
+
+
+class ErrorResult(msgspec.Struct):
+    """`result` of a failed task, in Celery's form."""
+
+    exc_type: str = ""
+    exc_message: list[object] | str = ""
+    exc_module: str | None = None
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.exc_message, str):
+            return self.exc_message
+        return " ".join(str(part) for part in self.exc_message)
+
+
+class Details(msgspec.Struct):
+    """`bunch` of a result."""
+
+    queue_ms: float = 0.0
+    compute_ms: float = 0.0
+    batch_size: int = 0
+    batch_id: str = ""
+    tier: str = ""
+    attempt: int = 1
+    cached: bool = False
+    model_version: str = ""
+    code: str = ""
+
+
+decode_reply = msgspec.json.Decoder(Reply).decode
+decode_replies = msgspec.json.Decoder(list[Reply]).decode
+decode_error = msgspec.json.Decoder(ErrorResult).decode
+decode_details = msgspec.json.Decoder(Details).decode
+
+FINISHED = frozenset({"SUCCESS", "FAILURE", "REVOKED", "REJECTED", "IGNORED"})
+
+
+class CeleryCodec:
+    """`batching.ports.Codec`: Celery's messages in, Celery's results out."""
+
+    def __init__(self, default_ttl_ms: int) -> None:
+        self._default_ttl_ms = default_ttl_ms
+
+    def decode(self, entry: Entry) -> Request:
+        return read_message(entry, self._default_ttl_ms)
+
+    def encode(self, request: Request, outcome: Outcome, batch: BatchInfo) -> Settled:
+        status, result, code, traceback = _parts(outcome)
+        waited_ms = max(0, batch.claimed_ms - request.enqueued_ms) if request.enqueued_ms else 0
+        about = (
+            f'{{"queue_ms":{waited_ms},"tier":"{request.tier.value}","attempt":{request.attempt},{_common(batch)}'
+            + (f',"code":"{code}"}}' if code else "}")
+        )
+        meta = b"".join(
+            (
+                b'{"status":"',
+                status,
+                b'","result":',
+                result,
+                b',"traceback":',
+                traceback,
+                b',"children":[],"date_done":"',
+                _now_iso(),
+                b'","task_id":',
+                _encode(request.id),
+                b',"bunch":',
+                about.encode(),
+                b"}",
+            )
+        )
+        reply_to = request.reply_to if request.reply_to.startswith(REPLY_PREFIX) else ""
+        return Settled(request.position, request.id, request.result_ttl_ms, reply_to, meta)
+
+
+def _parts(outcome: Outcome) -> tuple[bytes, bytes, str, bytes]:
+    match outcome:
+        case Ok():
+            return b"SUCCESS", outcome.output, "", b"null"
+        case Rejected():
+            code = "INVALID_INPUT" if outcome.exc_type == "InvalidInput" else "INPUT_REJECTED"
+            return b"FAILURE", _error(outcome.exc_type, outcome.message), code, b"null"
+        case Failed():
+            traceback = _encode((outcome.traceback or "")[-_MAX_TRACEBACK:] or None)
+            return b"FAILURE", _error(outcome.exc_type, outcome.message), outcome.code, traceback
+        case Expired():
+            return b"FAILURE", _error("DeadlineExceeded", outcome.message), "DEADLINE_EXCEEDED", b"null"
+        case Cancelled():
+            return b"REVOKED", _error("TaskRevokedError", outcome.message, "celery.exceptions"), "", b"null"
+
+
+def _error(exc_type: str, message: str, module: str = "tasks.errors") -> bytes:
+    return _encode({"exc_type": exc_type, "exc_message": [message], "exc_module": module})
+
+
+@lru_cache(maxsize=256)
+def _common(batch: BatchInfo) -> str:
+    return (
+        f'"compute_ms":{batch.compute_s * 1000:.3f},"batch_size":{batch.size},"batch_id":"{batch.batch_id}",'
+        f'"cached":false,"model_version":{_encode(batch.version).decode()}'
+    )
+
+
+def _now_iso() -> bytes:
+    return datetime.now(UTC).isoformat().encode()

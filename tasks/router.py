@@ -1,0 +1,277 @@
+"""The reply router of a gevent frontend: one subscription per process, one waiter per request.
+
+    finish.lua ──PUBLISH bunch:reply:<process> '[reply, …]'──▶ reader ──▶ Pending.reply, its greenlet goes on
+                                                              │
+    stored keys ◀──MGET: after a reconnect, before a deadline─┘
+
+Celery's own result consumer wakes every waiter at each message, holds a subscription per task, and dies after a Redis
+outage of about 19 s (`celery.backends.asynchronous.geventDrainer`); none of that is used here.
+
+Pub/sub may drop, so it is only the fast way: after every reconnect, and just before a deadline, the stored keys of what
+is still pending are read. An id that another process submitted is watched through Celery's own channel for it, for as
+long as somebody waits and no longer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import gevent
+from gevent import get_hub
+from gevent.hub import Waiter
+from gevent.lock import RLock
+from redis import Redis
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from config.keys import RESULT_PREFIX, reply_channel
+from config.redis import dedicated_connection
+from tasks.results import FINISHED, Reply, decode_replies, decode_reply
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.05
+# Long enough for one MGET, short enough to be "just before" the deadline.
+_LAST_LOOK_S = 0.1
+_READ_TIMEOUT_S = 1.0
+_SILENCE_S = 5.0
+_MAX_BACKOFF_S = 1.0
+_MGET_CHUNK = 500
+
+STORED = "STORED"
+
+
+class Pending:
+    """One request that somebody waits for. `reply` is set once; None after `wait` means that time ran out."""
+
+    __slots__ = ("_waiter", "channel", "deadline", "done", "reply", "task_id", "tick")
+
+    def __init__(self, task_id: str, deadline: float, channel: str = "") -> None:
+        self.task_id = task_id
+        self.deadline = deadline
+        self.channel = channel
+        self.tick = 0
+        self.reply: Any = None
+        self.done = False
+        self._waiter: Waiter[Any] | None = None
+
+    def wait(self) -> Any:
+        """Block this greenlet until `settle`; the router settles everything by its deadline at the latest."""
+        if not self.done:
+            self._waiter = Waiter()
+            try:
+                self._waiter.get()
+            finally:
+                self._waiter = None
+        return self.reply
+
+    def settle(self, reply: Any) -> None:
+        """Wake the waiting greenlet. Runs in the hub, or in the greenlet that waits."""
+        if self.done:
+            return
+        self.reply = reply
+        self.done = True
+        if self._waiter is not None:
+            self._waiter.switch(None)
+
+
+class Router:
+    """Delivers replies to the greenlets of this process. Constructing builds; `start` subscribes."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        process_id: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.channel = reply_channel(process_id)
+        self._redis = redis
+        self._clock = clock
+        self._pending: dict[str, Pending] = {}
+        self._watched: dict[str, list[Pending]] = {}
+        self._ticks: dict[int, set[Pending]] = {}
+        self._connection: Any = None
+        self._sending = RLock()
+        self._greenlets: list[gevent.Greenlet[..., None]] = []
+        self._stopped = False
+        self.connected = False
+
+    def start(self) -> None:
+        self._greenlets = [gevent.spawn(self._read), gevent.spawn(self._sweep)]
+
+    def stop(self) -> None:
+        self._stopped = True
+        gevent.killall(self._greenlets)
+        self._disconnect()
+
+    @property
+    def size(self) -> int:
+        """Requests that are waited for: must be 0 when nobody waits."""
+        return len(self._pending) + sum(map(len, self._watched.values()))
+
+    def expect(self, task_id: str, timeout_s: float) -> Pending:
+        """Register before the message is sent: the reply may be there before the sender looks again."""
+        pending = Pending(task_id, self._clock() + timeout_s)
+        self._pending[task_id] = pending
+        self._schedule(pending, pending.deadline - _LAST_LOOK_S)
+        return pending
+
+    def watch(self, task_id: str, timeout_s: float) -> Pending:
+        """Wait for an id that this process did not submit."""
+        channel = RESULT_PREFIX + task_id
+        pending = Pending(task_id, self._clock() + timeout_s, channel)
+        watchers = self._watched.setdefault(task_id, [])
+        watchers.append(pending)
+        self._schedule(pending, pending.deadline)
+        # The confirmation of the subscription triggers the first look at the key, so nothing can fall between the two.
+        self._send("SUBSCRIBE", channel)
+        return pending
+
+    def forget(self, pending: Pending) -> None:
+        """Leave nothing behind, whatever ended the wait."""
+        bucket = self._ticks.get(pending.tick)
+        if bucket is not None:
+            bucket.discard(pending)
+        if not pending.channel:
+            self._pending.pop(pending.task_id, None)
+            return
+        watchers = self._watched.get(pending.task_id, [])
+        if pending in watchers:
+            watchers.remove(pending)
+            if not watchers:
+                del self._watched[pending.task_id]
+                self._send("UNSUBSCRIBE", pending.channel)
+
+    def settle(self, pending: Pending, reply: Any) -> None:
+        """Settle from any greenlet; the waiter runs in the hub's next round."""
+        get_hub().loop.run_callback(pending.settle, reply)
+
+    def _schedule(self, pending: Pending, at: float) -> None:
+        pending.tick = int(at / _TICK_S)
+        self._ticks.setdefault(pending.tick, set()).add(pending)
+
+    def _read(self) -> None:
+        backoff = 0.0
+        while not self._stopped:
+            try:
+                self._connect()
+                backoff = 0.0
+                self._read_until_broken()
+            except (RedisError, OSError) as error:
+                if not self._stopped:
+                    logger.warning("reply subscription lost (%s); subscribing again", error)
+            except Exception:
+                logger.exception("reply router")
+            self._disconnect()
+            backoff = min(_MAX_BACKOFF_S, backoff * 2 or 0.02)
+            gevent.sleep(backoff)
+
+    def _connect(self) -> None:
+        connection = dedicated_connection(self._redis.connection_pool)
+        with self._sending:
+            connection.send_command("SUBSCRIBE", self.channel, *(RESULT_PREFIX + each for each in self._watched))
+            self._connection = connection
+
+    def _disconnect(self) -> None:
+        self.connected = False
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+
+    def _read_until_broken(self) -> None:
+        heard = self._clock()
+        own = self.channel.encode()
+        while True:
+            try:
+                message = self._connection.read_response(timeout=_READ_TIMEOUT_S, disconnect_on_error=False)
+            except RedisTimeoutError:
+                if self._clock() - heard > 2 * _SILENCE_S:
+                    raise
+                if self._clock() - heard > _SILENCE_S:
+                    self._send("PING")
+                continue
+            heard = self._clock()
+            kind = message[0]
+            if kind == b"message":
+                if message[1] == own:
+                    self._deliver(decode_replies(message[2]))
+                else:
+                    self._deliver((decode_reply(message[2]),))
+            elif kind == b"subscribe":
+                if message[1] == own:
+                    # Whatever was published while nobody listened is in its key.
+                    self.connected = True
+                    self._look_up(list(self._pending))
+                else:
+                    self._look_up([message[1].decode().removeprefix(RESULT_PREFIX)])
+
+    def _send(self, *command: str) -> None:
+        """On the subscription's connection; when it is away, the reconnect subscribes to all that is watched."""
+        with self._sending:
+            connection = self._connection
+            if connection is None:
+                return
+            try:
+                connection.send_command(*command)
+            except (RedisError, OSError) as error:
+                logger.debug("reply subscription: %s: %s", command[0], error)
+
+    def _deliver(self, replies: Sequence[Reply]) -> None:
+        get_hub().loop.run_callback(self._deliver_in_hub, replies)
+
+    def _deliver_in_hub(self, replies: Sequence[Reply]) -> None:
+        too_large: list[str] = []
+        for reply in replies:
+            if reply.status == STORED:
+                too_large.append(reply.task_id)
+            elif reply.status in FINISHED:
+                pending = self._pending.pop(reply.task_id, None)
+                if pending is not None:
+                    pending.settle(reply)
+                for watcher in tuple(self._watched.get(reply.task_id, ())):
+                    watcher.settle(reply)
+        if too_large:
+            gevent.spawn(self._look_up, too_large)
+
+    def _look_up(self, task_ids: Sequence[str]) -> None:
+        for start in range(0, len(task_ids), _MGET_CHUNK):
+            chunk = task_ids[start : start + _MGET_CHUNK]
+            stored = self._redis.mget([RESULT_PREFIX + each for each in chunk])
+            self._deliver([decode_reply(raw) for raw in stored if raw])
+
+    def _sweep(self) -> None:
+        """Everything that waits is settled by its deadline, with one last look at the stored keys before."""
+        done_until = int(self._clock() / _TICK_S)
+        while not self._stopped:
+            gevent.sleep(_TICK_S)
+            now = self._clock()
+            current = int(now / _TICK_S)
+            due: list[Pending] = []
+            for tick in range(done_until + 1, current + 1):
+                due += self._ticks.pop(tick, ())
+            done_until = current
+            if due:
+                self._last_look(due, now)
+
+    def _last_look(self, due: Iterable[Pending], now: float) -> None:
+        looked_up: list[str] = []
+        for pending in due:
+            if pending.done:
+                continue
+            if pending.deadline <= now + _TICK_S / 2:
+                get_hub().loop.run_callback(pending.settle, None)
+            else:
+                self._schedule(pending, pending.deadline)
+                looked_up.append(pending.task_id)
+        if looked_up:
+            gevent.spawn(self._look_up_quietly, looked_up)
+
+    def _look_up_quietly(self, task_ids: Sequence[str]) -> None:
+        try:
+            self._look_up(task_ids)
+        except RedisError as error:
+            logger.warning("could not read %d stored results before their deadline: %s", len(task_ids), error)

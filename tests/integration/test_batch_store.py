@@ -1,0 +1,230 @@
+"""The claim, finish and give-back scripts on a real server, through the port's Redis form."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis import Redis
+
+from batching.policy import DEFAULT_SHARES, allocate
+from batching.registry import WorkerRegistry
+from batching.scripts import source
+from batching.stamp import HEAD, Stamp, read_stamp, write_stamp
+from batching.store import RedisBatchStore, Settled, Verdict
+from config.keys import Shard
+from config.tiers import TIERS, Tier
+
+KEYS = Shard()
+MODEL = "m"
+
+
+@pytest.fixture
+def store(redis: Redis) -> RedisBatchStore:
+    return RedisBatchStore(redis, "w1")
+
+
+def now_ms(redis: Redis) -> int:
+    seconds, micros = redis.time()
+    return seconds * 1000 + micros // 1000
+
+
+def put(redis: Redis, task_id: str, tier: Tier = Tier.PAID, *, limit_in_ms: int = 60_000) -> bytes:
+    now = now_ms(redis)
+    stamp = Stamp(now + 90_000, now + limit_in_ms, now, 0, True, 60_000, task_id)
+    message = write_stamp(stamp) + b'","id":"' + task_id.encode() + b'"}}'
+    redis.lpush(KEYS.queue(MODEL, tier), message)
+    redis.set(KEYS.result(task_id), '{"status":"PENDING"}')
+    return message
+
+
+def ids(claim) -> list[str]:
+    return [read_stamp(entry.message).task_id for entry in claim.entries]
+
+
+def test_claims_in_order_and_leases_in_the_same_breath(store: RedisBatchStore, redis: Redis) -> None:
+    for i in range(5):
+        put(redis, f"t{i}")
+    claim = store.claim(MODEL, "b1", 3)
+    assert ids(claim) == ["t0", "t1", "t2"]
+    assert claim.view.depths == (0, 2, 0)
+    assert redis.llen(KEYS.lease("b1")) == 4
+    assert redis.smembers(KEYS.leases("w1")) == {b"b1"}
+    assert msgspec.json.decode(redis.get(KEYS.result("t0")))["status"] == "STARTED"
+
+
+def test_a_repeated_claim_returns_the_same_batch(store: RedisBatchStore, redis: Redis) -> None:
+    for i in range(4):
+        put(redis, f"t{i}")
+    first = store.claim(MODEL, "b1", 2)
+    assert store.claim(MODEL, "b1", 2).entries == first.entries
+    assert redis.llen(KEYS.queue(MODEL, Tier.PAID)) == 2
+
+
+def test_higher_tiers_first_but_the_lower_keep_their_share(store: RedisBatchStore, redis: Redis) -> None:
+    for i in range(100):
+        for tier in TIERS:
+            put(redis, f"{tier.value}{i}", tier)
+    claim = store.claim(MODEL, "b1", 20)
+    by_tier = [sum(entry.rank == rank for entry in claim.entries) for rank in range(3)]
+    assert by_tier == [14, 4, 2]
+
+
+def test_the_expired_and_cancelled_do_not_take_places(store: RedisBatchStore, redis: Redis) -> None:
+    put(redis, "old", limit_in_ms=-1)
+    put(redis, "gone")
+    put(redis, "good")
+    put(redis, "next")
+    redis.zadd(KEYS.cancelled(), {"gone": now_ms(redis) + 60_000})
+    claim = store.claim(MODEL, "b1", 2)
+    verdicts = {read_stamp(each.message).task_id: each.verdict for each in claim.entries}
+    assert verdicts == {
+        "old": Verdict.EXPIRED, "gone": Verdict.CANCELLED, "good": Verdict.RUN, "next": Verdict.RUN,
+    }  # fmt: skip
+
+
+def test_finish_stores_and_publishes_once_per_frontend(store: RedisBatchStore, redis: Redis) -> None:
+    for i in range(4):
+        put(redis, f"t{i}")
+    listener = redis.pubsub()
+    listener.subscribe("bunch:reply:a", "bunch:reply:b")
+    store.claim(MODEL, "b1", 4)
+    outcomes = [
+        Settled(i + 1, f"t{i}", 60_000, "bunch:reply:a" if i < 3 else "bunch:reply:b", b'{"task_id":"t%d"}' % i)
+        for i in range(4)
+    ]
+    assert store.finish("b1", outcomes, last=True)
+    got: dict[bytes, list[list[dict[str, str]]]] = {}
+    while (message := listener.get_message(timeout=0.5)) is not None:
+        if message["type"] == "message":
+            got.setdefault(message["channel"], []).append(msgspec.json.decode(message["data"]))
+    assert got == {
+        b"bunch:reply:a": [[{"task_id": "t0"}, {"task_id": "t1"}, {"task_id": "t2"}]],
+        b"bunch:reply:b": [[{"task_id": "t3"}]],
+    }
+    assert redis.get(KEYS.result("t2")) == b'{"task_id":"t2"}'
+    assert not redis.exists(KEYS.lease("b1"), KEYS.leases("w1"))
+    listener.close()
+
+
+def test_a_large_reply_is_sent_by_reference(store: RedisBatchStore, redis: Redis) -> None:
+    put(redis, "big")
+    listener = redis.pubsub()
+    listener.subscribe("bunch:reply:a")
+    store.claim(MODEL, "b1", 1)
+    store.finish("b1", [Settled(1, "big", 60_000, "bunch:reply:a", b'"' + b"x" * 70_000 + b'"')], last=True)
+    messages = [m for _ in range(3) if (m := listener.get_message(timeout=0.3)) and m["type"] == "message"]
+    assert [msgspec.json.decode(m["data"]) for m in messages] == [[{"task_id": "big", "status": "STORED"}]]
+    listener.close()
+
+
+def test_outcomes_of_a_lost_lease_are_dropped(store: RedisBatchStore, redis: Redis) -> None:
+    put(redis, "t0")
+    store.claim(MODEL, "b1", 1)
+    assert store.give_back(MODEL, "b1", count_attempt=True) == 1
+    assert not store.finish("b1", [Settled(1, "t0", 60_000, "", b"late")], last=True)
+    assert redis.get(KEYS.result("t0")) != b"late"
+
+
+def test_given_back_to_the_head_in_the_old_order_with_attempts_counted(store: RedisBatchStore, redis: Redis) -> None:
+    for i in range(6):
+        put(redis, f"t{i}", (Tier.PAID, Tier.FREE)[i % 2])
+    claim = store.claim(MODEL, "b1", 4)
+    assert len(claim.entries) == 4
+    assert store.give_back(MODEL, "b1", count_attempt=True) == 4
+    again = store.claim(MODEL, "b2", 6)
+    assert ids(again) == ["t0", "t2", "t4", "t1", "t3", "t5"]
+    stamps = [read_stamp(entry.message) for entry in again.entries]
+    first = {s.task_id: s for s in stamps}
+    returned = set(ids(claim))
+    assert {s.task_id for s in stamps if s.attempt == 1} == returned
+    # Having waited its turn once, it is held to its deadline alone.
+    assert all((first[i].limit_ms == first[i].deadline_ms) == (i in returned) for i in first)
+
+
+def test_foreign_messages_count_attempts_without_being_reencoded(store: RedisBatchStore, redis: Redis) -> None:
+    message = b'{"body": "W10=", "headers": {"lang": "py", "empty": []}, "properties": {}}'
+    redis.lpush(KEYS.queue(MODEL, Tier.FREE), message)
+    for attempt in (1, 2, 3):
+        store.claim(MODEL, f"b{attempt}", 1)
+        store.give_back(MODEL, f"b{attempt}", count_attempt=True)
+        stored = redis.lindex(KEYS.queue(MODEL, Tier.FREE), 0)
+        assert msgspec.json.decode(stored)["headers"] == {"bunch_attempt": attempt, "lang": "py", "empty": []}
+    store.claim(MODEL, "b9", 1)
+    store.give_back(MODEL, "b9", count_attempt=False)
+    assert redis.lindex(KEYS.queue(MODEL, Tier.FREE), 0) == stored
+
+
+def test_leases_of_a_silent_worker_come_back(redis: Redis) -> None:
+    dead = RedisBatchStore(redis, "dead")
+    registry = WorkerRegistry(redis, lease_ttl_s=5.0)
+    for i in range(3):
+        put(redis, f"t{i}")
+    dead.claim(MODEL, "b1", 2)
+    assert registry.beat("alive", b"{}") == []
+    redis.zadd(KEYS.workers(), {"dead": now_ms(redis) - 5_100})
+    assert registry.beat("alive", b"{}") == ["dead"]
+    assert registry.reclaim("dead") == 2
+    assert redis.llen(KEYS.queue(MODEL, Tier.PAID)) == 3
+    assert redis.zrange(KEYS.workers(), 0, -1) == [b"alive"]
+
+
+def test_a_worker_with_a_lease_is_never_forgotten(redis: Redis) -> None:
+    store = RedisBatchStore(redis, "w1")
+    put(redis, "t0")
+    store.claim(MODEL, "b1", 1)
+    WorkerRegistry(redis, 5.0).strike("w1")
+    assert redis.zrange(KEYS.workers(), 0, -1) == [b"w1"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_script_shares_places_as_the_pure_rule_does(redis: Redis, seed: int) -> None:
+    rng = random.Random(seed)
+    store = RedisBatchStore(redis, "w1")
+    credits: tuple[float, ...] = (0.0, 0.0, 0.0)
+    depths = [0, 0, 0]
+    for batch in range(60):
+        size = rng.choice((1, 2, 7, 16, 64))
+        for rank, tier in enumerate(TIERS):
+            for _ in range(rng.choice((0, 0, 3, 40))):
+                put(redis, f"{batch}-{rank}-{rng.random()}", tier)
+                depths[rank] += 1
+        expected = allocate(depths, size, credits, DEFAULT_SHARES)
+        claim = store.claim(MODEL, f"b{batch}", size)
+        takes = tuple(sum(entry.rank == rank for entry in claim.entries) for rank in range(3))
+        assert takes == expected.takes
+        credits = expected.credits
+        depths = [depth - take for depth, take in zip(depths, takes, strict=True)]
+        assert claim.view.depths == tuple(depths)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    numbers=st.tuples(*[st.integers(0, 10**13 - 1)] * 3, st.integers(0, 99), st.booleans(), st.integers(0, 10**9 - 1)),
+    task_id=st.uuids().map(str),
+)
+def test_the_stamp_is_laid_out_alike_in_lua_and_python(redis: Redis, numbers: tuple[int, ...], task_id: str) -> None:
+    stamp = Stamp(*numbers, task_id)
+    message = write_stamp(stamp) + b'","x":1}'
+    assert read_stamp(message) == stamp
+    assert message.startswith(HEAD)
+    read = redis.eval(
+        source("look").partition("-- KEYS")[0]
+        + "local m = ARGV[1] return {field(m, DEADLINE, 13), field(m, LIMIT, 13), field(m, ENQUEUED, 13), "
+        "field(m, ATTEMPT, 2), tracked(m) and 1 or 0, field(m, TTL, 9), task_id(m)}",
+        0,
+        message,
+    )
+    assert read == [*numbers, task_id.encode()]
+
+
+def test_every_script_stays_in_one_slot_when_sharded(redis: Redis) -> None:
+    keys = Shard("{s3}")
+    names = [
+        keys.queue("m", Tier.FREE), keys.bell("m"), keys.lease("b"), keys.leases("w"), keys.workers(), keys.worker("w"),
+        keys.share("m"), keys.cancelled(), keys.result("id{s3}"), keys.request("r"),
+    ]  # fmt: skip
+    assert {name[name.index("{") :] for name in names} == {"{s3}"}

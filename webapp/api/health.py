@@ -1,0 +1,96 @@
+"""Health, readiness and metrics: for load balancers, operators and Prometheus."""
+
+from __future__ import annotations
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from redis.exceptions import RedisError
+
+from tasks.fleet import QueueRow, WorkerRow, ready_models, utilisation
+from webapp.call import Answer, Call
+from webapp.errors import ApiError
+from webapp.services import Services
+
+_encode = msgspec.json.Encoder().encode
+_PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def alive(services: Services, call: Call) -> Answer:
+    """`GET /healthz`: this process answers."""
+    return Answer(200, b'{"status":"alive"}', call.request_id)
+
+
+def ready(services: Services, call: Call) -> Answer:
+    """`GET /readyz`: Redis answers, and every model has at least one executor that takes batches."""
+    try:
+        served = ready_models(services.fleet.healthy())
+    except RedisError as error:
+        raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
+    missing = [name for name in services.settings.models if name not in served]
+    if missing:
+        raise ApiError("MODEL_UNAVAILABLE", f"no healthy worker for {', '.join(missing)}")
+    return Answer(200, _encode({"status": "ready", "models": sorted(served)}), call.request_id)
+
+
+def health(services: Services, call: Call) -> Answer:
+    """`GET /internal/health`: 200 while callers are served, 503 when they are not."""
+    try:
+        workers = services.fleet.workers()
+        healthy = services.fleet.healthy_of(workers)
+        queues = services.fleet.queues(services.settings.models)
+        rate = services.metrics.requests_per_second()
+        redis = "up"
+    except RedisError:
+        workers, healthy, queues, rate, redis = [], [], [], 0.0, "down"
+    served = ready_models(healthy)
+    missing = [name for name in services.settings.models if name not in served]
+    if redis == "down" or not served:
+        status = "unhealthy"
+    else:
+        status = "degraded" if missing or len(healthy) < len(workers) else "healthy"
+    body = {
+        "status": status,
+        "gpu_utilization": round(utilisation(healthy), 4),
+        "queue_depth": sum(row.depth for row in queues),
+        "requests_per_second": round(rate, 2),
+        "workers": len(workers),
+        "healthy_workers": len(healthy),
+        "redis": redis,
+        "unavailable_models": missing,
+    }
+    return Answer(503 if status == "unhealthy" else 200, _encode(body), call.request_id)
+
+
+def metrics(services: Services, call: Call) -> Answer:
+    """`GET /metrics`: the sums of every process, and the gauges as they are now."""
+    registry = CollectorRegistry(auto_describe=False)
+    try:
+        families = [*services.metrics.collect(), *_gauges(services)]
+    except RedisError as error:
+        raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
+    registry.register(_Collected(families))
+    return Answer(200, generate_latest(registry), call.request_id, _PROMETHEUS_TEXT)
+
+
+class _Collected:
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+def _gauges(services: Services) -> list[Metric]:
+    queues: list[QueueRow] = services.fleet.queues(services.settings.models)
+    workers: list[WorkerRow] = services.fleet.workers()
+    healthy = services.fleet.healthy_of(workers)
+    depth = GaugeMetricFamily("bunch_queue_depth", "Requests that wait.", labels=("model", "tier"))
+    oldest = GaugeMetricFamily("bunch_queue_oldest_seconds", "Age of the oldest that waits.", labels=("model", "tier"))
+    for row in queues:
+        depth.add_metric((row.model, row.tier), row.depth)
+        oldest.add_metric((row.model, row.tier), row.oldest_ms / 1000)
+    states = GaugeMetricFamily("bunch_workers", "Workers by state.", labels=("state",))
+    states.add_metric(("healthy",), len(healthy))
+    states.add_metric(("unhealthy",), len(workers) - len(healthy))
+    return [depth, oldest, states]

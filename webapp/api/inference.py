@@ -1,0 +1,173 @@
+"""`POST /v1/inference`: one input in, its own output out, on the caller's own connection."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import msgspec
+
+from config.tiers import Tier
+from tasks.errors import BunchError, DeadlineExceeded
+from tasks.messages import NO_PARAMETERS
+from tasks.results import Reply
+from webapp.call import Answer, Call
+from webapp.errors import ApiError
+from webapp.request import (
+    BulkBody,
+    InferenceBody,
+    PredictBody,
+    SimpleBody,
+    as_json,
+    model_name,
+    read_body,
+    tier_of,
+    timeout_s,
+)
+from webapp.services import Services
+from webapp.telemetry import count
+
+_inference = msgspec.json.Decoder(InferenceBody)
+_bulk = msgspec.json.Decoder(BulkBody)
+_predict = msgspec.json.Decoder(PredictBody)
+_simple = msgspec.json.Decoder(SimpleBody)
+_encode = msgspec.json.Encoder().encode
+
+
+def infer(services: Services, call: Call) -> Answer:
+    """Waits for the output, or with `Prefer: respond-async` answers as soon as the queue has the request."""
+    started = perf_counter()
+    settings = services.settings
+    body = read_body(call, _inference)
+    model = model_name(settings, body.model)
+    tier = tier_of(settings, call)
+    limit_s = timeout_s(settings, call, body.timeout_ms)
+    parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
+    prefer = call.header("HTTP_PREFER")
+    if prefer is not None and "respond-async" in prefer:
+        return _respond_async(services, call, model, tier, as_json(body.input), parameters, limit_s)
+    reply = _run(services, call, model, tier, as_json(body.input), parameters, limit_s, started)
+    latency = f"{(perf_counter() - started) * 1000:.3f}"
+    answer = b"".join(
+        (
+            b'{"request_id":"',
+            call.request_id.encode(),
+            b'","task_id":"',
+            reply.task_id.encode(),
+            b'","model":"',
+            model.encode(),
+            b'","output":',
+            reply.result,
+            f',"latency_ms":{latency},"metadata":{{"latency_ms":{latency},'.encode(),
+            bytes(reply.bunch)[1:] if len(reply.bunch) > 2 else b'"cached":false}',
+            b"}",
+        )
+    )
+    return Answer(200, answer, call.request_id)
+
+
+def predict(services: Services, call: Call) -> Answer:
+    """`POST /v1/predict`."""
+    started = perf_counter()
+    body = read_body(call, _predict)
+    model = model_name(services.settings, body.model_id)
+    return _plain(services, call, model, as_json(body.input_data), started)
+
+
+def simple(services: Services, call: Call) -> Answer:
+    """`POST /api/inference`: a string for the default model."""
+    started = perf_counter()
+    body = read_body(call, _simple)
+    return _plain(services, call, model_name(services.settings, None), as_json(body.input), started)
+
+
+def bulk(services: Services, call: Call) -> Answer:
+    """`POST /v1/inference/bulk`: each input is a task of its own, batched with everybody else's; answers in order."""
+    started = perf_counter()
+    settings = services.settings
+    body = read_body(call, _bulk)
+    if len(body.inputs) > settings.max_bulk_items:
+        raise ApiError("INVALID_INPUT", f"inputs: at most {settings.max_bulk_items} in one call")
+    model = model_name(settings, body.model)
+    tier = tier_of(settings, call)
+    limit_s = timeout_s(settings, call, body.timeout_ms)
+    parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
+    client = services.client
+    pendings = [
+        client.submit(model, tier, as_json(each), parameters, timeout_s=limit_s) if limit_s > 0 else None
+        for each in body.inputs
+    ]
+    results = []
+    for pending in pendings:
+        try:
+            if pending is None:
+                raise DeadlineExceeded("no time was given")
+            reply = client.wait(pending)
+        except BunchError as error:
+            count(model, tier, error.code, perf_counter() - started)
+            results.append(_encode({"error": error.code, "message": error.message}))
+        else:
+            count(model, tier, "OK", perf_counter() - started)
+            results.append(b'{"task_id":"' + reply.task_id.encode() + b'","output":' + bytes(reply.result) + b"}")
+    latency = f"{(perf_counter() - started) * 1000:.3f}"
+    answer = (
+        f'{{"request_id":"{call.request_id}","model":"{model}","latency_ms":{latency},"results":['.encode()
+        + b",".join(results)
+        + b"]}"
+    )
+    return Answer(200, answer, call.request_id)
+
+
+def _plain(services: Services, call: Call, model: str, value: bytes, started: float) -> Answer:
+    settings = services.settings
+    tier = tier_of(settings, call)
+    reply = _run(services, call, model, tier, value, NO_PARAMETERS, timeout_s(settings, call, None), started)
+    latency = f"{(perf_counter() - started) * 1000:.3f}"
+    return Answer(
+        200,
+        b'{"request_id":"%b","output":%b,"latency_ms":%b}'
+        % (call.request_id.encode(), bytes(reply.result), latency.encode()),
+        call.request_id,
+    )
+
+
+def _run(
+    services: Services,
+    call: Call,
+    model: str,
+    tier: Tier,
+    value: bytes,
+    parameters: bytes,
+    limit_s: float,
+    started: float,
+) -> Reply:
+    """Submit → wait, counted once whatever the outcome."""
+    client = services.client
+    code = "OK"
+    try:
+        if limit_s <= 0:
+            raise DeadlineExceeded("no time was given")
+        pending = client.submit(model, tier, value, parameters, timeout_s=limit_s, request_id=call.caller_request_id)
+        return client.wait(pending)
+    except BunchError as error:
+        code = error.code
+        raise
+    finally:
+        count(model, tier, code, perf_counter() - started)
+
+
+def _respond_async(
+    services: Services, call: Call, model: str, tier: Tier, value: bytes, parameters: bytes, limit_s: float
+) -> Answer:
+    client = services.client
+    if limit_s <= 0:
+        raise DeadlineExceeded("no time was given")
+    pending = client.submit(
+        model, tier, value, parameters, timeout_s=limit_s, waits=False, request_id=call.caller_request_id
+    )
+    task_id = client.receipt(pending)
+    return Answer(
+        202,
+        _encode({"task_id": task_id, "request_id": call.request_id, "status": "PENDING"}),
+        call.request_id,
+        headers=(("Location", f"/v1/result/{task_id}"), ("Preference-Applied", "respond-async")),
+    )

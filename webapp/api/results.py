@@ -1,0 +1,81 @@
+"""`/v1/result/{task_id}` and `/internal/requests/{id}`: what became of a request."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tasks.client import error_of
+from tasks.results import Reply, decode_details
+from webapp.call import Answer, Call
+from webapp.errors import ApiError
+from webapp.request import milliseconds
+from webapp.services import Services
+
+_encode = msgspec.json.Encoder().encode
+
+# Celery's states in the words of the contract; RETRY and RECEIVED are still to come.
+_STATES = {"SUCCESS": "SUCCESS", "FAILURE": "FAILURE", "REVOKED": "CANCELLED", "STARTED": "STARTED"}
+_LIFE = {"SUCCESS": "completed", "FAILURE": "failed", "CANCELLED": "failed", "STARTED": "processing"}
+
+
+def get_result(services: Services, call: Call, task_id: str) -> Answer:
+    """The state and outcome, after waiting up to `wait_ms` for it to finish."""
+    wait = call.query("wait_ms")
+    wait_s = milliseconds(wait, "wait_ms", "INVALID_INPUT") / 1000 if wait is not None else 0.0
+    reply = services.client.result(task_id, min(wait_s, services.settings.request_timeout_s))
+    if reply is None:
+        raise _unknown(task_id)
+    state = _STATES.get(reply.status, "PENDING")
+    head = b'{"task_id":%b,"status":"%b"' % (_encode(task_id), state.encode())
+    if state == "SUCCESS":
+        return Answer(200, head + b',"output":' + bytes(reply.result) + b"}", call.request_id)
+    if state == "FAILURE":
+        error = error_of(reply)
+        detail = b',"error":%b,"message":%b}' % (_encode(error.code), _encode(error.message))
+        return Answer(200, head + detail, call.request_id)
+    return Answer(200, head + b"}", call.request_id)
+
+
+def cancel_result(services: Services, call: Call, task_id: str) -> Answer:
+    """Takes back what has not started; asking twice is no error."""
+    found = services.client.cancel(task_id)
+    if not found:
+        raise _unknown(task_id)
+    if found in {"PENDING", "REVOKED"}:
+        return Answer(200, b'{"task_id":%b,"status":"CANCELLED"}' % _encode(task_id), call.request_id)
+    if found == "STARTED":
+        raise ApiError("ALREADY_FINISHED", "the request is being computed already and can no longer be taken back")
+    raise ApiError("ALREADY_FINISHED", "the request has finished already")
+
+
+def get_request(services: Services, call: Call, request_id: str) -> Answer:
+    """One request's life by its request id or task id."""
+    task_id = services.client.task_of(request_id)
+    reply = services.client.result(task_id)
+    if reply is None:
+        raise _unknown(request_id)
+    return Answer(200, _encode(_described(request_id, task_id, reply)), call.request_id)
+
+
+def _described(request_id: str, task_id: str, reply: Reply) -> dict[str, object]:
+    state = _STATES.get(reply.status, "PENDING")
+    details = decode_details(reply.bunch)
+    finished = state in {"SUCCESS", "FAILURE", "CANCELLED"}
+    error = error_of(reply) if finished and state != "SUCCESS" else None
+    return {
+        "request_id": request_id,
+        "task_id": task_id,
+        "status": _LIFE.get(state, "queued"),
+        "latency_ms": round(details.queue_ms + details.compute_ms, 3) if finished else None,
+        "queue_ms": details.queue_ms if finished else None,
+        "compute_ms": details.compute_ms if finished else None,
+        "batch_id": details.batch_id or None,
+        "batch_size": details.batch_size or None,
+        "tier": details.tier or None,
+        "attempt": details.attempt,
+        "error": {"error": error.code, "message": error.message} if error else None,
+    }
+
+
+def _unknown(task_id: str) -> ApiError:
+    return ApiError("UNKNOWN_TASK", f"no request {task_id[:64]!r}: never issued, or its result has expired")

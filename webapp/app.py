@@ -1,0 +1,160 @@
+"""The frontend: one Flask app, with a fast lane for the hot routes in front of it.
+
+    environ ─▶ wsgi_app ─┬─ (method, path) in the hot table ─▶ handler ─▶ start_response
+                         └─ Flask: routing, everything else ─▶ handler ─▶ flask.Response
+
+Both lanes call the same handlers: `handler(services, call, **path) -> Answer`. The hot table holds routes that Flask
+has as well, so there is one app and one URL map; Flask's own dispatch costs more than the whole rest of a hot
+request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import flask
+import gevent
+from redis import Redis
+from werkzeug.exceptions import HTTPException
+
+from config.celery import backend_url
+from config.redis import connect
+from config.settings import Settings, load_settings
+from tasks.app import make_app
+from tasks.client import Client
+from tasks.errors import BunchError
+from tasks.fleet import Fleet
+from tasks.metrics import MetricsFlusher, SharedMetrics
+from webapp.api import health, inference, openapi, results
+from webapp.call import STATUS_LINES, Answer, Call
+from webapp.errors import ApiError, bunch_error_answer, error_answer
+from webapp.services import Services
+from webapp.telemetry import flush_forever
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[..., Answer]
+
+HOT: dict[tuple[str, str], Handler] = {
+    ("POST", "/v1/inference"): inference.infer,
+    ("POST", "/v1/predict"): inference.predict,
+    ("POST", "/api/inference"): inference.simple,
+}
+
+ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    *((method, path, handler) for (method, path), handler in HOT.items()),
+    ("POST", "/v1/inference/bulk", inference.bulk),
+    ("GET", "/v1/result/<task_id>", results.get_result),
+    ("DELETE", "/v1/result/<task_id>", results.cancel_result),
+    ("GET", "/internal/requests/<request_id>", results.get_request),
+    ("GET", "/internal/health", health.health),
+    ("GET", "/healthz", health.alive),
+    ("GET", "/readyz", health.ready),
+    ("GET", "/metrics", health.metrics),
+    ("GET", "/openapi.json", openapi.document),
+)
+
+
+class BunchApp(flask.Flask):
+    """Flask, and the fast lane. `services` is set by `create_app`."""
+
+    services: Services
+
+    def start(self) -> None:
+        """Open what this process needs. After the fork and the monkey-patching, before the first request."""
+        self.services.client.start()
+        flusher = MetricsFlusher(self.services.redis)
+        self._flushing = gevent.spawn(flush_forever, flusher)
+
+    def stop(self) -> None:
+        self._flushing.kill()
+        self.services.client.stop()
+
+    def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        handler = HOT.get((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
+        if handler is None:
+            return super().wsgi_app(environ, start_response)
+        answer = answered(handler, self.services, Call(environ))
+        start_response(STATUS_LINES[answer.status], answer.header_list())
+        return (answer.body,)
+
+
+def answered(handler: Handler, services: Services, call: Call, **path: str) -> Answer:
+    """Run a handler; every error becomes an answer in the contract's shape."""
+    try:
+        return handler(services, call, **path)
+    except BunchError as error:
+        return bunch_error_answer(error, call.request_id)
+    except ApiError as error:
+        retry_after_s = 1.0 if error.code in {"BACKEND_UNAVAILABLE", "MODEL_UNAVAILABLE"} else None
+        return error_answer(
+            error.code, error.message, call.request_id, retry_after_s=retry_after_s, headers=error.headers
+        )
+    except Exception:
+        logger.exception("request %s failed", call.request_id)
+        return error_answer("INTERNAL", "an error of ours; the request id finds it in the log", call.request_id)
+
+
+def create_app(services: Services) -> BunchApp:
+    """The WSGI application over `services`; `start` it in the process that serves."""
+    app = BunchApp("webapp", static_folder=None)
+    app.services = services
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+    for method, path, handler in ROUTES:
+        endpoint = f"{method} {path}"
+        app.add_url_rule(path, endpoint, _view(services, handler), methods=[method], strict_slashes=True)
+    app.register_error_handler(HTTPException, _http_error)
+    return app
+
+
+def _view(services: Services, handler: Handler) -> Callable[..., flask.Response]:
+    def view(**path: str) -> flask.Response:
+        return _response(answered(handler, services, Call(flask.request.environ), **path))
+
+    return view
+
+
+def _response(answer: Answer) -> flask.Response:
+    return flask.Response(answer.body, answer.status, answer.header_list())
+
+
+def _http_error(error: HTTPException) -> flask.Response:
+    """Flask's own refusals: an unknown path, a method that a path does not have."""
+    call = Call(flask.request.environ)
+    if error.code == 405:
+        allowed = ", ".join(sorted(getattr(error, "valid_methods", None) or ()))
+        message = f"{flask.request.method} is not allowed here; use {allowed}"
+        return _response(error_answer("METHOD_NOT_ALLOWED", message, call.request_id, headers=(("Allow", allowed),)))
+    if error.code == 404:
+        return _response(error_answer("NOT_FOUND", "there is nothing at this path; see /openapi.json", call.request_id))
+    return _response(error_answer("INVALID_INPUT", error.description or str(error), call.request_id))
+
+
+def make_services(settings: Settings, redis: Redis | None = None) -> Services:
+    """The objects of one frontend process. Nothing is started yet."""
+    redis = redis or connect(settings.redis_url)
+    return Services(
+        settings=settings,
+        redis=redis,
+        client=Client(settings, redis),
+        fleet=Fleet(redis, lease_ttl_s=settings.lease_ttl_s),
+        metrics=SharedMetrics(redis),
+    )
+
+
+def make_celery(services: Services) -> Any:
+    """A Celery app for this process whose `AsyncResult.get` waits through the router."""
+    backend = backend_url(services.settings.redis_url, "tasks.backend:BunchBackend")
+    app = make_app(services.settings, result_backend=backend)
+    app.bunch_client = services.client
+    return app
+
+
+def __getattr__(name: str) -> BunchApp:
+    """`webapp.app:application`, made when gunicorn asks for it; `config/gunicorn.py` starts it in each worker."""
+    if name == "application":
+        app = globals()["application"] = create_app(make_services(load_settings()))
+        return app
+    raise AttributeError(name)

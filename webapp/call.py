@@ -1,0 +1,78 @@
+"""A request and an answer, as every protocol of the API sees them: no Flask in here, so that the fast lane and the
+Flask views can run the very same code.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs
+
+from tasks.client import new_id
+
+JSON = "application/json"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+STATUS_LINES: dict[int, str] = {
+    200: "200 OK",
+    202: "202 Accepted",
+    400: "400 Bad Request",
+    404: "404 Not Found",
+    405: "405 Method Not Allowed",
+    409: "409 Conflict",
+    413: "413 Content Too Large",
+    415: "415 Unsupported Media Type",
+    422: "422 Unprocessable Content",
+    429: "429 Too Many Requests",
+    500: "500 Internal Server Error",
+    503: "503 Service Unavailable",
+    504: "504 Gateway Timeout",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`headers` are those beside Content-Type, Content-Length and X-Request-Id."""
+
+    status: int
+    body: bytes
+    request_id: str
+    content_type: str = JSON
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def header_list(self) -> list[tuple[str, str]]:
+        return [
+            ("Content-Type", self.content_type),
+            ("Content-Length", str(len(self.body))),
+            ("X-Request-Id", self.request_id),
+            *self.headers,
+        ]
+
+
+class Call:
+    """One HTTP request over its WSGI environment."""
+
+    __slots__ = ("_environ", "caller_request_id", "request_id")
+
+    def __init__(self, environ: dict[str, Any]) -> None:
+        self._environ = environ
+        given = environ.get("HTTP_X_REQUEST_ID")
+        # An id that could not be quoted safely in a log line or a header is replaced, not refused.
+        self.caller_request_id = given if given and _REQUEST_ID.fullmatch(given) else ""
+        self.request_id = self.caller_request_id or new_id()
+
+    def header(self, name: str) -> str | None:
+        """By its WSGI name, such as `HTTP_X_TIMEOUT_MS`."""
+        value: str | None = self._environ.get(name)
+        return value
+
+    def body(self) -> bytes:
+        length = self._environ.get("CONTENT_LENGTH")
+        stream = self._environ["wsgi.input"]
+        body: bytes = stream.read(int(length)) if length else stream.read()
+        return body
+
+    def query(self, name: str) -> str | None:
+        values = parse_qs(self._environ.get("QUERY_STRING", ""), keep_blank_values=True).get(name)
+        return values[-1] if values else None

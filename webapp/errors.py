@@ -1,0 +1,65 @@
+"""Errors as HTTP shows them: one shape, one table from code to status.
+
+{"error": CODE, "message": text a person can act on, "request_id": …, "retry_after_ms"?: N}
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from tasks.errors import BunchError
+from webapp.call import JSON, Answer
+
+STATUS_OF: dict[str, int] = {
+    "INVALID_JSON": 400,
+    "INVALID_INPUT": 400,
+    "INVALID_HEADER": 400,
+    "UNKNOWN_MODEL": 404,
+    "UNKNOWN_TASK": 404,
+    "NOT_FOUND": 404,
+    "METHOD_NOT_ALLOWED": 405,
+    "ALREADY_FINISHED": 409,
+    "CANCELLED": 409,
+    "PAYLOAD_TOO_LARGE": 413,
+    "UNSUPPORTED_MEDIA_TYPE": 415,
+    "INPUT_REJECTED": 422,
+    "INFERENCE_FAILED": 500,
+    "INTERNAL": 500,
+    "SERVICE_OVERLOADED": 503,
+    "MODEL_UNAVAILABLE": 503,
+    "BACKEND_UNAVAILABLE": 503,
+    "SHUTTING_DOWN": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+
+
+class ApiError(Exception):
+    """A refusal by the frontend itself."""
+
+    def __init__(self, code: str, message: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(code, message, headers)
+        self.code = code
+        self.message = message
+        self.headers = headers
+
+
+def error_answer(
+    code: str,
+    message: str,
+    request_id: str,
+    *,
+    retry_after_s: float | None = None,
+    headers: tuple[tuple[str, str], ...] = (),
+) -> Answer:
+    body: dict[str, object] = {"error": code, "message": message, "request_id": request_id}
+    extra = list(headers)
+    if retry_after_s is not None:
+        body["retry_after_ms"] = math.ceil(retry_after_s * 1000)
+        extra.append(("Retry-After", str(max(1, math.ceil(retry_after_s)))))
+    return Answer(STATUS_OF[code], msgspec.json.encode(body), request_id, JSON, tuple(extra))
+
+
+def bunch_error_answer(error: BunchError, request_id: str) -> Answer:
+    return error_answer(error.code, error.message, request_id, retry_after_s=error.retry_after_s)

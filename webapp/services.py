@@ -1,0 +1,21 @@
+"""What the handlers of one frontend process work with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redis import Redis
+
+from config.settings import Settings
+from tasks.client import Client
+from tasks.fleet import Fleet
+from tasks.metrics import SharedMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    settings: Settings
+    redis: Redis
+    client: Client
+    fleet: Fleet
+    metrics: SharedMetrics

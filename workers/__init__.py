@@ -1,0 +1,1 @@
+"""The worker process: composition root, executors (one child process per GPU), heartbeats, models."""

@@ -1,0 +1,39 @@
+"""The composition root of the batching worker: `celery -A workers.app worker --pool threads`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+
+from batching.step import BatchingStep
+from config.celery import model_queues
+from config.keys import TASK_NAME
+from config.settings import Settings, load_settings
+from tasks.app import make_app
+from workers.runner import WorkerRunner
+
+
+def make_worker_app(settings: Settings) -> Celery:
+    """A Celery app whose workers claim batches of every model in `settings`."""
+    app = make_app(settings)
+    app.conf.task_queues = model_queues(settings)
+    app.steps["consumer"].add(BatchingStep)
+    app.bunch_runner = WorkerRunner(settings)
+    app.task(name=TASK_NAME, ignore_result=False)(_never_called)
+    return app
+
+
+def _never_called(input: Any, parameters: dict[str, Any] | None = None) -> Any:
+    """`bunch.infer`, registered so that `inspect registered` and Flower name it.
+
+    The bootstep claims its messages before any pool sees them; a worker without the bootstep has no model to ask.
+    """
+    raise RuntimeError("bunch.infer runs in batches; start the worker with `manage.py worker`")
+
+
+def __getattr__(name: str) -> Celery:
+    if name in {"app", "celery"}:
+        app = globals()["app"] = make_worker_app(load_settings())
+        return app
+    raise AttributeError(name)

@@ -1,0 +1,172 @@
+"""Everything that one batching worker runs: an executor and a claim loop per GPU, and the heartbeat.
+
+WorkerRunner ──┬─ minilm/0:  ProcessExecutor ◀─▶ ClaimLoop
+               ├─ minilm/1:  ProcessExecutor ◀─▶ ClaimLoop
+               ├─ echo/0:    …
+               └─ heartbeat: beats, tells what runs, gives back what dead workers held, flushes metrics
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+from celery.worker import state as worker_state
+from redis import Redis
+from redis.exceptions import RedisError
+
+from batching.loop import ClaimLoop
+from batching.policy import FixedWindow, Policy, WhenIdle
+from batching.registry import WorkerRegistry
+from batching.store import RedisBatchStore
+from config.redis import connect
+from config.settings import ModelSettings, Settings
+from tasks.fleet import ExecutorRow, WorkerRow
+from tasks.metrics import BUSY_SECONDS, MetricsFlusher
+from tasks.results import CeleryCodec
+from workers.executor import ProcessExecutor
+from workers.telemetry import WorkerTelemetry
+
+logger = logging.getLogger(__name__)
+
+BEAT_EVERY_S = 1.0
+# Two threads a loop hand work to each other across Redis and a pipe; at CPython's default of 5 ms, whichever waits for
+# the interpreter would wait longer than a whole batch takes.
+SWITCH_INTERVAL_S = 0.0005
+
+
+def make_policy(model: ModelSettings) -> Policy:
+    if model.policy == "fixed":
+        return FixedWindow(model.max_batch_size, model.max_wait_s)
+    return WhenIdle(model.max_batch_size)
+
+
+class WorkerRunner:
+    """`batching.step.BatchRunner`: built with the Celery app, started by the bootstep."""
+
+    def __init__(self, settings: Settings, redis: Redis | None = None) -> None:
+        self._settings = settings
+        self._redis = redis or connect(settings.redis_url)
+        self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.consumer: Any = None
+        self._started_at = time.time()
+        self._state = "running"
+        self._stop = threading.Event()
+        self._registry = WorkerRegistry(self._redis, settings.lease_ttl_s)
+        self._flusher = MetricsFlusher(self._redis)
+        store = RedisBatchStore(self._redis, self.worker_id)
+        codec = CeleryCodec(settings.result_ttl_ms)
+        telemetry = WorkerTelemetry(self._dispatcher)
+        self._executors: list[tuple[ModelSettings, ProcessExecutor]] = [
+            (model, ProcessExecutor(model, index))
+            for model in settings.models.values()
+            for index in range(model.instances)
+        ]
+        self._loops = [
+            ClaimLoop(
+                model,
+                executor,
+                store,
+                make_policy(model),
+                codec,
+                telemetry,
+                batch_prefix=f"{self.worker_id}-{n}",
+                is_revoked=worker_state.revoked.__contains__,
+            )
+            for n, (model, executor) in enumerate(self._executors)
+        ]
+        self._busy: dict[str, tuple[float, float]] = {}
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        for _, executor in self._executors:
+            executor.start()
+        for loop in self._loops:
+            loop.start()
+        self._heart.start()
+
+    def stop_claiming(self) -> None:
+        self._state = "stopping"
+        for loop in self._loops:
+            loop.stop_claiming()
+
+    def stop(self) -> None:
+        """Answer what is in the executors, give back the rest, leave the register. Safe to call twice."""
+        if self._stop.is_set():
+            return
+        self.stop_claiming()
+        deadline = time.monotonic() + self._settings.graceful_timeout_s
+        grace_s = max(0.5, deadline - time.monotonic())
+        _in_parallel([partial(loop.stop, grace_s) for loop in self._loops])
+        _in_parallel([partial(executor.stop, 1.0) for _, executor in self._executors])
+        self._stop.set()
+        self._heart.join(timeout=2 * BEAT_EVERY_S)
+        try:
+            self._flusher.flush()
+            self._registry.strike(self.worker_id)
+        except RedisError as error:
+            logger.warning("left without saying so: %s", error)
+
+    def info(self) -> dict[str, Any]:
+        row = msgspec.to_builtins(self._describe())
+        return {**row, "in_hand": sum(loop.in_hand for loop in self._loops)}
+
+    def _dispatcher(self) -> Any:
+        return getattr(self.consumer, "event_dispatcher", None)
+
+    def _beat(self) -> None:
+        delay_s = 0.0
+        while not self._stop.wait(delay_s):
+            delay_s = BEAT_EVERY_S
+            try:
+                overdue = self._registry.beat(self.worker_id, msgspec.json.encode(self._describe(measure=True)))
+                for dead in overdue:
+                    self._registry.reclaim(dead)
+                self._flusher.flush()
+            except RedisError as error:
+                logger.warning("heartbeat: %s", error)
+            except Exception:
+                logger.exception("heartbeat")
+
+    def _describe(self, *, measure: bool = False) -> WorkerRow:
+        rows = tuple(
+            ExecutorRow(
+                model.name,
+                executor.name,
+                executor.state.value,
+                executor.error,
+                self._busy_fraction(model, executor) if measure else 0.0,
+                executor.batches,
+                executor.restarts,
+                executor.pid,
+            )
+            for model, executor in self._executors
+        )
+        return WorkerRow(self.worker_id, socket.gethostname(), os.getpid(), self._started_at, rows, self._state)
+
+    def _busy_fraction(self, model: ModelSettings, executor: ProcessExecutor) -> float:
+        now, busy = time.monotonic(), executor.busy_s
+        then, before = self._busy.get(executor.name, (now, busy))
+        self._busy[executor.name] = (now, busy)
+        spent = max(0.0, busy - before)
+        if spent:
+            BUSY_SECONDS.labels(model.name, executor.name).inc(spent)
+        return min(1.0, spent / (now - then)) if now > then else 0.0
+
+
+def _in_parallel(calls: list[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

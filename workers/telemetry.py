@@ -1,0 +1,214 @@
+"""What the claim loops report, turned into metrics, Celery's own worker state, and Celery events.
+
+Celery's state first: without it `inspect active`, the soft shutdown and the heartbeat's `active` see an idle worker.
+Events are for Flower and cost most, so they go out only when somebody asked for them, for a bounded number of
+requests a second: a request is shown whole, from received to its end, or not at all; failures always, as far as the
+bound allows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from celery.worker import state as worker_state
+
+from batching.ports import BatchInfo
+from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
+from config.keys import TASK_NAME, Shard
+from tasks import metrics
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_BYTES = 256
+
+
+class ActiveRequest:
+    """What `inspect active` needs of a request that is being computed; `celery.worker.state` holds it weakly."""
+
+    __slots__ = ("__weakref__", "_batch", "_request", "acknowledged", "id", "name", "time_start")
+
+    def __init__(self, request: Request, batch: BatchInfo, now: float) -> None:
+        self.id = request.id
+        self.name = TASK_NAME
+        self.time_start = now
+        self.acknowledged = False
+        self._request = request
+        self._batch = batch
+
+    def info(self, safe: bool = False) -> dict[str, Any]:
+        queue = Shard().queue(self._batch.model, self._request.tier)
+        return {
+            "id": self.id,
+            "name": self.name,
+            "args": _shown(self._request.input),
+            "kwargs": {},
+            "type": self.name,
+            "time_start": self.time_start,
+            "acknowledged": self.acknowledged,
+            "delivery_info": {"exchange": "", "routing_key": queue, "redelivered": self._request.attempt > 1},
+            "worker_pid": None,
+            "batch_id": self._batch.batch_id,
+        }
+
+
+class EventSampler:
+    """A token bucket in requests per second; a request that gets no token stays invisible to its end."""
+
+    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = per_second
+        self._tokens = per_second
+        self._clock = clock
+        self._at = clock()
+
+    def take(self, wanted: int) -> int:
+        now = self._clock()
+        self._tokens = min(self._rate, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        granted = min(wanted, int(self._tokens))
+        self._tokens -= granted
+        return granted
+
+
+class WorkerTelemetry:
+    """`batching.ports.Observer` of every claim loop of one worker."""
+
+    def __init__(self, dispatcher: Callable[[], Any], events_per_second: float = 100.0) -> None:
+        self._dispatcher = dispatcher
+        self._sampler = EventSampler(events_per_second)
+        self._active: dict[str, list[ActiveRequest]] = {}
+        self._shown: dict[str, frozenset[str]] = {}
+        self._children: dict[tuple[Any, ...], Any] = {}
+
+    def claimed(self, requests: Sequence[Request], batch: BatchInfo) -> None:
+        now = time.time()
+        active = [ActiveRequest(each, batch, now) for each in requests]
+        self._active[batch.batch_id] = active
+        worker_state.active_requests.update(active)
+        self._count_claim(requests, batch)
+        try:
+            self._show_claim(requests, batch)
+        except Exception as error:  # noqa: BLE001 - kombu raises whatever its transport does; a batch must not fail for it
+            logger.debug("events not sent: %s", error)
+
+    def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
+        active = self._active.pop(batch.batch_id, ())
+        worker_state.active_requests.difference_update(active)
+        if active:
+            worker_state.total_count[TASK_NAME] += len(active)
+        model = batch.model
+        if batch.compute_s:
+            self._child(metrics.COMPUTE_SECONDS, model).observe(batch.compute_s)
+        for request, outcome in settled:
+            if isinstance(outcome, Expired):
+                self._child(metrics.EXPIRED, model, request.tier.value).inc()
+            elif isinstance(outcome, Cancelled):
+                self._child(metrics.CANCELLED, model).inc()
+        try:
+            self._show_end(settled, batch)
+        except Exception as error:  # noqa: BLE001 - kombu raises whatever its transport does; a batch must not fail for it
+            logger.debug("events not sent: %s", error)
+
+    def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
+        worker_state.active_requests.difference_update(self._active.pop(batch.batch_id, ()))
+        self._shown.pop(batch.batch_id, None)
+        self._child(metrics.RETRIES, batch.model, "executor_lost").inc(len(requests))
+
+    def _child(self, metric: Any, *labels: str) -> Any:
+        """`labels()` takes a lock and builds strings at each call; the children are few and never go away."""
+        child = self._children.get((metric, *labels))
+        if child is None:
+            child = self._children[metric, *labels] = metric.labels(*labels)
+        return child
+
+    def _count_claim(self, requests: Sequence[Request], batch: BatchInfo) -> None:
+        model = batch.model
+        self._child(metrics.BATCH_SIZE, model).observe(batch.size)
+        self._child(metrics.BATCHES, model, batch.reason.value).inc()
+        oldest = batch.claimed_ms
+        redelivered = 0
+        for request in requests:
+            if request.enqueued_ms:
+                oldest = min(oldest, request.enqueued_ms)
+                waited_s = max(0, batch.claimed_ms - request.enqueued_ms) / 1000
+                self._child(metrics.QUEUE_SECONDS, model, request.tier.value).observe(waited_s)
+            redelivered += request.attempt > 1
+        self._child(metrics.BATCH_FILL_SECONDS, model).observe((batch.claimed_ms - oldest) / 1000)
+        if redelivered:
+            self._child(metrics.REDELIVERED, model).inc(redelivered)
+
+    def _listening(self) -> Any:
+        """The event dispatcher, when somebody wants task events; a new object after each reconnect."""
+        dispatcher = self._dispatcher()
+        if dispatcher is None or not dispatcher.enabled:
+            return None
+        return dispatcher if not dispatcher.groups or "task" in dispatcher.groups else None
+
+    def _show_claim(self, requests: Sequence[Request], batch: BatchInfo) -> None:
+        dispatcher = self._listening()
+        if dispatcher is None:
+            return
+        shown = requests[: self._sampler.take(len(requests))]
+        if not shown:
+            return
+        self._shown[batch.batch_id] = frozenset(each.id for each in shown)
+        for request in shown:
+            _received(dispatcher, request, batch)
+            dispatcher.send("task-started", uuid=request.id)
+        dispatcher.flush(errors=False)
+
+    def _show_end(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
+        shown = self._shown.pop(batch.batch_id, frozenset())
+        dispatcher = self._listening()
+        if dispatcher is None:
+            return
+        for request, outcome in settled:
+            visible = request.id in shown
+            if not visible and not isinstance(outcome, Ok) and self._sampler.take(1):
+                _received(dispatcher, request, batch)
+                visible = True
+            if visible:
+                _ended(dispatcher, request, outcome, batch)
+        dispatcher.flush(errors=False)
+
+
+def _received(dispatcher: Any, request: Request, batch: BatchInfo) -> None:
+    dispatcher.send(
+        "task-received",
+        uuid=request.id,
+        name=TASK_NAME,
+        args=f"({_shown(request.input)},)",
+        kwargs=_shown(request.parameters),
+        root_id=request.id,
+        parent_id=None,
+        retries=request.attempt - 1,
+        eta=None,
+        expires=None,
+        queue=Shard().queue(batch.model, request.tier),
+        batch_id=batch.batch_id,
+    )
+
+
+def _ended(dispatcher: Any, request: Request, outcome: Outcome, batch: BatchInfo) -> None:
+    match outcome:
+        case Ok():
+            dispatcher.send("task-succeeded", uuid=request.id, result=_shown(outcome.output), runtime=batch.compute_s)
+        case Cancelled():
+            dispatcher.send("task-revoked", uuid=request.id, terminated=False, signum=None, expired=False)
+        case Expired():
+            dispatcher.send("task-revoked", uuid=request.id, terminated=False, signum=None, expired=True)
+        case Rejected() | Failed():
+            traceback = outcome.traceback if isinstance(outcome, Failed) else None
+            dispatcher.send(
+                "task-failed",
+                uuid=request.id,
+                exception=f"{outcome.exc_type}({outcome.message[:_SHOWN_BYTES]!r})",
+                traceback=(traceback or "")[-1000:],
+            )
+
+
+def _shown(raw: bytes) -> str:
+    text = raw[:_SHOWN_BYTES].decode(errors="ignore")
+    return text + "…" if len(raw) > _SHOWN_BYTES else text
