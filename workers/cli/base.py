@@ -1,0 +1,118 @@
+"""What every command shares: errors in one line, tables or JSON, and where the running stack is."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+import msgspec
+from redis import Redis
+from rich.console import Console
+from rich.table import Table
+
+from config.errors import SettingsError
+from config.redis import connect
+from config.settings import Settings, load_settings
+from workers.supervisor import state
+from workers.supervisor.errors import NotRunning
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+config_option = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The models and settings to use instead of bunch.toml.",
+)
+
+
+class OneLineErrors(click.Group):
+    """Shows an error as one line and exits 1; `--debug` shows where it came from as well."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            raise click.ClickException(describe(error)) from error
+
+
+def describe(error: Exception) -> str:
+    """An error for a person; our own say what to do, others are named."""
+    if isinstance(error, SettingsError):
+        return "the settings are not right:\n" + "\n".join(f"  {problem}" for problem in error.problems)
+    text = " ".join(str(error).split()) or "no further words"
+    known = type(error).__module__.split(".")[0] in {"batching", "config", "tasks", "workers"}
+    return text if known else f"{type(error).__name__}: {text}"
+
+
+def settings_for(config_file: Path | None) -> Settings:
+    return load_settings(config_file=str(config_file) if config_file else None)
+
+
+def locate(config_file: Path | None) -> Settings:
+    """Settings whose `redis_url` leads to the stack: as configured, or the embedded server of a running `up`.
+
+    Raises:
+        NotRunning: when neither is there.
+    """
+    settings = settings_for(config_file)
+    if settings.redis_url:
+        return settings
+    running = state.read(Path(settings.state_dir))
+    if running is None or running.redis_url is None:
+        raise NotRunning(
+            f"nothing runs in {settings.state_dir}: start it with `manage.py up`, or say where it is: "
+            "BUNCH_REDIS_URL=redis://…"
+        )
+    return msgspec.structs.replace(settings, redis_url=running.redis_url)
+
+
+def redis_of(settings: Settings) -> Redis:
+    return connect(settings.redis_url)
+
+
+def print_json(value: Any) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def print_table(rows: Sequence[Any], columns: Iterable[tuple[str, Callable[[Any], object]]], empty: str) -> None:
+    """`rows` for people; `columns` are heading and value, right-aligned where the value is a number."""
+    console = Console()
+    if not rows:
+        console.print(empty)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    cells = []
+    for heading, value in columns:
+        column = [value(row) for row in rows]
+        number = all(isinstance(cell, int | float) for cell in column)
+        table.add_column(heading, justify="right" if number else "left", overflow="fold")
+        cells.append([_text(cell) for cell in column])
+    for row in zip(*cells, strict=True):
+        table.add_row(*row)
+    console.print(table)
+
+
+def fail() -> None:
+    """What was asked about is bad; it has been said why."""
+    sys.exit(1)
+
+
+def without_password(url: str) -> str:
+    """A Redis URL as it may be shown."""
+    password = urlsplit(url).password
+    return url.replace(f":{password}@", ":…@", 1) if password else url
+
+
+def _text(cell: object) -> str:
+    if isinstance(cell, float):
+        return f"{cell:,.1f}"
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)

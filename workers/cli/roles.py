@@ -1,0 +1,54 @@
+"""One role in the foreground. The process becomes the role: signals and exit status are the role's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from config.settings import Settings
+from workers.cli.base import config_option, locate
+from workers.supervisor import roles
+from workers.supervisor.stack import role_environment
+
+
+@click.command()
+@config_option
+def web(config_file: Path | None) -> None:
+    """The HTTP frontend."""
+    _become(roles.web(), locate(config_file))
+
+
+@click.command()
+@config_option
+@click.option("--name", default="worker", show_default=True, help="Node name; each worker of a host needs its own.")
+def worker(config_file: Path | None, name: str) -> None:
+    """A worker that runs every model of the configuration."""
+    settings = locate(config_file)
+    _become(roles.worker(settings, name), settings)
+
+
+@click.command()
+@config_option
+@click.option("--name", default="ops", show_default=True, help="Node name.")
+def ops(config_file: Path | None, name: str) -> None:
+    """A plain Celery worker for the tasks that keep the house in order."""
+    settings = locate(config_file)
+    _become(roles.ops(settings, name), settings)
+
+
+@click.command()
+@config_option
+def flower(config_file: Path | None) -> None:
+    """Flower, the live page on workers, queues and tasks."""
+    settings = locate(config_file)
+    _become(roles.flower(settings), settings)
+
+
+def _become(command: tuple[str, ...], settings: Settings) -> None:
+    absolute = msgspec.structs.replace(settings, state_dir=str(Path(settings.state_dir).resolve()))
+    sys.stdout.flush()
+    os.execve(command[0], command, role_environment(absolute))  # noqa: S606

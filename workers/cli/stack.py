@@ -1,0 +1,108 @@
+"""`up` and `status`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+import msgspec
+import psutil
+from rich.console import Console
+
+from workers.cli.base import (
+    config_option,
+    fail,
+    json_option,
+    print_json,
+    print_table,
+    settings_for,
+    without_password,
+)
+from workers.supervisor import state
+from workers.supervisor.run import run
+from workers.supervisor.screen import Screen
+from workers.supervisor.stack import Options, Stack
+
+
+@click.command()
+@config_option
+@click.option("--port", type=click.IntRange(0, 65535), help="HTTP port; 0 takes a free one.  [default: 8000]")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Worker processes.")
+@click.option("--web-workers", type=click.IntRange(min=1), help="Frontend processes.  [default: 2]")
+@click.option("--no-flower", is_flag=True, help="Leave Flower out.")
+def up(config_file: Path | None, port: int | None, workers: int, web_workers: int | None, no_flower: bool) -> None:
+    """The whole stack in the foreground, until Ctrl-C.
+
+    Starts an embedded Valkey unless BUNCH_REDIS_URL names a server; then workers, ops worker, frontend and
+    Flower. What dies is started again. Ctrl-C drains and stops everything; once more kills.
+    """
+    settings = settings_for(config_file)
+    given = {"http_port": port, "web_workers": web_workers}
+    settings = msgspec.structs.replace(settings, **{k: v for k, v in given.items() if v is not None})
+    screen = Screen(Console())
+    with state.UpLock(Path(settings.state_dir)):
+        stack = Stack(settings, Options(workers=workers, flower=not no_flower))
+        run(stack, screen, started=lambda stack: _say_ready(stack, screen))
+    screen.line("stopped")
+
+
+@click.command()
+@json_option
+def status(as_json: bool) -> None:
+    """What `up` started: roles, pids, states, uptimes. Exit 1 when something is not running."""
+    state_dir = Path(settings_for(None).state_dir)
+    now = state.read(state_dir)
+    shown = now or state.UpState()
+    if as_json:
+        print_json(shown)
+    else:
+        print_table(
+            shown.processes,
+            [
+                ("role", lambda row: row.role),
+                ("name", lambda row: row.name),
+                ("pid", lambda row: str(row.pid or "–")),
+                ("state", lambda row: row.state),
+                ("uptime", lambda row: _uptime(row.pid)),
+                ("restarts", lambda row: row.restarts),
+            ],
+            empty=f"nothing runs in {state_dir}; start it with `manage.py up`",
+        )
+        for name, url in (("http", shown.url), ("flower", shown.flower_url), ("redis", shown.redis_url)):
+            if url:
+                click.echo(f"{name:7} {without_password(url)}")
+    if not shown.processes or any(row.state != "running" for row in shown.processes):
+        fail()
+
+
+def _say_ready(stack: Stack, screen: Screen) -> None:
+    settings = stack.settings
+    screen.line()
+    screen.line(f"http    {stack.url}")
+    if stack.flower_url:
+        screen.line(f"flower  {stack.flower_url}")
+    redis_url = stack.valkey.tcp_url if stack.valkey else settings.redis_url
+    screen.line(f"redis   {without_password(redis_url)}")
+    screen.line(f"logs    {stack.state_dir / 'log'}")
+    screen.line("try     " + curl_line(stack.url, settings.default_model))
+    screen.line()
+    screen.line("ready")
+
+
+def curl_line(url: str, model: str) -> str:
+    body = json.dumps({"model": model, "input": "A bunch of celery"})
+    return f"curl {url}/v1/inference -H 'Content-Type: application/json' -d '{body}'"
+
+
+def _uptime(pid: int | None) -> str:
+    try:
+        seconds = time.time() - psutil.Process(pid).create_time() if pid else None
+    except psutil.Error:
+        seconds = None
+    if seconds is None:
+        return "–"
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -1,0 +1,49 @@
+"""Outlives the supervisor and kills the process groups that it would leave behind.
+
+    python -I -S guardian.py  <  lines of "+PGID SIGNAL" (a group has started) and "-PGID" (it is gone)
+
+End of input means that the supervisor is gone. After a clean stop every group was taken back, and there is
+nothing to do. After a `kill -9` the groups left get SIGKILL, except those that asked for a gentler signal
+(Valkey, which then writes its log to disk) and have `GRACE_S` for it. Runs by path in a bare interpreter;
+imports nothing of Bunch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+GRACE_S = 5.0
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    groups: dict[int, int] = {}
+    for line in sys.stdin.buffer:
+        group, _, gentle = line[1:].partition(b" ")
+        if line.startswith(b"+"):
+            groups[int(group)] = int(gentle)
+        else:
+            groups.pop(int(group), None)
+    for pgid, last_signal in groups.items():
+        _signal(pgid, last_signal)
+    deadline = time.monotonic() + GRACE_S
+    while any(_signal(pgid, 0) for pgid in groups) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pgid in groups:
+        _signal(pgid, signal.SIGKILL)
+
+
+def _signal(group: int, number: int) -> bool:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    main()

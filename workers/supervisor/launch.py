@@ -1,0 +1,40 @@
+"""The first thing a child process runs: ties its life to the supervisor's, then becomes the real program.
+
+    python -I -S launch.py FD PARENT_PID STOP_SIGNAL COMMAND…
+
+Runs by path in a bare interpreter, so it imports nothing of Bunch. Announcing the process group to the
+guardian here, before the real program runs and with the pipe still open, leaves no moment in which a `kill
+-9` of the supervisor would lose track of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> None:
+    guardian_fd, parent_pid, stop_signal, *command = arguments
+    with contextlib.suppress(BrokenPipeError):  # a guardian that was killed is told by the supervisor
+        os.write(int(guardian_fd), f"+{os.getpid()} {stop_signal}\n".encode())
+    os.close(int(guardian_fd))
+    if sys.platform == "linux":
+        # The kernel's own notice, in case the guardian was killed as well. It is sent when the thread that
+        # forked us ends, hence the supervisor starts children from its main thread only.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != int(parent_pid):
+            sys.exit("the supervisor was gone before this process started")
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
+    try:
+        os.execvp(command[0], command)  # noqa: S606
+    except OSError as error:
+        sys.exit(f"cannot run {command[0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

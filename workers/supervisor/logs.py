@@ -1,0 +1,79 @@
+"""The children's log files: followed for what a person should see, and kept from growing without end.
+
+Children write to their files themselves, never through the supervisor: a terminal stopped with Ctrl-S, or a
+slow supervisor, must not block a worker's log call.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+MAX_BYTES = 64 * 1024 * 1024
+_READ_BYTES = 256 * 1024
+
+# What opens a record: Celery and gunicorn "[2026-…", Flower "[W 26…", JSON, a date, Valkey "9:M 01 Jan".
+_RECORD = re.compile(r"\[|\{|\d{4}-\d\d-\d\d|\d+:[A-Z] ")
+_ALARM = re.compile(
+    r"(?:^|[\s\[:])(?:WARNING|ERROR|CRITICAL)(?:[\s\]/:]|$)"
+    r'|"level(?:name)?": ?"(?:warning|error|critical)"'
+    r"|^\[[WEC] \d"
+    r"|^\d+:[A-Z] \d\d \w{3} \d{4} [\d:.]+ # "
+    r"|^Traceback \(most recent call last\)",
+    re.IGNORECASE,
+)
+
+
+def rotate(path: Path) -> None:
+    """Keep the file of the run before as `<name>.1`, and begin an empty one."""
+    if path.exists():
+        path.replace(path.with_name(path.name + ".1"))
+
+
+class LogTail:
+    """Follows one file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._rest = b""
+        self._alarmed = False
+
+    def alarms(self) -> list[str]:
+        """New lines at warning and above, each with the lines that belong to its record (a traceback)."""
+        return [line for line in self._new_lines() if self._is_alarm(line)]
+
+    def last(self, count: int) -> list[str]:
+        """The newest lines, whether they were seen or not."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(max(0, self.path.stat().st_size - _READ_BYTES))
+            return file.read().decode("utf-8", "replace").splitlines()[-count:]
+
+    def _is_alarm(self, line: str) -> bool:
+        if _ALARM.search(line):
+            self._alarmed = True
+        elif _RECORD.match(line):
+            self._alarmed = False
+        return self._alarmed
+
+    def _new_lines(self) -> list[str]:
+        if not self.path.exists():
+            return []
+        if self.path.stat().st_size > MAX_BYTES:
+            self._start_over()
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read(_READ_BYTES)
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode("utf-8", "replace") for line in lines]
+
+    def _start_over(self) -> None:
+        # The child keeps its descriptor, opened for appending, so the file can be cut under it.
+        shutil.copyfile(self.path, self.path.with_name(self.path.name + ".1"))
+        with self.path.open("rb+") as file:
+            file.truncate(0)
+        self._offset, self._rest = 0, b""

@@ -1,0 +1,59 @@
+"""The command line of each role, the same in `up`, in the foreground and in a container."""
+
+from __future__ import annotations
+
+import sys
+
+from config.environ import ROOT
+from config.settings import Settings, is_loopback
+
+_PYTHON = sys.executable
+
+
+def worker(settings: Settings, name: str) -> tuple[str, ...]:
+    """One thread is enough for Celery's own tasks; batches run in the executors."""
+    return _celery("workers.app", "worker", name, settings, "--pool=threads", "--concurrency=1")
+
+
+def ops(settings: Settings, name: str = "ops") -> tuple[str, ...]:
+    return _celery("tasks.app", "worker", name, settings, "--queues=bunch.ops", "--pool=threads", "--concurrency=2")
+
+
+def web() -> tuple[str, ...]:
+    """Host, port and worker count stand in `config/gunicorn.py`, which reads the settings."""
+    return (
+        *(_PYTHON, "-m", "gunicorn"),
+        f"--config={ROOT / 'config' / 'gunicorn.py'}",
+        "webapp.app:application",
+    )
+
+
+def flower(settings: Settings, port: int | None = None) -> tuple[str, ...]:
+    return (
+        *(_PYTHON, "-m", "celery", "--app=tasks.app", "flower"),
+        f"--address={settings.flower_host}",
+        f"--port={settings.flower_port if port is None else port}",
+        f"--max-tasks={settings.flower_max_tasks}",
+        "--persistent=False",
+    )
+
+
+def flower_environment(settings: Settings) -> dict[str, str]:
+    """By environment, as a password on a command line is shown to everyone by `ps`."""
+    if settings.flower_basic_auth:
+        return {"FLOWER_BASIC_AUTH": settings.flower_basic_auth}
+    if is_loopback(settings.flower_host):
+        # Flower refuses its API to callers it doesn't know. On loopback they may read; what changes
+        # anything stays off, since any web page can make a browser POST to 127.0.0.1.
+        return {"FLOWER_UNAUTHENTICATED_API": "true", "FLOWER_READ_ONLY": "true"}
+    return {}
+
+
+def _celery(app: str, command: str, name: str, settings: Settings, *options: str) -> tuple[str, ...]:
+    node = name if "@" in name else f"{name}@%h"
+    return (
+        *(_PYTHON, "-m", "celery", f"--app={app}", command, f"--hostname={node}"),
+        # Gossip and mingle are for workers that elect and share; ours meet in Redis.
+        *("--without-gossip", "--without-mingle", f"--loglevel={settings.log_level}"),
+        *options,
+    )

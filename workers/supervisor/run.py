@@ -1,0 +1,137 @@
+"""The loop of `up`: ticks the supervisor, watches the signals, keeps `up.json` true."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Self
+
+from workers.supervisor import state
+from workers.supervisor.errors import StartFailed
+from workers.supervisor.guard import Guard
+from workers.supervisor.screen import Screen
+from workers.supervisor.stack import Stack
+from workers.supervisor.supervisor import Phase, Supervisor
+
+_TICK_S = 0.1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Work:
+    """What runs beside the loop once the stack is ready; the stack is stopped when it returns."""
+
+    def __init__(self, function: Callable[[Stack], None]) -> None:
+        self._function = function
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+
+    def start(self, stack: Stack) -> None:
+        self._thread = threading.Thread(target=self._run, args=(stack,), name="work", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        return self._thread is not None and not self._thread.is_alive()
+
+    def _run(self, stack: Stack) -> None:
+        try:
+            self._function(stack)
+        except BaseException as error:  # noqa: BLE001 - raised again on the main thread
+            self.error = error
+
+
+def run(stack: Stack, screen: Screen, *, started: Callable[[Stack], None], work: Work | None = None) -> None:
+    """Start everything, keep it running until a signal (or the end of `work`), stop everything.
+
+    A second signal kills what is still draining.
+
+    Args:
+        started: called once, when the stack first answers.
+
+    Raises:
+        StartFailed: the stack did not come up, and was stopped again; or its stop was cut short.
+    """
+    guard = Guard()
+    try:
+        with screen, _Signals() as signals:
+            supervisor = stack.supervisor(guard, screen)
+            _loop(stack, supervisor, screen, signals, started, work)
+    finally:
+        guard.stop()
+        (stack.state_dir / state.FILE).unlink(missing_ok=True)
+    if supervisor.failure:
+        raise StartFailed(supervisor.failure)
+    if work is not None and work.error is not None:
+        raise work.error
+    if work is not None and not work.done:
+        raise StartFailed("stopped before it was done")
+    if signals.count > 1:
+        raise StartFailed("killed what had not finished draining")
+
+
+def _loop(
+    stack: Stack,
+    supervisor: Supervisor,
+    screen: Screen,
+    signals: _Signals,
+    started: Callable[[Stack], None],
+    work: Work | None,
+) -> None:
+    written = None
+    was_ready = False
+    while supervisor.phase is not Phase.DONE:
+        supervisor.tick(time.monotonic())
+        now = stack.state(supervisor)
+        if now != written:
+            state.write(stack.state_dir, now)
+            written = now
+        screen.show(supervisor.children)
+        if supervisor.phase is Phase.READY and not was_ready:
+            was_ready = True
+            screen.settle()
+            started(stack)
+            if work is not None:
+                work.start(stack)
+        if supervisor.phase in {Phase.STARTING, Phase.READY} and (signals.count or (work and work.done)):
+            supervisor.stop()
+            screen.settle()
+            screen.line("stopping" + ("; once more to kill" if signals.count else ""))
+        if signals.count > 1:
+            supervisor.kill(time.monotonic())
+        signals.wait(_TICK_S)
+
+
+class _Signals:
+    """Counts the requests to stop, and wakes the loop for each."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._reading, self._writing = -1, -1
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        self._before_fd = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._before_fd)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        os.close(self._reading)
+        os.close(self._writing)
+
+    def wait(self, timeout_s: float) -> None:
+        select.select([self._reading], [], [], timeout_s)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._reading, 512)
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1

@@ -1,0 +1,107 @@
+"""What `up` shows: a table that moves on a terminal, one line per change in a log."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from workers.supervisor.child import Child, State
+
+_STYLES = {State.RUNNING: "green", State.RESTARTING: "red", State.STOPPED: "dim"}
+# Of one child at a time; the rest is in its log.
+_MAX_LINES = 20
+_LAST_LINES = 15
+
+
+class Screen:
+    """Shows the children's progress, and what they say at warning and above."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._shown: dict[str, tuple[State, str]] = {}
+        self._since = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        """Leave the moving table: what follows are lines."""
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def line(self, text: str = "", style: str | None = None) -> None:
+        # Not wrapped, and without a guess at what is a path or a number: lines are read by scripts, too.
+        self._console.print(escape(text), style=style, soft_wrap=True, highlight=False)
+
+    def show(self, children: Sequence[Child]) -> None:
+        for child in children:
+            self._forward(child)
+        if self._live:
+            self._live.update(self._table(children))
+        for child in children:
+            now = (child.state, child.detail)
+            if self._shown.get(child.spec.name) != now and child.state is not State.WAITING:
+                self._shown[child.spec.name] = now
+                if self._live is None:
+                    detail = f" ({child.detail})" if child.detail else ""
+                    self.line(f"{child.spec.name}: {child.state.value}{detail}", style="dim")
+
+    def died(self, child: Child, why: str) -> None:
+        """`Report` of the supervisor."""
+        with self._highlighted():
+            self.line(f"{child.spec.name} {why}; the end of {child.spec.log_file}:", style="red")
+            for text in child.log.last(_LAST_LINES):
+                self.line(f"{child.spec.name} | {text}")
+
+    def broken(self, child: Child) -> None:
+        """`Report` of the supervisor."""
+        with self._highlighted():
+            self.line(f"{child.spec.name}: {child.detail}", style="red")
+            for text in child.error.splitlines():
+                self.line(f"{child.spec.name} | {text}")
+
+    @contextlib.contextmanager
+    def _highlighted(self) -> Iterator[None]:
+        self.line()
+        yield
+        self.line()
+
+    def _forward(self, child: Child) -> None:
+        lines = child.log.alarms()
+        # Valkey says hello, and goodbye, at warning.
+        if child.spec.role == "redis" and child.state is not State.RUNNING:
+            return
+        for text in lines[:_MAX_LINES]:
+            self.line(f"{child.spec.name} | {text}", style="yellow")
+        if len(lines) > _MAX_LINES:
+            self.line(
+                f"{child.spec.name} | … {len(lines) - _MAX_LINES} more lines in {child.spec.log_file}",
+                style="yellow",
+            )
+
+    def _table(self, children: Sequence[Child]) -> Table:
+        table = Table.grid(padding=(0, 2))
+        spinner = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"[int((time.monotonic() - self._since) * 8) % 10]
+        for child in children:
+            mark = "✓" if child.state is State.RUNNING else spinner
+            style = _STYLES.get(child.state, "cyan")
+            table.add_row(mark, child.spec.name, child.state.value, escape(child.detail), style=style)
+        return table

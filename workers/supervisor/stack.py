@@ -1,0 +1,178 @@
+"""The composition root of `up`: settings and options in, a supervisor with its children out."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from config.environ import child_environment
+from config.redis import connect
+from config.settings import Settings
+from tasks.fleet import Fleet
+from workers.supervisor import ports, roles
+from workers.supervisor.child import ChildSpec
+from workers.supervisor.guard import Guard
+from workers.supervisor.probes import (
+    TIMEOUT_S,
+    Probe,
+    alive,
+    answers_http,
+    answers_ping,
+    get,
+    models_loaded,
+    url,
+)
+from workers.supervisor.state import ProcessRow, UpState
+from workers.supervisor.supervisor import Report, Supervisor
+from workers.supervisor.valkey import EmbeddedValkey
+
+_DEFAULT_FLOWER_PORT = 5555
+# Beyond its own graceful time, for a process to notice that the time is up.
+_STOP_MARGIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line adds to the settings."""
+
+    workers: int = 1
+    flower: bool = True
+    give_up_on_errors: bool = False
+
+
+class Stack:
+    """One machine's processes. Building checks the ports and starts nothing.
+
+    Raises:
+        PortTaken: when something else listens where the stack would.
+    """
+
+    def __init__(self, settings: Settings, options: Options) -> None:
+        state_dir = Path(settings.state_dir).resolve()
+        http_port = ports.require_free(settings.http_host, settings.http_port, "--port or BUNCH_HTTP_PORT")
+        self.state_dir = state_dir
+        self.valkey = None if settings.redis_url else EmbeddedValkey(state_dir, ports.free_port())
+        self.settings = msgspec.structs.replace(
+            settings,
+            http_port=http_port,
+            flower_port=_flower_port(settings) if options.flower else settings.flower_port,
+            redis_url=self.valkey.data_url if self.valkey else settings.redis_url,
+            broker_url=self.valkey.tcp_url if self.valkey else settings.control_url,
+            state_dir=str(state_dir),
+        )
+        self.options = options
+        self.url = url(settings.http_host, http_port)
+        self.flower_url = url(settings.flower_host, self.settings.flower_port) if options.flower else None
+
+    def supervisor(self, guard: Guard, report: Report) -> Supervisor:
+        (self.state_dir / "log").mkdir(parents=True, exist_ok=True)
+        return Supervisor(
+            self._specs(),
+            guard,
+            report,
+            ready=self._is_ready,
+            give_up_on_errors=self.options.give_up_on_errors,
+        )
+
+    def state(self, supervisor: Supervisor) -> UpState:
+        """What `up.json` says."""
+        return UpState(
+            processes=tuple(
+                ProcessRow(each.spec.role, each.pid, each.state.value, each.restarts, each.spec.name)
+                for each in supervisor.children
+            ),
+            url=self.url,
+            flower_url=self.flower_url,
+            redis_url=self.valkey.tcp_url if self.valkey else self.settings.redis_url,
+        )
+
+    def _is_ready(self) -> bool:
+        status, _ = get(self.settings.http_host, self.settings.http_port, "/readyz")
+        return status == 200
+
+    def _specs(self) -> list[ChildSpec]:
+        settings = self.settings
+        redis = connect(settings.redis_url, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S)
+        drain_s = settings.graceful_timeout_s + _STOP_MARGIN_S
+        loaded = models_loaded(Fleet(redis, lease_ttl_s=settings.lease_ttl_s))
+        web_answers = answers_http(settings.http_host, settings.http_port, "/healthz")
+        specs = [
+            self._spec("web", "web", roles.web(), stop_stage=0, stop_timeout_s=drain_s, probe=web_answers),
+            self._spec("ops", "ops", roles.ops(settings), stop_stage=2, stop_timeout_s=drain_s),
+        ]
+        for number in range(self.options.workers, 0, -1):
+            name = f"worker{number}"
+            command = roles.worker(settings, name)
+            specs.insert(0, self._spec("worker", name, command, stop_stage=1, stop_timeout_s=drain_s, probe=loaded))
+        if self.options.flower:
+            flower_answers = answers_http(settings.flower_host, settings.flower_port, "/healthcheck")
+            flower = self._spec(
+                "flower",
+                "flower",
+                roles.flower(settings),
+                stop_stage=3,
+                stop_timeout_s=5.0,
+                probe=flower_answers,
+            )
+            # A page for people: requests are served without it. It asks the workers for their queues once, at
+            # its start, and never shows those of workers that were not there yet.
+            specs.append(replace(flower, optional=True, start_stage=2))
+        if self.valkey:
+            command = self.valkey.prepare()
+            valkey = self._spec(
+                "redis", "valkey", command, stop_stage=9, stop_timeout_s=30.0, probe=answers_ping(redis)
+            )
+            # On TERM it writes what its log on disk lacks, and goes.
+            specs.insert(0, replace(valkey, start_stage=0, hasty_signal=signal.SIGTERM))
+        return specs
+
+    def _spec(
+        self,
+        role: str,
+        name: str,
+        command: tuple[str, ...],
+        *,
+        stop_stage: int,
+        stop_timeout_s: float,
+        probe: Probe = alive,
+    ) -> ChildSpec:
+        return ChildSpec(
+            name=name,
+            role=role,
+            command=command,
+            environment=self._environment,
+            log_file=self.state_dir / "log" / f"{name}.log",
+            start_stage=1,
+            stop_stage=stop_stage,
+            stop_timeout_s=stop_timeout_s,
+            probe=probe,
+        )
+
+    @cached_property
+    def _environment(self) -> dict[str, str]:
+        return role_environment(self.settings)
+
+
+def role_environment(settings: Settings) -> dict[str, str]:
+    """What every role is started with: the settings as `up` or the command line resolved them."""
+    resolved = (
+        *("redis_url", "broker_url", "state_dir", "http_host", "http_port", "web_workers"),
+        *("flower_host", "flower_port"),
+    )
+    config_file = settings.config_file
+    return child_environment(
+        {name: getattr(settings, name) for name in resolved} | {"config": config_file},
+        roles.flower_environment(settings),
+        # A model's source may lie beside the file that names it.
+        (str(Path(config_file).parent),) if config_file else (),
+    )
+
+
+def _flower_port(settings: Settings) -> int:
+    if settings.flower_port == _DEFAULT_FLOWER_PORT:
+        return ports.first_free(settings.flower_host, _DEFAULT_FLOWER_PORT)
+    return ports.require_free(settings.flower_host, settings.flower_port, "BUNCH_FLOWER_PORT")

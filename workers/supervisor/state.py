@@ -1,0 +1,111 @@
+"""What `up` leaves in its state folder for others to read: `up.lock`, held while it lives, and `up.json`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from workers.supervisor.errors import AlreadyRunning
+
+LOCK = "up.lock"
+FILE = "up.json"
+# `is_running` holds the lock for a moment, too.
+_LOCK_TRIES = 5
+_LOCK_PAUSE_S = 0.05
+
+
+class ProcessRow(msgspec.Struct, frozen=True):
+    """One process that `up` looks after."""
+
+    role: str
+    pid: int | None
+    state: str
+    restarts: int
+    name: str = ""
+
+
+class UpState(msgspec.Struct, frozen=True):
+    """`redis_url` is the TCP address of an embedded server, so that any client can use it."""
+
+    processes: tuple[ProcessRow, ...] = ()
+    url: str | None = None
+    flower_url: str | None = None
+    redis_url: str | None = None
+
+
+class UpLock:
+    """Held by the one `up` of a state folder; the kernel lets go of it however that process ends."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / LOCK
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        """Take it.
+
+        Raises:
+            AlreadyRunning: naming the process that holds it.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        for _ in range(_LOCK_TRIES):
+            if _try_lock(self._fd):
+                break
+            time.sleep(_LOCK_PAUSE_S)
+        else:
+            holder = os.read(self._fd, 20).decode().strip() or "?"
+            os.close(self._fd)
+            raise AlreadyRunning(
+                f"another `up` (pid {holder}) uses {self._path.parent}; "
+                "stop it, or give this one a folder of its own: BUNCH_STATE_DIR=…"
+            )
+        os.truncate(self._fd, 0)
+        os.write(self._fd, f"{os.getpid()}\n".encode())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def is_running(state_dir: Path) -> bool:
+    """Whether an `up` holds this folder."""
+    try:
+        fd = os.open(state_dir / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try_lock(fd)
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def read(state_dir: Path) -> UpState | None:
+    """What the living `up` of this folder last wrote; None when there is none."""
+    if not is_running(state_dir):
+        return None
+    try:
+        return msgspec.json.decode((state_dir / FILE).read_bytes(), type=UpState)
+    except FileNotFoundError:
+        return UpState()
+
+
+def write(state_dir: Path, state: UpState) -> None:
+    path = state_dir / FILE
+    new = path.with_suffix(".new")
+    # Redis URLs may carry a password.
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(state))
+    new.replace(path)

@@ -1,0 +1,153 @@
+"""The supervisor's rules: when a child starts, is restarted, counts as started, and is stopped.
+
+    STARTING ──all running, /readyz 200──▶ READY ──stop()──▶ STOPPING ──▶ DONE
+        └────a child keeps dying (`failure`)────────────────────▲
+
+`tick` is called by one loop on the main thread and blocks no longer than the probes do. The clock is an
+argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Protocol
+
+from workers.supervisor.backoff import Backoff
+from workers.supervisor.child import Child, ChildSpec, State
+from workers.supervisor.guard import Guard
+
+# Deaths in a row, before the stack was ever ready, after which trying again would only repeat the message.
+MAX_START_FAILURES = 4
+_LOOK_EVERY_S = 0.25
+_HASTY_TIMEOUT_S = 2.0
+
+
+class Phase(str, Enum):
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    DONE = "done"
+
+
+class Report(Protocol):
+    """Where the supervisor says what happened."""
+
+    def died(self, child: Child, why: str) -> None: ...
+
+    def broken(self, child: Child) -> None:
+        """The child lives, but something in it does not start: `child.error`."""
+
+
+class Supervisor:
+    """Keeps `specs` running until it is told to stop."""
+
+    def __init__(
+        self,
+        specs: Sequence[ChildSpec],
+        guard: Guard,
+        report: Report,
+        *,
+        ready: Callable[[], bool] = lambda: True,
+        backoff: Backoff | None = None,
+        give_up_on_errors: bool = False,
+    ) -> None:
+        """Build; the first `tick` starts.
+
+        Args:
+            ready: whether the stack as a whole answers, asked once every child is running.
+            give_up_on_errors: also stop when a child says, before all is ready, that a part of it is broken.
+        """
+        self.children = [Child(spec, guard, backoff or Backoff()) for spec in specs]
+        self.phase = Phase.STARTING
+        self.failure = ""
+        self._guard = guard
+        self._report = report
+        self._ready = ready
+        self._give_up_on_errors = give_up_on_errors
+        self._look_at = 0.0
+        self._kill_at: dict[str, float] = {}
+        self._hasty = False
+
+    def tick(self, now: float) -> None:
+        if self.phase is Phase.DONE:
+            return
+        self._guard.check()
+        for child in self.children:
+            self._reap(child, now)
+        for child in self.children:
+            child.start_if_due(now)
+        if self.phase is Phase.STARTING:
+            self._start_next_stage(now)
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_EVERY_S
+            self._look()
+        if self.phase is Phase.STOPPING:
+            self._stop_next_stage(now)
+
+    def stop(self) -> None:
+        """Stop in order, each in its own time."""
+        if self.phase in {Phase.STARTING, Phase.READY}:
+            self.phase = Phase.STOPPING
+
+    def kill(self, now: float) -> None:
+        """Stop everything at once."""
+        self.stop()
+        if not self._hasty:
+            self._hasty = True
+            for child in self.children:
+                child.hasten()
+                self._kill_at[child.spec.name] = now + _HASTY_TIMEOUT_S
+
+    def _reap(self, child: Child, now: float) -> None:
+        was = child.state
+        status = child.reap(now)
+        if status is None or was is State.STOPPING:
+            return
+        self._report.died(child, child.detail)
+        if self.phase is Phase.STARTING and not child.spec.optional and child.failures >= MAX_START_FAILURES:
+            self._give_up(f"{child.spec.name} does not start: {child.detail}; see {child.spec.log_file}")
+
+    def _start_next_stage(self, now: float) -> None:
+        for child in sorted(self.children, key=lambda each: each.spec.start_stage):
+            earlier = (each for each in self.children if each.spec.start_stage < child.spec.start_stage)
+            if child.state is State.WAITING and all(map(_is_past_starting, earlier)):
+                child.start(now)
+
+    def _look(self) -> None:
+        for child in self.children:
+            before = child.error
+            child.look()
+            if child.error and child.error != before:
+                self._report.broken(child)
+                if self.phase is Phase.STARTING and self._give_up_on_errors:
+                    self._give_up(child.error)
+        if self.phase is Phase.STARTING and all(map(_has_started, self.children)) and self._ready():
+            self.phase = Phase.READY
+
+    def _give_up(self, why: str) -> None:
+        self.failure = why
+        self.stop()
+
+    def _stop_next_stage(self, now: float) -> None:
+        left = [child for child in self.children if child.state is not State.STOPPED]
+        if not left:
+            self.phase = Phase.DONE
+            return
+        stage = min(child.spec.stop_stage for child in left)
+        for child in left:
+            if child.state is State.STOPPING:
+                if now >= self._kill_at[child.spec.name]:
+                    child.kill()
+            elif child.spec.stop_stage == stage:
+                child.stop()
+                self._kill_at[child.spec.name] = now + child.spec.stop_timeout_s
+
+
+def _is_past_starting(child: Child) -> bool:
+    # What waits for a worker must not wait for a model that does not load.
+    return child.state is State.RUNNING or bool(child.error)
+
+
+def _has_started(child: Child) -> bool:
+    return child.state is State.RUNNING or (child.spec.optional and child.failures > 0)
