@@ -84,6 +84,7 @@ class ClaimLoop:
         self._in_hand: dict[str, _InHand] = {}
         self._front_since = 0.0
         self._batch_s = 0.0
+        self._sizes = (0, 0)
         self._stopping = False
         self._drained = False
         self._threads = [
@@ -153,12 +154,17 @@ class ClaimLoop:
 
     def _decide(self, view: View | None) -> Decision:
         now = self._clock()
-        free_at = self._front_since + self._batch_s
-        if view is None:
-            queue = QueueView(None, now, self.in_hand, free_at, self._batch_s)
-        else:
+        age_s = 0.0
+        if view is not None:
             age_s = (view.now_ms - view.oldest_ms) / 1000 if view.oldest_ms else float("inf")
-            queue = QueueView(view.depth, now - age_s, self.in_hand, free_at, self._batch_s)
+        queue = QueueView(
+            depth=None if view is None else view.depth,
+            oldest_at=now - age_s,
+            in_hand=self.in_hand,
+            free_at=self._front_since + (self._batch_s if self._in_hand else 0.0),
+            batch_s=self._batch_s,
+            recent=max(self._sizes),
+        )
         return self.policy.decide(queue, now)
 
     def _wait(self, decision: Wait) -> None:
@@ -215,6 +221,7 @@ class ClaimLoop:
             if not self._in_hand:
                 self._front_since = self._clock()
             self._in_hand[info.batch_id] = _InHand(run, info)
+        self._sizes = (self._sizes[1], len(run))
         self._observer.claimed(run, info)
         work = Work(info.batch_id, [each.input for each in run], [each.parameters for each in run])
         try:

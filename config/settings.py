@@ -37,8 +37,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     source: str
     version: str = "1"
     max_batch_size: PositiveInt = 64
-    max_wait_ms: NaturalInt = 5
-    policy: Literal["idle", "fixed"] = "idle"
+    max_wait_ms: NaturalInt = 10
+    policy: Literal["adaptive", "idle", "fixed"] = "adaptive"
     instances: PositiveInt = 1
     device: str = "auto"
     timeout_ms: PositiveInt = 3000

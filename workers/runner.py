@@ -25,7 +25,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from batching.loop import ClaimLoop
-from batching.policy import FixedWindow, Policy, WhenIdle
+from batching.policy import Adaptive, FixedWindow, Policy, WhenIdle
 from batching.registry import WorkerRegistry
 from batching.store import RedisBatchStore
 from config.redis import connect
@@ -45,9 +45,13 @@ SWITCH_INTERVAL_S = 0.0005
 
 
 def make_policy(model: ModelSettings) -> Policy:
-    if model.policy == "fixed":
-        return FixedWindow(model.max_batch_size, model.max_wait_s)
-    return WhenIdle(model.max_batch_size)
+    match model.policy:
+        case "fixed":
+            return FixedWindow(model.max_batch_size, model.max_wait_s)
+        case "idle":
+            return WhenIdle(model.max_batch_size)
+        case "adaptive":
+            return Adaptive(model.max_batch_size, model.max_wait_s)
 
 
 class WorkerRunner:

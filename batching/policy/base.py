@@ -22,8 +22,10 @@ class Reason(str, Enum):
 class QueueView:
     """What waits for one model, and what its executor has in hand.
 
-    `depth` is None when nobody has looked yet: a policy that does not care saves a look. `oldest_at` and `free_at` are
-    seconds on the clock that `decide` is given as `now`; `batch_s` is how long a batch has taken of late.
+    `depth` is None when nobody has looked yet: a policy that does not care saves a look. `oldest_at` and `free_at`
+    are seconds on the clock that `decide` is given as `now`; `free_at` is when the executor will be free, or, with
+    nothing in hand, when it last came free. `batch_s` is how long a batch has taken of late, `recent` the larger
+    size of the last two.
     """
 
     depth: int | None
@@ -31,6 +33,7 @@ class QueueView:
     in_hand: int = 0
     free_at: float = -math.inf
     batch_s: float = 0.0
+    recent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
