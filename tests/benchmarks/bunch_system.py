@@ -1,0 +1,114 @@
+"""Bunch itself, as `manage.py up` starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.shapes import input_output
+from tests.benchmarks.system import Model, System
+from tests.benchmarks.verify import NotReadyError
+
+ROOT = Path(__file__).parents[2]
+
+_NOOP = """
+default_model = "noop"
+
+[models.noop]
+source = "workers.models.echo:Echo"
+max_batch_size = 64
+policy = "idle"
+"""
+
+_SIMULATED = """
+default_model = "sim50"
+
+[models.sim50]
+source = "workers.models.simulated:Simulated"
+max_batch_size = 64
+policy = "idle"
+timeout_ms = {timeout_ms}
+
+[models.sim50.options]
+batch_ms = {batch_ms}
+item_ms = 0
+"""
+
+
+class Bunch(System):
+    """Two web processes, one worker, one executor, an embedded Valkey."""
+
+    name = "bunch"
+    shape = input_output("/v1/inference")
+    start_limit_s = 120.0
+
+    def launch(self, model: Model) -> None:
+        self.launch_with(_NOOP if model == "noop" else _SIMULATED.format(timeout_ms=3000, batch_ms=50), {})
+
+    def start_slow(self, batch_ms: int) -> None:
+        """Serve a model that takes `batch_ms` a batch, with every time limit above it."""
+        config = _SIMULATED.format(timeout_ms=2 * batch_ms, batch_ms=batch_ms)
+        limit = str(3 * batch_ms)
+        self.open_run()
+        self.launch_with(config, {"BUNCH_REQUEST_TIMEOUT_MS": limit, "BUNCH_QUEUE_TIMEOUT_MS": limit})
+        self.wait_ready()
+
+    def launch_with(self, config: str, settings: Mapping[str, str]) -> None:
+        path = self.folder / "bunch.toml"
+        path.write_text(config)
+        self.processes.start(
+            "up",
+            [
+                *(sys.executable, "manage.py", "up", "--port", str(self.port), "--config", str(path)),
+                *("--no-flower", "--web-workers", "2", "--workers", "1"),
+            ],
+            cwd=ROOT,
+            env=self._env() | dict(settings),
+        )
+
+    def _env(self) -> dict[str, str]:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+        return inherited | {"BUNCH_STATE_DIR": str(self.folder / "state")}
+
+    def wait_ready(self) -> None:
+        """`/readyz` answers 200: Redis is there and each model has a healthy worker."""
+        until = time.monotonic() + self.start_limit_s
+        last: object = None
+        while time.monotonic() < until:
+            if ended := self.processes.dead():
+                raise NotReadyError(f"ended while starting: {', '.join(ended)}")
+            try:
+                with urllib.request.urlopen(f"{self.url}/readyz", timeout=5.0):
+                    return
+            except (OSError, urllib.error.HTTPError) as error:
+                last = error
+            time.sleep(0.1)
+        raise NotReadyError(f"/readyz not 200 within {self.start_limit_s:.0f} s; the last try: {last!r}")
+
+    def status(self) -> dict[str, Any]:
+        """`manage.py status --json`: processes, url, redis_url."""
+        done = subprocess.run(
+            [sys.executable, "manage.py", "status", "--json"],
+            cwd=ROOT,
+            env=self._env(),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30.0,
+        )
+        status: dict[str, Any] = json.loads(done.stdout)
+        return status
+
+    def redis_url(self) -> str:
+        return str(self.status()["redis_url"])
+
+    def web_pids(self) -> list[int]:
+        return [int(process["pid"]) for process in self.status()["processes"] if process["role"] == "web"]

@@ -1,0 +1,19 @@
+"""Every system under test, ours first."""
+
+from __future__ import annotations
+
+from tests.benchmarks.bunch_system import Bunch
+from tests.benchmarks.rival_systems import BentoML, CeleryBatches, FlaskCelery, LitServe, Mosec, RayServe, Triton
+from tests.benchmarks.system import System
+
+_IN_ORDER: tuple[type[System], ...] = (
+    Bunch,
+    FlaskCelery,
+    CeleryBatches,
+    RayServe,
+    BentoML,
+    LitServe,
+    Triton,
+    Mosec,
+)
+SYSTEMS = {system.name: system for system in _IN_ORDER}

@@ -1,0 +1,46 @@
+"""A virtual environment of its own for each rival, made on first use and again when its pins change."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+RIVALS = Path(__file__).parent / "rivals"
+VENVS = Path(__file__).parents[2] / "var" / "bench" / "venvs"
+
+
+class VenvFailedError(Exception):
+    """A rival's packages could not be installed; says which rival, and pip's last words."""
+
+
+def python_of(name: str) -> Path:
+    """The rival's own interpreter, with its `requirements.txt` installed."""
+    requirements = RIVALS / name / "requirements.txt"
+    wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
+    folder = VENVS / name
+    stamp = folder / "requirements.sha256"
+    if not (stamp.exists() and stamp.read_text() == wanted):
+        logger.info("%s: making its virtual environment in %s (once)", name, folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        _run(name, sys.executable, "-m", "venv", str(folder))
+        _run(name, str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "-r", str(requirements))
+        # Last, so that an installation that was cut short is begun again.
+        stamp.write_text(wanted)
+    return folder / "bin" / "python"
+
+
+def _run(name: str, *command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise VenvFailedError(name, done.stderr[-2000:])
+
+
+def pins_of(name: str) -> str:
+    """What the rival is measured at: the versions its `requirements.txt` pins, on one line."""
+    return " ".join((RIVALS / name / "requirements.txt").read_text().split())
