@@ -1,0 +1,198 @@
+"""A client's socket under deadlines: waiting, receiving, sending, closing. It knows nothing of HTTP.
+
+Each channel belongs to one greenlet. While that waits for its socket, and only then, `deadline` says until
+when: one reaper for the whole worker looks at all of them (`HttpService.reap`), so that a request costs no timer
+of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import socket
+import time
+from typing import Any
+
+import gevent
+from gevent.hub import get_hub
+
+from webapp.http.errors import ClientGoneError, WaitExpiredError
+from webapp.http.limits import ServerLimits
+
+logger = logging.getLogger(__name__)
+
+_READ, _WRITE = 1, 2
+_PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT
+# Responses of pipelined requests are sent together up to about this much.
+_COALESCE_BYTES = 64 * 1024
+_WASTE_BYTES = 64 * 1024
+_NOT_NOW = (BlockingIOError, InterruptedError)
+
+
+class Channel:
+    """`sock` is a gevent socket; `run()`, a subclass's, is what its greenlet does."""
+
+    __slots__ = (
+        "_buffer",
+        "_flush_is_due",
+        "_greenlet",
+        "_hub",
+        "_limits",
+        "_raw",
+        "_reader",
+        "_sock",
+        "_switch",
+        "_unsent",
+        "_writer",
+        "deadline",
+    )
+
+    def __init__(self, sock: Any, limits: ServerLimits) -> None:
+        self._limits = limits
+        self._sock = sock
+        # The socket under gevent's: ours to use without blocking, one Python frame cheaper a call.
+        self._raw = sock._sock  # noqa: SLF001
+        self._hub = get_hub()
+        self._reader = self._hub.loop.io(sock.fileno(), _READ)
+        self._writer: Any = None
+        self._greenlet: Any = None
+        self._switch: Any = None
+        # Received and not yet used.
+        self._buffer = b""
+        # To be sent and not yet taken by the kernel.
+        self._unsent = b""
+        self._flush_is_due = False
+        # Monotonic; infinite while the greenlet does not wait for its socket.
+        self.deadline = math.inf
+
+    def start(self) -> None:
+        self._greenlet = gevent.spawn(self.run)
+        self._switch = self._greenlet.switch
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def expire(self) -> None:
+        """The deadline has passed; called in the hub, which must not block."""
+        self._greenlet.throw(WaitExpiredError())
+
+    def kill(self) -> Any:
+        """End the greenlet whatever it does, and return it to be waited for."""
+        self._greenlet.kill(block=False)
+        return self._greenlet
+
+    def disconnected(self) -> bool:
+        """Whether the client has hung up.
+
+        Data that has arrived counts as alive: a client that has sent its next request waits for both answers.
+        """
+        if self._buffer:
+            return False
+        try:
+            return not self._raw.recv(1, _PEEK)
+        except _NOT_NOW:
+            return False
+        except OSError:
+            return True
+
+    def _receive(self, size: int, deadline: float) -> bytes:
+        """At least one byte, or b"" at the end. Raises `WaitExpiredError`, `OSError`."""
+        if self._unsent:
+            self._flush()
+        while True:
+            # First wait, then read: a client that waits for its answer has sent nothing yet, and a read that
+            # fails costs more than the event.
+            self._wait(self._reader, deadline)
+            try:
+                return self._raw.recv(size)  # type: ignore[no-any-return]
+            except _NOT_NOW:
+                continue
+
+    def _wait(self, watcher: Any, deadline: float) -> None:
+        self.deadline = deadline
+        watcher.start(self._switch)
+        try:
+            self._hub.switch()
+        finally:
+            watcher.stop()
+            self.deadline = math.inf
+
+    def send(self, data: bytes) -> None:
+        """Send now, after whatever is held back; returns when the kernel has it. Raises `ClientGoneError`."""
+        if self._unsent:
+            self._unsent += data
+            self._flush()
+            return
+        try:
+            sent = self._raw.send(data)
+        except _NOT_NOW:
+            sent = 0
+        except OSError as error:
+            raise ClientGoneError(str(error)) from None
+        if sent != len(data):
+            self._unsent = data[sent:]
+            self._flush()
+
+    def send_last(self, data: bytes) -> None:
+        """Send the end of a response: together with the next one where the next request is at hand."""
+        if not self._buffer or len(self._unsent) + len(data) > _COALESCE_BYTES:
+            self.send(data)
+            return
+        self._unsent += data
+        if not self._flush_is_due:
+            # Should the next request wait for something, the hub runs, and this response leaves without it.
+            self._flush_is_due = True
+            self._hub.loop.run_callback(self._flush_in_hub)
+
+    def _flush(self) -> None:
+        while self._unsent:
+            # Taken before it is sent: while we wait, the hub's flush must find nothing.
+            data, self._unsent = memoryview(self._unsent), b""
+            while data:
+                try:
+                    data = data[self._raw.send(data) :]
+                except _NOT_NOW:
+                    self._wait_writable()
+                except OSError as error:
+                    raise ClientGoneError(str(error)) from None
+
+    def _wait_writable(self) -> None:
+        if self._writer is None:
+            self._writer = self._hub.loop.io(self._sock.fileno(), _WRITE)
+        try:
+            self._wait(self._writer, time.monotonic() + self._limits.send_time_s)
+        except WaitExpiredError:
+            raise ClientGoneError("the client takes nothing of its response") from None
+
+    def _flush_in_hub(self) -> None:
+        self._flush_is_due = False
+        if self._unsent:
+            # Errors are for the greenlet to find: its next send meets them again.
+            with contextlib.suppress(OSError):
+                self._unsent = self._unsent[self._raw.send(self._unsent) :]
+
+    def _close(self, *, linger: bool) -> None:
+        try:
+            if self._unsent:
+                self._flush()
+            if linger and self._limits.linger_s:
+                self._linger()
+        except (ClientGoneError, WaitExpiredError, OSError) as error:
+            logger.debug("while closing: %r", error)
+        finally:
+            self._reader.close()
+            if self._writer is not None:
+                self._writer.close()
+            self._sock.close()
+            self._greenlet = self._switch = None
+
+    def _linger(self) -> None:
+        """RFC 9112 9.6: say that it is over, then read on until the client has heard it."""
+        self._raw.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + self._limits.linger_s
+        waste = bytearray(_WASTE_BYTES)
+        while True:
+            self._wait(self._reader, deadline)
+            if not self._raw.recv_into(waste):
+                return

@@ -1,0 +1,99 @@
+"""What the server itself refuses, before any application sees it, and how it says so.
+
+RequestRefusedError                 answered in the contract's error shape, then the connection is closed
+├── InvalidRequestError        400  INVALID_INPUT      not HTTP/1.x, or no telling where the request ends
+├── InvalidHeaderError         400  INVALID_HEADER     a field that is not well formed, or contradicts another
+├── RequestTimeoutError        408  INVALID_INPUT      began to arrive and did not finish in time
+├── BodyTooLargeError          413  PAYLOAD_TOO_LARGE
+├── RequestLineTooLongError    414  INVALID_INPUT
+├── UnknownExpectationError    417  INVALID_HEADER
+└── HeadTooLargeError          431  INVALID_HEADER     too many header fields, or too many bytes of them
+ClientGoneError                     the peer has hung up or stopped reading; there is nobody to tell
+WaitExpiredError                    the reaper ended a wait on the socket; never leaves `connection`
+
+Every refusal closes: after a request whose end is in doubt, whatever follows on the connection may be the rest
+of it, and a server that reads it as a request can be made to answer one client with another's (request smuggling).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from typing import ClassVar
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+# In a head that did not parse, so by hand, and only as a whole line.
+_RAW_REQUEST_ID = re.compile(rb"\r\nX-Request-Id:[ \t]*([A-Za-z0-9._-]{1,128})[ \t]*\r\n", re.IGNORECASE)
+
+
+class RequestRefusedError(Exception):
+    """Base: `RequestRefusedError(message)`, the message for the person who wrote the client."""
+
+    status: ClassVar[str]
+    code: ClassVar[str]
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidRequestError(RequestRefusedError):
+    status = "400 Bad Request"
+    code = "INVALID_INPUT"
+
+
+class InvalidHeaderError(RequestRefusedError):
+    status = "400 Bad Request"
+    code = "INVALID_HEADER"
+
+
+class RequestTimeoutError(RequestRefusedError):
+    status = "408 Request Timeout"
+    code = "INVALID_INPUT"
+
+
+class BodyTooLargeError(RequestRefusedError):
+    status = "413 Content Too Large"
+    code = "PAYLOAD_TOO_LARGE"
+
+
+class RequestLineTooLongError(RequestRefusedError):
+    status = "414 URI Too Long"
+    code = "INVALID_INPUT"
+
+
+class UnknownExpectationError(RequestRefusedError):
+    status = "417 Expectation Failed"
+    code = "INVALID_HEADER"
+
+
+class HeadTooLargeError(RequestRefusedError):
+    status = "431 Request Header Fields Too Large"
+    code = "INVALID_HEADER"
+
+
+class ClientGoneError(Exception):
+    """The connection broke while we were sending."""
+
+
+class WaitExpiredError(Exception):
+    """Thrown into a connection's greenlet whose deadline has passed while it waited for its socket."""
+
+
+def request_id_from(header: str | None) -> str:
+    """The caller's id if it is one, else a new one."""
+    if header is not None and _REQUEST_ID.fullmatch(header):
+        return header
+    return str(uuid.uuid4())
+
+
+def request_id_from_raw(head: bytes) -> str:
+    """The same, from the bytes of a head that was refused."""
+    found = _RAW_REQUEST_ID.search(head)
+    return found[1].decode("ascii") if found else str(uuid.uuid4())
+
+
+def error_body(code: str, message: str, request_id: str) -> bytes:
+    """The contract's error shape."""
+    return json.dumps({"error": code, "message": message, "request_id": request_id}).encode()

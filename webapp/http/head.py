@@ -1,0 +1,223 @@
+"""A request's head: bytes up to and including the blank line, to a WSGI environ and what the body will be.
+
+llhttp (through httptools) splits and checks the header fields. Fed heads only, and with its leniencies off, it
+refuses bare CR and LF, NUL and other control characters, folded lines, blanks before the colon, names that are not
+tokens, and a Content-Length that is repeated, is not digits, or comes with a Transfer-Encoding. What it lets through
+is refused here: HTTP/0.9, 2.0 and RTSP request lines, doubled blanks in them, fragments in the target, codings
+beside `chunked`, any coding in HTTP/1.0, a missing, repeated or impossible Host.
+
+A field whose name holds an underscore is dropped: CGI's names cannot tell `X_Tier` from `X-Tier`, so whoever checks
+the one (a proxy in front) could be passed by with the other.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from httptools import (
+    HttpParserCallbackError,
+    HttpParserError,
+    HttpParserInvalidMethodError,
+    HttpParserInvalidURLError,
+    HttpParserUpgrade,
+    HttpRequestParser,
+)
+
+from webapp.http.errors import (
+    HeadTooLargeError,
+    InvalidHeaderError,
+    InvalidRequestError,
+    RequestLineTooLongError,
+    RequestRefusedError,
+    UnknownExpectationError,
+)
+from webapp.http.limits import ServerLimits
+
+# '#' is left out of the target's characters: a fragment is never sent.
+_REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) ([!\"$-~]+) HTTP/1\.([01])\r\n")
+_BEGINNING = re.compile(rb"[A-Z][A-Z-]{0,31}(?: |\Z)")
+_ABSOLUTE = re.compile(r"https?://([^/?]*)([^?]*)(?:\?(.*))?", re.IGNORECASE)
+_HOST = re.compile(r"(?:[A-Za-z0-9\-._~%!$&'()*+;=]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
+
+# Fields whose meaning would change if two of them were joined into a list.
+_SINGLE = frozenset({"HTTP_HOST", "HTTP_TRANSFER_ENCODING", "CONTENT_LENGTH", "CONTENT_TYPE", "HTTP_AUTHORIZATION"})
+
+_KEYS_MAX = 512
+_DROPPED = ""
+# Field name as it arrived -> environ key. Clients use few spellings; the bound is for those who invent them.
+_keys: dict[bytes, str] = {b"Content-Type": "CONTENT_TYPE", b"Content-Length": "CONTENT_LENGTH"}
+
+
+def _key_for(name: bytes) -> str:
+    text = name.decode("ascii").upper()
+    if "_" in text:
+        key = _DROPPED
+    elif text in {"CONTENT-TYPE", "CONTENT-LENGTH"}:
+        key = text.replace("-", "_")
+    else:
+        key = "HTTP_" + text.replace("-", "_")
+    if len(_keys) < _KEYS_MAX:
+        _keys[name] = key
+    return key
+
+
+class Head:
+    """One request's head, parsed. Raises `RequestRefusedError` for what no application should see.
+
+    `raw` is the head and nothing else; `base` the environ keys that the connection's requests share.
+    """
+
+    __slots__ = (
+        "chunked",
+        "content_length",
+        "environ",
+        "expects_continue",
+        "http11",
+        "is_head",
+        "keep_alive",
+    )
+
+    def __init__(self, raw: bytes, base: dict[str, Any], limits: ServerLimits) -> None:
+        line = _REQUEST_LINE.match(raw)
+        if line is None:
+            raise _what_is_wrong_with_line(raw)
+        if line.end() - 2 > limits.request_line_bytes:
+            raise RequestLineTooLongError(_line_message(limits))
+        if len(raw) > limits.header_bytes:
+            raise HeadTooLargeError(_head_message(limits))
+        # The request line's and the blank line's are not fields.
+        if raw.count(b"\n") - 2 > limits.header_count:
+            raise HeadTooLargeError(f"More than {limits.header_count} header fields: send fewer.")
+        method, target, minor = line.groups()
+        self.http11 = minor == b"1"
+        environ = self.environ = base.copy()
+        environ["REQUEST_METHOD"] = method.decode("ascii")
+        self.is_head = method == b"HEAD"
+        environ["SERVER_PROTOCOL"] = "HTTP/1.1" if self.http11 else "HTTP/1.0"
+        self._read_fields(raw)
+        self._read_target(target.decode("ascii"))
+        self._read_host()
+        self._read_framing()
+        self.keep_alive = self._wants_keep_alive(environ.get("HTTP_CONNECTION"))
+        expect = environ.get("HTTP_EXPECT")
+        self.expects_continue = False
+        if expect is not None and self.http11:
+            if expect.lower() != "100-continue":
+                raise UnknownExpectationError(f"Expect: {expect} is not something this server can promise.")
+            self.expects_continue = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One field, as httptools hands it over."""
+        key = _keys.get(name)
+        if key is None:
+            key = _key_for(name)
+        if key is _DROPPED:
+            return
+        environ = self.environ
+        text = value.rstrip(b" \t").decode("latin-1")
+        if key in environ:
+            if key in _SINGLE:
+                raise InvalidHeaderError(f"{name.decode('ascii')} is there twice: send it once.")
+            text = f"{environ[key]}{'; ' if key == 'HTTP_COOKIE' else ','}{text}"
+        environ[key] = text
+
+    def _read_fields(self, raw: bytes) -> None:
+        # A new parser for each head (half a microsecond): llhttp would wait for the body before the next head,
+        # and where a body ends is decided here alone.
+        try:
+            HttpRequestParser(self).feed_data(raw)
+        except HttpParserUpgrade:
+            # We do not upgrade, so the request is an ordinary one.
+            pass
+        except HttpParserCallbackError as error:
+            if isinstance(error.__context__, RequestRefusedError):
+                raise error.__context__ from None
+            raise
+        except (HttpParserInvalidMethodError, HttpParserInvalidURLError) as error:
+            raise InvalidRequestError(f"The request line is not valid HTTP/1.1: {error}.") from None
+        except HttpParserError as error:
+            raise InvalidHeaderError(f"The request's head is not valid HTTP/1.1: {error}.") from None
+
+    def _read_target(self, target: str) -> None:
+        environ = self.environ
+        environ["RAW_URI"] = target
+        if target[0] == "/":
+            path, _, query = target.partition("?")
+        elif absolute := _ABSOLUTE.fullmatch(target):
+            authority, path, query = absolute[1], absolute[2] or "/", absolute[3] or ""
+            # RFC 9112 3.2.2: the target's authority replaces Host, whatever that says.
+            if not authority or not _HOST.fullmatch(authority):
+                raise InvalidRequestError("The request target's host is not a host.")
+            if "HTTP_HOST" in environ:
+                environ["HTTP_HOST"] = authority
+        elif target == "*" and environ["REQUEST_METHOD"] == "OPTIONS":
+            path, query = "*", ""
+        else:
+            raise InvalidRequestError("The request target must be a path, or an http:// URL.")
+        environ["PATH_INFO"] = unquote_to_bytes(path).decode("latin-1") if "%" in path else path
+        environ["QUERY_STRING"] = query
+
+    def _read_host(self) -> None:
+        host = self.environ.get("HTTP_HOST")
+        if host is None:
+            if self.http11:
+                raise InvalidHeaderError("Host is missing: HTTP/1.1 needs it.")
+        elif not _HOST.fullmatch(host):
+            raise InvalidHeaderError("Host is not a host and port.")
+
+    def _read_framing(self) -> None:
+        """Where the body ends. Two ways to read it is one too many."""
+        environ = self.environ
+        coding = environ.pop("HTTP_TRANSFER_ENCODING", None)
+        length = environ.get("CONTENT_LENGTH")
+        self.chunked = coding is not None
+        self.content_length = 0
+        if coding is not None:
+            if coding.lower() != "chunked":
+                raise InvalidHeaderError("Transfer-Encoding must be exactly `chunked`.")
+            if length is not None:
+                raise InvalidHeaderError("Content-Length and Transfer-Encoding are both there: send one of them.")
+            if not self.http11:
+                raise InvalidHeaderError("Transfer-Encoding does not exist in HTTP/1.0.")
+        elif length is not None:
+            if not (length.isascii() and length.isdigit() and len(length) <= 20):
+                raise InvalidHeaderError("Content-Length must be one number of bytes.")
+            self.content_length = int(length)
+
+    def _wants_keep_alive(self, connection: str | None) -> bool:
+        if connection is None:
+            return self.http11
+        options = [option.strip() for option in connection.lower().split(",")]
+        return "close" not in options and (self.http11 or "keep-alive" in options)
+
+
+def check_beginning(raw: bytes, limits: ServerLimits) -> None:
+    """Refuse what cannot become a head any more, without waiting for its end. `raw` has no blank lines first."""
+    end = raw.find(b"\r\n")
+    if end > limits.request_line_bytes or (end < 0 and len(raw) > limits.request_line_bytes):
+        raise RequestLineTooLongError(_line_message(limits))
+    if not (_REQUEST_LINE if end >= 0 else _BEGINNING).match(raw):
+        raise _what_is_wrong_with_line(raw)
+    if len(raw) > limits.header_bytes:
+        raise HeadTooLargeError(_head_message(limits))
+
+
+def _line_message(limits: ServerLimits) -> str:
+    return f"The request line is longer than {limits.request_line_bytes} bytes: move data into the body."
+
+
+def _head_message(limits: ServerLimits) -> str:
+    return f"The header fields are longer than {limits.header_bytes} bytes: send fewer."
+
+
+def _what_is_wrong_with_line(raw: bytes) -> RequestRefusedError:
+    if raw[:1] == b"\x16":
+        return InvalidRequestError("This port speaks plain HTTP, not TLS: use http://.")
+    line = raw.split(b"\r\n", 1)[0]
+    if line.startswith(b"PRI "):
+        return InvalidRequestError("This port speaks HTTP/1.1, not HTTP/2.")
+    if not line.endswith((b" HTTP/1.1", b" HTTP/1.0")):
+        return InvalidRequestError("The request line must end in HTTP/1.1 or HTTP/1.0, and each line in CR LF.")
+    return InvalidRequestError("The request line must be METHOD TARGET HTTP/1.1 with a percent-encoded target.")

@@ -1,0 +1,65 @@
+"""How much, and how long, one client may take of a web worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Sizes in bytes, times in seconds. Raises `ValueError` naming the first field that makes no sense.
+
+    The gunicorn configuration sets them on the worker, before it starts:
+
+        def post_fork(server, worker):
+            worker.limits = ServerLimits(body_bytes=settings.max_body_bytes)
+
+    Three of them have a gunicorn setting, and there the gunicorn setting rules (see `with_gunicorn`).
+    """
+
+    request_line_bytes: int = 8192
+    header_count: int = 100
+    # The whole head: request line, headers and the blank line.
+    header_bytes: int = 64 * 1024
+    body_bytes: int = 1024 * 1024
+    # From a request's first byte to the end of its head; also what a new connection has to say anything.
+    header_time_s: float = 10.0
+    # From the end of the head to the end of the body.
+    body_time_s: float = 30.0
+    # Between two requests. 0: every connection is closed after its first response.
+    idle_time_s: float = 75.0
+    # A client that takes none of its response for this long is cut off.
+    send_time_s: float = 30.0
+    # After the last word on a refused or stopped connection, how long to read on and throw away. Closing at once
+    # would answer bytes in flight with a reset, and that makes a client lose the response it has not read yet.
+    linger_s: float = 2.0
+    # During a shutdown, how long an idle connection is kept for the request that may be on its way.
+    drain_idle_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value < 0 or (value == 0 and field.name not in _MAY_BE_ZERO):
+                raise ValueError(f"ServerLimits.{field.name} is {value!r}: it must be above 0")
+        if self.request_line_bytes > self.header_bytes:
+            raise ValueError(
+                f"ServerLimits.request_line_bytes ({self.request_line_bytes}) is part of the head:"
+                f" header_bytes ({self.header_bytes}) must not be below it"
+            )
+
+    def with_gunicorn(self, cfg: Any) -> ServerLimits:
+        """These limits under gunicorn's own `limit_request_line`, `limit_request_fields` and `keepalive`.
+
+        gunicorn's defaults are 4094 bytes, 100 headers and 2 s, so a configuration that wants the ones above
+        says `limit_request_line = 8190` (gunicorn's most; 0 means "ours") and `keepalive = 75`.
+        """
+        return replace(
+            self,
+            request_line_bytes=cfg.limit_request_line or self.request_line_bytes,
+            header_count=cfg.limit_request_fields,
+            idle_time_s=float(cfg.keepalive),
+        )
+
+
+_MAY_BE_ZERO = frozenset({"idle_time_s", "linger_s", "drain_idle_s"})

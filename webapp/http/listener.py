@@ -1,0 +1,129 @@
+"""Accepting: from a listening socket to a connection of the service."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import socket as stdlib_socket
+from typing import Any
+
+from gevent import socket
+from gevent.hub import get_hub
+
+from webapp.http.board import Seat
+from webapp.http.service import HttpService
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 64
+# How long others may go first, how often in a row, and how many we take at once if even then none did: a worker
+# whose application holds its process cannot accept, however few connections it has.
+_YIELD_S = 0.005
+_YIELDS = 10
+_BATCH_AFTER_YIELDS = 8
+_PAUSE_S = 0.5
+_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Listener:
+    """One listening socket. `resume()` begins, and again once a full worker has room; `close()` is the end.
+
+    `cap` bounds the connections of the worker, whichever listener they came from.
+    """
+
+    def __init__(self, service: HttpService, sock: Any, base_environ: dict[str, Any], seat: Seat, *, cap: int) -> None:
+        self._service = service
+        self._sock = sock
+        # The socket under gevent's: accept without blocking.
+        self._raw = sock._sock  # noqa: SLF001
+        self._raw.setblocking(False)
+        self._family = sock.family
+        self._base = base_environ | _server_names(sock.getsockname())
+        self._seat = seat
+        self._cap = cap
+        loop = get_hub().loop
+        self._watcher = loop.io(sock.fileno(), 1)
+        self._yielding = loop.timer(_YIELD_S)
+        self._yields = 0
+        self._pausing = loop.timer(_PAUSE_S)
+
+    def resume(self) -> None:
+        if not (self._watcher.active or self._yielding.active or self._pausing.active):
+            self._watcher.start(self._on_readable)
+
+    def drain(self) -> None:
+        """Take what the kernel has already completed: closing the listener would reset those connections."""
+        while self._accept():
+            pass
+
+    def close(self) -> None:
+        for watcher in (self._watcher, self._yielding, self._pausing):
+            watcher.stop()
+            watcher.close()
+        self._sock.close()
+
+    def _on_readable(self) -> None:
+        for _ in range(_BATCH):
+            if not self._seat.may_take():
+                self._yields = 0
+                self._watcher.stop()
+                self._yielding.start(self._after_yield)
+                return
+            if not self._take():
+                return
+
+    def _after_yield(self) -> None:
+        self._yielding.stop()
+        self._yields += 1
+        if self._seat.may_take():
+            self.resume()
+        elif self._yields < _YIELDS:
+            self._yielding.start(self._after_yield)
+        else:
+            self.resume()
+            for _ in range(_BATCH_AFTER_YIELDS):
+                if not self._take():
+                    return
+
+    def _take(self) -> bool:
+        if len(self._service) >= self._cap:
+            # `resume()` comes when one of them closes.
+            self._watcher.stop()
+            return False
+        return self._accept()
+
+    def _accept(self) -> bool:
+        try:
+            fd, address = self._raw._accept()  # noqa: SLF001
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return False
+        except OSError as error:
+            logger.warning("cannot accept: %s", error)
+            if error.errno in _OUT_OF_RESOURCES:
+                # The connection stays in the backlog, readable for ever: look again when there may be room.
+                self._watcher.stop()
+                self._seat.publish(math.inf)
+                self._pausing.start(self._after_pause)
+            return False
+        sock = socket.socket(self._family, stdlib_socket.SOCK_STREAM, 0, fileno=fd)
+        base = self._base.copy()
+        if self._family == stdlib_socket.AF_UNIX:
+            base["REMOTE_ADDR"] = ""
+        else:
+            sock.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY, 1)
+            base["REMOTE_ADDR"] = address[0]
+            base["REMOTE_PORT"] = str(address[1])
+        self._service.open(sock, base)
+        return True
+
+    def _after_pause(self) -> None:
+        self._pausing.stop()
+        self.resume()
+
+
+def _server_names(address: Any) -> dict[str, str]:
+    if isinstance(address, tuple):
+        return {"SERVER_NAME": address[0], "SERVER_PORT": str(address[1])}
+    # A unix socket has a path; WSGI wants both names, and never empty.
+    return {"SERVER_NAME": "localhost", "SERVER_PORT": "80"}

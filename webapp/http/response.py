@@ -1,0 +1,276 @@
+"""A WSGI application's response, to bytes with an end that the client can find."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Protocol
+
+from webapp.http.errors import error_body
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+
+logger = logging.getLogger(__name__)
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_STATUS = re.compile(r"[2-5][0-9]{2} [\t -~]*")
+_CACHE_MAX = 512
+
+_PLAIN, _LENGTH, _CONNECTION, _DATE, _OURS = range(5)
+_SPECIAL = {
+    "content-length": _LENGTH,
+    "connection": _CONNECTION,
+    "date": _DATE,
+    # Hop by hop: PEP 3333 keeps them from applications, since framing is the server's.
+    "transfer-encoding": _OURS,
+    "keep-alive": _OURS,
+    "upgrade": _OURS,
+    "trailer": _OURS,
+}
+# Field name as the application spells it -> what to do with it. An application uses few.
+_kinds: dict[str, int] = {}
+
+
+def _kind_of(name: str) -> int:
+    if not _TOKEN.fullmatch(name):
+        raise ValueError(f"not a header name: {name!r}")
+    kind = _SPECIAL.get(name.lower(), _PLAIN)
+    if len(_kinds) < _CACHE_MAX:
+        _kinds[name] = kind
+    return kind
+
+
+class _Clock:
+    """The Date field's value, formatted once a second."""
+
+    __slots__ = ("_second", "_text")
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._text = ""
+
+    def date(self) -> str:
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._text = formatdate(second, usegmt=True)
+        return self._text
+
+
+_clock = _Clock()
+
+
+class Sink(Protocol):
+    """Where a response goes."""
+
+    def send(self, data: bytes) -> None:
+        """Now. Raises `ClientGoneError`."""
+
+    def send_last(self, data: bytes) -> None:
+        """At the latest before the connection waits for more: the end of a response may leave with the next one."""
+
+    def must_close(self) -> bool:
+        """Whether the server wants this connection to end with this response."""
+
+
+class Response:
+    """One response: `start_response`, its `write`, and the rules of framing.
+
+    `keep_alive` says afterwards whether the connection can carry another.
+    """
+
+    __slots__ = (
+        "_bodiless",
+        "_chunked",
+        "_http11",
+        "_is_head",
+        "_left",
+        "_sink",
+        "complete",
+        "headers",
+        "keep_alive",
+        "sent_bytes",
+        "started",
+        "status",
+    )
+
+    def __init__(self, sink: Sink, *, http11: bool, is_head: bool, keep_alive: bool) -> None:
+        self._sink = sink
+        self._http11 = http11
+        self._is_head = is_head
+        self.keep_alive = keep_alive
+        self.status: str | None = None
+        self.headers: Sequence[tuple[str, str]] = ()
+        # Whether the head has been rendered: from then on the status cannot change any more.
+        self.started = False
+        # Whether the client has, or is about to have, all of it.
+        self.complete = False
+        self.sent_bytes = 0
+        self._bodiless = False
+        self._chunked = False
+        # Body bytes still owed under a Content-Length; None when its end is marked otherwise.
+        self._left: int | None = None
+
+    def start_response(
+        self, status: str, headers: Sequence[tuple[str, str]], exc_info: ExcInfo | None = None
+    ) -> Callable[[bytes], None]:
+        """PEP 3333's. A second call needs `exc_info`, and raises it when the first one's head is out."""
+        if exc_info is not None:
+            try:
+                if self.started and exc_info[1] is not None:
+                    raise exc_info[1].with_traceback(exc_info[2])
+            finally:
+                # The traceback holds this frame: without this the cycle would outlive the request.
+                exc_info = None
+        elif self.status is not None:
+            raise RuntimeError("start_response was called twice without exc_info")
+        if len(status) == 3:
+            status += " "
+        if not _STATUS.fullmatch(status):
+            raise ValueError(f"not a status: {status!r}")
+        self.status = status
+        self.headers = headers
+        return self.write
+
+    def write(self, data: bytes) -> None:
+        """A part of the body; it is on its way when this returns."""
+        if not data:
+            return
+        if self.started:
+            self._send_part(b"", data)
+        else:
+            self._send_part(self._begin(None), data)
+
+    def send_whole(self, body: bytes) -> None:
+        """All the rest of the body at once."""
+        if self.started:
+            self.write(body)
+            self.finish()
+            return
+        head = self._begin(len(body))
+        if self._left is not None and self._left != len(body) and not self._bodiless:
+            self._send_part(head, body)
+            self.finish()
+            return
+        self.complete = True
+        if self._bodiless:
+            self._sink.send_last(head)
+        else:
+            self.sent_bytes = len(body)
+            self._sink.send_last(head + body)
+
+    def finish(self) -> None:
+        """The application has no more."""
+        if self.complete:
+            return
+        if not self.started:
+            self.send_whole(b"")
+            return
+        self.complete = True
+        if self._chunked:
+            self._sink.send_last(b"0\r\n\r\n")
+        elif self._left and not self._bodiless:
+            # The client waits for bytes that will not come: only the end of the connection tells it.
+            logger.error("the application sent %d bytes fewer than its Content-Length", self._left)
+            self.keep_alive = False
+
+    def _send_part(self, head: bytes, data: bytes) -> None:
+        if self._bodiless:
+            if head:
+                self._sink.send(head)
+            return
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        elif self._left is not None:
+            if len(data) > self._left:
+                logger.error("the application sent %d bytes beyond its Content-Length", len(data) - self._left)
+                data = data[: self._left]
+            self._left -= len(data)
+        self.sent_bytes += len(data)
+        if self._left == 0:
+            self.complete = True
+            self._sink.send_last(head + data)
+        else:
+            self._sink.send(head + data)
+
+    def _begin(self, whole: int | None) -> bytes:
+        """The head; `whole` is the body's length where all of it is known. Raises `ValueError`, `TypeError`."""
+        status = self.status
+        if status is None:
+            raise RuntimeError("the application sent a body without calling start_response")
+        without_body = status[:3] in {"204", "304"}
+        lines = ["HTTP/1.1 " + status]
+        length, close, has_date = self._copy_headers(lines)
+        if length is not None and (not without_body or status[:3] == "304"):
+            lines.append(f"Content-Length: {length}")
+        if not has_date:
+            lines.append("Date: " + _clock.date())
+        self._chunked = False
+        if length is None and not without_body:
+            # An empty body on HEAD says nothing about what GET would send.
+            if whole is not None:
+                length = whole
+                if whole or not self._is_head:
+                    lines.append(f"Content-Length: {whole}")
+            elif self._http11:
+                self._chunked = not self._is_head
+                lines.append("Transfer-Encoding: chunked")
+            else:
+                close = close or not self._is_head
+        if close or not self.keep_alive or self._sink.must_close():
+            self.keep_alive = False
+            lines.append("Connection: close")
+        elif not self._http11:
+            lines.append("Connection: keep-alive")
+        head = _encode(lines)
+        self._bodiless = without_body or self._is_head
+        self._left = length
+        self.started = True
+        return head
+
+    def _copy_headers(self, lines: list[str]) -> tuple[int | None, bool, bool]:
+        """Append the application's fields, framing aside; its Content-Length, whether it closes, has a Date."""
+        length: int | None = None
+        close = has_date = False
+        for name, value in self.headers:
+            kind = _kinds.get(name)
+            if kind is None:
+                kind = _kind_of(name)
+            if kind == _LENGTH:
+                if not (value.isascii() and value.isdigit() and length in {None, int(value)}):
+                    raise ValueError(f"not a Content-Length, or not the only one: {value!r}")
+                length = int(value)
+            elif kind == _CONNECTION:
+                close = close or "close" in value.lower()
+            elif kind != _OURS:
+                has_date = has_date or kind == _DATE
+                lines.append(name + ": " + value)
+        return length, close, has_date
+
+
+def _encode(lines: list[str]) -> bytes:
+    text = "\r\n".join(lines)
+    breaks = len(lines) - 1
+    # A line end inside a value would let whoever chose the value add headers, or a response, of his own.
+    if text.count("\n") != breaks or text.count("\r") != breaks or "\0" in text:
+        raise ValueError("a response header holds a line end or NUL")
+    return (text + "\r\n\r\n").encode("latin-1")
+
+
+def error_response(status: str, code: str, message: str, request_id: str, *, keep_alive: bool, is_head: bool) -> bytes:
+    """A response of the server's own."""
+    body = error_body(code, message, request_id)
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        f"X-Request-Id: {request_id}\r\nDate: {_clock.date()}\r\n"
+        f"Connection: {'keep-alive' if keep_alive else 'close'}\r\n\r\n"
+    )
+    return head.encode("latin-1") + (b"" if is_head else body)

@@ -1,0 +1,76 @@
+"""All the connections of one worker: what they share, the reaper, and the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+from wsgiref.types import WSGIApplication
+
+import gevent
+from gevent import socket
+
+from webapp.http.connection import Connection
+from webapp.http.limits import ServerLimits
+from webapp.http.response import Response
+
+# (environ, response, seconds taken)
+AccessLog = Callable[[dict[str, Any], Response, float], None]
+
+
+class HttpService:
+    """Runs `app` for every connection it is given.
+
+    `on_request` is called before each request's application, `on_change` with the number of connections.
+    """
+
+    def __init__(
+        self,
+        app: WSGIApplication,
+        limits: ServerLimits,
+        *,
+        access: AccessLog | None,
+        on_request: Callable[[], None],
+        on_change: Callable[[int], None],
+    ) -> None:
+        self.app = app
+        self.limits = limits
+        self.access = access
+        self.count_request = on_request
+        self.shutting_down = False
+        self._on_change = on_change
+        self._connections: set[Connection] = set()
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def open(self, sock: socket.socket, base_environ: dict[str, Any]) -> None:
+        """Serve an accepted socket; the environ is the connection's own from here on."""
+        connection = Connection(self, sock, base_environ)
+        self._connections.add(connection)
+        self._on_change(len(self._connections))
+        connection.start()
+
+    def closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._on_change(len(self._connections))
+
+    def reap(self) -> None:
+        """End every wait that has lasted too long. Called in the hub, twice a second or so."""
+        now = time.monotonic()
+        for connection in [each for each in self._connections if each.deadline <= now]:
+            # An earlier one of this round may have let this one go on.
+            if connection.deadline <= now:
+                connection.expire()
+
+    def begin_shutdown(self) -> None:
+        """From now on each response closes its connection; idle ones have a moment for one request more."""
+        self.shutting_down = True
+        latest = time.monotonic() + self.limits.drain_idle_s
+        for connection in self._connections:
+            if connection.idle:
+                connection.deadline = min(connection.deadline, latest)
+
+    def kill(self, timeout_s: float) -> None:
+        """End what is left, in the middle of whatever it does."""
+        gevent.joinall([connection.kill() for connection in list(self._connections)], timeout=timeout_s)
