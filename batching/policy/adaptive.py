@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from batching.policy.base import Decision, Dispatch, Look, QueueView, Reason, Wait
@@ -24,12 +25,15 @@ class Adaptive:
     max_batch_size: int
     max_wait_s: float
     gather: float = 0.2
+    least_s: float = 0.002
     lead_s: float = 0.005
 
     def decide(self, queue: QueueView, now: float) -> Decision:
         if queue.in_hand > 0:
             return ahead(queue, now, self.max_batch_size, self.lead_s)
-        due = queue.free_at + min(self.gather * queue.batch_s, self.max_wait_s)
+        due = queue.free_at + min(max(self.least_s, self.gather * queue.batch_s), self.max_wait_s)
+        if queue.recent <= 1:
+            due = -math.inf
         if queue.depth is None:
             return Look() if now < due else Dispatch(self.max_batch_size, Reason.IDLE)
         if queue.depth == 0:
