@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from batching.policy import Reason
-from batching.request import Outcome, Request
+from batching.request import Failed, Outcome, Request
 from batching.store import Entry, Settled
 
 
@@ -40,6 +40,9 @@ class Codec(Protocol):
 
     def encode(self, request: Request, outcome: Outcome, batch: BatchInfo) -> Settled: ...
 
+    def dead_letter(self, request: Request, failure: Failed, batch: BatchInfo) -> bytes:
+        """What an operator should know of a request that was given up, as JSON."""
+
 
 class Observer(Protocol):
     """Told what happened, on the loop's own threads: it must be quick and must not raise."""
@@ -48,7 +51,11 @@ class Observer(Protocol):
 
     def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None: ...
 
-    def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None: ...
+    def retried(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
+        """Put aside, to be tried again; the rest of the batch is told of by `finished`."""
+
+    def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
+        """The batch is back in its queues."""
 
 
 class NullObserver:
@@ -58,6 +65,9 @@ class NullObserver:
         """Nothing to tell."""
 
     def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
+        """Nothing to tell."""
+
+    def retried(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
         """Nothing to tell."""
 
     def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:

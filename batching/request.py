@@ -21,7 +21,7 @@ class Request:
 
     `input` and `parameters` stay JSON bytes: only the executor, on a core of its own, turns them into objects.
     Times are Redis time in milliseconds since the epoch, because frontends and workers may disagree about theirs;
-    0 means that the sender gave none.
+    0 means that the sender gave none. `attempt` counts from 1; `lost` is how many executors died with it inside.
     """
 
     id: str
@@ -30,6 +30,7 @@ class Request:
     input: bytes
     parameters: bytes
     attempt: int = 1
+    lost: int = 0
     enqueued_ms: int = 0
     deadline_ms: int = 0
     result_ttl_ms: int = 0
@@ -53,12 +54,13 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An error that is not the caller's. `code` is one of the contract's."""
+    """An error that is not the caller's. `code` is one of the contract's; `retryable`: it may pass the next time."""
 
     message: str
     exc_type: str = "InferenceFailed"
     code: str = "INFERENCE_FAILED"
     traceback: str | None = None
+    retryable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,8 +161,10 @@ def read_message(entry: Entry, default_ttl_ms: int) -> Request:
     stamp = read_stamp(raw)
     if stamp is None:
         request.deadline_ms = _epoch_ms(headers.expires)
+        request.lost = headers.bunch_attempt
     else:
         request.attempt = stamp.attempt + 1
+        request.lost = stamp.lost
         request.enqueued_ms = stamp.enqueued_ms
         request.deadline_ms = stamp.deadline_ms
         request.result_ttl_ms = stamp.result_ttl_ms

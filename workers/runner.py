@@ -25,7 +25,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from batching.loop import ClaimLoop
-from batching.policy import Adaptive, FixedWindow, Policy, WhenIdle
+from batching.policy import Adaptive, Breaker, FixedWindow, Policy, WhenIdle
 from batching.registry import WorkerRegistry
 from batching.store import RedisBatchStore
 from config.redis import connect
@@ -75,6 +75,7 @@ class WorkerRunner:
             for model in settings.models.values()
             for index in range(model.instances)
         ]
+        self._breakers = {name: Breaker() for name in settings.models}
         self._loops = [
             ClaimLoop(
                 model,
@@ -85,6 +86,7 @@ class WorkerRunner:
                 telemetry,
                 batch_prefix=f"{self.worker_id}-{n}",
                 is_revoked=worker_state.revoked.__contains__,
+                breaker=self._breakers[model.name],
             )
             for n, (model, executor) in enumerate(self._executors)
         ]
@@ -153,6 +155,7 @@ class WorkerRunner:
                 executor.batches,
                 executor.restarts,
                 executor.pid,
+                self._breakers[model.name].state.value,
             )
             for model, executor in self._executors
         )

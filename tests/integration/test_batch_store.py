@@ -14,7 +14,7 @@ from batching.policy import DEFAULT_SHARES, allocate
 from batching.registry import WorkerRegistry
 from batching.scripts import source
 from batching.stamp import HEAD, Stamp, read_stamp, write_stamp
-from batching.store import RedisBatchStore, Settled, Verdict
+from batching.store import Blame, RedisBatchStore, Settled, Verdict
 from config.keys import Shard
 from config.tiers import TIERS, Tier
 
@@ -34,7 +34,7 @@ def now_ms(redis: Redis) -> int:
 
 def put(redis: Redis, task_id: str, tier: Tier = Tier.PAID, *, limit_in_ms: int = 60_000) -> bytes:
     now = now_ms(redis)
-    stamp = Stamp(now + 90_000, now + limit_in_ms, now, 0, True, 60_000, task_id)
+    stamp = Stamp(now + 90_000, now + limit_in_ms, now, 0, 0, True, 60_000, task_id)
     message = write_stamp(stamp) + b'","id":"' + task_id.encode() + b'"}}'
     redis.lpush(KEYS.queue(MODEL, tier), message)
     redis.set(KEYS.result(task_id), '{"status":"PENDING"}')
@@ -124,7 +124,7 @@ def test_a_large_reply_is_sent_by_reference(store: RedisBatchStore, redis: Redis
 def test_outcomes_of_a_lost_lease_are_dropped(store: RedisBatchStore, redis: Redis) -> None:
     put(redis, "t0")
     store.claim(MODEL, "b1", 1)
-    assert store.give_back(MODEL, "b1", count_attempt=True) == 1
+    assert store.give_back(MODEL, "b1", blame=Blame.ATTEMPT) == 1
     assert not store.finish("b1", [Settled(1, "t0", 60_000, "", b"late")], last=True)
     assert redis.get(KEYS.result("t0")) != b"late"
 
@@ -134,7 +134,7 @@ def test_given_back_to_the_head_in_the_old_order_with_attempts_counted(store: Re
         put(redis, f"t{i}", (Tier.PAID, Tier.FREE)[i % 2])
     claim = store.claim(MODEL, "b1", 4)
     assert len(claim.entries) == 4
-    assert store.give_back(MODEL, "b1", count_attempt=True) == 4
+    assert store.give_back(MODEL, "b1", blame=Blame.ATTEMPT) == 4
     again = store.claim(MODEL, "b2", 6)
     assert ids(again) == ["t0", "t2", "t4", "t1", "t3", "t5"]
     stamps = [read_stamp(entry.message) for entry in again.entries]
@@ -150,11 +150,11 @@ def test_foreign_messages_count_attempts_without_being_reencoded(store: RedisBat
     redis.lpush(KEYS.queue(MODEL, Tier.FREE), message)
     for attempt in (1, 2, 3):
         store.claim(MODEL, f"b{attempt}", 1)
-        store.give_back(MODEL, f"b{attempt}", count_attempt=True)
+        store.give_back(MODEL, f"b{attempt}", blame=Blame.ATTEMPT)
         stored = redis.lindex(KEYS.queue(MODEL, Tier.FREE), 0)
         assert msgspec.json.decode(stored)["headers"] == {"bunch_attempt": attempt, "lang": "py", "empty": []}
     store.claim(MODEL, "b9", 1)
-    store.give_back(MODEL, "b9", count_attempt=False)
+    store.give_back(MODEL, "b9", blame=Blame.NOTHING)
     assert redis.lindex(KEYS.queue(MODEL, Tier.FREE), 0) == stored
 
 
@@ -203,7 +203,13 @@ def test_the_script_shares_places_as_the_pure_rule_does(redis: Redis, seed: int)
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    numbers=st.tuples(*[st.integers(0, 10**13 - 1)] * 3, st.integers(0, 99), st.booleans(), st.integers(0, 10**9 - 1)),
+    numbers=st.tuples(
+        *[st.integers(0, 10**13 - 1)] * 3,
+        st.integers(0, 99),
+        st.integers(0, 9),
+        st.booleans(),
+        st.integers(0, 10**9 - 1),
+    ),
     task_id=st.uuids().map(str),
 )
 def test_the_stamp_is_laid_out_alike_in_lua_and_python(redis: Redis, numbers: tuple[int, ...], task_id: str) -> None:
@@ -214,7 +220,7 @@ def test_the_stamp_is_laid_out_alike_in_lua_and_python(redis: Redis, numbers: tu
     read = redis.eval(
         source("look").partition("-- KEYS")[0]
         + "local m = ARGV[1] return {field(m, DEADLINE, 13), field(m, LIMIT, 13), field(m, ENQUEUED, 13), "
-        "field(m, ATTEMPT, 2), tracked(m) and 1 or 0, field(m, TTL, 9), task_id(m)}",
+        "field(m, ATTEMPT, 2), losses(m), tracked(m) and 1 or 0, field(m, TTL, 9), task_id(m)}",
         0,
         message,
     )
