@@ -14,9 +14,11 @@ from batching.policy import DEFAULT_SHARES, allocate
 from batching.registry import WorkerRegistry
 from batching.scripts import source
 from batching.stamp import HEAD, Stamp, read_stamp, write_stamp
-from batching.store import Blame, RedisBatchStore, Settled, Verdict
+from batching.store import Blame, Keep, RedisBatchStore, Settled, Verdict
 from config.keys import Shard
 from config.tiers import TIERS, Tier
+from tasks.deadletters import DeadLetters
+from tasks.results import DeadLetter
 
 KEYS = Shard()
 MODEL = "m"
@@ -234,3 +236,91 @@ def test_every_script_stays_in_one_slot_when_sharded(redis: Redis) -> None:
         keys.share("m"), keys.cancelled(), keys.result("id{s3}"), keys.request("r"),
     ]  # fmt: skip
     assert {name[name.index("{") :] for name in names} == {"{s3}"}
+
+
+def run_ids(claim) -> list[str]:
+    return [read_stamp(entry.message).task_id for entry in claim.entries if entry.verdict is Verdict.RUN]
+
+
+def test_suspects_are_claimed_among_themselves_in_shrinking_batches(store: RedisBatchStore, redis: Redis) -> None:
+    for i in range(64):
+        put(redis, f"t{i}")
+    store.claim(MODEL, "b0", 64)
+    store.give_back(MODEL, "b0", Blame.SUSPECT)
+    put(redis, "fresh", Tier.ENTERPRISE)
+    first = store.claim(MODEL, "b1", 64, 3)
+    assert run_ids(first) == [f"t{i}" for i in range(8)]
+    store.give_back(MODEL, "b1", Blame.SUSPECT)
+    alone = [run_ids(store.claim(MODEL, f"a{i}", 64, 3)) for i in range(8)]
+    assert alone == [[f"t{i}"] for i in range(8)]
+    rest = [run_ids(store.claim(MODEL, f"r{i}", 64, 3)) for i in range(7)]
+    assert [each for batch in rest for each in batch] == [f"t{i}" for i in range(8, 64)]
+    assert run_ids(store.claim(MODEL, "last", 64, 3)) == ["fresh"]
+
+
+def test_a_suspect_behind_others_waits_for_a_batch_of_its_own(store: RedisBatchStore, redis: Redis) -> None:
+    put(redis, "suspect")
+    store.claim(MODEL, "b0", 1)
+    store.give_back(MODEL, "b0", Blame.SUSPECT)
+    head = redis.rpop(KEYS.queue(MODEL, Tier.PAID))
+    for task_id in ("a", "b"):
+        put(redis, task_id)
+    redis.lpush(KEYS.queue(MODEL, Tier.PAID), head)
+    put(redis, "c")
+    assert [run_ids(store.claim(MODEL, f"b{i}", 64, 3)) for i in range(1, 4)] == [["a", "b"], ["suspect"], ["c"]]
+
+
+def test_a_retry_waits_for_its_pause_and_then_stands_at_the_head(store: RedisBatchStore, redis: Redis) -> None:
+    for task_id in ("a", "b"):
+        put(redis, task_id)
+    store.claim(MODEL, "b1", 2)
+    assert store.retry(MODEL, "b1", [(1, 60_000)], last=False)
+    assert store.finish("b1", [Settled(2, "b", 1000, "", b"{}")], last=True)
+    put(redis, "c")
+    assert run_ids(store.claim(MODEL, "b2", 1)) == ["c"]
+    redis.zadd(KEYS.delayed(MODEL), {redis.zrange(KEYS.delayed(MODEL), 0, -1)[0]: now_ms(redis) - 1})
+    put(redis, "d")
+    claim = store.claim(MODEL, "b3", 2)
+    assert run_ids(claim) == ["a", "d"]
+    assert [read_stamp(entry.message).attempt for entry in claim.entries] == [1, 0]
+    assert read_stamp(claim.entries[0].message).lost == 0
+
+
+def test_a_repeated_retry_does_nothing(store: RedisBatchStore, redis: Redis) -> None:
+    for task_id in ("a", "b"):
+        put(redis, task_id)
+    store.claim(MODEL, "b1", 2)
+    for _ in range(2):
+        assert store.retry(MODEL, "b1", [(1, 60_000)], last=False)
+    assert redis.zcard(KEYS.delayed(MODEL)) == 1
+
+
+def test_dead_letters_are_kept_with_their_message_and_bounded(redis: Redis) -> None:
+    store = RedisBatchStore(redis, "w1", keep=Keep(count=3))
+    messages = {}
+    for i in range(5):
+        messages[f"t{i}"] = put(redis, f"t{i}")
+        store.claim(MODEL, f"b{i}", 1)
+        store.finish(f"b{i}", [Settled(1, f"t{i}", 1000, "", b"{}", b'{"reason":"x"}')], last=True)
+    assert redis.zrange(KEYS.dead(), 0, -1) == [b"t2", b"t3", b"t4"]
+    assert redis.hgetall(KEYS.dead("t4")) == {b"message": messages["t4"], b"rank": b"1", b"record": b'{"reason":"x"}'}
+    assert not redis.exists(KEYS.dead("t0"), KEYS.dead("t1"))
+
+
+def test_a_replayed_dead_letter_runs_again_under_its_own_id(store: RedisBatchStore, redis: Redis) -> None:
+    put(redis, "t0", limit_in_ms=50)
+    store.claim(MODEL, "b0", 1)
+    store.give_back(MODEL, "b0", Blame.SUSPECT)
+    store.claim(MODEL, "b1", 1)
+    record = DeadLetter("t0", MODEL, "paid", "died", "InferenceFailed", "", 2, 1, "b1", 0, 0.0)
+    store.finish("b1", [Settled(1, "t0", 1000, "", b"{}", msgspec.json.encode(record))], last=True)
+    letters = DeadLetters(redis)
+    assert [letter.id for letter in letters.newest()] == ["t0"]
+    assert letters.replay("t0", 30.0, 60.0)
+    assert not letters.replay("t0", 30.0, 60.0)
+    assert letters.ids() == []
+    assert msgspec.json.decode(redis.get(KEYS.result("t0")))["status"] == "PENDING"
+    claim = store.claim(MODEL, "b2", 1)
+    stamp = read_stamp(claim.entries[0].message)
+    assert (stamp.task_id, stamp.attempt, stamp.lost, stamp.tracked) == ("t0", 0, 0, True)
+    assert 29_000 < stamp.deadline_ms - now_ms(redis) <= 30_000
