@@ -38,16 +38,18 @@ from batching.policy import (
     RetryPolicy,
     Wait,
 )
-from batching.ports import BatchInfo, Codec, Observer, UnreadableMessage
+from batching.ports import BatchInfo, Codec, FollowUp, NoFollowUp, Observer, UnreadableMessage
 from batching.request import Cancelled, Expired, Failed, Outcome, Request
 from batching.settler import Settler
-from batching.store import BatchStore, Blame, Claim, Verdict, View
+from batching.store import BatchStore, Blame, Claim, Entry, Verdict, View
+from config.tiers import TIERS
 
 logger = logging.getLogger(__name__)
 
 # A plain Celery client rings no bell; its messages are found this often (the contract allows 100 ms).
 LOOK_EVERY_S = 0.08
 _TICK_S = 0.25
+_UNREADABLE_TTL_MS = 600_000
 _MAX_BACKOFF_S = 1.0
 
 
@@ -84,6 +86,7 @@ class ClaimLoop:
         batch_prefix: str,
         is_revoked: Callable[[str], bool] = lambda task_id: False,
         breaker: Breaker | None = None,
+        follow_up: FollowUp | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
@@ -94,7 +97,9 @@ class ClaimLoop:
         self._observer = observer
         self._is_revoked = is_revoked
         self._retry = RetryPolicy(model.max_attempts)
-        self._settler = Settler(executor.name, model.name, store, codec, observer, self._retry)
+        self._settler = Settler(
+            executor.name, model.name, store, codec, observer, self._retry, follow_up or NoFollowUp()
+        )
         self._breaker = breaker or Breaker()
         self._clock = clock
         self._batch_ids = (f"{batch_prefix}-{n}" for n in itertools.count(1))
@@ -217,37 +222,47 @@ class ClaimLoop:
         self._unheard = None
         if not claim.entries:
             return claim.view
-        run, settled = self._sort(claim)
+        run, settled, early = self._sort(claim)
         # A policy that did not look could not know that the batch would be full.
         reason = Reason.FULL if len(run) == decision.size else decision.reason
         info = BatchInfo(claim.batch_id, self._model.name, self._model.version, len(run), reason, claim.view.now_ms)
-        if settled or not run:
+        if early:
+            self._settler.postpone(early, info, last=not (settled or run))
+        if settled or not (run or early):
             self._settler.settle(settled, info, last=not run)
         if run:
             self._hand_over(run, info)
         return claim.view
 
-    def _sort(self, claim: Claim) -> tuple[list[Request], list[tuple[Request, Outcome]]]:
-        """Those to run, and those whose outcome is known without the model."""
+    def _sort(self, claim: Claim) -> tuple[list[Request], list[tuple[Request, Outcome]], list[Request]]:
+        """Those to run, those whose outcome is known without the model, and those whose time is not yet come."""
         run: list[Request] = []
         settled: list[tuple[Request, Outcome]] = []
+        early: list[Request] = []
         for entry in claim.entries:
             try:
                 request = self._codec.decode(entry)
             except UnreadableMessage as error:
-                logger.error("%s: dropped an unreadable message: %s: %.200r", self._model.name, error, entry.message)
+                logger.error("%s: an unreadable message: %s: %.200r", self._model.name, error, entry.message)
+                settled.append((_unreadable(claim.batch_id, entry, error), Failed(error.why, "UnreadableMessage")))
                 continue
-            if entry.verdict is Verdict.EXPIRED:
-                settled.append((request, Expired()))
-            elif entry.verdict is Verdict.CANCELLED or self._is_revoked(request.id):
-                settled.append((request, Cancelled()))
-            elif request.deadline_ms and request.deadline_ms <= claim.view.now_ms:
-                settled.append((request, Expired()))
-            elif self._retry.exhausted(request.attempt, request.lost):
-                settled.append((request, Failed(_given_up(request))))
+            outcome = self._known_outcome(request, entry, claim.view.now_ms)
+            if outcome is not None:
+                settled.append((request, outcome))
+            elif request.eta_ms > claim.view.now_ms:
+                early.append(request)
             else:
                 run.append(request)
-        return run, settled
+        return run, settled, early
+
+    def _known_outcome(self, request: Request, entry: Entry, now_ms: int) -> Outcome | None:
+        if entry.verdict is Verdict.EXPIRED or 0 < request.deadline_ms <= now_ms:
+            return Expired()
+        if entry.verdict is Verdict.CANCELLED or self._is_revoked(request.id):
+            return Cancelled()
+        if self._retry.exhausted(request.attempt, request.lost):
+            return Failed(_given_up(request))
+        return None
 
     def _hand_over(self, run: list[Request], info: BatchInfo) -> None:
         with self._changed:
@@ -317,3 +332,9 @@ def _given_up(request: Request) -> str:
     if request.lost:
         return f"gave up: the executor died {request.lost} times with this request inside"
     return f"gave up after {request.attempt - 1} deliveries"
+
+
+def _unreadable(batch_id: str, entry: Entry, error: UnreadableMessage) -> Request:
+    """A stand-in, so that the message is kept as a dead letter, and its caller, if it names one, is answered."""
+    task_id = error.task_id or f"unreadable-{batch_id}-{entry.position}"
+    return Request(task_id, TIERS[entry.rank], entry.position, b"null", b"{}", result_ttl_ms=_UNREADABLE_TTL_MS)

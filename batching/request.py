@@ -22,6 +22,7 @@ class Request:
     `input` and `parameters` stay JSON bytes: only the executor, on a core of its own, turns them into objects.
     Times are Redis time in milliseconds since the epoch, because frontends and workers may disagree about theirs;
     0 means that the sender gave none. `attempt` counts from 1; `lost` is how many executors died with it inside.
+    A `result_ttl_ms` of 0 stores no result. `canvas` is the whole message, when something follows after this task.
     """
 
     id: str
@@ -35,6 +36,8 @@ class Request:
     deadline_ms: int = 0
     result_ttl_ms: int = 0
     reply_to: str = ""
+    eta_ms: int = 0
+    canvas: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

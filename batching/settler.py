@@ -1,7 +1,7 @@
 """What becomes of a batch after the model: stored, tried again, buried, or given back.
 
     outcome ──▶ an output, a refusal, out of time  ──finish──▶ result and reply
-              │ a failure that may pass, in time   ──retry───▶ aside for a jittered pause, an attempt counted
+              │ a failure that may pass, in time   ──put_aside──▶ a jittered pause, an attempt counted
               │ any other failure                  ──finish──▶ result and reply, and a dead letter
     executor dead ──give_back──▶ the head of its queue
 
@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from batching.policy import RetryPolicy
-from batching.ports import BatchInfo, Codec, Observer
+from batching.ports import BatchInfo, Codec, FollowUp, Observer
 from batching.request import Failed, Outcome, Request
 from batching.store import BatchStore, Blame, Settled
 
@@ -40,6 +41,7 @@ class Settler:
         codec: Codec,
         observer: Observer,
         retry: RetryPolicy,
+        follow_up: FollowUp,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._name = name
@@ -48,6 +50,7 @@ class Settler:
         self._codec = codec
         self._observer = observer
         self._retry = retry
+        self._follow_up = follow_up
         self._jitter = jitter
         self._giving_up = False
 
@@ -88,18 +91,35 @@ class Settler:
 
     def _put_aside(self, again: Sequence[tuple[Request, Failed, float]], info: BatchInfo, *, last: bool) -> bool:
         pauses = [(request.position, int(pause_s * 1000)) for request, _, pause_s in again]
-        if self._until_taken(lambda: self._store.retry(self._model, info.batch_id, pauses, last=last)) is False:
+        if self._until_taken(lambda: self._store.put_aside(self._model, info.batch_id, pauses, last=last)) is False:
             self._lost_lease(info)
             return False
         self._observer.retried([request for request, _, _ in again], info, again[0][1].message)
         return True
 
     def _store_final(self, final: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> None:
+        for request, outcome in final:
+            if request.canvas:
+                self._follow(request, outcome)
         results = [self._settled(request, outcome, info) for request, outcome in final]
         if self._until_taken(lambda: self._store.finish(info.batch_id, results, last=last)) is False:
             self._lost_lease(info)
             return
         self._observer.finished(final, info)
+
+    def postpone(self, requests: Sequence[Request], info: BatchInfo, *, last: bool) -> None:
+        """Not yet their time (`eta`): aside until then, no attempt counted."""
+        pauses = [(request.position, max(0, request.eta_ms - info.claimed_ms)) for request in requests]
+        self._until_taken(
+            lambda: self._store.put_aside(self._model, info.batch_id, pauses, last=last, count_attempt=False)
+        )
+
+    def _follow(self, request: Request, outcome: Outcome) -> None:
+        try:
+            self._until_taken(lambda: self._follow_up.follow(request, outcome))
+        except Exception:
+            # A signature that cannot be sent must not keep the task's own answer back.
+            logger.exception("%s: what follows after %s could not be sent", self._name, request.id)
 
     def _settled(self, request: Request, outcome: Outcome, info: BatchInfo) -> Settled:
         settled = self._codec.encode(request, outcome, info)
@@ -119,7 +139,7 @@ class Settler:
         while True:
             try:
                 return call()
-            except RedisError as error:
+            except (RedisError, OperationalError) as error:
                 if self._giving_up:
                     logger.error("%s: leaving with outcomes that Redis never took: %s", self._name, error)
                     return None

@@ -109,8 +109,10 @@ class BatchStore(Protocol):
     def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> bool:
         """Store and tell; with `last` the lease ends. False: the lease was gone, nothing was stored."""
 
-    def retry(self, model: str, batch_id: str, pauses: Sequence[tuple[int, int]], *, last: bool) -> bool:
-        """Put requests aside, as `(position, pause in ms)`, an attempt counted. False: the lease was gone."""
+    def put_aside(
+        self, model: str, batch_id: str, pauses: Sequence[tuple[int, int]], *, last: bool, count_attempt: bool = True
+    ) -> bool:
+        """Requests to come back after a pause, as `(position, pause in ms)`. False: the lease was gone."""
 
     def give_back(self, model: str, batch_id: str, blame: Blame) -> int:
         """Return what the lease holds to the head of its queues; how many, -1 when the lease was gone."""
@@ -139,7 +141,7 @@ class RedisBatchStore:
         self._look = Script(scripts.source("look"))
         self._claim = Script(scripts.source("claim"))
         self._finish = Script(scripts.source("finish"))
-        self._retry = Script(scripts.source("retry"))
+        self._put_aside = Script(scripts.source("put_aside"))
 
     @property
     def _line(self) -> Line:
@@ -187,10 +189,12 @@ class RedisBatchStore:
         keys = [self._keys.lease(batch_id), self._keys.leases(self._worker_id), self._keys.dead()]
         return cast("int", self._line.script(self._finish, keys, args)) >= 0
 
-    def retry(self, model: str, batch_id: str, pauses: Sequence[tuple[int, int]], *, last: bool) -> bool:
+    def put_aside(
+        self, model: str, batch_id: str, pauses: Sequence[tuple[int, int]], *, last: bool, count_attempt: bool = True
+    ) -> bool:
         keys = (self._keys.lease(batch_id), self._keys.leases(self._worker_id), self._keys.delayed(model))
-        args = (batch_id, int(last), *chain.from_iterable(pauses))
-        return cast("int", self._line.script(self._retry, keys, args)) >= 0
+        args = (batch_id, int(last), int(count_attempt), *chain.from_iterable(pauses))
+        return cast("int", self._line.script(self._put_aside, keys, args)) >= 0
 
     def give_back(self, model: str, batch_id: str, blame: Blame) -> int:
         return give_back(self._line, self._keys, self._worker_id, model, batch_id, blame)

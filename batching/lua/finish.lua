@@ -3,7 +3,7 @@
 -- KEYS  1 lease  2 leases of the worker  3 dead letters (zset); each is a hash at that name, a colon, and its task id
 -- ARGV  1 batch id  2 '1' when nothing of the batch remains, else '0'  3 dead letters to keep  4 for how long, in ms
 --       5 number of reply channels  6… the channels
---       then per outcome: position in the lease, task id, result TTL in ms, channel number (0: none), result (JSON),
+--       then per outcome: position in the lease, task id, result TTL in ms (0: store none), channel number (0: none), result (JSON),
 --       the record of a dead letter (JSON), or ''
 -- Returns the number stored, or -1 when the lease is gone: somebody else has the requests now, and will answer them.
 -- Above this a reply carries the id alone and the frontend reads the stored key: a large value must not sit in the
@@ -39,8 +39,10 @@ while at <= #ARGV do
   local position, id, ttl, channel, result = ARGV[at], ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), ARGV[at + 4]
   if ARGV[at + 5] ~= '' then bury(position, id, ARGV[at + 5]) end
   local key = 'celery-task-meta-' .. id
-  redis.call('SET', key, result, 'PX', ttl)
-  redis.call('PUBLISH', key, result)
+  if ttl ~= '0' then
+    redis.call('SET', key, result, 'PX', ttl)
+    redis.call('PUBLISH', key, result)
+  end
   if channel > 0 then
     local to = replies[channel]
     to[#to + 1] = #result <= MAX_INLINE and result or ('{"task_id":"' .. id .. '","status":"STORED"}')

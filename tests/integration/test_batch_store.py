@@ -274,7 +274,7 @@ def test_a_retry_waits_for_its_pause_and_then_stands_at_the_head(store: RedisBat
     for task_id in ("a", "b"):
         put(redis, task_id)
     store.claim(MODEL, "b1", 2)
-    assert store.retry(MODEL, "b1", [(1, 60_000)], last=False)
+    assert store.put_aside(MODEL, "b1", [(1, 60_000)], last=False)
     assert store.finish("b1", [Settled(2, "b", 1000, "", b"{}")], last=True)
     put(redis, "c")
     assert run_ids(store.claim(MODEL, "b2", 1)) == ["c"]
@@ -291,7 +291,7 @@ def test_a_repeated_retry_does_nothing(store: RedisBatchStore, redis: Redis) -> 
         put(redis, task_id)
     store.claim(MODEL, "b1", 2)
     for _ in range(2):
-        assert store.retry(MODEL, "b1", [(1, 60_000)], last=False)
+        assert store.put_aside(MODEL, "b1", [(1, 60_000)], last=False)
     assert redis.zcard(KEYS.delayed(MODEL)) == 1
 
 
