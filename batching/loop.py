@@ -14,21 +14,35 @@ goes back with an attempt counted, what was behind it without.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from redis.exceptions import RedisError
 
 from batching.executor import Done, Executor, ExecutorGone, Lost, Work
-from batching.policy import Decision, Dispatch, Look, Policy, QueueView, Reason, Wait
-from batching.ports import BatchInfo, Codec, Observer, UnreadableMessage
+from batching.policy import (
+    Breaker,
+    BreakerState,
+    Decision,
+    Dispatch,
+    Look,
+    Policy,
+    QueueView,
+    Reason,
+    RetryPolicy,
+    Wait,
+)
+from batching.ports import BatchInfo, Codec, FollowUp, NoFollowUp, Observer, UnreadableMessage
 from batching.request import Cancelled, Expired, Failed, Outcome, Request
-from batching.store import BatchStore, Claim, Verdict, View
+from batching.settler import Settler
+from batching.store import BatchStore, Blame, Claim, Entry, Verdict, View
+from config.tiers import TIERS
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +50,7 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.08
 _TOO_SHORT_FOR_BELLS_S = 0.003
 _TICK_S = 0.25
+_UNREADABLE_TTL_MS = 600_000
 _MAX_BACKOFF_S = 1.0
 
 
@@ -54,6 +69,7 @@ class LoopModel(Protocol):
 class _InHand:
     requests: list[Request]
     info: BatchInfo
+    claimed_at: float
 
 
 class ClaimLoop:
@@ -70,6 +86,8 @@ class ClaimLoop:
         *,
         batch_prefix: str,
         is_revoked: Callable[[str], bool] = lambda task_id: False,
+        breaker: Breaker | None = None,
+        follow_up: FollowUp | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
@@ -79,8 +97,15 @@ class ClaimLoop:
         self._codec = codec
         self._observer = observer
         self._is_revoked = is_revoked
+        self._retry = RetryPolicy(model.max_attempts)
+        self._settler = Settler(
+            executor.name, model.name, store, codec, observer, self._retry, follow_up or NoFollowUp()
+        )
+        self._breaker = breaker or Breaker()
         self._clock = clock
         self._batch_ids = (f"{batch_prefix}-{n}" for n in itertools.count(1))
+        # A claim whose reply never came: it must be asked for again, or its lease would be nobody's.
+        self._unheard: tuple[str, int] | None = None
         self._changed = threading.Condition()
         self._in_hand: dict[str, _InHand] = {}
         self._front_since = 0.0
@@ -115,9 +140,13 @@ class ClaimLoop:
         with self._changed:
             self._changed.wait_for(lambda: not self._in_hand, timeout=max(0.0, deadline - self._clock()))
         self._drained = True
+        self._settler.give_up_on_redis()
         self._threads[1].join(timeout=max(1.0, deadline - self._clock()))
-        for batch_id, batch in list(self._in_hand.items()):
-            self._return(batch_id, batch, count_attempt=False, why="the worker is stopping")
+        for batch in list(self._in_hand.values()):
+            self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, "the worker is stopping")
+        if self._unheard is not None:
+            with contextlib.suppress(RedisError):
+                self._store.give_back(self._model.name, self._unheard[0], Blame.NOTHING)
 
     def _feed(self) -> None:
         backoff = 0.0
@@ -143,12 +172,18 @@ class ClaimLoop:
         """One decision. Returns the view that the next one may start from; None: look again."""
         if not self._executor.wait_ready(_TICK_S):
             return None
+        if self._unheard is not None:
+            return self._dispatch(Dispatch(self._unheard[1], Reason.IDLE))
+        permitted = self._breaker.permits(self._clock())
+        if not permitted:
+            self._await_executor(_TICK_S) if self.in_hand else time.sleep(_TICK_S)
+            return None
         decision = self._decide(view)
         if isinstance(decision, Look):
             view = self._store.look(self._model.name)
             decision = self._decide(view)
         if isinstance(decision, Dispatch):
-            return self._dispatch(decision)
+            return self._dispatch(replace(decision, size=min(decision.size, permitted)))
         if isinstance(decision, Wait):
             self._wait(decision)
         return None
@@ -185,46 +220,59 @@ class ClaimLoop:
                 self._changed.wait_for(lambda: self._stopping or len(self._in_hand) != before, timeout=timeout_s)
 
     def _dispatch(self, decision: Dispatch) -> View:
-        claim = self._store.claim(self._model.name, next(self._batch_ids), decision.size)
+        if self._unheard is None:
+            self._unheard = (next(self._batch_ids), decision.size)
+        claim = self._store.claim(self._model.name, *self._unheard, self._model.max_attempts)
+        self._unheard = None
         if not claim.entries:
             return claim.view
-        run, settled = self._sort(claim)
+        run, settled, early = self._sort(claim)
         # A policy that did not look could not know that the batch would be full.
         reason = Reason.FULL if len(run) == decision.size else decision.reason
         info = BatchInfo(claim.batch_id, self._model.name, self._model.version, len(run), reason, claim.view.now_ms)
-        if settled or not run:
-            self._settle(settled, info, last=not run)
+        if early:
+            self._settler.postpone(early, info, last=not (settled or run))
+        if settled or not (run or early):
+            self._settler.settle(settled, info, last=not run)
         if run:
             self._hand_over(run, info)
         return claim.view
 
-    def _sort(self, claim: Claim) -> tuple[list[Request], list[tuple[Request, Outcome]]]:
-        """Those to run, and those whose outcome is known without the model."""
+    def _sort(self, claim: Claim) -> tuple[list[Request], list[tuple[Request, Outcome]], list[Request]]:
+        """Those to run, those whose outcome is known without the model, and those whose time is not yet come."""
         run: list[Request] = []
         settled: list[tuple[Request, Outcome]] = []
+        early: list[Request] = []
         for entry in claim.entries:
             try:
                 request = self._codec.decode(entry)
             except UnreadableMessage as error:
-                logger.error("%s: dropped an unreadable message: %s: %.200r", self._model.name, error, entry.message)
+                logger.error("%s: an unreadable message: %s: %.200r", self._model.name, error, entry.message)
+                settled.append((_unreadable(claim.batch_id, entry, error), Failed(error.why, "UnreadableMessage")))
                 continue
-            if entry.verdict is Verdict.EXPIRED:
-                settled.append((request, Expired()))
-            elif entry.verdict is Verdict.CANCELLED or self._is_revoked(request.id):
-                settled.append((request, Cancelled()))
-            elif request.deadline_ms and request.deadline_ms <= claim.view.now_ms:
-                settled.append((request, Expired()))
-            elif request.attempt > self._model.max_attempts:
-                settled.append((request, Failed(f"gave up after {self._model.max_attempts} attempts")))
+            outcome = self._known_outcome(request, entry, claim.view.now_ms)
+            if outcome is not None:
+                settled.append((request, outcome))
+            elif request.eta_ms > claim.view.now_ms:
+                early.append(request)
             else:
                 run.append(request)
-        return run, settled
+        return run, settled, early
+
+    def _known_outcome(self, request: Request, entry: Entry, now_ms: int) -> Outcome | None:
+        if entry.verdict is Verdict.EXPIRED or 0 < request.deadline_ms <= now_ms:
+            return Expired()
+        if entry.verdict is Verdict.CANCELLED or self._is_revoked(request.id):
+            return Cancelled()
+        if self._retry.exhausted(request.attempt, request.lost):
+            return Failed(_given_up(request))
+        return None
 
     def _hand_over(self, run: list[Request], info: BatchInfo) -> None:
         with self._changed:
             if not self._in_hand:
                 self._front_since = self._clock()
-            self._in_hand[info.batch_id] = _InHand(run, info)
+            self._in_hand[info.batch_id] = _InHand(run, info, self._clock())
         self._sizes = (self._sizes[1], len(run))
         self._observer.claimed(run, info)
         work = Work(info.batch_id, [each.input for each in run], [each.parameters for each in run])
@@ -233,7 +281,7 @@ class ClaimLoop:
         except ExecutorGone as error:
             batch = self._take(info.batch_id)
             if batch:
-                self._return(info.batch_id, batch, count_attempt=False, why=str(error))
+                self._settler.give_back(run, info, Blame.NOTHING, str(error))
 
     def _collect(self) -> None:
         while not (self._drained and not self._in_hand):
@@ -253,13 +301,22 @@ class ClaimLoop:
         if batch is None:
             return
         info = replace(batch.info, compute_s=event.compute_s)
-        self._settle(list(zip(batch.requests, event.outcomes, strict=True)), info, last=True)
+        now = self._clock()
+        ok = any(not isinstance(outcome, Failed) for outcome in event.outcomes)
+        # One input that fails alone says little about the model, unless it was the probe.
+        if ok or len(event.outcomes) > 1 or self._breaker.state is BreakerState.HALF_OPEN:
+            self._breaker.record(now, ok=ok)
+        outcomes = list(zip(batch.requests, event.outcomes, strict=True))
+        self._settler.settle(outcomes, info, last=True, elapsed_s=now - batch.claimed_at)
 
     def _lost(self, event: Lost) -> None:
+        if event.inside:
+            self._breaker.record(self._clock(), ok=False)
         for batch_id in (event.inside, *event.waiting):
             batch = self._take(batch_id) if batch_id else None
             if batch_id and batch:
-                self._return(batch_id, batch, count_attempt=batch_id == event.inside, why=event.reason)
+                blame = Blame.SUSPECT if batch_id == event.inside else Blame.NOTHING
+                self._settler.give_back(batch.requests, batch.info, blame, event.reason)
 
     def _take(self, batch_id: str, *, compute: bool = False) -> _InHand | None:
         """The batch leaves the hands of the executor: the feeder may claim at once, before this one is stored."""
@@ -274,28 +331,14 @@ class ClaimLoop:
             self._changed.notify_all()
         return batch
 
-    def _settle(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> None:
-        results = [self._codec.encode(request, outcome, info) for request, outcome in outcomes]
-        if self._until_stored(lambda: self._store.finish(info.batch_id, results, last=last)) is False:
-            logger.warning("%s: lost the lease of %s; others answer its requests", self._executor.name, info.batch_id)
-            return
-        self._observer.finished(outcomes, info)
 
-    def _return(self, batch_id: str, batch: _InHand, *, count_attempt: bool, why: str) -> None:
-        logger.warning("%s: gave back %d requests of %s: %s", self._executor.name, len(batch.requests), batch_id, why)
-        self._until_stored(lambda: self._store.give_back(self._model.name, batch_id, count_attempt=count_attempt))
-        self._observer.returned(batch.requests, batch.info, why)
+def _given_up(request: Request) -> str:
+    if request.lost:
+        return f"gave up: the executor died {request.lost} times with this request inside"
+    return f"gave up after {request.attempt - 1} deliveries"
 
-    def _until_stored(self, call: Callable[[], object]) -> object:
-        """Repeat through a Redis outage; the scripts are safe to repeat. Gives up only when the worker stops."""
-        backoff = 0.05
-        while True:
-            try:
-                return call()
-            except RedisError as error:
-                if self._drained:
-                    logger.error("%s: stopping with outcomes that Redis never took: %s", self._executor.name, error)
-                    return None
-                logger.warning("%s: holding outcomes, Redis says: %s", self._executor.name, error)
-                time.sleep(backoff)
-                backoff = min(_MAX_BACKOFF_S, backoff * 2)
+
+def _unreadable(batch_id: str, entry: Entry, error: UnreadableMessage) -> Request:
+    """A stand-in, so that the message is kept as a dead letter, and its caller, if it names one, is answered."""
+    task_id = error.task_id or f"unreadable-{batch_id}-{entry.position}"
+    return Request(task_id, TIERS[entry.rank], entry.position, b"null", b"{}", result_ttl_ms=_UNREADABLE_TTL_MS)

@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from batching.policy import Reason
-from batching.request import Outcome, Request
+from batching.request import Failed, Outcome, Request
 from batching.store import Entry, Settled
 
 
 class UnreadableMessage(Exception):
-    """A message on a queue is not a task of ours, in any protocol that we know; it names no caller to answer."""
+    """A message on a queue is not a task of ours in any protocol that we know. `task_id` is empty if it names none."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, why: str, task_id: str = "") -> None:
+        super().__init__(why, task_id)
         self.why = why
+        self.task_id = task_id
+
+    def __str__(self) -> str:
+        return self.why
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,16 @@ class Codec(Protocol):
 
     def encode(self, request: Request, outcome: Outcome, batch: BatchInfo) -> Settled: ...
 
+    def dead_letter(self, request: Request, failure: Failed, batch: BatchInfo) -> bytes:
+        """What an operator should know of a request that was given up, as JSON."""
+
+
+class FollowUp(Protocol):
+    """What Celery owes to a task's canvas (`link`, `chain`, `chord`, …) once it has ended."""
+
+    def follow(self, request: Request, outcome: Outcome) -> None:
+        """Send what comes next; before the result is stored, as Celery does. Raises what the broker raises."""
+
 
 class Observer(Protocol):
     """Told what happened, on the loop's own threads: it must be quick and must not raise."""
@@ -48,7 +62,18 @@ class Observer(Protocol):
 
     def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None: ...
 
-    def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None: ...
+    def retried(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
+        """Put aside, to be tried again; the rest of the batch is told of by `finished`."""
+
+    def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
+        """The batch is back in its queues."""
+
+
+class NoFollowUp:
+    """For a worker without a Celery app: nothing ever follows."""
+
+    def follow(self, request: Request, outcome: Outcome) -> None:
+        """Nothing to send."""
 
 
 class NullObserver:
@@ -58,6 +83,9 @@ class NullObserver:
         """Nothing to tell."""
 
     def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
+        """Nothing to tell."""
+
+    def retried(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
         """Nothing to tell."""
 
     def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:

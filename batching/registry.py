@@ -13,7 +13,7 @@ from typing import cast
 from redis import Redis
 
 from batching import scripts
-from batching.store import give_back
+from batching.store import Blame, give_back
 from config.keys import Shard
 from config.redis import Line
 
@@ -48,7 +48,7 @@ class WorkerRegistry:
                 self._redis.srem(self._keys.leases(worker_id), batch_id)
                 continue
             model = header.decode().partition("\n")[2]
-            returned += max(0, give_back(self._line, self._keys, worker_id, model, batch_id, count_attempt=True))
+            returned += max(0, give_back(self._line, self._keys, worker_id, model, batch_id, Blame.ATTEMPT))
         self.strike(worker_id, self._ttl_ms)
         if returned:
             logger.warning("worker %s is gone; its %d requests are queued again", worker_id, returned)

@@ -21,7 +21,8 @@ class Request:
 
     `input` and `parameters` stay JSON bytes: only the executor, on a core of its own, turns them into objects.
     Times are Redis time in milliseconds since the epoch, because frontends and workers may disagree about theirs;
-    0 means that the sender gave none.
+    0 means that the sender gave none. `attempt` counts from 1; `lost` is how many executors died with it inside.
+    A `result_ttl_ms` of 0 stores no result. `canvas` is the whole message, when something follows after this task.
     """
 
     id: str
@@ -30,10 +31,13 @@ class Request:
     input: bytes
     parameters: bytes
     attempt: int = 1
+    lost: int = 0
     enqueued_ms: int = 0
     deadline_ms: int = 0
     result_ttl_ms: int = 0
     reply_to: str = ""
+    eta_ms: int = 0
+    canvas: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +57,13 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An error that is not the caller's. `code` is one of the contract's."""
+    """An error that is not the caller's. `code` is one of the contract's; `retryable`: it may pass the next time."""
 
     message: str
     exc_type: str = "InferenceFailed"
     code: str = "INFERENCE_FAILED"
     traceback: str | None = None
+    retryable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,15 @@
 Our own producers put the header `bunch` first in the message, every field at a fixed place, so that a script reads it
 with `string.sub` and rewrites it with a splice, whatever the payload's size:
 
-    {"headers":{"bunch":"1;<deadline 13>;<queue limit 13>;<enqueued 13>;<attempt 2>;<tracked 1>;<ttl 9>;<task id>",…
+    {"headers":{"bunch":"1;<deadline 13>;<queue limit 13>;<enqueued 13>;<attempt 2>;<lost 1>;<tracked 1>;<ttl 9>;<id>",…
 
 All times are Redis time in milliseconds; the submit script fills them in, since no two hosts share a clock. The
 *queue limit* is the moment from which a still waiting request is answered 504; a returned lease sets it to the
-deadline. The attempt counts deliveries that reached an executor and did not come back. *Tracked* requests have a
-state that somebody may ask for before they have finished (`celery-task-meta-<id>`: PENDING, STARTED); a caller who
-waits on an open connection does not know the id yet, and is spared the cost. To kombu the stamp is one more header.
-Messages of plain Celery clients carry none: they never expire in the scripts and count attempts in a header of their
-own.
+deadline. The *attempt* counts deliveries that failed and are tried again; *lost* counts those among them that ended
+with the executor's death, which makes a suspect of the request. *Tracked* requests have a state that somebody may ask
+for before they have finished (`celery-task-meta-<id>`: PENDING, STARTED); a caller who waits on an open connection
+does not know the id yet, and is spared the cost. To kombu the stamp is one more header. Messages of plain Celery
+clients carry none: they never expire in the scripts and count attempts in a header of their own.
 
 `lua/stamp.lua` is the same layout for the scripts; a test holds the two together.
 """
@@ -25,7 +25,8 @@ _DEADLINE = len(HEAD)
 _LIMIT = _DEADLINE + 14
 _ENQUEUED = _LIMIT + 14
 _ATTEMPT = _ENQUEUED + 14
-_TRACKED = _ATTEMPT + 3
+_LOST = _ATTEMPT + 3
+_TRACKED = _LOST + 2
 _TTL = _TRACKED + 2
 _ID = _TTL + 10
 _YES = ord("1")
@@ -38,6 +39,7 @@ class Stamp(NamedTuple):
     limit_ms: int
     enqueued_ms: int
     attempt: int
+    lost: int
     tracked: bool
     result_ttl_ms: int
     task_id: str
@@ -52,6 +54,7 @@ def read_stamp(message: bytes) -> Stamp | None:
         int(message[_LIMIT : _LIMIT + 13]),
         int(message[_ENQUEUED : _ENQUEUED + 13]),
         int(message[_ATTEMPT : _ATTEMPT + 2]),
+        message[_LOST] - 48,
         message[_TRACKED] == _YES,
         int(message[_TTL : _TTL + 9]),
         message[_ID : message.index(b'"', _ID)].decode(),
@@ -64,6 +67,6 @@ def write_stamp(stamp: Stamp) -> bytes:
         HEAD
         + (
             f"{stamp.deadline_ms:013d};{stamp.limit_ms:013d};{stamp.enqueued_ms:013d};"
-            f"{stamp.attempt:02d};{stamp.tracked:d};{stamp.result_ttl_ms:09d};{stamp.task_id}"
+            f"{stamp.attempt:02d};{stamp.lost:d};{stamp.tracked:d};{stamp.result_ttl_ms:09d};{stamp.task_id}"
         ).encode()
     )

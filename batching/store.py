@@ -11,12 +11,14 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Any, Protocol, cast
 
 from redis import Redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from batching import scripts
+from batching.policy.suspects import suspect_sizes
 from batching.policy.tiers import DEFAULT_SHARES
 from config.keys import Shard
 from config.redis import Line, Script
@@ -62,13 +64,35 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """One outcome, ready to be stored. `reply_to` is a frontend's channel, or empty."""
+    """One outcome, ready to be stored. `reply_to` is a frontend's channel, or empty; `dead_letter` what an operator
+    should know of a request that was given up, or empty.
+    """
 
     position: int
     task_id: str
     ttl_ms: int
     reply_to: str
     result: bytes
+    dead_letter: bytes = b""
+
+
+class Blame(Enum):
+    """What a batch that is given back has behind it."""
+
+    NOTHING = 0
+    """It never reached an executor."""
+    ATTEMPT = 1
+    """Its worker is gone; that says nothing about the requests."""
+    SUSPECT = 2
+    """Its executor died, perhaps of one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How many dead letters are kept, and for how long."""
+
+    count: int = 1000
+    age_ms: int = 7 * 24 * 3600 * 1000
 
 
 class BatchStore(Protocol):
@@ -76,13 +100,21 @@ class BatchStore(Protocol):
 
     def look(self, model: str) -> View: ...
 
-    def claim(self, model: str, batch_id: str, size: int) -> Claim:
-        """Up to `size` requests to run, highest tier first, and those whose time has passed beside them."""
+    def claim(self, model: str, batch_id: str, size: int, max_attempts: int = 3) -> Claim:
+        """Up to `size` requests to run, highest tier first, and those whose time has passed beside them.
+
+        Suspects of an executor's death are claimed apart from the rest, see `batching.policy.suspects`.
+        """
 
     def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> bool:
         """Store and tell; with `last` the lease ends. False: the lease was gone, nothing was stored."""
 
-    def give_back(self, model: str, batch_id: str, *, count_attempt: bool) -> int:
+    def put_aside(
+        self, model: str, batch_id: str, pauses: Sequence[tuple[int, int]], *, last: bool, count_attempt: bool = True
+    ) -> bool:
+        """Requests to come back after a pause, as `(position, pause in ms)`. False: the lease was gone."""
+
+    def give_back(self, model: str, batch_id: str, blame: Blame) -> int:
         """Return what the lease holds to the head of its queues; how many, -1 when the lease was gone."""
 
     def wait_for_bell(self, model: str, timeout_s: float) -> bool:
@@ -93,16 +125,23 @@ class RedisBatchStore:
     """`BatchStore` over one Redis. Each thread that calls it has a connection of its own."""
 
     def __init__(
-        self, redis: Redis, worker_id: str, shard: Shard | None = None, shares: Sequence[float] = DEFAULT_SHARES
+        self,
+        redis: Redis,
+        worker_id: str,
+        shard: Shard | None = None,
+        shares: Sequence[float] = DEFAULT_SHARES,
+        keep: Keep = Keep(),
     ) -> None:
         self._redis = redis
         self._lines = threading.local()
         self._worker_id = worker_id
         self._keys = shard or Shard()
         self._shares = tuple(shares)
+        self._keep = keep
         self._look = Script(scripts.source("look"))
         self._claim = Script(scripts.source("claim"))
         self._finish = Script(scripts.source("finish"))
+        self._put_aside = Script(scripts.source("put_aside"))
 
     @property
     def _line(self) -> Line:
@@ -112,10 +151,11 @@ class RedisBatchStore:
         return line
 
     def look(self, model: str) -> View:
-        now, depths, oldest = self._line.script(self._look, self._keys.queues(model), ())
+        keys = (self._keys.delayed(model), *self._keys.queues(model))
+        now, depths, oldest = self._line.script(self._look, keys, ())
         return _view(now, depths, oldest)
 
-    def claim(self, model: str, batch_id: str, size: int) -> Claim:
+    def claim(self, model: str, batch_id: str, size: int, max_attempts: int = 3) -> Claim:
         keys = self._keys
         now, raw, depths, oldest = self._line.script(
             self._claim,
@@ -125,9 +165,10 @@ class RedisBatchStore:
                 keys.workers(),
                 keys.cancelled(),
                 keys.share(model),
+                keys.delayed(model),
                 *keys.queues(model),
             ),
-            (batch_id, self._worker_id, model, size, *self._shares),
+            (batch_id, self._worker_id, model, size, *self._shares, *suspect_sizes(size, max_attempts)),
         )
         return Claim(batch_id, parse_entries(raw), _view(now, depths, oldest))
 
@@ -135,14 +176,28 @@ class RedisBatchStore:
         channels = {
             reply_to: i for i, reply_to in enumerate(dict.fromkeys(o.reply_to for o in outcomes if o.reply_to), 1)
         }
-        args: list[Any] = [batch_id, int(last), len(channels), *channels]
+        args: list[Any] = [batch_id, int(last), self._keep.count, self._keep.age_ms, len(channels), *channels]
         for each in outcomes:
-            args += (each.position, each.task_id, each.ttl_ms, channels.get(each.reply_to, 0), each.result)
-        keys = [self._keys.lease(batch_id), self._keys.leases(self._worker_id)]
+            args += (
+                each.position,
+                each.task_id,
+                each.ttl_ms,
+                channels.get(each.reply_to, 0),
+                each.result,
+                each.dead_letter,
+            )
+        keys = [self._keys.lease(batch_id), self._keys.leases(self._worker_id), self._keys.dead()]
         return cast("int", self._line.script(self._finish, keys, args)) >= 0
 
-    def give_back(self, model: str, batch_id: str, *, count_attempt: bool) -> int:
-        return give_back(self._line, self._keys, self._worker_id, model, batch_id, count_attempt=count_attempt)
+    def put_aside(
+        self, model: str, batch_id: str, pauses: Sequence[tuple[int, int]], *, last: bool, count_attempt: bool = True
+    ) -> bool:
+        keys = (self._keys.lease(batch_id), self._keys.leases(self._worker_id), self._keys.delayed(model))
+        args = (batch_id, int(last), int(count_attempt), *chain.from_iterable(pauses))
+        return cast("int", self._line.script(self._put_aside, keys, args)) >= 0
+
+    def give_back(self, model: str, batch_id: str, blame: Blame) -> int:
+        return give_back(self._line, self._keys, self._worker_id, model, batch_id, blame)
 
     def wait_for_bell(self, model: str, timeout_s: float) -> bool:
         try:
@@ -154,10 +209,10 @@ class RedisBatchStore:
 _GIVE_BACK = Script(scripts.source("give_back"))
 
 
-def give_back(line: Line, keys: Shard, worker_id: str, model: str, batch_id: str, *, count_attempt: bool) -> int:
+def give_back(line: Line, keys: Shard, worker_id: str, model: str, batch_id: str, blame: Blame) -> int:
     """Run `give_back.lua` for a lease of `worker_id`, which need not be this process."""
     names = (keys.lease(batch_id), keys.leases(worker_id), keys.bell(model), *keys.queues(model))
-    return cast("int", line.script(_GIVE_BACK, names, (batch_id, int(count_attempt))))
+    return cast("int", line.script(_GIVE_BACK, names, (batch_id, blame.value)))
 
 
 def parse_entries(raw: Sequence[bytes]) -> tuple[Entry, ...]:

@@ -13,6 +13,9 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:workers` | zset | trimmed with its worker | worker id → Redis time of its last heartbeat, in ms |
 | `bunch:worker:<worker>` | string | 3 × lease TTL | what a worker says of itself, JSON |
 | `bunch:share:<model>` | hash | small, kept | credit of the lower tiers towards their share of a batch |
+| `bunch:delayed:<model>` | zset | until due | retries in their pause: rank and message → Redis time in ms |
+| `bunch:dead` | zset | bounded by count and age | dead letters: task id → Redis time in ms of its end |
+| `bunch:dead:<id>` | hash | with its entry above | one dead letter: message, rank, record (JSON) |
 | `bunch:cancelled` | zset | trimmed by score | task id → Redis time in ms after which it can be forgotten |
 | `bunch:request:<request id>` | string | as its result | the task id behind a caller's own X-Request-Id |
 | `bunch:arrivals:<second>` | hash | 30 s | requests queued in that second, per queue |
@@ -69,6 +72,13 @@ class Shard:
 
     def share(self, model: str) -> str:
         return f"bunch:share:{model}{self.tag}"
+
+    def delayed(self, model: str) -> str:
+        return f"bunch:delayed:{model}{self.tag}"
+
+    def dead(self, task_id: str | None = None) -> str:
+        """The index of the dead letters, or one of them."""
+        return f"bunch:dead{self.tag}" + ("" if task_id is None else f":{task_id}")
 
     def cancelled(self) -> str:
         return f"bunch:cancelled{self.tag}"

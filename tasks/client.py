@@ -5,9 +5,10 @@ One `Client` per process, for gevent: its greenlets share one outbox, one router
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from redis import Redis
@@ -23,6 +24,8 @@ from tasks.outbox import Outbox, Receipt
 from tasks.results import FINISHED, Reply, decode_details, decode_error, decode_reply
 from tasks.router import Pending, Router
 
+logger = logging.getLogger(__name__)
+
 
 class Client:
     """Constructing builds; `start` opens the subscription and starts flushing. Call it after any fork."""
@@ -32,9 +35,10 @@ class Client:
         self._redis = redis
         self._keys = shard or Shard()
         name = new_id()
-        self.router = Router(redis, name)
+        self.router = Router(redis, name, on_hang_up=self._take_back)
         self.outbox = Outbox(redis, name, self._depth_limit, self.router.settle, self._keys)
         self._writer = MessageWriter(self.router.channel)
+        self._hang_up = redis.register_script(scripts.source("hang_up", scripts.folder_of(__file__)))
         self._cancel = redis.register_script(scripts.source("cancel", scripts.folder_of(__file__)))
         self._queues = {(name, tier): self._keys.queue(name, tier) for name in settings.models for tier in Tier}
 
@@ -56,6 +60,7 @@ class Client:
         timeout_s: float,
         waits: bool = True,
         request_id: str = "",
+        hung_up: Callable[[], bool] | None = None,
     ) -> Pending:
         """Put one request into the outbox; returns at once.
 
@@ -65,9 +70,10 @@ class Client:
             timeout_s: the caller's deadline, from now.
             waits: False for a caller who polls: `receipt` then waits for the queue only, and the result is kept longer.
             request_id: the caller's own name for it, when it gave one.
+            hung_up: whether the caller has gone meanwhile; such a request is taken back, if it still waits.
         """
         task_id = new_id()
-        pending = self.router.expect(task_id, timeout_s)
+        pending = self.router.expect(task_id, timeout_s, hung_up)
         timeout_ms = max(1, int(timeout_s * 1000))
         settings = self._settings
         out = Outgoing(
@@ -137,6 +143,13 @@ class Client:
         except RedisError as error:
             raise BackendUnavailable(f"the result store is not reachable: {error}") from error
         return known.decode() if known else request_id
+
+    def _take_back(self, task_ids: Sequence[str]) -> None:
+        longest_ms = self._settings.request_timeout_ms
+        try:
+            self._hang_up(keys=[self._keys.cancelled()], args=[longest_ms, *task_ids])
+        except RedisError as error:
+            logger.warning("%d requests whose callers have gone were not taken back: %s", len(task_ids), error)
 
     def _stored(self, task_id: str) -> Reply | None:
         try:

@@ -6,6 +6,7 @@ BunchError                 `code` is the contract's; the frontend maps codes to 
 ├── InferenceFailed        attempts used up, or the model broke its contract
 ├── DeadlineExceeded       no answer within the caller's time
 ├── TaskCancelled          taken back by its caller
+├── CallerGone             the caller hung up; nobody sees this one
 ├── ServiceOverloaded      refused at the door: the queue is full
 └── BackendUnavailable     Redis is away, or did not answer in time
 """
@@ -44,6 +45,10 @@ class DeadlineExceeded(BunchError):
 
 class TaskCancelled(BunchError):
     code = "CANCELLED"
+
+
+class CallerGone(BunchError):
+    code = "CALLER_GONE"
 
 
 class ServiceOverloaded(BunchError):

@@ -30,6 +30,7 @@ class ExecutorRow(msgspec.Struct, frozen=True):
     batches: int = 0
     restarts: int = 0
     pid: int | None = None
+    breaker: str = "closed"
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
@@ -90,7 +91,10 @@ class Fleet:
         rows = []
         arrivals = self._arrivals()
         for model in models:
-            now_ms, depths, oldest = cast("tuple[int, list[int], list[int]]", self._look(keys=self._keys.queues(model)))
+            now_ms, depths, oldest = cast(
+                "tuple[int, list[int], list[int]]",
+                self._look(keys=(self._keys.delayed(model), *self._keys.queues(model))),
+            )
             rows += [
                 QueueRow(
                     model,

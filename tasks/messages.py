@@ -1,8 +1,8 @@
 """Task messages: Celery protocol 2 in kombu's envelope, written and read without kombu's object layers.
 
 Written: one template, four splices (id, expiry, reply address, body). Any Celery worker can read it.
-Read: ours and any Celery client's (protocol 2, JSON, base64 or UTF-8 body). What cannot be a task raises
-`batching.ports.UnreadableMessage`.
+Read: ours and any Celery client's (protocol 1 and 2; JSON; base64 or UTF-8 body; compressed or not). What cannot be a
+task raises `batching.ports.UnreadableMessage`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
+from kombu.compression import decompress
 
 from batching.ports import UnreadableMessage
 from batching.request import Request
@@ -82,9 +83,17 @@ def _iso_second(epoch_s: int) -> str:
     return datetime.fromtimestamp(epoch_s, UTC).isoformat()
 
 
+class _Embed(msgspec.Struct):
+    callbacks: list[Any] | None = None
+    errbacks: list[Any] | None = None
+    chain: list[Any] | None = None
+    chord: Any = None
+
+
 class _Headers(msgspec.Struct):
-    task: str
-    id: str
+    task: str = ""
+    id: str = ""
+    eta: str | float | None = None
     expires: str | float | None = None
     ignore_result: bool | None = False
     bunch_attempt: int = 0
@@ -103,74 +112,123 @@ class _Envelope(msgspec.Struct):
     content_type: str = msgspec.field(name="content-type", default="application/json")
 
 
-class _Embed(msgspec.Struct):
-    callbacks: list[Any] | None = None
-    errbacks: list[Any] | None = None
-    chain: list[Any] | None = None
-    chord: Any = None
-
-
-class _Keywords(msgspec.Struct, forbid_unknown_fields=True):
+class _Keywords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+class _Protocol1(msgspec.Struct):
+    """The body of Celery's protocol 1, where the task's headers are in the body (Celery 3, other languages)."""
+
+    task: str
+    id: str
+    args: list[msgspec.Raw] = []
+    kwargs: _Keywords = _Keywords()
+    eta: str | None = None
+    expires: str | float | None = None
+    callbacks: list[Any] | None = None
+    errbacks: list[Any] | None = None
+    chord: Any = None
+
+
 _envelope = msgspec.json.Decoder(_Envelope)
 _body = msgspec.json.Decoder(tuple[list[msgspec.Raw], _Keywords, _Embed])
+_protocol1 = msgspec.json.Decoder(_Protocol1)
 
 
 def read_message(entry: Entry, default_ttl_ms: int) -> Request:
-    """Decode one claimed message.
+    """Decode one claimed message: ours, or any Celery client's in protocol 1 or 2.
 
     Args:
         default_ttl_ms: how long to keep the result of a message that does not say.
 
     Raises:
-        UnreadableMessage: with what is wrong, for the log.
+        UnreadableMessage: with what is wrong, and the task id where there is one.
     """
     raw = entry.message
     try:
         envelope = _envelope.decode(raw)
-        headers, properties = envelope.headers, envelope.properties
-        if headers.task != TASK_NAME:
-            raise UnreadableMessage(f"task {headers.task!r} is not {TASK_NAME!r}")
-        if envelope.content_type != "application/json":
-            raise UnreadableMessage(f"content type {envelope.content_type!r}; only JSON is read")
-        body: str | bytes = envelope.body
-        if properties.body_encoding == "base64":
-            body = base64.b64decode(body, validate=True)
-        args, kwargs, _ = _body.decode(body)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise UnreadableMessage(f"not a task message: {error}") from error
+    headers = envelope.headers
+    try:
+        body = _text(envelope)
+        if headers.task:
+            args, keywords, embed = _body.decode(body)
+        else:
+            headers, args, keywords, embed = _from_protocol1(body, headers)
+        request = _request(entry, headers, envelope.properties, args, keywords)
+        request.result_ttl_ms = 0 if headers.ignore_result else default_ttl_ms
+        _read_times(request, raw, headers)
     except UnreadableMessage:
         raise
     except (msgspec.MsgspecError, ValueError) as error:
-        raise UnreadableMessage(str(error)) from error
-    given = args[0] if args else kwargs.input
-    if given is msgspec.UNSET or len(args) > 1:
-        raise UnreadableMessage("bunch.infer takes exactly one input")
-    parameters = NO_PARAMETERS if kwargs.parameters is msgspec.UNSET else bytes(kwargs.parameters)
-    request = Request(
+        raise UnreadableMessage(str(error), headers.id) from error
+    if embed.callbacks or embed.errbacks or embed.chain or embed.chord:
+        request.canvas = raw
+    return request
+
+
+def _text(envelope: _Envelope) -> bytes | str:
+    headers = envelope.headers
+    if envelope.content_type != "application/json":
+        raise UnreadableMessage(f"content type {envelope.content_type!r}; only JSON is read", headers.id)
+    if headers.compression is None and envelope.properties.body_encoding != "base64":
+        return envelope.body
+    body = base64.b64decode(envelope.body, validate=True)
+    if headers.compression is None:
+        return body
+    try:
+        plain: bytes = decompress(body, headers.compression)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise UnreadableMessage(f"cannot decompress {headers.compression!r}: {error!r}", headers.id) from error
+    return plain
+
+
+def _from_protocol1(body: bytes | str, outer: _Headers) -> tuple[_Headers, list[msgspec.Raw], _Keywords, _Embed]:
+    old = _protocol1.decode(body)
+    headers = _Headers(old.task, old.id, old.eta, old.expires, bunch_attempt=outer.bunch_attempt)
+    return headers, old.args, old.kwargs, _Embed(old.callbacks, old.errbacks, None, old.chord)
+
+
+def _request(
+    entry: Entry, headers: _Headers, properties: _Properties, args: list[msgspec.Raw], keywords: _Keywords
+) -> Request:
+    if headers.task != TASK_NAME:
+        raise UnreadableMessage(f"task {headers.task!r} is not {TASK_NAME!r}", headers.id)
+    # `send_task("bunch.infer", [input], {"parameters": …})`; the second positional argument is the parameters too.
+    given = args[0] if args else keywords.input
+    parameters = args[1] if len(args) > 1 else keywords.parameters
+    if given is msgspec.UNSET or len(args) > 2:
+        raise UnreadableMessage("bunch.infer takes one input, and parameters", headers.id)
+    options = NO_PARAMETERS if parameters is msgspec.UNSET else bytes(parameters)
+    return Request(
         id=headers.id,
         tier=TIERS[entry.rank],
         position=entry.position,
         input=bytes(given),
-        parameters=NO_PARAMETERS if parameters == b"null" else parameters,
+        parameters=NO_PARAMETERS if options == b"null" else options,
         attempt=headers.bunch_attempt + 1,
-        result_ttl_ms=default_ttl_ms,
+        lost=headers.bunch_attempt,
         reply_to=properties.reply_to or "",
     )
+
+
+def _read_times(request: Request, raw: bytes, headers: _Headers) -> None:
     stamp = read_stamp(raw)
     if stamp is None:
         request.deadline_ms = _epoch_ms(headers.expires)
-    else:
-        request.attempt = stamp.attempt + 1
-        request.enqueued_ms = stamp.enqueued_ms
-        request.deadline_ms = stamp.deadline_ms
-        request.result_ttl_ms = stamp.result_ttl_ms
-    return request
+        request.eta_ms = _epoch_ms(headers.eta)
+        return
+    request.attempt = stamp.attempt + 1
+    request.lost = stamp.lost
+    request.enqueued_ms = stamp.enqueued_ms
+    request.deadline_ms = stamp.deadline_ms
+    request.result_ttl_ms = stamp.result_ttl_ms
 
 
 def _epoch_ms(expires: str | float | None) -> int:
-    """Celery's `expires` header: ISO 8601, in UTC when it names no zone."""
+    """Celery's `expires` and `eta`: ISO 8601, in UTC when it names no zone, or epoch seconds."""
     if not expires:
         return 0
     if isinstance(expires, (int, float)):
@@ -178,7 +236,7 @@ def _epoch_ms(expires: str | float | None) -> int:
     try:
         moment = datetime.fromisoformat(expires)
     except ValueError as error:
-        raise UnreadableMessage(f"expires {expires!r}: {error}") from error
+        raise ValueError(f"expires or eta {expires!r}: {error}") from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return int(moment.timestamp() * 1000)

@@ -8,6 +8,7 @@ by that name, never by the exception's class, which it may not have.
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from functools import lru_cache
 
@@ -61,6 +62,22 @@ class Details(msgspec.Struct):
     code: str = ""
 
 
+class DeadLetter(msgspec.Struct):
+    """What an operator sees of a request that was given up. `failed_at` is epoch seconds."""
+
+    id: str
+    model: str
+    tier: str
+    reason: str
+    exc_type: str
+    traceback: str
+    attempts: int
+    lost: int
+    batch_id: str
+    enqueued_ms: int
+    failed_at: float
+
+
 decode_reply = msgspec.json.Decoder(Reply).decode
 decode_replies = msgspec.json.Decoder(list[Reply]).decode
 decode_error = msgspec.json.Decoder(ErrorResult).decode
@@ -104,6 +121,22 @@ class CeleryCodec:
         )
         reply_to = request.reply_to if request.reply_to.startswith(REPLY_PREFIX) else ""
         return Settled(request.position, request.id, request.result_ttl_ms, reply_to, meta)
+
+    def dead_letter(self, request: Request, failure: Failed, batch: BatchInfo) -> bytes:
+        record = DeadLetter(
+            id=request.id,
+            model=batch.model,
+            tier=request.tier.value,
+            reason=failure.message,
+            exc_type=failure.exc_type,
+            traceback=(failure.traceback or "")[-_MAX_TRACEBACK:],
+            attempts=request.attempt if batch.compute_s else request.attempt - 1,
+            lost=request.lost,
+            batch_id=batch.batch_id,
+            enqueued_ms=request.enqueued_ms,
+            failed_at=time.time(),
+        )
+        return _encode(record)
 
 
 def _parts(outcome: Outcome) -> tuple[bytes, bytes, str, bytes]:

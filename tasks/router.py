@@ -29,6 +29,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from config.keys import RESULT_PREFIX, reply_channel
 from config.redis import dedicated_connection
+from tasks.errors import CallerGone
 from tasks.results import FINISHED, Reply, decode_replies, decode_reply
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.05
 # Long enough for one MGET, short enough to be "just before" the deadline.
 _LAST_LOOK_S = 0.1
+# How soon a caller who has hung up is noticed; one system call for each who waits.
+_ASK_EVERY_S = 0.25
 _READ_TIMEOUT_S = 1.0
 _SILENCE_S = 5.0
 _MAX_BACKOFF_S = 1.0
@@ -47,10 +50,13 @@ STORED = "STORED"
 class Pending:
     """One request that somebody waits for. `reply` is set once; None after `wait` means that time ran out."""
 
-    __slots__ = ("_waiter", "channel", "deadline", "done", "reply", "task_id", "tick")
+    __slots__ = ("_waiter", "channel", "deadline", "done", "hung_up", "reply", "task_id", "tick")
 
-    def __init__(self, task_id: str, deadline: float, channel: str = "") -> None:
+    def __init__(
+        self, task_id: str, deadline: float, channel: str = "", hung_up: Callable[[], bool] | None = None
+    ) -> None:
         self.task_id = task_id
+        self.hung_up = hung_up
         self.deadline = deadline
         self.channel = channel
         self.tick = 0
@@ -86,9 +92,11 @@ class Router:
         redis: Redis,
         process_id: str,
         *,
+        on_hang_up: Callable[[Sequence[str]], None] = lambda task_ids: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.channel = reply_channel(process_id)
+        self._on_hang_up = on_hang_up
         self._redis = redis
         self._clock = clock
         self._pending: dict[str, Pending] = {}
@@ -113,9 +121,13 @@ class Router:
         """Requests that are waited for: must be 0 when nobody waits."""
         return len(self._pending) + sum(map(len, self._watched.values()))
 
-    def expect(self, task_id: str, timeout_s: float) -> Pending:
-        """Register before the message is sent: the reply may be there before the sender looks again."""
-        pending = Pending(task_id, self._clock() + timeout_s)
+    def expect(self, task_id: str, timeout_s: float, hung_up: Callable[[], bool] | None = None) -> Pending:
+        """Register before the message is sent: the reply may be there before the sender looks again.
+
+        `hung_up` says whether the caller has gone; it is asked now and then, and a request that nobody waits for any
+        more is settled with `CallerGone` and taken back.
+        """
+        pending = Pending(task_id, self._clock() + timeout_s, hung_up=hung_up)
         self._pending[task_id] = pending
         self._schedule(pending, pending.deadline - _LAST_LOOK_S)
         return pending
@@ -246,6 +258,7 @@ class Router:
     def _sweep(self) -> None:
         """Everything that waits is settled by its deadline, with one last look at the stored keys before."""
         done_until = int(self._clock() / _TICK_S)
+        ask_at = self._clock() + _ASK_EVERY_S
         while not self._stopped:
             gevent.sleep(_TICK_S)
             now = self._clock()
@@ -256,6 +269,16 @@ class Router:
             done_until = current
             if due:
                 self._last_look(due, now)
+            if now >= ask_at:
+                ask_at = now + _ASK_EVERY_S
+                self._look_for_hang_ups()
+
+    def _look_for_hang_ups(self) -> None:
+        gone = [each for each in self._pending.values() if each.hung_up is not None and each.hung_up()]
+        if gone:
+            for pending in gone:
+                self.settle(pending, CallerGone("the caller hung up"))
+            self._on_hang_up([pending.task_id for pending in gone])
 
     def _last_look(self, due: Iterable[Pending], now: float) -> None:
         looked_up: list[str] = []

@@ -5,6 +5,7 @@ Flask views can run the very same code.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
@@ -25,6 +26,7 @@ STATUS_LINES: dict[int, str] = {
     415: "415 Unsupported Media Type",
     422: "422 Unprocessable Content",
     429: "429 Too Many Requests",
+    499: "499 Client Closed Request",
     500: "500 Internal Server Error",
     503: "503 Service Unavailable",
     504: "504 Gateway Timeout",
@@ -66,6 +68,12 @@ class Call:
         """By its WSGI name, such as `HTTP_X_TIMEOUT_MS`."""
         value: str | None = self._environ.get(name)
         return value
+
+    @property
+    def hung_up(self) -> Callable[[], bool] | None:
+        """Asks whether the client has closed its connection; the server's, see `webapp.server`."""
+        ask: Callable[[], bool] | None = self._environ.get("bunch.disconnected")
+        return ask
 
     def body(self) -> bytes:
         length = self._environ.get("CONTENT_LENGTH")

@@ -25,6 +25,8 @@ STATUS_OF: dict[str, int] = {
     "PAYLOAD_TOO_LARGE": 413,
     "UNSUPPORTED_MEDIA_TYPE": 415,
     "INPUT_REJECTED": 422,
+    # Not in the contract: its caller has gone, and it is seen in the metrics alone.
+    "CALLER_GONE": 499,
     "INFERENCE_FAILED": 500,
     "INTERNAL": 500,
     "SERVICE_OVERLOADED": 503,

@@ -11,6 +11,7 @@ from config.celery import model_queues
 from config.keys import TASK_NAME
 from config.settings import Settings, load_settings
 from tasks.app import make_app
+from workers.canvas import CanvasFollowUp
 from workers.runner import WorkerRunner
 
 
@@ -19,7 +20,7 @@ def make_worker_app(settings: Settings) -> Celery:
     app = make_app(settings)
     app.conf.task_queues = model_queues(settings)
     app.steps["consumer"].add(BatchingStep)
-    app.bunch_runner = WorkerRunner(settings)
+    app.bunch_runner = WorkerRunner(settings, CanvasFollowUp(app))
     app.task(name=TASK_NAME, ignore_result=False)(_never_called)
     return app
 

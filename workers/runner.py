@@ -25,7 +25,8 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from batching.loop import ClaimLoop
-from batching.policy import Adaptive, FixedWindow, Policy, WhenIdle
+from batching.policy import Adaptive, Breaker, FixedWindow, Policy, WhenIdle
+from batching.ports import FollowUp
 from batching.registry import WorkerRegistry
 from batching.store import RedisBatchStore
 from config.redis import connect
@@ -57,7 +58,7 @@ def make_policy(model: ModelSettings) -> Policy:
 class WorkerRunner:
     """`batching.step.BatchRunner`: built with the Celery app, started by the bootstep."""
 
-    def __init__(self, settings: Settings, redis: Redis | None = None) -> None:
+    def __init__(self, settings: Settings, follow_up: FollowUp, redis: Redis | None = None) -> None:
         self._settings = settings
         self._redis = redis or connect(settings.redis_url)
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -75,6 +76,7 @@ class WorkerRunner:
             for model in settings.models.values()
             for index in range(model.instances)
         ]
+        self._breakers = {name: Breaker() for name in settings.models}
         self._loops = [
             ClaimLoop(
                 model,
@@ -85,6 +87,8 @@ class WorkerRunner:
                 telemetry,
                 batch_prefix=f"{self.worker_id}-{n}",
                 is_revoked=worker_state.revoked.__contains__,
+                breaker=self._breakers[model.name],
+                follow_up=follow_up,
             )
             for n, (model, executor) in enumerate(self._executors)
         ]
@@ -153,6 +157,7 @@ class WorkerRunner:
                 executor.batches,
                 executor.restarts,
                 executor.pid,
+                self._breakers[model.name].state.value,
             )
             for model, executor in self._executors
         )

@@ -106,10 +106,22 @@ class WorkerTelemetry:
                 self._child(metrics.EXPIRED, model, request.tier.value).inc()
             elif isinstance(outcome, Cancelled):
                 self._child(metrics.CANCELLED, model).inc()
+            elif isinstance(outcome, Failed):
+                reason = "executor_lost" if request.lost else "error"
+                self._child(metrics.DEAD_LETTERED, model, reason).inc()
         try:
             self._show_end(settled, batch)
         except Exception as error:  # noqa: BLE001 - kombu raises whatever its transport does; a batch must not fail for it
             logger.debug("events not sent: %s", error)
+
+    def retried(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
+        self._child(metrics.RETRIES, batch.model, "error").inc(len(requests))
+        shown = self._shown.get(batch.batch_id, frozenset())
+        dispatcher = self._listening() if shown else None
+        if dispatcher is not None:
+            for request in requests:
+                if request.id in shown:
+                    dispatcher.send("task-retried", uuid=request.id, exception=why[:_SHOWN_BYTES], traceback="")
 
     def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
         worker_state.active_requests.difference_update(self._active.pop(batch.batch_id, ()))

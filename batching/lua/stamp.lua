@@ -4,7 +4,8 @@ local DEADLINE = #HEAD + 1
 local LIMIT = DEADLINE + 14
 local ENQUEUED = LIMIT + 14
 local ATTEMPT = ENQUEUED + 14
-local TRACKED = ATTEMPT + 3
+local LOST = ATTEMPT + 3
+local TRACKED = LOST + 2
 local TTL = TRACKED + 2
 local ID = TTL + 10
 
@@ -27,6 +28,50 @@ end
 
 local function task_id(message)
   return string.sub(message, ID, string.find(message, '"', ID, true) - 1)
+end
+
+-- Deliveries that reached an executor and did not come back. Anybody else's message counts in a header of its own,
+-- spliced in without a JSON round trip (cjson turns [] into {}); inside a JSON string the quotes would be escaped, so
+-- the first match is the real key.
+local COUNTED = '"headers": {"bunch_attempt": '
+local function attempts(message)
+  if stamped(message) then return field(message, ATTEMPT, 2) end
+  local _, to = string.find(message, COUNTED, 1, true)
+  if not to then return 0 end
+  return tonumber(string.sub(message, to + 1, string.find(message, ',', to + 1, true) - 1))
+end
+
+-- How many of those attempts ended with the executor's death. Anybody else's message has one count for both.
+local function losses(message)
+  if stamped(message) then return string.byte(message, LOST) - 48 end
+  return attempts(message)
+end
+
+local function with_attempt(message, lost)
+  if stamped(message) then
+    -- It has waited its turn once: from here on only its deadline counts, not the queue's age limit.
+    return string.sub(message, 1, LIMIT - 1) .. string.sub(message, DEADLINE, DEADLINE + 12)
+      .. string.sub(message, LIMIT + 13, ATTEMPT - 1)
+      .. string.format('%02d;%d', math.min(attempts(message) + 1, 99), math.min(losses(message) + (lost and 1 or 0), 9))
+      .. string.sub(message, LOST + 1)
+  end
+  local from, to = string.find(message, COUNTED, 1, true)
+  if from then
+    local comma = string.find(message, ',', to + 1, true)
+    return string.sub(message, 1, to) .. (attempts(message) + 1) .. string.sub(message, comma)
+  end
+  from, to = string.find(message, '"headers": {', 1, true)
+  if not from then return message end
+  return string.sub(message, 1, from - 1) .. COUNTED .. '1, ' .. string.sub(message, to + 1)
+end
+
+-- Retries whose pause is over go to the head of their queue. `first` is the number of the first queue in KEYS.
+local function wake_delayed(delayed, first, now)
+  local due = redis.call('ZRANGEBYSCORE', delayed, '-inf', string.format('%.0f', now), 'LIMIT', 0, 128)
+  for i = 1, #due do
+    redis.call('RPUSH', KEYS[first + tonumber(string.sub(due[i], 1, 1))], string.sub(due[i], 2))
+    redis.call('ZREM', delayed, due[i])
+  end
 end
 
 local function state_of(id, status)

@@ -2,14 +2,19 @@
 
 from batching.policy.adaptive import Adaptive
 from batching.policy.base import Decision, Dispatch, Look, Policy, QueueView, Reason, Wait
+from batching.policy.breaker import Breaker, BreakerState
 from batching.policy.fixed import FixedWindow
 from batching.policy.idle import WhenIdle
+from batching.policy.retry import RetryPolicy
+from batching.policy.suspects import suspect_sizes
 from batching.policy.tiers import DEFAULT_SHARES, Allocation, allocate
 
 __all__ = [
     "DEFAULT_SHARES",
     "Adaptive",
     "Allocation",
+    "Breaker",
+    "BreakerState",
     "Decision",
     "Dispatch",
     "FixedWindow",
@@ -17,7 +22,9 @@ __all__ = [
     "Policy",
     "QueueView",
     "Reason",
+    "RetryPolicy",
     "Wait",
     "WhenIdle",
     "allocate",
+    "suspect_sizes",
 ]

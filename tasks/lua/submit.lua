@@ -27,7 +27,7 @@ for at = 2 + queues, #ARGV, 5 do
   else
     local deadline, limit = ARGV[at + 1], ARGV[at + 2]
     if deadline ~= last_deadline or limit ~= last_limit then
-      head = string.format('%s%013d;%013d;%013d;00;', HEAD, now + deadline, now + limit, now)
+      head = string.format('%s%013d;%013d;%013d;00;0;', HEAD, now + deadline, now + limit, now)
       last_deadline, last_limit = deadline, limit
     end
     local rest = ARGV[at + 4]

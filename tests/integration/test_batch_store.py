@@ -14,9 +14,11 @@ from batching.policy import DEFAULT_SHARES, allocate
 from batching.registry import WorkerRegistry
 from batching.scripts import source
 from batching.stamp import HEAD, Stamp, read_stamp, write_stamp
-from batching.store import RedisBatchStore, Settled, Verdict
+from batching.store import Blame, Keep, RedisBatchStore, Settled, Verdict
 from config.keys import Shard
 from config.tiers import TIERS, Tier
+from tasks.deadletters import DeadLetters
+from tasks.results import DeadLetter
 
 KEYS = Shard()
 MODEL = "m"
@@ -34,7 +36,7 @@ def now_ms(redis: Redis) -> int:
 
 def put(redis: Redis, task_id: str, tier: Tier = Tier.PAID, *, limit_in_ms: int = 60_000) -> bytes:
     now = now_ms(redis)
-    stamp = Stamp(now + 90_000, now + limit_in_ms, now, 0, True, 60_000, task_id)
+    stamp = Stamp(now + 90_000, now + limit_in_ms, now, 0, 0, True, 60_000, task_id)
     message = write_stamp(stamp) + b'","id":"' + task_id.encode() + b'"}}'
     redis.lpush(KEYS.queue(MODEL, tier), message)
     redis.set(KEYS.result(task_id), '{"status":"PENDING"}')
@@ -124,7 +126,7 @@ def test_a_large_reply_is_sent_by_reference(store: RedisBatchStore, redis: Redis
 def test_outcomes_of_a_lost_lease_are_dropped(store: RedisBatchStore, redis: Redis) -> None:
     put(redis, "t0")
     store.claim(MODEL, "b1", 1)
-    assert store.give_back(MODEL, "b1", count_attempt=True) == 1
+    assert store.give_back(MODEL, "b1", blame=Blame.ATTEMPT) == 1
     assert not store.finish("b1", [Settled(1, "t0", 60_000, "", b"late")], last=True)
     assert redis.get(KEYS.result("t0")) != b"late"
 
@@ -134,7 +136,7 @@ def test_given_back_to_the_head_in_the_old_order_with_attempts_counted(store: Re
         put(redis, f"t{i}", (Tier.PAID, Tier.FREE)[i % 2])
     claim = store.claim(MODEL, "b1", 4)
     assert len(claim.entries) == 4
-    assert store.give_back(MODEL, "b1", count_attempt=True) == 4
+    assert store.give_back(MODEL, "b1", blame=Blame.ATTEMPT) == 4
     again = store.claim(MODEL, "b2", 6)
     assert ids(again) == ["t0", "t2", "t4", "t1", "t3", "t5"]
     stamps = [read_stamp(entry.message) for entry in again.entries]
@@ -150,11 +152,11 @@ def test_foreign_messages_count_attempts_without_being_reencoded(store: RedisBat
     redis.lpush(KEYS.queue(MODEL, Tier.FREE), message)
     for attempt in (1, 2, 3):
         store.claim(MODEL, f"b{attempt}", 1)
-        store.give_back(MODEL, f"b{attempt}", count_attempt=True)
+        store.give_back(MODEL, f"b{attempt}", blame=Blame.ATTEMPT)
         stored = redis.lindex(KEYS.queue(MODEL, Tier.FREE), 0)
         assert msgspec.json.decode(stored)["headers"] == {"bunch_attempt": attempt, "lang": "py", "empty": []}
     store.claim(MODEL, "b9", 1)
-    store.give_back(MODEL, "b9", count_attempt=False)
+    store.give_back(MODEL, "b9", blame=Blame.NOTHING)
     assert redis.lindex(KEYS.queue(MODEL, Tier.FREE), 0) == stored
 
 
@@ -203,7 +205,13 @@ def test_the_script_shares_places_as_the_pure_rule_does(redis: Redis, seed: int)
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    numbers=st.tuples(*[st.integers(0, 10**13 - 1)] * 3, st.integers(0, 99), st.booleans(), st.integers(0, 10**9 - 1)),
+    numbers=st.tuples(
+        *[st.integers(0, 10**13 - 1)] * 3,
+        st.integers(0, 99),
+        st.integers(0, 9),
+        st.booleans(),
+        st.integers(0, 10**9 - 1),
+    ),
     task_id=st.uuids().map(str),
 )
 def test_the_stamp_is_laid_out_alike_in_lua_and_python(redis: Redis, numbers: tuple[int, ...], task_id: str) -> None:
@@ -214,7 +222,7 @@ def test_the_stamp_is_laid_out_alike_in_lua_and_python(redis: Redis, numbers: tu
     read = redis.eval(
         source("look").partition("-- KEYS")[0]
         + "local m = ARGV[1] return {field(m, DEADLINE, 13), field(m, LIMIT, 13), field(m, ENQUEUED, 13), "
-        "field(m, ATTEMPT, 2), tracked(m) and 1 or 0, field(m, TTL, 9), task_id(m)}",
+        "field(m, ATTEMPT, 2), losses(m), tracked(m) and 1 or 0, field(m, TTL, 9), task_id(m)}",
         0,
         message,
     )
@@ -228,3 +236,91 @@ def test_every_script_stays_in_one_slot_when_sharded(redis: Redis) -> None:
         keys.share("m"), keys.cancelled(), keys.result("id{s3}"), keys.request("r"),
     ]  # fmt: skip
     assert {name[name.index("{") :] for name in names} == {"{s3}"}
+
+
+def run_ids(claim) -> list[str]:
+    return [read_stamp(entry.message).task_id for entry in claim.entries if entry.verdict is Verdict.RUN]
+
+
+def test_suspects_are_claimed_among_themselves_in_shrinking_batches(store: RedisBatchStore, redis: Redis) -> None:
+    for i in range(64):
+        put(redis, f"t{i}")
+    store.claim(MODEL, "b0", 64)
+    store.give_back(MODEL, "b0", Blame.SUSPECT)
+    put(redis, "fresh", Tier.ENTERPRISE)
+    first = store.claim(MODEL, "b1", 64, 3)
+    assert run_ids(first) == [f"t{i}" for i in range(8)]
+    store.give_back(MODEL, "b1", Blame.SUSPECT)
+    alone = [run_ids(store.claim(MODEL, f"a{i}", 64, 3)) for i in range(8)]
+    assert alone == [[f"t{i}"] for i in range(8)]
+    rest = [run_ids(store.claim(MODEL, f"r{i}", 64, 3)) for i in range(7)]
+    assert [each for batch in rest for each in batch] == [f"t{i}" for i in range(8, 64)]
+    assert run_ids(store.claim(MODEL, "last", 64, 3)) == ["fresh"]
+
+
+def test_a_suspect_behind_others_waits_for_a_batch_of_its_own(store: RedisBatchStore, redis: Redis) -> None:
+    put(redis, "suspect")
+    store.claim(MODEL, "b0", 1)
+    store.give_back(MODEL, "b0", Blame.SUSPECT)
+    head = redis.rpop(KEYS.queue(MODEL, Tier.PAID))
+    for task_id in ("a", "b"):
+        put(redis, task_id)
+    redis.lpush(KEYS.queue(MODEL, Tier.PAID), head)
+    put(redis, "c")
+    assert [run_ids(store.claim(MODEL, f"b{i}", 64, 3)) for i in range(1, 4)] == [["a", "b"], ["suspect"], ["c"]]
+
+
+def test_a_retry_waits_for_its_pause_and_then_stands_at_the_head(store: RedisBatchStore, redis: Redis) -> None:
+    for task_id in ("a", "b"):
+        put(redis, task_id)
+    store.claim(MODEL, "b1", 2)
+    assert store.put_aside(MODEL, "b1", [(1, 60_000)], last=False)
+    assert store.finish("b1", [Settled(2, "b", 1000, "", b"{}")], last=True)
+    put(redis, "c")
+    assert run_ids(store.claim(MODEL, "b2", 1)) == ["c"]
+    redis.zadd(KEYS.delayed(MODEL), {redis.zrange(KEYS.delayed(MODEL), 0, -1)[0]: now_ms(redis) - 1})
+    put(redis, "d")
+    claim = store.claim(MODEL, "b3", 2)
+    assert run_ids(claim) == ["a", "d"]
+    assert [read_stamp(entry.message).attempt for entry in claim.entries] == [1, 0]
+    assert read_stamp(claim.entries[0].message).lost == 0
+
+
+def test_a_repeated_retry_does_nothing(store: RedisBatchStore, redis: Redis) -> None:
+    for task_id in ("a", "b"):
+        put(redis, task_id)
+    store.claim(MODEL, "b1", 2)
+    for _ in range(2):
+        assert store.put_aside(MODEL, "b1", [(1, 60_000)], last=False)
+    assert redis.zcard(KEYS.delayed(MODEL)) == 1
+
+
+def test_dead_letters_are_kept_with_their_message_and_bounded(redis: Redis) -> None:
+    store = RedisBatchStore(redis, "w1", keep=Keep(count=3))
+    messages = {}
+    for i in range(5):
+        messages[f"t{i}"] = put(redis, f"t{i}")
+        store.claim(MODEL, f"b{i}", 1)
+        store.finish(f"b{i}", [Settled(1, f"t{i}", 1000, "", b"{}", b'{"reason":"x"}')], last=True)
+    assert redis.zrange(KEYS.dead(), 0, -1) == [b"t2", b"t3", b"t4"]
+    assert redis.hgetall(KEYS.dead("t4")) == {b"message": messages["t4"], b"rank": b"1", b"record": b'{"reason":"x"}'}
+    assert not redis.exists(KEYS.dead("t0"), KEYS.dead("t1"))
+
+
+def test_a_replayed_dead_letter_runs_again_under_its_own_id(store: RedisBatchStore, redis: Redis) -> None:
+    put(redis, "t0", limit_in_ms=50)
+    store.claim(MODEL, "b0", 1)
+    store.give_back(MODEL, "b0", Blame.SUSPECT)
+    store.claim(MODEL, "b1", 1)
+    record = DeadLetter("t0", MODEL, "paid", "died", "InferenceFailed", "", 2, 1, "b1", 0, 0.0)
+    store.finish("b1", [Settled(1, "t0", 1000, "", b"{}", msgspec.json.encode(record))], last=True)
+    letters = DeadLetters(redis)
+    assert [letter.id for letter in letters.newest()] == ["t0"]
+    assert letters.replay("t0", 30.0, 60.0)
+    assert not letters.replay("t0", 30.0, 60.0)
+    assert letters.ids() == []
+    assert msgspec.json.decode(redis.get(KEYS.result("t0")))["status"] == "PENDING"
+    claim = store.claim(MODEL, "b2", 1)
+    stamp = read_stamp(claim.entries[0].message)
+    assert (stamp.task_id, stamp.attempt, stamp.lost, stamp.tracked) == ("t0", 0, 0, True)
+    assert 29_000 < stamp.deadline_ms - now_ms(redis) <= 30_000

@@ -93,7 +93,9 @@ def bulk(services: Services, call: Call) -> Answer:
     parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
     client = services.client
     pendings = [
-        client.submit(model, tier, as_json(each), parameters, timeout_s=limit_s) if limit_s > 0 else None
+        client.submit(model, tier, as_json(each), parameters, timeout_s=limit_s, hung_up=call.hung_up)
+        if limit_s > 0
+        else None
         for each in body.inputs
     ]
     results = []
@@ -146,7 +148,15 @@ def _run(
     try:
         if limit_s <= 0:
             raise DeadlineExceeded("no time was given")
-        pending = client.submit(model, tier, value, parameters, timeout_s=limit_s, request_id=call.caller_request_id)
+        pending = client.submit(
+            model,
+            tier,
+            value,
+            parameters,
+            timeout_s=limit_s,
+            request_id=call.caller_request_id,
+            hung_up=call.hung_up,
+        )
         return client.wait(pending)
     except BunchError as error:
         code = error.code

@@ -1,0 +1,29 @@
+-- Put some requests of a batch aside, for a pause: to be tried again, an attempt counted, or because it is not yet their
+-- time (Celery's `eta`).
+--
+-- KEYS  1 lease  2 leases of the worker  3 delayed (zset)
+-- ARGV  1 batch id  2 '1' when nothing of the batch remains, else '0'  3 '1' to count an attempt
+--       then per request: position in the lease, pause in ms
+-- Returns the number put aside, or -1 when the lease is gone. A repeat finds the places empty, and does nothing.
+if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
+local now = now_ms()
+local count = 0
+for at = 4, #ARGV, 2 do
+  local entry = redis.call('LINDEX', KEYS[1], ARGV[at])
+  if entry and #entry > 0 then
+    local message = string.sub(entry, 3)
+    if ARGV[3] == '1' then message = with_attempt(message, false) end
+    redis.call('ZADD', KEYS[3], now + ARGV[at + 1], string.sub(entry, 1, 1) .. message)
+    redis.call('LSET', KEYS[1], ARGV[at], '')
+    if stamped(message) and tracked(message) then
+      local id = task_id(message)
+      redis.call('SET', 'celery-task-meta-' .. id, state_of(id, 'PENDING'), 'XX', 'KEEPTTL')
+    end
+    count = count + 1
+  end
+end
+if ARGV[2] == '1' then
+  redis.call('DEL', KEYS[1])
+  redis.call('SREM', KEYS[2], ARGV[1])
+end
+return count

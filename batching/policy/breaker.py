@@ -1,0 +1,85 @@
+"""A circuit breaker: a model that keeps failing gets no more requests, until a small batch shows that it is well again.
+
+Nygard, "Release It!" (2007): closed, open, half-open. Requests wait in their queue meanwhile, where another worker may
+take them, instead of using up their attempts here.
+"""
+
+from __future__ import annotations
+
+import threading
+from enum import Enum
+
+
+class BreakerState(str, Enum):
+    CLOSED = "closed"
+    HALF_OPEN = "half-open"
+    OPEN = "open"
+
+
+class Breaker:
+    """Opens after `failures` batches in a row without one good outcome; shared by the executors of a model.
+
+    Time is an argument, in seconds on any one clock. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        failures: int = 5,
+        open_s: float = 1.0,
+        max_open_s: float = 30.0,
+        probe_size: int = 1,
+        full_size: int = 1 << 30,
+    ) -> None:
+        self._failures = failures
+        self._first_open_s = open_s
+        self._max_open_s = max_open_s
+        self._probe_size = probe_size
+        self._full_size = full_size
+        self._lock = threading.Lock()
+        self._in_a_row = 0
+        self._open_s = open_s
+        self._until = 0.0
+        self._state = BreakerState.CLOSED
+        self._probing = False
+
+    @property
+    def state(self) -> BreakerState:
+        return self._state
+
+    def permits(self, now: float) -> int:
+        """How large a batch may be claimed: all, a probe while half-open (one at a time), or none."""
+        with self._lock:
+            if self._state is BreakerState.CLOSED:
+                return self._full_size
+            if self._state is BreakerState.OPEN and now >= self._until:
+                self._state = BreakerState.HALF_OPEN
+                self._probing = False
+            if self._state is BreakerState.HALF_OPEN and (not self._probing or now >= self._until):
+                # A probe that found an empty queue reports nothing; so the next is allowed after the same pause.
+                self._probing = True
+                self._until = now + self._open_s
+                return self._probe_size
+            return 0
+
+    def record(self, now: float, *, ok: bool) -> None:
+        """A batch came back with at least one good outcome, or with none."""
+        with self._lock:
+            if ok:
+                self._state = BreakerState.CLOSED
+                self._in_a_row = 0
+                self._open_s = self._first_open_s
+                return
+            self._in_a_row += 1
+            if self._state is BreakerState.HALF_OPEN:
+                self._open_s = min(self._max_open_s, self._open_s * 2)
+            elif self._in_a_row < self._failures:
+                return
+            self._state = BreakerState.OPEN
+            self._until = now + self._open_s
+
+    def reset(self) -> None:
+        """An operator says that the model is well."""
+        with self._lock:
+            self._state = BreakerState.CLOSED
+            self._in_a_row = 0
+            self._open_s = self._first_open_s

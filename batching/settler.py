@@ -1,0 +1,150 @@
+"""What becomes of a batch after the model: stored, tried again, buried, or given back.
+
+    outcome ──▶ an output, a refusal, out of time  ──finish──▶ result and reply
+              │ a failure that may pass, in time   ──put_aside──▶ a jittered pause, an attempt counted
+              │ any other failure                  ──finish──▶ result and reply, and a dead letter
+    executor dead ──give_back──▶ the head of its queue
+
+Redis away: the outcomes are held and offered until it takes them, or the worker has to stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from batching.policy import RetryPolicy
+from batching.ports import BatchInfo, Codec, FollowUp, Observer
+from batching.request import Failed, Outcome, Request
+from batching.store import BatchStore, Blame, Settled
+
+logger = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.05
+_MAX_BACKOFF_S = 1.0
+
+
+class Settler:
+    """Settles batches of one executor. Two threads use it: batches differ, so they share nothing."""
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        store: BatchStore,
+        codec: Codec,
+        observer: Observer,
+        retry: RetryPolicy,
+        follow_up: FollowUp,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._name = name
+        self._model = model
+        self._store = store
+        self._codec = codec
+        self._observer = observer
+        self._retry = retry
+        self._follow_up = follow_up
+        self._jitter = jitter
+        self._giving_up = False
+
+    def give_up_on_redis(self) -> None:
+        """The worker is leaving: what Redis does not take at the next try is left to the reclaim of its leases."""
+        self._giving_up = True
+
+    def settle(
+        self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool, elapsed_s: float = 0.0
+    ) -> None:
+        """Store, retry or bury. `elapsed_s` is the time since the claim, whose Redis time `info` has."""
+        now_ms = info.claimed_ms + elapsed_s * 1000
+        final: list[tuple[Request, Outcome]] = []
+        again: list[tuple[Request, Failed, float]] = []
+        for request, outcome in outcomes:
+            pause_s = self._pause(request, outcome, now_ms)
+            if pause_s is None or not isinstance(outcome, Failed):
+                final.append((request, outcome))
+            else:
+                again.append((request, outcome, pause_s))
+        if again and not self._put_aside(again, info, last=last and not final):
+            return
+        if final or not again:
+            self._store_final(final, info, last=last)
+        else:
+            self._observer.finished((), info)
+
+    def give_back(self, requests: Sequence[Request], info: BatchInfo, blame: Blame, why: str) -> None:
+        logger.warning("%s: gave back %d requests of %s: %s", self._name, len(requests), info.batch_id, why)
+        self._until_taken(lambda: self._store.give_back(self._model, info.batch_id, blame))
+        self._observer.returned(requests, info, why)
+
+    def _pause(self, request: Request, outcome: Outcome, now_ms: float) -> float | None:
+        if not (isinstance(outcome, Failed) and outcome.retryable):
+            return None
+        left_s = (request.deadline_ms - now_ms) / 1000 if request.deadline_ms else float("inf")
+        return self._retry.pause(request.attempt, left_s, self._jitter())
+
+    def _put_aside(self, again: Sequence[tuple[Request, Failed, float]], info: BatchInfo, *, last: bool) -> bool:
+        pauses = [(request.position, int(pause_s * 1000)) for request, _, pause_s in again]
+        if self._until_taken(lambda: self._store.put_aside(self._model, info.batch_id, pauses, last=last)) is False:
+            self._lost_lease(info)
+            return False
+        self._observer.retried([request for request, _, _ in again], info, again[0][1].message)
+        return True
+
+    def _store_final(self, final: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> None:
+        for request, outcome in final:
+            if request.canvas:
+                self._follow(request, outcome)
+        results = [self._settled(request, outcome, info) for request, outcome in final]
+        if self._until_taken(lambda: self._store.finish(info.batch_id, results, last=last)) is False:
+            self._lost_lease(info)
+            return
+        self._observer.finished(final, info)
+
+    def postpone(self, requests: Sequence[Request], info: BatchInfo, *, last: bool) -> None:
+        """Not yet their time (`eta`): aside until then, no attempt counted."""
+        pauses = [(request.position, max(0, request.eta_ms - info.claimed_ms)) for request in requests]
+        self._until_taken(
+            lambda: self._store.put_aside(self._model, info.batch_id, pauses, last=last, count_attempt=False)
+        )
+
+    def _follow(self, request: Request, outcome: Outcome) -> None:
+        try:
+            self._until_taken(lambda: self._follow_up.follow(request, outcome))
+        except Exception:
+            # A signature that cannot be sent must not keep the task's own answer back.
+            logger.exception("%s: what follows after %s could not be sent", self._name, request.id)
+
+    def _settled(self, request: Request, outcome: Outcome, info: BatchInfo) -> Settled:
+        settled = self._codec.encode(request, outcome, info)
+        if isinstance(outcome, Failed):
+            return replace(settled, dead_letter=self._codec.dead_letter(request, outcome, info))
+        return settled
+
+    def _lost_lease(self, info: BatchInfo) -> None:
+        # This worker was thought dead, and its requests are somebody else's now: answering too would answer twice.
+        logger.warning("%s: lost the lease of %s; others answer its requests", self._name, info.batch_id)
+        self._observer.finished((), info)
+
+    def _until_taken(self, call: Callable[[], object]) -> object:
+        """Repeat through a Redis outage; the scripts are safe to repeat."""
+        backoff = _FIRST_BACKOFF_S
+        warned = False
+        while True:
+            try:
+                return call()
+            except (RedisError, OperationalError) as error:
+                if self._giving_up:
+                    logger.error("%s: leaving with outcomes that Redis never took: %s", self._name, error)
+                    return None
+                if not warned:
+                    warned = True
+                    logger.warning("%s: holding outcomes, Redis says: %s", self._name, error)
+                time.sleep(backoff)
+                backoff = min(_MAX_BACKOFF_S, backoff * 2)

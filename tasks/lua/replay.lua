@@ -1,0 +1,26 @@
+-- Queue a dead letter again, under its own id.
+--
+-- KEYS  1 dead letters (zset)  2 this one (hash)  3 its result  4 its queue  5 its model's bell
+-- ARGV  1 task id  2 time to be answered in ms, from now  3 result TTL in ms
+-- Returns 1, or 0 when somebody else took it first.
+local message = redis.call('HGET', KEYS[2], 'message')
+if not message then return 0 end
+local now = now_ms()
+if stamped(message) then
+  local deadline = string.format('%013d', now + ARGV[2])
+  message = HEAD .. deadline .. ';' .. deadline .. ';' .. string.format('%013d', now) .. ';00;0;1;'
+    .. string.sub(message, TTL)
+else
+  local from, to = string.find(message, COUNTED, 1, true)
+  if from then
+    local comma = string.find(message, ',', to + 1, true)
+    local rest = string.gsub(string.sub(message, comma + 1), '^%s+', '')
+    message = string.sub(message, 1, from - 1) .. '"headers": {' .. rest
+  end
+end
+redis.call('SET', KEYS[3], state_of(ARGV[1], 'PENDING'), 'PX', ARGV[2] + ARGV[3])
+redis.call('LPUSH', KEYS[4], message)
+if redis.call('EXISTS', KEYS[5]) == 0 then redis.call('LPUSH', KEYS[5], 1) end
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('DEL', KEYS[2])
+return 1
