@@ -25,6 +25,8 @@ DEFAULT_CONFIG_FILE = "bunch.toml"
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NaturalInt = Annotated[int, msgspec.Meta(ge=0)]
+# Under twelve days: times travel in fields of fixed width (`batching.stamp`).
+Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=999_999_999)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 _MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _SOURCE = re.compile(r"https?://\S+|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -65,13 +67,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     redis_url: str = ""
     broker_url: str = ""
-    result_ttl_ms: PositiveInt = 600_000
-    sync_result_ttl_ms: PositiveInt = 60_000
+    result_ttl_ms: Milliseconds = 600_000
+    sync_result_ttl_ms: Milliseconds = 60_000
     http_host: str = "127.0.0.1"
     http_port: Port = 8000
     web_workers: PositiveInt = 2
-    request_timeout_ms: PositiveInt = 10_000
-    queue_timeout_ms: PositiveInt = 2_000
+    request_timeout_ms: Milliseconds = 10_000
+    queue_timeout_ms: Milliseconds = 2_000
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1_048_576
     max_bulk_items: PositiveInt = 1_000
     auth: Literal["off"] = "off"
@@ -152,9 +154,9 @@ def load_settings(environ: Mapping[str, str] | None = None, config_file: str | N
         problems.append(Problem(PREFIX + "CONFIG", chosen, "no such file"))
 
     values: dict[str, Any] = {}
-    _read_table(document.pop("server", {}), values, problems)
+    _read_table(_table(document, "server", problems), values, problems)
     _read_environment(environ, values, problems)
-    models = _read_models(document.pop("models", {}), problems)
+    models = _read_models(_table(document, "models", problems), problems)
     default_model = document.pop("default_model", next(iter(models), ""))
     for key, value in document.items():
         problems.append(
@@ -170,6 +172,14 @@ def load_settings(environ: Mapping[str, str] | None = None, config_file: str | N
     if problems:
         raise SettingsError(tuple(problems))
     return settings
+
+
+def _table(document: dict[str, Any], name: str, problems: list[Problem]) -> dict[str, Any]:
+    table = document.pop(name, {})
+    if isinstance(table, dict):
+        return table
+    problems.append(Problem(f"[{name}]", table, "must be a table"))
+    return {}
 
 
 def _read_table(table: Mapping[str, Any], values: dict[str, Any], problems: list[Problem]) -> None:
