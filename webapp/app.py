@@ -101,11 +101,13 @@ def create_app(services: Services) -> BunchApp:
     """The WSGI application over `services`; `start` it in the process that serves."""
     app = BunchApp("webapp", static_folder=None)
     app.services = services
-    app.json.sort_keys = False  # type: ignore[attr-defined]
+    # `//healthz` is another path, and as such unknown; Flask would redirect it.
+    app.url_map.merge_slashes = False
     for method, path, handler in ROUTES:
         endpoint = f"{method} {path}"
         app.add_url_rule(path, endpoint, _view(services, handler), methods=[method], strict_slashes=True)
     app.register_error_handler(HTTPException, _http_error)
+    app.after_request(_with_request_id)
     return app
 
 
@@ -118,6 +120,13 @@ def _view(services: Services, handler: Handler) -> Callable[..., flask.Response]
 
 def _response(answer: Answer) -> flask.Response:
     return flask.Response(answer.body, answer.status, answer.header_list())
+
+
+def _with_request_id(response: flask.Response) -> flask.Response:
+    """Also on what Flask answers by itself: OPTIONS."""
+    if "X-Request-Id" not in response.headers:
+        response.headers["X-Request-Id"] = Call(flask.request.environ).request_id
+    return response
 
 
 def _http_error(error: HTTPException) -> flask.Response:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from itertools import accumulate
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -13,8 +16,17 @@ from webapp.errors import ApiError
 
 Milliseconds = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
 
+# Whoever reads a request further on (worker, executor, the model itself) recurses for each level, on stacks of other
+# depths than ours: far below the recursion limit of all of them, so that no input can be read here and not there.
+MAX_DEPTH = 200
+
 _encode = msgspec.json.Encoder().encode
 _TIER_BY_NAME = {tier.value: tier for tier in TIERS}
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKETS = b"[{]}"
+_NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
+# One level deeper, one level back, as signed bytes.
+_STEPS = bytes.maketrans(_BRACKETS, b"\x01\x01\xff\xff")
 
 
 class InferenceBody(msgspec.Struct):
@@ -50,7 +62,7 @@ class SimpleBody(msgspec.Struct):
     input: str
 
 
-Body = TypeVar("Body")
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def read_body(call: Call, decoder: msgspec.json.Decoder[Body]) -> Body:
@@ -59,21 +71,69 @@ def read_body(call: Call, decoder: msgspec.json.Decoder[Body]) -> Body:
     Raises:
         ApiError: UNSUPPORTED_MEDIA_TYPE, INVALID_JSON, or INVALID_INPUT naming the field.
     """
-    content_type = call.header("CONTENT_TYPE")
-    if content_type != "application/json":
-        media_type, _, parameters = (content_type or "").partition(";")
-        charset = parameters.strip().lower().removeprefix("charset=").strip('"')
-        if media_type.strip().lower() != "application/json" or charset not in {"", "utf-8"}:
-            raise ApiError("UNSUPPORTED_MEDIA_TYPE", "send Content-Type: application/json, in UTF-8")
+    _require_json(call)
     raw = call.body()
     try:
-        return decoder.decode(raw)
+        if not raw.isascii():
+            # The decoder reads over fields that it does not know, whatever bytes stand in them.
+            raw.decode()
+        body = decoder.decode(raw)
     except msgspec.ValidationError as error:
         raise ApiError("INVALID_INPUT", _in_words(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError("INVALID_JSON", f"the body is not JSON: {error}") from error
     except RecursionError as error:
-        raise ApiError("INVALID_JSON", "the body is nested too deeply") from error
+        raise _too_deep() from error
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
+        raise _too_deep()
+    # Each member needs a colon: with no more colons than fields that were read, no name can be there twice.
+    if raw.count(b":") > sum(value is not None for value in msgspec.structs.astuple(body)):
+        _refuse_doubled_names(raw)
+    return body
+
+
+def _require_json(call: Call) -> None:
+    content_type = call.header("CONTENT_TYPE")
+    if content_type != "application/json":
+        media_type, *parameters = (content_type or "").lower().split(";")
+        charsets = [
+            value.strip(' "')
+            for name, _, value in (each.partition("=") for each in parameters)
+            if name.strip() == "charset"
+        ]
+        if media_type.strip() != "application/json" or any(each != "utf-8" for each in charsets):
+            raise ApiError("UNSUPPORTED_MEDIA_TYPE", "send Content-Type: application/json, in UTF-8")
+    encoding = call.header("HTTP_CONTENT_ENCODING")
+    if encoding is not None and encoding.lower() != "identity":
+        raise ApiError("UNSUPPORTED_MEDIA_TYPE", f"Content-Encoding {encoding[:64]!r} is not read; send it plain")
+
+
+def _depth(raw: bytes) -> int:
+    """How deeply valid JSON is nested."""
+    steps = _STRING.sub(b"", raw).translate(_STEPS, _NO_BRACKETS)
+    return max(accumulate(memoryview(steps).cast("b")), default=0)
+
+
+def _too_deep() -> ApiError:
+    return ApiError("INVALID_JSON", f"the body is nested too deeply; {MAX_DEPTH} levels are taken")
+
+
+def _refuse_doubled_names(raw: bytes) -> None:
+    """The last of two members with one name would win here and the first elsewhere: in a proxy that checks the model
+    which a caller may use, say.
+    """
+    _names_once.decode(raw.decode())
+
+
+def _object_of(members: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in members]
+    if len(set(names)) < len(names):
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise ApiError("INVALID_JSON", f"the body has {doubled[:64]!r} twice in one object")
+
+
+# Only the names matter: numbers are not built.
+_names_once = json.JSONDecoder(object_pairs_hook=_object_of, parse_float=len, parse_int=len)
 
 
 def _in_words(text: str) -> str:
@@ -109,7 +169,8 @@ def timeout_s(settings: Settings, call: Call, asked_ms: float | None) -> float:
         if header is None:
             return settings.request_timeout_s
         asked_ms = milliseconds(header, "X-Timeout-Ms", "INVALID_HEADER")
-    return min(asked_ms / 1000, settings.request_timeout_s)
+    # Compared before it is divided: an integer of 400 digits has no float.
+    return min(asked_ms, settings.request_timeout_ms) / 1000
 
 
 def milliseconds(text: str, name: str, code: str) -> float:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from time import perf_counter
+from typing import TypeVar
 
 import msgspec
 
 from config.tiers import Tier
 from tasks.errors import BunchError, DeadlineExceeded
 from tasks.messages import NO_PARAMETERS
-from tasks.results import Reply
+from tasks.router import Pending
 from webapp.call import Answer, Call
 from webapp.errors import ApiError
 from webapp.request import (
@@ -32,6 +35,8 @@ _predict = msgspec.json.Decoder(PredictBody)
 _simple = msgspec.json.Decoder(SimpleBody)
 _encode = msgspec.json.Encoder().encode
 
+Outcome = TypeVar("Outcome")
+
 
 def infer(services: Services, call: Call) -> Answer:
     """Waits for the output, or with `Prefer: respond-async` answers as soon as the queue has the request."""
@@ -43,9 +48,14 @@ def infer(services: Services, call: Call) -> Answer:
     limit_s = timeout_s(settings, call, body.timeout_ms)
     parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
     prefer = call.header("HTTP_PREFER")
-    if prefer is not None and "respond-async" in prefer:
-        return _respond_async(services, call, model, tier, as_json(body.input), parameters, limit_s)
-    reply = _run(services, call, model, tier, as_json(body.input), parameters, limit_s, started)
+    if prefer is not None and _prefers_async(prefer):
+        queued = services.client.receipt
+        value = as_json(body.input)
+        return _accepted(
+            call, _run(services, call, model, tier, value, parameters, limit_s, started, queued, waits=False)
+        )
+    answered = services.client.wait
+    reply = _run(services, call, model, tier, as_json(body.input), parameters, limit_s, started, answered)
     latency = f"{(perf_counter() - started) * 1000:.3f}"
     answer = b"".join(
         (
@@ -106,7 +116,8 @@ def bulk(services: Services, call: Call) -> Answer:
             reply = client.wait(pending)
         except BunchError as error:
             count(model, tier, error.code, perf_counter() - started)
-            results.append(_encode({"error": error.code, "message": error.message}))
+            failed = {"error": error.code, "message": error.message}
+            results.append(_encode(failed if pending is None else {"task_id": pending.task_id, **failed}))
         else:
             count(model, tier, "OK", perf_counter() - started)
             results.append(b'{"task_id":"' + reply.task_id.encode() + b'","output":' + bytes(reply.result) + b"}")
@@ -122,7 +133,8 @@ def bulk(services: Services, call: Call) -> Answer:
 def _plain(services: Services, call: Call, model: str, value: bytes, started: float) -> Answer:
     settings = services.settings
     tier = tier_of(settings, call)
-    reply = _run(services, call, model, tier, value, NO_PARAMETERS, timeout_s(settings, call, None), started)
+    limit_s = timeout_s(settings, call, None)
+    reply = _run(services, call, model, tier, value, NO_PARAMETERS, limit_s, started, services.client.wait)
     latency = f"{(perf_counter() - started) * 1000:.3f}"
     return Answer(
         200,
@@ -141,43 +153,40 @@ def _run(
     parameters: bytes,
     limit_s: float,
     started: float,
-) -> Reply:
-    """Submit → wait, counted once whatever the outcome."""
-    client = services.client
-    code = "OK"
+    until: Callable[[Pending], Outcome],
+    *,
+    waits: bool = True,
+) -> Outcome:
+    """Submit, then wait with `until`; counted once whatever comes of it."""
+    code = "INTERNAL"
     try:
         if limit_s <= 0:
             raise DeadlineExceeded("no time was given")
-        pending = client.submit(
-            model,
-            tier,
-            value,
-            parameters,
-            timeout_s=limit_s,
-            request_id=call.caller_request_id,
-            hung_up=call.hung_up,
+        pending = services.client.submit(
+            model, tier, value, parameters, timeout_s=limit_s, waits=waits, request_id=call.caller_request_id
         )
-        return client.wait(pending)
+        if not call.caller_request_id:
+            # Called as its task is, so that `/internal/requests` finds it by the id that its caller is told.
+            call.request_id = pending.task_id
+        outcome = until(pending)
+        code = "OK"
     except BunchError as error:
         code = error.code
         raise
     finally:
         count(model, tier, code, perf_counter() - started)
+    return outcome
 
 
-def _respond_async(
-    services: Services, call: Call, model: str, tier: Tier, value: bytes, parameters: bytes, limit_s: float
-) -> Answer:
-    client = services.client
-    if limit_s <= 0:
-        raise DeadlineExceeded("no time was given")
-    pending = client.submit(
-        model, tier, value, parameters, timeout_s=limit_s, waits=False, request_id=call.caller_request_id
-    )
-    task_id = client.receipt(pending)
+def _accepted(call: Call, task_id: str) -> Answer:
     return Answer(
         202,
         _encode({"task_id": task_id, "request_id": call.request_id, "status": "PENDING"}),
         call.request_id,
         headers=(("Location", f"/v1/result/{task_id}"), ("Preference-Applied", "respond-async")),
     )
+
+
+def _prefers_async(prefer: str) -> bool:
+    """RFC 7240: a list of names, with values and parameters that do not matter here."""
+    return any(re.split("[=;]", each, maxsplit=1)[0].strip().lower() == "respond-async" for each in prefer.split(","))
