@@ -79,7 +79,7 @@ def demo() -> None:
     screen = Screen(Console())
     with _temporary_settings() as settings, state.UpLock(Path(settings.state_dir)):
         stack = Stack(settings, Options(give_up_on_errors=True))
-        run(stack, screen, started=lambda stack: screen.line(f"ready at {stack.url}"), work=Work(_show_off))
+        run(stack, screen, lambda: screen.line(f"ready at {stack.url}"), Work(lambda: _show_off(stack.url)))
     screen.line("stopped; everything went well")
 
 
@@ -96,8 +96,8 @@ def _temporary_settings() -> Iterator[Settings]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _show_off(stack: Stack) -> None:
-    url = f"{stack.url}/v1/inference"
+def _show_off(base_url: str) -> None:
+    url = f"{base_url}/v1/inference"
     answers = _ask(url, _BATCHED, SENTENCES)
     vectors = _vectors(answers)
     click.echo(f"\n{len(answers)} sentences, {len(answers)} requests at once, {vectors.shape[1]} numbers each.")

@@ -44,7 +44,7 @@ def up(config_file: Path | None, port: int | None, workers: int, web_workers: in
     screen = Screen(Console())
     with state.UpLock(Path(settings.state_dir)):
         stack = Stack(settings, Options(workers=workers, flower=not no_flower))
-        run(stack, screen, started=lambda stack: _say_ready(stack, screen))
+        run(stack, screen, lambda: _say_ready(stack, screen))
     screen.line("stopped")
 
 

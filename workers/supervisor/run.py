@@ -9,44 +9,55 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Protocol, Self
 
 from workers.supervisor import state
 from workers.supervisor.errors import StartFailed
 from workers.supervisor.guard import Guard
 from workers.supervisor.screen import Screen
-from workers.supervisor.stack import Stack
-from workers.supervisor.supervisor import Phase, Supervisor
+from workers.supervisor.supervisor import Phase, Report, Supervisor
 
 _TICK_S = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Supervisable(Protocol):
+    """What the loop needs of a stack; `workers.supervisor.stack.Stack` is the real one."""
+
+    @property
+    def state_dir(self) -> Path: ...
+
+    def supervisor(self, guard: Guard, report: Report) -> Supervisor: ...
+
+    def state(self, supervisor: Supervisor) -> state.UpState: ...
+
+
 class Work:
     """What runs beside the loop once the stack is ready; the stack is stopped when it returns."""
 
-    def __init__(self, function: Callable[[Stack], None]) -> None:
+    def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
 
-    def start(self, stack: Stack) -> None:
-        self._thread = threading.Thread(target=self._run, args=(stack,), name="work", daemon=True)
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="work", daemon=True)
         self._thread.start()
 
     @property
     def done(self) -> bool:
         return self._thread is not None and not self._thread.is_alive()
 
-    def _run(self, stack: Stack) -> None:
+    def _run(self) -> None:
         try:
-            self._function(stack)
+            self._function()
         except BaseException as error:  # noqa: BLE001 - raised again on the main thread
             self.error = error
 
 
-def run(stack: Stack, screen: Screen, *, started: Callable[[Stack], None], work: Work | None = None) -> None:
+def run(stack: Supervisable, screen: Screen, started: Callable[[], None], work: Work | None = None) -> None:
     """Start everything, keep it running until a signal (or the end of `work`), stop everything.
 
     A second signal kills what is still draining.
@@ -76,11 +87,11 @@ def run(stack: Stack, screen: Screen, *, started: Callable[[Stack], None], work:
 
 
 def _loop(
-    stack: Stack,
+    stack: Supervisable,
     supervisor: Supervisor,
     screen: Screen,
     signals: _Signals,
-    started: Callable[[Stack], None],
+    started: Callable[[], None],
     work: Work | None,
 ) -> None:
     written = None
@@ -95,9 +106,9 @@ def _loop(
         if supervisor.phase is Phase.READY and not was_ready:
             was_ready = True
             screen.settle()
-            started(stack)
+            started()
             if work is not None:
-                work.start(stack)
+                work.start()
         if supervisor.phase in {Phase.STARTING, Phase.READY} and (signals.count or (work and work.done)):
             supervisor.stop()
             screen.settle()

@@ -1,0 +1,90 @@
+"""`up` with a real Valkey and stand-ins for everything else: python -m tests.fakes.dummy_up STATE_DIR NAME=OPTIONS…
+
+The stand-ins are web, worker1, ops and flower; `worker1=--deaf` gives options to one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from config.redis import connect
+from workers.supervisor.backoff import Backoff
+from workers.supervisor.child import ChildSpec
+from workers.supervisor.errors import SupervisorError
+from workers.supervisor.guard import Guard
+from workers.supervisor.ports import free_port
+from workers.supervisor.probes import Look, answers_ping
+from workers.supervisor.run import run
+from workers.supervisor.screen import Screen
+from workers.supervisor.state import ProcessRow, UpLock, UpState
+from workers.supervisor.supervisor import Report, Supervisor
+from workers.supervisor.valkey import EmbeddedValkey
+
+_STOP_STAGES = {"web": 0, "worker1": 1, "ops": 2, "flower": 3}
+_CHILD = Path(__file__).with_name("dummy_child.py")
+
+
+class DummyStack:
+    def __init__(self, state_dir: Path, options: dict[str, str]) -> None:
+        self.state_dir = state_dir
+        self.valkey = EmbeddedValkey(state_dir, free_port())
+        self._options = options
+
+    def supervisor(self, guard: Guard, report: Report) -> Supervisor:
+        (self.state_dir / "log").mkdir(parents=True, exist_ok=True)
+        dummies = [self._dummy(name, stage) for name, stage in _STOP_STAGES.items()]
+        valkey = replace(
+            dummies[0],
+            name="valkey",
+            role="redis",
+            command=self.valkey.prepare(),
+            log_file=self.state_dir / "log" / "valkey.log",
+            start_stage=0,
+            stop_stage=9,
+            probe=answers_ping(connect(self.valkey.data_url, timeout_s=0.5)),
+            hasty_signal=signal.SIGTERM,
+        )
+        return Supervisor([valkey, *dummies], guard, report, backoff=Backoff(first_s=0.1, limit_s=0.4))
+
+    def state(self, supervisor: Supervisor) -> UpState:
+        rows = (ProcessRow(each.spec.role, each.pid, each.state.value, each.restarts) for each in supervisor.children)
+        return UpState(processes=tuple(rows), url="http://dummy", redis_url=self.valkey.tcp_url)
+
+    def _dummy(self, name: str, stop_stage: int) -> ChildSpec:
+        record = self.state_dir / "record.txt"
+
+        def has_started(pid: int) -> Look:
+            return Look(ready=record.exists() and f"{name} started {pid}" in record.read_text().splitlines())
+
+        return ChildSpec(
+            name=name,
+            role=name.rstrip("1"),
+            command=(sys.executable, str(_CHILD), name, str(record), *shlex.split(self._options.get(name, ""))),
+            environment=dict(os.environ),
+            log_file=self.state_dir / "log" / f"{name}.log",
+            start_stage=1,
+            stop_stage=stop_stage,
+            stop_timeout_s=60.0,
+            probe=has_started,
+        )
+
+
+def main(state_dir: str, *options: str) -> None:
+    folder = Path(state_dir)
+    try:
+        with UpLock(folder):
+            stack = DummyStack(folder, dict(each.split("=", 1) for each in options))
+            run(stack, Screen(Console()), lambda: print("ready", flush=True))
+    except SupervisorError as error:
+        sys.exit(f"Error: {error}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

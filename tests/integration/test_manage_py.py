@@ -1,0 +1,169 @@
+"""`manage.py` from outside: exit codes, one-line errors, `check`, and what needs no running stack."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.valkey import PrivateValkey
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = (
+    *("up", "demo", "status", "web", "worker", "ops", "flower"),
+    *("check", "queues", "workers", "models", "bench"),
+)
+ECHO = '[models.echo]\nsource = "workers.models.echo:Echo"\n'
+
+
+class Manage:
+    """Runs commands with a state folder and a bunch.toml of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config("")
+
+    def config(self, text: str) -> None:
+        (self.folder / "bunch.toml").write_text(text or ECHO)
+
+    def __call__(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+        named = {f"BUNCH_{key.upper()}": value for key, value in settings.items()}
+        return subprocess.run(
+            [sys.executable, str(ROOT / "manage.py"), *arguments],
+            cwd=self.folder,
+            env=inherited | {"BUNCH_STATE_DIR": str(self.folder / "var")} | named,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+@pytest.fixture
+def manage(tmp_path: Path) -> Manage:
+    return Manage(tmp_path)
+
+
+def problems(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    return {each["key"]: each["fix"] for each in json.loads(done.stdout)["problems"]}
+
+
+def test_help_is_everywhere(manage: Manage) -> None:
+    listed = manage("--help").stdout
+    for command in COMMANDS:
+        assert f"\n  {command} " in listed
+        assert manage(command, "--help").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nonsense",), ("up", "--port", "x"), ("bench", "--rps", "1", "--concurrency", "1")]
+)
+def test_wrong_usage_exits_with_2(manage: Manage, arguments: tuple[str, ...]) -> None:
+    assert manage(*arguments).returncode == 2
+
+
+def test_nothing_running_is_said_with_what_to_do(manage: Manage) -> None:
+    for command in ("queues", "workers", "models", "web", "worker", "ops", "flower", "bench"):
+        done = manage(command)
+        assert done.returncode == 1
+        assert "manage.py up" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    status = manage("status", "--json")
+    assert (status.returncode, json.loads(status.stdout)["processes"]) == (1, [])
+
+
+def test_debug_shows_where_an_error_came_from(manage: Manage) -> None:
+    assert "Traceback" not in manage("queues").stderr
+    assert "Traceback" in manage("--debug", "queues").stderr
+
+
+def test_a_bad_setting_stops_every_command_with_all_problems(manage: Manage) -> None:
+    done = manage("up", http_port="99999", web_wrokers="2")
+    assert done.returncode == 1
+    assert "BUNCH_HTTP_PORT" in done.stderr
+    assert "BUNCH_WEB_WROKERS" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_taken_port_stops_up_before_anything_is_started(manage: Manage) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = manage("up", "--port", str(port))
+    assert done.returncode == 1
+    assert f"port {port} on 127.0.0.1 is taken" in done.stderr
+    assert "--port" in done.stderr
+    assert not (manage.folder / "var" / "log").exists()
+
+
+def test_check_is_content_with_what_is_right(manage: Manage) -> None:
+    done = manage("check", http_port="0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "echo" in done.stdout
+
+
+def test_check_finds_everything_at_once(manage: Manage, valkey: PrivateValkey) -> None:
+    manage.config(
+        '[models.gone]\nsource = "no_such_module:Model"\n'
+        '[models.empty]\nsource = "workers.models.echo:Nothing"\n'
+        '[models.wrong]\nsource = "workers.models.echo:Echo"\noptions = { colour = "red" }\n'
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = manage(
+            "check", "--json", http_port=port, redis_url="redis://:secret@127.0.0.1:1/0", broker_url=valkey.url
+        )
+    assert done.returncode == 1
+    assert set(problems(done)) == {
+        "BUNCH_REDIS_URL",
+        "[models.gone] source",
+        "[models.empty] source",
+        "[models.wrong] source",
+        "BUNCH_HTTP_PORT",
+    }
+    assert "secret" not in done.stdout
+
+
+def test_check_finds_a_server_that_would_throw_requests_away(manage: Manage, valkey: PrivateValkey) -> None:
+    with valkey.client() as client:
+        client.config_set("maxmemory", "100mb")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            done = manage("check", "--json", http_port="0", redis_url=valkey.url)
+        finally:
+            client.config_set("maxmemory", "0")
+            client.config_set("maxmemory-policy", "noeviction")
+    assert "noeviction" in problems(done)["BUNCH_REDIS_URL"]
+
+
+def test_a_model_beside_its_bunch_toml_is_found(manage: Manage) -> None:
+    elsewhere = manage.folder / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mine.py").write_text("def shout(inputs: list[str]) -> list[str]:\n    return inputs\n")
+    (elsewhere / "bunch.toml").write_text('[models.mine]\nsource = "mine:shout"\n')
+    done = manage("check", "--config", str(elsewhere / "bunch.toml"), http_port="0")
+    assert done.returncode == 0, done.stdout
+
+
+def test_tables_of_an_empty_fleet(manage: Manage, valkey: PrivateValkey) -> None:
+    with valkey.client() as client:
+        client.flushdb()
+    queues = manage("queues", "--json", redis_url=valkey.url)
+    assert queues.returncode == 0
+    assert json.loads(queues.stdout)[0] == {
+        "model": "echo",
+        "tier": "enterprise",
+        "depth": 0,
+        "oldest_ms": 0,
+        "arrival_rps": 0.0,
+    }
+    workers = manage("workers", "--json", redis_url=valkey.url)
+    assert (workers.returncode, json.loads(workers.stdout)) == (1, [])
+    models = manage("models", "--json", redis_url=valkey.url)
+    assert models.returncode == 1
+    assert json.loads(models.stdout)[0]["ready"] == 0

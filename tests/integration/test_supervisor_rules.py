@@ -1,0 +1,192 @@
+"""The supervisor's rules on a clock of the test's own; the processes are real and very small."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workers.supervisor.backoff import Backoff
+from workers.supervisor.child import Child, ChildSpec, State
+from workers.supervisor.guard import Guard
+from workers.supervisor.probes import Look
+from workers.supervisor.supervisor import MAX_START_FAILURES, Phase, Supervisor
+
+_DIES = (sys.executable, "-S", "-c", "raise SystemExit(3)")
+_LIVES = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+
+
+class Notes:
+    """A report that is only remembered."""
+
+    def __init__(self) -> None:
+        self.deaths: list[str] = []
+        self.errors: list[str] = []
+
+    def died(self, child: Child, why: str) -> None:
+        self.deaths.append(f"{child.spec.name} {why}")
+
+    def broken(self, child: Child) -> None:
+        self.errors.append(child.error)
+
+
+class Make:
+    """Builds supervisors, and ends what they started."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._made: list[Supervisor] = []
+
+    def __call__(self, *specs: ChildSpec, notes: Notes | None = None, **options: Any) -> Supervisor:
+        self._made.append(Supervisor(specs, self._guard, notes or Notes(), **options))
+        return self._made[-1]
+
+    def end(self) -> None:
+        for supervisor in self._made:
+            supervisor.kill(0.0)
+            while supervisor.phase is not Phase.DONE:
+                supervisor.tick(0.0)
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    guard = Guard()
+    each = Make(guard)
+    yield each
+    each.end()
+    guard.stop()
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> ChildSpec:
+    return ChildSpec(
+        name="one",
+        role="worker",
+        command=_LIVES,
+        environment=dict(os.environ),
+        log_file=tmp_path / "one.log",
+        start_stage=1,
+        stop_stage=1,
+        stop_timeout_s=10.0,
+    )
+
+
+def wait_for_death(child: Child) -> None:
+    """Until the process has ended; its zombie is left for the supervisor."""
+    assert child.pid is not None
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_restarts_wait_twice_as_long_each_time_and_start_over_after_a_long_life(make: Make, spec: ChildSpec) -> None:
+    notes = Notes()
+    backoff = Backoff(first_s=1.0, limit_s=3.0, reset_after_s=100.0)
+    supervisor = make(replace(spec, command=_DIES, optional=True), notes=notes, backoff=backoff)
+    (child,) = supervisor.children
+    now = 0.0
+    for wait_s in (1.0, 2.0, 3.0, 3.0):
+        supervisor.tick(now)
+        wait_for_death(child)
+        supervisor.tick(now)
+        assert child.state is State.RESTARTING
+        supervisor.tick(now + wait_s - 0.01)
+        assert child.pid is None
+        now += wait_s
+    supervisor.tick(now)
+    wait_for_death(child)
+    supervisor.tick(now + 100.0)
+    supervisor.tick(now + 101.0)
+
+    assert child.pid is not None
+    assert child.restarts == 5
+    assert notes.deaths == ["one exited with 3"] * 5
+
+
+def test_gives_up_before_the_first_ready_only(make: Make, spec: ChildSpec) -> None:
+    supervisor = make(replace(spec, command=_DIES), ready=lambda: False)
+    (child,) = supervisor.children
+    now = 0.0
+    while supervisor.phase is Phase.STARTING:
+        supervisor.tick(now)
+        wait_for_death(child)
+        supervisor.tick(now)
+        now += 20.0
+        # Each life is shorter than what counts as long.
+        assert child.failures <= MAX_START_FAILURES
+    assert "one does not start: exited with 3" in supervisor.failure
+
+
+def test_a_later_stage_waits_for_the_earlier_one(make: Make, spec: ChildSpec) -> None:
+    answers = iter([Look(ready=False), Look(ready=True)])
+    first = replace(spec, name="first", start_stage=0, probe=lambda _: next(answers))
+    supervisor = make(spec, first)
+    later, earlier = supervisor.children
+
+    supervisor.tick(0.0)
+    assert (earlier.state, later.state) == (State.STARTING, State.WAITING)
+    supervisor.tick(1.0)
+    supervisor.tick(1.1)
+    assert (earlier.state, later.state) == (State.RUNNING, State.STARTING)
+
+
+def test_what_a_living_child_says_is_broken_is_reported_once(make: Make, spec: ChildSpec) -> None:
+    notes = Notes()
+    broken = Look(ready=False, detail="m did not start", error="Traceback: no such file")
+    supervisor = make(replace(spec, probe=lambda _: broken), notes=notes)
+    for second in range(5):
+        supervisor.tick(float(second))
+
+    assert notes.errors == ["Traceback: no such file"]
+    assert supervisor.phase is Phase.STARTING
+
+
+def test_a_demo_stops_at_a_model_that_does_not_load(make: Make, spec: ChildSpec) -> None:
+    broken = Look(ready=False, error="Traceback: no such file")
+    supervisor = make(replace(spec, probe=lambda _: broken), give_up_on_errors=True)
+
+    supervisor.tick(0.0)
+
+    assert supervisor.failure == "Traceback: no such file"
+    assert supervisor.phase is Phase.STOPPING
+
+
+def test_ready_needs_every_child_and_the_whole(make: Make, spec: ChildSpec) -> None:
+    whole = iter([False, True])
+    never = replace(
+        spec, command=_DIES, log_file=spec.log_file.with_name("page.log"), probe=lambda _: Look(ready=False)
+    )
+    optional = replace(never, name="page", optional=True)
+    supervisor = make(spec, optional, ready=lambda: next(whole))
+    supervisor.tick(0.0)
+    wait_for_death(supervisor.children[1])
+
+    supervisor.tick(1.0)
+    assert supervisor.phase is Phase.STARTING
+    supervisor.tick(2.0)
+    assert supervisor.phase is Phase.READY
+
+
+def test_what_does_not_stop_in_its_time_is_killed(make: Make, spec: ChildSpec, tmp_path: Path) -> None:
+    marker = tmp_path / "deaf"
+    code = (
+        "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"pathlib.Path({str(marker)!r}).touch(); time.sleep(600)"
+    )
+    supervisor = make(replace(spec, command=(sys.executable, "-c", code)))
+    (child,) = supervisor.children
+    supervisor.tick(0.0)
+    while not marker.exists():
+        assert child.reap(0.0) is None
+    supervisor.stop()
+    supervisor.tick(1.0)
+    supervisor.tick(10.9)
+    assert (child.state, child.reap(10.9)) == (State.STOPPING, None)
+
+    supervisor.tick(11.0)
+    wait_for_death(child)
+    supervisor.tick(11.1)
+    assert supervisor.phase is Phase.DONE
