@@ -23,6 +23,7 @@ class Request:
     Times are Redis time in milliseconds since the epoch, because frontends and workers may disagree about theirs;
     0 means that the sender gave none. `attempt` counts from 1; `lost` is how many executors died with it inside.
     A `result_ttl_ms` of 0 stores no result. `canvas` is the whole message, when something follows after this task.
+    Of a request that is not `tracked`, nobody knows the id before it has ended.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Request:
     reply_to: str = ""
     eta_ms: int = 0
     canvas: bytes = b""
+    tracked: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,8 @@ class Claim:
 @dataclass(frozen=True, slots=True)
 class Settled:
     """One outcome, ready to be stored. `reply_to` is a frontend's channel, or empty; `dead_letter` what an operator
-    should know of a request that was given up, or empty.
+    should know of a request that was given up, or empty. `announce`: on Celery's own channel too, where somebody may wait
+    who knows the id.
     """
 
     position: int
@@ -74,6 +75,7 @@ class Settled:
     reply_to: str
     result: bytes
     dead_letter: bytes = b""
+    announce: bool = True
 
 
 class Blame(Enum):
@@ -185,6 +187,7 @@ class RedisBatchStore:
                 channels.get(each.reply_to, 0),
                 each.result,
                 each.dead_letter,
+                int(each.announce),
             )
         keys = [self._keys.lease(batch_id), self._keys.leases(self._worker_id), self._keys.dead()]
         return cast("int", self._line.script(self._finish, keys, args)) >= 0

@@ -225,6 +225,7 @@ def _read_times(request: Request, raw: bytes, headers: _Headers) -> None:
     request.enqueued_ms = stamp.enqueued_ms
     request.deadline_ms = stamp.deadline_ms
     request.result_ttl_ms = stamp.result_ttl_ms
+    request.tracked = stamp.tracked
 
 
 def _epoch_ms(expires: str | float | None) -> int:

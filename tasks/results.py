@@ -120,7 +120,14 @@ class CeleryCodec:
             )
         )
         reply_to = request.reply_to if request.reply_to.startswith(REPLY_PREFIX) else ""
-        return Settled(request.position, request.id, request.result_ttl_ms, reply_to, meta)
+        return Settled(
+            request.position,
+            request.id,
+            request.result_ttl_ms,
+            reply_to,
+            meta,
+            announce=request.tracked or not reply_to,
+        )
 
     def dead_letter(self, request: Request, failure: Failed, batch: BatchInfo) -> bytes:
         record = DeadLetter(

@@ -55,14 +55,26 @@ class Answer:
 class Call:
     """One HTTP request over its WSGI environment."""
 
-    __slots__ = ("_environ", "caller_request_id", "request_id")
+    __slots__ = ("_environ", "_request_id", "caller_request_id")
 
     def __init__(self, environ: dict[str, Any]) -> None:
         self._environ = environ
         given = environ.get("HTTP_X_REQUEST_ID")
         # An id that could not be quoted safely in a log line or a header is replaced, not refused.
         self.caller_request_id = given if given and _REQUEST_ID.fullmatch(given) else ""
-        self.request_id = self.caller_request_id or new_id()
+        self._request_id = self.caller_request_id
+
+    @property
+    def request_id(self) -> str:
+        """The caller's, or the id of the task that this call became, or a new one."""
+        if not self._request_id:
+            self._request_id = new_id()
+        return self._request_id
+
+    def became(self, task_id: str) -> None:
+        """One id is enough for a call whose caller gave it none: each finds the request."""
+        if not self._request_id:
+            self._request_id = task_id
 
     def header(self, name: str) -> str | None:
         """By its WSGI name, such as `HTTP_X_TIMEOUT_MS`."""

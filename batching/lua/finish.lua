@@ -4,7 +4,7 @@
 -- ARGV  1 batch id  2 '1' when nothing of the batch remains, else '0'  3 dead letters to keep  4 for how long, in ms
 --       5 number of reply channels  6… the channels
 --       then per outcome: position in the lease, task id, result TTL in ms (0: store none), channel number (0: none), result (JSON),
---       the record of a dead letter (JSON), or ''
+--       the record of a dead letter (JSON), or '', and '1' to publish it on Celery's own channel for the task as well
 -- Returns the number stored, or -1 when the lease is gone: somebody else has the requests now, and will answer them.
 -- Above this a reply carries the id alone and the frontend reads the stored key: a large value must not sit in the
 -- output buffer of a subscriber that is slow (`client-output-buffer-limit pubsub`).
@@ -41,7 +41,7 @@ while at <= #ARGV do
   local key = 'celery-task-meta-' .. id
   if ttl ~= '0' then
     redis.call('SET', key, result, 'PX', ttl)
-    redis.call('PUBLISH', key, result)
+    if ARGV[at + 6] == '1' then redis.call('PUBLISH', key, result) end
   end
   if channel > 0 then
     local to = replies[channel]
@@ -49,7 +49,7 @@ while at <= #ARGV do
   end
   if ARGV[2] == '0' then redis.call('LSET', KEYS[1], position, '') end
   stored = stored + 1
-  at = at + 6
+  at = at + 7
 end
 for c = 1, channels do
   if #replies[c] > 0 then

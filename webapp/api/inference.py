@@ -163,11 +163,16 @@ def _run(
         if limit_s <= 0:
             raise DeadlineExceeded("no time was given")
         pending = services.client.submit(
-            model, tier, value, parameters, timeout_s=limit_s, waits=waits, request_id=call.caller_request_id
+            model,
+            tier,
+            value,
+            parameters,
+            timeout_s=limit_s,
+            waits=waits,
+            request_id=call.caller_request_id,
+            hung_up=call.hung_up,
         )
-        if not call.caller_request_id:
-            # Called as its task is, so that `/internal/requests` finds it by the id that its caller is told.
-            call.request_id = pending.task_id
+        call.became(pending.task_id)
         outcome = until(pending)
         code = "OK"
     except BunchError as error:
