@@ -1,0 +1,120 @@
+"""The shipped model with its real weights, on whatever device there is."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from batching.executor import Done, Work
+from batching.request import Ok, Rejected
+from config.settings import ModelSettings
+from workers.executor import ProcessExecutor
+from workers.models import InputRejected, InvalidInput
+from workers.models.minilm import MAX_CHARS_PER_TOKEN, MAX_TOKENS, MiniLM
+
+TOLERANCE = 1e-4
+# The first numbers that sentence_transformers 6.2 gives for the same weights.
+REFERENCE = {
+    "A bunch is what celery is sold by.": [0.018019, -0.070876, -0.051429, 0.014514, 0.044856, -0.040611],
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich; 数字 42!": [
+        *(-0.027153, 0.091591, 0.019516, 0.03287, -0.031426, 0.040191)
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> MiniLM:
+    made = MiniLM()
+    made.load("auto")
+    return made
+
+
+def embed(model: MiniLM, *texts: str) -> list[list[float]]:
+    return model.predict(list(texts), [{}] * len(texts))
+
+
+def distance(one: list[float], other: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def likeness(one: list[float], other: list[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+def test_embeddings_are_384_numbers_of_length_one(model: MiniLM) -> None:
+    (vector,) = embed(model, "hello")
+    assert len(vector) == 384
+    assert math.sqrt(likeness(vector, vector)) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_numbers_are_those_of_the_reference_implementation(model: MiniLM) -> None:
+    for vector, expected in zip(embed(model, *REFERENCE), REFERENCE.values(), strict=True):
+        assert distance(vector[: len(expected)], expected) < TOLERANCE
+
+
+def test_a_text_has_the_same_embedding_alone_and_among_others(model: MiniLM) -> None:
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "and", "embeddings"]
+    rng = random.Random(7)
+    texts = [" ".join(rng.choices(words, k=rng.randint(1, 60))) for _ in range(32)]
+    together = embed(model, *texts)
+    assert max(distance(each, embed(model, text)[0]) for each, text in zip(together, texts, strict=True)) < TOLERANCE
+
+
+def test_the_end_of_a_long_text_counts(model: MiniLM) -> None:
+    text = "the weather is fine today " * 40
+    one, other = embed(model, text + "and the market crashed", text + "and the cat slept well")
+    assert distance(one, other) > 10 * TOLERANCE
+
+
+def test_like_texts_are_near_each_other(model: MiniLM) -> None:
+    cat, kitten, bond = embed(model, "a cat sits on the mat", "a kitten on a rug", "bond yields rose sharply")
+    assert likeness(cat, kitten) > likeness(cat, bond) + 0.2
+
+
+def test_what_it_refuses_harms_no_neighbour(model: MiniLM) -> None:
+    inputs = ["fine", 3, None, "", " \n", "\u200b", "word " * MAX_TOKENS, "y" * 10**6, "also fine"]
+    outputs = model.predict(inputs, [{}] * len(inputs))
+    assert distance(outputs[0], embed(model, "fine")[0]) < TOLERANCE
+    assert distance(outputs[-1], embed(model, "also fine")[0]) < TOLERANCE
+    assert [type(each) for each in outputs[1:3]] == [InvalidInput] * 2
+    assert [type(each) for each in outputs[3:-1]] == [InputRejected] * 5
+    told = [each.message for each in outputs[3:-1]]
+    assert "empty" in told[0]
+    assert f"at most {MAX_TOKENS}" in told[3]
+    assert f"at most {MAX_TOKENS * MAX_CHARS_PER_TOKEN}" in told[4]
+
+
+def test_a_batch_of_refusals_alone(model: MiniLM) -> None:
+    assert all(isinstance(each, InputRejected) for each in model.predict(["", 1], [{}, {}]))
+
+
+def test_the_longest_text_that_is_taken(model: MiniLM) -> None:
+    longest = "word " * (MAX_TOKENS - 2)
+    accepted, refused = model.predict([longest, longest + "word"], [{}, {}])
+    assert len(accepted) == 384
+    assert isinstance(refused, InputRejected)
+
+
+def test_bounds_that_the_weights_cannot_follow_are_refused() -> None:
+    with pytest.raises(ValueError, match="512"):
+        MiniLM(max_tokens=513).load("cpu")
+
+
+def test_it_serves_from_an_executor() -> None:
+    settings = ModelSettings(name="minilm", source="workers.models.minilm:MiniLM", timeout_ms=60_000)
+    executor = ProcessExecutor(settings, 0)
+    executor.start()
+    try:
+        assert executor.wait_ready(100), executor.error
+        executor.send(Work("a", [b'"one"', b'""', b'"three"'], [b"{}"] * 3))
+        done = executor.receive(60)
+        assert isinstance(done, Done)
+        one, refused, three = done.outcomes
+        assert isinstance(one, Ok)
+        assert isinstance(refused, Rejected)
+        assert isinstance(three, Ok)
+        assert one.output.count(b",") == 383
+    finally:
+        executor.stop(5)

