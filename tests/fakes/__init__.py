@@ -1,0 +1,1 @@
+"""In-memory twins of the ports, and models that misbehave on request."""

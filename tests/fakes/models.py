@@ -1,0 +1,130 @@
+"""Models that do as each input tells them, so that a test can drive one from the outside."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from workers.models import InputRejected
+
+
+class Puppet:
+    """Echoes; an input `{"do": what, …}` makes it do that first. Shown in `ACTIONS`."""
+
+    def load(self, device: str) -> None:
+        self.device = device
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        outputs: list[Any] = []
+        for value in inputs:
+            action = ACTIONS.get(value.get("do", "")) if isinstance(value, dict) else None
+            outputs.append(action(value) if action else value)
+        return [each for each in outputs if each is not SKIPPED]
+
+
+class LoadsLater:
+    """Cannot be loaded until the file `until` exists."""
+
+    def __init__(self, until: str) -> None:
+        self._until = Path(until)
+
+    def load(self, device: str) -> None:
+        if not self._until.exists():
+            raise RuntimeError("the weights are missing")
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        return inputs
+
+
+class DiesLoading:
+    def load(self, device: str) -> None:
+        os._exit(3)
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        return inputs
+
+
+class LoadsForever:
+    def load(self, device: str) -> None:
+        threading.Event().wait()
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        return inputs
+
+
+class Talkative(Puppet):
+    def load(self, device: str) -> None:
+        logger = logging.getLogger("a.model")
+        logger.info("too quiet")
+        logger.warning("heard")
+
+
+SKIPPED = object()
+
+
+def _hold(value: dict[str, Any]) -> Any:
+    """Say in `<path>.begun` that the batch is inside; go on when `path` exists."""
+    gate = Path(value["path"])
+    gate.with_suffix(".begun").touch()
+    while not gate.exists():
+        time.sleep(0.005)
+    return "held"
+
+
+def _signal(value: dict[str, Any]) -> Any:
+    os.kill(os.getpid(), getattr(signal, value["name"]))
+    return "survived"
+
+
+def _print(value: dict[str, Any]) -> Any:
+    print(value["text"])
+    os.write(1, value["text"].encode())
+    print(value["text"], file=sys.stderr)
+    return "printed"
+
+
+def _leave_child(value: dict[str, Any]) -> Any:
+    """Start a process that inherits every descriptor that it can, tell its id, and die before it."""
+    child = subprocess.Popen(["sleep", "600"], close_fds=False)
+    Path(value["path"]).write_text(str(child.pid))
+    os._exit(4)
+
+
+def _fork_holding_all(value: dict[str, Any]) -> Any:
+    """A fork has the pipe too, whatever was done against it."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+        os._exit(0)
+    Path(value["path"]).write_text(str(pid))
+    os._exit(4)
+
+
+def _raise(value: dict[str, Any]) -> Any:
+    raise ValueError(value["text"])
+
+
+ACTIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "hold": _hold,
+    "exit": lambda value: os._exit(value["status"]),
+    "signal": _signal,
+    "print": _print,
+    "leave child": _leave_child,
+    "fork": _fork_holding_all,
+    "raise": _raise,
+    "sys.exit": lambda value: sys.exit("the model wants out"),
+    "return error": lambda value: KeyError(value["text"]),
+    "return rejection": lambda value: InputRejected(value["text"]),
+    "skip": lambda value: SKIPPED,
+    "pid": lambda value: os.getpid(),
+    "modules": lambda value: sorted(sys.modules),
+    "argv": lambda value: sys.argv,
+}

@@ -1,0 +1,383 @@
+"""The executor with real child processes: deaths, hangs, floods, and what must not leak either way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from batching.executor import Done, ExecutorGone, ExecutorState, Lost, Work
+from batching.request import Failed, Ok, Rejected
+from config.settings import ModelSettings
+from workers.executor import FIRST_BACKOFF_S, ProcessExecutor, _Handed
+
+LONG_S = 30.0
+ROOT = Path(__file__).resolve().parents[2]
+Start = Callable[..., ProcessExecutor]
+
+
+@pytest.fixture
+def build() -> Iterator[Start]:
+    made: list[ProcessExecutor] = []
+
+    def make(
+        source: str = "tests.fakes.models:Puppet",
+        on_change: Callable[[], None] | None = None,
+        **settings: Any,
+    ) -> ProcessExecutor:
+        made.append(ProcessExecutor(ModelSettings(name="m", source=source, **settings), 0, on_change=on_change))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.stop(0.0)
+
+
+@pytest.fixture
+def start(build: Start) -> Start:
+    def make(*args: Any, **settings: Any) -> ProcessExecutor:
+        executor = build(*args, **settings)
+        executor.start()
+        assert executor.wait_ready(LONG_S), executor.error
+        return executor
+
+    return make
+
+
+def work(batch_id: str, *inputs: Any) -> Work:
+    return Work(batch_id, [msgspec.json.encode(each) for each in inputs], [b"{}"] * len(inputs))
+
+
+def run(executor: ProcessExecutor, *inputs: Any) -> list[Any]:
+    """What the inputs become, decoded."""
+    executor.send(work("only", *inputs))
+    done = executor.receive(LONG_S)
+    assert isinstance(done, Done), done
+    return [json.loads(each.output) if isinstance(each, Ok) else each for each in done.outcomes]
+
+
+def lost(executor: ProcessExecutor) -> Lost:
+    event = executor.receive(LONG_S)
+    assert isinstance(event, Lost), event
+    return event
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Running; a zombie that nobody has waited for yet is dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_prints_of_the_model_stay_out_of_the_protocol(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    executor = start()
+    assert run(executor, {"do": "print", "text": "hello from the model"}, "next") == ["printed", "next"]
+    captured = capfd.readouterr()
+    assert captured.out.count("hello from the model") == 2
+    assert captured.err.count("hello from the model") == 1
+
+
+def test_the_child_imports_only_what_it_needs(start: Start) -> None:
+    modules = set(run(start(), {"do": "modules"})[0])
+    assert "workers.child" in modules
+    assert not {"celery", "kombu", "redis", "torch", "flask", "httpx", "numpy", "workers.executor"} & modules
+
+
+@pytest.mark.parametrize(
+    ("death", "reason"),
+    [
+        ({"do": "exit", "status": 3}, "exited with status 3"),
+        ({"do": "exit", "status": 0}, "exited with status 0"),
+        ({"do": "signal", "name": "SIGSEGV"}, "was killed by SIGSEGV"),
+        ({"do": "signal", "name": "SIGKILL"}, "was killed by SIGKILL"),
+    ],
+)
+def test_the_reason_of_a_death_names_status_or_signal(
+    start: Start, death: dict[str, Any], reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    executor = start()
+    executor.send(work("a", death))
+    event = lost(executor)
+    assert (event.inside, event.waiting) == ("a", ())
+    assert reason in event.reason
+    assert executor.last_error == event.reason
+    assert executor.wait_ready(LONG_S)
+    assert executor.restarts == 1
+
+
+def test_a_hung_batch_is_killed_and_the_next_child_works(start: Start, tmp_path: Path) -> None:
+    executor = start(timeout_ms=300)
+    first = executor.pid
+    began = time.monotonic()
+    executor.send(work("hung", {"do": "hold", "path": str(tmp_path / "never")}))
+    executor.send(work("behind", 1))
+    event = lost(executor)
+    assert time.monotonic() - began >= 0.3
+    assert (event.inside, event.waiting) == ("hung", ("behind",))
+    assert "timeout" in event.reason
+    assert "300 ms" in event.reason
+    assert executor.wait_ready(LONG_S)
+    assert first is not None
+    assert not alive(first)
+    assert run(executor, "again") == ["again"]
+
+
+def test_the_time_of_a_batch_counts_from_when_it_is_in_front(start: Start) -> None:
+    """Two batches sent together, each well within its time, both together far over it."""
+    executor = start("workers.models.simulated:Simulated", options={"batch_ms": 1200, "item_ms": 0}, timeout_ms=2000)
+    executor.send(work("a", 1))
+    executor.send(work("b", 2))
+    for batch_id in "ab":
+        done = executor.receive(LONG_S)
+        assert isinstance(done, Done)
+        assert done.batch_id == batch_id
+        assert done.compute_s >= 1.2
+
+
+def test_it_sleeps_no_longer_than_the_batch_in_front_has_left(build: Start) -> None:
+    executor = build(timeout_ms=1000)
+    assert executor._time_left(stopping=False) == 1.0
+    executor._handed.append(_Handed("a", 1, time.monotonic() - 0.4))
+    assert executor._time_left(stopping=False) <= 0.6
+
+
+def test_idle_time_does_not_count(start: Start) -> None:
+    executor = start(timeout_ms=100)
+    time.sleep(0.35)
+    assert run(executor, 1) == [1]
+    assert executor.restarts == 0
+
+
+def test_batches_larger_than_any_buffer(start: Start) -> None:
+    executor = start(timeout_ms=60_000)
+    texts = [chr(97 + n % 26) * 100_000 for n in range(64)]
+    for batch_id in "ab":
+        executor.send(work(batch_id, *texts))
+    for batch_id in "ab":
+        done = executor.receive(LONG_S)
+        assert isinstance(done, Done)
+        assert done.batch_id == batch_id
+        assert [json.loads(each.output) for each in done.outcomes if isinstance(each, Ok)] == texts
+
+
+def test_a_blocked_send_ends_when_the_child_is_killed(start: Start, tmp_path: Path) -> None:
+    executor = start(timeout_ms=500)
+    executor.send(work("hung", {"do": "hold", "path": str(tmp_path / "never")}))
+    with pytest.raises(ExecutorGone):
+        executor.send(work("huge", "x" * 20_000_000))
+    event = lost(executor)
+    # The child never had all of it: its sender was told, and nobody else.
+    assert (event.inside, event.waiting) == ("hung", ())
+    assert executor.receive(0.0) is None
+
+
+@pytest.mark.parametrize("do", ["leave child", "fork"])
+def test_what_the_model_started_neither_hides_its_death_nor_outlives_it(start: Start, tmp_path: Path, do: str) -> None:
+    executor = start(timeout_ms=60_000)
+    told = tmp_path / "pid"
+    executor.send(work("a", {"do": do, "path": str(told)}))
+    assert "exited with status 4" in lost(executor).reason
+    until(lambda: not alive(int(told.read_text())))
+    assert executor.wait_ready(LONG_S)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_stop_signals_are_left_to_the_parent(start: Start, name: str) -> None:
+    executor = start()
+    assert run(executor, {"do": "signal", "name": name}, "next") == ["survived", "next"]
+
+
+def test_a_model_that_calls_sys_exit_fails_its_batch_only(start: Start) -> None:
+    executor = start()
+    (failed,) = run(executor, {"do": "sys.exit"})
+    assert isinstance(failed, Failed)
+    assert "SystemExit: the model wants out" in failed.message
+    assert run(executor, "next") == ["next"]
+
+
+def test_a_function_gets_strings_only_and_others_are_refused_one_by_one(start: Start) -> None:
+    executor = start("workers.models.shout:batchstring")
+    good, number, nothing, other = run(executor, "one", 2, None, "four")
+    assert (good, other) == ("ONE", "FOUR")
+    for refused in (number, nothing):
+        assert isinstance(refused, Rejected)
+        assert refused.exc_type == "InvalidInput"
+    refused_all = run(executor, 2)
+    assert isinstance(refused_all[0], Rejected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"source": "workers.models.shout:batchstring", "max_batch_size": 101}, "max_batch_size is 101"),
+        ({"source": "no.such.module:Model"}, "no module"),
+        ({"source": "tests.fakes.models:NoSuchModel"}, "has no 'NoSuchModel'"),
+        ({"source": "tests.fakes.models:DiesLoading"}, "exited with status 3 while the model was loading"),
+        ({"source": "tests.fakes.models:LoadsForever", "start_timeout_ms": 400}, "start_timeout_ms"),
+    ],
+)
+def test_a_failed_start_says_why(build: Start, settings: dict[str, Any], told: str) -> None:
+    executor = build(**settings)
+    executor.start()
+    until(lambda: executor.state is ExecutorState.FAILED)
+    assert told in (executor.error or "")
+    assert executor.last_error == executor.error
+
+
+def test_starts_are_repeated_ever_more_slowly(build: Start) -> None:
+    executor = build("tests.fakes.models:DiesLoading")
+    began = time.monotonic()
+    executor.start()
+    until(lambda: executor.restarts == 3)
+    assert time.monotonic() - began >= FIRST_BACKOFF_S * (1 + 2 + 4)
+
+
+def test_a_batch_that_succeeds_ends_the_back_off(start: Start) -> None:
+    executor = start()
+    for _ in range(3):
+        executor.send(work("a", {"do": "exit", "status": 1}))
+        lost(executor)
+        assert executor.wait_ready(LONG_S)
+    assert executor._backoff_s >= FIRST_BACKOFF_S * 8
+    run(executor, {"do": "raise", "text": "no success"})
+    assert executor._backoff_s >= FIRST_BACKOFF_S * 8
+    run(executor, "fine")
+    assert executor._backoff_s == FIRST_BACKOFF_S
+
+
+def test_what_it_tells_about_its_health(build: Start) -> None:
+    changes: list[ExecutorState] = []
+    executor = build(on_change=lambda: changes.append(executor.state))
+    executor.start()
+    assert executor.wait_ready(LONG_S)
+    assert executor.name == "m/0"
+    assert run(executor, {"do": "pid"}) == [executor.pid]
+    assert (executor.batches, executor.restarts, executor.last_error) == (1, 0, None)
+    run(executor, {"do": "raise", "text": "odd"})
+    assert executor.last_error == "ValueError: odd"
+    assert executor.batches == 2
+    assert executor.busy_s > 0
+    pid = executor.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    lost(executor)
+    assert executor.wait_ready(LONG_S)
+    assert executor.restarts == 1
+    executor.stop(LONG_S)
+    assert executor.pid is None
+    ready, starting = ExecutorState.READY, ExecutorState.STARTING
+    assert changes == [ready, starting, ready, ExecutorState.STOPPED]
+
+
+def test_a_failing_on_change_harms_nothing(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise RuntimeError("listener")
+
+    executor = start(on_change=fail)
+    assert run(executor, 1) == [1]
+    assert "on_change" in caplog.text
+
+
+def test_no_process_is_left_after_a_stop(start: Start) -> None:
+    executor = start()
+    pid = executor.pid
+    assert pid is not None
+    executor.stop(LONG_S)
+    assert not alive(pid)
+    assert not any(thread.name == "executor m/0" for thread in threading.enumerate())
+
+
+def test_a_stop_while_starting_does_not_wait_for_the_model(build: Start) -> None:
+    executor = build("tests.fakes.models:LoadsForever")
+    executor.start()
+    until(lambda: executor.pid is not None)
+    pid = executor.pid
+    assert pid is not None
+    executor.stop(LONG_S)
+    assert executor.state is ExecutorState.STOPPED
+    assert not alive(pid)
+
+
+def test_descriptors_do_not_leak_over_restarts(start: Start) -> None:
+    executor = start()
+
+    def die() -> None:
+        executor.send(work("a", {"do": "exit", "status": 1}))
+        lost(executor)
+        assert executor.wait_ready(LONG_S)
+        run(executor, "reset the back-off")
+
+    die()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        die()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+PARENT = """
+    import json, sys, threading
+    from pathlib import Path
+    from batching.executor import Work
+    from config.settings import ModelSettings
+    from workers.executor import ProcessExecutor
+
+    with open({runs!r}, "a") as file:
+        file.write("main\\n")
+    executor = ProcessExecutor(ModelSettings(name="m", source="tests.fakes.models:Puppet"), 0)
+    executor.start()
+    assert executor.wait_ready(30)
+    executor.send(Work("a", [json.dumps({{"do": "hold", "path": {gate!r}}}).encode()], [b"{{}}"]))
+    print(executor.pid, flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_the_child_dies_with_its_parent_and_never_runs_its_main(tmp_path: Path) -> None:
+    script, runs, gate = tmp_path / "main.py", tmp_path / "runs", tmp_path / "gate"
+    script.write_text(textwrap.dedent(PARENT.format(runs=str(runs), gate=str(gate))))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env=environment) as parent:
+        try:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            until(lambda: gate.with_suffix(".begun").exists())
+            assert alive(pid)
+        finally:
+            parent.kill()
+    # It was inside a batch: it could not have noticed the end of the pipe.
+    until(lambda: not alive(pid))
+    assert runs.read_text() == "main\n"
+
+
+def test_the_child_logs_at_the_level_of_its_parent(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before = root.level
+    root.setLevel(logging.WARNING)
+    try:
+        executor = start("tests.fakes.models:Talkative")
+    finally:
+        root.setLevel(before)
+    run(executor, 1)
+    err = capfd.readouterr().err
+    assert "heard" in err
+    assert "too quiet" not in err

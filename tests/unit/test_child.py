@@ -1,0 +1,323 @@
+"""What the executor's child does with a batch, and the frames in which it travels; no process involved."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from config.settings import ModelSettings
+from workers.compute import MAX_MESSAGE, MAX_TRACEBACK, BatchComputer, Computed, encode_output
+from workers.frames import MAX_FRAME, BrokenFrames, FrameReader, ItemError, Ran, Ready, Run, Start, encode
+from workers.models import InputRejected, InvalidInput
+from workers.models.function import FunctionModel
+
+Predict = Callable[[list[Any], list[dict[str, Any]]], Any]
+
+
+class Model:
+    def __init__(self, predict: Predict) -> None:
+        self.predict = predict
+
+    def load(self, device: str) -> None:
+        pass
+
+
+def compute(predict: Predict, *inputs: Any, parameters: list[bytes] | None = None) -> Computed:
+    raw = [msgspec.json.encode(each) for each in inputs]
+    return BatchComputer(Model(predict)).run(raw, parameters or [b"{}"] * len(raw))
+
+
+def test_inputs_and_parameters_arrive_decoded_and_in_order() -> None:
+    seen: list[Any] = []
+
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        seen.append((inputs, parameters))
+        return inputs
+
+    compute(predict, "a", {"b": None}, parameters=[b'{"k":1}', b"{}"])
+    assert seen == [(["a", {"b": None}], [{"k": 1}, {}])]
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.text(), st.integers(), st.booleans(), st.none(), st.lists(st.text())), max_size=20))
+def test_any_batch_of_an_echo_comes_back_as_it_went(inputs: list[Any]) -> None:
+    computed = compute(lambda values, _: values, *inputs)
+    assert computed.error is None
+    assert [json.loads(each) for each in computed.outcomes if isinstance(each, bytes)] == inputs
+
+
+def test_what_a_model_does_to_its_inputs_stays_in_its_batch() -> None:
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        outputs = [dict(each) for each in inputs]
+        for value, options in zip(inputs, parameters, strict=True):
+            value["seen"] = options["seen"] = True
+        inputs.clear()
+        return outputs
+
+    computer = BatchComputer(Model(predict))
+    shared = b'{"x":1}'
+    for _ in range(2):
+        computed = computer.run([shared, shared], [b"{}", b"{}"])
+        assert computed.outcomes == [shared, shared]
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        (lambda inputs: inputs[:-1], "2 outputs for 3 inputs"),
+        (lambda inputs: [*inputs, "more"], "4 outputs for 3 inputs"),
+        (lambda inputs: [], "0 outputs for 3 inputs"),
+        (lambda inputs: (each for each in inputs), "a generator for 3 inputs"),
+        (lambda inputs: dict.fromkeys("abc"), "a dict for 3 inputs"),
+        (lambda inputs: "abc", "a str for 3 inputs"),
+        (tuple, "a tuple for 3 inputs"),
+        (lambda inputs: np.zeros((3, 2)), "a ndarray for 3 inputs"),
+        (lambda inputs: None, "a NoneType for 3 inputs"),
+    ],
+)
+def test_anything_but_one_output_each_is_the_whole_batchs_error(
+    returned: Callable[[list[Any]], Any], told: str
+) -> None:
+    computed = compute(lambda inputs, _: returned(inputs), 1, 2, 3)
+    assert computed.outcomes == [None, None, None]
+    assert computed.error is not None
+    assert told in computed.error.message
+    assert not computed.raised
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(1), asyncio.CancelledError(), MemoryError()])
+def test_what_predict_raises_is_the_whole_batchs_error_and_known_as_raised(error: BaseException) -> None:
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        raise error
+
+    computed = compute(predict, 1, 2)
+    assert computed.outcomes == [None, None]
+    assert computed.raised
+    assert computed.error is not None
+    assert type(error).__name__ in computed.error.message
+    assert "in predict" in (computed.error.traceback or "")
+    assert not computed.error.rejected
+
+
+def test_an_exception_among_the_outputs_is_one_inputs_alone() -> None:
+    outputs = [1, ValueError("no"), InputRejected("too long"), InvalidInput("no text"), 5]
+    computed = compute(lambda inputs, _: outputs, *range(5))
+    assert computed.error is None
+    assert computed.outcomes == [
+        b"1",
+        ItemError("ValueError: no"),
+        ItemError("too long", rejected=True, exc_type="InputRejected"),
+        ItemError("no text", rejected=True, exc_type="InvalidInput"),
+        b"5",
+    ]
+
+
+def test_the_names_of_a_models_own_refusals_stay_off_the_wire() -> None:
+    class TooDark(InputRejected):
+        pass
+
+    (outcome,) = compute(lambda inputs, _: [TooDark()], 1).outcomes
+    assert isinstance(outcome, ItemError)
+    assert outcome.exc_type == "InputRejected"
+    assert outcome.message
+
+
+def test_very_long_errors_are_cut() -> None:
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        raise ValueError("x" * 1_000_000)
+
+    error = compute(predict, 1).error
+    assert error is not None
+    assert len(error.message) == MAX_MESSAGE
+    assert len(error.traceback or "") <= MAX_TRACEBACK + 1
+
+
+def test_an_exception_that_cannot_be_shown_is_still_told() -> None:
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    outcome = compute(lambda inputs, _: [Unspeakable()], 1).outcomes[0]
+    assert isinstance(outcome, ItemError)
+    assert "Unspeakable" in outcome.message
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"NaN", b'"\\ud800"', b"\xff", b"[" * 100_000])
+def test_unreadable_input_is_refused_alone(raw: bytes) -> None:
+    calls: list[int] = []
+
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        calls.append(len(inputs))
+        return inputs
+
+    computer = BatchComputer(Model(predict))
+    computed = computer.run([b"1", raw, b"3"], [b"{}"] * 3)
+    assert computed.outcomes[::2] == [b"1", b"3"]
+    refused = computed.outcomes[1]
+    assert isinstance(refused, ItemError)
+    assert refused.rejected
+    assert refused.exc_type == "InvalidInput"
+    assert computer.run([raw], [b"{}"]).error is None
+    assert calls == [2], "without a readable input the model is not asked"
+
+
+def test_parameters_that_are_no_object_are_refused_alone() -> None:
+    computed = compute(lambda inputs, _: inputs, 1, 2, parameters=[b"[]", b"{}"])
+    refused, two = computed.outcomes
+    assert isinstance(refused, ItemError)
+    assert "parameters" in refused.message
+    assert two == b"2"
+
+
+def test_refused_inputs_stay_refused_when_their_neighbours_fail() -> None:
+    def function(inputs: list[str]) -> list[str]:
+        raise ValueError("bad")
+
+    model = FunctionModel(function)
+    computed = BatchComputer(model, model.refuse).run([b"1", b'"text"'], [b"{}"] * 2)
+    refused, failed = computed.outcomes
+    assert isinstance(refused, ItemError)
+    assert refused.rejected
+    assert failed is None
+    assert computed.error is not None
+
+
+class FakeTensor:
+    """As far as this code can tell, torch's."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    def tolist(self) -> Any:
+        return self._values
+
+
+@pytest.mark.parametrize(
+    ("output", "encoded"),
+    [
+        (np.arange(3), b"[0,1,2]"),
+        (np.float32(1.5), b"1.5"),
+        (np.float64(1.5), b"1.5"),
+        (np.int64(7), b"7"),
+        (np.bool_(True), b"true"),
+        (FakeTensor([[1.0], [2.0]]), b"[[1.0],[2.0]]"),
+        ({"scores": np.array([0.5]), "best": np.int8(1)}, b'{"scores":[0.5],"best":1}'),
+        ({"nothing": None}, b'{"nothing":null}'),
+        ("null", b'"null"'),
+        (2**70, str(2**70).encode()),
+    ],
+)
+def test_outputs_become_json(output: Any, encoded: bytes) -> None:
+    assert encode_output(output) == encoded
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        math.nan,
+        [1.0, math.inf],
+        {"a": {"b": [None, -math.inf]}},
+        (math.nan,),
+        {math.nan},
+        np.array([1.0, np.nan]),
+        np.float32("inf"),
+        {"deep": FakeTensor([math.nan])},
+    ],
+)
+def test_not_a_number_is_that_items_error_and_says_so(output: Any) -> None:
+    error = encode_output(output)
+    assert isinstance(error, ItemError)
+    assert "NaN or Infinity" in error.message
+    assert not error.rejected
+
+
+def _endless() -> list[Any]:
+    loop: list[Any] = []
+    loop.append(loop)
+    return loop
+
+
+@pytest.mark.parametrize("output", [object(), print, ValueError, "\ud800", (x for x in "ab"), _endless()])
+def test_what_json_cannot_say_is_that_items_error(output: Any) -> None:
+    computed = compute(lambda inputs, _: [1, output, 3], 1, 2, 3)
+    one, error, three = computed.outcomes
+    assert (one, three) == (b"1", b"3")
+    assert isinstance(error, ItemError)
+    assert "not JSON" in error.message
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+MODEL = ModelSettings(name="m", source="a.b:C", options={"path": "x", "n": 1, "deep": {"list": [1.5, None]}})
+MESSAGES = [
+    Start(MODEL, "m/0", 1, ["/a"], 20),
+    Run("b1", [b'"one"', b"2"], [b"{}", b'{"k":1}']),
+    Run("b2", [], []),
+]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 400), max_size=6))
+def test_frames_survive_any_cutting(cuts: list[int]) -> None:
+    stream = b"".join(encode(each) for each in MESSAGES)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reader = FrameReader(theirs, Start | Run)
+        read: list[Any] = []
+        at = 0
+        for cut in [*cuts, len(stream)]:
+            ours.sendall(stream[at : at + cut])
+            at += cut
+            read += reader.available()
+        assert read == MESSAGES
+        assert not reader.eof
+
+
+def test_answers_travel_whole(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    ran = Ran("b", 0.5, [b"1", None, ItemError("no", rejected=True)], ItemError("all", traceback="tb"), raised=True)
+    ours.sendall(encode(Ready("2")) + encode(ran))
+    reader = FrameReader(theirs, Ready | Ran)
+    assert [reader.next(), reader.next()] == [Ready("2"), ran]
+
+
+def test_end_of_file_in_the_middle_of_a_frame_is_an_end(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    ours.sendall(encode(MESSAGES[0]) + encode(MESSAGES[1])[:-1])
+    ours.shutdown(socket.SHUT_WR)
+    reader = FrameReader(theirs, Start | Run)
+    assert list(reader.available()) == MESSAGES[:1]
+    assert reader.eof
+    assert reader.next() is None
+
+
+@pytest.mark.parametrize("garbage", [b"hello, this is a print of a model", (MAX_FRAME + 1).to_bytes(8, "big")])
+def test_what_is_no_frame_is_noticed(pair: tuple[socket.socket, socket.socket], garbage: bytes) -> None:
+    ours, theirs = pair
+    ours.sendall(encode(MESSAGES[1]) + garbage)
+    messages = FrameReader(theirs, Start | Run).available()
+    assert next(messages) == MESSAGES[1]
+    with pytest.raises(BrokenFrames):
+        next(messages)
+
+
+def test_a_frame_of_another_kind_is_noticed(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    ours.sendall(encode(Ready("")))
+    with pytest.raises(BrokenFrames):
+        FrameReader(theirs, Start | Run).next()

@@ -1,0 +1,108 @@
+"""The executor's child process: loads one model and answers batches until its pipe ends.
+
+Started by `workers.process.ChildProcess`, never by hand. Standard output and error are the worker's own; what
+the model prints goes there, and the protocol has a socket to itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from workers.compute import BatchComputer, format_traceback
+from workers.frames import FrameReader, NotReady, Ran, Ready, Run, Start, encode
+from workers.models import LoadError, load_model
+from workers.models.function import FunctionModel
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(descriptor: int) -> None:
+    """Serve over the socket with this descriptor; returns when the parent has closed its side."""
+    # The parent gone before an answer: nobody is left to be told.
+    with socket.socket(fileno=descriptor) as sock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        _serve(sock)
+
+
+def _serve(sock: socket.socket) -> None:
+    # Inherited across exec on purpose, once. A process that the model starts must not hold our pipe open.
+    sock.set_inheritable(False)
+    faulthandler.enable()
+    _leave_signals_to_the_parent()
+    reader = FrameReader(sock, Start | Run)
+    start = reader.next()
+    if not isinstance(start, Start):
+        return
+    _die_with(start.parent_pid)
+    sys.path[:] = start.sys_path
+    sys.argv = [start.name]
+    _configure_output(start)
+    try:
+        computer, version = _load(start)
+    except BaseException as error:  # noqa: BLE001  (whatever stops a model from loading is to be told)
+        sock.sendall(encode(NotReady(str(error) if isinstance(error, LoadError) else format_traceback(error))))
+        return
+    # What loading made stays until the end: the collector need not walk it in the middle of a batch.
+    gc.collect()
+    gc.freeze()
+    sock.sendall(encode(Ready(version)))
+    while (run := reader.next()) is not None:
+        sock.sendall(encode(_answer(computer, run)))
+
+
+def _answer(computer: BatchComputer, run: Run) -> Ran:
+    computed = computer.run(run.inputs, run.parameters)
+    return Ran(run.batch_id, computed.compute_s, computed.outcomes, computed.error, computed.raised)
+
+
+def _load(start: Start) -> tuple[BatchComputer, str]:
+    model: Any = load_model(start.model)
+    model.load(start.model.device)
+    warmup = getattr(model, "warmup", None)
+    if callable(warmup):
+        warmup()
+    version = getattr(model, "version", "")
+    refuse = model.refuse if isinstance(model, FunctionModel) else None
+    return BatchComputer(model, refuse), version if isinstance(version, str) else ""
+
+
+def _leave_signals_to_the_parent() -> None:
+    """Ctrl-C and TERM reach whole process groups; only the parent knows what is still to be answered.
+
+    Handlers rather than SIG_IGN, which programs that the model starts would inherit.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+
+
+def _die_with(parent_pid: int) -> None:
+    """Have the kernel kill this process when the parent dies, even in the middle of a computation.
+
+    The end of the pipe says so as well, but is only read between batches. PR_SET_PDEATHSIG follows the
+    *thread* that started us: the executor's supervising thread, which lives as long as the child.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        # It died before the line above.
+        os._exit(1)
+
+
+def _configure_output(start: Start) -> None:
+    # A worker's log is often a file: without this, prints would come late, or never when the child is killed.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    logging.basicConfig(
+        level=start.log_level,
+        stream=sys.stderr,
+        format=f"[%(asctime)s: %(levelname)s/{start.name}] %(name)s: %(message)s",
+    )

@@ -1,0 +1,159 @@
+"""What a worker and its executor's child process say to each other, and how it is cut into frames.
+
+    parent ──Start──▶ child        once: what to load
+    parent ◀──Ready── child        loaded
+           ◀─NotReady─             or not, with the model's own traceback; the child ends
+    parent ───Run───▶ child        a batch
+    parent ◀──Ran──── child        its outcomes; batches are answered in the order of their arrival
+
+A frame is eight bytes of length and a MessagePack body, over a socket pair that no one else holds. Each
+direction has one sender and one reader. End of file means that the other side is gone.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from config.settings import ModelSettings
+
+HEADER = struct.Struct("!Q")
+# Nothing that fits a machine's memory comes near; a length beyond it is something else writing to our
+# descriptor.
+MAX_FRAME = 1 << 40
+_READ_SIZE = 1 << 18
+
+
+class BrokenFrames(Exception):
+    """What arrived is not a frame of ours: the two sides have lost each other."""
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    model: ModelSettings
+    name: str
+    parent_pid: int
+    sys_path: list[str]
+    log_level: int
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    batch_id: str
+    inputs: list[bytes]
+    parameters: list[bytes]
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`version` is the model's own, empty when it names none."""
+
+    version: str
+
+
+class NotReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    error: str
+
+
+class ItemError(msgspec.Struct, frozen=True, array_like=True):
+    """Why one input, or a whole batch, has no output. `rejected`: the model refused, nothing broke."""
+
+    message: str
+    rejected: bool = False
+    exc_type: str = "InferenceFailed"
+    traceback: str | None = None
+
+
+class Ran(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One entry per input: output as JSON bytes, an error of its own, or None for "as `error` says".
+
+    `error` is that of the batch as a whole: `predict` raised (`raised`; running it in parts may tell the
+    culprit from its neighbours) or broke its contract (asking again would not help).
+    """
+
+    batch_id: str
+    compute_s: float
+    outcomes: list[bytes | ItemError | None]
+    error: ItemError | None = None
+    raised: bool = False
+
+
+ToChild = Start | Run
+ToParent = Ready | NotReady | Ran
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: ToChild | ToParent) -> bytearray:
+    """The whole frame, ready for `sendall`."""
+    frame = bytearray(HEADER.size)
+    _encoder.encode_into(message, frame, HEADER.size)
+    HEADER.pack_into(frame, 0, len(frame) - HEADER.size)
+    return frame
+
+
+class FrameReader:
+    """Cuts what a socket delivers into messages of `kind`."""
+
+    def __init__(self, sock: socket.socket, kind: Any) -> None:
+        self._sock = sock
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._scratch = memoryview(bytearray(_READ_SIZE))
+        self._buffer = bytearray()
+        self.eof = False
+
+    def next(self) -> Any | None:
+        """Block for the next message; None at end of file, also in the middle of a frame.
+
+        Raises:
+            BrokenFrames: what arrived is no message.
+        """
+        while True:
+            message = self._cut()
+            if message is not None:
+                return message
+            if self.eof:
+                return None
+            self._fill(0)
+
+    def available(self) -> Iterator[Any]:
+        """Every message that has arrived, without blocking; then `eof` says whether more can come.
+
+        Raises:
+            BrokenFrames: what arrived is no message; those before it have been yielded.
+        """
+        while not self.eof:
+            try:
+                self._fill(socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            while (message := self._cut()) is not None:
+                yield message
+
+    def _fill(self, flags: int) -> None:
+        try:
+            size = self._sock.recv_into(self._scratch, 0, flags)
+        except ConnectionError:
+            size = 0
+        if size:
+            self._buffer += self._scratch[:size]
+        else:
+            self.eof = True
+
+    def _cut(self) -> Any | None:
+        if len(self._buffer) < HEADER.size:
+            return None
+        (length,) = HEADER.unpack_from(self._buffer)
+        if length > MAX_FRAME:
+            raise BrokenFrames(f"a frame of {length} bytes was announced")
+        end = HEADER.size + length
+        if len(self._buffer) < end:
+            return None
+        try:
+            with memoryview(self._buffer) as view:
+                message = self._decoder.decode(view[HEADER.size : end])
+        except msgspec.MsgspecError as error:
+            raise BrokenFrames(str(error)) from error
+        del self._buffer[:end]
+        return message
