@@ -64,9 +64,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """One outcome, ready to be stored. `reply_to` is a frontend's channel, or empty; `dead_letter` what an operator
-    should know of a request that was given up, or empty. `announce`: on Celery's own channel too, where somebody may wait
-    who knows the id.
+    """One outcome, ready to be stored.
+
+    `reply_to` is a frontend's channel, or empty; `dead_letter` what an operator should know of a request that was
+    given up, or empty. `announce`: on Celery's own channel too, where somebody may wait who knows the id.
     """
 
     position: int
