@@ -24,6 +24,8 @@ end
 local function bury(position, id, record)
   local now = now_ms()
   local entry = redis.call('LINDEX', KEYS[1], position)
+  -- Empty at a repeat of this call: it has been buried.
+  if not entry or entry == '' then return end
   redis.call('HSET', letter(id), 'message', string.sub(entry, 3), 'rank', string.sub(entry, 1, 1), 'record', record)
   redis.call('ZADD', KEYS[3], now, id)
   local surplus = redis.call('ZCARD', KEYS[3]) - tonumber(ARGV[3])

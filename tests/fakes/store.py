@@ -1,0 +1,319 @@
+"""The batch store without a Redis: the same raw messages, in this process's memory."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from batching.policy import DEFAULT_SHARES, allocate, suspect_sizes
+from batching.stamp import read_stamp, write_stamp
+from batching.store import Blame, Claim, Entry, Settled, Verdict, View
+from config.keys import Shard
+from config.tiers import TIERS, Tier
+
+_MAX_INLINE = 65536
+_MAX_DROPPED = 256
+_COUNTED = re.compile(rb'"headers": \{"bunch_attempt": (\d+)')
+_HEADERS = b'"headers": {'
+
+
+def epoch_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Letter(NamedTuple):
+    """A dead letter."""
+
+    rank: int
+    message: bytes
+    record: bytes
+
+
+@dataclass(slots=True)
+class _Slot:
+    rank: int
+    verdict: Verdict
+    message: bytes
+
+
+@dataclass(slots=True)
+class _Lease:
+    model: str
+    slots: list[_Slot | None]
+
+
+@dataclass
+class _Model:
+    """The last of each queue is its head, as in the lists of Redis."""
+
+    queues: tuple[list[bytes], ...] = field(default_factory=lambda: tuple([] for _ in TIERS))
+    delayed: dict[tuple[int, bytes], int] = field(default_factory=dict)
+    credits: tuple[float, ...] = (0.0,) * len(TIERS)
+    bell: bool = False
+
+
+class MemoryBatchStore:
+    """`batching.store.BatchStore`, and what a test needs to put in and to look at.
+
+    Args:
+        before, after: told the name of each call, before it has its effect and after; what they raise, the caller
+            gets: a Redis that is away, and one whose reply was lost.
+    """
+
+    def __init__(
+        self,
+        *,
+        now_ms: Callable[[], int] = epoch_ms,
+        shares: Sequence[float] = DEFAULT_SHARES,
+        before: Callable[[str], None] = lambda call: None,
+        after: Callable[[str], None] = lambda call: None,
+    ) -> None:
+        self.results: dict[str, bytes] = {}
+        self.replies: list[tuple[str, list[bytes]]] = []
+        self.letters: dict[str, Letter] = {}
+        self.cancelled: set[str] = set()
+        self.leases: dict[str, _Lease] = {}
+        self.before = before
+        self.after = after
+        self.changed = threading.Condition(threading.RLock())
+        self._now_ms = now_ms
+        self._shares = tuple(shares)
+        self._models: dict[str, _Model] = {}
+
+    def put(self, model: str, tier: Tier, message: bytes) -> None:
+        """As a frontend does it: to the tail of the queue, and ring."""
+        with self.changed:
+            here = self._model(model)
+            here.queues[tier.rank].insert(0, message)
+            here.bell = True
+            self.changed.notify_all()
+
+    def queued(self, model: str, tier: Tier) -> list[bytes]:
+        """Head first."""
+        with self.changed:
+            return self._model(model).queues[tier.rank][::-1]
+
+    def put_aside_count(self, model: str) -> int:
+        return len(self._model(model).delayed)
+
+    def end_pauses(self, model: str) -> None:
+        """All that was put aside is due."""
+        with self.changed:
+            here = self._model(model)
+            here.delayed = dict.fromkeys(here.delayed, 0)
+
+    def look(self, model: str) -> View:
+        self.before("look")
+        with self.changed:
+            self._wake(model)
+            view = self._view(model)
+        self.after("look")
+        return view
+
+    def claim(self, model: str, batch_id: str, size: int, max_attempts: int = 3) -> Claim:
+        self.before("claim")
+        with self.changed:
+            if batch_id not in self.leases:
+                self._wake(model)
+                taken = self._take(self._model(model), size, suspect_sizes(size, max_attempts))
+                if taken:
+                    self.leases[batch_id] = _Lease(model, list(taken))
+            slots = self.leases[batch_id].slots if batch_id in self.leases else []
+            entries = tuple(
+                Entry(position, slot.rank, slot.verdict, slot.message)
+                for position, slot in enumerate(slots, 1)
+                if slot is not None
+            )
+            claim = Claim(batch_id, entries, self._view(model))
+        self.after("claim")
+        return claim
+
+    def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> bool:
+        self.before("finish")
+        with self.changed:
+            lease = self.leases.get(batch_id)
+            if lease is not None:
+                self._store(lease, outcomes)
+                if last:
+                    del self.leases[batch_id]
+            self.changed.notify_all()
+        self.after("finish")
+        return lease is not None
+
+    def put_aside(
+        self, model: str, batch_id: str, pauses: Sequence[tuple[int, int]], *, last: bool, count_attempt: bool = True
+    ) -> bool:
+        self.before("put_aside")
+        with self.changed:
+            lease = self.leases.get(batch_id)
+            if lease is not None:
+                for position, pause_ms in pauses:
+                    slot = lease.slots[position - 1]
+                    if slot is not None:
+                        message = with_attempt(slot.message, lost=False) if count_attempt else slot.message
+                        self._model(model).delayed[slot.rank, message] = self._now_ms() + pause_ms
+                        lease.slots[position - 1] = None
+                        self._set_state(message, "PENDING")
+                if last:
+                    del self.leases[batch_id]
+        self.after("put_aside")
+        return lease is not None
+
+    def give_back(self, model: str, batch_id: str, blame: Blame) -> int:
+        self.before("give_back")
+        with self.changed:
+            lease = self.leases.pop(batch_id, None)
+            here = self._model(model)
+            slots = [slot for slot in lease.slots if slot is not None] if lease else []
+            for slot in reversed(slots):
+                message = slot.message
+                if blame is not Blame.NOTHING:
+                    message = with_attempt(message, lost=blame is Blame.SUSPECT)
+                here.queues[slot.rank].append(message)
+                self._set_state(message, "PENDING")
+            here.bell = here.bell or bool(slots)
+            self.changed.notify_all()
+        self.after("give_back")
+        return len(slots) if lease is not None else -1
+
+    def wait_for_bell(self, model: str, timeout_s: float) -> bool:
+        self.before("wait_for_bell")
+        with self.changed:
+            here = self._model(model)
+            rang = self.changed.wait_for(lambda: here.bell, timeout_s)
+            here.bell = False
+        return rang
+
+    def _model(self, name: str) -> _Model:
+        return self._models.setdefault(name, _Model())
+
+    def _view(self, model: str) -> View:
+        queues = self._model(model).queues
+        stamps = [read_stamp(queue[-1]) for queue in queues if queue]
+        known = [stamp.enqueued_ms for stamp in stamps if stamp and stamp.enqueued_ms]
+        return View(self._now_ms(), tuple(len(queue) for queue in queues), min(known, default=0))
+
+    def _wake(self, model: str) -> None:
+        here = self._model(model)
+        due = [(at, each) for each, at in here.delayed.items() if at <= self._now_ms()]
+        for _, (rank, message) in sorted(due):
+            del here.delayed[rank, message]
+            here.queues[rank].append(message)
+
+    def _take(self, here: _Model, size: int, sizes: Sequence[int]) -> list[_Slot]:
+        def limit(message: bytes) -> int | None:
+            lost = losses(message)
+            return sizes[min(lost, len(sizes)) - 1] if lost else None
+
+        suspects = next((rank for rank, queue in enumerate(here.queues) if queue and limit(queue[-1])), None)
+        if suspects is not None:
+            size = min(size, limit(here.queues[suspects][-1]) or size)
+        depths = [len(queue) if suspects in {None, rank} else 0 for rank, queue in enumerate(here.queues)]
+        if not sum(depths):
+            return []
+        takes, here.credits = _shared(depths, size, here.credits, self._shares)
+        slots: list[_Slot] = []
+        closed = False
+        taken = dropped = 0
+
+        def pop(rank: int, want: int) -> int:
+            nonlocal size, closed, taken, dropped
+            queue = here.queues[rank]
+            while want > 0 and dropped < _MAX_DROPPED and queue and not closed:
+                here_limit = limit(queue[-1])
+                if bool(here_limit) != (suspects is not None) or (here_limit and taken >= here_limit):
+                    closed = True
+                    return 0
+                if here_limit and here_limit < size:
+                    size = here_limit
+                    want = size - taken
+                message = queue.pop()
+                verdict = self._verdict(message)
+                slots.append(_Slot(rank, verdict, message))
+                if verdict is Verdict.RUN:
+                    want -= 1
+                    taken += 1
+                else:
+                    dropped += 1
+            return 0 if closed else want
+
+        short = sum(pop(rank, take) for rank, take in enumerate(takes))
+        for rank in range(len(takes)):
+            if dropped and short > 0:
+                short = pop(rank, short)
+        return slots
+
+    def _verdict(self, message: bytes) -> Verdict:
+        stamp = read_stamp(message)
+        if stamp is None:
+            return Verdict.RUN
+        if 0 < stamp.limit_ms <= self._now_ms():
+            return Verdict.EXPIRED
+        if stamp.task_id in self.cancelled:
+            self.cancelled.discard(stamp.task_id)
+            return Verdict.CANCELLED
+        self._set_state(message, "STARTED")
+        return Verdict.RUN
+
+    def _set_state(self, message: bytes, status: str) -> None:
+        stamp = read_stamp(message)
+        key = Shard().result(stamp.task_id) if stamp and stamp.tracked else None
+        if key in self.results:
+            self.results[key] = state_of(stamp.task_id, status)
+
+    def _store(self, lease: _Lease, outcomes: Sequence[Settled]) -> None:
+        replies: dict[str, list[bytes]] = {}
+        for each in outcomes:
+            slot = lease.slots[each.position - 1]
+            if each.dead_letter and slot is not None:
+                self.letters[each.task_id] = Letter(slot.rank, slot.message, each.dead_letter)
+            if each.ttl_ms:
+                self.results[Shard().result(each.task_id)] = each.result
+            if each.reply_to:
+                by_reference = msgspec.json.encode({"task_id": each.task_id, "status": "STORED"})
+                replies.setdefault(each.reply_to, []).append(
+                    each.result if len(each.result) <= _MAX_INLINE else by_reference
+                )
+            lease.slots[each.position - 1] = None
+        self.replies += replies.items()
+
+
+def _shared(
+    depths: Sequence[int], size: int, credits: tuple[float, ...], shares: Sequence[float]
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    allocation = allocate(depths, size, credits, shares)
+    return allocation.takes, allocation.credits
+
+
+def state_of(task_id: str, status: str) -> bytes:
+    return (
+        f'{{"status":"{status}","result":null,"traceback":null,"children":[],"date_done":null,"task_id":"{task_id}"}}'
+    ).encode()
+
+
+def losses(message: bytes) -> int:
+    stamp = read_stamp(message)
+    if stamp is not None:
+        return stamp.lost
+    counted = _COUNTED.search(message)
+    return int(counted[1]) if counted else 0
+
+
+def with_attempt(message: bytes, *, lost: bool) -> bytes:
+    """One more delivery that failed, spliced in."""
+    stamp = read_stamp(message)
+    if stamp is not None:
+        more = stamp._replace(
+            limit_ms=stamp.deadline_ms, attempt=min(stamp.attempt + 1, 99), lost=min(stamp.lost + lost, 9)
+        )
+        return write_stamp(more) + message[len(write_stamp(stamp)) :]
+    counted = _COUNTED.search(message)
+    if counted:
+        return message[: counted.start(1)] + b"%d" % (int(counted[1]) + 1) + message[counted.end(1) :]
+    return message.replace(_HEADERS, _HEADERS + b'"bunch_attempt": 1, ', 1)
