@@ -18,18 +18,11 @@ clients carry none: they never expire in the scripts and count attempts in a hea
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 HEAD = b'{"headers":{"bunch":"1;'
-_DEADLINE = len(HEAD)
-_LIMIT = _DEADLINE + 14
-_ENQUEUED = _LIMIT + 14
-_ATTEMPT = _ENQUEUED + 14
-_LOST = _ATTEMPT + 3
-_TRACKED = _LOST + 2
-_TTL = _TRACKED + 2
-_ID = _TTL + 10
-_YES = ord("1")
+_STAMP = re.compile(re.escape(HEAD) + rb'(\d{13});(\d{13});(\d{13});(\d\d);(\d);([01]);(\d{9});([^"]+)"')
 
 
 class Stamp(NamedTuple):
@@ -46,18 +39,20 @@ class Stamp(NamedTuple):
 
 
 def read_stamp(message: bytes) -> Stamp | None:
-    """The stamp of one of our own messages; None for anybody else's."""
-    if not message.startswith(HEAD):
+    """The stamp of one of our own messages; None for anybody else's, and for what only begins like ours."""
+    found = _STAMP.match(message)
+    if found is None:
         return None
+    deadline, limit, enqueued, attempt, lost, tracked, ttl, task_id = found.groups()
     return Stamp(
-        int(message[_DEADLINE : _DEADLINE + 13]),
-        int(message[_LIMIT : _LIMIT + 13]),
-        int(message[_ENQUEUED : _ENQUEUED + 13]),
-        int(message[_ATTEMPT : _ATTEMPT + 2]),
-        message[_LOST] - 48,
-        message[_TRACKED] == _YES,
-        int(message[_TTL : _TTL + 9]),
-        message[_ID : message.index(b'"', _ID)].decode(),
+        int(deadline),
+        int(limit),
+        int(enqueued),
+        int(attempt),
+        int(lost),
+        tracked == b"1",
+        int(ttl),
+        task_id.decode(errors="replace"),
     )
 
 

@@ -9,13 +9,19 @@ local TRACKED = LOST + 2
 local TTL = TRACKED + 2
 local ID = TTL + 10
 
+-- The whole stamp, not its beginning alone: of a message that only looks like ours every script would fail half-way, at
+-- each claim anew, and nothing behind it would ever be served.
+local D9 = string.rep('%d', 9)
+local D13 = string.rep('%d', 13)
+local STAMP = '^' .. HEAD .. D13 .. ';' .. D13 .. ';' .. D13 .. ';%d%d;%d;[01];' .. D9 .. ';[^"]+"'
+
 local function now_ms()
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
 local function stamped(message)
-  return string.sub(message, 1, #HEAD) == HEAD
+  return string.find(message, STAMP) ~= nil
 end
 
 local function field(message, at, width)
@@ -34,11 +40,12 @@ end
 -- spliced in without a JSON round trip (cjson turns [] into {}); inside a JSON string the quotes would be escaped, so
 -- the first match is the real key.
 local COUNTED = '"headers": {"bunch_attempt": '
+local HEADERS = {'"headers": {', '"headers":{'}
 local function attempts(message)
   if stamped(message) then return field(message, ATTEMPT, 2) end
   local _, to = string.find(message, COUNTED, 1, true)
   if not to then return 0 end
-  return tonumber(string.sub(message, to + 1, string.find(message, ',', to + 1, true) - 1))
+  return tonumber(string.match(message, '^%d%d?', to + 1)) or 0
 end
 
 -- How many of those attempts ended with the executor's death. Anybody else's message has one count for both.
@@ -57,12 +64,14 @@ local function with_attempt(message, lost)
   end
   local from, to = string.find(message, COUNTED, 1, true)
   if from then
-    local comma = string.find(message, ',', to + 1, true)
-    return string.sub(message, 1, to) .. (attempts(message) + 1) .. string.sub(message, comma)
+    local digits = string.match(message, '^%d%d?', to + 1) or ''
+    return string.sub(message, 1, to) .. math.min(attempts(message) + 1, 99) .. string.sub(message, to + 1 + #digits)
   end
-  from, to = string.find(message, '"headers": {', 1, true)
-  if not from then return message end
-  return string.sub(message, 1, from - 1) .. COUNTED .. '1, ' .. string.sub(message, to + 1)
+  for i = 1, #HEADERS do
+    from, to = string.find(message, HEADERS[i], 1, true)
+    if from then return string.sub(message, 1, from - 1) .. COUNTED .. '1, ' .. string.sub(message, to + 1) end
+  end
+  return message
 end
 
 -- Retries whose pause is over go to the head of their queue. `first` is the number of the first queue in KEYS.

@@ -295,6 +295,47 @@ def test_anybody_elses_message_counts_in_a_header_of_its_own(world: World) -> No
         assert msgspec.json.decode(message)["headers"] == {"bunch_attempt": attempt, "lang": "py", "empty": []}
 
 
+@pytest.mark.parametrize("space", [b"", b" "])
+def test_counts_in_messages_of_any_celery_client(world: World, space: bytes) -> None:
+    """Not every language's JSON has a space behind the colon."""
+    world.put(b'{"body":"f","headers":%s{"lang":"js"}}' % space, Tier.FREE)
+    world.store.claim(MODEL, "b1", 1)
+    world.store.give_back(MODEL, "b1", Blame.SUSPECT)
+    assert msgspec.json.decode(world.queued(Tier.FREE)[0])["headers"] == {"bunch_attempt": 1, "lang": "js"}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\x00\xff",
+        b'{"headers":{"bunch":"1;',
+        b'{"headers":{"bunch":"1;soon","x":1},"body":""}',
+        b'{"headers":{"bunch":"1;0000000000000;000000000000x;0000000000000;00;0;0;000060000;id"}}',
+        b'{"headers":{"bunch":"1;0000000000000;0000000000000;0000000000000;00;0;0;000060000;"}}',
+        b'{"headers": {"bunch_attempt": 1}}',
+        b'{"headers": {"bunch_attempt": "many", "x": 1}}',
+        b'{"headers": {"bunch_attempt": -1, "x": 1}}',
+        b'{"headers": {"bunch_attempt": 99999999999999999999, "x": 1}}',
+    ],
+)
+@pytest.mark.parametrize("blame", list(Blame))
+def test_no_message_however_broken_blocks_its_queue(world: World, message: bytes, blame: Blame) -> None:
+    world.put(message, Tier.PAID)
+    world.put(ours("good"), Tier.PAID)
+    assert world.store.look(MODEL).depth == 2
+    first = world.store.claim(MODEL, "b1", 2, 2)
+    assert world.store.give_back(MODEL, "b1", blame) == len(first.entries)
+    seen: list[bytes] = []
+    for i in range(2, 5):
+        claim = world.store.claim(MODEL, f"b{i}", 2, 2)
+        seen += [each.message for each in claim.entries]
+        world.store.put_aside(MODEL, f"b{i}", [(each.position, HOUR_MS) for each in claim.entries], last=True)
+    assert len(seen) == 2
+    assert read_stamp(seen[0]) is None
+    assert name_of(seen[1]) == "good"
+
+
 def test_put_aside_until_its_pause_is_over(world: World) -> None:
     for task_id in ("a", "b"):
         world.put(ours(task_id), Tier.PAID)

@@ -19,8 +19,8 @@ from config.tiers import TIERS, Tier
 
 _MAX_INLINE = 65536
 _MAX_DROPPED = 256
-_COUNTED = re.compile(rb'"headers": \{"bunch_attempt": (\d+)')
-_HEADERS = b'"headers": {'
+_COUNTED = re.compile(rb'"headers": \{"bunch_attempt": (\d\d?)')
+_HEADERS = re.compile(rb'"headers": ?\{')
 
 
 def epoch_ms() -> int:
@@ -315,5 +315,5 @@ def with_attempt(message: bytes, *, lost: bool) -> bytes:
         return write_stamp(more) + message[len(write_stamp(stamp)) :]
     counted = _COUNTED.search(message)
     if counted:
-        return message[: counted.start(1)] + b"%d" % (int(counted[1]) + 1) + message[counted.end(1) :]
-    return message.replace(_HEADERS, _HEADERS + b'"bunch_attempt": 1, ', 1)
+        return message[: counted.start(1)] + b"%d" % min(int(counted[1]) + 1, 99) + message[counted.end(1) :]
+    return _HEADERS.sub(b'"headers": {"bunch_attempt": 1, ', message, count=1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.errors import SettingsError
+from config.errors import Problem, SettingsError
 from config.settings import ModelSettings, Settings, is_loopback, load_settings
 from config.tiers import TIERS, Tier
 
@@ -146,9 +146,7 @@ def test_every_kind_of_problem_is_reported_at_once(bunch_toml) -> None:
         ({"BUNCH_CONFIG": "/nowhere/bunch.toml"}, "BUNCH_CONFIG", "/nowhere/bunch.toml", "no such file"),
     ],
 )
-def test_a_problem_names_its_key_the_value_and_the_fix(
-    environ: dict[str, str], key: str, value: str, fix: str
-) -> None:
+def test_a_problem_names_its_key_the_value_and_the_fix(environ: dict[str, str], key: str, value: str, fix: str) -> None:
     line = problems_of(environ)[key]
     assert line.startswith(key)
     assert value in line
@@ -183,7 +181,9 @@ def test_a_file_does_not_take_numbers_as_text(bunch_toml) -> None:
 
 
 def test_no_password_is_printed(bunch_toml) -> None:
-    found = problems_of({"BUNCH_REDIS_URL": "http://user:hunter2@host"}, bunch_toml("[server]\nflower_basic_auth = 7\n"))
+    found = problems_of(
+        {"BUNCH_REDIS_URL": "http://user:hunter2@host"}, bunch_toml("[server]\nflower_basic_auth = 7\n")
+    )
     assert "hunter2" not in "\n".join(found.values())
     assert "7" not in found["[server] flower_basic_auth"]
 
@@ -229,10 +229,12 @@ def test_loopback(host: str, expected: bool) -> None:
     )
 )
 def test_no_environment_breaks_the_reader(environ: dict[str, str]) -> None:
+    problems: tuple[Problem, ...] = ()
     try:
         load_settings({name: value for name, value in environ.items() if name != "BUNCH_CONFIG"})
     except SettingsError as error:
-        assert {each.key for each in error.problems} <= set(environ)
+        problems = error.problems
+    assert {each.key for each in problems} <= set(environ)
 
 
 def test_tiers_rank_in_the_order_in_which_they_are_served() -> None:

@@ -1,0 +1,66 @@
+"""The names on the wire, which other programs rely on."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from config import keys
+from config.keys import Shard, reply_channel
+from config.tiers import Tier
+
+NAMES = {
+    "queue": lambda shard: shard.queue("minilm", Tier.PAID),
+    "result": lambda shard: shard.result("id"),
+    "bell": lambda shard: shard.bell("minilm"),
+    "lease": lambda shard: shard.lease("b1"),
+    "leases": lambda shard: shard.leases("w1"),
+    "workers": lambda shard: shard.workers(),
+    "worker": lambda shard: shard.worker("w1"),
+    "delayed": lambda shard: shard.delayed("minilm"),
+    "dead": lambda shard: shard.dead("id"),
+    "share": lambda shard: shard.share("minilm"),
+    "cancelled": lambda shard: shard.cancelled(),
+    "request": lambda shard: shard.request("r1"),
+    "arrivals": lambda shard: shard.arrivals(17),
+    "flush": lambda shard: shard.flush("f1"),
+    "metrics": lambda shard: shard.metrics(),
+    "rate": lambda shard: shard.rate(17),
+}
+METHODS = {name for name in vars(Shard) if not name.startswith("_") and name not in {"tag", "queues"}}
+
+
+def test_every_name_is_covered_here() -> None:
+    assert set(NAMES) == METHODS
+
+
+def test_the_names_of_the_contract() -> None:
+    assert keys.TASK_NAME == "bunch.infer"
+    assert keys.OPS_QUEUE == "bunch.ops"
+    assert Shard().queues("minilm") == ("bunch.minilm.enterprise", "bunch.minilm.paid", "bunch.minilm.free")
+    assert Shard().result("some-id") == "celery-task-meta-some-id"
+
+
+@pytest.mark.parametrize("name", sorted(METHODS - {"queue", "result"}))
+def test_everything_else_starts_with_bunch(name: str) -> None:
+    assert NAMES[name](Shard()).startswith("bunch:")
+
+
+@pytest.mark.parametrize("name", sorted(METHODS - {"result"}))
+def test_a_shards_names_carry_its_tag(name: str) -> None:
+    assert "{s3}" in NAMES[name](Shard("{s3}"))
+    assert "{" not in NAMES[name](Shard())
+
+
+def test_names_differ() -> None:
+    made = [name(Shard()) for name in NAMES.values()] + [reply_channel("p"), keys.OPS_QUEUE]
+    assert len(set(made)) == len(made)
+
+
+def test_every_name_is_in_the_table_with_type_and_meaning() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| (\w+) \| ([^|]+) \| ([^|]+) \|$", keys.__doc__ or "", re.MULTILINE)
+    patterns = [re.compile(re.sub(r"<[^>]+>", "[^:]+", re.escape(name).replace(r"\ ", " "))) for name, *_ in rows]
+    for name, make in NAMES.items():
+        assert any(pattern.fullmatch(make(Shard())) for pattern in patterns), name
+    assert any(pattern.fullmatch(reply_channel("p")) for pattern in patterns)
