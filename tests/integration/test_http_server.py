@@ -57,6 +57,11 @@ class TestConnections:
         assert answer.headers["connection"] == "close"
         assert client.is_closed()
 
+    def test_bytes_behind_the_last_request_do_not_cost_its_response(self, client: Client) -> None:
+        body = client.ask(post("/", bytes(500_000), "Connection: close") + b"\r\n" + bytes(100_000)).json["body"]
+        assert len(body) == 500_000
+        assert client.is_closed()
+
     def test_close_among_other_connection_options(self, client: Client) -> None:
         assert client.get("/", "Connection: TE, Close").headers["connection"] == "close"
         assert client.is_closed()
@@ -309,6 +314,14 @@ class TestClientsThatLeave:
         client.send(get("/apart"))
         assert client.answer().json == "waited"
         assert [client.answer().json["PATH_INFO"] for _ in range(2)] == ["/together", "/apart"]
+        assert server.state()["noticed"] == before
+
+    def test_nor_one_that_has_sent_it_and_sends_no_more(self, client: Client, server: Server) -> None:
+        before = server.state()["noticed"]
+        client.send(get("/until-gone") + get("/last"))
+        client.socket.shutdown(socket.SHUT_WR)
+        assert client.answer().json == "waited"
+        assert client.answer().json["PATH_INFO"] == "/last"
         assert server.state()["noticed"] == before
 
     def test_a_stream_nobody_reads_any_more_is_closed(self, server: Server) -> None:

@@ -86,6 +86,7 @@ class Channel:
         """Whether the client has hung up.
 
         Data that has arrived counts as alive: a client that has sent its next request waits for both answers.
+        One that has closed only its sending side cannot be told from one that is gone, and counts as gone.
         """
         if self._buffer:
             return False

@@ -73,8 +73,7 @@ class Connection(Channel):
                     body = b""
                 environ["wsgi.input"] = BytesIO(body)
                 if not self._respond(head):
-                    # The client asked for it, so it sends nothing that a reset could cross.
-                    linger = head.keep_alive
+                    linger = True
                     return
         except RequestRefusedError as refused:
             linger = True

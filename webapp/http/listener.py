@@ -108,10 +108,10 @@ class Listener:
             return False
         sock = socket.socket(self._family, stdlib_socket.SOCK_STREAM, 0, fileno=fd)
         base = self._base.copy()
+        # TCP_NODELAY comes from the listening socket, where gunicorn sets it.
         if self._family == stdlib_socket.AF_UNIX:
             base["REMOTE_ADDR"] = ""
         else:
-            sock.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY, 1)
             base["REMOTE_ADDR"] = address[0]
             base["REMOTE_PORT"] = str(address[1])
         self._service.open(sock, base)
