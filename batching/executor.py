@@ -32,11 +32,17 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A batch on its way out: exactly one outcome per input, in order."""
+    """A batch on its way out: exactly one outcome per input, in order.
+
+    `passes` is how often the model was called: once, or more where the batch was run in parts to find a culprit.
+    `safe_size` is the largest batch that the device's memory has been seen to have room for, None while any will do.
+    """
 
     batch_id: str
     compute_s: float
     outcomes: Sequence[Ok | Rejected | Failed]
+    passes: int = 1
+    safe_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,8 @@ class ClaimLoop:
         self._front_since = 0.0
         self._batch_s = 0.0
         self._sizes = (0, 0)
+        # The largest batch that the device's memory had room for; None while any will do. An operator may reset it.
+        self.safe_size: int | None = None
         self._stopping = False
         self._drained = False
         self._threads = [
@@ -183,7 +185,7 @@ class ClaimLoop:
             view = self._store.look(self._model.name)
             decision = self._decide(view)
         if isinstance(decision, Dispatch):
-            return self._dispatch(replace(decision, size=min(decision.size, permitted)))
+            return self._dispatch(replace(decision, size=min(decision.size, permitted, self.safe_size or permitted)))
         if isinstance(decision, Wait):
             self._wait(decision)
         return None
@@ -300,7 +302,10 @@ class ClaimLoop:
         batch = self._take(event.batch_id, compute=True)
         if batch is None:
             return
-        info = replace(batch.info, compute_s=event.compute_s)
+        info = replace(batch.info, compute_s=event.compute_s, passes=event.passes)
+        if event.safe_size is not None and event.safe_size != self.safe_size:
+            logger.warning("%s: out of memory; batches of %d from now on", self._executor.name, event.safe_size)
+            self.safe_size = event.safe_size
         now = self._clock()
         ok = any(not isinstance(outcome, Failed) for outcome in event.outcomes)
         # One input that fails alone says little about the model, unless it was the probe.

@@ -25,7 +25,10 @@ class UnreadableMessage(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """What every request of a batch has in common. `claimed_ms` is Redis time, `compute_s` 0 before the model ran."""
+    """What every request of a batch has in common.
+
+    `claimed_ms` is Redis time, `compute_s` 0 before the model ran, `passes` above 1 when it ran in parts.
+    """
 
     batch_id: str
     model: str
@@ -34,6 +37,7 @@ class BatchInfo:
     reason: Reason
     claimed_ms: int
     compute_s: float = 0.0
+    passes: int = 1
 
 
 class Codec(Protocol):

@@ -47,6 +47,7 @@ RETRIES = _counter("retries_total", "Requests given back for another attempt.", 
 REDELIVERED = _counter("redelivered_total", "Requests that ran again after an attempt was lost.", "model")
 CANCELLED = _counter("cancelled_before_compute_total", "Requests taken back before the model saw them.", "model")
 EXPIRED = _counter("expired_total", "Requests whose time passed before the model saw them.", "model", "tier")
+EXTRA_PASSES = _counter("extra_passes_total", "Calls of a model beyond one per batch, to find a culprit.", "model")
 DEAD_LETTERED = _counter("dead_lettered_total", "Requests given up and kept as dead letters.", "model", "reason")
 SHED = _counter("shed_total", "Requests refused at the door.", "tier", "reason")
 

@@ -15,10 +15,11 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from workers.compute import BatchComputer, format_traceback
-from workers.frames import FrameReader, NotReady, Ran, Ready, Run, Start, encode
+from workers.frames import FrameReader, NotReady, Passing, Ran, Ready, Run, Start, encode
 from workers.models import LoadError, load_model
 from workers.models.function import FunctionModel
 
@@ -48,7 +49,7 @@ def _serve(sock: socket.socket) -> None:
     sys.argv = [start.name]
     _configure_output(start)
     try:
-        computer, version = _load(start)
+        computer, version = _load(start, lambda: sock.sendall(encode(Passing())))
     except BaseException as error:  # noqa: BLE001  (whatever stops a model from loading is to be told)
         sock.sendall(encode(NotReady(str(error) if isinstance(error, LoadError) else format_traceback(error))))
         return
@@ -62,10 +63,10 @@ def _serve(sock: socket.socket) -> None:
 
 def _answer(computer: BatchComputer, run: Run) -> Ran:
     computed = computer.run(run.inputs, run.parameters)
-    return Ran(run.batch_id, computed.compute_s, computed.outcomes, computed.error, computed.raised)
+    return Ran(run.batch_id, computed.compute_s, computed.outcomes, computed.passes, computed.safe_size)
 
 
-def _load(start: Start) -> tuple[BatchComputer, str]:
+def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str]:
     model: Any = load_model(start.model)
     model.load(start.model.device)
     warmup = getattr(model, "warmup", None)
@@ -73,7 +74,7 @@ def _load(start: Start) -> tuple[BatchComputer, str]:
         warmup()
     version = getattr(model, "version", "")
     refuse = model.refuse if isinstance(model, FunctionModel) else None
-    return BatchComputer(model, refuse), version if isinstance(version, str) else ""
+    return BatchComputer(model, refuse, on_pass), version if isinstance(version, str) else ""
 
 
 def _leave_signals_to_the_parent() -> None:

@@ -2,11 +2,14 @@
 
     inputs ──decode──▶ refuse? ──▶ predict ──▶ one output each ──encode──▶ JSON bytes
               │          │           │             │                │
-              rejected   rejected    batch error   batch error      that item's error
-                                     (raised)      (contract)       (or it *is* an exception)
+              rejected   rejected    raised:       contract broken: that item's error
+                                     halve it      all of the pass  (or it *is* an exception)
 
-Runs in the executor's child process. Nothing here holds on to an exception: its frames would hold the batch's
-tensors.
+An exception says nothing about which input it is for, so the batch is run again in halves, down to the culprit, which
+alone fails: about 2·log2(n) extra passes for each. A model that fails whatever it is given is told by that: no pass has
+come through after so many, and the rest fails with it. Out of memory is halved too, and the size that passed is kept.
+
+Runs in the executor's child process. Nothing here holds on to an exception: its frames would hold the batch's tensors.
 """
 
 from __future__ import annotations
@@ -15,12 +18,12 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
 from workers.frames import ItemError
-from workers.models import InputRejected, InvalidInput, Model
+from workers.models import InputRejected, InvalidInput, Model, TransientError
 
 MAX_MESSAGE = 2_000
 MAX_TRACEBACK = 16_000
@@ -30,16 +33,14 @@ MAX_TRACEBACK = 16_000
 REJECTED = "InputRejected"
 INVALID = "InvalidInput"
 
-Outcomes: TypeAlias = list[bytes | ItemError | None]
-
 
 class Computed(msgspec.Struct, frozen=True):
-    """Entries are None where `error`, the whole batch's, applies; `raised` as in `workers.frames.Ran`."""
+    """`passes` counts calls of predict; `safe_size` is the largest batch that memory has room for, None if any."""
 
     compute_s: float
-    outcomes: Outcomes
-    error: ItemError | None = None
-    raised: bool = False
+    outcomes: list[bytes | ItemError]
+    passes: int = 0
+    safe_size: int | None = None
 
 
 class BatchComputer:
@@ -47,44 +48,75 @@ class BatchComputer:
 
     Args:
         refuse: what to say to an input that must not reach the model, or None.
+        on_pass: called before each call of predict but a batch's first: the batch is alive, its time starts anew.
     """
 
-    def __init__(self, model: Model, refuse: Callable[[Any], InputRejected | None] | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        refuse: Callable[[Any], InputRejected | None] | None = None,
+        on_pass: Callable[[], None] = lambda: None,
+    ) -> None:
         self._model = model
         self._refuse = refuse
+        self._on_pass = on_pass
+        self._safe_size: int | None = None
 
     def run(self, inputs: Sequence[bytes], parameters: Sequence[bytes]) -> Computed:
-        """Shapes: n inputs and n parameters in, n entries out."""
-        outcomes: Outcomes = [None] * len(inputs)
-        # Decoded anew for every batch: what a model does to its inputs stays in that batch.
-        values: list[Any] = []
-        options: list[dict[str, Any]] = []
-        members: list[int] = []
-        for index, (raw, raw_parameters) in enumerate(zip(inputs, parameters, strict=True)):
-            try:
-                value, option = self._decode(raw, raw_parameters)
-            except InputRejected as refusal:
-                outcomes[index] = describe(refusal)
+        """Shapes: n inputs and n parameters in, n outcomes out."""
+        batch = _Batch(inputs, parameters, self._decode)
+        passes = 0
+        barren = 0
+        compute_s = 0.0
+        parts = self._cut(batch.members)
+        while parts:
+            members = parts.pop()
+            if passes:
+                self._on_pass()
+            passes += 1
+            began = time.perf_counter()
+            error = self._predict(batch, members)
+            compute_s += time.perf_counter() - began
+            if error is None:
+                barren = 0
+                continue
+            barren += 1
+            if error.out_of_memory and len(members) > 1:
+                self._safe_size = len(members) // 2
+            if len(members) == 1 or error.retryable or barren > _barren_limit(len(batch.members)):
+                batch.fail(members, error)
+                if error.retryable or len(members) > 1:
+                    # Not for one input's sake: the rest would fail in the same way.
+                    for rest in parts:
+                        batch.fail(rest, error)
+                    break
             else:
-                values.append(value)
-                options.append(option)
-                members.append(index)
+                half = len(members) // 2
+                parts += (members[half:], members[:half])
+        return Computed(compute_s, batch.outcomes(), passes, self._safe_size)
+
+    def _cut(self, members: list[int]) -> list[list[int]]:
+        """Into parts that memory has room for; the last one is run first."""
         if not members:
-            return Computed(0.0, outcomes)
-        began = time.perf_counter()
+            return []
+        size = self._safe_size or len(members)
+        return [members[start : start + size] for start in range(0, len(members), size)][::-1]
+
+    def _predict(self, batch: _Batch, members: list[int]) -> ItemError | None:
+        """One call of the model; what it raised, if it did."""
+        values, options = batch.fresh(members)
         try:
             outputs = self._model.predict(values, options)
         except BaseException as error:  # noqa: BLE001
-            # SystemExit and asyncio.CancelledError too: a library that ends "the program" must not end the
-            # executor.
-            return Computed(time.perf_counter() - began, outcomes, describe(error), raised=True)
-        compute_s = time.perf_counter() - began
+            # SystemExit and asyncio.CancelledError too: a library that ends "the program" must not end the executor.
+            return describe(error)
         broken = contract_broken(outputs, len(members))
         if broken:
-            return Computed(compute_s, outcomes, ItemError(broken))
+            batch.fail(members, ItemError(broken))
+            return None
         for index, output in zip(members, outputs, strict=True):
-            outcomes[index] = encode_output(output)
-        return Computed(compute_s, outcomes)
+            batch.known[index] = encode_output(output)
+        return None
 
     def _decode(self, raw: bytes, raw_parameters: bytes) -> tuple[Any, dict[str, Any]]:
         try:
@@ -97,6 +129,46 @@ class BatchComputer:
         if refusal is not None:
             raise refusal
         return value, parameters
+
+
+class _Batch:
+    """The inputs of one batch, and what is known of each. `members` are those that reach the model."""
+
+    def __init__(
+        self,
+        inputs: Sequence[bytes],
+        parameters: Sequence[bytes],
+        decode: Callable[[bytes, bytes], tuple[Any, dict[str, Any]]],
+    ) -> None:
+        self._raw = list(zip(inputs, parameters, strict=True))
+        self._decode = decode
+        self._decoded: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self.known: dict[int, bytes | ItemError] = {}
+        for index, (value, options) in enumerate(self._raw):
+            try:
+                self._decoded[index] = decode(value, options)
+            except InputRejected as refusal:
+                self.known[index] = describe(refusal)
+        self.members = list(self._decoded)
+
+    def fresh(self, members: list[int]) -> tuple[list[Any], list[dict[str, Any]]]:
+        """Inputs and parameters that no call has seen: what a model does to its inputs stays in that call."""
+        pairs = [
+            self._decoded.pop(index) if index in self._decoded else self._decode(*self._raw[index]) for index in members
+        ]
+        return [value for value, _ in pairs], [options for _, options in pairs]
+
+    def fail(self, members: list[int], error: ItemError) -> None:
+        for index in members:
+            self.known[index] = error
+
+    def outcomes(self) -> list[bytes | ItemError]:
+        return [self.known[index] for index in range(len(self._raw))]
+
+
+def _barren_limit(size: int) -> int:
+    """How many passes in a row may fail before it is the model's fault: the way down to one culprit, twice."""
+    return 2 * max(1, math.ceil(math.log2(size))) + 4 if size > 1 else 1
 
 
 def contract_broken(outputs: object, count: int) -> str | None:
@@ -124,7 +196,13 @@ def describe(error: BaseException) -> ItemError:
         return ItemError(text[:MAX_MESSAGE] or "the model refused this input", rejected=True, exc_type=kind)
     name = type(error).__name__
     message = f"{name}: {text}" if text else name
-    return ItemError(message[:MAX_MESSAGE], traceback=format_traceback(error) if error.__traceback__ else None)
+    out_of_memory = isinstance(error, MemoryError) or name == "OutOfMemoryError"
+    return ItemError(
+        message[:MAX_MESSAGE],
+        traceback=format_traceback(error) if error.__traceback__ else None,
+        retryable=isinstance(error, TransientError | ConnectionError | TimeoutError),
+        out_of_memory=out_of_memory,
+    )
 
 
 def format_traceback(error: BaseException) -> str:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from batching.executor import Done, Event, ExecutorGone, ExecutorState, Lost, Work
 from batching.request import Failed, Ok, Rejected
 from config.settings import ModelSettings
-from workers.frames import BrokenFrames, ItemError, NotReady, Ran, Ready, Run, encode
+from workers.frames import BrokenFrames, ItemError, NotReady, Passing, Ran, Ready, Run, encode
 from workers.models import effective_version
 from workers.process import ChildProcess
 
@@ -292,12 +292,15 @@ class ProcessExecutor:
             logger.error("%s: lost with %d batches in hand: %s", self.name, len(left), reason)
             self._events.put(Lost(left[0] if left else None, tuple(left[1:]), reason))
 
-    def _answered(self, message: Ready | NotReady | Ran) -> None:
-        """One batch is done.
+    def _answered(self, message: Ready | NotReady | Passing | Ran) -> None:
+        """One batch is done, or is gone through in parts.
 
         Raises:
             BrokenFrames: it is not the one whose turn it was, or has not one outcome per input.
         """
+        if isinstance(message, Passing) and self._handed:
+            self._handed[0].since = time.monotonic()
+            return
         if not isinstance(message, Ran) or not self._handed:
             raise BrokenFrames(f"unexpected {type(message).__name__}")
         handed = self._handed[0]
@@ -308,12 +311,14 @@ class ProcessExecutor:
             self._handed[0].since = time.monotonic()
         self.batches += 1
         self.busy_s += message.compute_s
-        if message.error is None:
+        failures = [each for each in message.outcomes if isinstance(each, ItemError) and not each.rejected]
+        if len(failures) < len(message.outcomes):
             self._backoff_s = FIRST_BACKOFF_S
-        else:
-            self.last_error = message.error.message
-            cause = message.error.traceback or message.error.message
-            logger.error("%s: batch %s failed: %s", self.name, message.batch_id, cause)
+        if failures:
+            self.last_error = failures[0].message
+            cause = failures[0].traceback or failures[0].message
+            # One traceback a batch: when everything fails, the log must not be the next thing to break.
+            logger.error("%s: %d of batch %s failed: %s", self.name, len(failures), message.batch_id, cause)
         self._events.put(_to_done(message))
 
     def _time_left(self, stopping: bool) -> float:
@@ -358,14 +363,15 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _to_done(ran: Ran) -> Done:
-    return Done(ran.batch_id, ran.compute_s, [to_outcome(entry, ran.error) for entry in ran.outcomes])
+    outcomes = [to_outcome(entry) for entry in ran.outcomes]
+    return Done(ran.batch_id, ran.compute_s, outcomes, ran.passes, ran.safe_size)
 
 
-def to_outcome(entry: bytes | ItemError | None, batch_error: ItemError | None) -> Ok | Rejected | Failed:
+def to_outcome(entry: bytes | ItemError) -> Ok | Rejected | Failed:
     """One entry of a computed batch, as the port has it."""
     if isinstance(entry, bytes):
         return Ok(entry)
-    error = entry or batch_error or ItemError("the model gave no answer to this input")
-    if error.rejected:
-        return Rejected(error.message, error.exc_type)
-    return Failed(error.message, traceback=error.traceback)
+    if entry.rejected:
+        return Rejected(entry.message, entry.exc_type)
+    # Alone in its batch and still too large: another time there may be room.
+    return Failed(entry.message, traceback=entry.traceback, retryable=entry.retryable or entry.out_of_memory)

@@ -4,6 +4,7 @@
     parent ◀──Ready── child        loaded
            ◀─NotReady─             or not, with the model's own traceback; the child ends
     parent ───Run───▶ child        a batch
+    parent ◀─Passing─ child        it goes through the model in parts, now the next
     parent ◀──Ran──── child        its outcomes; batches are answered in the order of their arrival
 
 A frame is eight bytes of length and a MessagePack body, over a socket pair that no one else holds. Each
@@ -63,24 +64,26 @@ class ItemError(msgspec.Struct, frozen=True, array_like=True):
     rejected: bool = False
     exc_type: str = "InferenceFailed"
     traceback: str | None = None
+    retryable: bool = False
+    out_of_memory: bool = False
+
+
+class Passing(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The batch at the front is run once more, in parts: it is alive, and its time starts anew."""
 
 
 class Ran(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """One entry per input: output as JSON bytes, an error of its own, or None for "as `error` says".
-
-    `error` is that of the batch as a whole: `predict` raised (`raised`; running it in parts may tell the
-    culprit from its neighbours) or broke its contract (asking again would not help).
-    """
+    """One entry per input: output as JSON bytes, or why there is none. `passes` and `safe_size` as computed."""
 
     batch_id: str
     compute_s: float
-    outcomes: list[bytes | ItemError | None]
-    error: ItemError | None = None
-    raised: bool = False
+    outcomes: list[bytes | ItemError]
+    passes: int = 1
+    safe_size: int | None = None
 
 
 ToChild = Start | Run
-ToParent = Ready | NotReady | Ran
+ToParent = Ready | NotReady | Passing | Ran
 
 _encoder = msgspec.msgpack.Encoder()
 

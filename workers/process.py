@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from config.settings import ModelSettings
-from workers.frames import FrameReader, NotReady, Ran, Ready, Start, encode
+from workers.frames import FrameReader, NotReady, Passing, Ran, Ready, Start, encode
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
 # The arguments after it are for whoever reads `ps`, too.
@@ -53,7 +53,7 @@ class ChildProcess:
                 ours.close()
                 raise
         self._sock = ours
-        self._reader = FrameReader(ours, Ready | NotReady | Ran)
+        self._reader = FrameReader(ours, Ready | NotReady | Passing | Ran)
         # The end of the pipe is not enough: a process that the model started may hold it open.
         self._death = _open_pidfd(self._process.pid)
         start = Start(
@@ -84,7 +84,7 @@ class ChildProcess:
         """
         self._sock.sendall(frame)
 
-    def messages(self) -> Iterator[Ready | NotReady | Ran]:
+    def messages(self) -> Iterator[Ready | NotReady | Passing | Ran]:
         """What has arrived, without blocking.
 
         Raises:

@@ -99,6 +99,8 @@ class WorkerTelemetry:
         if active:
             worker_state.total_count[TASK_NAME] += len(active)
         model = batch.model
+        if batch.passes > 1:
+            self._child(metrics.EXTRA_PASSES, model).inc(batch.passes - 1)
         if batch.compute_s:
             self._child(metrics.COMPUTE_SECONDS, model).observe(batch.compute_s)
         for request, outcome in settled:

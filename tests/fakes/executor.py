@@ -126,8 +126,9 @@ class InlineExecutor:
                 if generation != self._generation:
                     return
                 self._work.popleft()
-                outcomes = [to_outcome(each, computed.error) for each in computed.outcomes]
-                self._events.put(Done(work.batch_id, computed.compute_s, outcomes))
+                outcomes = [to_outcome(each) for each in computed.outcomes]
+                done = Done(work.batch_id, computed.compute_s, outcomes, computed.passes, computed.safe_size)
+                self._events.put(done)
                 self._changed.notify_all()
 
     def _loaded(self, generation: int) -> bool:

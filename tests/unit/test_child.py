@@ -52,7 +52,7 @@ def test_inputs_and_parameters_arrive_decoded_and_in_order() -> None:
 @given(st.lists(st.one_of(st.text(), st.integers(), st.booleans(), st.none(), st.lists(st.text())), max_size=20))
 def test_any_batch_of_an_echo_comes_back_as_it_went(inputs: list[Any]) -> None:
     computed = compute(lambda values, _: values, *inputs)
-    assert computed.error is None
+    assert computed.passes == (1 if inputs else 0)
     assert [json.loads(each) for each in computed.outcomes if isinstance(each, bytes)] == inputs
 
 
@@ -89,30 +89,121 @@ def test_anything_but_one_output_each_is_the_whole_batchs_error(
     returned: Callable[[list[Any]], Any], told: str
 ) -> None:
     computed = compute(lambda inputs, _: returned(inputs), 1, 2, 3)
-    assert computed.outcomes == [None, None, None]
-    assert computed.error is not None
-    assert told in computed.error.message
-    assert not computed.raised
+    for outcome in computed.outcomes:
+        assert isinstance(outcome, ItemError)
+        assert told in outcome.message
+    assert computed.passes == 1, "asking again would not help"
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(1), asyncio.CancelledError(), MemoryError()])
-def test_what_predict_raises_is_the_whole_batchs_error_and_known_as_raised(error: BaseException) -> None:
+def test_what_predict_raises_for_every_input_fails_them_all(error: BaseException) -> None:
     def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
         raise error
 
     computed = compute(predict, 1, 2)
-    assert computed.outcomes == [None, None]
-    assert computed.raised
-    assert computed.error is not None
-    assert type(error).__name__ in computed.error.message
-    assert "in predict" in (computed.error.traceback or "")
-    assert not computed.error.rejected
+    for outcome in computed.outcomes:
+        assert isinstance(outcome, ItemError)
+        assert type(error).__name__ in outcome.message
+        assert "in predict" in (outcome.traceback or "")
+        assert not outcome.rejected
+    assert computed.passes == 3
+
+
+def poisoned(*culprits: int) -> Predict:
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        if set(inputs) & set(culprits):
+            raise ValueError("poison")
+        return inputs
+
+    return predict
+
+
+@pytest.mark.parametrize("culprits", [(0,), (63,), (31,), (0, 1), (17, 40), (3, 9, 27, 44, 60), (0, 1, 2, 3, 4)])
+def test_only_the_culprits_fail_and_the_passes_are_bounded(culprits: tuple[int, ...]) -> None:
+    computed = compute(poisoned(*culprits), *range(64))
+    failed = {index for index, each in enumerate(computed.outcomes) if isinstance(each, ItemError)}
+    assert failed == set(culprits)
+    assert [each for each in computed.outcomes if isinstance(each, bytes)] == [
+        b"%d" % index for index in range(64) if index not in culprits
+    ]
+    assert computed.passes - 1 <= 2 * 6 * len(culprits)
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(0, 63), max_size=8), st.integers(1, 64))
+def test_any_few_culprits_are_found_among_any_neighbours(culprits: set[int], size: int) -> None:
+    computed = compute(poisoned(*culprits), *range(size))
+    failed = {index for index, each in enumerate(computed.outcomes) if isinstance(each, ItemError)}
+    assert failed >= {index for index in culprits if index < size}
+    if len(failed) < size and len(culprits) <= 2:
+        assert failed == {index for index in culprits if index < size}
+
+
+def test_a_model_that_always_fails_is_not_asked_for_every_input() -> None:
+    computed = compute(poisoned(*range(64)), *range(64))
+    assert all(isinstance(each, ItemError) for each in computed.outcomes)
+    assert computed.passes <= 20
+
+
+def test_a_transient_error_is_not_looked_for_in_the_inputs() -> None:
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        raise ConnectionError("the API is away")
+
+    computed = compute(predict, *range(64))
+    assert computed.passes == 1
+    assert all(isinstance(each, ItemError) and each.retryable for each in computed.outcomes)
+
+
+def test_out_of_memory_is_halved_and_the_size_that_fits_is_remembered() -> None:
+    sizes: list[int] = []
+
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        sizes.append(len(inputs))
+        if len(inputs) > 20:
+            raise MemoryError
+        return inputs
+
+    computer = BatchComputer(Model(predict))
+    inputs = [b"%d" % index for index in range(64)]
+    computed = computer.run(inputs, [b"{}"] * 64)
+    assert computed.outcomes == inputs
+    assert computed.safe_size == 16
+    sizes.clear()
+    assert computer.run(inputs, [b"{}"] * 64).outcomes == inputs
+    assert sizes == [16, 16, 16, 16]
+
+
+def test_a_refusal_that_is_raised_finds_its_input() -> None:
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        if 3 in inputs:
+            raise InputRejected("no threes")
+        return inputs
+
+    outcomes = compute(predict, 1, 2, 3, 4).outcomes
+    assert outcomes == [b"1", b"2", ItemError("no threes", rejected=True, exc_type="InputRejected"), b"4"]
+
+
+def test_each_further_pass_says_that_the_batch_is_alive_and_sees_untouched_inputs() -> None:
+    told: list[int] = []
+
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        seen = [each["n"] for each in inputs]
+        for each in inputs:
+            each["n"] = -1
+        if 2 in seen:
+            raise ValueError("poison")
+        return seen
+
+    computer = BatchComputer(Model(predict), on_pass=lambda: told.append(1))
+    computed = computer.run([b'{"n":%d}' % index for index in range(4)], [b"{}"] * 4)
+    assert computed.outcomes[:2] == [b"0", b"1"]
+    assert computed.outcomes[3] == b"3"
+    assert len(told) == computed.passes - 1
 
 
 def test_an_exception_among_the_outputs_is_one_inputs_alone() -> None:
     outputs = [1, ValueError("no"), InputRejected("too long"), InvalidInput("no text"), 5]
     computed = compute(lambda inputs, _: outputs, *range(5))
-    assert computed.error is None
     assert computed.outcomes == [
         b"1",
         ItemError("ValueError: no"),
@@ -136,8 +227,8 @@ def test_very_long_errors_are_cut() -> None:
     def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
         raise ValueError("x" * 1_000_000)
 
-    error = compute(predict, 1).error
-    assert error is not None
+    (error,) = compute(predict, 1).outcomes
+    assert isinstance(error, ItemError)
     assert len(error.message) == MAX_MESSAGE
     assert len(error.traceback or "") <= MAX_TRACEBACK + 1
 
@@ -167,7 +258,7 @@ def test_unreadable_input_is_refused_alone(raw: bytes) -> None:
     assert isinstance(refused, ItemError)
     assert refused.rejected
     assert refused.exc_type == "InvalidInput"
-    assert computer.run([raw], [b"{}"]).error is None
+    assert computer.run([raw], [b"{}"]).passes == 0
     assert calls == [2], "without a readable input the model is not asked"
 
 
@@ -188,8 +279,8 @@ def test_refused_inputs_stay_refused_when_their_neighbours_fail() -> None:
     refused, failed = computed.outcomes
     assert isinstance(refused, ItemError)
     assert refused.rejected
-    assert failed is None
-    assert computed.error is not None
+    assert isinstance(failed, ItemError)
+    assert not failed.rejected
 
 
 class FakeTensor:
@@ -290,7 +381,7 @@ def test_frames_survive_any_cutting(cuts: list[int]) -> None:
 
 def test_answers_travel_whole(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
-    ran = Ran("b", 0.5, [b"1", None, ItemError("no", rejected=True)], ItemError("all", traceback="tb"), raised=True)
+    ran = Ran("b", 0.5, [b"1", ItemError("no", rejected=True), ItemError("bad", traceback="tb")], 3, 16)
     ours.sendall(encode(Ready("2")) + encode(ran))
     reader = FrameReader(theirs, Ready | Ran)
     assert [reader.next(), reader.next()] == [Ready("2"), ran]

@@ -6,6 +6,8 @@ Exceptions that concern models:
 
     Exception
     ├── LoadError          the source in bunch.toml does not lead to a model; says what would
+    ├── TransientError     raise it, or a subclass: what failed may pass the next time (ConnectionError and TimeoutError
+    │                      are taken so too); the batch is tried again as a whole, after a pause
     └── InputRejected      return it as an input's output: the model refuses that input (422)
         └── InvalidInput   the input has the wrong form for this model (400)
 """
@@ -31,6 +33,10 @@ class InputRejected(Exception):
 
 class InvalidInput(InputRejected):
     """The input is not of the form that this model takes."""
+
+
+class TransientError(Exception):
+    """The model could not do it now; the inputs are not to blame."""
 
 
 class LoadError(Exception):

@@ -2,9 +2,9 @@
 
     {"inputs": […], "parameters": […]}  ──POST──▶  API  ──▶  {"outputs": […]}   one per input, in order
 
-The batch succeeds or fails as a whole: whatever the API answers but 2xx (4xx too, since it cannot be told
-which input it means), a timeout, or another body is the error of every member. An API that wants to refuse
-single inputs has to say so inside its outputs.
+The call succeeds or fails as a whole. An API that is not reached in time, or says that it cannot now (429, 5xx), is
+asked again after a pause; any other answer but 2xx is an error like a model's own, so the batch is asked for in parts
+until the input that the API cannot take is found.
 """
 
 from __future__ import annotations
@@ -15,13 +15,22 @@ from typing import Any
 import httpx
 import msgspec
 
+from workers.models import TransientError
+
 MAX_EXCERPT = 300
 # Gives up before the executor's own time limit would kill the process: a slow API is not a broken executor.
 _SHARE_OF_TIMEOUT = 0.9
 
 
+_MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
 class ApiError(Exception):
     """The API did not answer as it should."""
+
+
+class ApiUnavailable(ApiError, TransientError):
+    """The API did not answer, or not now."""
 
 
 class _Answer(msgspec.Struct):
@@ -73,10 +82,11 @@ class HttpModel:
                 self._url, content=msgspec.json.encode({"inputs": inputs, "parameters": parameters})
             )
         except httpx.HTTPError as error:
-            raise ApiError(f"the model's API could not be asked: {type(error).__name__}: {error}") from error
+            raise ApiUnavailable(f"the model's API could not be asked: {type(error).__name__}: {error}") from error
         if not answer.is_success:
             excerpt = answer.text[:MAX_EXCERPT]
-            raise ApiError(f"the model's API answered {answer.status_code}: {excerpt}")
+            kind = ApiUnavailable if answer.status_code in _MAY_PASS else ApiError
+            raise kind(f"the model's API answered {answer.status_code}: {excerpt}")
         try:
             return msgspec.json.decode(answer.content, type=_Answer).outputs
         except msgspec.MsgspecError as error:
