@@ -102,6 +102,7 @@ class Router:
         self._pending: dict[str, Pending] = {}
         self._watched: dict[str, list[Pending]] = {}
         self._ticks: dict[int, set[Pending]] = {}
+        self._swept = int(clock() / _TICK_S)
         self._connection: Any = None
         self._sending = RLock()
         self._greenlets: list[gevent.Greenlet[..., None]] = []
@@ -163,7 +164,8 @@ class Router:
         get_hub().loop.run_callback(pending.settle, reply)
 
     def _schedule(self, pending: Pending, at: float) -> None:
-        pending.tick = int(at / _TICK_S)
+        # Never into a tick that has been swept already: a deadline as short as a tick would wait for ever there.
+        pending.tick = max(int(at / _TICK_S), self._swept + 1)
         self._ticks.setdefault(pending.tick, set()).add(pending)
 
     def _read(self) -> None:
@@ -257,28 +259,35 @@ class Router:
 
     def _sweep(self) -> None:
         """Everything that waits is settled by its deadline, with one last look at the stored keys before."""
-        done_until = int(self._clock() / _TICK_S)
         ask_at = self._clock() + _ASK_EVERY_S
         while not self._stopped:
             gevent.sleep(_TICK_S)
             now = self._clock()
-            current = int(now / _TICK_S)
-            due: list[Pending] = []
-            for tick in range(done_until + 1, current + 1):
-                due += self._ticks.pop(tick, ())
-            done_until = current
-            if due:
-                self._last_look(due, now)
-            if now >= ask_at:
-                ask_at = now + _ASK_EVERY_S
-                self._look_for_hang_ups()
+            try:
+                self._sweep_until(now)
+                if now >= ask_at:
+                    ask_at = now + _ASK_EVERY_S
+                    self._look_for_hang_ups()
+            except Exception:
+                # Every deadline of this process hangs on this one greenlet.
+                logger.exception("sweep of deadlines")
+
+    def _sweep_until(self, now: float) -> None:
+        current = int(now / _TICK_S)
+        due: list[Pending] = []
+        for tick in range(self._swept + 1, current + 1):
+            due += self._ticks.pop(tick, ())
+        self._swept = current
+        if due:
+            self._last_look(due, now)
 
     def _look_for_hang_ups(self) -> None:
         gone = [each for each in self._pending.values() if each.hung_up is not None and each.hung_up()]
         if gone:
             for pending in gone:
                 self.settle(pending, CallerGone("the caller hung up"))
-            self._on_hang_up([pending.task_id for pending in gone])
+            # Not here: a Redis that hangs must not hold up everybody else's deadline.
+            gevent.spawn(self._on_hang_up, [pending.task_id for pending in gone])
 
     def _last_look(self, due: Iterable[Pending], now: float) -> None:
         looked_up: list[str] = []

@@ -13,8 +13,7 @@ if stamped(message) then
 else
   local from, to = string.find(message, COUNTED, 1, true)
   if from then
-    local comma = string.find(message, ',', to + 1, true)
-    local rest = string.gsub(string.sub(message, comma + 1), '^%s+', '')
+    local rest = string.gsub(string.sub(message, to + 1), '^%d+,?%s*', '')
     message = string.sub(message, 1, from - 1) .. '"headers": {' .. rest
   end
 end
