@@ -69,7 +69,11 @@ local function with_attempt(message, lost)
   end
   for i = 1, #HEADERS do
     from, to = string.find(message, HEADERS[i], 1, true)
-    if from then return string.sub(message, 1, from - 1) .. COUNTED .. '1, ' .. string.sub(message, to + 1) end
+    if from then
+      -- Protocol 1 has no headers.
+      local comma = string.find(message, '^%s*}', to + 1) and '' or ', '
+      return string.sub(message, 1, from - 1) .. COUNTED .. '1' .. comma .. string.sub(message, to + 1)
+    end
   end
   return message
 end

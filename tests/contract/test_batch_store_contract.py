@@ -304,6 +304,15 @@ def test_counts_in_messages_of_any_celery_client(world: World, space: bytes) -> 
     assert msgspec.json.decode(world.queued(Tier.FREE)[0])["headers"] == {"bunch_attempt": 1, "lang": "js"}
 
 
+def test_counts_in_messages_without_headers(world: World) -> None:
+    """Protocol 1."""
+    world.put(b'{"body": "f", "headers": {}, "properties": {}}', Tier.FREE)
+    for attempt in (1, 2):
+        world.store.claim(MODEL, f"b{attempt}", 1)
+        world.store.give_back(MODEL, f"b{attempt}", Blame.ATTEMPT)
+        assert msgspec.json.decode(world.queued(Tier.FREE)[0])["headers"] == {"bunch_attempt": attempt}
+
+
 @pytest.mark.parametrize(
     "message",
     [

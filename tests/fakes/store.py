@@ -20,7 +20,7 @@ from config.tiers import TIERS, Tier
 _MAX_INLINE = 65536
 _MAX_DROPPED = 256
 _COUNTED = re.compile(rb'"headers": \{"bunch_attempt": (\d\d?)')
-_HEADERS = re.compile(rb'"headers": ?\{')
+_HEADERS = re.compile(rb'"headers": ?\{(\s*\})?')
 
 
 def epoch_ms() -> int:
@@ -316,4 +316,6 @@ def with_attempt(message: bytes, *, lost: bool) -> bytes:
     counted = _COUNTED.search(message)
     if counted:
         return message[: counted.start(1)] + b"%d" % min(int(counted[1]) + 1, 99) + message[counted.end(1) :]
-    return _HEADERS.sub(b'"headers": {"bunch_attempt": 1, ', message, count=1)
+    return _HEADERS.sub(
+        lambda found: b'"headers": {"bunch_attempt": 1' + (b"}" if found[1] else b", "), message, count=1
+    )

@@ -324,3 +324,19 @@ def test_a_replayed_dead_letter_runs_again_under_its_own_id(store: RedisBatchSto
     stamp = read_stamp(claim.entries[0].message)
     assert (stamp.task_id, stamp.attempt, stamp.lost, stamp.tracked) == ("t0", 0, 0, True)
     assert 29_000 < stamp.deadline_ms - now_ms(redis) <= 30_000
+
+
+@pytest.mark.parametrize("headers", ["{}", '{"lang": "py", "empty": []}'])
+def test_a_replayed_message_of_a_celery_client_is_as_it_was(
+    store: RedisBatchStore, redis: Redis, headers: str
+) -> None:
+    message = f'{{"body": "W10=", "headers": {headers}, "properties": {{"x": 1}}}}'.encode()
+    redis.lpush(KEYS.queue(MODEL, Tier.PAID), message)
+    for batch in ("b0", "b1"):
+        store.claim(MODEL, batch, 1)
+        store.give_back(MODEL, batch, Blame.SUSPECT)
+    store.claim(MODEL, "b2", 1)
+    record = DeadLetter("t0", MODEL, "paid", "died", "InferenceFailed", "", 2, 2, "b2", 0, 0.0)
+    store.finish("b2", [Settled(1, "t0", 1000, "", b"{}", msgspec.json.encode(record))], last=True)
+    assert DeadLetters(redis).replay("t0", 30.0, 60.0)
+    assert redis.lindex(KEYS.queue(MODEL, Tier.PAID), 0) == message

@@ -1,0 +1,64 @@
+"""Messages as they lie in a queue: ours, and a plain Celery client's."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from celery import Celery
+from kombu.utils.json import dumps
+
+from batching.stamp import HEAD
+from batching.store import Entry, Verdict
+from config.keys import TASK_NAME, Shard
+from config.tiers import Tier
+from tasks.messages import NO_PARAMETERS, MessageWriter, Outgoing
+from tests.fakes.store import epoch_ms
+
+
+def our_message(
+    task_id: str,
+    input: bytes,
+    parameters: bytes = NO_PARAMETERS,
+    *,
+    model: str = "m",
+    tier: Tier = Tier.PAID,
+    deadline_in_ms: int = 60_000,
+    limit_in_ms: int = 60_000,
+    result_ttl_ms: int = 60_000,
+    tracked: bool = True,
+    attempt: int = 0,
+    lost: int = 0,
+    reply_to: str = "bunch:reply:here",
+) -> bytes:
+    """What `submit.lua` queues for a frontend."""
+    now = epoch_ms()
+    out = Outgoing(
+        task_id, model, Shard().queue(model, tier), input, parameters,
+        deadline_in_ms, limit_in_ms, result_ttl_ms, tracked,
+    )  # fmt: skip
+    head = f"{now + deadline_in_ms:013d};{now + limit_in_ms:013d};{now:013d};{attempt:02d};{lost};"
+    return HEAD + head.encode() + MessageWriter(reply_to).rest(out, now / 1000)
+
+
+def celery_message(
+    args: Any = (),
+    kwargs: Any = None,
+    *,
+    task: str = TASK_NAME,
+    body_encoding: str = "base64",
+    protocol: int = 2,
+    **options: Any,
+) -> bytes:
+    """What a Celery client without a line of ours in it sends; through kombu's own memory transport."""
+    app = Celery("plain", broker="memory://", set_as_current=False)
+    app.conf.update(broker_transport_options={"body_encoding": body_encoding}, task_protocol=protocol)
+    queue = f"plain-{uuid.uuid4()}"
+    with app.connection_for_write() as connection:
+        app.send_task(task, args, kwargs or {}, queue=queue, connection=connection, ignore_result=True, **options)
+        # The envelope, before it would be written as JSON into the list of a queue.
+        return dumps(connection.default_channel._get(queue)).encode()
+
+
+def entry(message: bytes, *, position: int = 1, tier: Tier = Tier.PAID, verdict: Verdict = Verdict.RUN) -> Entry:
+    return Entry(position, tier.rank, verdict, message)
