@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from config.logging import logging_config
+from config.memory import settle_heap
 from config.settings import load_settings
 
 _settings = load_settings()
@@ -20,6 +21,8 @@ keepalive = 75
 graceful_timeout = int(_settings.graceful_timeout_s)
 # Of the event loop's heartbeat, not of a request: requests have their own deadlines.
 timeout = 60
+# gunicorn's control socket does not work in a master whose modules gevent has patched.
+control_socket_disable = True
 limit_request_line = 8190
 limit_request_fields = 100
 proc_name = "bunch-web"
@@ -36,6 +39,7 @@ def post_fork(server: Any, worker: Any) -> None:
 
 def post_worker_init(worker: Any) -> None:
     worker.wsgi.start()
+    settle_heap()
 
 
 def worker_exit(server: Any, worker: Any) -> None:

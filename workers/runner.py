@@ -29,6 +29,7 @@ from batching.policy import Adaptive, Breaker, FixedWindow, Policy, WhenIdle
 from batching.ports import FollowUp
 from batching.registry import WorkerRegistry
 from batching.store import RedisBatchStore
+from config.memory import settle_heap
 from config.redis import connect
 from config.settings import ModelSettings, Settings
 from tasks.fleet import ExecutorRow, WorkerRow
@@ -97,6 +98,7 @@ class WorkerRunner:
 
     def start(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        settle_heap()
         for _, executor in self._executors:
             executor.start()
         for loop in self._loops:
