@@ -131,6 +131,8 @@ class _Protocol1(msgspec.Struct):
     chord: Any = None
 
 
+# RecursionError: an input nested a thousand deep is JSON all the same.
+_UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 _envelope = msgspec.json.Decoder(_Envelope)
 _body = msgspec.json.Decoder(tuple[list[msgspec.Raw], _Keywords, _Embed])
 _protocol1 = msgspec.json.Decoder(_Protocol1)
@@ -148,7 +150,7 @@ def read_message(entry: Entry, default_ttl_ms: int) -> Request:
     raw = entry.message
     try:
         envelope = _envelope.decode(raw)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except _UNREADABLE as error:
         raise UnreadableMessage(f"not a task message: {error}") from error
     headers = envelope.headers
     try:
@@ -162,7 +164,7 @@ def read_message(entry: Entry, default_ttl_ms: int) -> Request:
         _read_times(request, raw, headers)
     except UnreadableMessage:
         raise
-    except (msgspec.MsgspecError, ValueError) as error:
+    except _UNREADABLE as error:
         raise UnreadableMessage(str(error), headers.id) from error
     if embed.callbacks or embed.errbacks or embed.chain or embed.chord:
         request.canvas = raw
@@ -196,10 +198,15 @@ def _request(
 ) -> Request:
     if headers.task != TASK_NAME:
         raise UnreadableMessage(f"task {headers.task!r} is not {TASK_NAME!r}", headers.id)
+    if not headers.id:
+        raise UnreadableMessage("it has no task id")
     # `send_task("bunch.infer", [input], {"parameters": …})`; the second positional argument is the parameters too.
+    twice = (args and keywords.input is not msgspec.UNSET) or (
+        len(args) > 1 and keywords.parameters is not msgspec.UNSET
+    )
     given = args[0] if args else keywords.input
     parameters = args[1] if len(args) > 1 else keywords.parameters
-    if given is msgspec.UNSET or len(args) > 2:
+    if given is msgspec.UNSET or len(args) > 2 or twice:
         raise UnreadableMessage("bunch.infer takes one input, and parameters", headers.id)
     options = NO_PARAMETERS if parameters is msgspec.UNSET else bytes(parameters)
     return Request(
