@@ -8,6 +8,8 @@ notice at once do no harm, and one who dies half-way is followed by another.
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from typing import cast
 
 from redis import Redis
@@ -21,21 +23,38 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerRegistry:
-    """The register as one worker (or the ops worker) uses it, from one thread."""
+    """The register as one worker uses it, from one thread."""
 
-    def __init__(self, redis: Redis, lease_ttl_s: float, shard: Shard | None = None) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        lease_ttl_s: float,
+        shard: Shard | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._redis = redis
         self._ttl_ms = int(lease_ttl_s * 1000)
         self._keys = shard or Shard()
+        self._clock = clock
+        self._trusts_itself_at = 0.0
         self._beat = redis.register_script(scripts.source("beat"))
         self._line = Line(redis)
         self._forget = redis.register_script(scripts.source("forget_worker"))
 
     def beat(self, worker_id: str, about: bytes) -> list[str]:
-        """Say that `worker_id` lives and what it is (JSON); who has not been heard of for the lease TTL."""
-        overdue = self._beat(
+        """Say that `worker_id` lives and what it is (JSON); who has not been heard of for the lease TTL.
+
+        After a silence of its own (Redis was away, the machine slept) it accuses nobody for one lease TTL: whoever
+        was cut off as well needs that time to be heard again.
+        """
+        own_silence_ms, overdue = self._beat(
             keys=[self._keys.workers(), self._keys.worker(worker_id)], args=[worker_id, about, self._ttl_ms]
         )
+        now = self._clock()
+        if own_silence_ms >= self._ttl_ms:
+            self._trusts_itself_at = now + self._ttl_ms / 1000
+        if now < self._trusts_itself_at:
+            return []
         return [each.decode() for each in cast("list[bytes]", overdue)]
 
     def reclaim(self, worker_id: str) -> int:

@@ -6,12 +6,12 @@ with `string.sub` and rewrites it with a splice, whatever the payload's size:
     {"headers":{"bunch":"1;<deadline 13>;<queue limit 13>;<enqueued 13>;<attempt 2>;<lost 1>;<tracked 1>;<ttl 9>;<id>",…
 
 All times are Redis time in milliseconds; the submit script fills them in, since no two hosts share a clock. The
-*queue limit* is the moment from which a still waiting request is answered 504; a returned lease sets it to the
-deadline. The *attempt* counts deliveries that failed and are tried again; *lost* counts those among them that ended
-with the executor's death, which makes a suspect of the request. *Tracked* requests have a state that somebody may ask
-for before they have finished (`celery-task-meta-<id>`: PENDING, STARTED); a caller who waits on an open connection
-does not know the id yet, and is spared the cost. To kombu the stamp is one more header. Messages of plain Celery
-clients carry none: they never expire in the scripts and count attempts in a header of their own.
+*queue limit* is the moment from which a claim finds a waiting request expired (504); once an attempt has been counted
+it is the deadline. The *attempt* counts deliveries that failed and are tried again; *lost* counts those among them
+that ended with the executor's death, which makes a suspect of the request. *Tracked* requests have a state that
+somebody may ask for before they have finished (`celery-task-meta-<id>`: PENDING, STARTED); a caller who waits on an
+open connection does not know the id yet, and is spared the cost. To kombu the stamp is one more header. Messages of
+plain Celery clients carry none: they never expire in the scripts and count attempts in a header of their own.
 
 `lua/stamp.lua` is the same layout for the scripts; a test holds the two together.
 """

@@ -1,4 +1,4 @@
-"""The port to what holds the queues, and its Redis form: four scripts, one call each per batch.
+"""The port to what holds the queues, and its Redis form: a script for each arrow, one call a batch.
 
 queues ──claim──▶ lease ──finish──▶ results and replies
    ▲                │

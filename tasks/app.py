@@ -5,9 +5,13 @@ celery -A tasks.app worker -Q bunch.ops        celery -A tasks.app flower       
 
 from __future__ import annotations
 
+import logging.config
+
 from celery import Celery
+from celery.signals import setup_logging
 
 from config.celery import celery_config
+from config.logging import logging_config
 from config.settings import Settings, load_settings
 
 
@@ -19,9 +23,20 @@ def make_app(settings: Settings, *, result_backend: str = "") -> Celery:
     return app
 
 
+def use_our_logging(settings: Settings) -> None:
+    """The settings' log level and format in a Celery process, in place of Celery's own set-up."""
+
+    def configure(**_: object) -> None:
+        logging.config.dictConfig(logging_config(settings))
+
+    setup_logging.connect(configure, weak=False)
+
+
 def __getattr__(name: str) -> Celery:
     """`app` is made when somebody asks for it, not at import: the settings are read once, and only if needed."""
     if name in {"app", "celery"}:
-        app = globals()["app"] = make_app(load_settings())
+        settings = load_settings()
+        use_our_logging(settings)
+        app = globals()["app"] = make_app(settings)
         return app
     raise AttributeError(name)

@@ -1,6 +1,6 @@
 """What the frontend calls: submit a request, wait for its answer, take it back, look at it.
 
-One `Client` per process, for gevent: its greenlets share one outbox, one router and two Redis connections.
+One `Client` per process, for gevent: its greenlets share one outbox and one router.
 """
 
 from __future__ import annotations

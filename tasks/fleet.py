@@ -56,7 +56,7 @@ class QueueRow(msgspec.Struct, frozen=True):
 
 
 class Fleet:
-    """Reads the registry; every call is one or two round trips."""
+    """Reads the registry; a handful of round trips each, for pages and commands rather than for requests."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None, lease_ttl_s: float = 5.0) -> None:
         self._redis = redis

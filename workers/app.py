@@ -10,7 +10,7 @@ from batching.step import BatchingStep
 from config.celery import model_queues
 from config.keys import TASK_NAME
 from config.settings import Settings, load_settings
-from tasks.app import make_app
+from tasks.app import make_app, use_our_logging
 from workers.canvas import CanvasFollowUp
 from workers.runner import WorkerRunner
 
@@ -35,6 +35,8 @@ def _never_called(input: Any, parameters: dict[str, Any] | None = None) -> Any:
 
 def __getattr__(name: str) -> Celery:
     if name in {"app", "celery"}:
-        app = globals()["app"] = make_worker_app(load_settings())
+        settings = load_settings()
+        use_our_logging(settings)
+        app = globals()["app"] = make_worker_app(settings)
         return app
     raise AttributeError(name)

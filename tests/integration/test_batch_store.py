@@ -174,6 +174,19 @@ def test_leases_of_a_silent_worker_come_back(redis: Redis) -> None:
     assert redis.zrange(KEYS.workers(), 0, -1) == [b"alive"]
 
 
+def test_after_an_outage_of_its_own_a_worker_accuses_nobody_at_once(redis: Redis) -> None:
+    now = 100.0
+    registry = WorkerRegistry(redis, lease_ttl_s=5.0, clock=lambda: now)
+    registry.beat("me", b"{}")
+    silent_since = now_ms(redis) - 6_000
+    redis.zadd(KEYS.workers(), {"me": silent_since, "other": silent_since})
+    assert registry.beat("me", b"{}") == []
+    now += 4.9
+    assert registry.beat("me", b"{}") == []
+    now += 0.2
+    assert registry.beat("me", b"{}") == ["other"]
+
+
 def test_a_worker_with_a_lease_is_never_forgotten(redis: Redis) -> None:
     store = RedisBatchStore(redis, "w1")
     put(redis, "t0")
@@ -327,9 +340,7 @@ def test_a_replayed_dead_letter_runs_again_under_its_own_id(store: RedisBatchSto
 
 
 @pytest.mark.parametrize("headers", ["{}", '{"lang": "py", "empty": []}'])
-def test_a_replayed_message_of_a_celery_client_is_as_it_was(
-    store: RedisBatchStore, redis: Redis, headers: str
-) -> None:
+def test_a_replayed_message_of_a_celery_client_is_as_it_was(store: RedisBatchStore, redis: Redis, headers: str) -> None:
     message = f'{{"body": "W10=", "headers": {headers}, "properties": {{"x": 1}}}}'.encode()
     redis.lpush(KEYS.queue(MODEL, Tier.PAID), message)
     for batch in ("b0", "b1"):

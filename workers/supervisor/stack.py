@@ -61,7 +61,7 @@ class Stack:
             http_port=http_port,
             flower_port=_flower_port(settings) if options.flower else settings.flower_port,
             redis_url=self.valkey.data_url if self.valkey else settings.redis_url,
-            broker_url=self.valkey.tcp_url if self.valkey else settings.control_url,
+            broker_url=settings.broker_url or (self.valkey.tcp_url if self.valkey else settings.redis_url),
             state_dir=str(state_dir),
         )
         self.options = options
