@@ -25,7 +25,6 @@ default_model = "noop"
 [models.noop]
 source = "workers.models.echo:Echo"
 max_batch_size = 64
-policy = "idle"
 """
 
 _SIMULATED = """
@@ -34,7 +33,6 @@ default_model = "sim50"
 [models.sim50]
 source = "workers.models.simulated:Simulated"
 max_batch_size = 64
-policy = "idle"
 timeout_ms = {timeout_ms}
 
 [models.sim50.options]
