@@ -12,8 +12,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from config.redis import connect
 from workers.supervisor.backoff import Backoff
 from workers.supervisor.child import ChildSpec
@@ -81,7 +79,8 @@ def main(state_dir: str, *options: str) -> None:
     try:
         with UpLock(folder):
             stack = DummyStack(folder, dict(each.split("=", 1) for each in options))
-            run(stack, Screen(Console()), lambda: print("ready", flush=True))
+            screen = Screen(sys.stdout)
+            run(stack, screen, lambda: screen.line("ready"))
     except SupervisorError as error:
         sys.exit(f"Error: {error}")
 

@@ -36,6 +36,9 @@ class DummyUp:
             )
         return self
 
+    def adopt(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
     @property
     def process(self) -> subprocess.Popen[str]:
         assert self._process is not None
@@ -245,6 +248,25 @@ def test_shows_only_warnings_and_worse_of_what_children_say(up: DummyUp) -> None
     wait_for(lambda: "ops | 2026-01-01 00:00:00 ERROR   tasks: lost" in up.text(), up.text)
     assert "all is well" not in up.text()
     assert "all is well" in (up.state_dir / "log" / "web.log").read_text()
+
+
+def test_a_reader_that_goes_away_ends_nothing(up: DummyUp) -> None:
+    """As in `up | head`, or when the terminal is closed."""
+    command = [sys.executable, "-m", "tests.fakes.dummy_up", str(up.state_dir)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        up.adopt(process)
+        assert process.stdout is not None
+        while process.stdout.readline() != "ready\n":
+            pass
+        up.look()
+        process.stdout.close()
+        os.kill(up.pid("worker"), signal.SIGKILL)
+        wait_for(lambda: up.rows()["worker"]["restarts"] == 1 and up.rows()["worker"]["state"] == "running")
+
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(PATIENCE_S) == 0
+    assert "flower ended" in up.record()
+    assert up.left() == []
 
 
 def test_status_tells_what_runs(up: DummyUp) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,6 @@ import click
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from config.settings import Settings, load_settings
 from workers.cli.base import print_table
@@ -76,7 +76,7 @@ def demo() -> None:
 
     Exit 1 when an answer is missing or wrong, or when nothing was batched.
     """
-    screen = Screen(Console())
+    screen = Screen(sys.stdout)
     with _temporary_settings() as settings, state.UpLock(Path(settings.state_dir)):
         stack = Stack(settings, Options(give_up_on_errors=True))
         run(stack, screen, lambda: screen.line(f"ready at {stack.url}"), Work(lambda: _show_off(stack.url)))

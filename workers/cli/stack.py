@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
 import click
 import msgspec
 import psutil
-from rich.console import Console
 
 from workers.cli.base import (
     config_option,
@@ -41,7 +41,7 @@ def up(config_file: Path | None, port: int | None, workers: int, web_workers: in
     settings = settings_for(config_file)
     given = {"http_port": port, "web_workers": web_workers}
     settings = msgspec.structs.replace(settings, **{k: v for k, v in given.items() if v is not None})
-    screen = Screen(Console())
+    screen = Screen(sys.stdout)
     with state.UpLock(Path(settings.state_dir)):
         stack = Stack(settings, Options(workers=workers, flower=not no_flower))
         run(stack, screen, lambda: _say_ready(stack, screen))

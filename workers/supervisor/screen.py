@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import IO, Any, Self, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -21,11 +22,37 @@ _MAX_LINES = 20
 _LAST_LINES = 15
 
 
+class Lasting:
+    """A stream that outlives its reader: a closed pipe or terminal must not end the processes it told of."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except OSError:
+            # What is still in the stream's buffer goes nowhere as well, at the latest when Python exits.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class Screen:
     """Shows the children's progress, and what they say at warning and above."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=cast("IO[str]", Lasting(stream)))
         self._live: Live | None = None
         self._shown: dict[str, tuple[State, str]] = {}
         self._since = time.monotonic()
