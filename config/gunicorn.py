@@ -12,7 +12,8 @@ from config.settings import load_settings
 
 _settings = load_settings()
 
-bind = f"{_settings.http_host}:{_settings.http_port}"
+_host = f"[{_settings.http_host}]" if ":" in _settings.http_host else _settings.http_host
+bind = f"{_host}:{_settings.http_port}"
 workers = _settings.web_workers
 worker_class = "webapp.server.Worker"
 worker_connections = 10_000
