@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from workers.cli import bench, check, demo, fleet, roles, stack
+from workers.cli import bench, check, demo, dlq, fleet, roles, stack
 from workers.cli.base import OneLineErrors
 
 
@@ -18,7 +18,7 @@ def cli(debug: bool) -> None:
 for command in (
     *(stack.up, demo.demo, stack.status),
     *(roles.web, roles.worker, roles.ops, roles.flower),
-    *(check.check, fleet.queues, fleet.workers, fleet.models, bench.bench),
+    *(check.check, fleet.queues, fleet.workers, fleet.models, dlq.dlq, bench.bench),
 ):
     cli.add_command(command)
 

@@ -14,6 +14,7 @@ from redis import Redis
 from batching import scripts
 from config.keys import Shard
 from config.tiers import Tier
+from tasks.messages import without_expiry
 from tasks.results import DeadLetter
 
 _decode = msgspec.json.Decoder(DeadLetter).decode
@@ -45,7 +46,7 @@ class DeadLetters:
         stored = self.show(task_id)
         if stored is None:
             return False
-        record, _ = stored
+        record, message = stored
         keys = [
             self._keys.dead(),
             self._keys.dead(task_id),
@@ -53,7 +54,12 @@ class DeadLetters:
             self._keys.queue(record.model, Tier(record.tier)),
             self._keys.bell(record.model),
         ]
-        args: list[str | int] = [task_id, int(time_s * 1000), int(result_ttl_s * 1000)]
+        args: list[str | int | bytes] = [
+            task_id,
+            int(time_s * 1000),
+            int(result_ttl_s * 1000),
+            without_expiry(message),
+        ]
         return bool(self._replay(keys=keys, args=args))
 
     def drop(self, task_id: str) -> bool:

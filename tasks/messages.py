@@ -8,6 +8,7 @@ task raises `batching.ports.UnreadableMessage`.
 from __future__ import annotations
 
 import base64
+import json
 import os
 import socket
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from kombu.compression import decompress
 from batching.ports import UnreadableMessage
 from batching.request import Request
 from batching.stamp import read_stamp
-from batching.store import Entry
+from batching.store import Entry, Verdict
 from config.keys import TASK_NAME
 from config.tiers import TIERS
 
@@ -169,6 +170,33 @@ def read_message(entry: Entry, default_ttl_ms: int) -> Request:
     if embed.callbacks or embed.errbacks or embed.chain or embed.chord:
         request.canvas = raw
     return request
+
+
+def read_payload(message: bytes) -> tuple[bytes, bytes]:
+    """Input and parameters of a queued message, as JSON. Raises UnreadableMessage."""
+    request = read_message(Entry(1, 0, Verdict.RUN, message), default_ttl_ms=0)
+    return request.input, request.parameters
+
+
+def without_expiry(message: bytes) -> bytes:
+    """A queued message that may be run whenever its turn comes; ours, whose expiry is in the stamp, as it is."""
+    try:
+        envelope = _envelope.decode(message)
+        body = b"" if envelope.headers.task else _text(envelope)
+        expires = envelope.headers.expires or (_protocol1.decode(body).expires if body else None)
+    except (UnreadableMessage, msgspec.MsgspecError, ValueError):
+        return message
+    if not expires or read_stamp(message) is not None:
+        return message
+    document = json.loads(message)
+    if envelope.headers.task:
+        document["headers"]["expires"] = None
+    else:
+        document["body"] = json.dumps({**json.loads(body), "expires": None})
+        document["properties"]["body_encoding"] = "utf-8"
+        document["headers"].pop("compression", None)
+    # As kombu writes it: the scripts count attempts in a header that they find by its spelling.
+    return json.dumps(document).encode()
 
 
 def _text(envelope: _Envelope) -> bytes | str:

@@ -1,10 +1,10 @@
 -- Queue a dead letter again, under its own id.
 --
 -- KEYS  1 dead letters (zset)  2 this one (hash)  3 its result  4 its queue  5 its model's bell
--- ARGV  1 task id  2 time to be answered in ms, from now  3 result TTL in ms
+-- ARGV  1 task id  2 time to be answered in ms, from now  3 result TTL in ms  4 its message, without a plain client's expiry
 -- Returns 1, or 0 when somebody else took it first.
-local message = redis.call('HGET', KEYS[2], 'message')
-if not message then return 0 end
+if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
+local message = ARGV[4]
 local now = now_ms()
 if stamped(message) then
   local deadline = string.format('%013d', now + ARGV[2])
