@@ -17,7 +17,7 @@ from typing import Any
 import flask
 import gevent
 from redis import Redis
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, NotFound
 
 from config.celery import backend_url
 from config.redis import connect
@@ -101,8 +101,9 @@ def create_app(services: Services) -> BunchApp:
     """The WSGI application over `services`; `start` it in the process that serves."""
     app = BunchApp("webapp", static_folder=None)
     app.services = services
-    # `//healthz` is another path, and as such unknown; Flask would redirect it.
+    # `/v1//inference` is another path, and as such unknown; Flask would redirect it.
     app.url_map.merge_slashes = False
+    app.before_request(_refuse_leading_slashes)
     for method, path, handler in ROUTES:
         endpoint = f"{method} {path}"
         app.add_url_rule(path, endpoint, _view(services, handler), methods=[method], strict_slashes=True)
@@ -120,6 +121,12 @@ def _view(services: Services, handler: Handler) -> Callable[..., flask.Response]
 
 def _response(answer: Answer) -> flask.Response:
     return flask.Response(answer.body, answer.status, answer.header_list())
+
+
+def _refuse_leading_slashes() -> None:
+    """Werkzeug strips them, and a proxy that forbids `/internal/` would let `//internal/` pass."""
+    if flask.request.environ["PATH_INFO"].startswith("//"):
+        raise NotFound
 
 
 def _with_request_id(response: flask.Response) -> flask.Response:
