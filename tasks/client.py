@@ -108,9 +108,9 @@ class Client:
             reply = pending.wait()
         finally:
             self.router.forget(pending)
-        if isinstance(reply, Receipt):
-            return reply.task_id
-        checked(reply)
+        if not isinstance(reply, Receipt | Reply):
+            checked(reply)
+        # A reply may overtake the receipt: then the queue has had it, whatever came of it.
         return pending.task_id
 
     def result(self, task_id: str, wait_s: float = 0.0) -> Reply | None:
