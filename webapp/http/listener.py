@@ -44,9 +44,11 @@ class Listener:
         self._cap = cap
         loop = get_hub().loop
         self._watcher = loop.io(sock.fileno(), 1)
-        self._yielding = loop.timer(_YIELD_S)
+        # Repeating timers, begun with `again`: libev keeps what was left of a one-shot's time when it is stopped, so
+        # the second `start` of one would fire at once.
+        self._yielding = loop.timer(_YIELD_S, _YIELD_S)
         self._yields = 0
-        self._pausing = loop.timer(_PAUSE_S)
+        self._pausing = loop.timer(_PAUSE_S, _PAUSE_S)
 
     def resume(self) -> None:
         if not (self._watcher.active or self._yielding.active or self._pausing.active):
@@ -68,7 +70,7 @@ class Listener:
             if not self._seat.may_take():
                 self._yields = 0
                 self._watcher.stop()
-                self._yielding.start(self._after_yield)
+                self._yielding.again(self._after_yield)
                 return
             if not self._take():
                 return
@@ -79,7 +81,7 @@ class Listener:
         if self._seat.may_take():
             self.resume()
         elif self._yields < _YIELDS:
-            self._yielding.start(self._after_yield)
+            self._yielding.again(self._after_yield)
         else:
             self.resume()
             for _ in range(_BATCH_AFTER_YIELDS):
@@ -104,7 +106,7 @@ class Listener:
                 # The connection stays in the backlog, readable for ever: look again when there may be room.
                 self._watcher.stop()
                 self._seat.publish(math.inf)
-                self._pausing.start(self._after_pause)
+                self._pausing.again(self._after_pause)
             return False
         sock = socket.socket(self._family, stdlib_socket.SOCK_STREAM, 0, fileno=fd)
         base = self._base.copy()

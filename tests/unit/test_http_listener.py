@@ -1,0 +1,58 @@
+"""The listener's pauses, on a real event loop: each lasts its whole time, the second as well as the first."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import gevent
+from gevent import socket as gevent_socket
+
+from webapp.http import listener
+from webapp.http.board import Board
+
+
+class Service:
+    """As far as the listener can tell, an HTTP service that has no connections."""
+
+    def __init__(self, accepted: list[float]) -> None:
+        self._accepted = accepted
+
+    def __len__(self) -> int:
+        return 0
+
+    def open(self, sock: socket.socket, base: dict[str, object]) -> None:
+        self._accepted.append(time.monotonic())
+        sock.close()
+
+
+def test_a_crowded_worker_lets_the_others_go_first_again_and_again(monkeypatch) -> None:
+    monkeypatch.setattr(listener, "_YIELD_S", 0.02)
+    board = Board()
+    seat, other = board.seat(1), board.seat(2)
+    for each in (seat, other):
+        each.beat()
+    seat.beat()
+    seat.publish(100)
+    listening = gevent_socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(8)
+    accepted: list[float] = []
+    subject = listener.Listener(Service(accepted), listening, {}, seat, cap=10)
+    client = socket.create_connection(listening.getsockname())
+    try:
+        for _ in range(2):
+            started = time.monotonic()
+            client.close()
+            client = socket.create_connection(listening.getsockname())
+            subject.resume()
+            while not accepted:
+                gevent.sleep(0.005)
+                assert time.monotonic() - started < 10
+            assert accepted[0] - started >= 0.9 * listener._YIELDS * 0.02
+            accepted.clear()
+            while subject._accept():
+                accepted.clear()
+    finally:
+        client.close()
+        subject.close()
