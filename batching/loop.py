@@ -144,7 +144,8 @@ class ClaimLoop:
         self._drained = True
         self._settler.give_up_on_redis()
         self._threads[1].join(timeout=max(1.0, deadline - self._clock()))
-        for batch in list(self._in_hand.values()):
+        # The newest first, so that the oldest ends up at the head of its queue again.
+        for batch in reversed(list(self._in_hand.values())):
             self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, "the worker is stopping")
         if self._unheard is not None:
             with contextlib.suppress(RedisError):
@@ -226,19 +227,37 @@ class ClaimLoop:
             self._unheard = (next(self._batch_ids), decision.size)
         claim = self._store.claim(self._model.name, *self._unheard, self._model.max_attempts)
         self._unheard = None
-        if not claim.entries:
-            return claim.view
+        if claim.entries:
+            try:
+                self._serve(claim, decision)
+            except Exception as error:
+                logger.exception("%s: claimed %s and could not serve it", self._executor.name, claim.batch_id)
+                self._recover(claim, error)
+        return claim.view
+
+    def _serve(self, claim: Claim, decision: Dispatch) -> None:
         run, settled, early = self._sort(claim)
         # A policy that did not look could not know that the batch would be full.
         reason = Reason.FULL if len(run) == decision.size else decision.reason
-        info = BatchInfo(claim.batch_id, self._model.name, self._model.version, len(run), reason, claim.view.now_ms)
+        info = self._info(claim, len(run), reason)
         if early:
             self._settler.postpone(early, info, last=not (settled or run))
         if settled or not (run or early):
             self._settler.settle(settled, info, last=not run)
         if run:
             self._hand_over(run, info)
-        return claim.view
+
+    def _recover(self, claim: Claim, error: Exception) -> None:
+        """After a fault of ours: nobody else would ever take the requests out of the lease of a living worker.
+
+        As suspects, since whatever it was may be in one of them.
+        """
+        batch = self._take(claim.batch_id)
+        requests, info = (batch.requests, batch.info) if batch else ([], self._info(claim, 0, Reason.IDLE))
+        self._settler.give_back(requests, info, Blame.SUSPECT, repr(error))
+
+    def _info(self, claim: Claim, size: int, reason: Reason) -> BatchInfo:
+        return BatchInfo(claim.batch_id, self._model.name, self._model.version, size, reason, claim.view.now_ms)
 
     def _sort(self, claim: Claim) -> tuple[list[Request], list[tuple[Request, Outcome]], list[Request]]:
         """Those to run, those whose outcome is known without the model, and those whose time is not yet come."""
@@ -248,9 +267,12 @@ class ClaimLoop:
         for entry in claim.entries:
             try:
                 request = self._codec.decode(entry)
-            except UnreadableMessage as error:
-                logger.error("%s: an unreadable message: %s: %.200r", self._model.name, error, entry.message)
-                settled.append((_unreadable(claim.batch_id, entry, error), Failed(error.why, "UnreadableMessage")))
+            except Exception as error:  # noqa: BLE001
+                # A fault of the reader's own too: it would be the same again at each claim.
+                unreadable = error if isinstance(error, UnreadableMessage) else UnreadableMessage(repr(error))
+                logger.error("%s: an unreadable message: %s: %.200r", self._model.name, unreadable, entry.message)
+                failure = Failed(unreadable.why, "UnreadableMessage")
+                settled.append((_unreadable(claim.batch_id, entry, unreadable), failure))
                 continue
             outcome = self._known_outcome(request, entry, claim.view.now_ms)
             if outcome is not None:
@@ -299,20 +321,25 @@ class ClaimLoop:
                 logger.exception("%s: collector", self._executor.name)
 
     def _done(self, event: Done) -> None:
+        # Before the batch is out of hand: from then on the feeder may claim the next.
+        if event.safe_size is not None and event.safe_size != self.safe_size:
+            logger.warning("%s: out of memory; batches of %d from now on", self._executor.name, event.safe_size)
+            self.safe_size = event.safe_size
         batch = self._take(event.batch_id, compute=True)
         if batch is None:
             return
         info = replace(batch.info, compute_s=event.compute_s, passes=event.passes)
-        if event.safe_size is not None and event.safe_size != self.safe_size:
-            logger.warning("%s: out of memory; batches of %d from now on", self._executor.name, event.safe_size)
-            self.safe_size = event.safe_size
         now = self._clock()
         ok = any(not isinstance(outcome, Failed) for outcome in event.outcomes)
         # One input that fails alone says little about the model, unless it was the probe.
         if ok or len(event.outcomes) > 1 or self._breaker.state is BreakerState.HALF_OPEN:
             self._breaker.record(now, ok=ok)
-        outcomes = list(zip(batch.requests, event.outcomes, strict=True))
-        self._settler.settle(outcomes, info, last=True, elapsed_s=now - batch.claimed_at)
+        try:
+            outcomes = list(zip(batch.requests, event.outcomes, strict=True))
+            self._settler.settle(outcomes, info, last=True, elapsed_s=now - batch.claimed_at)
+        except Exception as error:
+            logger.exception("%s: could not settle %s", self._executor.name, event.batch_id)
+            self._settler.give_back(batch.requests, info, Blame.SUSPECT, repr(error))
 
     def _lost(self, event: Lost) -> None:
         if event.inside:

@@ -24,8 +24,6 @@ end
 local function bury(position, id, record)
   local now = now_ms()
   local entry = redis.call('LINDEX', KEYS[1], position)
-  -- Empty at a repeat of this call: it has been buried.
-  if not entry or entry == '' then return end
   redis.call('HSET', letter(id), 'message', string.sub(entry, 3), 'rank', string.sub(entry, 1, 1), 'record', record)
   redis.call('ZADD', KEYS[3], now, id)
   local surplus = redis.call('ZCARD', KEYS[3]) - tonumber(ARGV[3])
@@ -37,7 +35,12 @@ local function bury(position, id, record)
   end
 end
 
-while at <= #ARGV do
+-- While the lease lasts, the place of what has been settled is empty: a repeat of the call finds it so.
+local function settled_before(position)
+  return ARGV[2] == '0' and redis.call('LINDEX', KEYS[1], position) == ''
+end
+
+local function settle(at)
   local position, id, ttl, channel, result = ARGV[at], ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), ARGV[at + 4]
   if ARGV[at + 5] ~= '' then bury(position, id, ARGV[at + 5]) end
   local key = 'celery-task-meta-' .. id
@@ -51,6 +54,10 @@ while at <= #ARGV do
   end
   if ARGV[2] == '0' then redis.call('LSET', KEYS[1], position, '') end
   stored = stored + 1
+end
+
+while at <= #ARGV do
+  if not settled_before(ARGV[at]) then settle(at) end
   at = at + 7
 end
 for c = 1, channels do

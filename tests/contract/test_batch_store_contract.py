@@ -31,7 +31,7 @@ class World(Protocol):
         """Head first."""
 
     def set_state(self, task_id: str, status: str) -> None: ...
-    def result(self, task_id: str) -> bytes | None: ...
+    def results(self, task_ids: list[str]) -> list[bytes | None]: ...
     def cancel(self, task_id: str) -> None: ...
     def leased(self, batch_id: str) -> bool: ...
     def letters(self) -> dict[str, Letter]: ...
@@ -53,8 +53,8 @@ class MemoryWorld:
     def set_state(self, task_id: str, status: str) -> None:
         self.store.results[KEYS.result(task_id)] = state_of(task_id, status)
 
-    def result(self, task_id: str) -> bytes | None:
-        return self.store.results.get(KEYS.result(task_id))
+    def results(self, task_ids: list[str]) -> list[bytes | None]:
+        return [self.store.results.get(KEYS.result(each)) for each in task_ids]
 
     def cancel(self, task_id: str) -> None:
         self.store.cancelled.add(task_id)
@@ -92,8 +92,8 @@ class RedisWorld:
     def set_state(self, task_id: str, status: str) -> None:
         self._redis.set(KEYS.result(task_id), state_of(task_id, status), px=HOUR_MS)
 
-    def result(self, task_id: str) -> bytes | None:
-        return self._redis.get(KEYS.result(task_id))
+    def results(self, task_ids: list[str]) -> list[bytes | None]:
+        return self._redis.mget([KEYS.result(each) for each in task_ids]) if task_ids else []
 
     def cancel(self, task_id: str) -> None:
         self._redis.zadd(KEYS.cancelled(), {task_id: 10**13})
@@ -215,10 +215,10 @@ def test_tracked_requests_are_started_when_claimed_and_pending_when_back(world: 
     world.set_state("seen", "PENDING")
     for blame in (Blame.NOTHING, Blame.ATTEMPT):
         world.store.claim(MODEL, f"b{blame}", 2)
-        assert world.result("seen") == state_of("seen", "STARTED")
+        assert world.results(["seen"]) == [state_of("seen", "STARTED")]
         world.store.give_back(MODEL, f"b{blame}", blame)
-        assert world.result("seen") == state_of("seen", "PENDING")
-    assert world.result("unseen") is None
+        assert world.results(["seen"]) == [state_of("seen", "PENDING")]
+    assert world.results(["unseen"]) == [None]
 
 
 def test_finish_stores_and_tells_each_frontend_once(world: World) -> None:
@@ -230,7 +230,7 @@ def test_finish_stores_and_tells_each_frontend_once(world: World) -> None:
     assert world.store.finish("b1", outcomes, last=True)
     told = {channel: [each["task_id"] for each in replies] for channel, replies in world.replies()}
     assert told == {"bunch:reply:a": ["t0", "t2"], "bunch:reply:b": ["t1"]}
-    assert [world.result(f"t{i}") for i in range(4)] == [each.result for each in outcomes]
+    assert world.results([f"t{i}" for i in range(4)]) == [each.result for each in outcomes]
     assert not world.leased("b1")
 
 
@@ -240,14 +240,14 @@ def test_a_large_result_is_told_by_reference(world: World) -> None:
     outcome = settled(1, "big", "bunch:reply:a", size=70_000)
     world.store.finish("b1", [outcome], last=True)
     assert world.replies() == [("bunch:reply:a", [{"task_id": "big", "status": "STORED"}])]
-    assert world.result("big") == outcome.result
+    assert world.results(["big"]) == [outcome.result]
 
 
 def test_a_result_that_nobody_wants_is_not_stored(world: World) -> None:
     world.put(ours("t0"), Tier.PAID)
     world.store.claim(MODEL, "b1", 1)
     world.store.finish("b1", [Settled(1, "t0", 0, "", b"{}")], last=True)
-    assert world.result("t0") is None
+    assert world.results(["t0"]) == [None]
 
 
 def test_what_is_finished_early_does_not_come_back(world: World) -> None:
@@ -266,8 +266,19 @@ def test_the_outcomes_of_a_lost_lease_are_dropped(world: World) -> None:
     assert not world.store.finish("b1", [settled(1, "t0", "bunch:reply:a")], last=True)
     assert not world.store.put_aside(MODEL, "b1", [(1, 0)], last=True)
     assert world.store.give_back(MODEL, "b1", Blame.ATTEMPT) == -1
-    assert world.result("t0") is None
+    assert world.results(["t0"]) == [None]
     assert world.replies() == []
+
+
+def test_an_outcome_is_stored_and_told_once(world: World) -> None:
+    """The second call is the repeat of one whose reply was lost."""
+    for i in range(2):
+        world.put(ours(f"t{i}"), Tier.PAID)
+    world.store.claim(MODEL, "b1", 2)
+    for _ in range(2):
+        assert world.store.finish("b1", [settled(1, "t0", "bunch:reply:a")], last=False)
+    assert len(world.replies()) == 1
+    assert world.leased("b1")
 
 
 @pytest.mark.parametrize(
@@ -417,7 +428,7 @@ class Trace:
         for view in ([world.queued(tier) for tier in TIERS] for world in self._worlds):
             assert view == [self._worlds[0].queued(tier) for tier in TIERS], before
         ids = [f"t{i}" for i in range(self._count)]
-        states = [[world.result(each) for each in ids] for world in self._worlds]
+        states = [world.results(ids) for world in self._worlds]
         assert all(each == states[0] for each in states), before
         letters = [world.letters() for world in self._worlds]
         assert all(each == letters[0] for each in letters), before

@@ -55,7 +55,7 @@ def celery_message(
     app.conf.update(broker_transport_options={"body_encoding": body_encoding}, task_protocol=protocol)
     queue = f"plain-{uuid.uuid4()}"
     with app.connection_for_write() as connection:
-        app.send_task(task, args, kwargs or {}, queue=queue, connection=connection, ignore_result=True, **options)
+        app.send_task(task, args, kwargs or {}, queue=queue, connection=connection, **options)
         # The envelope, before it would be written as JSON into the list of a queue.
         return dumps(connection.default_channel._get(queue)).encode()
 

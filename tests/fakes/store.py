@@ -75,6 +75,7 @@ class MemoryBatchStore:
         after: Callable[[str], None] = lambda call: None,
     ) -> None:
         self.results: dict[str, bytes] = {}
+        self.stored: list[str] = []
         self.replies: list[tuple[str, list[bytes]]] = []
         self.letters: dict[str, Letter] = {}
         self.cancelled: set[str] = set()
@@ -271,10 +272,13 @@ class MemoryBatchStore:
         replies: dict[str, list[bytes]] = {}
         for each in outcomes:
             slot = lease.slots[each.position - 1]
-            if each.dead_letter and slot is not None:
+            if slot is None:
+                continue
+            if each.dead_letter:
                 self.letters[each.task_id] = Letter(slot.rank, slot.message, each.dead_letter)
             if each.ttl_ms:
                 self.results[Shard().result(each.task_id)] = each.result
+                self.stored.append(each.task_id)
             if each.reply_to:
                 by_reference = msgspec.json.encode({"task_id": each.task_id, "status": "STORED"})
                 replies.setdefault(each.reply_to, []).append(
