@@ -25,9 +25,9 @@ from typing import Protocol
 
 from redis.exceptions import RedisError
 
+from batching.breaker import SharedBreaker
 from batching.executor import Done, Executor, ExecutorGone, Lost, Work
 from batching.policy import (
-    Breaker,
     BreakerState,
     Decision,
     Dispatch,
@@ -86,7 +86,7 @@ class ClaimLoop:
         *,
         batch_prefix: str,
         is_revoked: Callable[[str], bool] = lambda task_id: False,
-        breaker: Breaker | None = None,
+        breaker: SharedBreaker | None = None,
         follow_up: FollowUp | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -101,7 +101,7 @@ class ClaimLoop:
         self._settler = Settler(
             executor.name, model.name, store, codec, observer, self._retry, follow_up or NoFollowUp()
         )
-        self._breaker = breaker or Breaker()
+        self._breaker = breaker or SharedBreaker()
         self._clock = clock
         self._batch_ids = (f"{batch_prefix}-{n}" for n in itertools.count(1))
         # A claim whose reply never came: it must be asked for again, or its lease would be nobody's.

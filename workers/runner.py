@@ -24,8 +24,9 @@ from celery.worker import state as worker_state
 from redis import Redis
 from redis.exceptions import RedisError
 
+from batching.breaker import SharedBreaker
 from batching.loop import ClaimLoop
-from batching.policy import Adaptive, Breaker, FixedWindow, Policy, WhenIdle
+from batching.policy import Adaptive, FixedWindow, Policy, WhenIdle
 from batching.ports import FollowUp
 from batching.registry import WorkerRegistry
 from batching.store import RedisBatchStore
@@ -77,7 +78,7 @@ class WorkerRunner:
             for model in settings.models.values()
             for index in range(model.instances)
         ]
-        self._breakers = {name: Breaker() for name in settings.models}
+        self._breakers = {name: SharedBreaker() for name in settings.models}
         self._loops = [
             ClaimLoop(
                 model,

@@ -6,7 +6,6 @@ take them, instead of using up their attempts here.
 
 from __future__ import annotations
 
-import threading
 from enum import Enum
 
 
@@ -17,9 +16,9 @@ class BreakerState(str, Enum):
 
 
 class Breaker:
-    """Opens after `failures` batches in a row without one good outcome; shared by the executors of a model.
+    """Opens after `failures` batches in a row without one good outcome.
 
-    Time is an argument, in seconds on any one clock. Thread-safe.
+    Time is an argument, in seconds on any one clock. For one thread; `batching.breaker.SharedBreaker` is for several.
     """
 
     def __init__(
@@ -35,7 +34,6 @@ class Breaker:
         self._max_open_s = max_open_s
         self._probe_size = probe_size
         self._full_size = full_size
-        self._lock = threading.Lock()
         self._in_a_row = 0
         self._open_s = open_s
         self._until = 0.0
@@ -48,38 +46,35 @@ class Breaker:
 
     def permits(self, now: float) -> int:
         """How large a batch may be claimed: all, a probe while half-open (one at a time), or none."""
-        with self._lock:
-            if self._state is BreakerState.CLOSED:
-                return self._full_size
-            if self._state is BreakerState.OPEN and now >= self._until:
-                self._state = BreakerState.HALF_OPEN
-                self._probing = False
-            if self._state is BreakerState.HALF_OPEN and (not self._probing or now >= self._until):
-                # A probe that found an empty queue reports nothing; so the next is allowed after the same pause.
-                self._probing = True
-                self._until = now + self._open_s
-                return self._probe_size
-            return 0
+        if self._state is BreakerState.CLOSED:
+            return self._full_size
+        if self._state is BreakerState.OPEN and now >= self._until:
+            self._state = BreakerState.HALF_OPEN
+            self._probing = False
+        if self._state is BreakerState.HALF_OPEN and (not self._probing or now >= self._until):
+            # A probe that found an empty queue reports nothing; so the next is allowed after the same pause.
+            self._probing = True
+            self._until = now + self._open_s
+            return self._probe_size
+        return 0
 
     def record(self, now: float, *, ok: bool) -> None:
         """A batch came back with at least one good outcome, or with none."""
-        with self._lock:
-            if ok:
-                self._state = BreakerState.CLOSED
-                self._in_a_row = 0
-                self._open_s = self._first_open_s
-                return
-            self._in_a_row += 1
-            if self._state is BreakerState.HALF_OPEN:
-                self._open_s = min(self._max_open_s, self._open_s * 2)
-            elif self._in_a_row < self._failures:
-                return
-            self._state = BreakerState.OPEN
-            self._until = now + self._open_s
-
-    def reset(self) -> None:
-        """An operator says that the model is well."""
-        with self._lock:
+        if ok:
             self._state = BreakerState.CLOSED
             self._in_a_row = 0
             self._open_s = self._first_open_s
+            return
+        self._in_a_row += 1
+        if self._state is BreakerState.HALF_OPEN:
+            self._open_s = min(self._max_open_s, self._open_s * 2)
+        elif self._in_a_row < self._failures:
+            return
+        self._state = BreakerState.OPEN
+        self._until = now + self._open_s
+
+    def reset(self) -> None:
+        """An operator says that the model is well."""
+        self._state = BreakerState.CLOSED
+        self._in_a_row = 0
+        self._open_s = self._first_open_s
