@@ -50,14 +50,16 @@ class BatchingStep(bootsteps.StartStopStep):
     def stop(self, consumer: Any) -> None:
         """Called on a lost broker connection too; then the loops keep their work and nothing stops here."""
         if self._stopping(consumer):
-            self.runner.stop()
+            self.shutdown(consumer)
 
     def close(self, consumer: Any) -> None:
         """The first word of a shutdown: claim nothing more."""
         self.runner.stop_claiming()
 
     def shutdown(self, consumer: Any) -> None:
-        self.runner.stop()
+        # Without a broker a worker can be told to go before it ever started.
+        if self._started:
+            self.runner.stop()
 
     def info(self, consumer: Any) -> dict[str, Any]:
         """Under one key, since `inspect stats` merges every step's dictionary flat."""
