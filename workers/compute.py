@@ -7,7 +7,8 @@
 
 An exception says nothing about which input it is for, so the batch is run again in halves, down to the culprit, which
 alone fails: about 2·log2(n) extra passes for each. A model that fails whatever it is given is told by that: no pass has
-come through after so many, and the rest fails with it. Out of memory is halved too, and the size that passed is kept.
+come through after so many, and the rest fails with it. Out of memory is halved too, and the size that passed is kept, unless
+the halves lead to one input that is too large by itself.
 
 Runs in the executor's child process. Nothing here holds on to an exception: its frames would hold the batch's tensors.
 """
@@ -68,6 +69,7 @@ class BatchComputer:
         passes = 0
         barren = 0
         compute_s = 0.0
+        safe_before = self._safe_size
         parts = self._cut(batch.members)
         while parts:
             members = parts.pop()
@@ -81,8 +83,9 @@ class BatchComputer:
                 barren = 0
                 continue
             barren += 1
-            if error.out_of_memory and len(members) > 1:
-                self._safe_size = len(members) // 2
+            if error.out_of_memory:
+                # Too large even alone: that is the input's fault, and says nothing about how many others fit.
+                self._safe_size = len(members) // 2 or safe_before
             if len(members) == 1 or error.retryable or barren > _barren_limit(len(batch.members)):
                 batch.fail(members, error)
                 if error.retryable or len(members) > 1:

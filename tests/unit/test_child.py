@@ -173,6 +173,19 @@ def test_out_of_memory_is_halved_and_the_size_that_fits_is_remembered() -> None:
     assert sizes == [16, 16, 16, 16]
 
 
+def test_an_input_too_large_by_itself_does_not_make_later_batches_smaller() -> None:
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        if 31 in inputs:
+            raise MemoryError
+        return inputs
+
+    computer = BatchComputer(Model(predict))
+    computed = computer.run([b"%d" % index for index in range(64)], [b"{}"] * 64)
+    assert [index for index, each in enumerate(computed.outcomes) if isinstance(each, ItemError)] == [31]
+    assert computed.safe_size is None
+    assert computer.run([b"1"] * 64, [b"{}"] * 64).passes == 1
+
+
 def test_a_refusal_that_is_raised_finds_its_input() -> None:
     def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
         if 3 in inputs:
