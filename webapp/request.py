@@ -22,6 +22,7 @@ MAX_DEPTH = 200
 
 _encode = msgspec.json.Encoder().encode
 _TIER_BY_NAME = {tier.value: tier for tier in TIERS}
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKETS = b"[{]}"
 _NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
@@ -164,20 +165,20 @@ def tier_of(settings: Settings, call: Call) -> Tier:
 
 def timeout_s(settings: Settings, call: Call, asked_ms: float | None) -> float:
     """The caller's deadline in seconds from now: body over header, never above the server's own limit."""
+    header = call.header("HTTP_X_TIMEOUT_MS")
+    if header is not None:
+        header_ms = milliseconds(header, "X-Timeout-Ms", "INVALID_HEADER")
+        asked_ms = header_ms if asked_ms is None else asked_ms
     if asked_ms is None:
-        header = call.header("HTTP_X_TIMEOUT_MS")
-        if header is None:
-            return settings.request_timeout_s
-        asked_ms = milliseconds(header, "X-Timeout-Ms", "INVALID_HEADER")
+        return settings.request_timeout_s
     # Compared before it is divided: an integer of 400 digits has no float.
     return min(asked_ms, settings.request_timeout_ms) / 1000
 
 
 def milliseconds(text: str, name: str, code: str) -> float:
-    """A plain decimal number of milliseconds, not below 0; anything else is refused with `code`."""
-    digits = text.strip()
-    if digits.isascii() and digits.replace(".", "", 1).isdigit():
-        return float(digits)
+    """A number of milliseconds as JSON writes one, not below 0; anything else is refused with `code`."""
+    if _NUMBER.fullmatch(text):
+        return float(text)
     raise ApiError(code, f"{name} must be a number of milliseconds, 0 or more")
 
 

@@ -1,0 +1,44 @@
+"""One stack for all tests here: two frontends, two workers, models that need no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from tests.e2e.client import Api, connected
+from tests.e2e.gate import Gate
+from tests.e2e.stack import Stack
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    each = Stack(tmp_path_factory.mktemp("stack"))
+    try:
+        yield each.start("--web-workers=2", "--workers=2", "--no-flower")
+        each.stop()
+    finally:
+        each.kill()
+
+
+@pytest.fixture(scope="session")
+def api(stack: Stack) -> Iterator[Api]:
+    with connected(stack.port) as api:
+        yield api
+
+
+@pytest.fixture
+def store(stack: Stack) -> Iterator[Redis]:
+    """The stack's Redis."""
+    with stack.redis() as client:
+        yield client
+
+
+@pytest.fixture
+def gate(tmp_path: Path, api: Api) -> Iterator[Gate]:
+    """Closed at first, and opened at the end of the test at the latest."""
+    each = Gate(tmp_path / "gate", api)
+    yield each
+    each.open()

@@ -1,0 +1,36 @@
+"""A gate in front of the `moody` model, so that a test decides when its executors go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.client import Api
+from tests.e2e.stack import wait_until
+
+EXECUTORS = 2
+
+
+class Gate:
+    """An input that is `wish` is held, with its whole batch, until the gate is opened."""
+
+    def __init__(self, path: Path, api: Api) -> None:
+        self._path = path
+        self._api = api
+        self._held: list[str] = []
+        self.wish = {"hold": str(path)}
+
+    def occupy(self) -> None:
+        """Hold every executor: what comes now stays in the queue, unless it is as much as a full batch."""
+        for _ in range(EXECUTORS):
+            task_id = self._api.later(self.wish, "moody")
+            wait_until(lambda task_id=task_id: self._started(task_id), what="an executor is held")
+            self._held.append(task_id)
+
+    def open(self) -> None:
+        """Let all go on; what held the executors must end well."""
+        self._path.touch()
+        held, self._held = self._held, []
+        assert all(self._api.result(task_id, wait_ms=9000)["status"] == "SUCCESS" for task_id in held)
+
+    def _started(self, task_id: str) -> bool:
+        return self._api.result(task_id)["status"] == "STARTED"

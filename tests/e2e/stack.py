@@ -1,0 +1,170 @@
+"""The whole of Bunch as real processes: `manage.py up` in a folder of its own, on free ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import psutil
+from redis import Redis
+
+from config.redis import connect
+
+ROOT = Path(__file__).parents[2]
+# Far more than anything here takes: it turns a hang into a failure.
+PATIENCE_S = 90.0
+
+MODELS = """\
+default_model = "echo"
+
+[models.echo]
+source = "workers.models.echo:Echo"
+
+[models.shout]
+source = "workers.models.shout:batchstring"
+
+[models.simulated]
+source = "workers.models.simulated:Simulated"
+options = { batch_ms = 50, item_ms = 0.1 }
+
+[models.slow]
+source = "workers.models.simulated:Simulated"
+options = { batch_ms = 800, item_ms = 0 }
+max_batch_size = 1
+
+[models.narrow]
+source = "workers.models.simulated:Simulated"
+options = { batch_ms = 500, item_ms = 0 }
+max_batch_size = 1
+max_queue_depth = 2
+
+[models.moody]
+source = "tests.models:Moody"
+timeout_ms = 30000
+
+# Four requests are one batch, however far apart they arrive.
+[models.quartet]
+source = "tests.models:Moody"
+policy = "fixed"
+max_batch_size = 4
+max_wait_ms = 1500
+"""
+
+
+class Stack:
+    """`start` returns when it answers; `stop` when nothing of it is left, or raises."""
+
+    def __init__(self, folder: Path, models: str = MODELS) -> None:
+        self._folder = folder
+        self._config = folder / "bunch.toml"
+        self._config.write_text(models)
+        self.state_dir = folder / "var"
+        self._output = folder / "output.txt"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._environment = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+        self._environment["BUNCH_STATE_DIR"] = str(self.state_dir)
+        self.url = self.redis_url = ""
+
+    def start(self, *options: str, **settings: object) -> Self:
+        self._environment |= {f"BUNCH_{key.upper()}": str(value) for key, value in settings.items()}
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "manage.py", "up", "--port=0", f"--config={self._config}", *options],
+                cwd=ROOT, env=self._environment, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        wait_until(self._is_ready, what="the stack is ready")
+        status = self.status()
+        self.url, self.redis_url = status["url"], status["redis_url"]
+        return self
+
+    @property
+    def port(self) -> int:
+        port = urlsplit(self.url).port
+        assert port is not None
+        return port
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    def status(self) -> dict[str, Any]:
+        """What `manage.py status --json` says."""
+        document: dict[str, Any] = json.loads(self.manage("status", "--json").stdout)
+        return document
+
+    def pids(self, role: str) -> list[int]:
+        return [row["pid"] for row in self.status()["processes"] if row["role"] == role]
+
+    def frontends(self) -> list[psutil.Process]:
+        """The processes that serve HTTP, without gunicorn's master."""
+        (master,) = self.pids("web")
+        return psutil.Process(master).children()
+
+    def redis(self) -> Redis:
+        return connect(self.redis_url)
+
+    def manage(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "manage.py", *arguments],
+            cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+
+    def spawn(self, *arguments: str, **settings: object) -> subprocess.Popen[bytes]:
+        """Another `manage.py` command beside the stack; the caller ends it."""
+        extra = {f"BUNCH_{key.upper()}": str(value) for key, value in settings.items()}
+        return subprocess.Popen(
+            [sys.executable, "manage.py", *arguments],
+            cwd=ROOT, env=self._environment | extra, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def logs(self) -> str:
+        """All that its processes have said, for a test that failed."""
+        parts = [self._output, *sorted((self.state_dir / "log").glob("*.log"))]
+        return "\n".join(f"--- {part.name}\n{part.read_text(errors='replace')[-6000:]}" for part in parts)
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> None:
+        """SIGTERM, then look for what it should have taken along."""
+        if self._process is None:
+            return
+        below = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
+        try:
+            self._process.terminate()
+            code = self._process.wait(PATIENCE_S)
+            _, alive = psutil.wait_procs(below, timeout=10)
+        finally:
+            self.kill()
+        for each in alive:
+            each.kill()
+        assert not alive, f"left running: {alive}\n{self.logs()}"
+        assert code == 0, self.logs()
+        left = {each.name for each in self.state_dir.iterdir()} - {"log", "valkey", "up.lock"}
+        assert not left, f"left in {self.state_dir}: {left}"
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, self.logs()
+        return "ready" in self._output.read_text().splitlines()
+
+
+def wait_until(condition: Callable[[], object], *, what: str, patience_s: float = PATIENCE_S) -> None:
+    """Return as soon as it holds."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {patience_s:g} s: {what}"
+        time.sleep(0.05)

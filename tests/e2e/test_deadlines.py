@@ -1,0 +1,58 @@
+"""Deadlines: the caller's own, the server's, and the age limit of the queue."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.e2e.client import Api
+from tests.e2e.gate import Gate
+from tests.e2e.stack import wait_until
+
+
+@pytest.mark.parametrize("by", ["body", "header"])
+def test_a_model_slower_than_the_callers_time(api: Api, gate: Gate, by: str) -> None:
+    began = time.monotonic()
+    if by == "body":
+        answer = api.infer(gate.wish, "moody", timeout_ms=700)
+    else:
+        answer = api.post("/v1/inference", {"input": gate.wish, "model": "moody"}, X_Timeout_Ms="700")
+    took_s = time.monotonic() - began
+    gate.open()
+
+    assert (answer.status, answer.error) == (504, "DEADLINE_EXCEEDED")
+    assert 0.6 <= took_s < 3
+    # The executor was at work on something else; it is not harmed.
+    assert api.infer("next", "moody").status == 200
+
+
+def test_the_body_goes_before_the_header(api: Api) -> None:
+    body = {"input": 1, "model": "simulated", "timeout_ms": 5000}
+    assert api.post("/v1/inference", body, X_Timeout_Ms="1").status == 200
+
+
+def test_what_waits_too_long_in_the_queue_is_not_computed(api: Api) -> None:
+    began = time.monotonic()
+    # Two executors, one request at a time, 0.8 s each: the last ones could begin only after the two seconds that the
+    # queue may keep a request, though their callers would wait for ten.
+    calls = [api.soon(n, "slow", timeout_ms=10_000) for n in range(16)]
+    answers = [each.result() for each in calls]
+    took_s = time.monotonic() - began
+
+    late = [answer for answer in answers if answer.status != 200]
+    assert {(answer.status, answer.error) for answer in late} == {(504, "DEADLINE_EXCEEDED")}
+    assert 4 <= len(late) <= 12
+    assert took_s < 9
+
+
+def test_late_answers_are_found_by_the_id_in_the_error(api: Api) -> None:
+    late = api.infer({"sleep": 0.6, "n": 1}, "moody", timeout_ms=300)
+    assert late.error == "DEADLINE_EXCEEDED"
+    request_id = late.json["request_id"]
+
+    def finished() -> bool:
+        return api.get(f"/internal/requests/{request_id}").json.get("status") == "completed"
+
+    wait_until(finished, what="its result is stored all the same")
+    assert api.result(request_id)["output"]["echo"]["n"] == 1

@@ -1,0 +1,64 @@
+"""The API keeps to its own description, whatever it is sent."""
+
+from __future__ import annotations
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.schemas import OpenApiSchema
+
+from tests.e2e.client import Api
+from tests.e2e.stack import Stack
+
+OPERATIONS = (
+    *("POST /v1/inference", "POST /v1/inference/bulk", "POST /v1/predict", "POST /api/inference"),
+    *("GET /v1/result/{task_id}", "DELETE /v1/result/{task_id}", "GET /internal/requests/{request_id}"),
+    *("GET /internal/health", "GET /healthz", "GET /readyz", "GET /metrics", "GET /openapi.json"),
+)
+# In the others no request has the wrong form: any text is an id, though one that nobody has.
+WITH_INVALID_REQUESTS = (*OPERATIONS[:4], "GET /v1/result/{task_id}")
+
+
+@pytest.fixture(scope="module")
+def described(stack: Stack) -> OpenApiSchema:
+    return schemathesis.openapi.from_url(stack.url + "/openapi.json")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_valid_requests_are_answered_as_described(described: OpenApiSchema, operation: str) -> None:
+    check(described, operation, GenerationMode.POSITIVE)
+
+
+@pytest.mark.parametrize("operation", WITH_INVALID_REQUESTS)
+def test_invalid_requests_are_refused_as_described(described: OpenApiSchema, operation: str) -> None:
+    check(described, operation, GenerationMode.NEGATIVE)
+
+
+def check(described: OpenApiSchema, operation: str, mode: GenerationMode) -> None:
+    method, path = operation.split()
+
+    @given(case=described[path][method].as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=50,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def run(case: Case) -> None:
+        # Status, content type, schema, headers, what is refused and what is not.
+        response = case.call_and_validate(excluded_checks=[not_a_server_error])
+        # Some ask for an answer in no time at all.
+        assert response.status_code < 500 or response.json()["error"] == "DEADLINE_EXCEEDED"
+
+    run()
+
+
+def test_the_description_names_every_endpoint(api: Api) -> None:
+    document = api.get("/openapi.json").json
+    assert {f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item} == set(
+        OPERATIONS
+    )

@@ -1,0 +1,136 @@
+"""Restarts under load: whoever has sent a request in full is answered."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import psutil
+import pytest
+
+from tests.e2e.stack import Stack, wait_until
+from tests.integration.http_server_harness import Client, Gone, post
+
+MODELS = """\
+[models.echo]
+source = "workers.models.echo:Echo"
+
+[models.simulated]
+source = "workers.models.simulated:Simulated"
+options = { batch_ms = 150, item_ms = 0 }
+"""
+CALLERS = 12
+
+
+class Load:
+    """Callers on keep-alive connections, each with one request after the other, until told to stop."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._call, args=(n,)) for n in range(CALLERS)]
+        # The port does not answer while the one process that listens on it is replaced.
+        self.refused = 0
+        # Sent in full and never answered: what must not be.
+        self.lost: list[str] = []
+        self.codes: Counter[int] = Counter()
+        self.closing = 0
+
+    def __enter__(self) -> Self:
+        for each in self._threads:
+            each.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for each in self._threads:
+            each.join()
+
+    def answered(self, more: int) -> None:
+        """Return after so many more answers."""
+        enough = self.codes.total() + more
+        wait_until(lambda: self.codes.total() >= enough, what="the load goes on")
+
+    def _call(self, number: int) -> None:
+        model = ("echo", "simulated")[number % 2]
+        client: Client | None = None
+        while not self._stop.is_set():
+            if client is None:
+                try:
+                    client = Client(self._port)
+                except ConnectionRefusedError:
+                    self.refused += 1
+                    time.sleep(0.02)
+                    continue
+            client = self._ask(client, model)
+        if client is not None:
+            client.close()
+
+    def _ask(self, client: Client, model: str) -> Client | None:
+        body = b'{"input": 1, "model": "%b"}' % model.encode()
+        try:
+            client.send(post("/v1/inference", body, "Content-Type: application/json"))
+            answer = client.answer()
+        except (Gone, OSError) as error:
+            self.lost.append(f"{model}: {error!r}")
+            client.close()
+            return None
+        self.codes[answer.status] += 1
+        if answer.headers.get("connection") != "close":
+            return client
+        self.closing += 1
+        client.close()
+        return None
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Stack]:
+    stack = Stack(tmp_path, MODELS)
+    try:
+        yield stack.start("--workers=2", "--web-workers=2", "--no-flower")
+    finally:
+        stack.kill()
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+def test_a_rolling_restart_loses_no_request(own: Stack) -> None:
+    with Load(own.port) as load:
+        load.answered(200)
+        for pid in own.pids("worker"):
+            os.kill(pid, signal.SIGTERM)
+            replaced(own, "worker", pid)
+            load.answered(100)
+        # gunicorn's own way: new processes before the old ones go, and the port answers all the time.
+        before = {each.pid for each in own.frontends()}
+        os.kill(own.pids("web")[0], signal.SIGHUP)
+        wait_until(lambda: not before & {each.pid for each in own.frontends()}, what="both frontends are new")
+        load.answered(100)
+        assert load.refused == 0
+        assert set(load.codes) == {200}
+        # The whole role at once: nobody is cut off, though the port is away for a moment.
+        (web,) = own.pids("web")
+        os.kill(web, signal.SIGTERM)
+        replaced(own, "web", web)
+        load.answered(100)
+        assert set(load.codes) == {200}
+        own.terminate()
+        wait_until(lambda: own.process.poll() is not None, what="all have stopped")
+    assert load.lost == []
+    # What was said before connections were closed, and by nothing but that.
+    assert load.closing > CALLERS
+    assert set(load.codes) <= {200, 503}
+    assert own.process.returncode == 0, own.logs()
+    assert "ERROR" not in own.logs(), own.logs()
+
+
+def replaced(stack: Stack, role: str, pid: int) -> None:
+    wait_until(lambda: not psutil.pid_exists(pid), what=f"{role} {pid} is gone")
+    wait_until(lambda: stack.manage("status").returncode == 0, what=f"another {role} runs")
+    assert "exited with 0" in stack.logs(), stack.logs()

@@ -1,0 +1,95 @@
+"""A model that does as each input tells it, for tests that drive a whole stack from the outside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from workers.models import InputRejected
+
+_LOOK_EVERY_S = 0.02
+
+
+class Tensorlike:
+    """Has the right length, and shape, and is no list: as a tensor would be."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self._values = values
+        self.shape = (len(values),)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._values[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values)
+
+    def tolist(self) -> list[Any]:
+        return self._values
+
+
+class Moody:
+    """Echoes `{"echo": input, "batch": inputs in the batch}`, unless an input is an object with one of these names.
+
+    | name     | value    | what it does                                                    |
+    |----------|----------|-----------------------------------------------------------------|
+    | `reject` | a text   | this input is refused                                           |
+    | `fail`   | a text   | this input's output is an exception                             |
+    | `raise`  | a text   | `predict` raises                                                |
+    | `return` | a shape  | the whole batch comes back in that shape: see `SHAPES`          |
+    | `sleep`  | seconds  | the whole batch takes so much longer                            |
+    | `hold`   | a path   | the whole batch waits until there is a file                     |
+    | `nest`   | a number | this input's output is a list in a list in a list, so many deep |
+    """
+
+    def load(self, device: str) -> None:
+        """Nothing to load."""
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> Any:
+        shape = None
+        outputs: list[Any] = []
+        for value in inputs:
+            wish = value if isinstance(value, dict) else {}
+            shape = wish.get("return", shape)
+            if "raise" in wish:
+                raise ValueError(wish["raise"])
+            time.sleep(wish.get("sleep", 0))
+            if "hold" in wish:
+                _hold(Path(wish["hold"]))
+            outputs.append(_output(value, wish, len(inputs)))
+        return SHAPES[shape](outputs) if shape else outputs
+
+
+def _output(value: Any, wish: dict[str, Any], count: int) -> Any:
+    if "reject" in wish:
+        return InputRejected(wish["reject"])
+    if "fail" in wish:
+        return RuntimeError(wish["fail"])
+    if "nest" in wish:
+        nested: list[Any] = []
+        for _ in range(wish["nest"]):
+            nested = [nested]
+        return nested
+    return {"echo": value, "batch": count}
+
+
+def _hold(path: Path) -> None:
+    # The end of a test takes the folder away.
+    while path.parent.exists() and not path.exists():
+        time.sleep(_LOOK_EVERY_S)
+
+
+SHAPES: dict[str, Callable[[list[Any]], Any]] = {
+    "fewer": lambda outputs: outputs[:-1],
+    "more": lambda outputs: [*outputs, outputs[-1]],
+    "none": lambda outputs: None,
+    "single": lambda outputs: outputs[0],
+    "dict": lambda outputs: dict(enumerate(outputs)),
+    "generator": lambda outputs: (each for each in outputs),
+    "tuple": tuple,
+    "tensor": Tensorlike,
+}
