@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from redis import Redis
+from redis import BlockingConnectionPool, Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
@@ -21,17 +21,20 @@ def connect(url: str, *, timeout_s: float = 5.0, connect_timeout_s: float = 1.0,
     """A client for `url` (`redis://`, `rediss://` or `unix://`); nothing is opened before the first command.
 
     Args:
-        timeout_s: bound on one reply; every blocking command must ask for less.
+        timeout_s: bound on one reply, and on waiting for a free connection; every blocking command must ask for less.
         connect_timeout_s: bound on opening a connection.
     """
-    return Redis.from_url(
+    # A frontend has hundreds of greenlets: the plain pool fails whoever comes when all connections are in use.
+    pool = BlockingConnectionPool.from_url(
         url.replace("redis+socket://", "unix://", 1),
+        timeout=timeout_s,
         socket_timeout=timeout_s,
         socket_connect_timeout=connect_timeout_s,
         max_connections=max_connections,
         retry=Retry(NoBackoff(), 0),
         health_check_interval=0,
     )
+    return Redis.from_pool(pool)
 
 
 class Script:

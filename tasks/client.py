@@ -73,7 +73,6 @@ class Client:
             hung_up: whether the caller has gone meanwhile; such a request is taken back, if it still waits.
         """
         task_id = new_id()
-        pending = self.router.expect(task_id, timeout_s, hung_up)
         timeout_ms = max(1, int(timeout_s * 1000))
         settings = self._settings
         out = Outgoing(
@@ -88,7 +87,10 @@ class Client:
             not waits or bool(request_id),
             self._keys.request(request_id) if request_id else "",
         )
-        self.outbox.put(out, self._writer.rest(out, time.time()), pending, receipt=not waits)
+        rest = self._writer.rest(out, time.time())
+        # Not before nothing can fail any more: nobody would forget it.
+        pending = self.router.expect(task_id, timeout_s, hung_up)
+        self.outbox.put(out, rest, pending, receipt=not waits)
         return pending
 
     def wait(self, pending: Pending) -> Reply:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import gevent
@@ -29,7 +30,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from config.keys import RESULT_PREFIX, reply_channel
 from config.redis import dedicated_connection
-from tasks.errors import CallerGone
+from tasks.errors import BackendUnavailable, CallerGone
 from tasks.results import FINISHED, Reply, decode_replies, decode_reply
 
 logger = logging.getLogger(__name__)
@@ -116,6 +117,11 @@ class Router:
         self._stopped = True
         gevent.killall(self._greenlets)
         self._disconnect()
+        # With the sweep gone nothing else would ever end their waits.
+        for pending in tuple(self._pending.values()):
+            self.settle(pending, BackendUnavailable("this process is stopping"))
+        for watcher in chain.from_iterable(tuple(self._watched.values())):
+            self.settle(watcher, None)
 
     @property
     def size(self) -> int:
@@ -282,7 +288,7 @@ class Router:
             self._last_look(due, now)
 
     def _look_for_hang_ups(self) -> None:
-        gone = [each for each in self._pending.values() if each.hung_up is not None and each.hung_up()]
+        gone = [each for each in self._pending.values() if not each.done and each.hung_up and each.hung_up()]
         if gone:
             for pending in gone:
                 self.settle(pending, CallerGone("the caller hung up"))
@@ -295,6 +301,8 @@ class Router:
             if pending.done:
                 continue
             if pending.deadline <= now + _TICK_S / 2:
+                # Whoever would forget it may have been killed before it came to wait.
+                self._pending.pop(pending.task_id, None)
                 get_hub().loop.run_callback(pending.settle, None)
             else:
                 self._schedule(pending, pending.deadline)

@@ -1,0 +1,88 @@
+"""A worker without Celery and without a model: claims, answers as each input asks for, finishes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from redis.exceptions import RedisError
+
+from batching.policy import Reason
+from batching.ports import BatchInfo
+from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
+from batching.store import Claim, RedisBatchStore, Settled, Verdict
+from config.redis import connect
+from tasks.results import CeleryCodec
+
+_CODEC = CeleryCodec(60_000)
+_LOOK_EVERY_S = 0.05
+_BY_VERDICT: dict[Verdict, Callable[[], Outcome]] = {Verdict.EXPIRED: Expired, Verdict.CANCELLED: Cancelled}
+
+
+def answer(value: Any) -> Outcome:
+    """What `{"do": …}` asks for; anything else is echoed."""
+    wish = value.get("do") if isinstance(value, dict) else None
+    match wish:
+        case "reject":
+            return Rejected(value["text"])
+        case "fail":
+            return Failed(value["text"])
+        case "grow":
+            return Ok(msgspec.json.encode("x" * value["size"]))
+        case _:
+            return Ok(msgspec.json.encode({"echo": value}))
+
+
+def serve(store: RedisBatchStore, model: str, batch_id: str, size: int = 64) -> int:
+    """Claim a batch and answer it; how many requests there were."""
+    claim = store.claim(model, batch_id, size)
+    finish(store, claim)
+    return len(claim.entries)
+
+
+def finish(store: RedisBatchStore, claim: Claim) -> None:
+    """`{"do": "vanish"}` is never answered, and of `{"do": "whisper"}` nobody is told."""
+    if not claim.entries:
+        return
+    info = BatchInfo(claim.batch_id, "m", "1", len(claim.entries), Reason.IDLE, claim.view.now_ms, 0.001)
+    results: list[Settled] = []
+    for entry in claim.entries:
+        request: Request = _CODEC.decode(entry)
+        value = msgspec.json.decode(request.input)
+        wish = value.get("do") if isinstance(value, dict) else None
+        outcome = _BY_VERDICT.get(entry.verdict, lambda value=value: answer(value))()
+        settled = _CODEC.encode(request, outcome, info)
+        if wish == "whisper":
+            settled = replace(settled, reply_to="", announce=False)
+        if wish != "vanish":
+            results.append(settled)
+    store.finish(claim.batch_id, results, last=True)
+
+
+class StandInWorker(threading.Thread):
+    """Serves one model until stopped; a Redis that is away is waited for."""
+
+    def __init__(self, url: str, model: str = "m") -> None:
+        super().__init__(name=f"stand-in for {model}", daemon=True)
+        self._redis = connect(url)
+        self._model = model
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        store = RedisBatchStore(self._redis, f"stand-in-{id(self)}")
+        count = 0
+        while not self._stopping.is_set():
+            count += 1
+            try:
+                if not serve(store, self._model, f"stand-in-{id(self)}-{count}"):
+                    store.wait_for_bell(self._model, _LOOK_EVERY_S)
+            except RedisError:
+                self._stopping.wait(_LOOK_EVERY_S)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join(10)
+        self._redis.close()

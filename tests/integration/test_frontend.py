@@ -1,0 +1,61 @@
+"""The frontend's side of the contract, in real gevent processes: see `tests/gevent_scenarios`."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from redis import Redis
+
+from tests.fakes.worker import StandInWorker
+from tests.gevent_scenarios import answers, leftovers
+from tests.valkey import PrivateValkey
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def worker(valkey: PrivateValkey) -> Iterator[StandInWorker]:
+    worker = StandInWorker(valkey.url)
+    worker.start()
+    yield worker
+    worker.stop()
+
+
+def scenarios(module: ModuleType) -> pytest.MarkDecorator:
+    names = [
+        name
+        for name, function in vars(module).items()
+        if inspect.isfunction(function)
+        and function.__module__ == module.__name__
+        and list(inspect.signature(function).parameters) == ["stage"]
+    ]
+    assert names
+    return pytest.mark.parametrize("scenario", names)
+
+
+def play(valkey: PrivateValkey, module: ModuleType, scenario: str) -> str:
+    """In an interpreter of its own; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gevent_scenarios", valkey.url, module.__name__.rpartition(".")[2], scenario],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    # An error in a greenlet that nobody joins ends up there, and nowhere else.
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@scenarios(answers)
+def test_answers(valkey: PrivateValkey, redis: Redis, worker: StandInWorker, scenario: str) -> None:
+    play(valkey, answers, scenario)
+
+
+@scenarios(leftovers)
+def test_leftovers(valkey: PrivateValkey, redis: Redis, worker: StandInWorker, scenario: str) -> None:
+    play(valkey, leftovers, scenario)
