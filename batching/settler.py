@@ -98,14 +98,23 @@ class Settler:
         return True
 
     def _store_final(self, final: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> None:
-        for request, outcome in final:
-            if request.canvas:
+        followed = [(request, outcome) for request, outcome in final if request.canvas]
+        plain = [(request, outcome) for request, outcome in final if not request.canvas] if followed else final
+        if followed:
+            # Their neighbours first, who need not wait for it; and what follows is not sent for a lease that is lost.
+            if not self._finish(plain, info, last=False):
+                return
+            for request, outcome in followed:
                 self._follow(request, outcome)
-        results = [self._settled(request, outcome, info) for request, outcome in final]
+        if self._finish(followed or plain, info, last=last):
+            self._observer.finished(final, info)
+
+    def _finish(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> bool:
+        results = [self._settled(request, outcome, info) for request, outcome in outcomes]
         if self._until_taken(lambda: self._store.finish(info.batch_id, results, last=last)) is False:
             self._lost_lease(info)
-            return
-        self._observer.finished(final, info)
+            return False
+        return True
 
     def postpone(self, requests: Sequence[Request], info: BatchInfo, *, last: bool) -> None:
         """Not yet their time (`eta`): aside until then, no attempt counted."""

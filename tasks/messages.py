@@ -27,6 +27,7 @@ from config.keys import TASK_NAME
 from config.tiers import TIERS
 
 _encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.decode
 _ARGSREPR_BYTES = 200
 _ORIGIN = f"bunch{os.getpid()}@{socket.gethostname()}"
 NO_PARAMETERS = b"{}"
@@ -176,6 +177,16 @@ def read_payload(message: bytes) -> tuple[bytes, bytes]:
     """Input and parameters of a queued message, as JSON. Raises UnreadableMessage."""
     request = read_message(Entry(1, 0, Verdict.RUN, message), default_ttl_ms=0)
     return request.input, request.parameters
+
+
+def read_canvas(message: bytes) -> dict[str, Any]:
+    """All that Celery knows of a request (`celery.app.task.Context`), of a message that `read_message` could read."""
+    envelope = _envelope.decode(message)
+    body = _decode(_text(envelope))
+    if not envelope.headers.task:
+        return {**body, "chain": None}
+    args, kwargs, embed = body
+    return {**_decode(message)["headers"], **embed, "args": args, "kwargs": kwargs}
 
 
 def without_expiry(message: bytes) -> bytes:

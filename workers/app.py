@@ -14,11 +14,15 @@ from tasks.app import make_app, use_our_logging
 from workers.canvas import CanvasFollowUp
 from workers.runner import WorkerRunner
 
+CELERY_QUEUE = "celery"
+
 
 def make_worker_app(settings: Settings) -> Celery:
     """A Celery app whose workers claim batches of every model in `settings`."""
     app = make_app(settings)
     app.conf.task_queues = model_queues(settings)
+    # Where a callback goes that names no queue: where its sender, with Celery's defaults, has its own workers.
+    app.conf.task_default_queue = CELERY_QUEUE
     app.steps["consumer"].add(BatchingStep)
     app.bunch_runner = WorkerRunner(settings, CanvasFollowUp(app))
     app.task(name=TASK_NAME, ignore_result=False)(_never_called)

@@ -1,5 +1,9 @@
 """Celery's canvas on a batched task: `link`, `link_error`, `chain`, `group`, `chord`.
 
+    Ok ──────▶ callbacks, the next step of the chain ──▶ the chord's count
+    Cancelled ▶ the rest of the chain and the chord end as revoked
+    any other ▶ the rest of the chain and the chord fail ──▶ errbacks
+
 A batch bypasses Celery's tracer, which would do this (`celery.app.trace.build_tracer`). The few requests that ask
 for it go through here one by one; a `group` needs nothing, its members are ordinary tasks.
 """
@@ -9,13 +13,14 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from celery import Celery, group, signature
+from celery import Celery, group, signature, states
 from celery.app.task import Context
-from kombu.transport.virtual import Message
+from celery.exceptions import TaskRevokedError
 
 from batching.request import Cancelled, Ok, Outcome, Request
 from tasks import errors
 from tasks.errors import BunchError
+from tasks.messages import read_canvas
 
 
 class CanvasFollowUp:
@@ -26,40 +31,44 @@ class CanvasFollowUp:
 
     def follow(self, request: Request, outcome: Outcome) -> None:
         """Send callbacks, the rest of the chain and the chord's count. At least once: a crash before the result is
-        stored repeats it with the request.
+        stored repeats it with the request, and so does a broker that fails half-way.
         """
-        context = self._context(request)
+        # Celery asks for `delivery_info` before it sends an errback (`Backend._call_task_errbacks`).
+        context = Context({"delivery_info": {}, **read_canvas(request.canvas)})
+        backend = self._app.backend
+        kept = request.result_ttl_ms > 0
         if isinstance(outcome, Ok):
             value = msgspec.json.decode(outcome.output)
             self._send_next(context, value)
-            self._app.backend.mark_as_done(request.id, value, request=context, store_result=False)
+            # The last of a chord's members joins the others and itself by their stored results
+            # (`RedisBackend.on_chord_part_return`), so this one cannot wait for its batch to be finished.
+            backend.mark_as_done(request.id, value, request=context, store_result=kept and bool(context.chord))
+        elif isinstance(outcome, Cancelled):
+            backend.mark_as_failure(
+                request.id,
+                TaskRevokedError(outcome.message),
+                request=context,
+                store_result=kept,
+                call_errbacks=False,
+                state=states.REVOKED,
+            )
         else:
-            error = _exception(outcome)
-            self._app.backend.mark_as_failure(request.id, error, request=context, store_result=False)
+            backend.mark_as_failure(request.id, _exception(outcome), request=context, store_result=kept)
 
     def _send_next(self, context: Context, value: Any) -> None:
         family = {"parent_id": context.id, "root_id": context.root_id or context.id}
         callbacks = [signature(each, app=self._app) for each in context.callbacks or ()]
-        if callbacks:
-            sent = callbacks[0] if len(callbacks) == 1 else group(callbacks, app=self._app)
-            sent.apply_async((value,), **family)
+        # A group among them apart, as Celery's tracer does it: inside another group it would become a chord.
+        groups = [each for each in callbacks if isinstance(each, group)]
+        single = [each for each in callbacks if not isinstance(each, group)]
+        for each in (*groups, *([group(single, app=self._app)] if len(single) > 1 else single)):
+            each.apply_async((value,), **family)
         if context.chain:
             following = signature(context.chain[-1], app=self._app)
             following.apply_async((value,), chain=context.chain[:-1], **family)
 
-    def _context(self, request: Request) -> Context:
-        """The request as Celery's backend wants it, from the message."""
-        message = Message(msgspec.json.decode(request.canvas), channel=None, accept={"application/json"})  # type: ignore[no-untyped-call]
-        body = message.payload
-        if isinstance(body, dict):
-            return Context({**body, "id": request.id, "chain": None, "root_id": None})
-        args, kwargs, embed = body
-        return Context({**message.headers, **embed, "args": args, "kwargs": kwargs})
-
 
 def _exception(outcome: Outcome) -> Exception:
-    if isinstance(outcome, Cancelled):
-        return errors.TaskCancelled(outcome.message)
     assert not isinstance(outcome, Ok)
     known = getattr(errors, getattr(outcome, "exc_type", "DeadlineExceeded"), errors.InferenceFailed)
     cls = known if isinstance(known, type) and issubclass(known, BunchError) else errors.InferenceFailed

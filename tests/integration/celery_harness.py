@@ -129,6 +129,6 @@ def plain_client(url: str, **settings: Any) -> Celery:
     return app
 
 
-def infer(app: Celery, input: Any, *, queue: str = "bunch.echo.paid", **options: Any) -> Any:
+def infer(app: Celery, *input: Any, queue: str = "bunch.echo.paid", **options: Any) -> Any:
     """`bunch.infer` as a signature of a client that has no such task."""
-    return app.signature(TASK_NAME, args=(input,), options={"queue": queue, **options})
+    return app.signature(TASK_NAME, args=input, options={"queue": queue, **options})

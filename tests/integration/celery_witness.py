@@ -1,0 +1,33 @@
+"""A model that writes down every input it sees, so that a test knows what was computed, and how often."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from workers.models import InputRejected
+
+
+class Witness:
+    """Echoes. `{"sleep": s}` takes that long, `{"raise": text}` breaks the batch, `{"reject": text}` is refused."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+
+    def load(self, device: str) -> None:
+        """Nothing to load."""
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        with self._path.open("a") as file:
+            file.writelines(json.dumps(each) + "\n" for each in inputs)
+        return [self._output(each) for each in inputs]
+
+    @staticmethod
+    def _output(value: Any) -> Any:
+        wish = value if isinstance(value, dict) else {}
+        time.sleep(wish.get("sleep", 0))
+        if "raise" in wish:
+            raise ValueError(wish["raise"])
+        return InputRejected(wish["reject"]) if "reject" in wish else value

@@ -1,0 +1,181 @@
+"""Celery's own features on a batched task: a plain client and a plain worker around a real worker of ours."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.exceptions import ChordError, TaskRevokedError
+from redis import Redis
+
+from tests.integration.celery_harness import (
+    CeleryProcess,
+    bunch_worker,
+    infer,
+    plain_client,
+    plain_worker,
+    wait_for_models,
+    wait_until,
+)
+from tests.valkey import PrivateValkey
+
+PATIENCE_S = 30
+
+MODELS = """\
+[models.echo]
+source = "tests.integration.celery_witness:Witness"
+options = {{ path = "{seen}" }}
+policy = "idle"
+timeout_ms = 30000
+"""
+
+
+class Rig:
+    """A client, what the model has seen, and what the callbacks have noted."""
+
+    def __init__(self, valkey: PrivateValkey, seen: Path, worker: CeleryProcess) -> None:
+        self.client = plain_client(valkey.url, result_chord_retry_interval=0.1)
+        self.redis = valkey.client()
+        self.url = valkey.url
+        self.worker = worker
+        self._seen = seen
+
+    def computed(self) -> list[Any]:
+        """Every input that the model was given, once per time."""
+        return [json.loads(line) for line in self._seen.read_text().splitlines()] if self._seen.exists() else []
+
+    def noted(self, name: str) -> list[Any]:
+        return [json.loads(raw) for raw in self.redis.lrange(f"seen:{name}", 0, -1)]
+
+    def settle(self) -> None:
+        """Everything that was sent so far has been worked off: so what did not happen, does not."""
+        for signature in (self.infer("last"), self.task("note", "last", "settle")):
+            signature.apply_async().get(timeout=PATIENCE_S)
+
+    def infer(self, *value: Any, **options: Any) -> Any:
+        """`bunch.infer` as a signature; without a value it takes what comes before it."""
+        return infer(self.client, *value, **options)
+
+    def task(self, name: str, *args: Any, **options: Any) -> Any:
+        """A task of the plain worker as a signature."""
+        return self.client.signature(f"plain.{name}", args=args, options=options)
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    folder = tmp_path_factory.mktemp("celery")
+    server = PrivateValkey()
+    server.start()
+    seen = folder / "seen.jsonl"
+    ours = bunch_worker(folder, server, MODELS.format(seen=seen))
+    theirs = plain_worker(folder, server.url)
+    try:
+        ours.start()
+        theirs.start()
+        rig = Rig(server, seen, ours)
+        wait_for_models(rig.redis, "echo")
+        wait_until(lambda: rig.client.control.inspect(timeout=0.5, destination=["plain@here"]).ping(), "plain worker")
+        yield rig
+        rig.client.backend.result_consumer.stop()
+        rig.client.close()
+        rig.redis.close()
+    finally:
+        theirs.stop()
+        ours.stop()
+        server.stop()
+
+
+@pytest.fixture
+def name() -> str:
+    return uuid.uuid4().hex
+
+
+def test_link_is_called_once_with_the_output(rig: Rig, name: str) -> None:
+    assert rig.infer("a").apply_async(link=rig.task("note", name)).get(timeout=PATIENCE_S) == "a"
+    wait_until(lambda: rig.noted(name), "the callback")
+    rig.settle()
+    assert rig.noted(name) == [["a"]]
+
+
+def test_several_links_and_a_group_among_them(rig: Rig, name: str) -> None:
+    rig.infer("a").apply_async(
+        link=[rig.task("note", f"{name}1"), group(rig.task("note", f"{name}2"), rig.task("note", f"{name}3"))]
+    )
+    wait_until(lambda: all(rig.noted(f"{name}{n}") for n in (1, 2, 3)), "all callbacks")
+    rig.settle()
+    assert [rig.noted(f"{name}{n}") for n in (1, 2, 3)] == [[["a"]]] * 3
+
+
+@pytest.mark.parametrize("input", [{"raise": "unwell"}, {"reject": "no"}])
+def test_link_error_is_called_once_with_the_id(rig: Rig, name: str, input: Any) -> None:
+    result = rig.infer(input).apply_async(link=rig.task("note", f"{name}ok"), link_error=rig.task("failed", name))
+    wait_until(lambda: rig.noted(name), "the errback")
+    assert result.state == "FAILURE"
+    rig.settle()
+    assert (rig.noted(name), rig.noted(f"{name}ok")) == ([[result.id]], [])
+
+
+def test_link_error_is_not_called_after_an_output(rig: Rig, name: str) -> None:
+    rig.infer("a").apply_async(link_error=rig.task("failed", name)).get(timeout=PATIENCE_S)
+    rig.settle()
+    assert rig.noted(name) == []
+
+
+def test_a_chain_goes_on_with_the_output(rig: Rig, name: str) -> None:
+    steps = chain(rig.infer(4), rig.task("double"), rig.infer(), rig.task("note", name), app=rig.client)
+    assert steps.apply_async().get(timeout=PATIENCE_S) == 8
+    rig.settle()
+    assert rig.noted(name) == [[8]]
+
+
+def test_a_failed_chain_fails_to_its_end(rig: Rig, name: str) -> None:
+    last = chain(
+        rig.infer({"raise": "unwell"}), rig.task("double"), rig.task("note", name), app=rig.client
+    ).apply_async()
+    # By its id alone: `get` would find its parent's error by itself.
+    with pytest.raises(Exception, match="unwell"):
+        rig.client.AsyncResult(last.id).get(timeout=PATIENCE_S)
+    rig.settle()
+    assert rig.noted(name) == []
+
+
+def test_a_group_answers_in_order(rig: Rig) -> None:
+    results = group([rig.infer(n) for n in range(20)], app=rig.client).apply_async()
+    assert results.get(timeout=PATIENCE_S) == list(range(20))
+
+
+def test_one_poisonous_member_fails_alone(rig: Rig) -> None:
+    members = [rig.infer({"raise": "poison"} if n == 3 else n).apply_async() for n in range(8)]
+    wait_until(lambda: all(each.ready() for each in members), "all end")
+    assert [each.state for each in members] == ["FAILURE" if n == 3 else "SUCCESS" for n in range(8)]
+
+
+def test_a_chord_calls_its_body_once(rig: Rig, name: str) -> None:
+    body = chord([rig.infer(n) for n in range(5)], app=rig.client)(rig.task("total", name))
+    assert body.get(timeout=PATIENCE_S) == 10
+    rig.settle()
+    assert rig.noted(name) == [[[0, 1, 2, 3, 4]]]
+
+
+def test_a_chord_of_chains_and_a_batched_body(rig: Rig, name: str) -> None:
+    header = [chain(rig.infer(1), rig.task("double")), rig.infer(5), group(rig.infer(6), rig.task("double", 3))]
+    result = chord(header, app=rig.client)(rig.infer())
+    assert result.get(timeout=PATIENCE_S) == [2, 5, 6, 6]
+
+
+def test_a_chord_whose_member_fails_fails(rig: Rig, name: str) -> None:
+    body = rig.task("total", name).on_error(rig.task("failed", f"{name}error"))
+    result = chord([rig.infer(1), rig.infer({"raise": "unwell"}), rig.infer(3)], app=rig.client)(body)
+    # Without its header, whose own error `get` would raise first.
+    with pytest.raises(ChordError, match="unwell"):
+        rig.client.AsyncResult(result.id).get(timeout=PATIENCE_S)
+    rig.settle()
+    assert rig.noted(name) == []
+    assert len(rig.noted(f"{name}error")) == 1
