@@ -2,12 +2,15 @@
 
 Every worker beats once a second in Redis time. A lease has no clock of its own: it is as alive as its worker. Whoever
 beats next after a worker has been silent for the lease TTL gives its leases back, each in one atomic call, so two who
-notice at once do no harm, and one who dies half-way is followed by another.
+notice at once do no harm, and one who dies half-way is followed by another. A supervisor, who sees a process die, need
+not wait for that.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
+import socket
 import time
 from collections.abc import Callable
 from typing import cast
@@ -20,6 +23,15 @@ from config.keys import Shard
 from config.redis import Line
 
 logger = logging.getLogger(__name__)
+
+
+def make_worker_id(pid: int) -> str:
+    """A name for one life of one process: who restarts must not go on with the leases of the life before."""
+    return _name_of(pid) + secrets.token_hex(4)
+
+
+def _name_of(pid: int) -> str:
+    return f"{socket.gethostname()}-{pid}-"
 
 
 class WorkerRegistry:
@@ -57,8 +69,17 @@ class WorkerRegistry:
             return []
         return [each.decode() for each in cast("list[bytes]", overdue)]
 
-    def reclaim(self, worker_id: str) -> int:
-        """Give back every lease of a dead worker, attempts counted, and strike it off; how many requests came back."""
+    def bury(self, pid: int) -> int:
+        """Give back every lease of a process of this host that is known to be dead; how many requests came back."""
+        members = cast("list[bytes]", self._redis.zrange(self._keys.workers(), 0, -1))
+        names = [each.decode() for each in members]
+        return sum(self.reclaim(each, silent_ms=0) for each in names if each.startswith(_name_of(pid)))
+
+    def reclaim(self, worker_id: str, silent_ms: int | None = None) -> int:
+        """Give back every lease of a dead worker, attempts counted, and strike it off; how many requests came back.
+
+        If it has beaten again within `silent_ms` (the lease TTL, when not given) it stays in the register; 0: whatever.
+        """
         returned = 0
         for raw in cast("set[bytes]", self._redis.smembers(self._keys.leases(worker_id))):
             batch_id = raw.decode()
@@ -68,7 +89,7 @@ class WorkerRegistry:
                 continue
             model = header.decode().partition("\n")[2]
             returned += max(0, give_back(self._line, self._keys, worker_id, model, batch_id, Blame.ATTEMPT))
-        self.strike(worker_id, self._ttl_ms)
+        self.strike(worker_id, self._ttl_ms if silent_ms is None else silent_ms)
         if returned:
             logger.warning("worker %s is gone; its %d requests are queued again", worker_id, returned)
         return returned

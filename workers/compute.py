@@ -7,8 +7,8 @@
 
 An exception says nothing about which input it is for, so the batch is run again in halves, down to the culprit, which
 alone fails: about 2·log2(n) extra passes for each. A model that fails whatever it is given is told by that: no pass has
-come through after so many, and the rest fails with it. Out of memory is halved too, and the size that passed is kept, unless
-the halves lead to one input that is too large by itself.
+come through after so many, and the rest fails with it. Out of memory is halved too, and the size that passed is kept,
+unless the halves lead to one input that is too large by itself.
 
 Runs in the executor's child process. Nothing here holds on to an exception: its frames would hold the batch's tensors.
 """

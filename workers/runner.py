@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import socket
 import sys
 import threading
@@ -28,7 +27,7 @@ from batching.breaker import SharedBreaker
 from batching.loop import ClaimLoop
 from batching.policy import Adaptive, FixedWindow, Policy, WhenIdle
 from batching.ports import FollowUp
-from batching.registry import WorkerRegistry
+from batching.registry import WorkerRegistry, make_worker_id
 from batching.store import RedisBatchStore
 from config.memory import settle_heap
 from config.redis import connect
@@ -63,7 +62,7 @@ class WorkerRunner:
     def __init__(self, settings: Settings, follow_up: FollowUp, redis: Redis | None = None) -> None:
         self._settings = settings
         self._redis = redis or connect(settings.redis_url)
-        self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.worker_id = make_worker_id(os.getpid())
         self.consumer: Any = None
         self._started_at = time.time()
         self._state = "running"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from batching.policy import DEFAULT_SHARES, allocate
-from batching.registry import WorkerRegistry
+from batching.registry import WorkerRegistry, make_worker_id
 from batching.scripts import source
 from batching.stamp import HEAD, Stamp, read_stamp, write_stamp
 from batching.store import Blame, Keep, RedisBatchStore, Settled, Verdict
@@ -185,6 +185,23 @@ def test_after_an_outage_of_its_own_a_worker_accuses_nobody_at_once(redis: Redis
     assert registry.beat("me", b"{}") == []
     now += 0.2
     assert registry.beat("me", b"{}") == ["other"]
+
+
+def test_leases_of_a_process_that_was_seen_to_die_come_back_at_once(redis: Redis) -> None:
+    dead, other = make_worker_id(4711), make_worker_id(47110)
+    registry = WorkerRegistry(redis, lease_ttl_s=3600.0)
+    for worker in (dead, other):
+        registry.beat(worker, b"{}")
+        put(redis, worker)
+        RedisBatchStore(redis, worker).claim(MODEL, f"batch of {worker}", 1)
+
+    assert registry.bury(4711) == 1
+
+    (message,) = redis.lrange(KEYS.queue(MODEL, Tier.PAID), 0, -1)
+    stamp = read_stamp(message)
+    assert (stamp.task_id, stamp.attempt, stamp.lost) == (dead, 1, 0)
+    assert redis.zrange(KEYS.workers(), 0, -1) == [other.encode()]
+    assert registry.bury(4711) == 0
 
 
 def test_a_worker_with_a_lease_is_never_forgotten(redis: Redis) -> None:

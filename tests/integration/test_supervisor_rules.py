@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 
+from batching.registry import WorkerRegistry, make_worker_id
+from config.redis import connect
+from tests.valkey import free_port
 from workers.supervisor.backoff import Backoff
 from workers.supervisor.child import Child, ChildSpec, State
 from workers.supervisor.guard import Guard
-from workers.supervisor.probes import Look
+from workers.supervisor.probes import Look, leases_given_back
 from workers.supervisor.supervisor import MAX_START_FAILURES, Phase, Supervisor
 
 _DIES = (sys.executable, "-S", "-c", "raise SystemExit(3)")
@@ -118,6 +122,40 @@ def test_gives_up_before_the_first_ready_only(make: Make, spec: ChildSpec) -> No
         # Each life is shorter than what counts as long.
         assert child.failures <= MAX_START_FAILURES
     assert "one does not start: exited with 3" in supervisor.failure
+
+
+def test_what_a_dead_child_left_is_put_right_at_once_and_tried_until_it_is(make: Make, spec: ChildSpec) -> None:
+    told: list[int] = []
+
+    def aftermath(pid: int) -> bool:
+        told.append(pid)
+        return len(told) == 3
+
+    supervisor = make(replace(spec, command=_DIES, optional=True, aftermath=aftermath), backoff=Backoff(first_s=100.0))
+    (child,) = supervisor.children
+    supervisor.tick(0.0)
+    pid = child.pid
+    wait_for_death(child)
+    assert told == []
+    supervisor.tick(0.01)
+    assert told == [pid]
+    # The next start waits out its back-off; this does not.
+    supervisor.tick(0.3)
+    assert child.pid is None
+    for _ in range(3):
+        supervisor.tick(0.6)
+    assert set(told) == {pid}
+    assert len(told) == 3
+
+
+def test_leases_are_given_back_when_redis_can_be_asked(redis: Redis) -> None:
+    worker = make_worker_id(4711)
+    WorkerRegistry(redis, 5.0).beat(worker, b"{}")
+    away = connect(f"redis://127.0.0.1:{free_port()}/0")
+
+    assert not leases_given_back(WorkerRegistry(away, 5.0))(4711)
+    assert leases_given_back(WorkerRegistry(redis, 5.0))(4711)
+    assert redis.zcard("bunch:workers") == 0
 
 
 def test_a_later_stage_waits_for_the_earlier_one(make: Make, spec: ChildSpec) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -43,6 +43,8 @@ class ChildSpec:
     stop_stage: int
     stop_timeout_s: float
     probe: Probe = alive
+    # Told the pid of a process that is dead, whatever it died of; asked again until it says that all is put right.
+    aftermath: Callable[[int], bool] = lambda pid: True
     # The stack counts as started without it, and its deaths never stop the stack.
     optional: bool = False
     # Ends by this signal, rather than SIGKILL, when there is no time; it must be quick to obey.
@@ -65,6 +67,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._due_at = 0.0
+        self._dead: list[int] = []
         rotate(spec.log_file)
 
     @property
@@ -92,6 +95,8 @@ class Child:
         self._kill_group(signal.SIGKILL)
         status = process.wait()
         self._guard.forget(process.pid)
+        self._dead.append(process.pid)
+        self._put_right()
         self._process = None
         if self.state is State.STOPPING:
             self.state = State.STOPPED
@@ -102,7 +107,8 @@ class Child:
         return status
 
     def look(self) -> None:
-        """Ask the probe whether it has started."""
+        """Ask the probe whether it has started, and put right what an earlier life has left behind."""
+        self._put_right()
         if self.state is State.STARTING and self.pid is not None:
             seen = self.spec.probe(self.pid)
             self.detail, self.error = seen.detail, seen.error
@@ -118,6 +124,9 @@ class Child:
 
     def kill(self) -> None:
         self._end(signal.SIGKILL, whole_group=True)
+
+    def _put_right(self) -> None:
+        self._dead = [pid for pid in self._dead if not self.spec.aftermath(pid)]
 
     def _end(self, number: int, *, whole_group: bool) -> None:
         if self._process is None:

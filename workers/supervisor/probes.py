@@ -1,4 +1,7 @@
-"""Ways to see that a child has started. A probe never raises; it is asked again until it says `ready`."""
+"""Ways to see that a child has started, and what is to be done when one has died.
+
+Neither ever raises; a probe is asked again until it says `ready`, an aftermath until it says that it is done.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import TypeAlias
 from redis import Redis
 from redis.exceptions import BusyLoadingError, RedisError
 
+from batching.registry import WorkerRegistry
 from tasks.fleet import Fleet, WorkerRow
 
 TIMEOUT_S = 0.5
@@ -69,6 +73,19 @@ def models_loaded(fleet: Fleet) -> Probe:
         return Look(ready=False) if row is None else _look_at_models(row)
 
     return probe
+
+
+def leases_given_back(registry: WorkerRegistry) -> Callable[[int], bool]:
+    """What a dead worker held is queued again at once: its heartbeat would be missed only after the lease TTL."""
+
+    def aftermath(pid: int) -> bool:
+        try:
+            registry.bury(pid)
+        except RedisError:
+            return False
+        return True
+
+    return aftermath
 
 
 def _look_at_models(row: WorkerRow) -> Look:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from batching.registry import WorkerRegistry
 from config.environ import child_environment
 from config.redis import connect
 from config.settings import Settings
@@ -23,6 +24,7 @@ from workers.supervisor.probes import (
     answers_http,
     answers_ping,
     get,
+    leases_given_back,
     models_loaded,
     url,
 )
@@ -99,6 +101,7 @@ class Stack:
         redis = connect(settings.redis_url, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S)
         drain_s = settings.graceful_timeout_s + _STOP_MARGIN_S
         loaded = models_loaded(Fleet(redis, lease_ttl_s=settings.lease_ttl_s))
+        give_back = leases_given_back(WorkerRegistry(redis, settings.lease_ttl_s))
         web_answers = answers_http(settings.http_host, settings.http_port, "/healthz")
         specs = [
             self._spec("web", "web", roles.web(), stop_stage=0, stop_timeout_s=drain_s, probe=web_answers),
@@ -107,7 +110,8 @@ class Stack:
         for number in range(self.options.workers, 0, -1):
             name = f"worker{number}"
             command = roles.worker(settings, name)
-            specs.insert(0, self._spec("worker", name, command, stop_stage=1, stop_timeout_s=drain_s, probe=loaded))
+            spec = self._spec("worker", name, command, stop_stage=1, stop_timeout_s=drain_s, probe=loaded)
+            specs.insert(0, replace(spec, aftermath=give_back))
         if self.options.flower:
             flower_answers = answers_http(settings.flower_host, settings.flower_port, "/healthcheck")
             flower = self._spec(
