@@ -84,7 +84,10 @@ class Outbox:
     def _run(self) -> None:
         while True:
             self._wake.wait()
-            batch = self._next()
+            # While Redis was slow some may have given up: what is not queued need not be computed for nobody.
+            batch = [item for item in self._next() if not item.pending.done]
+            if not batch:
+                continue
             try:
                 statuses = self._flush(batch)
             except (RedisError, OSError) as error:

@@ -152,6 +152,7 @@ class Router:
 
     def forget(self, pending: Pending) -> None:
         """Leave nothing behind, whatever ended the wait."""
+        pending.done = True
         bucket = self._ticks.get(pending.tick)
         if bucket is not None:
             bucket.discard(pending)

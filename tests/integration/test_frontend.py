@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 
 from tests.fakes.worker import StandInWorker
-from tests.gevent_scenarios import answers, leftovers
+from tests.gevent_scenarios import answers, leftovers, outages
 from tests.valkey import PrivateValkey
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def scenarios(module: ModuleType) -> pytest.MarkDecorator:
         for name, function in vars(module).items()
         if inspect.isfunction(function)
         and function.__module__ == module.__name__
-        and list(inspect.signature(function).parameters) == ["stage"]
+        and [each.annotation for each in inspect.signature(function).parameters.values()] == ["Stage"]
     ]
     assert names
     return pytest.mark.parametrize("scenario", names)
@@ -59,3 +59,8 @@ def test_answers(valkey: PrivateValkey, redis: Redis, worker: StandInWorker, sce
 @scenarios(leftovers)
 def test_leftovers(valkey: PrivateValkey, redis: Redis, worker: StandInWorker, scenario: str) -> None:
     play(valkey, leftovers, scenario)
+
+
+@scenarios(outages)
+def test_outages(valkey: PrivateValkey, scenario: str) -> None:
+    play(valkey, outages, scenario)

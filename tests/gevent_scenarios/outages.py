@@ -1,0 +1,166 @@
+"""Redis goes, hangs, comes back, or does the work and loses the reply: each scenario has a server of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import gevent
+
+from tasks.errors import BackendUnavailable, DeadlineExceeded
+from tests.fakes.proxy import LossyProxy
+from tests.fakes.worker import StandInWorker
+from tests.gevent_scenarios.stage import NOBODY, Stage, all_of, error_of, output, until
+from tests.valkey import PrivateValkey
+
+
+@contextmanager
+def own_server() -> Iterator[tuple[PrivateValkey, Stage]]:
+    valkey = PrivateValkey()
+    valkey.start()
+    stage = Stage(valkey.url)
+    worker = StandInWorker(valkey.url)
+    worker.start()
+    try:
+        yield valkey, stage
+    finally:
+        worker.stop()
+        stage.close()
+        valkey.stop()
+
+
+@contextmanager
+def hanging(valkey: PrivateValkey) -> Iterator[None]:
+    """It holds its connections, and answers nothing."""
+    os.kill(valkey.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(valkey.pid, signal.SIGCONT)
+
+
+def quickly(call: Callable[[], object], *, within_s: float = 3.0) -> BackendUnavailable:
+    began = time.monotonic()
+    error = error_of(call)
+    assert isinstance(error, BackendUnavailable), repr(error)
+    assert time.monotonic() - began < within_s
+    assert error.retry_after_s
+    return error
+
+
+def a_redis_that_is_gone_is_told_at_once_and_used_again_as_soon_as_it_is_back(_: Stage) -> None:
+    with own_server() as (valkey, stage):
+        assert stage.ask("before") == {"echo": "before"}
+        for _round in range(2):
+            valkey.kill()
+            for _attempt in range(3):
+                quickly(partial(stage.ask, "meanwhile"))
+                quickly(lambda: stage.client.receipt(stage.submit("meanwhile", waits=False)))
+                quickly(partial(stage.client.result, "some-id"))
+                quickly(partial(stage.client.cancel, "some-id"))
+            assert stage.client.router.size == 0
+            # Long enough for every retry that gives up after a number of times.
+            gevent.sleep(1.5)
+            valkey.start()
+            # The very first, without a restart, and without waiting for its deadline.
+            began = time.monotonic()
+            assert stage.ask("after", timeout_s=20.0) == {"echo": "after"}
+            assert time.monotonic() - began < 10
+            assert stage.client.result("never-issued") is None
+            until(lambda: stage.channels() == [stage.client.router.channel])
+
+
+def callers_in_flight_end_by_their_deadlines(_: Stage) -> None:
+    with own_server() as (valkey, stage):
+        waiting = [gevent.spawn(error_of, partial(stage.ask, i, NOBODY, timeout_s=2.0)) for i in range(50)]
+        until(lambda: stage.depth() == 50)
+        valkey.kill()
+        began = time.monotonic()
+        gevent.joinall(waiting, timeout=20, raise_error=True)
+        assert {type(each.value) for each in waiting} == {DeadlineExceeded}
+        assert time.monotonic() - began < 10
+        assert stage.client.router.size == 0
+        valkey.start()
+        assert stage.ask("after") == {"echo": "after"}
+
+
+def answers_stored_during_an_outage_of_the_subscription_are_found(_: Stage) -> None:
+    with own_server() as (_valkey, stage):
+        pendings = [stage.submit(i, NOBODY) for i in range(20)]
+        until(lambda: stage.depth() == 20)
+        # Nobody may subscribe, everything else goes on.
+        stage.redis.config_set("maxclients", len(stage.redis.client_list()) - 1)
+        stage.redis.client_kill_filter(_type="pubsub")
+        stage.serve()
+        gevent.sleep(0.5)
+        assert not any(each.done for each in pendings)
+        stage.redis.config_set("maxclients", 10_000)
+        assert [output(stage.client.wait(each)) for each in pendings] == [{"echo": i} for i in range(20)]
+
+
+def deadlines_hold_while_redis_hangs(_: Stage) -> None:
+    with own_server() as (valkey, stage):
+        sent = stage.submit("sent", NOBODY, timeout_s=0.6, hung_up=lambda: False)
+        gone = stage.submit("gone", NOBODY, timeout_s=20.0, hung_up=lambda: True)
+        until(lambda: stage.depth() == 2)
+        with hanging(valkey):
+            began = time.monotonic()
+            late = [stage.submit(i, NOBODY, timeout_s=0.3) for i in range(5)]
+            errors = [error_of(partial(stage.client.wait, each)) for each in (*late, sent)]
+            assert {type(each) for each in errors} == {DeadlineExceeded}
+            assert time.monotonic() - began < 4
+        assert gone.task_id
+        error_of(partial(stage.client.wait, gone))
+        assert stage.client.router.size == 0
+
+
+def what_nobody_waits_for_any_more_is_not_queued_late(_: Stage) -> None:
+    with own_server() as (valkey, stage):
+        with hanging(valkey):
+            # The first is on its way to Redis already; the others are still here.
+            first = stage.submit("first", NOBODY, timeout_s=20.0)
+            gevent.sleep(0.05)
+            late = [stage.submit(i, NOBODY, timeout_s=0.2) for i in range(5)]
+            killed = gevent.spawn(stage.ask, "killed", NOBODY)
+            gevent.sleep(0.05)
+            killed.kill()
+            for each in late:
+                error_of(partial(stage.client.wait, each))
+        last = stage.submit("last", NOBODY, timeout_s=20.0)
+        until(lambda: stage.depth() >= 2)
+        assert stage.serve() == 2
+        assert [output(stage.client.wait(each)) for each in (first, last)] == [{"echo": "first"}, {"echo": "last"}]
+
+
+def a_flush_is_not_queued_twice_when_its_reply_got_lost(_: Stage) -> None:
+    with own_server() as (valkey, direct):
+        proxy = LossyProxy(valkey.port)
+        proxy.start()
+        stage = Stage(proxy.url)
+        try:
+            assert stage.ask("before") == {"echo": "before"}
+            for number in range(3):
+                proxy.lose_reply_to(b"EVALSHA")
+                pendings = [stage.submit((number, i), NOBODY) for i in range(10)]
+                until(lambda: proxy.lost == number + 1)  # noqa: B023 - called before the next round
+                until(lambda: direct.depth() >= 10)
+                assert stage.ask("after") == {"echo": "after"}
+                assert direct.serve() == 10
+                answers = [output(stage.client.wait(each)) for each in pendings]
+                assert answers == [{"echo": [number, i]} for i in range(10)]
+        finally:
+            stage.close()
+            proxy.stop()
+
+
+def many_callers_at_once_survive_a_restart(_: Stage) -> None:
+    with own_server() as (valkey, stage):
+        all_of(partial(stage.ask, i) for i in range(200))
+        valkey.kill()
+        valkey.start()
+        assert all_of(partial(stage.ask, i) for i in range(200)) == [{"echo": i} for i in range(200)]
+        assert stage.client.router.size == 0
