@@ -8,11 +8,14 @@ replaced, because Celery's subscribes per task, wakes every waiter at each messa
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from celery.backends.redis import RedisBackend
 from celery.exceptions import TimeoutError as CeleryTimeoutError
+from redis import BlockingConnectionPool
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 # `get()` without a timeout still ends: no result is kept longer than this.
 _LONGEST_WAIT_S = 24 * 3600.0
+_LONGEST_WAIT_FOR_CONNECTION_S = 5.0
 
 
 class BunchBackend(RedisBackend):
@@ -61,23 +65,35 @@ class BunchBackend(RedisBackend):
         """
         if self._router is None:
             return super().wait_for_pending(result, callback=callback, propagate=propagate, **options)
-        self._await(result, options.get("timeout"))
+        timeout = options.get("timeout")
+        self._await(result, math.inf if timeout is None else timeout)
         return result.maybe_throw(callback=callback, propagate=propagate)
 
     def iter_native(self, result: ResultSet, timeout: float | None = None, **options: Any) -> Iterator[tuple[str, Any]]:
-        """Each result of a group as `(id, meta)`, in the group's order."""
+        """Each result of a group as `(id, meta)`, in the group's order; `timeout` is for all of them together."""
         if self._router is None:
             yield from super().iter_native(result, timeout=timeout, **options)
             return
+        until = math.inf if timeout is None else time.monotonic() + timeout
         for each in result.results:
-            self._await(each, timeout)
+            if not hasattr(each, "_cache"):
+                # A group in the group: Celery waits for its members when it is told them.
+                yield each.id, each.children
+                continue
+            self._await(each, until - time.monotonic())
             yield each.id, self.get_task_meta(each.id)
 
-    def _await(self, result: AsyncResult, timeout_s: float | None) -> None:
+    def _get_pool(self, **parameters: Any) -> BlockingConnectionPool:
+        """Greenlets wait for a free connection: the plain pool fails whoever comes when all are in use."""
+        return BlockingConnectionPool(  # type: ignore[no-untyped-call]
+            timeout=_LONGEST_WAIT_FOR_CONNECTION_S, **parameters
+        )
+
+    def _await(self, result: AsyncResult, timeout_s: float) -> None:
         router = self._router
         assert router is not None
         if not result.ready():
-            pending = router.watch(result.id, _LONGEST_WAIT_S if timeout_s is None else timeout_s)
+            pending = router.watch(result.id, min(timeout_s, _LONGEST_WAIT_S))
             try:
                 pending.wait()
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,10 +11,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from celery import Celery
 from redis import Redis
 
 from tests.fakes.worker import StandInWorker
-from tests.gevent_scenarios import answers, leftovers, outages
+from tests.gevent_scenarios import answers, celery_results, cost, elsewhere, leftovers, outages
 from tests.valkey import PrivateValkey
 
 ROOT = Path(__file__).parents[2]
@@ -64,3 +66,47 @@ def test_leftovers(valkey: PrivateValkey, redis: Redis, worker: StandInWorker, s
 @scenarios(outages)
 def test_outages(valkey: PrivateValkey, scenario: str) -> None:
     play(valkey, outages, scenario)
+
+
+@scenarios(celery_results)
+def test_celery_results(valkey: PrivateValkey, redis: Redis, worker: StandInWorker, scenario: str) -> None:
+    play(valkey, celery_results, scenario)
+
+
+@scenarios(cost)
+def test_cost(valkey: PrivateValkey, redis: Redis, worker: StandInWorker, scenario: str) -> None:
+    play(valkey, cost, scenario)
+
+
+def test_a_plain_celery_client_elsewhere_gets_the_results(
+    valkey: PrivateValkey, redis: Redis, worker: StandInWorker
+) -> None:
+    fine, refused = play(valkey, elsewhere, "submit_and_print_the_ids").split()
+    app = Celery("plain", backend=valkey.url, set_as_current=False)
+    assert app.AsyncResult(fine).get(timeout=30) == {"echo": "é"}
+    with pytest.raises(Exception, match="not this"):
+        app.AsyncResult(refused).get(timeout=30)
+    app.backend.result_consumer.stop()
+
+
+@pytest.fixture
+def plain_worker(valkey: PrivateValkey, redis: Redis, tmp_path: Path) -> Iterator[None]:
+    command = [sys.executable, "-m", "celery", "-A", "tests.fakes.plain_infer", "worker", "-P", "solo"]
+    queues = ["-Q", "bunch.nobody.paid", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+    with (tmp_path / "worker.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, *queues], cwd=ROOT, env={**os.environ, "PLAIN_URL": valkey.url}, stdout=log, stderr=log
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_plain_celery_worker_answers(valkey: PrivateValkey, plain_worker: None) -> None:
+    play(valkey, elsewhere, "a_plain_worker_answers")
