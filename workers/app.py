@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from celery import Celery
+from celery.worker import state as worker_state
 
 from batching.step import BatchingStep
 from config.celery import model_queues
 from config.keys import TASK_NAME
 from config.settings import Settings, load_settings
 from tasks.app import make_app, use_our_logging
+from workers.active import make_walkable
 from workers.canvas import CanvasFollowUp
 from workers.runner import WorkerRunner
 
@@ -24,6 +26,7 @@ def make_worker_app(settings: Settings) -> Celery:
     # Where a callback goes that names no queue: where its sender, with Celery's defaults, has its own workers.
     app.conf.task_default_queue = CELERY_QUEUE
     app.steps["consumer"].add(BatchingStep)
+    make_walkable(worker_state.active_requests)
     app.bunch_runner = WorkerRunner(settings, CanvasFollowUp(app))
     app.task(name=TASK_NAME, ignore_result=False)(_never_called)
     return app

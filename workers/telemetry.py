@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from celery.worker import state as worker_state
@@ -28,7 +29,10 @@ _SHOWN_BYTES = 256
 class ActiveRequest:
     """What `inspect active` needs of a request that is being computed; `celery.worker.state` holds it weakly."""
 
-    __slots__ = ("__weakref__", "_batch", "_request", "acknowledged", "id", "name", "time_start")
+    __slots__ = ("__weakref__", "_batch", "_request", "acknowledged", "eventer", "id", "name", "time_start")
+
+    # `Consumer.cancel_active_requests` asks: given back, not acknowledged, when the worker dies.
+    task = SimpleNamespace(acks_late=True)
 
     def __init__(self, request: Request, batch: BatchInfo, now: float) -> None:
         self.id = request.id
@@ -52,6 +56,9 @@ class ActiveRequest:
             "worker_pid": None,
             "batch_id": self._batch.batch_id,
         }
+
+    def cancel(self, pool: Any, emit_retry: bool = True) -> None:
+        """A cold shutdown: the claim loop gives it back, with all of its batch."""
 
 
 class EventSampler:

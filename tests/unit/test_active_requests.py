@@ -1,0 +1,70 @@
+"""Celery's set of active requests under the claim loops."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from weakref import WeakSet
+
+import pytest
+from celery.worker import state as worker_state
+from celery.worker.consumer.consumer import Consumer
+
+from batching.policy import Reason
+from batching.ports import BatchInfo
+from batching.request import Request
+from config.tiers import Tier
+from workers.active import make_walkable
+from workers.telemetry import ActiveRequest
+
+
+class Thing:
+    """Something that can be referred to weakly."""
+
+
+@pytest.fixture
+def things() -> list[Thing]:
+    return [Thing() for _ in range(6)]
+
+
+@pytest.fixture
+def active() -> WeakSet[Thing]:
+    found: WeakSet[Thing] = WeakSet()
+    make_walkable(found)
+    return found
+
+
+def test_it_may_change_while_somebody_walks_through(active: WeakSet[Thing], things: list[Thing]) -> None:
+    active.update(things[:3])
+    walk = iter(active)
+    seen = [next(walk)]
+    active.update(things[3:])
+    active.difference_update(things[:2])
+    active.add(Thing())
+    seen += walk
+
+    assert set(seen) <= set(things[:3])
+    assert set(active) == set(things[2:])
+    assert len(active) == 4
+
+
+def test_what_nobody_holds_any_more_is_gone(active: WeakSet[Thing], things: list[Thing]) -> None:
+    active.update(things)
+    walk = iter(active)
+    next(walk)
+    del things[1:]
+    active.update([])
+    del walk
+    assert len(active) <= 2
+    things.clear()
+    assert list(active) == []
+
+
+def test_celery_can_do_with_an_active_request_what_it_does_with_its_own() -> None:
+    request = Request("t1", Tier.PAID, 1, b"1", b"{}")
+    batch = BatchInfo("b1", "echo", "1", 1, Reason.FULL, 0)
+    shown = ActiveRequest(request, batch, 0.0)
+    worker_state.active_requests.add(shown)
+    # A cold shutdown: `Consumer.cancel_active_requests` asks each for its task and cancels it.
+    Consumer.cancel_active_requests(SimpleNamespace(pool=None))
+    # A new connection to the broker: `celery.worker.consumer.events.Events.start` gives each its dispatcher.
+    shown.eventer = object()
