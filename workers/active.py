@@ -8,9 +8,9 @@ second place the worker ends of it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ReferenceType, WeakSet, ref
 
 _changing = threading.Lock()
 
@@ -20,6 +20,10 @@ class ActiveRequests(WeakSet[Any]):
 
     Whoever walks through the old one comes to its end. They are small: two batches for each executor.
     """
+
+    data: set[ReferenceType[Any]]
+    _pending_removals: list[ReferenceType[Any]]
+    _remove: Callable[[ReferenceType[Any]], None]
 
     def update(self, other: Iterable[Any]) -> None:
         self._change(set.union, {ref(each, self._remove) for each in other})
@@ -33,7 +37,7 @@ class ActiveRequests(WeakSet[Any]):
     def discard(self, item: Any) -> None:
         self.difference_update((item,))
 
-    def _change(self, how: Any, references: set[Any]) -> None:
+    def _change(self, how: Callable[[set[Any], set[Any]], set[Any]], references: set[ReferenceType[Any]]) -> None:
         with _changing:
             # Those that died meanwhile as well: their callbacks may still be meant for the old set.
             self.data = {each for each in how(self.data, references) if each() is not None}
