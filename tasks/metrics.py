@@ -69,8 +69,12 @@ class MetricsFlusher:
             if not sample.name.endswith("_created")
             for field in (_field(sample.name, sample.labels),)
         }
-        changed = {field: value - self._sent.get(field, 0.0) for field, value in current.items()}
-        changed = {field: delta for field, delta in changed.items() if delta}
+        changed = {
+            field: value - self._sent.get(field, 0.0)
+            for field, value in current.items()
+            # Zeros once, too: an empty bucket that is not there bends every quantile that Prometheus interpolates.
+            if value != self._sent.get(field)
+        }
         if not changed:
             return
         pipeline = self._redis.pipeline(transaction=True)
