@@ -41,7 +41,9 @@ _LAST_LOOK_S = 0.1
 # How soon a caller who has hung up is noticed; one system call for each who waits.
 _ASK_EVERY_S = 0.25
 _READ_TIMEOUT_S = 1.0
-_SILENCE_S = 5.0
+# A subscription that has gone dead without a word (a firewall's table, a host that vanished) looks like one that has
+# nothing to say: after so long it is asked, after three times as long it is taken for dead.
+_SILENCE_S = 1.0
 _MAX_BACKOFF_S = 1.0
 _MGET_CHUNK = 500
 
@@ -210,7 +212,7 @@ class Router:
             try:
                 message = self._connection.read_response(timeout=_READ_TIMEOUT_S, disconnect_on_error=False)
             except RedisTimeoutError:
-                if self._clock() - heard > 2 * _SILENCE_S:
+                if self._clock() - heard > 3 * _SILENCE_S:
                     raise
                 if self._clock() - heard > _SILENCE_S:
                     self._send("PING")

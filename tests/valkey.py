@@ -47,12 +47,12 @@ class PrivateValkey:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        client = self.client()
-        for _ in range(200):
-            with suppress(RedisConnectionError):
-                client.ping()
-                return
-            time.sleep(0.02)
+        with self.client() as client:
+            for _ in range(200):
+                with suppress(RedisConnectionError):
+                    client.ping()
+                    return
+                time.sleep(0.02)
         raise RuntimeError("the private Valkey did not start")
 
     def kill(self) -> None:

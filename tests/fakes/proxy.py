@@ -1,4 +1,4 @@
-"""A TCP proxy in front of Redis that can lose a reply: the server has done the work, the client never hears of it."""
+"""A TCP proxy in front of Redis: it can lose a reply, cut connections, or let them go dead without a word."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LossyProxy:
         self._port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
-        self._sockets: list[socket.socket] = []
+        self._links: list[_Link] = []
         self._victim = b""
         self.lost = 0
 
@@ -22,36 +22,69 @@ class LossyProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def stop(self) -> None:
-        for each in (self._listener, *self._sockets):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
 
     def lose_reply_to(self, command: bytes) -> None:
         """To the next one that holds these bytes; its connection ends instead."""
         self._victim = command
 
+    def cut(self) -> int:
+        """End every connection; how many there were."""
+        links, self._links = self._links, []
+        for link in links:
+            link.cut()
+        return sum(not link.ended for link in links)
+
+    def deaden(self) -> int:
+        """Through the connections of now nothing goes any more, and neither end is told; new ones are well."""
+        living = [link for link in self._links if not link.ended]
+        for link in living:
+            link.dead = True
+        return len(living)
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._port))
-                self._sockets += (client, server)
-                doomed = threading.Event()
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._port))
+                except OSError:
+                    client.close()
+                    continue
+                link = _Link(client, server)
+                self._links = [*(each for each in self._links if not each.ended), link]
                 for source, target in ((client, server), (server, client)):
-                    threading.Thread(target=self._forward, args=(source, target, doomed), daemon=True).start()
+                    threading.Thread(target=self._forward, args=(link, source, target), daemon=True).start()
 
-    def _forward(self, source: socket.socket, target: socket.socket, doomed: threading.Event) -> None:
-        from_client = target.getpeername()[1] == self._port
+    def _forward(self, link: _Link, source: socket.socket, target: socket.socket) -> None:
+        from_client = target is link.server
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 if from_client and self._victim and self._victim in data:
                     self._victim = b""
-                    doomed.set()
-                if not from_client and doomed.is_set():
+                    link.doomed = True
+                if not from_client and link.doomed:
                     self.lost += 1
                     break
-                target.sendall(data)
-        for each in (source, target):
+                if not link.dead:
+                    target.sendall(data)
+        link.ended = True
+        link.cut()
+
+
+class _Link:
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.server = server
+        self._sockets = (client, server)
+        self.doomed = False
+        self.dead = False
+        self.ended = False
+
+    def cut(self) -> None:
+        # A thread may be reading from it: closing would give its number away under that thread's hands.
+        for each in self._sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

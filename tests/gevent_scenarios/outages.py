@@ -11,9 +11,11 @@ from functools import partial
 
 import gevent
 
+from batching.store import RedisBatchStore
+from config.redis import connect
 from tasks.errors import BackendUnavailable, DeadlineExceeded
 from tests.fakes.proxy import LossyProxy
-from tests.fakes.worker import StandInWorker
+from tests.fakes.worker import StandInWorker, serve
 from tests.gevent_scenarios.stage import NOBODY, Stage, all_of, error_of, output, until
 from tests.valkey import PrivateValkey
 
@@ -152,6 +154,27 @@ def a_flush_is_not_queued_twice_when_its_reply_got_lost(_: Stage) -> None:
                 assert direct.serve() == 10
                 answers = [output(stage.client.wait(each)) for each in pendings]
                 assert answers == [{"echo": [number, i]} for i in range(10)]
+        finally:
+            stage.close()
+            proxy.stop()
+
+
+def a_subscription_that_went_dead_is_replaced_within_seconds(_: Stage) -> None:
+    with own_server() as (valkey, _direct):
+        proxy = LossyProxy(valkey.port)
+        proxy.start()
+        stage = Stage(proxy.url)
+        try:
+            pendings = [stage.submit(i, NOBODY, timeout_s=30.0) for i in range(20)]
+            until(lambda: stage.depth() == 20)
+            began = time.monotonic()
+            assert proxy.deaden() >= 2
+            # The worker's own connections are well: it answers, and the answers are heard by nobody.
+            store = RedisBatchStore(connect(valkey.url), "elsewhere")
+            serve(store, NOBODY, "elsewhere-1")
+            assert [output(stage.client.wait(each)) for each in pendings] == [{"echo": i} for i in range(20)]
+            # Their own deadlines would be in 30.
+            assert time.monotonic() - began < 9.0
         finally:
             stage.close()
             proxy.stop()
