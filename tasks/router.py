@@ -21,6 +21,7 @@ from itertools import chain
 from typing import Any
 
 import gevent
+import msgspec
 from gevent import get_hub
 from gevent.hub import Waiter
 from gevent.lock import RLock
@@ -220,10 +221,7 @@ class Router:
             heard = self._clock()
             kind = message[0]
             if kind == b"message":
-                if message[1] == own:
-                    self._deliver(decode_replies(message[2]))
-                else:
-                    self._deliver((decode_reply(message[2]),))
+                self._hear(message[1], message[2])
             elif kind == b"subscribe":
                 if message[1] == own:
                     # Whatever was published while nobody listened is in its key.
@@ -231,6 +229,16 @@ class Router:
                     self._look_up(list(self._pending))
                 else:
                     self._look_up([message[1].decode().removeprefix(RESULT_PREFIX)])
+
+    def _hear(self, channel: bytes, data: bytes) -> None:
+        try:
+            replies = decode_replies(data) if channel == self.channel.encode() else [decode_reply(data)]
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            # One reply of many that cannot be read must not cost the others theirs; each has a key of its own.
+            logger.error("unreadable replies on %s: %r; reading the stored keys", channel, error)
+            self._look_up([*self._pending, *self._watched])
+        else:
+            self._deliver(replies)
 
     def _send(self, *command: str) -> None:
         """On the subscription's connection; when it is away, the reconnect subscribes to all that is watched."""
@@ -264,7 +272,7 @@ class Router:
         for start in range(0, len(task_ids), _MGET_CHUNK):
             chunk = task_ids[start : start + _MGET_CHUNK]
             stored = self._redis.mget([RESULT_PREFIX + each for each in chunk])
-            self._deliver([decode_reply(raw) for raw in stored if raw])
+            self._deliver([_decoded(raw, task_id) for raw, task_id in zip(stored, chunk, strict=True) if raw])
 
     def _sweep(self) -> None:
         """Everything that waits is settled by its deadline, with one last look at the stored keys before."""
@@ -318,3 +326,11 @@ class Router:
             self._look_up(task_ids)
         except RedisError as error:
             logger.warning("could not read %d stored results before their deadline: %s", len(task_ids), error)
+
+
+def _decoded(raw: bytes, task_id: str) -> Reply:
+    try:
+        return decode_reply(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        logger.error("the stored result of %s cannot be read: %r", task_id, error)
+        return Reply(task_id, "FAILURE")

@@ -16,6 +16,7 @@ Runs in the executor's child process. Nothing here holds on to an exception: its
 from __future__ import annotations
 
 import math
+import re
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -28,6 +29,10 @@ from workers.models import InputRejected, InvalidInput, Model, TransientError
 
 MAX_MESSAGE = 2_000
 MAX_TRACEBACK = 16_000
+# Each reader between here and the caller parses the output inside an envelope of its own, with a stack of its own.
+MAX_DEPTH = 200
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_BRACKETS = re.compile(rb"[\[\]{}]")
 
 # Of the wire, not of Python: readers decide by these names, so a model's own class names stay inside the
 # message.
@@ -223,9 +228,20 @@ def encode_output(output: object) -> bytes | ItemError:
         # msgspec writes NaN and the infinities as null; the bytes tell cheaply that there is none.
         if b"null" in encoded and _has_non_finite(msgspec.to_builtins(output, enc_hook=_to_list)):
             return ItemError("the model's output holds NaN or Infinity, which JSON cannot carry")
+        if encoded.count(b"[") + encoded.count(b"{") > MAX_DEPTH and depth_of(encoded) > MAX_DEPTH:
+            return ItemError(f"the model's output is nested more than {MAX_DEPTH} deep, which readers refuse")
     except Exception as error:  # noqa: BLE001  (a model's objects may raise anything)
         return ItemError(f"the model's output is not JSON: {describe(error).message}")
     return encoded
+
+
+def depth_of(encoded: bytes) -> int:
+    """How deep arrays and objects are nested in a JSON text."""
+    depth = deepest = 0
+    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", encoded)):
+        depth += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _to_list(value: Any) -> Any:

@@ -246,6 +246,20 @@ def test_very_long_errors_are_cut() -> None:
     assert len(error.traceback or "") <= MAX_TRACEBACK + 1
 
 
+@pytest.mark.parametrize(("depth", "fits"), [(200, True), (201, False), (900, False)])
+def test_an_output_nested_too_deep_for_its_readers_is_that_items_error(depth: int, fits: bool) -> None:
+    deep: Any = "[[[{{{"
+    for _ in range(depth):
+        deep = [deep]
+    flat = [["[" * 50] * 2] * 300
+    one, nested, three = compute(lambda inputs, _: [1, deep, flat], 1, 2, 3).outcomes
+    assert one == b"1"
+    assert isinstance(three, bytes)
+    assert isinstance(nested, bytes) is fits
+    if isinstance(nested, ItemError):
+        assert "nested" in nested.message
+
+
 def test_an_exception_that_cannot_be_shown_is_still_told() -> None:
     class Unspeakable(Exception):
         def __str__(self) -> str:
