@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import gevent
 import msgspec
@@ -272,7 +272,7 @@ class Router:
         for start in range(0, len(task_ids), _MGET_CHUNK):
             chunk = task_ids[start : start + _MGET_CHUNK]
             stored = self._redis.mget([RESULT_PREFIX + each for each in chunk])
-            self._deliver([_decoded(raw, task_id) for raw, task_id in zip(stored, chunk, strict=True) if raw])
+            self._deliver([_decoded(cast("bytes", raw), key) for raw, key in zip(stored, chunk, strict=True) if raw])
 
     def _sweep(self) -> None:
         """Everything that waits is settled by its deadline, with one last look at the stored keys before."""
