@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 import psutil
 from redis import Redis
 
 from config.redis import connect
+from workers.supervisor import state
 
 ROOT = Path(__file__).parents[2]
 # Far more than anything here takes: it turns a hang into a failure.
@@ -81,7 +82,7 @@ class Stack:
                 cwd=ROOT, env=self._environment, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
         wait_until(self._is_ready, what="the stack is ready")
-        status = self.status()
+        status = json.loads(self.manage("status", "--json").stdout)
         self.url, self.redis_url = status["url"], status["redis_url"]
         return self
 
@@ -96,13 +97,16 @@ class Stack:
         assert self._process is not None
         return self._process
 
-    def status(self) -> dict[str, Any]:
-        """What `manage.py status --json` says."""
-        document: dict[str, Any] = json.loads(self.manage("status", "--json").stdout)
-        return document
+    def rows(self) -> tuple[state.ProcessRow, ...]:
+        """Its processes, as `manage.py status` shows them."""
+        status = state.read(self.state_dir)
+        return status.processes if status else ()
 
     def pids(self, role: str) -> list[int]:
-        return [row["pid"] for row in self.status()["processes"] if row["role"] == role]
+        return [row.pid for row in self.rows() if row.role == role and row.pid]
+
+    def all_run(self) -> bool:
+        return all(row.state == "running" for row in self.rows())
 
     def frontends(self) -> list[psutil.Process]:
         """The processes that serve HTTP, without gunicorn's master."""
