@@ -63,10 +63,10 @@ class Api:
         return answer
 
     def get(self, path: str, **headers: str) -> Answer:
-        return self.call("GET", path, **headers)
+        return self.call("GET", path, raw=None, **headers)
 
     def post(self, path: str, document: object, **headers: str) -> Answer:
-        return self.call("POST", path, document, **headers)
+        return self.call("POST", path, document, raw=None, **headers)
 
     def infer(self, input: object, model: str | None = None, **fields: Any) -> Answer:
         """`POST /v1/inference`."""

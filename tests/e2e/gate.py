@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from tests.e2e.client import Api
@@ -23,7 +24,7 @@ class Gate:
         """Hold every executor: what comes now stays in the queue, unless it is as much as a full batch."""
         for _ in range(EXECUTORS):
             task_id = self._api.later(self.wish, "moody")
-            wait_until(lambda task_id=task_id: self._started(task_id), what="an executor is held")
+            wait_until(partial(self._started, task_id), what="an executor is held")
             self._held.append(task_id)
 
     def open(self) -> None:
@@ -33,4 +34,4 @@ class Gate:
         assert all(self._api.result(task_id, wait_ms=9000)["status"] == "SUCCESS" for task_id in held)
 
     def _started(self, task_id: str) -> bool:
-        return self._api.result(task_id)["status"] == "STARTED"
+        return bool(self._api.result(task_id)["status"] == "STARTED")

@@ -111,7 +111,7 @@ class Stack:
     def frontends(self) -> list[psutil.Process]:
         """The processes that serve HTTP, without gunicorn's master."""
         (master,) = self.pids("web")
-        return psutil.Process(master).children()
+        return list(psutil.Process(master).children())
 
     def redis(self) -> Redis:
         return connect(self.redis_url)

@@ -52,7 +52,7 @@ def test_late_answers_are_found_by_the_id_in_the_error(api: Api) -> None:
     request_id = late.json["request_id"]
 
     def finished() -> bool:
-        return api.get(f"/internal/requests/{request_id}").json.get("status") == "completed"
+        return bool(api.get(f"/internal/requests/{request_id}").json.get("status") == "completed")
 
     wait_until(finished, what="its result is stored all the same")
     assert api.result(request_id)["output"]["echo"]["n"] == 1

@@ -91,4 +91,4 @@ def connections(store: Redis) -> int:
 
 def cpu_s(processes: list[psutil.Process]) -> float:
     times = [each.cpu_times() for each in processes]
-    return sum(each.user + each.system for each in times)
+    return float(sum(each.user + each.system for each in times))

@@ -59,4 +59,4 @@ def test_twenty_thousand_questions_get_their_own_answers(stack: Stack) -> None:
 
 def cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
-    return times.user + times.system
+    return float(times.user + times.system)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -48,7 +50,7 @@ def check(described: OpenApiSchema, operation: str, mode: GenerationMode) -> Non
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    def run(case: Case) -> None:
+    def run(case: Case[Any]) -> None:
         # Status, content type, schema, headers, what is refused and what is not.
         response = case.call_and_validate(excluded_checks=[not_a_server_error])
         # Some ask for an answer in no time at all.
