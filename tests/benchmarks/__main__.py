@@ -74,7 +74,7 @@ def main(
     plan = Plan(models, connections, rounds, duration, warmup)
     path = json_path or ROOT / "var" / "bench" / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}.json"
     prepared, unprepared = _prepare(systems)
-    versions = {system.name: pins_of(system.name) for system in prepared if system.name != report.OURS}
+    versions = {system.name: pins_of(system.home or system.name) for system in prepared if system.name != report.OURS}
 
     def keep(outcome: Outcome) -> None:
         report.write_json(path, report.as_json(plan, outcome, versions))

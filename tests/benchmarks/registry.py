@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from tests.benchmarks.bunch_system import Bunch
-from tests.benchmarks.rival_systems import BentoML, CeleryBatches, FlaskCelery, LitServe, Mosec, RayServe, Triton
+from tests.benchmarks.rival_systems import (
+    BentoML,
+    CeleryBatches,
+    FlaskCelery,
+    LitServe,
+    Mosec,
+    RayServe,
+    Triton,
+    TunedLitServe,
+)
 from tests.benchmarks.system import System
 
 _IN_ORDER: tuple[type[System], ...] = (
@@ -13,6 +22,7 @@ _IN_ORDER: tuple[type[System], ...] = (
     RayServe,
     BentoML,
     LitServe,
+    TunedLitServe,
     Triton,
     Mosec,
 )

@@ -56,13 +56,23 @@ class CeleryBatches(FlaskCelery):
 
 
 class LitServe(Rival):
-    """LitServe: two API server processes, one inference worker."""
+    """LitServe as its first pages have it: one inference worker, and as many API servers as workers."""
 
     name = "litserve"
     shape = input_output("/predict")
 
     def launch(self, model: Model) -> None:
         self.run("server", self.python, str(self.source / "server.py"), env=self.env(model))
+
+
+class TunedLitServe(LitServe):
+    """LitServe with what its page on speed advises: a second API server, and the fast queue."""
+
+    name = "litserve_tuned"
+    home = "litserve"
+
+    def env(self, model: Model) -> dict[str, str]:
+        return super().env(model) | {"BENCH_TUNED": "1"}
 
 
 class BentoML(Rival):

@@ -29,6 +29,8 @@ class System(abc.ABC):
     """Serves one model at a time between `start()` and `stop()`."""
 
     name: ClassVar[str]
+    # The system whose folder and virtual environment this one uses; its own when empty.
+    home: ClassVar[str] = ""
     shape: ClassVar[Shape]
     start_limit_s: ClassVar[float] = 90.0
 
@@ -102,18 +104,18 @@ class System(abc.ABC):
 
 
 class Rival(System):
-    """A system with a folder in `rivals/` and a virtual environment of its own."""
+    """A system with a folder in `rivals/` and a virtual environment of its own, unless it shares that of another."""
 
     def prepare(self) -> None:
-        python_of(self.name)
+        python_of(self.home or self.name)
 
     @property
     def python(self) -> str:
-        return str(python_of(self.name))
+        return str(python_of(self.home or self.name))
 
     @property
     def source(self) -> Path:
-        return RIVALS / self.name
+        return RIVALS / (self.home or self.name)
 
     def env(self, model: Model) -> dict[str, str]:
         """Its own interpreter first on PATH, and what `rivals/stand_in.py` reads."""
