@@ -1,4 +1,4 @@
-"""A TCP proxy in front of Redis: it can lose a reply, cut connections, or let them go dead without a word."""
+"""A TCP proxy in front of Redis that can lose a reply: the server has done the work, the client never hears of it."""
 
 from __future__ import annotations
 
@@ -14,77 +14,62 @@ class LossyProxy:
         self._port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
-        self._links: list[_Link] = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._serving: list[threading.Thread] = []
+        self._sockets: set[socket.socket] = set()
         self._victim = b""
         self.lost = 0
 
     def start(self) -> None:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting.start()
 
     def stop(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        _hang_up(self._listener)
+        self._accepting.join(10)
         self._listener.close()
-        self.cut()
+        for each in tuple(self._sockets):
+            _hang_up(each)
+        for thread in self._serving:
+            thread.join(10)
 
     def lose_reply_to(self, command: bytes) -> None:
         """To the next one that holds these bytes; its connection ends instead."""
         self._victim = command
 
-    def cut(self) -> int:
-        """End every connection; how many there were."""
-        links, self._links = self._links, []
-        for link in links:
-            link.cut()
-        return sum(not link.ended for link in links)
-
-    def deaden(self) -> int:
-        """Through the connections of now nothing goes any more, and neither end is told; new ones are well."""
-        living = [link for link in self._links if not link.ended]
-        for link in living:
-            link.dead = True
-        return len(living)
-
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                try:
-                    server = socket.create_connection(("127.0.0.1", self._port))
-                except OSError:
-                    client.close()
-                    continue
-                link = _Link(client, server)
-                self._links = [*(each for each in self._links if not each.ended), link]
-                for source, target in ((client, server), (server, client)):
-                    threading.Thread(target=self._forward, args=(link, source, target), daemon=True).start()
+                self._sockets.add(client)
+                self._serving.append(threading.Thread(target=self._serve, args=(client,), daemon=True))
+                self._serving[-1].start()
 
-    def _forward(self, link: _Link, source: socket.socket, target: socket.socket) -> None:
-        from_client = target is link.server
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.create_connection(("127.0.0.1", self._port)) as server:
+            self._sockets.add(server)
+            doomed = threading.Event()
+            replies = threading.Thread(target=self._reply, args=(server, client, doomed), daemon=True)
+            replies.start()
+            with contextlib.suppress(OSError):
+                while data := client.recv(1 << 16):
+                    if self._victim and self._victim in data:
+                        self._victim = b""
+                        doomed.set()
+                    server.sendall(data)
+            _hang_up(server)
+            replies.join(10)
+        self._sockets -= {client, server}
+
+    def _reply(self, server: socket.socket, client: socket.socket, doomed: threading.Event) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                if from_client and self._victim and self._victim in data:
-                    self._victim = b""
-                    link.doomed = True
-                if not from_client and link.doomed:
+            while data := server.recv(1 << 16):
+                if doomed.is_set():
                     self.lost += 1
                     break
-                if not link.dead:
-                    target.sendall(data)
-        link.ended = True
-        link.cut()
+                client.sendall(data)
+        _hang_up(client)
 
 
-class _Link:
-    def __init__(self, client: socket.socket, server: socket.socket) -> None:
-        self.server = server
-        self._sockets = (client, server)
-        self.doomed = False
-        self.dead = False
-        self.ended = False
-
-    def cut(self) -> None:
-        # A thread may be reading from it: closing would give its number away under that thread's hands.
-        for each in self._sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+def _hang_up(each: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        each.shutdown(socket.SHUT_RDWR)
