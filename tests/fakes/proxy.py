@@ -1,4 +1,4 @@
-"""A TCP proxy in front of Redis that can lose a reply: the server has done the work, the client never hears of it."""
+"""A TCP proxy in front of Redis: it can lose a reply, cut connections, or let them go dead without a word."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LossyProxy:
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._serving: list[threading.Thread] = []
-        self._sockets: set[socket.socket] = set()
+        self._links: set[_Link] = set()
         self._victim = b""
         self.lost = 0
 
@@ -27,8 +27,7 @@ class LossyProxy:
         _hang_up(self._listener)
         self._accepting.join(10)
         self._listener.close()
-        for each in tuple(self._sockets):
-            _hang_up(each)
+        self.cut()
         for thread in self._serving:
             thread.join(10)
 
@@ -36,38 +35,70 @@ class LossyProxy:
         """To the next one that holds these bytes; its connection ends instead."""
         self._victim = command
 
+    def cut(self) -> int:
+        """End every connection; how many there were."""
+        links = tuple(self._links)
+        for link in links:
+            link.cut()
+        return len(links)
+
+    def deaden(self) -> int:
+        """Through the connections of now nothing goes any more, and neither end is told; new ones are well."""
+        links = tuple(self._links)
+        for link in links:
+            link.dead = True
+        return len(links)
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                self._sockets.add(client)
                 self._serving.append(threading.Thread(target=self._serve, args=(client,), daemon=True))
                 self._serving[-1].start()
 
     def _serve(self, client: socket.socket) -> None:
-        with client, socket.create_connection(("127.0.0.1", self._port)) as server:
-            self._sockets.add(server)
-            doomed = threading.Event()
-            replies = threading.Thread(target=self._reply, args=(server, client, doomed), daemon=True)
+        """One connection, from here to its end; the replies have a thread beside this one."""
+        with client, contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port)) as server:
+            link = _Link(client, server)
+            self._links.add(link)
+            replies = threading.Thread(target=self._reply, args=(link,), daemon=True)
             replies.start()
-            with contextlib.suppress(OSError):
-                while data := client.recv(1 << 16):
-                    if self._victim and self._victim in data:
-                        self._victim = b""
-                        doomed.set()
-                    server.sendall(data)
-            _hang_up(server)
+            self._ask(link)
+            link.cut()
             replies.join(10)
-        self._sockets -= {client, server}
+            self._links.discard(link)
 
-    def _reply(self, server: socket.socket, client: socket.socket, doomed: threading.Event) -> None:
+    def _ask(self, link: _Link) -> None:
         with contextlib.suppress(OSError):
-            while data := server.recv(1 << 16):
-                if doomed.is_set():
+            while data := link.client.recv(1 << 16):
+                if self._victim and self._victim in data:
+                    self._victim = b""
+                    link.doomed = True
+                if not link.dead:
+                    link.server.sendall(data)
+
+    def _reply(self, link: _Link) -> None:
+        with contextlib.suppress(OSError):
+            while data := link.server.recv(1 << 16):
+                if link.doomed:
                     self.lost += 1
                     break
-                client.sendall(data)
-        _hang_up(client)
+                if not link.dead:
+                    link.client.sendall(data)
+        link.cut()
+
+
+class _Link:
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.client = client
+        self.server = server
+        self.doomed = False
+        self.dead = False
+
+    def cut(self) -> None:
+        # Not closed: a thread may be reading, and the number would be given away under its hands.
+        _hang_up(self.client)
+        _hang_up(self.server)
 
 
 def _hang_up(each: socket.socket) -> None:
