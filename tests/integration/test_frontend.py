@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def worker(valkey: PrivateValkey) -> Iterator[StandInWorker]:
+    # It would stumble over what other tests have left in a queue of the same name.
+    valkey.client().flushdb()
     worker = StandInWorker(valkey.url)
     worker.start()
     yield worker
