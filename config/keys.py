@@ -1,4 +1,4 @@
-"""Every Redis name that Bunch uses, as a function: type, lifetime and meaning.
+r"""Every Redis name that Bunch uses, as a function: type, lifetime and meaning.
 
 One shard holds all of them today. With more shards each name ends in the shard's hash tag (`{s3}`) and so does
 each task id, so that every script still touches the keys of one shard only (Redis Cluster refuses anything else).
@@ -6,6 +6,7 @@ each task id, so that every script still touches the keys of one shard only (Red
 | name | type | lifetime | meaning |
 |---|---|---|---|
 | `bunch.<model>.<tier>` | list | while it holds messages | the queue, in kombu's own format: LPUSH in, RPOP out |
+| `bunch.<model>.<tier>\x06\x16<n>` | list | a second | what a Celery client sent to the queue with priority 3, 6 or 9 |
 | `celery-task-meta-<id>` | string | deadline + result TTL | a request's state and outcome, in Celery's form |
 | `bunch:bell:<model>` | list | at most one token | "there is new work": idle executors block on it |
 | `bunch:lease:<batch>` | list | until settled or returned | header, then each claimed message behind its tier's rank |
@@ -51,6 +52,11 @@ class Shard:
     def queues(self, model: str) -> tuple[str, ...]:
         """The queues of a model in the order in which they are served."""
         return tuple(self.queue(model, tier) for tier in TIERS)
+
+    @staticmethod
+    def priorities(queue: str) -> tuple[str, ...]:
+        """Kombu's lists beside a queue (`kombu.transport.redis`: `sep`, `PRIORITY_STEPS`), the most urgent first."""
+        return tuple(f"{queue}\x06\x16{step}" for step in (3, 6, 9))
 
     def result(self, task_id: str) -> str:
         return RESULT_PREFIX + task_id

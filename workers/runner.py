@@ -27,6 +27,7 @@ from batching.breaker import SharedBreaker
 from batching.loop import ClaimLoop
 from batching.policy import Adaptive, FixedWindow, Policy, WhenIdle
 from batching.ports import FollowUp
+from batching.priorities import PriorityLists
 from batching.registry import WorkerRegistry, make_worker_id
 from batching.store import RedisBatchStore
 from config.memory import settle_heap
@@ -36,6 +37,7 @@ from tasks.fleet import ExecutorRow, WorkerRow
 from tasks.metrics import BUSY_SECONDS, MetricsFlusher
 from tasks.results import CeleryCodec
 from workers.executor import ProcessExecutor
+from workers.started import StartedMarks
 from workers.telemetry import WorkerTelemetry
 
 logger = logging.getLogger(__name__)
@@ -69,9 +71,10 @@ class WorkerRunner:
         self._stop = threading.Event()
         self._registry = WorkerRegistry(self._redis, settings.lease_ttl_s)
         self._flusher = MetricsFlusher(self._redis)
+        self._priorities = PriorityLists(self._redis)
         store = RedisBatchStore(self._redis, self.worker_id)
         codec = CeleryCodec(settings.result_ttl_ms)
-        telemetry = WorkerTelemetry(self._dispatcher)
+        telemetry = WorkerTelemetry(self._dispatcher, mark_started=StartedMarks(self._redis))
         self._executors: list[tuple[ModelSettings, ProcessExecutor]] = [
             (model, ProcessExecutor(model, index))
             for model in settings.models.values()
@@ -142,6 +145,8 @@ class WorkerRunner:
                 overdue = self._registry.beat(self.worker_id, msgspec.json.encode(self._describe(measure=True)))
                 for dead in overdue:
                     self._registry.reclaim(dead)
+                for model in self._settings.models:
+                    self._priorities.gather(model)
                 self._flusher.flush()
             except RedisError as error:
                 logger.warning("heartbeat: %s", error)

@@ -42,6 +42,10 @@ class ActiveRequest:
         self._request = request
         self._batch = batch
 
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """`revoke(terminate=True)`: Celery answers with this error. One request cannot be torn out of its batch."""
+        raise NotImplementedError("a request that the model is computing cannot be terminated by itself")
+
     def info(self, safe: bool = False) -> dict[str, Any]:
         queue = Shard().queue(self._batch.model, self._request.tier)
         return {
@@ -82,8 +86,14 @@ class EventSampler:
 class WorkerTelemetry:
     """`batching.ports.Observer` of every claim loop of one worker."""
 
-    def __init__(self, dispatcher: Callable[[], Any], events_per_second: float = 100.0) -> None:
+    def __init__(
+        self,
+        dispatcher: Callable[[], Any],
+        events_per_second: float = 100.0,
+        mark_started: Callable[[Sequence[Request]], None] = lambda requests: None,
+    ) -> None:
         self._dispatcher = dispatcher
+        self._mark_started = mark_started
         self._sampler = EventSampler(events_per_second)
         self._active: dict[str, list[ActiveRequest]] = {}
         self._shown: dict[str, frozenset[str]] = {}
@@ -94,6 +104,9 @@ class WorkerTelemetry:
         active = [ActiveRequest(each, batch, now) for each in requests]
         self._active[batch.batch_id] = active
         worker_state.active_requests.update(active)
+        # By id as well: `revoke` leaves the state of a task alone that it finds among the active.
+        worker_state.requests.update((each.id, each) for each in active)
+        self._mark_started(requests)
         self._count_claim(requests, batch)
         try:
             self._show_claim(requests, batch)
@@ -101,10 +114,9 @@ class WorkerTelemetry:
             logger.debug("events not sent: %s", error)
 
     def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
-        active = self._active.pop(batch.batch_id, ())
-        worker_state.active_requests.difference_update(active)
-        if active:
-            worker_state.total_count[TASK_NAME] += len(active)
+        ended = self._leave(batch)
+        if ended:
+            worker_state.total_count[TASK_NAME] += ended
         model = batch.model
         if batch.passes > 1:
             self._child(metrics.EXTRA_PASSES, model).inc(batch.passes - 1)
@@ -133,9 +145,16 @@ class WorkerTelemetry:
                     dispatcher.send("task-retried", uuid=request.id, exception=why[:_SHOWN_BYTES], traceback="")
 
     def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
-        worker_state.active_requests.difference_update(self._active.pop(batch.batch_id, ()))
+        self._leave(batch)
         self._shown.pop(batch.batch_id, None)
         self._child(metrics.RETRIES, batch.model, "executor_lost").inc(len(requests))
+
+    def _leave(self, batch: BatchInfo) -> int:
+        active = self._active.pop(batch.batch_id, ())
+        worker_state.active_requests.difference_update(active)
+        for each in active:
+            worker_state.requests.pop(each.id, None)
+        return len(active)
 
     def _child(self, metric: Any, *labels: str) -> Any:
         """`labels()` takes a lock and builds strings at each call; the children are few and never go away."""
@@ -189,6 +208,8 @@ class WorkerTelemetry:
             visible = request.id in shown
             if not visible and not isinstance(outcome, Ok) and self._sampler.take(1):
                 _received(dispatcher, request, batch)
+                if batch.compute_s:
+                    dispatcher.send("task-started", uuid=request.id)
                 visible = True
             if visible:
                 _ended(dispatcher, request, outcome, batch)

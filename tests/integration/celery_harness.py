@@ -18,7 +18,7 @@ from tasks.fleet import Fleet, ready_models
 from tests.valkey import PrivateValkey
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
+PATIENCE_S = 40.0
 
 ECHO = '[models.echo]\nsource = "workers.models.echo:Echo"\n'
 MOODY = '[models.moody]\nsource = "tests.models:Moody"\npolicy = "idle"\nmax_attempts = 1\ntimeout_ms = 30000\n'
@@ -84,7 +84,7 @@ def bunch_worker(
     )
 
 
-def plain_worker(folder: Path, url: str, name: str = "plain", *arguments: str) -> CeleryProcess:
+def plain_worker(folder: Path, url: str, name: str = "plain", *arguments: str, **environment: str) -> CeleryProcess:
     """A worker of `tests.integration.celery_plain`, which has no line of Bunch in it."""
     return CeleryProcess(
         folder,
@@ -102,6 +102,7 @@ def plain_worker(folder: Path, url: str, name: str = "plain", *arguments: str) -
             *arguments,
         ),
         PLAIN_URL=url,
+        **environment,
     )
 
 
@@ -132,3 +133,11 @@ def plain_client(url: str, **settings: Any) -> Celery:
 def infer(app: Celery, *input: Any, queue: str = "bunch.echo.paid", **options: Any) -> Any:
     """`bunch.infer` as a signature of a client that has no such task."""
     return app.signature(TASK_NAME, args=input, options={"queue": queue, **options})
+
+
+def close_client(app: Celery) -> None:
+    """Without what its results would try when they are collected: to unsubscribe, from a server that is gone."""
+    consumer = app.backend.result_consumer
+    consumer.stop()
+    consumer.subscribed_to.clear()
+    app.close()

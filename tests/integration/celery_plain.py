@@ -13,6 +13,12 @@ URL = os.environ.get("PLAIN_URL", "redis://127.0.0.1:1/0")
 
 app = Celery("plain", broker=URL, backend=URL, set_as_current=False)
 app.conf.update(broker_connection_retry_on_startup=True, worker_hijack_root_logger=False)
+if visibility := os.environ.get("PLAIN_VISIBILITY_TIMEOUT"):
+    app.conf.broker_transport_options = {
+        "visibility_timeout": float(visibility),
+        "unacked_restore_interval": 0.2,
+        "unacked_restore_throttle": 1,
+    }
 _redis = Redis.from_url(URL)
 
 

@@ -11,7 +11,9 @@ from workers.models import InputRejected
 
 
 class Witness:
-    """Echoes. `{"sleep": s}` takes that long, `{"raise": text}` breaks the batch, `{"reject": text}` is refused."""
+    """Echoes. `{"hold": path}` takes until there is a file, `{"raise": text}` breaks the batch, `{"reject": text}` is
+    refused.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -27,7 +29,8 @@ class Witness:
     @staticmethod
     def _output(value: Any) -> Any:
         wish = value if isinstance(value, dict) else {}
-        time.sleep(wish.get("sleep", 0))
+        while "hold" in wish and not Path(wish["hold"]).exists():
+            time.sleep(0.01)
         if "raise" in wish:
             raise ValueError(wish["raise"])
         return InputRejected(wish["reject"]) if "reject" in wish else value

@@ -1,95 +1,23 @@
-"""Celery's own features on a batched task: a plain client and a plain worker around a real worker of ours."""
+"""Celery's canvas on a batched task, sent by a plain client, with callbacks on a plain worker."""
 
 from __future__ import annotations
 
-import json
-import time
 import uuid
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, chain, chord, group
-from celery.exceptions import ChordError, TaskRevokedError
-from redis import Redis
+from celery import chain, chord, group
+from celery.exceptions import ChordError
 
-from tests.integration.celery_harness import (
-    CeleryProcess,
-    bunch_worker,
-    infer,
-    plain_client,
-    plain_worker,
-    wait_for_models,
-    wait_until,
-)
-from tests.valkey import PrivateValkey
-
-PATIENCE_S = 30
-
-MODELS = """\
-[models.echo]
-source = "tests.integration.celery_witness:Witness"
-options = {{ path = "{seen}" }}
-policy = "idle"
-timeout_ms = 30000
-"""
-
-
-class Rig:
-    """A client, what the model has seen, and what the callbacks have noted."""
-
-    def __init__(self, valkey: PrivateValkey, seen: Path, worker: CeleryProcess) -> None:
-        self.client = plain_client(valkey.url, result_chord_retry_interval=0.1)
-        self.redis = valkey.client()
-        self.url = valkey.url
-        self.worker = worker
-        self._seen = seen
-
-    def computed(self) -> list[Any]:
-        """Every input that the model was given, once per time."""
-        return [json.loads(line) for line in self._seen.read_text().splitlines()] if self._seen.exists() else []
-
-    def noted(self, name: str) -> list[Any]:
-        return [json.loads(raw) for raw in self.redis.lrange(f"seen:{name}", 0, -1)]
-
-    def settle(self) -> None:
-        """Everything that was sent so far has been worked off: so what did not happen, does not."""
-        for signature in (self.infer("last"), self.task("note", "last", "settle")):
-            signature.apply_async().get(timeout=PATIENCE_S)
-
-    def infer(self, *value: Any, **options: Any) -> Any:
-        """`bunch.infer` as a signature; without a value it takes what comes before it."""
-        return infer(self.client, *value, **options)
-
-    def task(self, name: str, *args: Any, **options: Any) -> Any:
-        """A task of the plain worker as a signature."""
-        return self.client.signature(f"plain.{name}", args=args, options=options)
+from tests.integration.celery_harness import PATIENCE_S, wait_until
+from tests.integration.celery_rig import Rig, running
 
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    folder = tmp_path_factory.mktemp("celery")
-    server = PrivateValkey()
-    server.start()
-    seen = folder / "seen.jsonl"
-    ours = bunch_worker(folder, server, MODELS.format(seen=seen))
-    theirs = plain_worker(folder, server.url)
-    try:
-        ours.start()
-        theirs.start()
-        rig = Rig(server, seen, ours)
-        wait_for_models(rig.redis, "echo")
-        wait_until(lambda: rig.client.control.inspect(timeout=0.5, destination=["plain@here"]).ping(), "plain worker")
+    with running(tmp_path_factory.mktemp("celery")) as rig:
         yield rig
-        rig.client.backend.result_consumer.stop()
-        rig.client.close()
-        rig.redis.close()
-    finally:
-        theirs.stop()
-        ours.stop()
-        server.stop()
 
 
 @pytest.fixture
@@ -113,7 +41,7 @@ def test_several_links_and_a_group_among_them(rig: Rig, name: str) -> None:
     assert [rig.noted(f"{name}{n}") for n in (1, 2, 3)] == [[["a"]]] * 3
 
 
-@pytest.mark.parametrize("input", [{"raise": "unwell"}, {"reject": "no"}])
+@pytest.mark.parametrize("input", [{"raise": "unwell"}, {"reject": "no"}], ids=str)
 def test_link_error_is_called_once_with_the_id(rig: Rig, name: str, input: Any) -> None:
     result = rig.infer(input).apply_async(link=rig.task("note", f"{name}ok"), link_error=rig.task("failed", name))
     wait_until(lambda: rig.noted(name), "the errback")

@@ -1,0 +1,34 @@
+"""Messages that a plain Celery client has sent with a priority.
+
+kombu's Redis transport keeps them in lists of their own beside the queue (`kombu.transport.redis.Channel._q_for_pri`),
+which no claim looks at. Tiers are Bunch's priorities; these messages join the end of their tier's queue.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from redis import Redis
+
+from batching import scripts
+from config.keys import Shard
+
+_MOST_AT_ONCE = 1000
+
+
+class PriorityLists:
+    """Constructing builds; call `gather` now and then, from one thread."""
+
+    def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
+        self._gather = redis.register_script(scripts.source("gather"))
+        self._keys = shard or Shard()
+
+    def gather(self, model: str) -> int:
+        """Move what waits in them; how many. Raises RedisError."""
+        keys = [self._keys.bell(model)]
+        lists = 0
+        for queue in self._keys.queues(model):
+            beside = self._keys.priorities(queue)
+            lists = len(beside)
+            keys += (queue, *beside)
+        return cast("int", self._gather(keys=keys, args=[lists, _MOST_AT_ONCE]))

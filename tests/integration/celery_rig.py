@@ -1,0 +1,108 @@
+"""A plain client, a plain worker, and a real worker of ours between them; shared by the tests of Celery's features."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.integration.celery_harness import (
+    PATIENCE_S,
+    bunch_worker,
+    close_client,
+    infer,
+    plain_client,
+    plain_worker,
+    wait_for_models,
+    wait_until,
+)
+from tests.valkey import PrivateValkey
+
+MODELS = """\
+[models.echo]
+source = "tests.integration.celery_witness:Witness"
+options = {{ path = "{seen}" }}
+policy = "idle"
+timeout_ms = 30000
+"""
+
+
+class Rig:
+    """The client, what the model has seen, and what the plain worker's tasks have noted."""
+
+    def __init__(self, folder: Path, valkey: PrivateValkey, seen: Path) -> None:
+        self.folder = folder
+        self.url = valkey.url
+        self.client = plain_client(valkey.url)
+        self.redis = valkey.client()
+        self._seen = seen
+
+    def infer(self, *value: Any, **options: Any) -> Any:
+        """`bunch.infer` as a signature; without a value it takes what comes before it."""
+        return infer(self.client, *value, **options)
+
+    def task(self, name: str, *args: Any, **options: Any) -> Any:
+        """A task of the plain worker as a signature."""
+        return self.client.signature(f"plain.{name}", args=args, options=options)
+
+    def computed(self) -> list[Any]:
+        """Every input that the model was given, once for each time."""
+        return [json.loads(line) for line in self._seen.read_text().splitlines()] if self._seen.exists() else []
+
+    def noted(self, name: str) -> list[Any]:
+        return [json.loads(raw) for raw in self.redis.lrange(f"seen:{name}", 0, -1)]
+
+    def settle(self) -> None:
+        """Everything that was sent so far has been worked off: what has not happened by now, does not."""
+        for signature in (self.infer("last"), self.task("note", "last", "settle")):
+            signature.apply_async().get(timeout=PATIENCE_S)
+
+    def inspect(self, timeout_s: float = 1.0, node: str = "bunch@here") -> Any:
+        return self.client.control.inspect(timeout=timeout_s, destination=[node])
+
+    def active(self) -> set[str]:
+        replies = self.inspect().active() or {}
+        return {each["id"] for each in replies.get("bunch@here", ())}
+
+    @contextmanager
+    def occupied(self) -> Iterator[Any]:
+        """The model is busy with one task, so what is sent meanwhile waits in its queue: less than a full batch is
+        never claimed ahead.
+        """
+        gate = self.folder / uuid.uuid4().hex
+        held = self.infer({"hold": str(gate)}).apply_async()
+        try:
+            wait_until(lambda: held.id in self.active(), "it is in hand")
+            yield held
+        finally:
+            gate.touch()
+        held.get(timeout=PATIENCE_S)
+
+    def close(self) -> None:
+        close_client(self.client)
+        self.redis.close()
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Rig]:
+    server = PrivateValkey()
+    server.start()
+    seen = folder / "seen.jsonl"
+    ours = bunch_worker(folder, server, MODELS.format(seen=seen))
+    theirs = plain_worker(folder, server.url)
+    rig = Rig(folder, server, seen)
+    try:
+        ours.start()
+        theirs.start()
+        wait_for_models(rig.redis, "echo")
+        wait_until(lambda: rig.inspect(0.5, "plain@here").ping(), "the plain worker answers")
+        wait_until(lambda: rig.inspect(0.5).ping(), "our worker answers")
+        yield rig
+    finally:
+        theirs.stop()
+        ours.stop()
+        rig.close()
+        server.stop()
