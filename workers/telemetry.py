@@ -29,7 +29,7 @@ _SHOWN_BYTES = 256
 class ActiveRequest:
     """What `inspect active` needs of a request that is being computed; `celery.worker.state` holds it weakly."""
 
-    __slots__ = ("__weakref__", "_batch", "_request", "acknowledged", "eventer", "id", "name", "time_start")
+    __slots__ = ("__weakref__", "_batch", "_request", "acknowledged", "eventer", "id", "name", "time_start", "tracked")
 
     # `Consumer.cancel_active_requests` asks: given back, not acknowledged, when the worker dies.
     task = SimpleNamespace(acks_late=True)
@@ -39,6 +39,7 @@ class ActiveRequest:
         self.name = TASK_NAME
         self.time_start = now
         self.acknowledged = False
+        self.tracked = request.tracked
         self._request = request
         self._batch = batch
 
@@ -105,7 +106,8 @@ class WorkerTelemetry:
         self._active[batch.batch_id] = active
         worker_state.active_requests.update(active)
         # By id as well: `revoke` leaves the state of a task alone that it finds among the active.
-        worker_state.requests.update((each.id, each) for each in active)
+        # Nobody can name the others: their ids are told with their answers.
+        worker_state.requests.update((each.id, each) for each in active if each.tracked)
         self._mark_started(requests)
         self._count_claim(requests, batch)
         try:
@@ -153,7 +155,8 @@ class WorkerTelemetry:
         active = self._active.pop(batch.batch_id, ())
         worker_state.active_requests.difference_update(active)
         for each in active:
-            worker_state.requests.pop(each.id, None)
+            if each.tracked:
+                worker_state.requests.pop(each.id, None)
         return len(active)
 
     def _child(self, metric: Any, *labels: str) -> Any:
