@@ -47,6 +47,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     start_timeout_ms: PositiveInt = 120_000
     max_attempts: Annotated[int, msgspec.Meta(ge=1, le=90)] = 3
     max_queue_depth: PositiveInt = 20_000
+    direct: bool = False
+    direct_concurrency: PositiveInt = 16
     options: dict[str, Any] = {}
 
     @property
@@ -261,6 +263,14 @@ def _contradictions(settings: Settings) -> list[Problem]:
     if settings.models and settings.default_model not in settings.models:
         found.append(Problem("default_model", settings.default_model, f"must be one of {', '.join(settings.models)}"))
     for name, model in settings.models.items():
+        if model.direct and not model.source.startswith(("http://", "https://")):
+            found.append(
+                Problem(
+                    f"[models.{name}] direct",
+                    model.direct,
+                    "only an http(s) URL as the source can be asked without a worker; leave it out",
+                )
+            )
         if model.max_wait_ms >= settings.request_timeout_ms:
             found.append(
                 Problem(

@@ -29,6 +29,7 @@ from tasks.fleet import Fleet
 from tasks.metrics import MetricsFlusher, SharedMetrics
 from webapp.api import health, inference, openapi, results
 from webapp.call import STATUS_LINES, Answer, Call
+from webapp.direct import DirectModels
 from webapp.errors import ApiError, bunch_error_answer, error_answer
 from webapp.services import Services
 from webapp.telemetry import flush_forever
@@ -71,6 +72,7 @@ class BunchApp(flask.Flask):
     def stop(self) -> None:
         self._flushing.kill()
         self.services.client.stop()
+        self.services.direct.close()
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         handler = HOT.get((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
@@ -157,6 +159,7 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
         client=Client(settings, redis),
         fleet=Fleet(redis, lease_ttl_s=settings.lease_ttl_s),
         metrics=SharedMetrics(redis),
+        direct=DirectModels(settings),
     )
 
 

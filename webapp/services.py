@@ -10,6 +10,7 @@ from config.settings import Settings
 from tasks.client import Client
 from tasks.fleet import Fleet
 from tasks.metrics import SharedMetrics
+from webapp.direct import DirectModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +20,4 @@ class Services:
     client: Client
     fleet: Fleet
     metrics: SharedMetrics
+    direct: DirectModels

@@ -54,8 +54,9 @@ def infer(services: Services, call: Call) -> Answer:
         return _accepted(
             call, _run(services, call, model, tier, value, parameters, limit_s, started, queued, waits=False)
         )
-    answered = services.client.wait
-    reply = _run(services, call, model, tier, as_json(body.input), parameters, limit_s, started, answered)
+    value = as_json(body.input)
+    answered = services.direct.waiting(services.client, model, tier, value, parameters, started + limit_s)
+    reply = _run(services, call, model, tier, value, parameters, limit_s, started, answered)
     latency = f"{(perf_counter() - started) * 1000:.3f}"
     answer = b"".join(
         (
@@ -101,19 +102,18 @@ def bulk(services: Services, call: Call) -> Answer:
     tier = tier_of(settings, call)
     limit_s = timeout_s(settings, call, body.timeout_ms)
     parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
-    client = services.client
+    client, direct = services.client, services.direct
+    values = [as_json(each) for each in body.inputs]
     pendings = [
-        client.submit(model, tier, as_json(each), parameters, timeout_s=limit_s, hung_up=call.hung_up)
-        if limit_s > 0
-        else None
-        for each in body.inputs
+        client.submit(model, tier, value, parameters, timeout_s=limit_s, hung_up=call.hung_up) if limit_s > 0 else None
+        for value in values
     ]
     results = []
-    for pending in pendings:
+    for value, pending in zip(values, pendings, strict=True):
         try:
             if pending is None:
                 raise DeadlineExceeded("no time was given")
-            reply = client.wait(pending)
+            reply = direct.waiting(client, model, tier, value, parameters, started + limit_s)(pending)
         except BunchError as error:
             count(model, tier, error.code, perf_counter() - started)
             failed = {"error": error.code, "message": error.message}
@@ -134,7 +134,8 @@ def _plain(services: Services, call: Call, model: str, value: bytes, started: fl
     settings = services.settings
     tier = tier_of(settings, call)
     limit_s = timeout_s(settings, call, None)
-    reply = _run(services, call, model, tier, value, NO_PARAMETERS, limit_s, started, services.client.wait)
+    answered = services.direct.waiting(services.client, model, tier, value, NO_PARAMETERS, started + limit_s)
+    reply = _run(services, call, model, tier, value, NO_PARAMETERS, limit_s, started, answered)
     latency = f"{(perf_counter() - started) * 1000:.3f}"
     return Answer(
         200,
