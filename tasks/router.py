@@ -186,6 +186,9 @@ class Router:
                 backoff = 0.0
                 self._read_until_broken()
             except (RedisError, OSError) as error:
+                if isinstance(error, RedisTimeoutError):
+                    # What silenced this connection has silenced those that lie idle beside it.
+                    self._redis.connection_pool.disconnect(inuse_connections=False)
                 if not self._stopped:
                     logger.warning("reply subscription lost (%s); subscribing again", error)
             except Exception:
