@@ -143,7 +143,7 @@ class ClaimLoop:
             self._changed.wait_for(lambda: not self._in_hand, timeout=max(0.0, deadline - self._clock()))
         self._drained = True
         self._settler.give_up_on_redis()
-        self._threads[1].join(timeout=max(1.0, deadline - self._clock()))
+        self._threads[1].join(timeout=max(min(1.0, grace_s), deadline - self._clock()))
         # The newest first, so that the oldest ends up at the head of its queue again.
         for batch in reversed(list(self._in_hand.values())):
             self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, "the worker is stopping")

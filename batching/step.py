@@ -14,6 +14,7 @@ import logging
 from typing import Any, ClassVar, Protocol
 
 from celery import bootsteps
+from celery.worker import state as worker_state
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ class BatchRunner(Protocol):
 
     def stop_claiming(self) -> None: ...
 
-    def stop(self) -> None: ...
+    def stop(self, *, cold: bool = False) -> None:
+        """`cold`: what is in hand is given back instead of finished."""
 
     def info(self) -> dict[str, Any]: ...
 
@@ -59,7 +61,7 @@ class BatchingStep(bootsteps.StartStopStep):
     def shutdown(self, consumer: Any) -> None:
         # Without a broker a worker can be told to go before it ever started.
         if self._started:
-            self.runner.stop()
+            self.runner.stop(cold=_is_cold())
 
     def info(self, consumer: Any) -> dict[str, Any]:
         """Under one key, since `inspect stats` merges every step's dictionary flat."""
@@ -68,6 +70,11 @@ class BatchingStep(bootsteps.StartStopStep):
     @staticmethod
     def _stopping(consumer: Any) -> bool:
         return consumer.blueprint.state in {bootsteps.CLOSE, bootsteps.TERMINATE}
+
+
+def _is_cold() -> bool:
+    """SIGQUIT, or a second Ctrl-C. Celery says so nowhere else: consumer steps are never asked to `terminate`."""
+    return worker_state.should_terminate not in {None, False}
 
 
 def _no_credit() -> bool:

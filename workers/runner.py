@@ -43,6 +43,8 @@ from workers.telemetry import WorkerTelemetry
 logger = logging.getLogger(__name__)
 
 BEAT_EVERY_S = 1.0
+# For a claim that is under way to come back, so that it can be given back too.
+COLD_GRACE_S = 0.5
 # Two threads a loop hand work to each other across Redis and a pipe; at CPython's default of 5 ms, whichever waits for
 # the interpreter would wait longer than a whole batch takes.
 SWITCH_INTERVAL_S = 0.0005
@@ -113,15 +115,17 @@ class WorkerRunner:
         for loop in self._loops:
             loop.stop_claiming()
 
-    def stop(self) -> None:
-        """Answer what is in the executors, give back the rest, leave the register. Safe to call twice."""
+    def stop(self, *, cold: bool = False) -> None:
+        """Answer what is in the executors (`cold`: not even that), give back the rest, leave the register.
+
+        Safe to call twice.
+        """
         if self._stop.is_set():
             return
         self.stop_claiming()
-        deadline = time.monotonic() + self._settings.graceful_timeout_s
-        grace_s = max(0.5, deadline - time.monotonic())
+        grace_s = COLD_GRACE_S if cold else self._settings.graceful_timeout_s
         _in_parallel([partial(loop.stop, grace_s) for loop in self._loops])
-        _in_parallel([partial(executor.stop, 1.0) for _, executor in self._executors])
+        _in_parallel([partial(executor.stop, min(1.0, grace_s)) for _, executor in self._executors])
         self._stop.set()
         self._heart.join(timeout=2 * BEAT_EVERY_S)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -206,6 +207,30 @@ def test_ready_needs_every_child_and_the_whole(make: Make, spec: ChildSpec) -> N
     assert supervisor.phase is Phase.STARTING
     supervisor.tick(2.0)
     assert supervisor.phase is Phase.READY
+
+
+def test_in_a_hurry_the_last_stage_waits_for_those_that_give_back_to_it(
+    make: Make, spec: ChildSpec, tmp_path: Path
+) -> None:
+    marker = tmp_path / "listens"
+    code = f"import pathlib, signal; pathlib.Path({str(marker)!r}).touch(); signal.sigwait([signal.SIGQUIT])"
+    giver = (sys.executable, "-c", "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGQUIT]);" + code)
+    worker = replace(spec, command=giver, hasty_signal=signal.SIGQUIT)
+    store = replace(spec, name="store", log_file=tmp_path / "store.log", stop_stage=9)
+    supervisor = make(worker, store)
+    one, last = supervisor.children
+    supervisor.tick(0.0)
+    while not marker.exists():
+        assert one.reap(0.0) is None
+
+    supervisor.kill(1.0)
+    assert (one.state, last.state) == (State.STOPPING, State.RUNNING)
+    wait_for_death(one)
+    supervisor.tick(1.1)
+    assert one.state is State.STOPPED
+    wait_for_death(last)
+    supervisor.tick(1.2)
+    assert supervisor.phase is Phase.DONE
 
 
 def test_what_does_not_stop_in_its_time_is_killed(make: Make, spec: ChildSpec, tmp_path: Path) -> None:

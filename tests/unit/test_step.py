@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, bootsteps
+from celery.worker import state as worker_state
 
 from batching.step import BatchingStep
 
@@ -22,8 +23,8 @@ class Runner:
     def stop_claiming(self) -> None:
         self.calls.append("stop claiming")
 
-    def stop(self) -> None:
-        self.calls.append("stop")
+    def stop(self, *, cold: bool = False) -> None:
+        self.calls.append("stop cold" if cold else "stop")
 
     def info(self) -> dict[str, Any]:
         return {"in_hand": 2}
@@ -72,6 +73,19 @@ def test_a_shutdown_claims_nothing_more_and_then_stops(consumer: SimpleNamespace
     step.close(consumer)
     step.stop(consumer)
     assert runner.calls == ["start", "stop claiming", "stop"]
+
+
+@pytest.mark.parametrize(("asked", "done"), [(None, "stop"), (False, "stop"), (True, "stop cold"), (1, "stop cold")])
+def test_a_cold_shutdown_finishes_nothing(
+    consumer: SimpleNamespace, runner: Runner, monkeypatch: pytest.MonkeyPatch, asked: Any, done: str
+) -> None:
+    # What Celery's handler of SIGQUIT leaves behind.
+    monkeypatch.setattr(worker_state, "should_terminate", asked)
+    step = BatchingStep(consumer)
+    step.start(consumer)
+    consumer.blueprint.state = bootsteps.CLOSE
+    step.stop(consumer)
+    assert runner.calls == ["start", done]
 
 
 def test_a_worker_that_never_started_has_nothing_to_stop(consumer: SimpleNamespace, runner: Runner) -> None:

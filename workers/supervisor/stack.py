@@ -111,7 +111,8 @@ class Stack:
             name = f"worker{number}"
             command = roles.worker(settings, name)
             spec = self._spec("worker", name, command, stop_stage=1, stop_timeout_s=drain_s, probe=loaded)
-            specs.insert(0, replace(spec, aftermath=give_back))
+            # On QUIT it gives back what it has in hand, and goes.
+            specs.insert(0, replace(spec, aftermath=give_back, hasty_signal=signal.SIGQUIT))
         if self.options.flower:
             flower_answers = answers_http(settings.flower_host, settings.flower_port, "/healthcheck")
             flower = self._spec(

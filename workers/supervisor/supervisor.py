@@ -20,7 +20,7 @@ from workers.supervisor.guard import Guard
 # Deaths in a row, before the stack was ever ready, after which trying again would only repeat the message.
 MAX_START_FAILURES = 4
 _LOOK_EVERY_S = 0.25
-_HASTY_TIMEOUT_S = 2.0
+_HASTY_TIMEOUT_S = 4.0
 
 
 class Phase(str, Enum):
@@ -91,13 +91,14 @@ class Supervisor:
             self.phase = Phase.STOPPING
 
     def kill(self, now: float) -> None:
-        """Stop everything at once."""
+        """Stop everything at once; only what belongs to the last stage waits for what uses it to the end."""
         self.stop()
         if not self._hasty:
             self._hasty = True
+            last = max(child.spec.stop_stage for child in self.children)
             for child in self.children:
-                child.hasten()
-                self._kill_at[child.spec.name] = now + _HASTY_TIMEOUT_S
+                if child.spec.stop_stage < last:
+                    self._hasten(child, now)
 
     def _reap(self, child: Child, now: float) -> None:
         was = child.state
@@ -139,9 +140,15 @@ class Supervisor:
             if child.state is State.STOPPING:
                 if now >= self._kill_at[child.spec.name]:
                     child.kill()
+            elif child.spec.stop_stage == stage and self._hasty:
+                self._hasten(child, now)
             elif child.spec.stop_stage == stage:
                 child.stop()
                 self._kill_at[child.spec.name] = now + child.spec.stop_timeout_s
+
+    def _hasten(self, child: Child, now: float) -> None:
+        child.hasten()
+        self._kill_at[child.spec.name] = now + _HASTY_TIMEOUT_S
 
 
 def _is_past_starting(child: Child) -> bool:
