@@ -28,7 +28,7 @@ def make_worker_app(settings: Settings) -> Celery:
     app.steps["consumer"].add(BatchingStep)
     make_walkable(worker_state.active_requests)
     app.bunch_runner = WorkerRunner(settings, CanvasFollowUp(app))
-    app.task(name=TASK_NAME, ignore_result=False)(_never_called)
+    app.task(name=TASK_NAME, ignore_result=False, shared=False)(_never_called)
     return app
 
 

@@ -61,7 +61,7 @@ def test_our_message_is_kombus_and_protocol_2(kombu_message) -> None:
 def test_our_message_makes_a_celery_request(kombu_message) -> None:
     app = Celery("plain", set_as_current=False)
 
-    @app.task(name="bunch.infer")
+    @app.task(name="bunch.infer", shared=False)
     def task(value: Any, parameters: Any) -> None: ...
 
     message = kombu_message(our_message("some-id", b"[1,2]", deadline_in_ms=30_000))
