@@ -1,4 +1,3 @@
-"""What a frontend process does, each scenario in an interpreter of its own that gevent has patched.
-
-python -m tests.gevent_scenarios REDIS_URL MODULE SCENARIO
+"""What a frontend process does, each scenario in a process of its own that gevent has patched; `tests/scenes.py` plays
+them.
 """

@@ -1,3 +1,9 @@
+"""Plays scenarios, each in a fork of this process: a line `REDIS_URL MODULE SCENARIO OUTPUT` on standard input plays
+one. Two lines on standard output answer it: the process id, and the exit status when it has ended.
+
+Forks, because starting an interpreter with all its imports takes longer than most scenarios.
+"""
+
 from __future__ import annotations
 
 # Before anything else is imported, as gunicorn's gevent worker does it.
@@ -5,13 +11,23 @@ from gevent import monkey
 
 monkey.patch_all()
 
+import os  # noqa: E402
 import sys  # noqa: E402
+import traceback  # noqa: E402
 from importlib import import_module  # noqa: E402
 
+import celery.backends.redis  # noqa: E402, F401
+import gevent  # noqa: E402
+
+import tasks.app  # noqa: E402, F401
 from tests.gevent_scenarios.stage import Stage  # noqa: E402
 
+# The plain ones: gevent's would start an event loop in here, and every fork would inherit it.
+_fork = monkey.get_original("os", "fork")
+_waitpid = monkey.get_original("os", "waitpid")
 
-def main(url: str, module: str, scenario: str) -> None:
+
+def play(url: str, module: str, scenario: str) -> None:
     stage = Stage(url)
     try:
         getattr(import_module(f"tests.gevent_scenarios.{module}"), scenario)(stage)
@@ -19,5 +35,31 @@ def main(url: str, module: str, scenario: str) -> None:
         stage.close()
 
 
+def in_the_fork(url: str, module: str, scenario: str, output: str) -> int:
+    gevent.reinit()
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    try:
+        play(url, module, scenario)
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def main() -> None:
+    for line in sys.stdin:
+        pid = _fork()
+        if pid == 0:
+            os._exit(in_the_fork(*line.split()))
+        print(pid, flush=True)
+        _, status = _waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from celery import Celery
@@ -16,9 +14,17 @@ from redis import Redis
 
 from tests.fakes.worker import StandInWorker
 from tests.gevent_scenarios import answers, celery_results, cost, elsewhere, leftovers, outages
+from tests.scenes import Theatre, scenarios
 from tests.valkey import PrivateValkey
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
+    theatre = Theatre(tmp_path_factory.mktemp("scenes"))
+    yield theatre
+    theatre.close()
 
 
 @pytest.fixture(scope="module")
@@ -31,60 +37,40 @@ def worker(valkey: PrivateValkey) -> Iterator[StandInWorker]:
     worker.stop()
 
 
-def scenarios(module: ModuleType) -> pytest.MarkDecorator:
-    names = [
-        name
-        for name, function in vars(module).items()
-        if inspect.isfunction(function)
-        and function.__module__ == module.__name__
-        and [each.annotation for each in inspect.signature(function).parameters.values()] == ["Stage"]
-    ]
-    assert names
-    return pytest.mark.parametrize("scenario", names)
-
-
-def play(valkey: PrivateValkey, module: ModuleType, scenario: str) -> str:
-    """In an interpreter of its own; what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.gevent_scenarios", valkey.url, module.__name__.rpartition(".")[2], scenario],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    # An error in a greenlet that nobody joins ends up there, and nowhere else.
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
+@pytest.fixture
+def url(valkey: PrivateValkey, redis: Redis, worker: StandInWorker) -> str:
+    """Of an empty database, with a worker."""
+    return valkey.url
 
 
 @scenarios(answers)
-def test_answers(valkey: PrivateValkey, redis: Redis, worker: StandInWorker, scenario: str) -> None:
-    play(valkey, answers, scenario)
+def test_answers(theatre: Theatre, url: str, scenario: str) -> None:
+    theatre.play(url, answers, scenario)
 
 
 @scenarios(leftovers)
-def test_leftovers(valkey: PrivateValkey, redis: Redis, worker: StandInWorker, scenario: str) -> None:
-    play(valkey, leftovers, scenario)
+def test_leftovers(theatre: Theatre, url: str, scenario: str) -> None:
+    theatre.play(url, leftovers, scenario)
 
 
 @scenarios(outages)
-def test_outages(valkey: PrivateValkey, scenario: str) -> None:
-    play(valkey, outages, scenario)
+def test_outages(theatre: Theatre, valkey: PrivateValkey, scenario: str) -> None:
+    theatre.play(valkey.url, outages, scenario)
 
 
 @scenarios(celery_results)
-def test_celery_results(valkey: PrivateValkey, redis: Redis, worker: StandInWorker, scenario: str) -> None:
-    play(valkey, celery_results, scenario)
+def test_celery_results(theatre: Theatre, url: str, scenario: str) -> None:
+    theatre.play(url, celery_results, scenario)
 
 
 @scenarios(cost)
-def test_cost(valkey: PrivateValkey, redis: Redis, worker: StandInWorker, scenario: str) -> None:
-    play(valkey, cost, scenario)
+def test_cost(theatre: Theatre, url: str, scenario: str) -> None:
+    theatre.play(url, cost, scenario)
 
 
-def test_a_plain_celery_client_elsewhere_gets_the_results(
-    valkey: PrivateValkey, redis: Redis, worker: StandInWorker
-) -> None:
-    fine, refused = play(valkey, elsewhere, "submit_and_print_the_ids").split()
-    app = Celery("plain", backend=valkey.url, set_as_current=False)
+def test_a_plain_celery_client_elsewhere_gets_the_results(theatre: Theatre, url: str) -> None:
+    fine, refused = theatre.play(url, elsewhere, "submit_and_print_the_ids").split()
+    app = Celery("plain", backend=url, set_as_current=False)
     assert app.AsyncResult(fine).get(timeout=30) == {"echo": "é"}
     with pytest.raises(Exception, match="not this"):
         app.AsyncResult(refused).get(timeout=30)
@@ -92,12 +78,12 @@ def test_a_plain_celery_client_elsewhere_gets_the_results(
 
 
 @pytest.fixture
-def plain_worker(valkey: PrivateValkey, redis: Redis, tmp_path: Path) -> Iterator[None]:
+def plain_worker(url: str, tmp_path: Path) -> Iterator[None]:
     command = [sys.executable, "-m", "celery", "-A", "tests.fakes.plain_infer", "worker", "-P", "solo"]
     queues = ["-Q", "bunch.nobody.paid", "--without-gossip", "--without-mingle", "--without-heartbeat"]
     with (tmp_path / "worker.log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, *queues], cwd=ROOT, env={**os.environ, "PLAIN_URL": valkey.url}, stdout=log, stderr=log
+            [*command, *queues], cwd=ROOT, env={**os.environ, "PLAIN_URL": url}, stdout=log, stderr=log
         )
     try:
         yield
@@ -110,5 +96,5 @@ def plain_worker(valkey: PrivateValkey, redis: Redis, tmp_path: Path) -> Iterato
             process.wait()
 
 
-def test_a_plain_celery_worker_answers(valkey: PrivateValkey, plain_worker: None) -> None:
-    play(valkey, elsewhere, "a_plain_worker_answers")
+def test_a_plain_celery_worker_answers(theatre: Theatre, url: str, plain_worker: None) -> None:
+    theatre.play(url, elsewhere, "a_plain_worker_answers")

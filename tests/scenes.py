@@ -1,0 +1,66 @@
+"""Plays the scenarios of `tests/gevent_scenarios`, from a process that gevent has not patched."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+_ROOT = Path(__file__).parents[1]
+_LONGEST_S = 100.0
+
+
+class Theatre:
+    """The patched process; it forks for each scenario."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.gevent_scenarios"],
+            cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        with self._process:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            assert self._process.wait(30) == 0
+
+    def play(self, url: str, module: ModuleType, scenario: str) -> str:
+        """What it printed; fails as it fails."""
+        output = self._folder / f"{scenario}.txt"
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(url, module.__name__.rpartition(".")[2], scenario, output, file=process.stdin, flush=True)
+        pid = int(process.stdout.readline())
+        if not select.select([process.stdout], [], [], _LONGEST_S)[0]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        status = int(process.stdout.readline())
+        said = output.read_text()
+        # An error in a greenlet that nobody joins ends up there, and nowhere else.
+        if status or "Traceback" in said:
+            pytest.fail(f"{scenario} ended with {status}:\n{said}", pytrace=False)
+        return said
+
+
+def scenarios(module: ModuleType) -> pytest.MarkDecorator:
+    """Every scenario of a module: a function of a stage."""
+    names = [
+        name
+        for name, function in vars(module).items()
+        if inspect.isfunction(function)
+        and function.__module__ == module.__name__
+        and [each.annotation for each in inspect.signature(function).parameters.values()] == ["Stage"]
+    ]
+    assert names
+    return pytest.mark.parametrize("scenario", names)
