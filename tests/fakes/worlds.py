@@ -1,0 +1,151 @@
+"""A batch store, real or in memory, with the hands and eyes of a test beside it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+from redis import Redis
+
+from batching.stamp import Stamp, write_stamp
+from batching.store import BatchStore, Claim, RedisBatchStore, Settled
+from config.keys import Shard
+from config.tiers import Tier
+from tests.fakes.store import Letter, MemoryBatchStore, epoch_ms, state_of
+
+KEYS = Shard()
+MODEL = "m"
+HOUR_MS = 3_600_000
+
+
+class World(Protocol):
+    """A store, and the hands and eyes of a test beside it."""
+
+    store: BatchStore
+
+    def put(self, message: bytes, tier: Tier) -> None: ...
+    def queued(self, tier: Tier) -> list[bytes]:
+        """Head first."""
+
+    def set_state(self, task_id: str, status: str) -> None: ...
+    def results(self, task_ids: list[str]) -> list[bytes | None]: ...
+    def cancel(self, task_id: str) -> None: ...
+    def leased(self, batch_id: str) -> bool: ...
+    def letters(self) -> dict[str, Letter]: ...
+    def end_pauses(self) -> None: ...
+    def replies(self) -> list[tuple[str, list[object]]]:
+        """Channel and content of each publish since the last call."""
+
+
+class MemoryWorld:
+    def __init__(self) -> None:
+        self.store = MemoryBatchStore()
+
+    def put(self, message: bytes, tier: Tier) -> None:
+        self.store.put(MODEL, tier, message)
+
+    def queued(self, tier: Tier) -> list[bytes]:
+        return self.store.queued(MODEL, tier)
+
+    def set_state(self, task_id: str, status: str) -> None:
+        self.store.results[KEYS.result(task_id)] = state_of(task_id, status)
+
+    def results(self, task_ids: list[str]) -> list[bytes | None]:
+        return [self.store.results.get(KEYS.result(each)) for each in task_ids]
+
+    def cancel(self, task_id: str) -> None:
+        self.store.cancelled.add(task_id)
+
+    def leased(self, batch_id: str) -> bool:
+        return batch_id in self.store.leases
+
+    def letters(self) -> dict[str, Letter]:
+        return dict(self.store.letters)
+
+    def end_pauses(self) -> None:
+        self.store.end_pauses(MODEL)
+
+    def replies(self) -> list[tuple[str, list[object]]]:
+        got = [(channel, [msgspec.json.decode(each) for each in raw]) for channel, raw in self.store.replies]
+        self.store.replies.clear()
+        return got
+
+
+class RedisWorld:
+    def __init__(self, redis: Redis) -> None:
+        self.store = RedisBatchStore(redis, "w1")
+        self._redis = redis
+        self._listener = redis.pubsub(ignore_subscribe_messages=True)
+        self._listener.psubscribe("bunch:reply:*", "the-end")
+
+    def put(self, message: bytes, tier: Tier) -> None:
+        self._redis.lpush(KEYS.queue(MODEL, tier), message)
+        self._redis.lpush(KEYS.bell(MODEL), 1)
+        self._redis.ltrim(KEYS.bell(MODEL), 0, 0)
+
+    def queued(self, tier: Tier) -> list[bytes]:
+        return self._redis.lrange(KEYS.queue(MODEL, tier), 0, -1)[::-1]
+
+    def set_state(self, task_id: str, status: str) -> None:
+        self._redis.set(KEYS.result(task_id), state_of(task_id, status), px=HOUR_MS)
+
+    def results(self, task_ids: list[str]) -> list[bytes | None]:
+        return self._redis.mget([KEYS.result(each) for each in task_ids]) if task_ids else []
+
+    def cancel(self, task_id: str) -> None:
+        self._redis.zadd(KEYS.cancelled(), {task_id: 10**13})
+
+    def leased(self, batch_id: str) -> bool:
+        in_set = bool(self._redis.sismember(KEYS.leases("w1"), batch_id))
+        assert in_set == bool(self._redis.exists(KEYS.lease(batch_id)))
+        return in_set
+
+    def letters(self) -> dict[str, Letter]:
+        found = {}
+        for task_id in self._redis.zrange(KEYS.dead(), 0, -1):
+            stored = self._redis.hgetall(KEYS.dead(task_id.decode()))
+            found[task_id.decode()] = Letter(int(stored[b"rank"]), stored[b"message"], stored[b"record"])
+        return found
+
+    def end_pauses(self) -> None:
+        for each in self._redis.zrange(KEYS.delayed(MODEL), 0, -1):
+            self._redis.zadd(KEYS.delayed(MODEL), {each: 0})
+
+    def replies(self) -> list[tuple[str, list[object]]]:
+        self._redis.publish("the-end", "")
+        got: list[tuple[str, list[object]]] = []
+        while True:
+            message = self._listener.get_message(timeout=10)
+            if message and message["channel"] == b"the-end":
+                return got
+            if message:
+                got.append((message["channel"].decode(), msgspec.json.decode(message["data"])))
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def ours(
+    task_id: str, *, expired: bool = False, tracked: bool = True, lost: int = 0, attempt: int = 0, enqueued: int = 0
+) -> bytes:
+    now = epoch_ms()
+    limit = now - 1000 if expired else now + HOUR_MS
+    stamp = Stamp(now + 2 * HOUR_MS, limit, enqueued or now, attempt, lost, tracked, HOUR_MS, task_id)
+    return write_stamp(stamp) + b'","lang":"py"},"body":"' + task_id.encode() + b'"}'
+
+
+def foreign(name: str) -> bytes:
+    return b'{"body": "%s", "headers": {"lang": "py", "empty": []}, "properties": {}}' % name.encode()
+
+
+def names(claim: Claim) -> list[str]:
+    return [name_of(each.message) for each in claim.entries]
+
+
+def name_of(message: bytes) -> str:
+    return msgspec.json.decode(message)["body"]
+
+
+def settled(position: int, task_id: str, reply_to: str = "", *, size: int = 1, letter: bytes = b"") -> Settled:
+    result = msgspec.json.encode({"task_id": task_id, "result": "x" * size})
+    return Settled(position, task_id, HOUR_MS, reply_to, result, letter)
