@@ -1,0 +1,44 @@
+"""gunicorn's configuration file, read as gunicorn reads it."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gunicorn.config import Config
+from gunicorn.util import parse_address
+
+from config.environ import ROOT
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """`read(http_port=…)`: what the file defines under these settings."""
+
+    def build(**settings: object) -> dict[str, Any]:
+        monkeypatch.chdir(tmp_path)
+        for name, value in settings.items():
+            monkeypatch.setenv(f"BUNCH_{name.upper()}", str(value))
+        return runpy.run_path(str(ROOT / "config" / "gunicorn.py"))
+
+    return build
+
+
+def test_every_name_is_one_of_gunicorns(read) -> None:
+    known = Config().settings
+    defined = {name for name, value in read().items() if not name.startswith("_") and isinstance(value, str | int)}
+    assert {"bind", "workers", "worker_class"} <= defined
+    assert defined <= set(known)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_where_it_listens(read, host: str) -> None:
+    assert parse_address(read(http_host=host, http_port=8123)["bind"]) == (host, 8123)
+
+
+def test_settings_arrive(read) -> None:
+    given = read(web_workers=3, graceful_timeout_ms=7000)
+    assert (given["workers"], given["graceful_timeout"]) == (3, 7)
+    assert given["worker_class"] == "webapp.server.Worker"
