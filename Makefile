@@ -11,7 +11,7 @@ TEST_TMP := $(CURDIR)/var/tmp
 PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check lint format bench clean
+.PHONY: help demo up test check lint format chaos bench clean
 
 help: ## What can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -36,6 +36,9 @@ lint: $(DEV)
 
 format: $(DEV) ## Format the code and fix what can be fixed by itself
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
+
+chaos: $(DEV) | $(TEST_TMP) ## The long form of the tests that kill processes; half an hour, prints recovery times
+	@CHAOS_FAULTS=$${CHAOS_FAULTS:-50} $(PYTEST) tests/chaos -q -rA --tb=short $(ARGS)
 
 bench: $(DEV) ## The benchmark suite, against its rivals
 	@$(BIN)/python -m tests.benchmarks

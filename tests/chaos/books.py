@@ -1,0 +1,124 @@
+"""Every request in one place: a producer that knows what it has sent, and an atomic look at where it all is."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from redis import Redis
+
+import tasks
+from batching import scripts
+from batching.stamp import Stamp, read_stamp
+from config.keys import RESULT_PREFIX, Shard
+from config.redis import Line, Script
+from config.tiers import Tier
+from tasks.messages import NO_PARAMETERS, MessageWriter, Outgoing
+
+KEYS = Shard()
+HOUR_MS = 3_600_000
+_STATUS = re.compile(rb'\{"status":"([A-Z]+)"')
+
+# KEYS  the model's queues, then its delayed   ARGV  prefix of results
+_LOOK = """
+local queued, leased, states = {}, {}, {}
+for i = 1, #KEYS - 1 do
+  for _, message in ipairs(redis.call('LRANGE', KEYS[i], 0, -1)) do queued[#queued + 1] = message end
+end
+for _, lease in ipairs(redis.call('KEYS', 'bunch:lease:*')) do
+  for _, entry in ipairs(redis.call('LRANGE', lease, 1, -1)) do
+    if #entry > 0 then leased[#leased + 1] = string.sub(entry, 3) end
+  end
+end
+local delayed = {}
+for _, entry in ipairs(redis.call('ZRANGE', KEYS[#KEYS], 0, -1)) do delayed[#delayed + 1] = string.sub(entry, 2) end
+for _, key in ipairs(redis.call('KEYS', ARGV[1] .. '*')) do
+  states[#states + 1] = string.sub(key, #ARGV[1] + 1)
+  states[#states + 1] = redis.call('GET', key)
+end
+return {queued, leased, delayed, states, redis.call('ZRANGE', 'bunch:dead', 0, -1)}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """Task ids by where they are, at one instant; `attempts` of the queued, in their order."""
+
+    queued: list[str]
+    attempts: list[int]
+    leased: list[str]
+    delayed: list[str]
+    done: set[str]
+    failed: set[str]
+    dead: set[str]
+
+    def check(self, sent: set[str]) -> None:
+        """Each one sent is in exactly one place."""
+        waiting = self.queued + self.leased + self.delayed
+        doubled = [each for each, count in Counter(waiting).items() if count > 1]
+        assert doubled == [], "in two places"
+        assert set(waiting) & (self.done | self.failed) == set(), "finished, and still to be done"
+        assert self.failed == self.dead
+        assert sent - set(waiting) - self.done - self.dead == set(), "lost"
+        assert len(sent) == len(self.done) + len(self.dead) + len(waiting)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.queued) + len(self.leased) + len(self.delayed)
+
+
+class Ledger:
+    """Sends tracked requests of one model with the script that frontends use, and keeps the books."""
+
+    def __init__(self, redis: Redis, model: str) -> None:
+        self._model = model
+        self._line = Line(redis)
+        self._submit = Script(scripts.source("submit", scripts.folder_of(tasks.__file__ or "")))
+        self._look = Script(_LOOK)
+        self._writer = MessageWriter("")
+        self.sent: set[str] = set()
+
+    def send(self, numbers: Sequence[int], tier: Tier = Tier.PAID) -> None:
+        """One flush. The task id of each input has its number in it."""
+        queue, bell = KEYS.queue(self._model, tier), KEYS.bell(self._model)
+        ids = [f"task-{number}" for number in numbers]
+        args: list[object] = [1, len(self.sent) + len(numbers) + 1]
+        for number, task_id in zip(numbers, ids, strict=True):
+            out = Outgoing(
+                task_id, self._model, queue, b"%d" % number, NO_PARAMETERS, HOUR_MS // 10, HOUR_MS // 10, HOUR_MS // 10
+            )
+            args += (1, out.deadline_ms, out.queue_limit_ms, "", self._writer.rest(out, time.time()))
+        keys = (KEYS.flush(f"ledger-{len(self.sent)}"), KEYS.arrivals(), queue, bell)
+        statuses = cast("bytes", self._line.script(self._submit, keys, args))
+        assert statuses == b"0" * len(numbers)
+        self.sent.update(ids)
+
+    def look(self) -> Books:
+        """All of it in one script: nothing moves meanwhile."""
+        names = (*KEYS.queues(self._model), KEYS.delayed(self._model))
+        queued, leased, delayed, states, dead = self._line.script(self._look, names, (RESULT_PREFIX,))
+        by_status: dict[bytes, set[str]] = {}
+        for task_id, state in zip(states[::2], states[1::2], strict=True):
+            found = _STATUS.match(state)
+            assert found, state
+            by_status.setdefault(found[1], set()).add(task_id.decode())
+        assert by_status.keys() <= {b"PENDING", b"STARTED", b"SUCCESS", b"FAILURE"}
+        return Books(
+            queued=[_stamp_of(each).task_id for each in queued],
+            attempts=[_stamp_of(each).attempt for each in queued],
+            leased=[_stamp_of(each).task_id for each in leased],
+            delayed=[_stamp_of(each).task_id for each in delayed],
+            done=by_status.get(b"SUCCESS", set()),
+            failed=by_status.get(b"FAILURE", set()),
+            dead={each.decode() for each in dead},
+        )
+
+
+def _stamp_of(message: bytes) -> Stamp:
+    stamp = read_stamp(message)
+    assert stamp is not None, message
+    return stamp

@@ -1,0 +1,150 @@
+"""A steady load of distinct questions from another thread; every answer is held against its question."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from workers.cli.load import NO_ANSWER, Load, Run, _Connection
+
+# What a caller may be told while things break, by the contract.
+HONEST = {
+    "BACKEND_UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "INFERENCE_FAILED",
+    "MODEL_UNAVAILABLE",
+    "SERVICE_OVERLOADED",
+    "SHUTTING_DOWN",
+}
+# Beyond its deadline, on a machine that has other things to do.
+HUNG_AFTER_S = 3.0
+
+
+def question(number: int) -> dict[str, Any]:
+    """Another one for each number, that no other can be mistaken for."""
+    return {"number": number, "salt": hashlib.md5(b"%d" % number, usedforsecurity=False).hexdigest()}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one caller got. Times are `perf_counter`'s; `code` is `OK`, the contract's code, or `BROKEN`."""
+
+    number: int
+    asked_at: float
+    told_at: float
+    code: str
+    attempt: int = 1
+
+    @property
+    def took_s(self) -> float:
+        return self.told_at - self.asked_at
+
+
+@dataclass(slots=True)
+class _Answers(Run):
+    """Looks at each answer as it comes, instead of keeping it."""
+
+    told: list[Told] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    began_at: float = 0.0
+
+    def add(self, number: int, status: int, body: bytes, latency_s: float, finished_s: float) -> None:
+        code, attempt = "BROKEN", 1
+        if status != NO_ANSWER:
+            document = json.loads(body)
+            code = "OK" if status == 200 else document["error"]
+            if status == 200:
+                attempt = document["metadata"]["attempt"]
+                if document["output"] != question(number):
+                    self.wrong.append(f"{number}: {document}")
+            elif code not in HONEST:
+                self.wrong.append(f"{number}: {status} {document}")
+        told_at = self.began_at + finished_s
+        self.told.append(Told(number, told_at - latency_s, told_at, code, attempt))
+
+
+class _Crowd(Load):
+    """Load, until it is told to leave."""
+
+    leaving = False
+    asked: dict[int, float]
+
+    async def ask_until_leaving(self, callers: int, pause_s: float, run: _Answers) -> None:
+        self._began = run.began_at = time.perf_counter()
+        self.asked = {}
+
+        async def caller() -> None:
+            connection = _Connection()
+            while not self.leaving:
+                number, now = self._take(), time.perf_counter()
+                self.asked[number] = now
+                await self._one(connection, number, now)
+                del self.asked[number]
+                await asyncio.sleep(pause_s)
+            connection.close()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(callers):
+                group.create_task(caller())
+
+
+class Callers:
+    """`count` callers, each asking again `pause_s` after its last answer, until the block ends."""
+
+    def __init__(
+        self, url: str, model: str, *, count: int = 24, pause_s: float = 0.02, timeout_s: float = 10.0
+    ) -> None:
+        def body(number: int) -> bytes:
+            return json.dumps({"model": model, "input": question(number)}).encode()
+
+        self._run = _Answers()
+        self._crowd = _Crowd(url + "/v1/inference", body, timeout_s, self._run)
+        self._timeout_s = timeout_s
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._crowd.ask_until_leaving(count, pause_s, self._run)), daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._crowd.leaving = True
+        self._thread.join(self._timeout_s + 30.0)
+        assert not self._thread.is_alive(), "a caller got no answer and no end"
+
+    @property
+    def told(self) -> list[Told]:
+        return self._run.told
+
+    @property
+    def asked(self) -> int:
+        return self._crowd._next
+
+    @property
+    def longest_wait_s(self) -> float:
+        """Of those who wait now."""
+        now = time.perf_counter()
+        return max((now - at for at in list(self._crowd.asked.values())), default=0.0)
+
+    def since(self, at: float) -> list[Told]:
+        """Those told after `at`."""
+        return [each for each in list(self.told) if each.told_at >= at]
+
+    def codes(self) -> Counter[str]:
+        return Counter(each.code for each in self.told)
+
+    def check(self) -> None:
+        """Everyone was told something, in time, and nobody got an answer that is not his."""
+        assert self._run.wrong == []
+        assert len(self.told) == self.asked
+        assert len({each.number for each in self.told}) == self.asked
+        late = [each for each in self.told if each.took_s > self._timeout_s + HUNG_AFTER_S]
+        assert late == []

@@ -1,0 +1,49 @@
+"""One stack for all tests here that can share it.
+
+The short form is part of all tests. `CHAOS_FAULTS=50` (`make chaos`) asks for the long one: so many faults, and as many
+more as each test makes of it; `CHAOS_SEED` for another order of things.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chaos.stage import Stage
+from tests.e2e.client import Api, connected
+
+FAULTS = int(os.environ.get("CHAOS_FAULTS", "0"))
+SEED = int(os.environ.get("CHAOS_SEED", "1"))
+
+long_only = pytest.mark.skipif(not FAULTS, reason="in the long form only: make chaos")
+
+
+@pytest.fixture(scope="session")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    each = Stage(tmp_path_factory.mktemp("chaos"))
+    try:
+        yield each.open()
+        each.stop()
+    finally:
+        each.kill()
+
+
+@pytest.fixture
+def whole(stage: Stage) -> Stage:
+    """The stack, with what an earlier test broke in working order again."""
+    stage.heal()
+    return stage
+
+
+@pytest.fixture
+def api(stage: Stage) -> Iterator[Api]:
+    with connected(stage.port) as api:
+        yield api
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    return random.Random(SEED)

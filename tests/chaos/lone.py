@@ -1,0 +1,70 @@
+"""Workers without a supervisor, on a Redis of the test's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from redis import Redis
+
+from tasks.fleet import Fleet
+from tests.e2e.stack import ROOT, wait_until
+
+LEASE_TTL_S = 1.0
+
+
+class LoneWorkers:
+    """Each is started, killed and ended by the test; `end` kills what is left."""
+
+    def __init__(self, folder: Path, config: str, url: str, redis: Redis, **settings: object) -> None:
+        self._config = folder / "bunch.toml"
+        self._config.write_text(config)
+        given = {"redis_url": url, "state_dir": folder / "var", "lease_ttl_ms": int(LEASE_TTL_S * 1000)} | settings
+        self._environment = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+        self._environment |= {f"BUNCH_{name.upper()}": str(value) for name, value in given.items()}
+        self._fleet = Fleet(redis, lease_ttl_s=LEASE_TTL_S)
+        self.log = folder / "workers.log"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._started = 0
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self._started += 1
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "manage.py", "worker", f"--config={self._config}", f"--name=lone{self._started}"],
+                cwd=ROOT,
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self._processes.append(process)
+        return process
+
+    def start_ready(self) -> subprocess.Popen[bytes]:
+        process = self.start()
+        wait_until(lambda: process in self.ready(), what="the worker is ready")
+        return process
+
+    def ready(self) -> list[subprocess.Popen[bytes]]:
+        """Those that compute."""
+        pids = {row.pid for row in self._fleet.healthy() if all(each.state == "ready" for each in row.models)}
+        return [each for each in self._processes if each.pid in pids and each.poll() is None]
+
+    def states(self) -> list[str]:
+        """What each says of itself."""
+        return [row.state for row in self._fleet.workers()]
+
+    def kill(self, victim: subprocess.Popen[bytes]) -> None:
+        victim.kill()
+        victim.wait()
+        self._processes.remove(victim)
+
+    def end(self) -> None:
+        for each in self._processes:
+            # One that was stopped by the test takes no other signal before this one, but SIGKILL.
+            each.send_signal(signal.SIGCONT) if each.poll() is None else None
+            each.kill()
+            each.wait()

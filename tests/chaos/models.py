@@ -1,0 +1,96 @@
+"""Models for the chaos tests: what they do to their executor is told by their inputs, or by a file."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+from workers.models import TransientError
+
+_LOOK_EVERY_S = 0.02
+_ROOM_BYTES = 256 * 1024 * 1024
+# Longer than any time limit here.
+_FOR_EVER_S = 3600.0
+
+
+class Cursed:
+    """Echoes; an input `{"curse": …}` harms the whole batch, until there is a file at `repaired`.
+
+    | curse     | what it does                        |
+    |-----------|-------------------------------------|
+    | `raise`   | `predict` raises                    |
+    | `crash`   | writes to address 0: a segfault     |
+    | `hang`    | never returns                       |
+    | `gorge`   | eats all the memory that it may use |
+    """
+
+    def __init__(self, repaired: str) -> None:
+        self._repaired = Path(repaired)
+
+    def load(self, device: str) -> None:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + _ROOM_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        # A crash here is the plan; its core file would be of no use to anyone.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        if not self._repaired.exists():
+            for value in inputs:
+                _strike(value.get("curse") if isinstance(value, dict) else None)
+        return inputs
+
+
+def _strike(curse: str | None) -> None:
+    match curse:
+        case "raise":
+            raise ValueError("cursed")
+        case "crash":
+            ctypes.memset(0, 0, 1)
+        case "hang":
+            time.sleep(_FOR_EVER_S)
+        case "gorge":
+            hoard = []
+            while True:
+                hoard.append(bytearray(16 * 1024 * 1024))
+
+
+class Tally:
+    """Echoes one input at a time, each once `gate` exists, and adds a line to `tally` for each that it has seen."""
+
+    def __init__(self, gate: str, tally: str) -> None:
+        self._gate = Path(gate)
+        self._tally = tally
+
+    def load(self, device: str) -> None:
+        """Nothing to load."""
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        line = os.open(self._tally, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.write(line, b"".join(b"%d\n" % os.getpid() for _ in inputs))
+        os.close(line)
+        while not self._gate.exists():
+            time.sleep(_LOOK_EVERY_S)
+        return inputs
+
+
+class Fickle:
+    """Echoes numbers: a third of the time it asks to be asked again, and every fiftieth number it cannot do."""
+
+    def load(self, device: str) -> None:
+        """Nothing to load."""
+
+    def predict(self, inputs: list[int], parameters: list[dict[str, Any]]) -> list[Any]:
+        time.sleep(0.02)
+        return [_answer(each) for each in inputs]
+
+
+def _answer(number: int) -> object:
+    if number % 50 == 7:
+        return ValueError("not this number")
+    return TransientError("not now") if random.random() < 0.3 else number

@@ -1,0 +1,138 @@
+"""The stack that the chaos tests break: two frontends, two workers, an embedded Valkey; and its vital signs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import psutil
+from redis import Redis
+from redis.exceptions import RedisError
+
+from config.keys import Shard
+from tasks.fleet import Fleet, WorkerRow
+from tests.e2e.stack import ROOT, Stack, wait_until
+
+KEYS = Shard()
+LEASE_TTL_S = 5.0
+
+CONFIG = """\
+default_model = "steady"
+
+[models.steady]
+source = "workers.models.simulated:Simulated"
+options = {{ batch_ms = 20, item_ms = 0.5 }}
+max_batch_size = 32
+
+# The first call of a test fills a batch of 64, however slowly its requests come.
+[models.cursed]
+source = "tests.chaos.models:Cursed"
+options = {{ repaired = "{folder}/repaired" }}
+policy = "fixed"
+max_batch_size = 64
+max_wait_ms = 1500
+timeout_ms = 1000
+
+[models.tally]
+source = "tests.chaos.models:Tally"
+options = {{ gate = "{folder}/gate", tally = "{folder}/tally" }}
+max_batch_size = 1
+timeout_ms = 120000
+"""
+MODELS = ("steady", "cursed", "tally")
+
+
+class Stage(Stack):
+    """What `Stack` does, and what a test that kills processes needs to know of them."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, CONFIG.format(folder=folder))
+        self.folder = folder
+        self.config = f"--config={self._config}"
+        self.gate = folder / "gate"
+        self.tally = folder / "tally"
+        self.repaired = folder / "repaired"
+        self.gate.touch()
+
+    def open(self) -> Self:
+        return self.start(
+            "--web-workers=2",
+            "--workers=2",
+            "--no-flower",
+            queue_timeout_ms=60_000,
+            request_timeout_ms=60_000,
+            lease_ttl_ms=int(LEASE_TTL_S * 1000),
+        )
+
+    def beside(self, role: str, name: str, *options: str, **settings: object) -> subprocess.Popen[bytes]:
+        """A role that `up` knows nothing of, with a log like those it has; the caller ends it."""
+        extra = {f"BUNCH_{key.upper()}": str(value) for key, value in settings.items()}
+        with (self.state_dir / "log" / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "manage.py", role, f"--config={self._config}", *options],
+                cwd=ROOT, env=self._environment | extra, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def pid(self, name: str) -> int | None:
+        return next(row.pid for row in self.rows() if row.name == name)
+
+    def workers(self) -> list[WorkerRow]:
+        """The registry's living workers, those of `up` and others."""
+        with self.redis() as redis:
+            return Fleet(redis, lease_ttl_s=LEASE_TTL_S).healthy()
+
+    def executors(self, model: str = "steady") -> list[int]:
+        return [each.pid for row in self.workers() for each in row.models if each.model == model and each.pid]
+
+    def is_whole(self) -> bool:
+        """Everything runs, and each worker of `up` has each model ready."""
+        rows = self.rows()
+        if any(row.state != "running" or row.pid is None or not psutil.pid_exists(row.pid) for row in rows):
+            return False
+        try:
+            workers = {row.pid: row for row in self.workers()}
+        except RedisError:
+            return False
+        mine = [row.pid for row in rows if row.role == "worker"]
+        return len(self.frontends()) == 2 and all(
+            pid in workers and all(each.state == "ready" for each in workers[pid].models) for pid in mine if pid
+        )
+
+    def heal(self) -> None:
+        wait_until(self.is_whole, what="all processes run and all models are ready")
+
+    def left_in_redis(self) -> dict[str, object]:
+        """Whatever of the requests is neither finished nor forgotten: empty when all is done."""
+        with self.redis() as redis:
+            return left_in(redis)
+
+
+def left_in(redis: Redis) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for model in MODELS:
+        for queue in KEYS.queues(model):
+            found[queue] = redis.llen(queue)
+        found[KEYS.delayed(model)] = redis.zcard(KEYS.delayed(model))
+    found["leases"] = list(redis.scan_iter("bunch:lease:*", 1000)) + list(redis.scan_iter("bunch:leases:*", 1000))
+    return {name: value for name, value in found.items() if value}
+
+
+def send(pid: int | None, number: int) -> None:
+    assert pid is not None
+    os.kill(pid, number)
+
+
+def stopped_for(pid: int | None, seconds: float, then: Callable[[], object] = lambda: None) -> None:
+    """As if swapped out, or on a machine that hangs."""
+    send(pid, signal.SIGSTOP)
+    try:
+        time.sleep(seconds)
+        then()
+    finally:
+        send(pid, signal.SIGCONT)
