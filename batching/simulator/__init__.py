@@ -1,0 +1,77 @@
+"""The batcher in virtual time: the worker's own policies, tiers, retries and breakers, millions of requests in seconds.
+
+    arrivals ──▶ gate ──▶ tier queues ──claim──▶ feeder ◀── policy.decide ──▶ executor ──▶ replies ──▶ report
+                          allocate, suspects     breaker                      service, faults
+
+Nothing here is a model of a rule: the rules are the objects of `batching.policy`, asked at the moments at which
+`batching.loop.ClaimLoop` asks them. What is modelled is everything else: when requests come (`arrivals`), how long a
+batch takes (`service`), what breaks (`faults`), and what each step of the way costs (`Overheads`).
+
+    report = simulate(
+        Scenario(
+            arrivals=Poisson(800.0),
+            service=Affine(batch_s=0.020, item_s=0.0005),
+            policy=lambda: Adaptive(max_batch_size=64, max_wait_s=0.005),   # one object per executor, as in a worker
+            executors=2,
+            duration_s=60.0,
+            tiers=(0.05, 0.25, 0.70),          # enterprise, paid, free
+            slo_s=0.2,
+        ),
+        seed=1,
+    )
+    report.p99_ms, report.goodput_rps, report.refused
+
+| module | holds |
+|---|---|
+| `arrivals` | `Poisson`, `Steps`, `Bursts`, `Diurnal`, `OnOff`, `Recorded` (`read_trace`), `Callers` (a closed loop) |
+| `service` | `Affine` (fixed: `item_s` 0), `Measured`; each with `jitter` |
+| `faults` | `Faults`: crashes, transient errors, an outage of the model, stragglers |
+| `scenario` | `Scenario`, `Overheads`, the port `Gate` |
+| `queues` | the tier queues, and the claim as `lua/claim.lua` makes it |
+| `feeder` | what an executor's claim loop knows, and the `QueueView` that its policy is shown |
+| `engine` | `simulate`: the events |
+| `report` | `Report`: percentiles, goodput, utilisation, refusals |
+
+A policy that learns, or sees more of the queue, needs two places kept in step with `ClaimLoop`: `Feeder.view` (what is
+shown) and `Feeder.done` (what it is told when a batch has ended).
+
+The same scenario and seed give the same report, to the last digit.
+"""
+
+from batching.simulator.arrivals import (
+    Arrivals,
+    Bursts,
+    Callers,
+    Diurnal,
+    OnOff,
+    Poisson,
+    Recorded,
+    Steps,
+    read_trace,
+)
+from batching.simulator.engine import simulate
+from batching.simulator.faults import Faults
+from batching.simulator.report import Report
+from batching.simulator.scenario import Gate, Overheads, Scenario
+from batching.simulator.service import Affine, Measured, Service
+
+__all__ = [
+    "Affine",
+    "Arrivals",
+    "Bursts",
+    "Callers",
+    "Diurnal",
+    "Faults",
+    "Gate",
+    "Measured",
+    "OnOff",
+    "Overheads",
+    "Poisson",
+    "Recorded",
+    "Report",
+    "Scenario",
+    "Service",
+    "Steps",
+    "read_trace",
+    "simulate",
+]

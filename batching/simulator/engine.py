@@ -1,0 +1,268 @@
+"""The events, in the order in which the real loop's threads would meet them.
+
+    turn ── Look ──look_s──▶ looked ──┐
+      │                               ▼
+      ├── Dispatch ──claim_s──▶ claimed ──▶ executor ──seconds(n)──▶ done ──reply_s──▶ answered
+      │                           │                                   │
+      │                           └─▶ turn, with the claim's view     └─▶ turn, if it waited for the executor
+      └── Wait ──▶ an alarm; the executor; or the bell, if nothing is in hand
+
+An event is a tuple on one heap: time, serial number, function, feeder, epoch, argument. Arrivals are none: a feeder
+that works finds what has come when it looks, and only one that waits at the bell is woken by the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+from batching.loop import LOOK_EVERY_S
+from batching.policy import Decision, Dispatch, Look, Wait
+from batching.simulator.arrivals import Callers
+from batching.simulator.feeder import At, Feeder
+from batching.simulator.inputs import Draws, make_queues
+from batching.simulator.queues import Batch
+from batching.simulator.report import Report, Served, report
+from batching.simulator.scenario import Scenario
+
+# As in `batching.loop`: a wait too short for the bell is slept through, and no wait is longer than a tick.
+_TOO_SHORT_FOR_BELLS_S = 0.003
+_TICK_S = 0.25
+
+
+class Stuck(Exception):
+    """A policy asks for a look with the depth before its eyes: the real loop would spin."""
+
+
+def simulate(scenario: Scenario, seed: int = 1) -> Report:
+    """Run it. The same scenario and seed give the same report.
+
+    Raises:
+        Stuck: the policy would make the real loop spin.
+    """
+    return Simulation(scenario, seed).run()
+
+
+class Simulation:
+    """One run. `at_intervals` and `add`/`drain` are for what changes the fleet while it runs."""
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        self.now = 0.0
+        self.feeders: list[Feeder] = []
+        self._scenario = scenario
+        self._draws = Draws(scenario, seed)
+        self.queues = make_queues(scenario, self._draws)
+        self._costs = scenario.overheads
+        self._faults = None if scenario.faults.none else scenario.faults
+        self._heap: list[tuple[float, int, Callable[..., None], Feeder, int, Any]] = []
+        self._serial = 0
+        self._at_bell: deque[tuple[Feeder, int]] = deque()
+        # How many arrivals have rung the bell and been heard: who comes later finds its token.
+        self._heard = 0
+        self._seconds: dict[int, float] = {}
+        self._served = Served()
+        self._end = scenario.duration_s + scenario.drain_s
+        self._callers = scenario.arrivals if isinstance(scenario.arrivals, Callers) else None
+        for _ in range(scenario.executors):
+            self.add(ready_at=0.0)
+
+    def run(self) -> Report:
+        heap = self._heap
+        while True:
+            arrival = self.queues.next_arrival if self._at_bell else math.inf
+            if heap and heap[0][0] < arrival:
+                self.now, _, event, feeder, epoch, argument = heappop(heap)
+                if self.now > self._end:
+                    break
+                event(feeder, epoch, argument)
+            elif arrival < math.inf:
+                self.now = arrival
+                self._ring()
+            else:
+                break
+        return report(self._scenario, self.queues, self.feeders, self._served, self.now)
+
+    def add(self, ready_at: float) -> None:
+        """One more executor, which takes batches from `ready_at` on."""
+        feeder = Feeder(len(self.feeders), self._scenario.policy())
+        feeder.started_at = feeder.front_since = ready_at
+        feeder.at = At.DOWN
+        self.feeders.append(feeder)
+        self._push(ready_at, self._up, feeder)
+
+    def drain(self, feeder: Feeder) -> None:
+        """It claims no more, and is gone when nothing is in hand."""
+        feeder.draining = True
+        if feeder.at is not At.WORK and not feeder.in_hand:
+            feeder.epoch += 1
+            self._gone(feeder)
+
+    def call_at(self, at: float, function: Callable[[], None]) -> None:
+        self._push(at, lambda _feeder, _epoch, call: call(), self.feeders[0], function)
+
+    def _push(self, at: float, event: Callable[..., None], feeder: Feeder, argument: Any = None) -> None:
+        self._serial += 1
+        heappush(self._heap, (at, self._serial, event, feeder, feeder.epoch, argument))
+
+    def _turn(self, feeder: Feeder, view: tuple[int, float] | None) -> None:
+        """One decision, as `ClaimLoop._turn`."""
+        feeder.at = At.WORK
+        if feeder.draining:
+            if not feeder.in_hand:
+                self._gone(feeder)
+            else:
+                feeder.at = At.EXECUTOR
+            return
+        permitted = feeder.breaker.permits(self.now)
+        if not permitted:
+            feeder.at = At.EXECUTOR if feeder.in_hand else At.SLEEP
+            self._push(self.now + _TICK_S, self._alarm, feeder)
+            return
+        decision = feeder.decide(view, self.now)
+        if isinstance(decision, Look):
+            if self._costs.look_s:
+                self._push(self.now + self._costs.look_s, self._looked, feeder, permitted)
+            else:
+                self._looked(feeder, feeder.epoch, permitted)
+        else:
+            self._act(feeder, decision, permitted)
+
+    def _looked(self, feeder: Feeder, _epoch: int, permitted: int) -> None:
+        self.queues.arrive(self.now)
+        self.queues.wake_delayed(self.now)
+        queues = self.queues
+        decision = feeder.decide((queues.depth, queues.oldest), self.now)
+        if isinstance(decision, Look):
+            raise Stuck(f"{feeder.policy!r} looks again, having looked")
+        self._act(feeder, decision, permitted)
+
+    def _act(self, feeder: Feeder, decision: Decision, permitted: int) -> None:
+        if isinstance(decision, Dispatch):
+            self._push(self.now + self._costs.claim_s, self._claimed, feeder, min(decision.size, permitted))
+        elif isinstance(decision, Wait):
+            self._wait(feeder, decision.until)
+
+    def _wait(self, feeder: Feeder, until: float) -> None:
+        feeder.epoch += 1
+        left_s = until - self.now
+        if feeder.in_hand:
+            feeder.at = At.EXECUTOR
+            self._push(self.now + min(left_s, _TICK_S), self._alarm, feeder)
+        elif left_s <= _TOO_SHORT_FOR_BELLS_S:
+            feeder.at = At.SLEEP
+            self._push(max(until, self.now), self._alarm, feeder)
+        else:
+            queues = self.queues
+            queues.arrive(self.now)
+            if queues.seen > self._heard:
+                self._heard = queues.seen
+                feeder.at = At.SLEEP
+                self._push(self.now, self._alarm, feeder)
+                return
+            feeder.at = At.BELL
+            self._at_bell.append((feeder, feeder.epoch))
+            # With nothing that could come due, only an arrival changes anything.
+            if queues.depth or queues.delayed:
+                self._push(self.now + min(left_s, LOOK_EVERY_S), self._alarm, feeder)
+
+    def _alarm(self, feeder: Feeder, epoch: int, _argument: Any) -> None:
+        if epoch == feeder.epoch:
+            feeder.epoch += 1
+            self._turn(feeder, None)
+
+    def _ring(self) -> None:
+        """Who has waited longest at the bell is woken, if anybody still waits there."""
+        while self._at_bell:
+            feeder, epoch = self._at_bell.popleft()
+            if epoch == feeder.epoch:
+                self.queues.arrive(self.now)
+                self._heard = self.queues.seen
+                feeder.epoch += 1
+                self._turn(feeder, None)
+                return
+
+    def _claimed(self, feeder: Feeder, _epoch: int, size: int) -> None:
+        if feeder.at is At.DOWN:
+            return
+        batch = self.queues.claim(self.now, size)
+        view = (self.queues.depth, self.queues.oldest)
+        if batch.size:
+            feeder.took(self.now, batch)
+            if len(feeder.in_hand) == 1:
+                self._compute(feeder, batch, self.now)
+        self._turn(feeder, view)
+
+    def _compute(self, feeder: Feeder, batch: Batch, at: float) -> None:
+        seconds = self._seconds.get(batch.size)
+        if seconds is None:
+            seconds = self._seconds[batch.size] = self._scenario.service.seconds(batch.size)
+        if self._draws.jitter:
+            seconds *= self._draws.spread()
+        lost = False
+        if self._faults is not None:
+            seconds, lost = self._draws.trouble(seconds)
+        feeder.busy_s += seconds
+        self._served.batches.append((at, batch.size))
+        self._push(at + seconds + self._costs.collect_s, self._lost if lost else self._done, feeder)
+
+    def _done(self, feeder: Feeder, _epoch: int, _argument: Any) -> None:
+        batch = feeder.done(self.now, computed=True)
+        feeder.batches += 1
+        if feeder.in_hand:
+            # It was behind the one that has ended, and started then.
+            self._compute(feeder, feeder.in_hand[0], self.now - self._costs.collect_s)
+        failed = self._faults is not None and self._draws.fails(self.now)
+        feeder.breaker.record(self.now, ok=not failed)
+        if failed:
+            given_up = self.queues.retry(self.now, batch, self._draws.jitters(batch.size))
+            self._come_back(given_up, self.now)
+        else:
+            self._answer(feeder, batch)
+        if feeder.at is At.EXECUTOR:
+            feeder.epoch += 1
+            self._turn(feeder, None)
+
+    def _answer(self, feeder: Feeder, batch: Batch) -> None:
+        feeder.served += batch.size
+        at = self.now + self._costs.reply_s + self._costs.reply_item_s * batch.size
+        answered = self.queues.ledger.answered
+        for rank, first, end in batch.runs:
+            answered[rank].append((first, end, at))
+        for rank, index in batch.singles:
+            answered[rank].append((index, index + 1, at))
+        if self._callers is not None:
+            self._come_back(batch.requests(), at)
+
+    def _come_back(self, requests: list[tuple[int, int]], at: float) -> None:
+        """The callers of a closed loop ask again."""
+        if self._callers is None:
+            return
+        again = at + self._callers.think_s + self._costs.submit_s
+        if again < self._scenario.duration_s:
+            for rank, _ in requests:
+                self.queues.add(rank, again)
+
+    def _lost(self, feeder: Feeder, _epoch: int, _argument: Any) -> None:
+        """The executor has died with a batch inside."""
+        assert self._faults is not None
+        feeder.breaker.record(self.now, ok=False)
+        inside = feeder.done(self.now, computed=False)
+        if feeder.in_hand:
+            self.queues.put_back(feeder.done(self.now, computed=False), lost=0, attempt=0)
+        self.queues.put_back(inside, lost=1, attempt=1)
+        feeder.epoch += 1
+        feeder.at = At.DOWN
+        self._push(self.now + self._faults.restart_s, self._up, feeder)
+        self._ring()
+
+    def _up(self, feeder: Feeder, epoch: int, _argument: Any) -> None:
+        if epoch == feeder.epoch:
+            feeder.epoch += 1
+            self._turn(feeder, None)
+
+    def _gone(self, feeder: Feeder) -> None:
+        feeder.at = At.GONE
+        self._served.gone[feeder.number] = self.now

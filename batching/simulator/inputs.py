@@ -1,0 +1,101 @@
+"""What is drawn: arrivals, tiers and deadlines before a run, jitter and faults as it goes.
+
+Each comes from a stream of its own, so a change of one (another policy, another fault) leaves the others as they were:
+two runs meet the same requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from batching.simulator.arrivals import Callers, Recorded
+from batching.simulator.queues import Lane, Queues
+from batching.simulator.scenario import Scenario
+
+_BLOCK = 4096
+
+
+class Draws:
+    """The random numbers of one run."""
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        streams = np.random.SeedSequence(seed).spawn(4)
+        self.arrivals, self.callers, self._service, self._trouble = (np.random.default_rng(each) for each in streams)
+        self.jitter = scenario.service.jitter
+        self._faults = scenario.faults
+        self._spreads = self._uniform(self._service)
+        self._chances = self._uniform(self._trouble)
+        self._computed_s = 0.0
+        self._next_crash_s = self._until_crash()
+
+    def spread(self) -> float:
+        """A factor around 1 for the time of a batch."""
+        return 1 + self.jitter * (2 * next(self._spreads) - 1)
+
+    def jitters(self, count: int) -> list[float]:
+        return [next(self._chances) for _ in range(count)]
+
+    def trouble(self, seconds: float) -> tuple[float, bool]:
+        """How long a batch really occupies its executor, and whether the executor dies of it."""
+        faults = self._faults
+        if faults.slow_rate and next(self._chances) < faults.slow_rate:
+            seconds *= faults.slow_factor
+        self._computed_s += seconds
+        if self._computed_s >= self._next_crash_s:
+            alive_s = max(0.0, seconds - (self._computed_s - self._next_crash_s))
+            self._next_crash_s = self._computed_s + self._until_crash()
+            return alive_s, True
+        return (faults.timeout_s, True) if seconds > faults.timeout_s else (seconds, False)
+
+    def fails(self, now: float) -> bool:
+        """Whether a batch that ends now raises a transient error."""
+        start, end = self._faults.outage_s
+        return start <= now < end or bool(self._faults.error_rate and next(self._chances) < self._faults.error_rate)
+
+    def _until_crash(self) -> float:
+        every_s = self._faults.crash_every_s
+        return math.inf if every_s == math.inf else float(self._trouble.exponential(every_s))
+
+    @staticmethod
+    def _uniform(random: np.random.Generator) -> Iterator[float]:
+        while True:
+            yield from random.random(_BLOCK).tolist()
+
+
+def make_queues(scenario: Scenario, draws: Draws) -> Queues:
+    """The lanes with every arrival that is known beforehand."""
+    arrivals = scenario.arrivals
+    times = arrivals.times(scenario.duration_s, draws.arrivals) + scenario.overheads.submit_s
+    if isinstance(arrivals, Recorded) and arrivals.ranks is not None:
+        ranks = np.asarray(arrivals.ranks[: len(times)])
+    elif max(scenario.tiers) == 1.0:
+        ranks = np.full(len(times), scenario.tiers.index(1.0))
+    else:
+        ranks = draws.callers.choice(len(scenario.tiers), size=len(times), p=scenario.tiers)
+    gate = scenario.gate() if scenario.gate else None
+    if gate is not None and isinstance(arrivals, Callers):
+        raise ValueError("a closed loop has no admission here: its callers would ask again at once")
+    lanes = []
+    incoming: list[tuple[float, int, float]] = []
+    for rank, (low_s, high_s) in enumerate(scenario.deadlines_s):
+        mine = times[ranks == rank]
+        deadlines = None
+        if low_s != high_s:
+            called = mine - scenario.overheads.submit_s
+            deadlines = (called + low_s + (high_s - low_s) * draws.callers.random(len(mine))).tolist()
+        deadline_s = low_s - scenario.overheads.submit_s
+        if gate is not None:
+            incoming += zip(mine.tolist(), [rank] * len(mine), deadlines or [math.inf] * len(mine), strict=True)
+            mine, deadlines = mine[:0], None if deadlines is None else []
+        lanes.append(Lane(mine.tolist(), min(scenario.queue_timeout_s, deadline_s), deadline_s, deadlines))
+    incoming.sort()
+    return Queues(
+        lanes,
+        max_batch_size=scenario.max_batch_size,
+        max_attempts=scenario.faults.max_attempts,
+        gate=gate,
+        incoming=incoming,
+    )

@@ -1,0 +1,312 @@
+"""The queues of one model, a lane per tier, and the claim as `lua/claim.lua` makes it.
+
+A lane is a list of arrival times, the future ones too; `seen` of them have come and `head` have been taken. So a batch
+is a few numbers (lane, from, to), whatever its size, and nothing is done per request. What comes back after a fault
+stands before the head, one by one, with its attempts.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right, insort
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from batching.policy import RetryPolicy, allocate, suspect_sizes
+from batching.simulator.scenario import Gate
+
+# Arrivals between two claims are few: a short search first.
+_NEAR = 64
+_FIRST_TRY = (1, 0)
+
+
+@dataclass(slots=True)
+class Lane:
+    """One tier. Times are those at which requests reach the queue.
+
+    `limit_s` is how long one may wait there, `deadline_s` how long its caller waits; `deadlines` are moments, where
+    callers differ.
+    """
+
+    times: list[float]
+    limit_s: float = math.inf
+    deadline_s: float = math.inf
+    deadlines: list[float] | None = None
+    seen: int = 0
+    head: int = 0
+    front: deque[int] = field(default_factory=deque)
+
+    def arrive(self, now: float) -> None:
+        """Count what has come."""
+        seen, times = self.seen, self.times
+        if seen == len(times) or times[seen] > now:
+            return
+        near = min(len(times), seen + _NEAR)
+        found = bisect_right(times, now, seen, near)
+        self.seen = found if found < near else bisect_right(times, now, near)
+
+    def deadline(self, index: int) -> float:
+        return self.times[index] + self.deadline_s if self.deadlines is None else self.deadlines[index]
+
+    def is_late(self, index: int, now: float) -> bool:
+        return self.times[index] + self.limit_s <= now or self.deadline(index) <= now
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one claim has taken: runs of a lane (rank, from, to), and single requests that had been back."""
+
+    size: int = 0
+    runs: list[tuple[int, int, int]] = field(default_factory=list)
+    singles: list[tuple[int, int]] = field(default_factory=list)
+
+    def requests(self) -> list[tuple[int, int]]:
+        """Each one, as (rank, index)."""
+        return [(rank, index) for rank, first, end in self.runs for index in range(first, end)] + self.singles
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What became of the requests, per rank: runs (from, to, answered at), and counts of the others."""
+
+    answered: list[list[tuple[int, int, float]]] = field(default_factory=lambda: [[], [], []])
+    expired: Counter[int] = field(default_factory=Counter)
+    failed: Counter[int] = field(default_factory=Counter)
+    refused: Counter[int] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+class Queues:
+    """All lanes of one model."""
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        *,
+        max_batch_size: int,
+        max_attempts: int,
+        gate: Gate | None = None,
+        incoming: Sequence[tuple[float, int, float]] = (),
+    ) -> None:
+        """With a `gate`, lanes start empty and `incoming` holds every arrival: time, rank, deadline."""
+        self.lanes = list(lanes)
+        self.ledger = Ledger()
+        self.history: dict[tuple[int, int], tuple[int, int]] = {}
+        self.delayed: list[tuple[float, int, int]] = []
+        self._credits: tuple[float, ...] = (0.0,) * len(self.lanes)
+        self._suspects = suspect_sizes(max_batch_size, max_attempts)
+        self._retry = RetryPolicy(max_attempts)
+        self._gate = gate
+        self._incoming = incoming
+        self._let_in = 0
+        # Of this moment: how many have come in all, how many wait and since when (minus infinity: none), and when the
+        # next one comes (infinite: none).
+        self.seen = 0
+        self.depth = 0
+        self.oldest = -math.inf
+        self.next_arrival = math.inf
+        self._note()
+
+    def arrive(self, now: float) -> None:
+        """Count what has come since. Cheap when nothing has: it is asked at every step."""
+        if now < self.next_arrival:
+            return
+        if self._gate is not None:
+            self._let_in_until(now, self._gate)
+        for lane in self.lanes:
+            lane.arrive(now)
+        self._note()
+
+    def depths(self) -> list[int]:
+        return [lane.seen - lane.head + len(lane.front) for lane in self.lanes]
+
+    def add(self, rank: int, at: float) -> None:
+        """A caller asks again, later: for closed loops."""
+        insort(self.lanes[rank].times, at, lo=self.lanes[rank].seen)
+        self.next_arrival = min(self.next_arrival, at)
+
+    def claim(self, now: float, size: int) -> Batch:
+        """Take up to `size`, shared between the tiers; what is late goes out as well, and does not count."""
+        self.arrive(now)
+        self.wake_delayed(now)
+        troubled = any(lane.front for lane in self.lanes)
+        batch = self._claim_troubled(now, size) if troubled else self._claim(now, size)
+        self._note()
+        return batch
+
+    def _claim(self, now: float, size: int) -> Batch:
+        depths = [lane.seen - lane.head for lane in self.lanes]
+        waiting = sum(depths)
+        takes: Sequence[int] = depths
+        if waiting > size:
+            allocation = allocate(depths, size, self._credits)
+            takes, self._credits = allocation.takes, allocation.credits
+        batch = Batch()
+        late = 0
+        for rank, take in enumerate(takes):
+            if take:
+                late += self._take(rank, take, now, batch)
+        if late:
+            for rank in range(len(self.lanes)):
+                if batch.size < size:
+                    self._take(rank, size - batch.size, now, batch)
+        return batch
+
+    def put_back(self, batch: Batch, *, lost: int, attempt: int) -> None:
+        """A batch returns to the head of its lanes, in order, with its losses and attempts counted."""
+        for rank, index in reversed(batch.requests()):
+            tries, losses = self.history.get((rank, index), _FIRST_TRY)
+            if attempt or lost:
+                self.history[rank, index] = (tries + attempt, losses + lost)
+            self.lanes[rank].front.appendleft(index)
+        self._note()
+
+    def retry(self, now: float, batch: Batch, jitters: Sequence[float]) -> list[tuple[int, int]]:
+        """After a transient error: each is put aside for its pause; returns those that are given up instead."""
+        given_up = []
+        for (rank, index), jitter in zip(batch.requests(), jitters, strict=True):
+            attempt, lost = self.history.get((rank, index), _FIRST_TRY)
+            lane = self.lanes[rank]
+            pause_s = self._retry.pause(attempt, lane.deadline(index) - now, jitter)
+            if pause_s is None:
+                given_up.append((rank, index))
+                self.ledger.failed[rank] += 1
+                continue
+            self.history[rank, index] = (attempt + 1, lost)
+            heappush(self.delayed, (now + pause_s, rank, index))
+        return given_up
+
+    def wake_delayed(self, now: float) -> None:
+        """Those whose pause is over stand at the head again."""
+        if not self.delayed or self.delayed[0][0] > now:
+            return
+        while self.delayed and self.delayed[0][0] <= now:
+            _, rank, index = heappop(self.delayed)
+            self.lanes[rank].front.appendleft(index)
+        self._note()
+
+    def _note(self) -> None:
+        seen = depth = 0
+        oldest = soonest = math.inf
+        for lane in self.lanes:
+            times, head, come = lane.times, lane.head, lane.seen
+            seen += come
+            depth += come - head
+            if head < come and times[head] < oldest:
+                oldest = times[head]
+            if come < len(times) and times[come] < soonest:
+                soonest = times[come]
+            if lane.front:
+                depth += len(lane.front)
+                oldest = min(oldest, times[lane.front[0]])
+        self.seen, self.depth = seen, depth
+        self.oldest = oldest if depth else -math.inf
+        if self._gate is not None:
+            soonest = self._incoming[self._let_in][0] if self._let_in < len(self._incoming) else math.inf
+        self.next_arrival = soonest
+
+    def _let_in_until(self, now: float, gate: Gate) -> None:
+        incoming = self._incoming
+        while self._let_in < len(incoming) and incoming[self._let_in][0] <= now:
+            at, rank, deadline = incoming[self._let_in]
+            self._let_in += 1
+            reason = gate.refuses(at, rank, self.depths())
+            if reason is not None:
+                self.ledger.refused[rank] += 1
+                self.ledger.reasons[reason] += 1
+                continue
+            lane = self.lanes[rank]
+            lane.times.append(at)
+            if lane.deadlines is not None:
+                lane.deadlines.append(deadline)
+            lane.seen += 1
+
+    def _take(self, rank: int, want: int, now: float, batch: Batch) -> int:
+        """The next `want` of a lane that are not late; how many were."""
+        lane = self.lanes[rank]
+        if lane.deadlines is not None:
+            return self._take_singly(rank, want, now, batch)
+        first = lane.head
+        if first == lane.seen:
+            return 0
+        # All have the same limit, so the late ones are the oldest.
+        if lane.times[first] + lane.limit_s <= now:
+            lane.head = bisect_right(lane.times, now - lane.limit_s, first, lane.seen)
+            self.ledger.expired[rank] += lane.head - first
+        late = lane.head - first
+        end = min(lane.head + want, lane.seen)
+        if end > lane.head:
+            batch.runs.append((rank, lane.head, end))
+            batch.size += end - lane.head
+            lane.head = end
+        return late
+
+    def _take_singly(self, rank: int, want: int, now: float, batch: Batch) -> int:
+        lane = self.lanes[rank]
+        late = 0
+        first = lane.head
+        while want > 0 and lane.head < lane.seen:
+            if lane.is_late(lane.head, now):
+                if lane.head > first:
+                    batch.runs.append((rank, first, lane.head))
+                first = lane.head + 1
+                late += 1
+            else:
+                want -= 1
+                batch.size += 1
+            lane.head += 1
+        if lane.head > first:
+            batch.runs.append((rank, first, lane.head))
+        self.ledger.expired[rank] += late
+        return late
+
+    def _suspect_limit(self, rank: int, index: int) -> int:
+        """The size of a batch that this request may be in, as a suspect; 0: it is none."""
+        lost = self.history.get((rank, index), _FIRST_TRY)[1]
+        return self._suspects[min(lost, len(self._suspects)) - 1] if lost else 0
+
+    def _claim_troubled(self, now: float, size: int) -> Batch:
+        """As `claim`, one by one: something has come back. Suspects run by themselves, in ever smaller batches."""
+        only = -1
+        for rank, lane in enumerate(self.lanes):
+            limit = self._suspect_limit(rank, lane.front[0]) if lane.front else 0
+            if limit:
+                only, size = rank, min(size, limit)
+                break
+        depths = [depth if only in {-1, rank} else 0 for rank, depth in enumerate(self.depths())]
+        takes: Sequence[int] = depths
+        if sum(depths) > size:
+            allocation = allocate(depths, size, self._credits)
+            takes, self._credits = allocation.takes, allocation.credits
+        batch = Batch()
+        for rank, take in enumerate(takes):
+            lane, left = self.lanes[rank], take
+            while left > 0 and (lane.front or lane.head < lane.seen):
+                index = lane.front[0] if lane.front else lane.head
+                limit = self._suspect_limit(rank, index)
+                if bool(limit) != (only >= 0) or (limit and batch.size >= limit):
+                    return batch
+                if lane.front:
+                    lane.front.popleft()
+                else:
+                    lane.head += 1
+                if self._settle_early(rank, index, now):
+                    continue
+                batch.singles.append((rank, index))
+                batch.size += 1
+                left -= 1
+        return batch
+
+    def _settle_early(self, rank: int, index: int, now: float) -> bool:
+        """What needs no model any more. Who has been in a batch has waited its turn: only its deadline counts."""
+        attempt, lost = self.history.get((rank, index), _FIRST_TRY)
+        lane = self.lanes[rank]
+        if lane.deadline(index) <= now or (attempt == 1 and lane.is_late(index, now)):
+            self.ledger.expired[rank] += 1
+            return True
+        if self._retry.exhausted(attempt, lost):
+            self.ledger.failed[rank] += 1
+            return True
+        return False

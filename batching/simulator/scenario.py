@@ -1,0 +1,84 @@
+"""One run: what comes, what serves it, and by which rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from batching.policy import Policy
+from batching.simulator.arrivals import Arrivals
+from batching.simulator.faults import Faults
+from batching.simulator.service import Service
+
+
+class Gate(Protocol):
+    """Who is let in; an admission policy behind this port decides on each arrival."""
+
+    def refuses(self, now: float, rank: int, depths: Sequence[int]) -> str | None:
+        """The reason of a refusal, or None. `depths` is what waits per tier, highest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """What each step costs beside the model, in seconds. The default is an ideal machine on which nothing costs.
+
+    Args:
+        submit_s: from the caller to the queue: HTTP, outbox, the submit script.
+        look_s: reading the depths.
+        claim_s: from the decision to the batch's arrival in the executor: script, parsing, pipe.
+        collect_s: from the end of a batch until the feeder knows of it.
+        reply_s: from then until the callers have their answers: finish script, reply, HTTP.
+        reply_item_s: and what each request of the batch adds to that.
+    """
+
+    submit_s: float = 0.0
+    look_s: float = 0.0
+    claim_s: float = 0.0
+    collect_s: float = 0.0
+    reply_s: float = 0.0
+    reply_item_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything about a run but its seed.
+
+    Args:
+        policy: makes the policy of one executor; each has its own, as in a worker.
+        max_batch_size: of the policy, for what else depends on it (suspects).
+        executors: how many serve; a model's instances over all workers.
+        tiers: the mix of arrivals by tier, highest first; sums to 1.
+        deadlines_s: per tier the shortest and the longest time that callers give (uniform); infinite: none.
+        queue_timeout_s: what has waited so long is dropped at the claim.
+        slo_s: an answer within it is good, if it is within the caller's deadline too.
+        gate: makes the admission; None: everybody is let in.
+        warm_up_s: arrivals before it are served and not counted.
+        drain_s: after the last arrival, until what still waits is left unanswered.
+    """
+
+    arrivals: Arrivals
+    service: Service
+    policy: Callable[[], Policy]
+    duration_s: float
+    max_batch_size: int = 64
+    executors: int = 1
+    name: str = ""
+    tiers: tuple[float, float, float] = (0.0, 1.0, 0.0)
+    deadlines_s: tuple[tuple[float, float], ...] = ((math.inf, math.inf),) * 3
+    queue_timeout_s: float = math.inf
+    slo_s: float = math.inf
+    overheads: Overheads = field(default_factory=Overheads)
+    faults: Faults = field(default_factory=Faults)
+    gate: Callable[[], Gate] | None = None
+    warm_up_s: float = 0.0
+    drain_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.executors < 1:
+            raise ValueError(f"at least one executor is needed, not {self.executors}")
+        if not self.duration_s > 0:
+            raise ValueError(f"duration_s must be above 0, is {self.duration_s}")
+        if min(self.tiers) < 0 or abs(sum(self.tiers) - 1) > 1e-6:
+            raise ValueError(f"the mix of tiers must sum to 1, is {self.tiers}")
