@@ -3,9 +3,9 @@
     environ ─▶ wsgi_app ─┬─ (method, path) in the hot table ─▶ handler ─▶ start_response
                          └─ Flask: routing, everything else ─▶ handler ─▶ flask.Response
 
-Both lanes call the same handlers: `handler(services, call, **path) -> Answer`. The hot table holds routes that Flask
-has as well, so there is one app and one URL map; Flask's own dispatch costs more than the whole rest of a hot
-request.
+Both lanes identify the caller and call the same handlers: `handler(services, call, **path) -> Answer`. The hot table
+holds routes that Flask has as well, so there is one app and one URL map; Flask's own dispatch costs more than the
+whole rest of a hot request.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from webapp.api import health, inference, openapi, results
 from webapp.call import STATUS_LINES, Answer, Call
 from webapp.direct import DirectModels
 from webapp.errors import ApiError, bunch_error_answer, error_answer
+from webapp.identity.anybody import Anybody
+from webapp.identity.base import Access, access_of
 from webapp.services import Services
 from webapp.telemetry import flush_forever
 
@@ -65,6 +67,7 @@ class BunchApp(flask.Flask):
 
     def start(self) -> None:
         """Open what this process needs. After the fork and the monkey-patching, before the first request."""
+        self.services.identity.start()
         self.services.client.start()
         flusher = MetricsFlusher(self.services.redis)
         self._flushing = gevent.spawn(flush_forever, flusher)
@@ -73,19 +76,22 @@ class BunchApp(flask.Flask):
         self._flushing.kill()
         self.services.client.stop()
         self.services.direct.close()
+        self.services.identity.stop()
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         handler = HOT.get((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
         if handler is None:
             return super().wsgi_app(environ, start_response)
-        answer = answered(handler, self.services, Call(environ))
+        answer = answered(handler, Access.TENANT, self.services, Call(environ))
         start_response(STATUS_LINES[answer.status], answer.header_list())
         return (answer.body,)
 
 
-def answered(handler: Handler, services: Services, call: Call, **path: str) -> Answer:
-    """Run a handler; every error becomes an answer in the contract's shape."""
+def answered(handler: Handler, access: Access, services: Services, call: Call, **path: str) -> Answer:
+    """Identify the caller and run a handler; every error becomes an answer in the contract's shape."""
     try:
+        if access is not Access.PUBLIC:
+            call.caller = services.identity.identify(call, access)
         return handler(services, call, **path)
     except BunchError as error:
         return bunch_error_answer(error, call.request_id)
@@ -108,15 +114,17 @@ def create_app(services: Services) -> BunchApp:
     app.before_request(_refuse_leading_slashes)
     for method, path, handler in ROUTES:
         endpoint = f"{method} {path}"
-        app.add_url_rule(path, endpoint, _view(services, handler), methods=[method], strict_slashes=True)
+        app.add_url_rule(
+            path, endpoint, _view(services, handler, access_of(path)), methods=[method], strict_slashes=True
+        )
     app.register_error_handler(HTTPException, _http_error)
     app.after_request(_with_request_id)
     return app
 
 
-def _view(services: Services, handler: Handler) -> Callable[..., flask.Response]:
+def _view(services: Services, handler: Handler, access: Access) -> Callable[..., flask.Response]:
     def view(**path: str) -> flask.Response:
-        return _response(answered(handler, services, Call(flask.request.environ), **path))
+        return _response(answered(handler, access, services, Call(flask.request.environ), **path))
 
     return view
 
@@ -160,6 +168,7 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
         fleet=Fleet(redis, lease_ttl_s=settings.lease_ttl_s),
         metrics=SharedMetrics(redis),
         direct=DirectModels(settings),
+        identity=Anybody(settings),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
+from tasks.caller import Caller
 from tasks.client import new_id
 
 JSON = "application/json"
@@ -53,9 +54,11 @@ class Answer:
 
 
 class Call:
-    """One HTTP request over its WSGI environment."""
+    """One HTTP request over its WSGI environment; `caller` is set once it has been identified."""
 
-    __slots__ = ("_environ", "_request_id", "caller_request_id")
+    __slots__ = ("_environ", "_request_id", "caller", "caller_request_id")
+
+    caller: Caller
 
     def __init__(self, environ: dict[str, Any]) -> None:
         self._environ = environ

@@ -9,8 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from config.settings import Settings, is_loopback
-from config.tiers import TIERS, Tier
+from config.settings import Settings
 from webapp.call import Call
 from webapp.errors import ApiError
 
@@ -21,7 +20,6 @@ Milliseconds = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Met
 MAX_DEPTH = 200
 
 _encode = msgspec.json.Encoder().encode
-_TIER_BY_NAME = {tier.value: tier for tier in TIERS}
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKETS = b"[{]}"
@@ -150,17 +148,6 @@ def model_name(settings: Settings, asked: str | None) -> str:
         known = ", ".join(settings.models)
         raise ApiError("UNKNOWN_MODEL", f"there is no model {name[:64]!r}; there are {known}")
     return name
-
-
-def tier_of(settings: Settings, call: Call) -> Tier:
-    """The caller's tier. With auth off, on loopback, the request may name one in `X-Tier`."""
-    asked = call.header("HTTP_X_TIER")
-    if asked is None or not is_loopback(settings.http_host):
-        return settings.default_tier
-    tier = _TIER_BY_NAME.get(asked)
-    if tier is None:
-        raise ApiError("INVALID_HEADER", f"X-Tier must be one of {', '.join(_TIER_BY_NAME)}")
-    return tier
 
 
 def timeout_s(settings: Settings, call: Call, asked_ms: float | None) -> float:

@@ -11,6 +11,7 @@ from tasks.client import Client
 from tasks.fleet import Fleet
 from tasks.metrics import SharedMetrics
 from webapp.direct import DirectModels
+from webapp.identity.base import Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +22,4 @@ class Services:
     fleet: Fleet
     metrics: SharedMetrics
     direct: DirectModels
+    identity: Identity

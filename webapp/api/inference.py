@@ -23,7 +23,6 @@ from webapp.request import (
     as_json,
     model_name,
     read_body,
-    tier_of,
     timeout_s,
 )
 from webapp.services import Services
@@ -44,7 +43,7 @@ def infer(services: Services, call: Call) -> Answer:
     settings = services.settings
     body = read_body(call, _inference)
     model = model_name(settings, body.model)
-    tier = tier_of(settings, call)
+    tier = call.caller.tier
     limit_s = timeout_s(settings, call, body.timeout_ms)
     parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
     prefer = call.header("HTTP_PREFER")
@@ -99,7 +98,7 @@ def bulk(services: Services, call: Call) -> Answer:
     if len(body.inputs) > settings.max_bulk_items:
         raise ApiError("INVALID_INPUT", f"inputs: at most {settings.max_bulk_items} in one call")
     model = model_name(settings, body.model)
-    tier = tier_of(settings, call)
+    tier = call.caller.tier
     limit_s = timeout_s(settings, call, body.timeout_ms)
     parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
     client, direct = services.client, services.direct
@@ -132,7 +131,7 @@ def bulk(services: Services, call: Call) -> Answer:
 
 def _plain(services: Services, call: Call, model: str, value: bytes, started: float) -> Answer:
     settings = services.settings
-    tier = tier_of(settings, call)
+    tier = call.caller.tier
     limit_s = timeout_s(settings, call, None)
     answered = services.direct.waiting(services.client, model, tier, value, NO_PARAMETERS, started + limit_s)
     reply = _run(services, call, model, tier, value, NO_PARAMETERS, limit_s, started, answered)

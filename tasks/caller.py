@@ -1,0 +1,28 @@
+"""Who asks, as far as the rest of Bunch has to know: what identification gives, and admission and results go by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from config.tiers import TIERS, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One identified caller.
+
+    `key_id` names the credential and counts for rate limits; `owner` names whose it is and counts for what belongs to
+    whom: two keys of one owner see each other's requests. Both are safe in a Redis key and a log line, and empty for
+    the callers of a server with auth off, who have no limits and share everything. `rpm` (requests a minute) and
+    `burst` are the credential's own; None: those of its tier.
+    """
+
+    key_id: str
+    owner: str
+    tier: Tier
+    rpm: int | None = None
+    burst: int | None = None
+
+
+ANYBODY: dict[Tier, Caller] = {tier: Caller("", "", tier) for tier in TIERS}
+"""With auth off: everybody of a tier is the same caller."""

@@ -1,0 +1,53 @@
+"""Whom each path is for; with auth off, what tier a caller has."""
+
+from __future__ import annotations
+
+import pytest
+
+from config.settings import Settings
+from config.tiers import Tier
+from tasks.caller import ANYBODY
+from webapp.app import ROUTES
+from webapp.call import Call
+from webapp.errors import ApiError
+from webapp.identity.anybody import Anybody
+from webapp.identity.base import Access, access_of
+
+
+@pytest.mark.parametrize(
+    ("path", "access"),
+    [
+        ("/healthz", Access.PUBLIC),
+        ("/readyz", Access.PUBLIC),
+        ("/openapi.json", Access.PUBLIC),
+        ("/metrics", Access.OPERATOR),
+        ("/ops", Access.OPERATOR),
+        ("/ops/events", Access.OPERATOR),
+        ("/internal/requests/<request_id>", Access.OPERATOR),
+        ("/internals", Access.TENANT),
+        ("/v1/inference", Access.TENANT),
+        ("/whatever/comes/next", Access.TENANT),
+    ],
+)
+def test_whom_a_path_is_for(path: str, access: Access) -> None:
+    assert access_of(path) is access
+
+
+def test_few_paths_are_open_to_strangers() -> None:
+    assert {path for _, path, _ in ROUTES if access_of(path) is Access.PUBLIC} <= {
+        *("/healthz", "/readyz", "/openapi.json", "/docs"),
+    }
+
+
+def test_with_auth_off_the_caller_is_nobody_in_particular() -> None:
+    assert Anybody(Settings()).identify(Call({}), Access.TENANT) is ANYBODY[Tier.PAID]
+    assert Anybody(Settings(default_tier=Tier.FREE)).identify(Call({}), Access.TENANT) is ANYBODY[Tier.FREE]
+    assert ANYBODY[Tier.FREE].owner == ANYBODY[Tier.FREE].key_id == ""
+
+
+def test_on_loopback_it_may_choose_its_tier() -> None:
+    call = Call({"HTTP_X_TIER": "enterprise"})
+    assert Anybody(Settings()).identify(call, Access.TENANT) is ANYBODY[Tier.ENTERPRISE]
+    assert Anybody(Settings(http_host="10.0.0.1")).identify(call, Access.TENANT) is ANYBODY[Tier.PAID]
+    with pytest.raises(ApiError, match="X-Tier"):
+        Anybody(Settings()).identify(Call({"HTTP_X_TIER": "gold"}), Access.TENANT)

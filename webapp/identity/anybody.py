@@ -1,0 +1,35 @@
+"""`BUNCH_AUTH=off`: everybody on this machine may ask, and choose a tier."""
+
+from __future__ import annotations
+
+from config.settings import Settings, is_loopback
+from config.tiers import TIERS
+from tasks.caller import ANYBODY, Caller
+from webapp.call import Call
+from webapp.errors import ApiError
+from webapp.identity.base import Access
+
+_BY_NAME = {tier.value: ANYBODY[tier] for tier in TIERS}
+
+
+class Anybody:
+    """The tier is `X-Tier`, on loopback only, or the default one."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._default = ANYBODY[settings.default_tier]
+        self._may_choose = is_loopback(settings.http_host)
+
+    def start(self) -> None:
+        """Nothing to open."""
+
+    def stop(self) -> None:
+        """Nothing to close."""
+
+    def identify(self, call: Call, access: Access) -> Caller:
+        asked = call.header("HTTP_X_TIER")
+        if asked is None or access is not Access.TENANT or not self._may_choose:
+            return self._default
+        caller = _BY_NAME.get(asked)
+        if caller is None:
+            raise ApiError("INVALID_HEADER", f"X-Tier must be one of {', '.join(_BY_NAME)}")
+        return caller

@@ -1,0 +1,41 @@
+"""What a frontend asks of identification, and what each path wants to know."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Protocol
+
+from tasks.caller import Caller
+from webapp.call import Call
+
+
+class Access(Enum):
+    """Whom a path is for."""
+
+    PUBLIC = auto()
+    TENANT = auto()
+    OPERATOR = auto()
+
+
+_PUBLIC = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs"})
+_OPERATOR = ("/internal", "/metrics", "/ops")
+
+
+def access_of(path: str) -> Access:
+    """By the path's beginning, so that whatever is added later is closed to strangers until somebody opens it."""
+    if path in _PUBLIC:
+        return Access.PUBLIC
+    if any(path == each or path.startswith(each + "/") for each in _OPERATOR):
+        return Access.OPERATOR
+    return Access.TENANT
+
+
+class Identity(Protocol):
+    """`start` and `stop` belong to the process that serves."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def identify(self, call: Call, access: Access) -> Caller:
+        """Raises ApiError: UNAUTHENTICATED or FORBIDDEN, which do not say what exactly was wrong."""
