@@ -1,0 +1,143 @@
+"""What a load needs: GPUs, web processes, Redis, money. Formulas first, then confirmed in virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from batching.capacity.formulas import (
+    HEADROOM,
+    RedisNeeds,
+    batches,
+    cost_per_million,
+    gpus_for,
+    rate_of_one,
+    redis_needs,
+)
+from batching.capacity.search import Objective, long_enough, smallest_fleet
+from batching.policy import Policy
+from batching.simulator import Overheads, Poisson, Report, Scenario, Service, simulate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is asked for.
+
+    Args:
+        web_rps: requests a second that one web process takes at full load.
+        retention_s: how long results are kept; `payload_bytes`: an input, and an output of the same size.
+        headroom: how far a GPU is planned to be used.
+        most: the largest fleet worth thinking about.
+        requests: how many a simulation is long: a percentile of fewer is coarser, and sooner found.
+    """
+
+    rps: float
+    objective: Objective
+    service: Service
+    max_batch_size: int
+    policy: Callable[[], Policy]
+    overheads: Overheads
+    gpu_hour_cost: float = 0.0
+    payload_bytes: int = 1024
+    retention_s: float = 60.0
+    web_rps: float = 2500.0
+    headroom: float = HEADROOM
+    most: int = 2000
+    requests: int = 150_000
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The answer. `gpus` holds the objective with the headroom, `smallest` without any, `raw` is rate / rate of one."""
+
+    feasible: bool
+    why: str
+    gpus: int = 0
+    raw: int = 0
+    by_formula: int = 0
+    smallest: int = 0
+    rate_of_one: float = 0.0
+    queueing_wait_s: float = 0.0
+    web_processes: int = 0
+    connections: int = 0
+    redis: RedisNeeds | None = None
+    cost_per_million: float = 0.0
+    report: Report | None = None
+
+
+def plan(load: Load) -> Plan:
+    """Pure: the same load gives the same plan."""
+    overheads = load.overheads
+    spent_s = overheads.submit_s + overheads.claim_s + overheads.collect_s + overheads.reply_s + overheads.reply_item_s
+    alone_s = load.service.seconds(1) + spent_s
+    if alone_s > load.objective.slo_s:
+        return Plan(
+            feasible=False,
+            why=f"one request alone takes {alone_s * 1000:.0f} ms, and {load.objective.slo_s * 1000:.0f} ms are asked "
+            "for: no number of GPUs helps; a faster model does",
+        )
+    full_s = load.service.seconds(load.max_batch_size)
+    rate = rate_of_one(load.max_batch_size, full_s, overheads.claim_s + overheads.collect_s)
+    raw, by_formula = gpus_for(load.rps, rate, 1.0), gpus_for(load.rps, rate, load.headroom)
+    scenario = Scenario(
+        arrivals=Poisson(load.rps),
+        service=load.service,
+        policy=load.policy,
+        duration_s=long_enough(load.rps, load.objective.slo_s, load.requests),
+        max_batch_size=load.max_batch_size,
+        overheads=overheads,
+        slo_s=load.objective.slo_s,
+        drain_s=10 * load.objective.slo_s,
+    )
+    if raw > load.most:
+        return Plan(
+            feasible=False, why=f"{raw:,} GPUs at least, more than the {load.most:,} allowed", raw=raw, rate_of_one=rate
+        )
+    found = smallest_fleet(scenario, load.objective, least=raw, most=load.most, seed=load.seed)
+    if found is None:
+        return Plan(feasible=False, why=_why_not(load, full_s), raw=raw, by_formula=by_formula, rate_of_one=rate)
+    gpus = max(found.executors, by_formula)
+    report = found.report if gpus == found.executors else simulate(replace(scenario, executors=gpus), load.seed)
+    latency_s = (report.p50_ms or 0.0) / 1000
+    return Plan(
+        feasible=True,
+        why=_why(load, found.executors, by_formula, report),
+        gpus=gpus,
+        raw=raw,
+        by_formula=by_formula,
+        smallest=found.executors,
+        rate_of_one=rate,
+        queueing_wait_s=batches(load.rps, gpus, load.max_batch_size, full_s).wait_s(load.objective.fraction),
+        web_processes=max(1, math.ceil(load.rps / load.web_rps / load.headroom)),
+        connections=math.ceil(load.rps * latency_s),
+        redis=redis_needs(
+            load.rps,
+            report.mean_batch or 1.0,
+            latency_s,
+            payload_bytes=load.payload_bytes,
+            retention_s=load.retention_s,
+        ),
+        cost_per_million=cost_per_million(gpus, load.gpu_hour_cost, load.rps),
+        report=report,
+    )
+
+
+def _why(load: Load, smallest: int, by_formula: int, report: Report) -> str:
+    measured = f"p99 {report.p99_ms:.0f} ms in simulation" if report.p99_ms is not None else "nothing answered"
+    used = f"{load.headroom:.0%}"
+    if by_formula >= smallest:
+        return f"{by_formula} by the formula at {used} use, confirmed: {measured}; {smallest} would just hold it"
+    return (
+        f"the formula's {by_formula} at {used} use are not enough: that a request waits for a batch and for a free GPU "
+        f"is not in it; {smallest} hold it: {measured}"
+    )
+
+
+def _why_not(load: Load, full_s: float) -> str:
+    asked = f"{load.objective.fraction:.2%} within {load.objective.slo_s * 1000:.0f} ms"
+    return (
+        f"even {load.most:,} GPUs do not answer {asked}: a batch of {load.max_batch_size} takes {full_s * 1000:.0f} ms "
+        "and a request waits for one and runs in the next; smaller batches or a faster model help"
+    )

@@ -1,0 +1,60 @@
+"""The table of the replayed designs, written into a page between two marks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from batching.capacity.designs import Replay
+
+_BEGIN, _END = "<!-- designs: begin -->", "<!-- designs: end -->"
+
+
+def fill(page: Path, replays: Sequence[Replay], took_s: float) -> None:
+    """Replace what stands between the marks.
+
+    Raises:
+        ValueError: the page has no marks.
+    """
+    text = page.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no {_BEGIN} … {_END}")
+    page.write_text(f"{before}{_BEGIN}\n{table(replays, took_s)}\n{_END}{after}", encoding="utf-8")
+
+
+def table(replays: Sequence[Replay], took_s: float) -> str:
+    lines = []
+    for each in replays:
+        design = each.design
+        percentile = f"p{design.objective.fraction * 100:.0f}"
+        attribute = f"{percentile}_ms"
+        theory = each.queueing_wait_s * 1000
+        lines += [
+            f"### {design.name}: {design.what}",
+            "",
+            f"By its own formula {each.raw} GPUs, {each.at_70} at 70 %; it has {design.gpus}, used to {design.use:.1%} "
+            f"when every batch is full. Full batches wait for a GPU, {percentile}, by Allen and Cunneen: "
+            + (f"{theory:.1f} ms." if theory < float("inf") else "without bound."),
+            "",
+            f"| policy | {percentile} ms | uneven | its fleet holds | uneven | smallest fleet | uneven |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for name, outcome in each.outcomes.items():
+            even, uneven = getattr(outcome.even, attribute), getattr(outcome.uneven, attribute)
+            lines.append(
+                f"| `{name}` | {even:,.0f} | {uneven:,.0f} | {_yes(outcome.holds_even)} | {_yes(outcome.holds_uneven)} "
+                f"| {outcome.smallest_even or '–'} | {outcome.smallest_uneven or '–'} |"
+            )
+        lines.append("")
+    requests = sum(report.requests for each in replays for o in each.outcomes.values() for report in (o.even, o.uneven))
+    lines.append(
+        f"The runs at the designs' own fleets held {requests / 1e6:.1f} million requests; with the search for "
+        f"the smallest fleets everything took {took_s:.0f} s on one core."
+    )
+    return "\n".join(lines)
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "**no**"
