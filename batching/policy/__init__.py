@@ -6,6 +6,7 @@ from batching.policy.breaker import Breaker, BreakerState
 from batching.policy.fixed import FixedWindow
 from batching.policy.idle import WhenIdle
 from batching.policy.retry import RetryPolicy
+from batching.policy.scaling import Scale, ScalingRules, ScalingState, Signals, Step, decide_scale
 from batching.policy.suspects import suspect_sizes
 from batching.policy.tiers import DEFAULT_SHARES, Allocation, allocate
 
@@ -23,8 +24,14 @@ __all__ = [
     "QueueView",
     "Reason",
     "RetryPolicy",
+    "Scale",
+    "ScalingRules",
+    "ScalingState",
+    "Signals",
+    "Step",
     "Wait",
     "WhenIdle",
     "allocate",
+    "decide_scale",
     "suspect_sizes",
 ]

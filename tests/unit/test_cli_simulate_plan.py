@@ -6,15 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
 from batching.capacity.designs import DESIGNS
 from batching.capacity.search import Objective
 from manage import cli
+from tasks.batchtimes import NoBatches, Totals, fit
 from workers.cli import capacity_page
-from workers.cli.live import Totals, fit
 
 SHORT = ("--duration", "5", "--rps", "100")
 
@@ -130,19 +129,21 @@ def totals(*batches: tuple[float, float, float]) -> list[Totals]:
 
 
 def test_the_line_through_what_was_measured() -> None:
-    batch_s, item_s, how = fit(totals((10, 4, 0.022), (8, 10, 0.025), (6, 40, 0.040)))
-    assert (batch_s, item_s) == (pytest.approx(0.020), pytest.approx(0.0005))
-    assert "3 seconds" in how
+    times = fit(totals((10, 4, 0.022), (8, 10, 0.025), (6, 40, 0.040)))
+    assert (times.batch_s, times.item_s) == (pytest.approx(0.020), pytest.approx(0.0005))
+    assert times.seconds(64) == pytest.approx(0.052)
+    assert "3 readings" in times.how
 
 
 def test_sizes_that_do_not_vary_tell_no_slope() -> None:
-    assert fit(totals((10, 4, 0.022), (9, 4, 0.022)))[:2] == (pytest.approx(0.022), 0.0)
+    times = fit(totals((10, 4, 0.022), (9, 4, 0.022)))
+    assert (times.batch_s, times.item_s) == (pytest.approx(0.022), 0.0)
 
 
 def test_nothing_to_measure_is_said() -> None:
     quiet = [Totals(50, 100, 1.0)] * 3
-    assert fit(quiet)[0] == pytest.approx(0.02)
-    with pytest.raises(click.UsageError, match="no batch"):
+    assert fit(quiet).batch_s == pytest.approx(0.02)
+    with pytest.raises(NoBatches, match="no batch"):
         fit(totals())
 
 

@@ -64,7 +64,7 @@ def _load(options: dict[str, Any], live: Live | None) -> Load:
     rps = options["rps"] or (live.rps if live else None)
     batch_s, item_s = (options["batch_ms"] or 0.0) / 1000, options["item_ms"] / 1000
     if options["batch_ms"] is None and live is not None:
-        batch_s, item_s = live.batch_s, live.item_s
+        batch_s, item_s = live.times.batch_s, live.times.item_s
     if not rps:
         raise click.UsageError("say the load: --rps N" + (" (nothing arrives at the running system)" if live else ""))
     if not batch_s + item_s:
@@ -110,9 +110,9 @@ def _json(found: Plan, live: Live | None) -> dict[str, Any]:
         answer["measured"] = {
             "model": live.model,
             "rps": round(live.rps, 2),
-            "batch_ms": round(live.batch_s * 1000, 3),
-            "item_ms": round(live.item_s * 1000, 4),
-            "how": live.how,
+            "batch_ms": round(live.times.batch_s * 1000, 3),
+            "item_ms": round(live.times.item_s * 1000, 4),
+            "how": live.times.how,
         }
     return answer
 
@@ -120,8 +120,8 @@ def _json(found: Plan, live: Live | None) -> dict[str, Any]:
 def _show(found: Plan, options: dict[str, Any], live: Live | None) -> None:
     if live is not None:
         click.echo(
-            f"measured of {live.model}: {live.rps:,.1f} requests/s, {live.batch_s * 1000:.2f} ms + "
-            f"{live.item_s * 1000:.3f} ms per item ({live.how})\n"
+            f"measured of {live.model}: {live.rps:,.1f} requests/s, {live.times.batch_s * 1000:.2f} ms + "
+            f"{live.times.item_s * 1000:.3f} ms per item ({live.times.how})\n"
         )
     if not found.feasible or found.redis is None or found.report is None:
         click.echo(f"not feasible: {found.why}")

@@ -1,0 +1,186 @@
+"""How many workers there should be: up fast, down slowly (the published designs' rules, and the time to drain).
+
+    waiting > 500 for 30 s        + 3        waiting > 100 for 60 s         + 1
+    use > 85 % for 5 min          + 1        drain > 10 s for 15 s          as many as bring it back to 10 s
+    use < 40 % for 15 min         − 10 %, at least one, once in 5 min
+
+A queue that is gone within a second is no backlog, however long it is: 500 waiting are nothing to 32 GPUs.
+
+A condition must have lasted, so since when it has is part of the state, and a change begins all of them anew. Who was
+started takes its time to load a model: until then nothing more is started for the same backlog, unless the fleet is
+below its least. `decide_scale` is a function: state and signals in, decision and state out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """The fleet at one moment.
+
+    `depth` is what waits, `drain_s` how long it will take (0: nothing waits, or nobody knows), `use` the part of what
+    the fleet could do in full batches that it does; how busy executors are says less, since one that takes small batches
+    as soon as it is free is always busy. `ready` workers serve, `starting` ones are on their way.
+    """
+
+    depth: int
+    use: float
+    drain_s: float
+    ready: int
+    starting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """More than `depth` waiting for `for_s`: `add` workers."""
+
+    depth: int
+    for_s: float
+    add: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingRules:
+    """The thresholds, each checked against the others.
+
+    Args:
+        cold_start_s: from the start of a worker until it serves.
+        down_share: of the fleet, at once; between a tenth and a fifth by the designs.
+        after_down_s: after a change, before the next one down.
+        soon_s: what is drained within it is no backlog.
+        most_added: at once, whatever the backlog.
+        forget_s: a silence of the signals after which nothing has lasted.
+    """
+
+    least: int = 1
+    most: int = 8
+    steps: tuple[Step, ...] = (Step(500, 30.0, 3), Step(100, 60.0, 1))
+    busy: float = 0.85
+    busy_for_s: float = 300.0
+    drain_s: float = 10.0
+    drain_for_s: float = 15.0
+    soon_s: float = 1.0
+    idle: float = 0.40
+    idle_for_s: float = 900.0
+    down_share: float = 0.1
+    after_down_s: float = 300.0
+    cold_start_s: float = 60.0
+    most_added: int = 3
+    forget_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise ValueError(f"the least ({self.least}) must be at least 1 and at most the most ({self.most})")
+        if not 0 <= self.idle < self.busy <= 1:
+            raise ValueError(f"idle ({self.idle}) must be below busy ({self.busy}), both fractions: it would swing")
+        if not 0 < self.down_share <= 0.2:
+            raise ValueError(f"down_share is {self.down_share}; no more than a fifth of the fleet may go at once")
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingState:
+    """Since when each condition has held (None: it does not), and when the fleet was changed last."""
+
+    seen_at: float = -math.inf
+    deep_since: tuple[float | None, ...] = ()
+    slow_since: float | None = None
+    busy_since: float | None = None
+    idle_since: float | None = None
+    changed_at: float = -math.inf
+    grown_at: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """`wanted` workers; `reason` is empty when that is what there is."""
+
+    wanted: int
+    reason: str = ""
+
+
+def decide_scale(rules: ScalingRules, signals: Signals, state: ScalingState, now: float) -> tuple[Scale, ScalingState]:
+    """One decision, and the state to bring along to the next. Time in seconds on any one clock."""
+    state = _observe(rules, signals, state, now)
+    fleet = signals.ready + signals.starting
+    wanted, reason = _wanted(rules, signals, state, fleet, now)
+    wanted = min(max(wanted, rules.least), rules.most)
+    if wanted == fleet:
+        return Scale(fleet), state
+    grown_at = now if wanted > fleet else state.grown_at
+    # The conditions begin anew: the same backlog must not be answered twice.
+    return Scale(wanted, reason), ScalingState(
+        seen_at=now, deep_since=(None,) * len(rules.steps), changed_at=now, grown_at=grown_at
+    )
+
+
+def _observe(rules: ScalingRules, signals: Signals, state: ScalingState, now: float) -> ScalingState:
+    if now - state.seen_at > rules.forget_s or len(state.deep_since) != len(rules.steps):
+        state = ScalingState(
+            deep_since=(None,) * len(rules.steps), changed_at=state.changed_at, grown_at=state.grown_at
+        )
+    return replace(
+        state,
+        seen_at=now,
+        deep_since=tuple(
+            _since(since, now, holds=_is_deep(rules, signals, step))
+            for since, step in zip(state.deep_since, rules.steps, strict=True)
+        ),
+        slow_since=_since(state.slow_since, now, holds=signals.drain_s > rules.drain_s),
+        busy_since=_since(state.busy_since, now, holds=signals.use > rules.busy),
+        idle_since=_since(state.idle_since, now, holds=signals.use < rules.idle and not _backlog(rules, signals)),
+    )
+
+
+def _wanted(rules: ScalingRules, signals: Signals, state: ScalingState, fleet: int, now: float) -> tuple[int, str]:
+    if not rules.least <= fleet <= rules.most:
+        return min(
+            max(fleet, rules.least), rules.most
+        ), f"{fleet} workers, and {rules.least} to {rules.most} are allowed"
+    if signals.starting and now - state.grown_at < 2 * rules.cold_start_s:
+        # What has been asked for is not there yet; only twice its time, since one that never comes must not hold it up.
+        return fleet, ""
+    added, reason = _more(rules, signals, state, now)
+    if added:
+        return fleet + added, reason
+    if _lasted(state.idle_since, rules.idle_for_s, now) and now - state.changed_at >= rules.after_down_s:
+        fewer = max(1, math.floor(rules.down_share * fleet))
+        # Those that stay must not be busy at once, or they would be called back.
+        if fleet > fewer and signals.use * fleet / (fleet - fewer) < rules.busy:
+            return fleet - fewer, f"under {rules.idle:.0%} used for {rules.idle_for_s:.0f} s"
+    return fleet, ""
+
+
+def _more(rules: ScalingRules, signals: Signals, state: ScalingState, now: float) -> tuple[int, str]:
+    """The largest that any rule asks for."""
+    asked: list[tuple[int, str]] = []
+    if _lasted(state.slow_since, rules.drain_for_s, now):
+        short = math.inf if signals.drain_s == math.inf else signals.ready * (signals.drain_s / rules.drain_s - 1)
+        add = math.ceil(min(max(1.0, short), rules.most_added) - 1e-9)
+        asked.append((add, f"what waits would take {signals.drain_s:.0f} s"))
+    for since, step in zip(state.deep_since, rules.steps, strict=True):
+        if _lasted(since, step.for_s, now):
+            asked.append((step.add, f"more than {step.depth} waiting for {step.for_s:.0f} s"))
+    if _lasted(state.busy_since, rules.busy_for_s, now):
+        asked.append((1, f"over {rules.busy:.0%} used for {rules.busy_for_s:.0f} s"))
+    return max(asked, key=lambda each: each[0], default=(0, ""))
+
+
+def _backlog(rules: ScalingRules, signals: Signals) -> bool:
+    return signals.drain_s > rules.drain_s or any(_is_deep(rules, signals, step) for step in rules.steps)
+
+
+def _is_deep(rules: ScalingRules, signals: Signals, step: Step) -> bool:
+    return signals.depth > step.depth and not 0 < signals.drain_s < rules.soon_s
+
+
+def _since(since: float | None, now: float, *, holds: bool) -> float | None:
+    if not holds:
+        return None
+    return now if since is None else since
+
+
+def _lasted(since: float | None, for_s: float, now: float) -> bool:
+    return since is not None and now - since >= for_s

@@ -1,0 +1,87 @@
+"""How long the batches of a running model take, from what all processes have summed up in Redis.
+
+Sums of batch sizes and of compute times stand in `bunch:metrics`. Read at intervals, their differences give the mean size
+and the mean time of the batches in between; since `a + b·n` is linear, so are its means, and a line through them gives a
+and b.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.metrics import SharedMetrics
+
+
+class NoBatches(Exception):
+    """The model has run none, so nothing is known of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of one model since the start of its metrics."""
+
+    batches: float
+    requests: float
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """`batch_s` + `item_s`·n; `how` says how far to believe it."""
+
+    batch_s: float
+    item_s: float
+    how: str
+
+    def seconds(self, size: int) -> float:
+        return self.batch_s + self.item_s * size
+
+
+def fit(totals: Sequence[Totals]) -> BatchTimes:
+    """A line through the intervals between the readings.
+
+    Raises:
+        NoBatches: no batch has run.
+    """
+    windows = [
+        (after.batches - before.batches, after.requests - before.requests, after.compute_s - before.compute_s)
+        for before, after in itertools.pairwise(totals)
+    ]
+    points = [(requests / count, took / count, count) for count, requests, took in windows if count > 0]
+    if not points:
+        last = totals[-1]
+        if not last.batches:
+            raise NoBatches("no batch of this model has run yet; send it some load")
+        return BatchTimes(last.compute_s / last.batches, 0.0, "the mean of all its batches; none ran meanwhile")
+    sizes, times, weights = (np.array(each) for each in zip(*points, strict=True))
+    mean_size, mean_s = np.average(sizes, weights=weights), np.average(times, weights=weights)
+    spread = np.average((sizes - mean_size) ** 2, weights=weights)
+    if spread < 0.01 * mean_size**2:
+        return (
+            float(mean_s),
+            0.0,
+            f"all batches held about {mean_size:.1f}, so the time is taken as the same for any size",
+        )
+    slope = np.average((sizes - mean_size) * (times - mean_s), weights=weights) / spread
+    # Between "the same for any size" and "in proportion to it".
+    slope = float(min(max(slope, 0.0), mean_s / mean_size))
+    return BatchTimes(float(mean_s - slope * mean_size), slope, f"a line through {len(points)} readings")
+
+
+def read_totals(metrics: SharedMetrics, model: str) -> Totals:
+    values = {
+        sample.name: sample.value
+        for family in metrics.collect()
+        if family.name in {"bunch_batch_size", "bunch_compute_seconds"}
+        for sample in family.samples
+        if sample.labels.get("model") == model and not sample.name.endswith("_bucket")
+    }
+    return Totals(
+        values.get("bunch_batch_size_count", 0.0),
+        values.get("bunch_batch_size_sum", 0.0),
+        values.get("bunch_compute_seconds_sum", 0.0),
+    )
