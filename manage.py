@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from workers.cli import bench, check, demo, dlq, fleet, plan, roles, simulate, stack
+from workers.cli import autoscale, bench, check, demo, dlq, fleet, plan, roles, simulate, stack
 from workers.cli.base import OneLineErrors
 
 
@@ -19,7 +19,7 @@ for command in (
     *(stack.up, demo.demo, stack.status),
     *(roles.web, roles.worker, roles.ops, roles.flower),
     *(check.check, fleet.queues, fleet.workers, fleet.models, dlq.dlq, bench.bench),
-    *(simulate.simulate_command, plan.plan_command),
+    *(simulate.simulate_command, plan.plan_command, autoscale.autoscale),
 ):
     cli.add_command(command)
 

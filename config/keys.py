@@ -23,6 +23,7 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:flush:<id>` | string | 30 s | the answer to one flush of an outbox, so that it can be repeated |
 | `bunch:metrics` | hash | kept | Prometheus samples summed over all processes |
 | `bunch:rate:<second>` | string | 60 s | requests answered in that second |
+| `bunch:scale` | string | a minute | what the autoscaler saw and wants, JSON |
 | `bunch:reply:<process>` | channel | – | outcomes for the callers that wait in one frontend process |
 """
 
@@ -101,6 +102,9 @@ class Shard:
 
     def metrics(self) -> str:
         return f"bunch:metrics{self.tag}"
+
+    def scale(self) -> str:
+        return f"bunch:scale{self.tag}"
 
     def rate(self, second: int) -> str:
         return f"bunch:rate:{second}{self.tag}"

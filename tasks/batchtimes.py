@@ -1,8 +1,8 @@
 """How long the batches of a running model take, from what all processes have summed up in Redis.
 
-Sums of batch sizes and of compute times stand in `bunch:metrics`. Read at intervals, their differences give the mean size
-and the mean time of the batches in between; since `a + b·n` is linear, so are its means, and a line through them gives a
-and b.
+Sums of batch sizes and of compute times stand in `bunch:metrics`. Read at intervals, their differences give the mean
+size and the mean time of the batches in between; since `a + b·n` is linear, so are its means, and a line through them
+gives a and b.
 """
 
 from __future__ import annotations
@@ -61,11 +61,8 @@ def fit(totals: Sequence[Totals]) -> BatchTimes:
     mean_size, mean_s = np.average(sizes, weights=weights), np.average(times, weights=weights)
     spread = np.average((sizes - mean_size) ** 2, weights=weights)
     if spread < 0.01 * mean_size**2:
-        return (
-            float(mean_s),
-            0.0,
-            f"all batches held about {mean_size:.1f}, so the time is taken as the same for any size",
-        )
+        how = f"all held about {mean_size:.1f}, so the time is taken as the same for any size"
+        return BatchTimes(float(mean_s), 0.0, how)
     slope = np.average((sizes - mean_size) * (times - mean_s), weights=weights) / spread
     # Between "the same for any size" and "in proportion to it".
     slope = float(min(max(slope, 0.0), mean_s / mean_size))

@@ -53,6 +53,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("DELETE", "/v1/result/<task_id>", results.cancel_result),
     ("GET", "/internal/requests/<request_id>", results.get_request),
     ("GET", "/internal/health", health.health),
+    ("GET", "/internal/scale", health.scale),
     ("GET", "/healthz", health.alive),
     ("GET", "/readyz", health.ready),
     ("GET", "/metrics", health.metrics),

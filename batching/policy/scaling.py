@@ -22,8 +22,8 @@ class Signals:
     """The fleet at one moment.
 
     `depth` is what waits, `drain_s` how long it will take (0: nothing waits, or nobody knows), `use` the part of what
-    the fleet could do in full batches that it does; how busy executors are says less, since one that takes small batches
-    as soon as it is free is always busy. `ready` workers serve, `starting` ones are on their way.
+    the fleet could do in full batches that it does; how busy executors are says less, since one that takes small
+    batches as soon as it is free is always busy. `ready` workers serve, `starting` ones are on their way.
     """
 
     depth: int

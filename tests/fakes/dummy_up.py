@@ -21,7 +21,7 @@ from workers.supervisor.ports import free_port
 from workers.supervisor.probes import Look, answers_ping
 from workers.supervisor.run import run
 from workers.supervisor.screen import Screen
-from workers.supervisor.state import ProcessRow, UpLock, UpState
+from workers.supervisor.state import ProcessRow, UpLock, UpState, wanted
 from workers.supervisor.supervisor import Report, Supervisor
 from workers.supervisor.valkey import EmbeddedValkey
 
@@ -51,6 +51,11 @@ class DummyStack:
         )
         return Supervisor([valkey, *dummies], guard, report, backoff=Backoff(first_s=0.1, limit_s=0.4))
 
+    def follow(self, supervisor: Supervisor, now: float) -> None:
+        number = wanted(self.state_dir)
+        if number is not None:
+            supervisor.resize("worker", [self._dummy(f"worker{n}", 1) for n in range(1, number + 1)], now)
+
     def state(self, supervisor: Supervisor) -> UpState:
         rows = (ProcessRow(each.spec.role, each.pid, each.state.value, each.restarts) for each in supervisor.children)
         return UpState(processes=tuple(rows), url="http://dummy", redis_url=self.valkey.tcp_url)
@@ -63,7 +68,7 @@ class DummyStack:
 
         return ChildSpec(
             name=name,
-            role=name.rstrip("1"),
+            role=name.rstrip("0123456789"),
             command=(sys.executable, str(_CHILD), name, str(record), *shlex.split(self._options.get(name, ""))),
             environment=dict(os.environ),
             log_file=self.state_dir / "log" / f"{name}.log",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -253,3 +254,56 @@ def test_what_does_not_stop_in_its_time_is_killed(make: Make, spec: ChildSpec, t
     wait_for_death(child)
     supervisor.tick(11.1)
     assert supervisor.phase is Phase.DONE
+
+
+def test_more_are_started_and_those_too_many_drained_and_forgotten(make: Make, spec: ChildSpec, tmp_path: Path) -> None:
+    notes = Notes()
+    specs = [replace(spec, name=f"worker{n}", log_file=tmp_path / f"worker{n}.log") for n in (1, 2, 3)]
+    other = replace(spec, name="web", role="web", log_file=tmp_path / "web.log")
+    supervisor = make(specs[0], other, notes=notes)
+    supervisor.resize("worker", specs, 0.0)
+    assert [each.spec.name for each in supervisor.children] == ["worker1", "web"]
+    supervisor.tick(0.0)
+    supervisor.tick(1.0)
+    assert supervisor.phase is Phase.READY
+
+    supervisor.resize("worker", specs, 1.0)
+    supervisor.resize("worker", specs, 1.1)
+    assert [each.spec.name for each in supervisor.children] == ["worker1", "web", "worker2", "worker3"]
+    third = supervisor.children[-1]
+    assert third.pid is not None
+
+    supervisor.resize("worker", specs[:2], 2.0)
+    assert third.state is State.STOPPING
+    wait_for_death(third)
+    # It is wanted again while it goes: it comes back when its name is free.
+    supervisor.resize("worker", specs, 2.1)
+    assert supervisor.children[-1] is third
+    supervisor.tick(2.2)
+    supervisor.resize("worker", specs, 2.3)
+    assert [each.spec.name for each in supervisor.children] == ["worker1", "web", "worker2", "worker3"]
+    assert supervisor.children[-1] is not third
+    assert notes.deaths == []
+
+
+def test_one_that_does_not_drain_in_its_time_is_killed(make: Make, spec: ChildSpec, tmp_path: Path) -> None:
+    deaf = (
+        sys.executable,
+        "-S",
+        "-c",
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print(); time.sleep(600)",
+    )
+    stubborn = replace(spec, name="worker2", command=deaf, log_file=tmp_path / "worker2.log", stop_timeout_s=10.0)
+    supervisor = make(spec, stubborn)
+    supervisor.tick(0.0)
+    supervisor.tick(1.0)
+    while not stubborn.log_file.read_text().endswith("\n"):
+        time.sleep(0.01)
+    supervisor.resize("worker", [spec], 2.0)
+    supervisor.tick(11.9)
+    child = supervisor.children[-1]
+    assert child.state is State.STOPPING
+    supervisor.tick(12.0)
+    wait_for_death(child)
+    supervisor.tick(12.1)
+    assert [each.spec.name for each in supervisor.children] == ["one"]

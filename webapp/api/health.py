@@ -8,6 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from redis.exceptions import RedisError
 
 from tasks.fleet import QueueRow, WorkerRow, ready_models, utilisation
+from tasks.scale import ScaleBoard
 from webapp.call import Answer, Call
 from webapp.errors import ApiError
 from webapp.services import Services
@@ -62,6 +63,17 @@ def health(services: Services, call: Call) -> Answer:
     return Answer(503 if status == "unhealthy" else 200, _encode(body), call.request_id)
 
 
+def scale(services: Services, call: Call) -> Answer:
+    """`GET /internal/scale`: what the autoscaler last wanted, for KEDA's `metrics-api` and the like."""
+    try:
+        row = ScaleBoard(services.redis).read()
+    except RedisError as error:
+        raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
+    if row is None:
+        raise ApiError("NOT_FOUND", "no autoscaler runs; start one with `manage.py autoscale`")
+    return Answer(200, _encode(row), call.request_id)
+
+
 def metrics(services: Services, call: Call) -> Answer:
     """`GET /metrics`: the sums of every process, and the gauges as they are now."""
     registry = CollectorRegistry(auto_describe=False)
@@ -93,4 +105,9 @@ def _gauges(services: Services) -> list[Metric]:
     states = GaugeMetricFamily("bunch_workers", "Workers by state.", labels=("state",))
     states.add_metric(("healthy",), len(healthy))
     states.add_metric(("unhealthy",), len(workers) - len(healthy))
-    return [depth, oldest, states]
+    families: list[Metric] = [depth, oldest, states]
+    scale = ScaleBoard(services.redis).read()
+    if scale is not None:
+        # Without an autoscaler there is no such number, rather than a wrong one.
+        families.append(GaugeMetricFamily("bunch_workers_wanted", "Workers there should be.", value=scale.wanted))
+    return families

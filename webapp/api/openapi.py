@@ -121,6 +121,7 @@ def _paths() -> dict[str, Any]:
             }
         },
         "/internal/health": {"get": _get("Anything", "How the service is.", 503)},
+        "/internal/scale": {"get": _get("Anything", "How many workers the autoscaler wants.", 404, 503)},
         "/healthz": {"get": _get("Anything", "The process answers.")},
         "/readyz": {"get": _get("Anything", "Every model is served.", 503)},
         "/metrics": {

@@ -74,6 +74,11 @@ class Child:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
+    @property
+    def is_gone(self) -> bool:
+        """Stopped, and nothing of its lives is left to put right."""
+        return self.state is State.STOPPED and not self._dead
+
     def start(self, now: float) -> None:
         self._process = self._guard.spawn(
             self.spec.command, self.spec.environment, self.spec.log_file, self.spec.hasty_signal

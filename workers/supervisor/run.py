@@ -31,6 +31,9 @@ class Supervisable(Protocol):
 
     def supervisor(self, guard: Guard, report: Report) -> Supervisor: ...
 
+    def follow(self, supervisor: Supervisor, now: float) -> None:
+        """Change the number of children to what is wanted."""
+
     def state(self, supervisor: Supervisor) -> state.UpState: ...
 
 
@@ -69,6 +72,8 @@ def run(stack: Supervisable, screen: Screen, started: Callable[[], None], work: 
         StartFailed: the stack did not come up, and was stopped again; or its stop was cut short.
     """
     guard = Guard()
+    # Whatever was wanted of an `up` before this one.
+    (stack.state_dir / state.WANTED).unlink(missing_ok=True)
     try:
         with screen, _Signals() as signals:
             supervisor = stack.supervisor(guard, screen)
@@ -98,6 +103,7 @@ def _loop(
     was_ready = False
     while supervisor.phase is not Phase.DONE:
         supervisor.tick(time.monotonic())
+        stack.follow(supervisor, time.monotonic())
         now = stack.state(supervisor)
         if now != written:
             state.write(stack.state_dir, now)

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 import msgspec
+from redis import Redis
 
 from batching.registry import WorkerRegistry
 from config.environ import child_environment
@@ -28,7 +29,7 @@ from workers.supervisor.probes import (
     models_loaded,
     url,
 )
-from workers.supervisor.state import ProcessRow, UpState
+from workers.supervisor.state import ProcessRow, UpState, wanted
 from workers.supervisor.supervisor import Report, Supervisor
 from workers.supervisor.valkey import EmbeddedValkey
 
@@ -67,6 +68,7 @@ class Stack:
             state_dir=str(state_dir),
         )
         self.options = options
+        self._workers: dict[int, ChildSpec] = {}
         self.url = url(settings.http_host, http_port)
         self.flower_url = url(settings.flower_host, self.settings.flower_port) if options.flower else None
 
@@ -79,6 +81,12 @@ class Stack:
             ready=self._is_ready,
             give_up_on_errors=self.options.give_up_on_errors,
         )
+
+    def follow(self, supervisor: Supervisor, now: float) -> None:
+        """As many workers as were asked for, if anybody has asked."""
+        workers = wanted(self.state_dir)
+        if workers is not None:
+            supervisor.resize("worker", [self._worker(number) for number in range(1, workers + 1)], now)
 
     def state(self, supervisor: Supervisor) -> UpState:
         """What `up.json` says."""
@@ -98,21 +106,14 @@ class Stack:
 
     def _specs(self) -> list[ChildSpec]:
         settings = self.settings
-        redis = connect(settings.redis_url, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S)
-        drain_s = settings.graceful_timeout_s + _STOP_MARGIN_S
-        loaded = models_loaded(Fleet(redis, lease_ttl_s=settings.lease_ttl_s))
-        give_back = leases_given_back(WorkerRegistry(redis, settings.lease_ttl_s))
+        drain_s = self._drain_s
         web_answers = answers_http(settings.http_host, settings.http_port, "/healthz")
         specs = [
             self._spec("web", "web", roles.web(), stop_stage=0, stop_timeout_s=drain_s, probe=web_answers),
             self._spec("ops", "ops", roles.ops(settings), stop_stage=2, stop_timeout_s=drain_s),
         ]
         for number in range(self.options.workers, 0, -1):
-            name = f"worker{number}"
-            command = roles.worker(settings, name)
-            spec = self._spec("worker", name, command, stop_stage=1, stop_timeout_s=drain_s, probe=loaded)
-            # On QUIT it gives back what it has in hand, and goes.
-            specs.insert(0, replace(spec, aftermath=give_back, hasty_signal=signal.SIGQUIT))
+            specs.insert(0, self._worker(number))
         if self.options.flower:
             flower_answers = answers_http(settings.flower_host, settings.flower_port, "/healthcheck")
             flower = self._spec(
@@ -129,11 +130,33 @@ class Stack:
         if self.valkey:
             command = self.valkey.prepare()
             valkey = self._spec(
-                "redis", "valkey", command, stop_stage=9, stop_timeout_s=30.0, probe=answers_ping(redis)
+                "redis", "valkey", command, stop_stage=9, stop_timeout_s=30.0, probe=answers_ping(self._redis)
             )
             # On TERM it writes what its log on disk lacks, and goes.
             specs.insert(0, replace(valkey, start_stage=0, hasty_signal=signal.SIGTERM))
         return specs
+
+    def _worker(self, number: int) -> ChildSpec:
+        if number not in self._workers:
+            self._workers[number] = self._new_worker(number)
+        return self._workers[number]
+
+    def _new_worker(self, number: int) -> ChildSpec:
+        settings, name = self.settings, f"worker{number}"
+        loaded = models_loaded(Fleet(self._redis, lease_ttl_s=settings.lease_ttl_s))
+        command = roles.worker(settings, name)
+        spec = self._spec("worker", name, command, stop_stage=1, stop_timeout_s=self._drain_s, probe=loaded)
+        give_back = leases_given_back(WorkerRegistry(self._redis, settings.lease_ttl_s))
+        # On QUIT it gives back what it has in hand, and goes.
+        return replace(spec, aftermath=give_back, hasty_signal=signal.SIGQUIT)
+
+    @cached_property
+    def _redis(self) -> Redis:
+        return connect(self.settings.redis_url, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S)
+
+    @property
+    def _drain_s(self) -> float:
+        return self.settings.graceful_timeout_s + _STOP_MARGIN_S
 
     def _spec(
         self,

@@ -1,4 +1,7 @@
-"""What `up` leaves in its state folder for others to read: `up.lock`, held while it lives, and `up.json`."""
+"""What lies in the state folder of `up`: `up.lock`, held while it lives, `up.json` for others to read, and `up.wanted`.
+
+The last is written by others: how many workers there should be.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from workers.supervisor.errors import AlreadyRunning
 
 LOCK = "up.lock"
 FILE = "up.json"
+WANTED = "up.wanted"
 # `is_running` holds the lock for a moment, too.
 _LOCK_TRIES = 5
 _LOCK_PAUSE_S = 0.05
@@ -103,9 +107,26 @@ def read(state_dir: Path) -> UpState | None:
 
 
 def write(state_dir: Path, state: UpState) -> None:
-    path = state_dir / FILE
-    new = path.with_suffix(".new")
+    _replace(state_dir / FILE, msgspec.json.encode(state))
+
+
+def want(state_dir: Path, workers: int) -> None:
+    """Ask the `up` of this folder for so many workers; it follows within a moment."""
+    _replace(state_dir / WANTED, f"{workers}\n".encode())
+
+
+def wanted(state_dir: Path) -> int | None:
+    """How many workers were asked for last; None: nobody has asked, or what is there is no number from 1."""
+    try:
+        workers = int((state_dir / WANTED).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return workers if workers >= 1 else None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    new = path.with_name(path.name + ".new")
     # Redis URLs may carry a password.
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(state))
+        file.write(content)
     new.replace(path)

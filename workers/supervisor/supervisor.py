@@ -3,6 +3,8 @@
     STARTING ──all running, /readyz 200──▶ READY ──stop()──▶ STOPPING ──▶ DONE
         └────a child keeps dying (`failure`)────────────────────▲
 
+In READY the number of children of a role may be changed (`resize`): new ones start, the others drain and are forgotten.
+
 `tick` is called by one loop on the main thread and blocks no longer than the probes do. The clock is an
 argument.
 """
@@ -58,7 +60,8 @@ class Supervisor:
             ready: whether the stack as a whole answers, asked once every child is running.
             give_up_on_errors: also stop when a child says, before all is ready, that a part of it is broken.
         """
-        self.children = [Child(spec, guard, backoff or Backoff()) for spec in specs]
+        self._backoff = backoff or Backoff()
+        self.children = [Child(spec, guard, self._backoff) for spec in specs]
         self.phase = Phase.STARTING
         self.failure = ""
         self._guard = guard
@@ -67,6 +70,7 @@ class Supervisor:
         self._give_up_on_errors = give_up_on_errors
         self._look_at = 0.0
         self._kill_at: dict[str, float] = {}
+        self._leaving: list[Child] = []
         self._hasty = False
 
     def tick(self, now: float) -> None:
@@ -79,11 +83,41 @@ class Supervisor:
             child.start_if_due(now)
         if self.phase is Phase.STARTING:
             self._start_next_stage(now)
+        if self.phase is Phase.READY:
+            self._forget_those_gone(now)
         if now >= self._look_at:
             self._look_at = now + _LOOK_EVERY_S
             self._look()
         if self.phase is Phase.STOPPING:
             self._stop_next_stage(now)
+
+    def resize(self, role: str, specs: Sequence[ChildSpec], now: float) -> None:
+        """From now on `specs` are the children of `role`.
+
+        To be repeated: a name that is wanted again is free only when its child is gone.
+        """
+        if self.phase is not Phase.READY:
+            return
+        wanted = {spec.name for spec in specs}
+        for child in self.children:
+            if child.spec.role == role and child.spec.name not in wanted and child not in self._leaving:
+                self._leaving.append(child)
+                self._kill_at[child.spec.name] = now + child.spec.stop_timeout_s
+                child.stop()
+        there = {child.spec.name for child in self.children}
+        for spec in specs:
+            if spec.name not in there:
+                child = Child(spec, self._guard, self._backoff)
+                self.children.append(child)
+                child.start(now)
+
+    def _forget_those_gone(self, now: float) -> None:
+        for child in list(self._leaving):
+            if child.is_gone:
+                self._leaving.remove(child)
+                self.children.remove(child)
+            elif child.state is State.STOPPING and now >= self._kill_at[child.spec.name]:
+                child.kill()
 
     def stop(self) -> None:
         """Stop in order, each in its own time."""

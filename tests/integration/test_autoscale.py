@@ -1,0 +1,205 @@
+"""The autoscaler over a private Valkey, and `manage.py autoscale` beside an `up` whose workers are stand-ins."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from redis import Redis
+
+from batching.policy import ScalingRules, Step
+from batching.registry import WorkerRegistry
+from config.keys import Shard
+from config.redis import connect
+from config.settings import ModelSettings, Settings
+from config.tiers import Tier
+from tasks.fleet import ExecutorRow, Fleet, WorkerRow
+from tasks.metrics import SharedMetrics
+from tasks.scale import KEPT_S, ScaleBoard
+from tests.integration.test_supervisor import PATIENCE_S, ROOT, DummyUp, wait_for
+from workers.autoscaler import Autoscaler, Gauge, LocalUp
+
+KEYS = Shard()
+MODEL = ModelSettings(name="m", source="workers.models.echo:Echo", max_batch_size=64)
+SETTINGS = Settings(models={"m": MODEL}, default_model="m")
+RULES = ScalingRules(steps=(Step(100, 10.0, 2),), drain_for_s=20.0, idle_for_s=60.0, after_down_s=0.0, cold_start_s=5.0)
+CONFIG = '[models.m]\nsource = "workers.models.echo:Echo"\n'
+
+
+class Hand:
+    """An actor that only remembers."""
+
+    def __init__(self) -> None:
+        self.wanted: list[int] = []
+        self.on_their_way = 0
+
+    def starting(self, ready: int) -> int:
+        return self.on_their_way
+
+    def want(self, workers: int) -> None:
+        self.wanted.append(workers)
+
+
+def beat(redis: Redis, *busy: float) -> None:
+    for n, part in enumerate(busy):
+        row = WorkerRow(f"w{n}", "host", 1, 0.0, (ExecutorRow("m", f"m/{n}", "ready", busy=part),))
+        WorkerRegistry(redis, lease_ttl_s=5.0).beat(row.id, msgspec.json.encode(row))
+
+
+def serve(redis: Redis, batches: int, size: int, seconds: float) -> None:
+    """What workers would have added to the shared sums."""
+    for name, by in (
+        ("bunch_batch_size_count", batches),
+        ("bunch_batch_size_sum", batches * size),
+        ("bunch_compute_seconds_count", batches),
+        ("bunch_compute_seconds_sum", batches * seconds),
+    ):
+        redis.hincrbyfloat(KEYS.metrics(), msgspec.json.encode([name, {"model": "m"}]), by)
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    return [0.0]
+
+
+@pytest.fixture
+def hand() -> Hand:
+    return Hand()
+
+
+@pytest.fixture
+def scaler(redis: Redis, clock: list[float], hand: Hand) -> Autoscaler:
+    gauge = Gauge(SETTINGS, Fleet(redis), SharedMetrics(redis), lambda: clock[0])
+    return Autoscaler(RULES, gauge, hand, ScaleBoard(redis))
+
+
+def test_a_backlog_that_stays_calls_for_more(redis: Redis, scaler: Autoscaler, clock: list[float], hand: Hand) -> None:
+    beat(redis, 1.0)
+    redis.lpush(KEYS.queue("m", Tier.PAID), *["x"] * 101)
+    first = scaler.step(0.0)
+    assert (first.wanted, first.ready, first.depth, first.drain_s) == (1, 1, 101, None)
+    clock[0] = 10.0
+    serve(redis, batches=10, size=10, seconds=0.1)
+    grown = scaler.step(10.0)
+    assert (grown.wanted, grown.drain_s) == (3, 10.1)
+    assert "100 waiting" in grown.reason
+    assert hand.wanted == [3]
+    # What is on its way counts: no more are called for the same backlog.
+    hand.on_their_way = 2
+    clock[0] = 15.0
+    assert scaler.step(15.0).wanted == 3
+    assert hand.wanted == [3]
+
+
+def test_use_is_of_what_full_batches_could_do(redis: Redis, scaler: Autoscaler, clock: list[float]) -> None:
+    """An executor that takes small batches as soon as it is free is always busy, and far from full."""
+    beat(redis, 1.0)
+    scaler.step(0.0)
+    for second, size in enumerate((2, 8, 4), 1):
+        clock[0] = float(second)
+        serve(redis, batches=40, size=size, seconds=0.020 + 0.0005 * size)
+        row = scaler.step(float(second))
+    # 160 a second of 64 / 52 ms = 1,231.
+    assert row.use == pytest.approx(160 / 1231, rel=0.01)
+
+
+def test_busy_counts_until_batches_are_known(redis: Redis, scaler: Autoscaler) -> None:
+    beat(redis, 0.5, 0.7)
+    row = scaler.step(0.0)
+    assert (row.ready, row.use) == (2, 0.6)
+
+
+def test_little_use_lets_one_go(redis: Redis, scaler: Autoscaler, hand: Hand) -> None:
+    beat(redis, 0.1, 0.1, 0.1)
+    for now in (0.0, 30.0, 60.0):
+        row = scaler.step(now)
+    assert row.wanted == 2
+    assert hand.wanted == [2]
+
+
+def test_the_decision_is_there_for_others_and_does_not_outlive_its_maker(redis: Redis, scaler: Autoscaler) -> None:
+    assert ScaleBoard(redis).read() is None
+    beat(redis, 0.5)
+    row = scaler.step(0.0)
+    assert ScaleBoard(redis).read() == row
+    assert 0 < redis.ttl(KEYS.scale()) <= KEPT_S
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[DummyUp]:
+    each = DummyUp(tmp_path / "var").start().wait_ready()
+    yield each
+    each.look()
+    each.process.send_signal(signal.SIGTERM)
+    assert each.process.wait(PATIENCE_S) == 0
+    assert each.left() == []
+
+
+def autoscale(up: DummyUp, *options: str) -> subprocess.Popen[str]:
+    config = up.state_dir.parent / "bunch.toml"
+    config.write_text(CONFIG)
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "manage.py"), "autoscale", "--json", "--config", str(config), *options],
+        cwd=config.parent,
+        env=inherited | {"BUNCH_STATE_DIR": str(up.state_dir)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def processes(up: DummyUp) -> list[str]:
+    document = json.loads((up.state_dir / "up.json").read_text())
+    return sorted(row["state"] for row in document["processes"] if row["role"] == "worker")
+
+
+def test_workers_of_up_are_really_added_and_drained(up: DummyUp) -> None:
+    redis = connect(json.loads((up.state_dir / "up.json").read_text())["redis_url"])
+    beat(redis, 1.0)
+    redis.lpush(KEYS.queue("m", Tier.PAID), *["x"] * 50)
+    quick = ("--interval", "0.2", "--drain-for", "0.5", "--cold-start", "0.3", "--idle-for", "0.5", "--cool-down", "0")
+    scaler = autoscale(up, *quick, "--min", "1", "--max", "3")
+    try:
+        # Nothing is served, so what waits would never be drained.
+        wait_for(lambda: processes(up) == ["running"] * 3, up.text)
+        redis.delete(KEYS.queue("m", Tier.PAID))
+        wait_for(lambda: beat(redis, 0.0, 0.0, 0.0) or len(processes(up)) < 3, up.text)
+        wait_for(lambda: beat(redis, 0.0) or processes(up) == ["running"], up.text)
+    finally:
+        scaler.send_signal(signal.SIGINT)
+        said, _ = scaler.communicate(timeout=PATIENCE_S)
+    assert scaler.returncode == 0
+    rows = [json.loads(line) for line in said.splitlines()]
+    assert max(row["wanted"] for row in rows) == 3
+    assert {"worker2 asked", "worker2 ended", "worker3 asked", "worker3 ended"} <= set(up.record())
+    assert "worker1 asked" not in up.record()
+
+
+def test_a_dry_run_changes_nothing(up: DummyUp) -> None:
+    redis = connect(json.loads((up.state_dir / "up.json").read_text())["redis_url"])
+    redis.lpush(KEYS.queue("m", Tier.PAID), *["x"] * 50)
+    scaler = autoscale(up, "--dry-run", "--min", "2", "--duration", "0")
+    said, _ = scaler.communicate(timeout=PATIENCE_S)
+    (row,) = [json.loads(line) for line in said.splitlines()]
+    assert row["wanted"] == 2
+    assert "allowed" in row["reason"]
+    assert not (up.state_dir / "up.wanted").exists()
+    assert ScaleBoard(redis).read() is None
+    assert processes(up) == ["running"]
+
+
+def test_what_is_asked_of_up_is_read_with_care(tmp_path: Path) -> None:
+    up_here = LocalUp(tmp_path)
+    assert up_here.starting(0) == 0
+    up_here.want(3)
+    assert up_here.starting(1) == 2
+    for rubbish in ("", "many", "0", "-1"):
+        (tmp_path / "up.wanted").write_text(rubbish)
+        assert up_here.starting(0) == 0

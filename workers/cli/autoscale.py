@@ -1,0 +1,105 @@
+"""`autoscale`: how many workers there should be, and, under `up`, there are."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+import msgspec
+from redis.exceptions import RedisError
+
+from batching.policy import ScalingRules
+from tasks.fleet import Fleet
+from tasks.metrics import SharedMetrics
+from tasks.scale import ScaleBoard, ScaleRow
+from workers.autoscaler import Autoscaler, Gauge, LocalUp, Nobody
+from workers.cli.base import config_option, json_option, locate, redis_of
+from workers.supervisor import state as up
+
+
+@click.command()
+@click.option("--min", "least", default=1, show_default=True, type=click.IntRange(min=1), help="Workers at least.")
+@click.option("--max", "most", default=8, show_default=True, type=click.IntRange(min=1), help="Workers at most.")
+@click.option("--interval", default=5.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds per look.")
+@click.option(
+    "--cold-start", default=60.0, show_default=True, type=click.FloatRange(min=0), help="Start to serving, s."
+)
+@click.option(
+    "--cool-down", default=300.0, show_default=True, type=click.FloatRange(min=0), help="Before going down, s."
+)
+@click.option("--idle-for", default=900.0, show_default=True, type=click.FloatRange(min=0), help="Little used, s.")
+@click.option("--drain", default=10.0, show_default=True, type=click.FloatRange(min=0.1), help="Longer is too long, s.")
+@click.option(
+    "--drain-for", default=15.0, show_default=True, type=click.FloatRange(min=0), help="Too long for so long."
+)
+@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
+@click.option(
+    "--export-only", is_flag=True, help="Tell /metrics and /internal/scale, and leave the doing to KEDA or HPA."
+)
+@click.option("--duration", type=click.FloatRange(min=0), help="Stop after so many seconds; 0: one look.")
+@config_option
+@json_option
+def autoscale(
+    least: int,
+    most: int,
+    interval: float,
+    cold_start: float,
+    cool_down: float,
+    idle_for: float,
+    drain: float,
+    drain_for: float,
+    dry_run: bool,
+    export_only: bool,
+    duration: float | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Start workers when work waits, and drain them when it does not, until Ctrl-C.
+
+    Under `up` it changes the number of its workers; elsewhere it says in /metrics (bunch_workers_wanted) and
+    /internal/scale how many there should be. --json prints one object a look.
+    """
+    try:
+        rules = ScalingRules(
+            least=least,
+            most=most,
+            cold_start_s=cold_start,
+            after_down_s=cool_down,
+            idle_for_s=idle_for,
+            drain_s=drain,
+            drain_for_s=drain_for,
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    settings = locate(config_file)
+    redis = redis_of(settings)
+    state_dir = Path(settings.state_dir).resolve()
+    acts = not dry_run and not export_only and up.read(state_dir) is not None
+    gauge = Gauge(settings, Fleet(redis, lease_ttl_s=settings.lease_ttl_s), SharedMetrics(redis), time.monotonic)
+    scaler = Autoscaler(rules, gauge, LocalUp(state_dir) if acts else Nobody(), None if dry_run else ScaleBoard(redis))
+    ends_at = time.monotonic() + (float("inf") if duration is None else duration)
+    try:
+        while True:
+            _look(scaler, as_json=as_json)
+            if time.monotonic() + interval > ends_at:
+                return
+            time.sleep(interval)
+    except KeyboardInterrupt:
+        return
+
+
+def _look(scaler: Autoscaler, *, as_json: bool) -> None:
+    try:
+        row = scaler.step(time.monotonic())
+    except RedisError as error:
+        click.echo(f"cannot see the fleet: {error}", err=True)
+        return
+    click.echo(msgspec.json.encode(row).decode() if as_json else _line(row))
+
+
+def _line(row: ScaleRow) -> str:
+    drains = "never" if row.drain_s is None else f"{row.drain_s:.1f} s"
+    fleet = f"{row.ready} workers" + (f" and {row.starting} starting" if row.starting else "")
+    seen = f"{fleet}, {row.depth} waiting (drained in {drains}), {row.use:.0%} used"
+    return f"{seen}: want {row.wanted}, {row.reason}" if row.reason else f"{seen}: stay"
