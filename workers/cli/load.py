@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -113,6 +113,10 @@ class Load:
 
     async def open(self, rps: float, *, duration_s: float) -> None:
         """Poisson arrivals at `rps`, each on a connection of its own while it waits."""
+        await self.at(_poisson(rps, duration_s))
+
+    async def at(self, due_s: Iterable[float]) -> None:
+        """One request at each of these moments, in seconds from the start, ascending."""
         self._began = time.perf_counter()
         idle: list[_Connection] = []
         waiting: set[asyncio.Task[None]] = set()
@@ -122,8 +126,7 @@ class Load:
             await self._one(connection, self._take(), due)
             idle.append(connection)
 
-        due = self._began
-        while (due := due + random.expovariate(rps)) - self._began < duration_s:
+        for due in (self._began + each for each in due_s):
             # Behind time, requests are sent without a pause until the generator has caught up.
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             task = asyncio.create_task(one(due))
@@ -149,6 +152,13 @@ class Load:
             await asyncio.sleep(_CONNECT_PAUSE_S)
         now = time.perf_counter()
         self._run.add(number, status, answer, now - due, now - self._began)
+
+
+def _poisson(rps: float, duration_s: float) -> Iterator[float]:
+    at = random.expovariate(rps)
+    while at < duration_s:
+        yield at
+        at += random.expovariate(rps)
 
 
 class _Connection(asyncio.Protocol):

@@ -1,0 +1,220 @@
+"""`python -m tests.benchmarks.virtual`: the same workloads on the running system and in virtual time, side by side.
+
+The model is `simulated` (20 ms + 0.5 ms an item, up to 64). First two loads that are *not* among those compared say
+what the machinery costs on this machine: one caller (the fixed part of a request's way), and 64 callers of a model that
+takes no time (what each request of a batch adds). Then, for each workload and policy, the real system is driven with
+arrivals drawn beforehand, and the simulator is given the very same moments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import click
+import msgspec
+import numpy as np
+
+from batching.simulator import (
+    Affine,
+    Arrivals,
+    Bursts,
+    Callers,
+    Overheads,
+    Poisson,
+    Recorded,
+    Scenario,
+    simulate,
+)
+from tests.benchmarks.bunch_system import Bunch
+from workers.cli.load import Load, Run
+from workers.cli.simulate import make_maker
+from workers.cli.summary import summarise
+
+_BATCH_S, _ITEM_S, _MAX = 0.020, 0.0005, 64
+_MAX_WAIT_MS = 50
+_TIMEOUT_S = 20.0
+
+_CONFIG = """
+default_model = "sim"
+
+[models.sim]
+source = "workers.models.simulated:Simulated"
+max_batch_size = {size}
+max_wait_ms = {max_wait_ms}
+policy = "{policy}"
+options = {{ batch_ms = 20, item_ms = 0.5 }}
+
+[models.echo]
+source = "workers.models.echo:Echo"
+max_batch_size = {size}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Open arrivals or a closed loop; the model's own limit is 64 / 52 ms = 1,231 requests/s."""
+
+    name: str
+    arrivals: Arrivals
+
+
+WORKLOADS = (
+    Workload("quiet: 20/s", Poisson(20.0)),
+    Workload("half: 400/s", Poisson(400.0)),
+    Workload("bursts: 100/s and 150 at once each second", Bursts(100.0, 150, 1.0)),
+    Workload("64 callers, closed loop", Callers(64)),
+)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One figure of one workload, real and simulated."""
+
+    workload: str
+    policy: str
+    figure: str
+    real: float
+    simulated: float
+
+    @property
+    def off(self) -> float:
+        """How far the simulator is from the real system, as a part of the real figure."""
+        return self.simulated / self.real - 1
+
+
+@click.command(help=__doc__)
+@click.option("--policy", "policies", multiple=True, default=("adaptive", "fixed"), show_default=True)
+@click.option("--duration", default=15.0, show_default=True, help="Seconds of each load.")
+@click.option("--rounds", default=3, show_default=True, help="Of each; the median counts.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the rows there, too.")
+@click.option("--within", default=0.10, show_default=True, help="Exit 1 when a figure is further off.")
+def main(policies: Sequence[str], duration: float, rounds: int, json_path: Path | None, within: float) -> None:
+    rows: list[Row] = []
+    for policy in policies:
+        rows += compare(policy, WORKLOADS, duration_s=duration, rounds=rounds)
+    click.echo(table(rows))
+    if json_path is not None:
+        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(rows)))
+    sys.exit(any(abs(row.off) > within for row in rows))
+
+
+def compare(policy: str, workloads: Sequence[Workload], *, duration_s: float, rounds: int) -> list[Row]:
+    """Start the system with `policy`, calibrate, and run each workload on both."""
+    bunch = Bunch()
+    bunch.prepare()
+    bunch.open_run()
+    try:
+        bunch.launch_with(_CONFIG.format(size=_MAX, max_wait_ms=_MAX_WAIT_MS, policy=policy), {})
+        bunch.wait_ready()
+        url = f"{bunch.url}/v1/inference"
+        overheads = calibrate(url, policy)
+        return [row for each in workloads for row in _both(url, policy, each, overheads, duration_s, rounds)]
+    finally:
+        bunch.stop()
+
+
+def calibrate(url: str, policy: str) -> Overheads:
+    """What the machinery costs: a lone caller's excess over the model, and the time of a request among many."""
+    _drive(url, "sim", Callers(1), 2.0)
+    alone = _drive(url, "sim", Callers(1), 5.0)
+    waited_s = _MAX_WAIT_MS / 1000 if policy == "fixed" else 0.0
+    fixed_s = max(0.001, median(each.latency_s for each in alone.answers) - _BATCH_S - _ITEM_S - waited_s)
+    many = _drive(url, "echo", Callers(64), 5.0)
+    item_s = 1 / (len(many.answers) / many.elapsed_s)
+    click.echo(f"{policy}: {fixed_s * 1000:.2f} ms for a request, {item_s * 1e6:.0f} µs for each beside it", err=True)
+    # How the fixed part is shared out moves no figure by more than itself: the order is that of the steps' own work.
+    return Overheads(
+        submit_s=0.3 * fixed_s,
+        look_s=0.1 * fixed_s,
+        claim_s=0.25 * fixed_s,
+        collect_s=0.15 * fixed_s,
+        reply_s=0.3 * fixed_s,
+        reply_item_s=item_s / 2,
+    )
+
+
+def _both(url: str, policy: str, workload: Workload, overheads: Overheads, duration_s: float, rounds: int) -> list[Row]:
+    real, simulated = [], []
+    for round_number in range(rounds):
+        arrivals = workload.arrivals
+        if not isinstance(arrivals, Callers):
+            times = arrivals.times(duration_s, np.random.default_rng(round_number))
+            arrivals = Recorded(times.tolist())
+        run = _drive(url, "sim", arrivals, duration_s)
+        real.append(_figures(run))
+        simulated.append(_simulated(arrivals, policy, overheads, duration_s))
+    return [
+        Row(
+            workload.name,
+            policy,
+            name,
+            median(figures[name] for figures in real),
+            median(figures[name] for figures in simulated),
+        )
+        for name in real[0]
+    ]
+
+
+def _figures(run: Run) -> dict[str, float]:
+    summary = summarise(run.answers, run.elapsed_s, _TIMEOUT_S)
+    assert summary.codes.keys() == {"200"}, summary.codes
+    assert summary.p50_ms is not None
+    assert summary.p95_ms is not None
+    assert summary.mean_batch is not None
+    return {"requests/s": summary.rps, "p50 ms": summary.p50_ms, "p95 ms": summary.p95_ms, "batch": summary.mean_batch}
+
+
+def _simulated(arrivals: Arrivals, policy: str, overheads: Overheads, duration_s: float) -> dict[str, float]:
+    report = simulate(
+        Scenario(
+            arrivals=arrivals,
+            service=Affine(_BATCH_S, _ITEM_S),
+            policy=make_maker(policy, _MAX, _MAX_WAIT_MS),
+            duration_s=duration_s,
+            overheads=overheads,
+        )
+    )
+    assert report.p50_ms is not None
+    assert report.p95_ms is not None
+    assert report.mean_batch is not None
+    return {
+        "requests/s": report.throughput_rps,
+        "p50 ms": report.p50_ms,
+        "p95 ms": report.p95_ms,
+        "batch": report.mean_batch,
+    }
+
+
+def _drive(url: str, model: str, arrivals: Arrivals, duration_s: float) -> Run:
+    run = Run()
+
+    def body(number: int) -> bytes:
+        return msgspec.json.encode({"model": model, "input": f"request {number}"})
+
+    load = Load(url, body, _TIMEOUT_S, run)
+    if isinstance(arrivals, Callers):
+        asyncio.run(load.closed(arrivals.callers, duration_s=duration_s))
+    else:
+        assert isinstance(arrivals, Recorded)
+        asyncio.run(load.at(arrivals.at_s))
+    time.sleep(0.3)
+    return run
+
+
+def table(rows: Sequence[Row]) -> str:
+    """As markdown, for docs/capacity.md."""
+    lines = ["| workload | policy | figure | real | simulated | off |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"| {row.workload} | `{row.policy}` | {row.figure} | {row.real:,.1f} | {row.simulated:,.1f} | {row.off:+.1%} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
