@@ -130,7 +130,10 @@ class Simulation:
         else:
             self._act(feeder, decision, permitted)
 
-    def _looked(self, feeder: Feeder, _epoch: int, permitted: int) -> None:
+    def _looked(self, feeder: Feeder, epoch: int, permitted: int) -> None:
+        if epoch != feeder.epoch:
+            # The executor has died meanwhile.
+            return
         self.queues.arrive(self.now)
         self.queues.wake_delayed(self.now)
         queues = self.queues
@@ -184,10 +187,12 @@ class Simulation:
                 self._turn(feeder, None)
                 return
 
-    def _claimed(self, feeder: Feeder, _epoch: int, size: int) -> None:
-        if feeder.at is At.DOWN:
+    def _claimed(self, feeder: Feeder, epoch: int, size: int) -> None:
+        if epoch != feeder.epoch:
             return
         batch = self.queues.claim(self.now, size)
+        if batch.settled:
+            self._come_back(batch.settled, self.now)
         view = (self.queues.depth, self.queues.oldest)
         if batch.size:
             feeder.took(self.now, batch)

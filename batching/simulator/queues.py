@@ -56,11 +56,15 @@ class Lane:
 
 @dataclass(slots=True)
 class Batch:
-    """What one claim has taken: runs of a lane (rank, from, to), and single requests that had been back."""
+    """What one claim has taken: runs of a lane (rank, from, to), and single requests that had been back.
+
+    `settled` are those that came out with it and need no model: expired, or given up.
+    """
 
     size: int = 0
     runs: list[tuple[int, int, int]] = field(default_factory=list)
     singles: list[tuple[int, int]] = field(default_factory=list)
+    settled: list[tuple[int, int]] = field(default_factory=list)
 
     def requests(self) -> list[tuple[int, int]]:
         """Each one, as (rank, index)."""
@@ -235,6 +239,7 @@ class Queues:
         if lane.times[first] + lane.limit_s <= now:
             lane.head = bisect_right(lane.times, now - lane.limit_s, first, lane.seen)
             self.ledger.expired[rank] += lane.head - first
+            batch.settled += [(rank, index) for index in range(first, lane.head)]
         late = lane.head - first
         end = min(lane.head + want, lane.seen)
         if end > lane.head:
@@ -251,6 +256,7 @@ class Queues:
             if lane.is_late(lane.head, now):
                 if lane.head > first:
                     batch.runs.append((rank, first, lane.head))
+                batch.settled.append((rank, lane.head))
                 first = lane.head + 1
                 late += 1
             else:
@@ -293,6 +299,7 @@ class Queues:
                 else:
                     lane.head += 1
                 if self._settle_early(rank, index, now):
+                    batch.settled.append((rank, index))
                     continue
                 batch.singles.append((rank, index))
                 batch.size += 1

@@ -90,6 +90,12 @@ def test_a_closed_loop_is_as_fast_as_its_turns() -> None:
     assert report.throughput_rps == pytest.approx(MAX / 0.026, rel=0.05)
 
 
+def test_callers_whose_request_has_expired_ask_again() -> None:
+    report = simulate(replace(BASE, arrivals=Callers(50 * MAX), queue_timeout_s=0.5))
+    assert report.expired > 10 * 50 * MAX
+    assert report.throughput_rps == pytest.approx(MAX / 0.024, rel=0.02)
+
+
 def test_the_same_seed_gives_the_same_and_another_another() -> None:
     scenario = replace(
         BASE,
