@@ -80,7 +80,8 @@ def run(stack: Supervisable, screen: Screen, started: Callable[[], None], work: 
             _loop(stack, supervisor, screen, signals, started, work)
     finally:
         guard.stop()
-        (stack.state_dir / state.FILE).unlink(missing_ok=True)
+        for name in (state.FILE, state.WANTED):
+            (stack.state_dir / name).unlink(missing_ok=True)
     if supervisor.failure:
         raise StartFailed(supervisor.failure)
     if work is not None and work.error is not None:
