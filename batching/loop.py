@@ -32,6 +32,7 @@ from batching.policy import (
     Decision,
     Dispatch,
     Look,
+    Pace,
     Policy,
     QueueView,
     Reason,
@@ -70,6 +71,7 @@ class _InHand:
     requests: list[Request]
     info: BatchInfo
     claimed_at: float
+    took_s: float = 0.0
 
 
 class ClaimLoop:
@@ -111,6 +113,10 @@ class ClaimLoop:
         self._front_since = 0.0
         self._batch_s = 0.0
         self._sizes = (0, 0)
+        # What a batch costs in a row of them, from one's end to the next one's; the claim is part of that.
+        self.pace = Pace()
+        self._occupied_since = 0.0
+        self._more_waits = False
         # The largest batch that the device's memory had room for; None while any will do. An operator may reset it.
         self.safe_size: int | None = None
         self._stopping = False
@@ -174,11 +180,13 @@ class ClaimLoop:
     def _turn(self, view: View | None) -> View | None:
         """One decision. Returns the view that the next one may start from; None: look again."""
         if not self._executor.wait_ready(_TICK_S):
+            self._more_waits = False
             return None
         if self._unheard is not None:
             return self._dispatch(Dispatch(self._unheard[1], Reason.IDLE))
         permitted = self._breaker.permits(self._clock())
         if not permitted:
+            self._more_waits = False
             self._await_executor(_TICK_S) if self.in_hand else time.sleep(_TICK_S)
             return None
         decision = self._decide(view)
@@ -207,6 +215,8 @@ class ClaimLoop:
         return self.policy.decide(queue, now)
 
     def _wait(self, decision: Wait) -> None:
+        # What waits on purpose says nothing about how fast it could go.
+        self._more_waits = False
         left_s = decision.until - self._clock()
         if self.in_hand:
             self._await_executor(min(left_s, _TICK_S))
@@ -225,8 +235,11 @@ class ClaimLoop:
     def _dispatch(self, decision: Dispatch) -> View:
         if self._unheard is None:
             self._unheard = (next(self._batch_ids), decision.size)
+        if not self._more_waits and not self._in_hand:
+            self._occupied_since = self._clock()
         claim = self._store.claim(self._model.name, *self._unheard, self._model.max_attempts)
         self._unheard = None
+        self._more_waits = claim.view.depth > 0
         if claim.entries:
             try:
                 self._serve(claim, decision)
@@ -328,6 +341,8 @@ class ClaimLoop:
         batch = self._take(event.batch_id, compute=True)
         if batch is None:
             return
+        if event.passes == 1:
+            self.pace = self.pace.observe(len(batch.requests), batch.took_s)
         info = replace(batch.info, compute_s=event.compute_s, passes=event.passes)
         now = self._clock()
         ok = any(not isinstance(outcome, Failed) for outcome in event.outcomes)
@@ -342,6 +357,7 @@ class ClaimLoop:
             self._settler.give_back(batch.requests, info, Blame.SUSPECT, repr(error))
 
     def _lost(self, event: Lost) -> None:
+        self._more_waits = False
         if event.inside:
             self._breaker.record(self._clock(), ok=False)
         for batch_id in (event.inside, *event.waiting):
@@ -359,6 +375,8 @@ class ClaimLoop:
                 took = now - self._front_since
                 # An average over about eight batches: enough to aim the next claim, no more is asked of it.
                 self._batch_s = took if not self._batch_s else self._batch_s + (took - self._batch_s) / 8
+                batch.took_s = now - self._occupied_since
+            self._occupied_since = now
             self._front_since = now
             self._changed.notify_all()
         return batch

@@ -12,12 +12,15 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import cast
 
 from redis import Redis
 
 from batching import scripts
+from batching.policy import Pace
 from batching.store import Blame, give_back
 from config.keys import Shard
 from config.redis import Line
@@ -32,6 +35,35 @@ def make_worker_id(pid: int) -> str:
 
 def _name_of(pid: int) -> str:
     return f"{socket.gethostname()}-{pid}-"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPace:
+    """What a worker can do with one model: executors that are ready, requests a second of each, seconds per batch.
+
+    A `rate` of 0 is not known yet.
+    """
+
+    executors: int
+    rate: float = 0.0
+    first_s: float = 0.0
+    full_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.executors};{self.rate:.4f};{self.first_s * 1000:.4f};{self.full_s * 1000:.4f}"
+
+
+def model_pace(executors: int, paces: Sequence[Pace], max_batch_size: int) -> ModelPace:
+    """Of `executors` that are ready now, by what all of the worker's have been measured at."""
+    known = [each for each in paces if each.known]
+    if not known:
+        return ModelPace(executors)
+    return ModelPace(
+        executors,
+        fmean(each.rate(max_batch_size) for each in known),
+        fmean(each.seconds(1) for each in known),
+        fmean(each.seconds(max_batch_size) for each in known),
+    )
 
 
 class WorkerRegistry:
@@ -53,14 +85,16 @@ class WorkerRegistry:
         self._line = Line(redis)
         self._forget = redis.register_script(scripts.source("forget_worker"))
 
-    def beat(self, worker_id: str, about: bytes) -> list[str]:
-        """Say that `worker_id` lives and what it is (JSON); who has not been heard of for the lease TTL.
+    def beat(self, worker_id: str, about: bytes, paces: Mapping[str, ModelPace] | None = None) -> list[str]:
+        """Say that `worker_id` lives, what it is (JSON) and what it can do; who is silent for the lease TTL or longer.
 
         After a silence of its own (Redis was away, the machine slept) it accuses nobody for one lease TTL: whoever
         was cut off as well needs that time to be heard again.
         """
+        paces = paces or {}
         own_silence_ms, overdue = self._beat(
-            keys=[self._keys.workers(), self._keys.worker(worker_id)], args=[worker_id, about, self._ttl_ms]
+            keys=[self._keys.workers(), self._keys.worker(worker_id), *map(self._keys.pace, paces)],
+            args=[worker_id, about, self._ttl_ms, *map(str, paces.values())],
         )
         now = self._clock()
         if own_silence_ms >= self._ttl_ms:

@@ -1,4 +1,8 @@
-"""The Lua scripts: one file each in `lua/`, one atomic job each, the stamp's layout in front of all."""
+"""The Lua scripts: one file each in `lua/`, one atomic job each, the stamp's layout in front of all.
+
+What two scripts share, or what is a rule of its own beside its Python twin, is a part: a file of functions that is put
+in front of a script.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ def folder_of(module_file: str) -> Path:
 
 
 @cache
-def source(name: str, folder: Path = _FOLDER) -> str:
-    """The text of `lua/<name>.lua`, behind `lua/stamp.lua`."""
-    return (_FOLDER / "stamp.lua").read_text(encoding="utf-8") + (folder / f"{name}.lua").read_text(encoding="utf-8")
+def source(name: str, folder: Path = _FOLDER, parts: tuple[str, ...] = ()) -> str:
+    """The text of `lua/<name>.lua`, behind `lua/stamp.lua` and its `parts`, which are files of the same folder."""
+    texts = (_FOLDER / "stamp.lua", *(folder / f"{each}.lua" for each in (*parts, name)))
+    return "".join(text.read_text(encoding="utf-8") for text in texts)

@@ -3,15 +3,17 @@
 Our own producers put the header `bunch` first in the message, every field at a fixed place, so that a script reads it
 with `string.sub` and rewrites it with a splice, whatever the payload's size:
 
-    {"headers":{"bunch":"1;<deadline 13>;<queue limit 13>;<enqueued 13>;<attempt 2>;<lost 1>;<tracked 1>;<ttl 9>;<id>",…
+    {"headers":{"bunch":"1;<deadline 13>;<queue limit 13>;<enqueued 13>;<attempt 2>;<lost 1>;<tracked 1>;<ttl 9>;
+                        <key 8>;<id>",…
 
 All times are Redis time in milliseconds; the submit script fills them in, since no two hosts share a clock. The
 *queue limit* is the moment from which a claim finds a waiting request expired (504); once an attempt has been counted
 it is the deadline. The *attempt* counts deliveries that failed and are tried again; *lost* counts those among them
 that ended with the executor's death, which makes a suspect of the request. *Tracked* requests have a state that
 somebody may ask for before they have finished (`celery-task-meta-<id>`: PENDING, STARTED); a caller who waits on an
-open connection does not know the id yet, and is spared the cost. To kombu the stamp is one more header. Messages of
-plain Celery clients carry none: they never expire in the scripts and count attempts in a header of their own.
+open connection does not know the id yet, and is spared the cost. The *key* is the tag of the caller's API key, by which
+places are shared out inside a tier, or zeros. To kombu the stamp is one more header. Messages of plain Celery clients
+carry none: they never expire in the scripts and count attempts in a header of their own.
 
 `lua/stamp.lua` is the same layout for the scripts; a test holds the two together.
 """
@@ -22,7 +24,8 @@ import re
 from typing import NamedTuple
 
 HEAD = b'{"headers":{"bunch":"1;'
-_STAMP = re.compile(re.escape(HEAD) + rb'(\d{13});(\d{13});(\d{13});(\d\d);(\d);([01]);(\d{9});([^"]+)"')
+NO_KEY = "00000000"
+_STAMP = re.compile(re.escape(HEAD) + rb'(\d{13});(\d{13});(\d{13});(\d\d);(\d);([01]);(\d{9});([0-9a-f]{8});([^"]+)"')
 
 
 class Stamp(NamedTuple):
@@ -36,6 +39,7 @@ class Stamp(NamedTuple):
     tracked: bool
     result_ttl_ms: int
     task_id: str
+    key: str = NO_KEY
 
 
 def read_stamp(message: bytes) -> Stamp | None:
@@ -43,7 +47,7 @@ def read_stamp(message: bytes) -> Stamp | None:
     found = _STAMP.match(message)
     if found is None:
         return None
-    deadline, limit, enqueued, attempt, lost, tracked, ttl, task_id = found.groups()
+    deadline, limit, enqueued, attempt, lost, tracked, ttl, key, task_id = found.groups()
     return Stamp(
         int(deadline),
         int(limit),
@@ -53,6 +57,7 @@ def read_stamp(message: bytes) -> Stamp | None:
         tracked == b"1",
         int(ttl),
         task_id.decode(errors="replace"),
+        key.decode(),
     )
 
 
@@ -62,6 +67,6 @@ def write_stamp(stamp: Stamp) -> bytes:
         HEAD
         + (
             f"{stamp.deadline_ms:013d};{stamp.limit_ms:013d};{stamp.enqueued_ms:013d};"
-            f"{stamp.attempt:02d};{stamp.lost:d};{stamp.tracked:d};{stamp.result_ttl_ms:09d};{stamp.task_id}"
+            f"{stamp.attempt:02d};{stamp.lost:d};{stamp.tracked:d};{stamp.result_ttl_ms:09d};{stamp.key};{stamp.task_id}"
         ).encode()
     )

@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from batching import scripts
 from batching.policy.suspects import suspect_sizes
-from batching.policy.tiers import DEFAULT_SHARES
+from batching.policy.tiers import AGED_SHARE, DEFAULT_AGEING_S, DEFAULT_SHARES
 from config.keys import Shard
 from config.redis import Line, Script
 
@@ -134,6 +134,7 @@ class RedisBatchStore:
         shard: Shard | None = None,
         shares: Sequence[float] = DEFAULT_SHARES,
         keep: Keep = Keep(),
+        ageing_s: float = DEFAULT_AGEING_S,
     ) -> None:
         self._redis = redis
         self._lines = threading.local()
@@ -141,8 +142,9 @@ class RedisBatchStore:
         self._keys = shard or Shard()
         self._shares = tuple(shares)
         self._keep = keep
+        self._ageing_ms = int(ageing_s * 1000)
         self._look = Script(scripts.source("look"))
-        self._claim = Script(scripts.source("claim"))
+        self._claim = Script(scripts.source("claim", parts=("tiers", "fair")))
         self._finish = Script(scripts.source("finish"))
         self._put_aside = Script(scripts.source("put_aside"))
 
@@ -160,6 +162,7 @@ class RedisBatchStore:
 
     def claim(self, model: str, batch_id: str, size: int, max_attempts: int = 3) -> Claim:
         keys = self._keys
+        queues = keys.queues(model)
         now, raw, depths, oldest = self._line.script(
             self._claim,
             (
@@ -169,9 +172,19 @@ class RedisBatchStore:
                 keys.cancelled(),
                 keys.share(model),
                 keys.delayed(model),
-                *keys.queues(model),
+                *queues,
+                *map(keys.held, queues),
             ),
-            (batch_id, self._worker_id, model, size, *self._shares, *suspect_sizes(size, max_attempts)),
+            (
+                batch_id,
+                self._worker_id,
+                model,
+                size,
+                self._ageing_ms,
+                AGED_SHARE,
+                *self._shares,
+                *suspect_sizes(size, max_attempts),
+            ),
         )
         return Claim(batch_id, parse_entries(raw), _view(now, depths, oldest))
 

@@ -14,6 +14,10 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:workers` | zset | trimmed with its worker | worker id → Redis time of its last heartbeat, in ms |
 | `bunch:worker:<worker>` | string | 3 × lease TTL | what a worker says of itself, JSON |
 | `bunch:share:<model>` | hash | small, kept | credit of the lower tiers towards their share of a batch |
+| `bunch:held:<queue>` | hash | while the queue holds messages | tag of a key → how many of its requests wait there |
+| `bunch:pace:<model>` | hash | an hour after the last worker | worker → heartbeat's time, executors, what each can do |
+| `bunch:capacity:<model>` | string | 250 ms | what the fleet can do and how full Redis is, as of then |
+| `bunch:quota:<key id>` | string | until the quota is whole | when the key's next request would be due, in µs |
 | `bunch:delayed:<model>` | zset | until due | retries in their pause: rank and message → Redis time in ms |
 | `bunch:dead` | zset | bounded by count and age | dead letters: task id → Redis time in ms of its end |
 | `bunch:dead:<id>` | hash | with its entry above | one dead letter: message, rank, record (JSON) |
@@ -79,6 +83,19 @@ class Shard:
 
     def share(self, model: str) -> str:
         return f"bunch:share:{model}{self.tag}"
+
+    def held(self, queue: str) -> str:
+        """Of one of `queues`, whose name carries the tag already."""
+        return f"bunch:held:{queue}"
+
+    def pace(self, model: str) -> str:
+        return f"bunch:pace:{model}{self.tag}"
+
+    def capacity(self, model: str) -> str:
+        return f"bunch:capacity:{model}{self.tag}"
+
+    def quota(self, key_id: str) -> str:
+        return f"bunch:quota:{key_id}{self.tag}"
 
     def delayed(self, model: str) -> str:
         return f"bunch:delayed:{model}{self.tag}"

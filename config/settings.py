@@ -27,6 +27,8 @@ PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NaturalInt = Annotated[int, msgspec.Meta(ge=0)]
 # Under twelve days: times travel in fields of fixed width (`batching.stamp`).
 Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=999_999_999)]
+UpToMilliseconds = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
+Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 _MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _SOURCE = re.compile(r"https?://\S+|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -76,6 +78,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     web_workers: PositiveInt = 2
     request_timeout_ms: Milliseconds = 10_000
     queue_timeout_ms: Milliseconds = 2_000
+    # Per tier; 0: as above.
+    enterprise_queue_timeout_ms: UpToMilliseconds = 0
+    paid_queue_timeout_ms: UpToMilliseconds = 0
+    free_queue_timeout_ms: UpToMilliseconds = 0
+    # How a tier's threshold is meant: the time that what waits takes to drain, its number, or no thresholds.
+    admission: Literal["drain", "depth", "off"] = "drain"
+    shed_free_ms: Milliseconds = 500
+    shed_paid_ms: Milliseconds = 1_500
+    shed_free_depth: PositiveInt = 100
+    shed_paid_depth: PositiveInt = 500
+    capacity_percent: Percent = 70
+    max_memory_percent: Percent = 80
+    ageing_ms: Milliseconds = 500
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1_048_576
     max_bulk_items: PositiveInt = 1_000
     auth: Literal["off"] = "off"
@@ -107,6 +122,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def queue_timeout_s(self) -> float:
         return self.queue_timeout_ms / 1000
 
+    def queue_timeout_of(self, tier: Tier) -> int:
+        """How long a request of `tier` may wait, in milliseconds."""
+        own = {
+            Tier.ENTERPRISE: self.enterprise_queue_timeout_ms,
+            Tier.PAID: self.paid_queue_timeout_ms,
+            Tier.FREE: self.free_queue_timeout_ms,
+        }
+        return own[tier] or self.queue_timeout_ms
+
+    def shed_thresholds(self) -> tuple[int | None, ...]:
+        """From which pressure on requests of a tier are refused, highest first: in ms or in requests; None: never."""
+        if self.admission == "depth":
+            return (None, self.shed_paid_depth, self.shed_free_depth)
+        return (None, self.shed_paid_ms, self.shed_free_ms)
+
     @property
     def lease_ttl_s(self) -> float:
         return self.lease_ttl_ms / 1000
@@ -125,6 +155,7 @@ _FROM_FILE_ONLY = {"models", "default_model", "config_file"}
 _TYPES: dict[str, Any] = {
     field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in _FROM_FILE_ONLY
 }
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(Settings)}
 _MODEL_TYPES: dict[str, Any] = {
     field.name: field.type for field in msgspec.structs.fields(ModelSettings) if field.name != "name"
 }
@@ -262,6 +293,7 @@ def _contradictions(settings: Settings) -> list[Problem]:
         )
     if settings.models and settings.default_model not in settings.models:
         found.append(Problem("default_model", settings.default_model, f"must be one of {', '.join(settings.models)}"))
+    found += _thresholds_out_of_order(settings)
     for name, model in settings.models.items():
         if model.direct and not model.source.startswith(("http://", "https://")):
             found.append(
@@ -285,6 +317,38 @@ def _contradictions(settings: Settings) -> list[Problem]:
             found.append(
                 Problem(PREFIX + key.upper(), url.split("@")[-1], "must start with redis://, rediss:// or unix://")
             )
+    return found
+
+
+def _thresholds_out_of_order(settings: Settings) -> list[Problem]:
+    found = []
+    for unit in ("ms", "depth"):
+        free, paid = getattr(settings, f"shed_free_{unit}"), getattr(settings, f"shed_paid_{unit}")
+        if free > paid:
+            found.append(
+                Problem(
+                    f"{PREFIX}SHED_FREE_{unit.upper()}",
+                    free,
+                    f"must not be above {PREFIX}SHED_PAID_{unit.upper()} ({paid}): the lower tier is refused first",
+                )
+            )
+    for tier in (Tier.PAID, Tier.FREE):
+        limit = settings.queue_timeout_of(tier)
+        longest = {"ageing_ms": limit}
+        if settings.admission == "drain":
+            # A threshold counts at the promised capacity, a timeout at what the fleet really does.
+            longest[f"shed_{tier.value}_ms"] = limit * 100 // settings.capacity_percent
+        for key, most in longest.items():
+            # A default gives way by itself: whoever shortens a timeout need not know of it.
+            if getattr(settings, key) > most and getattr(settings, key) != _DEFAULTS[key]:
+                found.append(
+                    Problem(
+                        PREFIX + key.upper(),
+                        getattr(settings, key),
+                        f"never takes effect, as requests of {tier.value} wait {limit} ms at most; stay below {most}, "
+                        f"or raise {PREFIX}{tier.value.upper()}_QUEUE_TIMEOUT_MS",
+                    )
+                )
     return found
 
 

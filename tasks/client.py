@@ -21,8 +21,10 @@ from config.tiers import Tier
 from tasks.errors import BY_CODE, BackendUnavailable, BunchError, DeadlineExceeded, InferenceFailed, TaskCancelled
 from tasks.messages import NO_PARAMETERS, MessageWriter, Outgoing
 from tasks.outbox import Outbox, Receipt
+from tasks.quota import Quota
 from tasks.results import FINISHED, Reply, decode_details, decode_error, decode_reply
 from tasks.router import Pending, Router
+from tasks.rules import Rules
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +38,12 @@ class Client:
         self._keys = shard or Shard()
         name = new_id()
         self.router = Router(redis, name, on_hang_up=self._take_back)
-        self.outbox = Outbox(redis, name, self._depth_limit, self.router.settle, self._keys)
+        self.outbox = Outbox(redis, name, Rules(settings, self._keys), self.router.settle, self._keys)
         self._writer = MessageWriter(self.router.channel)
         self._hang_up = redis.register_script(scripts.source("hang_up", scripts.folder_of(__file__)))
         self._cancel = redis.register_script(scripts.source("cancel", scripts.folder_of(__file__)))
         self._queues = {(name, tier): self._keys.queue(name, tier) for name in settings.models for tier in Tier}
+        self._queue_timeouts = {tier: settings.queue_timeout_of(tier) for tier in Tier}
 
     def start(self) -> None:
         self.router.start()
@@ -61,6 +64,7 @@ class Client:
         waits: bool = True,
         request_id: str = "",
         hung_up: Callable[[], bool] | None = None,
+        quota: Quota | None = None,
     ) -> Pending:
         """Put one request into the outbox; returns at once.
 
@@ -70,6 +74,7 @@ class Client:
             timeout_s: the caller's deadline, from now.
             waits: False for a caller who polls: `receipt` then waits for the queue only, and the result is kept longer.
             request_id: the caller's own name for it, when it gave one.
+            quota: of the caller's key; without one it may ask as often as it likes.
             hung_up: whether the caller has gone meanwhile; such a request is taken back, if it still waits.
         """
         task_id = new_id()
@@ -82,10 +87,11 @@ class Client:
             input,
             parameters,
             timeout_ms,
-            min(settings.queue_timeout_ms, timeout_ms),
+            min(self._queue_timeouts[tier], timeout_ms),
             min(settings.sync_result_ttl_ms, settings.result_ttl_ms) if waits else settings.result_ttl_ms,
             not waits or bool(request_id),
             self._keys.request(request_id) if request_id else "",
+            quota,
         )
         rest = self._writer.rest(out, time.time())
         # Not before nothing can fail any more: nobody would forget it.
@@ -159,9 +165,6 @@ class Client:
         except RedisError as error:
             raise BackendUnavailable(f"the result store is not reachable: {error}") from error
         return decode_reply(raw) if raw else None
-
-    def _depth_limit(self, model: str) -> int:
-        return self._settings.models[model].max_queue_depth
 
 
 def checked(reply: object) -> Reply:

@@ -7,7 +7,9 @@ BunchError                 `code` is the contract's; the frontend maps codes to 
 ├── DeadlineExceeded       no answer within the caller's time
 ├── TaskCancelled          taken back by its caller
 ├── CallerGone             the caller hung up; nobody sees this one
-├── ServiceOverloaded      refused at the door: the queue is full
+├── Refused                not let in; carries when to come again
+│   ├── ServiceOverloaded  too much waits already
+│   └── RateLimited        this caller asks for too much
 └── BackendUnavailable     Redis is away, or did not answer in time
 """
 
@@ -20,7 +22,9 @@ class BunchError(Exception):
     """Base of all; positional arguments only, since Celery rebuilds exceptions from their arguments."""
 
     code: ClassVar[str] = "INTERNAL"
-    retry_after_s: ClassVar[float | None] = None
+    retry_after_s: float | None = None
+    reason: str = ""
+    """Why it was not let in, as `bunch_shed_total` counts it; empty for everything else."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message)
@@ -51,9 +55,32 @@ class CallerGone(BunchError):
     code = "CALLER_GONE"
 
 
-class ServiceOverloaded(BunchError):
+class Refused(BunchError):
+    """`limits`, of a caller with a quota: requests a minute, burst, what is left of it, seconds until it is whole."""
+
+    def __init__(
+        self,
+        message: str = "",
+        retry_after_s: float = 1.0,
+        reason: str = "",
+        limits: tuple[int, int, int, float] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.args = (message, retry_after_s, reason, limits)
+        self.retry_after_s = retry_after_s
+        self.reason = reason
+        self.limits = limits
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ServiceOverloaded(Refused):
     code = "SERVICE_OVERLOADED"
-    retry_after_s = 1.0
+
+
+class RateLimited(Refused):
+    code = "RATE_LIMITED"
 
 
 class BackendUnavailable(BunchError):
@@ -70,6 +97,7 @@ BY_CODE: dict[str, type[BunchError]] = {
         DeadlineExceeded,
         TaskCancelled,
         ServiceOverloaded,
+        RateLimited,
         BackendUnavailable,
     )
 }

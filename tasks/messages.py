@@ -21,10 +21,11 @@ from kombu.compression import decompress
 
 from batching.ports import UnreadableMessage
 from batching.request import Request
-from batching.stamp import read_stamp
+from batching.stamp import NO_KEY, read_stamp
 from batching.store import Entry, Verdict
 from config.keys import TASK_NAME
 from config.tiers import TIERS
+from tasks.quota import Quota
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
@@ -50,6 +51,7 @@ class Outgoing:
     result_ttl_ms: int
     tracked: bool = True
     request_key: str = ""
+    quota: Quota | None = None
 
 
 class MessageWriter:
@@ -61,6 +63,7 @@ class MessageWriter:
     def rest(self, out: Outgoing, now_epoch_s: float) -> bytes:
         """The message from the tracked mark of its stamp on; the submit script puts the stamp's head in front."""
         task_id = out.task_id
+        tag = NO_KEY if out.quota is None else out.quota.tag
         text = out.input.decode()
         body = (
             f'[[{text}],{{"parameters":{out.parameters.decode()}}},'
@@ -70,7 +73,7 @@ class MessageWriter:
         # Rounded up to whole seconds: the stamp is what Bunch goes by, this header is for other Celery workers.
         expires = _iso_second(int(now_epoch_s + out.deadline_ms / 1000) + 1)
         return (
-            f'{out.tracked:d};{out.result_ttl_ms:09d};{task_id}","lang":"py","task":"{TASK_NAME}","id":"{task_id}",'
+            f'{out.tracked:d};{out.result_ttl_ms:09d};{tag};{task_id}","lang":"py","task":"{TASK_NAME}","id":"{task_id}",'
             f'"eta":null,"expires":"{expires}","group":null,"retries":0,"timelimit":[null,null],'
             f'"root_id":"{task_id}","parent_id":null,"argsrepr":{shown},"kwargsrepr":"{{}}","origin":"{_ORIGIN}",'
             f'"ignore_result":false}},"body":{_encode(body).decode()},"content-type":"application/json","content-encoding":"utf-8",'

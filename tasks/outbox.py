@@ -1,6 +1,6 @@
 """The outbox: every request of one event-loop turn goes to Redis in one script call.
 
-    greenlets ──put──▶ [ … ] ──one EVALSHA──▶ admitted: queued          refused: ServiceOverloaded
+    greenlets ──put──▶ [ … ] ──one EVALSHA──▶ admitted: queued          refused: why, and when to come again
                                              └ Redis away: BackendUnavailable, at once, for all of the flush
 
 One flush is under way at a time, so the slower Redis is, the more goes into each: the load sets the batch.
@@ -22,9 +22,11 @@ from redis.exceptions import RedisError
 from batching import scripts
 from config.keys import Shard
 from config.redis import Line, Script
-from tasks.errors import BackendUnavailable, BunchError, ServiceOverloaded
+from tasks.errors import BackendUnavailable, BunchError
 from tasks.messages import Outgoing
+from tasks.refusals import refusals
 from tasks.router import Pending
+from tasks.rules import Rules
 
 logger = logging.getLogger(__name__)
 
@@ -54,18 +56,19 @@ class Outbox:
         self,
         redis: Redis,
         name: str,
-        depth_limit: Callable[[str], int],
+        rules: Rules,
         settle: Callable[[Pending, object], None],
         shard: Shard | None = None,
     ) -> None:
         self._name = name
         self._line = Line(redis)
-        self._depth_limit = depth_limit
+        self._rules = rules
         self._settle = settle
         self._keys = shard or Shard()
         self._items: list[Posted] = []
         self._wake = Event()
-        self._script = Script(scripts.source("submit", scripts.folder_of(__file__)))
+        parts = ("gcra", "pressure", "capacity")
+        self._script = Script(scripts.source("submit", scripts.folder_of(__file__), parts))
         self._greenlet: gevent.Greenlet[..., None] | None = None
         self.flushes = 0
 
@@ -113,26 +116,42 @@ class Outbox:
         return batch
 
     def _flush(self, batch: list[Posted]) -> bytes:
-        queues: dict[str, int] = {}
         self.flushes += 1
+        models: dict[str, int] = {}
+        # The key itself for requests without a quota: the common case, and no tuple for each.
+        classes: dict[object, int] = {}
+        quotas: dict[str, int] = {}
         keys = [self._keys.flush(f"{self._name}:{self.flushes}"), self._keys.arrivals()]
-        limits: list[int] = []
+        about: list[object] = []
         args: list[object] = []
         for item in batch:
             out = item.out
-            number = queues.get(out.queue)
+            kind = out.queue if out.quota is None else (out.queue, out.quota)
+            number = classes.get(kind)
             if number is None:
-                number = queues[out.queue] = len(queues) + 1
-                keys += (out.queue, self._keys.bell(out.model))
-                limits.append(self._depth_limit(out.model))
+                number = classes[kind] = len(classes) + 1
+                model = models.setdefault(out.model, len(models) + 1)
+                about += (model, *self._rules.of_class(out, quotas))
             args += (number, out.deadline_ms, out.queue_limit_ms, out.request_key, item.rest)
-        return cast("bytes", self._line.script(self._script, keys, (len(queues), *limits, *args)))
+        for name in models:
+            keys += self._rules.keys_of(name)
+        keys += [self._keys.quota(key_id) for key_id in quotas]
+        counts = (len(models), len(self._rules.shares), len(classes))
+        depths = [self._rules.depth_limit(name) for name in models]
+        every = (*counts, *self._rules.general, *depths, *about, *args)
+        return cast("bytes", self._line.script(self._script, keys, every))
 
-    def _report(self, batch: list[Posted], statuses: bytes) -> None:
-        for item, status in zip(batch, statuses, strict=True):
-            if status == 0x31:
-                self._settle(item.pending, ServiceOverloaded(f"the queue of {item.out.model} is full"))
-            elif item.receipt:
+    def _report(self, batch: list[Posted], answer: bytes) -> None:
+        if b"\n" in answer:
+            errors = refusals(answer, [item.out for item in batch])
+            for item, error in zip(batch, errors, strict=True):
+                if error is not None:
+                    self._settle(item.pending, error)
+                elif item.receipt:
+                    self._settle(item.pending, Receipt(item.out.task_id))
+            return
+        for item in batch:
+            if item.receipt:
                 self._settle(item.pending, Receipt(item.out.task_id))
 
     def _refuse(self, batch: list[Posted], error: BunchError) -> None:

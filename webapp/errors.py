@@ -9,7 +9,7 @@ import math
 
 import msgspec
 
-from tasks.errors import BunchError
+from tasks.errors import BunchError, Refused
 from webapp.call import JSON, Answer
 
 STATUS_OF: dict[str, int] = {
@@ -27,6 +27,7 @@ STATUS_OF: dict[str, int] = {
     "INPUT_REJECTED": 422,
     # Not in the contract: its caller has gone, and it is seen in the metrics alone.
     "CALLER_GONE": 499,
+    "RATE_LIMITED": 429,
     "INFERENCE_FAILED": 500,
     "INTERNAL": 500,
     "SERVICE_OVERLOADED": 503,
@@ -64,4 +65,14 @@ def error_answer(
 
 
 def bunch_error_answer(error: BunchError, request_id: str) -> Answer:
-    return error_answer(error.code, error.message, request_id, retry_after_s=error.retry_after_s)
+    headers = _limit_headers(*error.limits) if isinstance(error, Refused) and error.limits else ()
+    return error_answer(error.code, error.message, request_id, retry_after_s=error.retry_after_s, headers=headers)
+
+
+def _limit_headers(rpm: int, burst: int, remaining: int, whole_s: float) -> tuple[tuple[str, str], ...]:
+    """As draft-ietf-httpapi-ratelimit-headers has them: so many a minute, so many of them at once, what is left."""
+    window_s = math.ceil(burst * 60 / rpm)
+    return (
+        ("RateLimit-Policy", f'"minute";q={rpm};w=60, "burst";q={burst};w={window_s}'),
+        ("RateLimit", f'"burst";r={remaining};t={math.ceil(whole_s)}'),
+    )

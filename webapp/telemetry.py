@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 _children: dict[tuple[str, Tier, str], tuple[Any, Any]] = {}
 
 
-def count(model: str, tier: Tier, code: str, seconds: float) -> None:
-    """One request answered: `code` is OK or the contract's."""
+def count(model: str, tier: Tier, code: str, seconds: float, shed: str = "") -> None:
+    """One request answered: `code` is OK or the contract's, `shed` why it was not let in."""
     children = _children.get((model, tier, code))
     if children is None:
         children = _children[model, tier, code] = (
@@ -26,8 +26,8 @@ def count(model: str, tier: Tier, code: str, seconds: float) -> None:
         )
     children[0].inc()
     children[1].observe(seconds)
-    if code == "SERVICE_OVERLOADED":
-        metrics.SHED.labels(tier.value, "queue_full").inc()
+    if shed:
+        metrics.SHED.labels(tier.value, shed).inc()
 
 
 def flush_forever(flusher: metrics.MetricsFlusher, every_s: float = 1.0) -> None:

@@ -24,11 +24,12 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from batching.breaker import SharedBreaker
+from batching.executor import ExecutorState
 from batching.loop import ClaimLoop
 from batching.policy import Adaptive, FixedWindow, Policy, WhenIdle
 from batching.ports import FollowUp
 from batching.priorities import PriorityLists
-from batching.registry import WorkerRegistry, make_worker_id
+from batching.registry import ModelPace, WorkerRegistry, make_worker_id, model_pace
 from batching.store import RedisBatchStore
 from config.memory import settle_heap
 from config.redis import connect
@@ -71,14 +72,16 @@ class WorkerRunner:
         self._started_at = time.time()
         self._state = "running"
         self._stop = threading.Event()
+        # Frontends must not count on an executor that has just died: then the heart does not wait for its next beat.
+        self._news = threading.Event()
         self._registry = WorkerRegistry(self._redis, settings.lease_ttl_s)
         self._flusher = MetricsFlusher(self._redis)
         self._priorities = PriorityLists(self._redis)
-        store = RedisBatchStore(self._redis, self.worker_id)
+        store = RedisBatchStore(self._redis, self.worker_id, ageing_s=settings.ageing_ms / 1000)
         codec = CeleryCodec(settings.result_ttl_ms)
         telemetry = WorkerTelemetry(self._dispatcher, mark_started=StartedMarks(self._redis))
         self._executors: list[tuple[ModelSettings, ProcessExecutor]] = [
-            (model, ProcessExecutor(model, index))
+            (model, ProcessExecutor(model, index, on_change=self._news.set))
             for model in settings.models.values()
             for index in range(model.instances)
         ]
@@ -112,6 +115,7 @@ class WorkerRunner:
 
     def stop_claiming(self) -> None:
         self._state = "stopping"
+        self._news.set()
         for loop in self._loops:
             loop.stop_claiming()
 
@@ -127,6 +131,7 @@ class WorkerRunner:
         _in_parallel([partial(loop.stop, grace_s) for loop in self._loops])
         _in_parallel([partial(executor.stop, min(1.0, grace_s)) for _, executor in self._executors])
         self._stop.set()
+        self._news.set()
         self._heart.join(timeout=2 * BEAT_EVERY_S)
         try:
             self._flusher.flush()
@@ -142,11 +147,11 @@ class WorkerRunner:
         return getattr(self.consumer, "event_dispatcher", None)
 
     def _beat(self) -> None:
-        delay_s = 0.0
-        while not self._stop.wait(delay_s):
-            delay_s = BEAT_EVERY_S
+        while not self._stop.is_set():
+            self._news.clear()
             try:
-                overdue = self._registry.beat(self.worker_id, msgspec.json.encode(self._describe(measure=True)))
+                about = msgspec.json.encode(self._describe(measure=True))
+                overdue = self._registry.beat(self.worker_id, about, self._paces())
                 for dead in overdue:
                     self._registry.reclaim(dead)
                 for model in self._settings.models:
@@ -156,6 +161,22 @@ class WorkerRunner:
                 logger.warning("heartbeat: %s", error)
             except Exception:
                 logger.exception("heartbeat")
+            self._news.wait(BEAT_EVERY_S)
+
+    def _paces(self) -> dict[str, ModelPace]:
+        """What each model's executors can do; none can when the worker is on its way out."""
+        running = self._state == "running"
+        paces: dict[str, ModelPace] = {}
+        for name, model in self._settings.models.items():
+            mine = [
+                (executor, loop)
+                for (each, executor), loop in zip(self._executors, self._loops, strict=True)
+                if each.name == name
+            ]
+            ready = sum(running and executor.state is ExecutorState.READY for executor, _ in mine)
+            safe = min((loop.safe_size or model.max_batch_size for _, loop in mine), default=model.max_batch_size)
+            paces[name] = model_pace(ready, [loop.pace for _, loop in mine], safe)
+        return paces
 
     def _describe(self, *, measure: bool = False) -> WorkerRow:
         rows = tuple(

@@ -1,9 +1,9 @@
 -- Pop a batch and lease it, in one breath: there is no moment at which a message is neither queued nor leased.
 --
 -- KEYS  1 lease (list)  2 leases of the worker (set)  3 workers (zset)  4 cancelled (zset)  5 share (hash)
---       6 delayed (zset)  7… queues, highest tier first
--- ARGV  1 batch id  2 worker id  3 model  4 size  5… guaranteed share of each queue (0 for the highest)
---       then the size of a batch of suspects after 1, 2, … lost attempts
+--       6 delayed (zset)  7… queues, highest tier first  then for each queue who waits in it (hash)
+-- ARGV  1 batch id  2 worker id  3 model  4 size  5 ageing in ms  6 share of an aged queue
+--       7… guaranteed share of each queue (0 for the highest)  then the size of a batch of suspects after 1, 2, … lost attempts
 -- Returns {now_ms, entries, depths, oldest enqueued_ms}. An entry is <rank><verdict><message>; verdict '-' run it,
 -- 'x' its time has passed, 'c' its caller took it back. Those two are leased as well, since somebody must still be
 -- told, and do not count towards the size. A repeated call with the same batch id returns the same entries.
@@ -13,11 +13,14 @@
 local QUEUES = 6
 -- Keeps one call short when a long queue has expired as a whole; the next call goes on.
 local MAX_DROPPED = 256
+-- How deep a claim looks for callers who have little in the queue, when others have much.
+local WINDOW = 512
 
 local now = now_ms()
-local count = #KEYS - QUEUES
+local count = (#KEYS - QUEUES) / 2
 local size = tonumber(ARGV[4])
-local SUSPECTS = 4 + count
+local SHARES = 6
+local SUSPECTS = SHARES + count
 local result_prefix = 'celery-task-meta-'
 
 local function view()
@@ -47,6 +50,7 @@ local function suspect_size(message)
   return tonumber(ARGV[math.min(SUSPECTS + lost, #ARGV)])
 end
 local only
+local aged = {}
 for i = 1, count do
   local head = redis.call('LINDEX', KEYS[QUEUES + i], -1)
   local limit = head and suspect_size(head)
@@ -55,9 +59,10 @@ for i = 1, count do
     size = math.min(size, limit)
     break
   end
+  -- Of anybody else's message the age is not known.
+  aged[i] = head and stamped(head) and now - field(head, ENQUEUED, 13) >= tonumber(ARGV[5])
 end
 
--- How many from each tier: batching/policy/tiers.py is the same rule, and tests hold the two together.
 local depths, waiting = {}, 0
 for i = 1, count do
   depths[i] = (only and only ~= i) and 0 or redis.call('LLEN', KEYS[QUEUES + i])
@@ -68,31 +73,57 @@ if waiting == 0 then
   return {now, {}, d, o}
 end
 
-local credits, takes, left = {}, {}, size
-local top = 0
-for i = 1, count do
-  takes[i] = 0
-  if top == 0 and depths[i] > 0 then top = i end
-end
+local shares, credits = {}, {}
 local contended = waiting > size
 for i = 1, count do
-  credits[i] = 0
-  if contended and i > top and depths[i] > 0 then
-    local saved = tonumber(redis.call('HGET', KEYS[5], i) or '0')
-    credits[i] = math.min(saved + tonumber(ARGV[4 + i]) * size, size)
-    takes[i] = math.min(math.floor(credits[i] + 1e-9), depths[i], left)
-    left = left - takes[i]
-    credits[i] = credits[i] - takes[i]
-  end
+  shares[i] = tonumber(ARGV[SHARES + i])
+  if aged[i] then shares[i] = math.max(shares[i], tonumber(ARGV[6])) end
+  credits[i] = contended and i > 1 and depths[i] > 0 and tonumber(redis.call('HGET', KEYS[5], i) or '0') or 0
 end
-for i = 1, count do
-  local more = math.min(left, depths[i] - takes[i])
-  takes[i] = takes[i] + more
-  left = left - more
-end
+local takes, saved = allocate(depths, size, credits, shares)
 if contended then
   for i = 1, count do
-    redis.call('HSET', KEYS[5], i, string.format('%.6f', credits[i]))
+    redis.call('HSET', KEYS[5], i, string.format('%.6f', saved[i]))
+  end
+end
+
+-- The next of a queue; when more wait than are wanted, shared out fairly among the keys that sent them.
+local function next_of(i, want)
+  local queue = KEYS[QUEUES + i]
+  local messages = redis.call('RPOP', queue, want)
+  if not messages or only or #messages < want then return messages end
+  local keys, seen, named, twice = {}, {}, false, false
+  for j = 1, #messages do
+    local key = stamped(messages[j]) and key_of(messages[j]) or NO_KEY
+    named, twice = named or key ~= NO_KEY, twice or seen[key]
+    keys[j], seen[key] = key, true
+  end
+  -- No keys at all, or one request of each already.
+  if not (named and twice) or want >= WINDOW then return messages end
+  local behind = redis.call('RPOP', queue, WINDOW - want)
+  if not behind then return messages end
+  for j = 1, #behind do
+    messages[want + j] = behind[j]
+    keys[want + j] = stamped(behind[j]) and key_of(behind[j]) or NO_KEY
+  end
+  local picked = fair_pick(keys, want)
+  local chosen, left = {}, {}
+  for j = 1, #messages do
+    if picked[j] then chosen[#chosen + 1] = messages[j] end
+  end
+  for j = #messages, 1, -1 do
+    if not picked[j] then left[#left + 1] = messages[j] end
+  end
+  redis.call('RPUSH', queue, unpack(left))
+  return chosen
+end
+
+local held = {}
+local function no_longer_waits(i, message)
+  local key = key_of(message)
+  if key ~= NO_KEY then
+    held[i] = held[i] or {}
+    held[i][key] = (held[i][key] or 0) + 1
   end
 end
 
@@ -101,7 +132,7 @@ local entries, dropped, taken = {}, 0, 0
 local closed = false
 local function pop(i, want)
   while want > 0 and dropped < MAX_DROPPED and not closed do
-    local messages = redis.call('RPOP', KEYS[QUEUES + i], want)
+    local messages = next_of(i, want)
     if not messages then return want end
     for j = 1, #messages do
       local message = messages[j]
@@ -118,6 +149,7 @@ local function pop(i, want)
         want = size - taken
       end
       if stamped(message) then
+        no_longer_waits(i, message)
         local limit = field(message, LIMIT, 13)
         if limit > 0 and limit <= now then
           verdict = 'x'
@@ -146,6 +178,14 @@ for i = 1, count do short = short + pop(i, takes[i]) end
 if dropped > 0 then
   for i = 1, count do
     if short > 0 then short = pop(i, short) end
+  end
+end
+
+-- What came back from a lease or a pause was not counted again, so a count may be too low, never too high for long.
+for i, counts in pairs(held) do
+  local name = KEYS[QUEUES + count + i]
+  for key, number in pairs(counts) do
+    if redis.call('HINCRBY', name, key, -number) <= 0 then redis.call('HDEL', name, key) end
   end
 end
 

@@ -7,17 +7,24 @@ local ATTEMPT = ENQUEUED + 14
 local LOST = ATTEMPT + 3
 local TRACKED = LOST + 2
 local TTL = TRACKED + 2
-local ID = TTL + 10
+local KEY = TTL + 10
+local ID = KEY + 9
+local NO_KEY = '00000000'
 
 -- The whole stamp, not its beginning alone: of a message that only looks like ours every script would fail half-way, at
 -- each claim anew, and nothing behind it would ever be served.
 local D9 = string.rep('%d', 9)
 local D13 = string.rep('%d', 13)
-local STAMP = '^' .. HEAD .. D13 .. ';' .. D13 .. ';' .. D13 .. ';%d%d;%d;[01];' .. D9 .. ';[^"]+"'
+local X8 = string.rep('[0-9a-f]', 8)
+local STAMP = '^' .. HEAD .. D13 .. ';' .. D13 .. ';' .. D13 .. ';%d%d;%d;[01];' .. D9 .. ';' .. X8 .. ';[^"]+"'
+
+local function now_us()
+  local t = redis.call('TIME')
+  return t[1] * 1000000 + t[2]
+end
 
 local function now_ms()
-  local t = redis.call('TIME')
-  return t[1] * 1000 + math.floor(t[2] / 1000)
+  return math.floor(now_us() / 1000)
 end
 
 local function stamped(message)
@@ -30,6 +37,10 @@ end
 
 local function tracked(message)
   return string.byte(message, TRACKED) == 49
+end
+
+local function key_of(message)
+  return string.sub(message, KEY, KEY + 7)
 end
 
 local function task_id(message)

@@ -1,9 +1,9 @@
 """How the places of one batch are shared between the tiers.
 
-Strict preference for the higher tier, except for a small guaranteed share of each lower tier that waits, so that none
-starves. A share of less than one place is saved up over batches (deficit round robin: Shreedhar and Varghese,
-1996), so that the guarantee holds for a batch size of one as well. `lua/claim.lua` is the same rule; tests hold the
-two together.
+Strict preference for the higher tier, except for a guaranteed share of each lower tier that waits, so that none
+starves. The share is small at first and grows when the tier's oldest request has *aged*. A share of less than one place
+is saved up over batches (deficit round robin: Shreedhar and Varghese, 1996), so that the guarantee holds for a batch
+size of one as well. `lua/tiers.lua` is the same rule; tests hold the two together.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 # Of each batch, while a higher tier fills it: paid keeps a fifth, free a tenth.
 DEFAULT_SHARES: tuple[float, ...] = (0.0, 0.2, 0.1)
+# Of each batch, for each lower tier whose oldest request has waited for so long; the highest keeps what is left.
+AGED_SHARE = 0.35
+DEFAULT_AGEING_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,11 @@ class Allocation:
 
     takes: tuple[int, ...]
     credits: tuple[float, ...]
+
+
+def guaranteed(shares: Sequence[float], aged: Sequence[bool]) -> tuple[float, ...]:
+    """The shares as they stand when the oldest requests of some tiers have aged."""
+    return tuple(max(share, AGED_SHARE) if old else share for share, old in zip(shares, aged, strict=True))
 
 
 def allocate(

@@ -1,56 +1,180 @@
--- Admit and enqueue every message of one flush.
+-- Admit and enqueue what of one flush is let in; what is not leaves no trace.
 --
--- KEYS  1 this flush (string)  2 prefix of the arrivals hashes, one a second  then per queue: the queue, its model's bell
--- ARGV  1 number of queues  then the queue's depth limit, per queue
---       then per message: queue number, deadline in ms from now, queue limit in ms from now, the key for the caller's own
+-- KEYS  1 this flush (string)  2 prefix of the arrivals hashes, one a second
+--       then per model: its bell, its capacity (string), its pace (hash), and for each tier, highest first, the queue and
+--       who waits in it (hash)
+--       then per quota: its state (string)
+-- ARGV  1 models  2 tiers  3 classes  4 form of the thresholds  5 headroom  6 part of Redis' memory to be used
+--       7 ageing in ms  8 share of an aged tier  then the shares of the tiers
+--       then per model: depth limit of each of its queues
+--       then per class (model, tier and quota): number of the model, of the tier, threshold, number of the quota (0: none),
+--       its interval in µs, its burst, the tag of its key
+--       then per message: class number, deadline in ms from now, queue limit in ms from now, the key for the caller's own
 --       request id ('' if it gave none), the rest of the message from the stamp's tracked mark on
--- Returns one character per message: '0' queued, '1' refused (the queue is full).
+-- Returns one character per message: '0' queued, or why it was refused (STATUS below; tasks/refusals.py reads it). If any was,
+-- a line feed, and for each of those: ms until a retry is worth it;what is left of its quota;ms until that is whole again.
 -- A flush whose reply was lost may be sent again: it is remembered, and then only its answer is repeated.
+local QUEUED, FULL, RATE, MEMORY, PRESSURE, SHARE, HOPELESS = '0', '1', '2', '3', '4', '5', '6'
+
 local known = redis.call('GET', KEYS[1])
 if known then return known end
 
 local PREFIX = TRACKED - 1
-local now = now_ms()
-local queues = tonumber(ARGV[1])
-local room, fresh = {}, {}
-for q = 1, queues do
-  room[q] = tonumber(ARGV[1 + q]) - redis.call('LLEN', KEYS[1 + 2 * q])
-  fresh[q] = {}
-end
-local statuses = {}
-local head, last_deadline, last_limit
-for at = 2 + queues, #ARGV, 5 do
-  local q = tonumber(ARGV[at])
-  local list = fresh[q]
-  if room[q] <= #list then
-    statuses[#statuses + 1] = '1'
+local LATER_MS = 1000
+local now_us = now_us()
+local now = math.floor(now_us / 1000)
+local models_count, tiers, classes_count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local rule = {
+  form = ARGV[4], headroom = tonumber(ARGV[5]), ageing_ms = tonumber(ARGV[7]), aged_share = tonumber(ARGV[8]), shares = {},
+}
+local most_memory = tonumber(ARGV[6])
+local at = 8
+for i = 1, tiers do rule.shares[i] = tonumber(ARGV[at + i]) end
+at = at + tiers
+
+local models = {}
+local key = 2
+for m = 1, models_count do
+  local queues, held, depths, fresh, waiting = {}, {}, {}, {}, 0
+  for i = 1, tiers do
+    queues[i], held[i] = KEYS[key + 2 + 2 * i], KEYS[key + 3 + 2 * i]
+    depths[i] = redis.call('LLEN', queues[i])
+    waiting = waiting + depths[i]
+    fresh[i] = {}
+  end
+  local model = {
+    bell = KEYS[key + 1], queues = queues, held = held, depths = depths, waiting = waiting, fresh = fresh,
+    keyed = {}, limit = tonumber(ARGV[at + m]),
+  }
+  if rule.form ~= 'off' then
+    local numbers = capacity_of(KEYS[key + 2], KEYS[key + 3], KEYS[2], queues, now)
+    model.rate, model.first_ms, model.full_ms, model.full, model.memory = unpack(numbers, 1, 5)
+    model.arrivals = {unpack(numbers, 6)}
   else
-    local deadline, limit = ARGV[at + 1], ARGV[at + 2]
+    model.rate, model.memory = 0, 0
+  end
+  models[m] = model
+  key = key + 3 + 2 * tiers
+end
+at = at + models_count
+
+local classes = {}
+for c = 1, classes_count do
+  local model, rank = models[tonumber(ARGV[at + 1])], tonumber(ARGV[at + 2])
+  local class = {
+    model = model, rank = rank, threshold = tonumber(ARGV[at + 3]), quota = tonumber(ARGV[at + 4]), added = 0, own = 0,
+  }
+  if model.rate > 0 then class.by_preference, class.by_age = drain_factors(model, rule, rank) end
+  if class.quota > 0 then
+    class.state, class.interval, class.burst = KEYS[key + class.quota], tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6])
+    class.tag, model.keyed[rank] = ARGV[at + 7], true
+    if model.depths[rank] > 0 then class.own = tonumber(redis.call('HGET', model.held[rank], class.tag) or 0) end
+  end
+  classes[c] = class
+  at = at + 7
+end
+
+-- State of a quota by its key: models and tiers of one caller share it.
+local tats, spent = {}, {}
+local function tat_of(class)
+  local tat = tats[class.state]
+  if not tat then
+    tat = tonumber(redis.call('GET', class.state) or 0)
+    tats[class.state] = tat
+  end
+  return tat
+end
+
+-- Why one more of this class is refused, and when to come again; nil when it is let in.
+local function refusal(class, deadline, queue_limit)
+  local model = class.model
+  local due, early
+  if class.quota > 0 then
+    due, early = gcra_take(tat_of(class), now_us, class.interval, class.burst)
+    if not due then return RATE, early / 1000 end
+  end
+  if model.memory > most_memory then return MEMORY, LATER_MS end
+  local full = model.depths[class.rank] >= model.limit
+  if not full and (rule.form == 'off' or (model.rate <= 0 and rule.form == 'drain')) then return nil, due end
+  local wait = model.rate > 0 and wait_ms(model, rule, class.rank, class.by_preference, class.by_age) or 0
+  local later = wait > 0 and wait < math.huge and wait or LATER_MS
+  if full then return FULL, later end
+  local room = room_of(model, rule, class.rank, class.threshold, queue_limit)
+  if model.waiting > room and class.threshold >= 0 then return PRESSURE, later end
+  if class.quota > 0 and model.waiting + class.own > room then return SHARE, later end
+  if wait > 0 and (wait > queue_limit or wait + batch_ms(model) > deadline) then return HOPELESS, later end
+  return nil, due
+end
+
+local statuses, details = {}, {}
+local function refuse(class, why, later)
+  local left, whole = 0, 0
+  if class.quota > 0 then
+    left = gcra_remaining(tat_of(class), now_us, class.interval, class.burst)
+    whole = math.max(0, tat_of(class) - now_us) / 1000
+  end
+  statuses[#statuses + 1] = why
+  details[#details + 1] = string.format('%.0f;%d;%.0f', math.ceil(later), left, math.ceil(whole))
+end
+
+local function track(rest, deadline, request_key)
+  local id = string.sub(rest, ID - PREFIX, string.find(rest, '"', 1, true) - 1)
+  local keep = deadline + field(rest, TTL - PREFIX, 9)
+  redis.call('SET', 'celery-task-meta-' .. id, state_of(id, 'PENDING'), 'PX', keep)
+  if request_key ~= '' then redis.call('SET', request_key, id, 'PX', keep) end
+end
+
+local head, last_deadline, last_limit
+for i = at + 1, #ARGV, 5 do
+  local class = classes[tonumber(ARGV[i])]
+  local deadline, limit, rest = ARGV[i + 1], ARGV[i + 2], ARGV[i + 4]
+  local why, later = refusal(class, tonumber(deadline), tonumber(limit))
+  if why then
+    refuse(class, why, later)
+  else
     if deadline ~= last_deadline or limit ~= last_limit then
       head = string.format('%s%013d;%013d;%013d;00;0;', HEAD, now + deadline, now + limit, now)
       last_deadline, last_limit = deadline, limit
     end
-    local rest = ARGV[at + 4]
-    if string.byte(rest, 1) == 49 then
-      local id = string.sub(rest, ID - PREFIX, string.find(rest, '"', 1, true) - 1)
-      local keep = deadline + field(rest, TTL - PREFIX, 9)
-      redis.call('SET', 'celery-task-meta-' .. id, state_of(id, 'PENDING'), 'PX', keep)
-      if ARGV[at + 3] ~= '' then redis.call('SET', ARGV[at + 3], id, 'PX', keep) end
+    if string.byte(rest, 1) == 49 then track(rest, deadline, ARGV[i + 3]) end
+    local model, rank = class.model, class.rank
+    local fresh = model.fresh[rank]
+    fresh[#fresh + 1] = head .. rest
+    model.depths[rank] = model.depths[rank] + 1
+    model.waiting = model.waiting + 1
+    if class.quota > 0 then
+      class.own, class.added = class.own + 1, class.added + 1
+      tats[class.state], spent[class.state] = later, true
     end
-    list[#list + 1] = head .. rest
-    statuses[#statuses + 1] = '0'
+    statuses[#statuses + 1] = QUEUED
   end
 end
-local arrivals = KEYS[2] .. string.format('%.0f', math.floor(now / 1000))
-for q = 1, queues do
-  local list = fresh[q]
-  if #list > 0 then
-    local queue, bell = KEYS[1 + 2 * q], KEYS[2 + 2 * q]
-    for i = 1, #list, 500 do redis.call('LPUSH', queue, unpack(list, i, math.min(i + 499, #list))) end
-    if redis.call('HINCRBY', arrivals, queue, #list) == #list then redis.call('EXPIRE', arrivals, 30) end
-    if redis.call('EXISTS', bell) == 0 then redis.call('LPUSH', bell, 1) end
+
+local counted = KEYS[2] .. string.format('%.0f', math.floor(now / 1000))
+for m = 1, models_count do
+  local model = models[m]
+  local any = false
+  for i = 1, tiers do
+    local fresh, queue = model.fresh[i], model.queues[i]
+    if #fresh > 0 then
+      any = true
+      -- Counts of who waits in an empty queue are left over from a purge.
+      if model.keyed[i] and model.depths[i] == #fresh then redis.call('DEL', model.held[i]) end
+      for j = 1, #fresh, 500 do redis.call('LPUSH', queue, unpack(fresh, j, math.min(j + 499, #fresh))) end
+      if redis.call('HINCRBY', counted, queue, #fresh) == #fresh then redis.call('EXPIRE', counted, 30) end
+    end
   end
+  if any and redis.call('EXISTS', model.bell) == 0 then redis.call('LPUSH', model.bell, 1) end
 end
+for c = 1, classes_count do
+  local class = classes[c]
+  if class.added > 0 then redis.call('HINCRBY', class.model.held[class.rank], class.tag, class.added) end
+end
+for state in pairs(spent) do
+  redis.call('SET', state, string.format('%.0f', tats[state]), 'PX', math.max(1, math.ceil((tats[state] - now_us) / 1000)))
+end
+
 local answer = table.concat(statuses)
+if #details > 0 then answer = answer .. '\n' .. table.concat(details, ',') end
 redis.call('SET', KEYS[1], answer, 'PX', 30000)
 return answer

@@ -65,6 +65,8 @@ class Stage(Stack):
             "--web-workers=2",
             "--workers=2",
             "--no-flower",
+            # With executors dying all the time, no prediction is worth anything.
+            admission="off",
             queue_timeout_ms=60_000,
             request_timeout_ms=60_000,
             lease_ttl_ms=int(LEASE_TTL_S * 1000),

@@ -147,7 +147,7 @@ def test_a_second_ctrl_c_leaves_fast_and_the_next_up_finds_it_all(tmp_path: Path
     stack = Stack(tmp_path, CONFIG.format(folder=tmp_path))
     options = ("--workers=1", "--web-workers=1", "--no-flower")
     try:
-        stack.start(*options, queue_timeout_ms=60_000, request_timeout_ms=60_000)
+        stack.start(*options, admission="off", queue_timeout_ms=60_000, request_timeout_ms=60_000)
         with connected(stack.port) as api:
             ids = [api.later({"n": n}) for n in range(SENT)]
         wait_until((tmp_path / "tally").exists, what="a batch is inside the model")

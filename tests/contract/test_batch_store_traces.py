@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import pytest
 from redis import Redis
 
+from batching.stamp import NO_KEY
 from batching.store import BatchStore, Blame
 from config.tiers import TIERS
+from tests.fakes.store import epoch_ms
 from tests.fakes.worlds import HOUR_MS, MODEL, MemoryWorld, RedisWorld, World, foreign, name_of, ours, settled
 
 
@@ -37,11 +39,14 @@ class Trace:
     def put(self) -> list[object]:
         rng = self._rng
         tier = rng.choice(TIERS)
+        # Aged, or never: between the two worlds no time passes that counts.
+        born = rng.choice((1000, epoch_ms() + HOUR_MS))
+        key = rng.choice((NO_KEY, "0000000a", "0000000b", "0000000c"))
         for _ in range(rng.choice((1, 1, 5, 30))):
             task_id = f"t{self._count}"
             self._count += 1
             message = foreign(task_id) if rng.random() < 0.2 else ours(
-                task_id, expired=rng.random() < 0.1, tracked=rng.random() < 0.5, enqueued=1000 + self._count
+                task_id, expired=rng.random() < 0.1, tracked=rng.random() < 0.5, enqueued=born + self._count, key=key
             )  # fmt: skip
             for world in self._worlds:
                 world.put(message, tier)

@@ -11,14 +11,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from batching.policy import DEFAULT_SHARES, allocate, suspect_sizes
-from batching.stamp import read_stamp, write_stamp
+from batching.policy import DEFAULT_AGEING_S, DEFAULT_SHARES, allocate, fair_pick, guaranteed, suspect_sizes
+from batching.stamp import NO_KEY, read_stamp, write_stamp
 from batching.store import Blame, Claim, Entry, Settled, Verdict, View
 from config.keys import Shard
 from config.tiers import TIERS, Tier
 
 _MAX_INLINE = 65536
 _MAX_DROPPED = 256
+_WINDOW = 512
 _COUNTED = re.compile(rb'"headers": \{"bunch_attempt": (\d\d?)')
 _HEADERS = re.compile(rb'"headers": ?\{(\s*\})?')
 
@@ -71,6 +72,7 @@ class MemoryBatchStore:
         *,
         now_ms: Callable[[], int] = epoch_ms,
         shares: Sequence[float] = DEFAULT_SHARES,
+        ageing_s: float = DEFAULT_AGEING_S,
         before: Callable[[str], None] = lambda call: None,
         after: Callable[[str], None] = lambda call: None,
     ) -> None:
@@ -85,6 +87,7 @@ class MemoryBatchStore:
         self.changed = threading.Condition(threading.RLock())
         self._now_ms = now_ms
         self._shares = tuple(shares)
+        self._ageing_ms = int(ageing_s * 1000)
         self._models: dict[str, _Model] = {}
 
     def put(self, model: str, tier: Tier, message: bytes) -> None:
@@ -218,7 +221,8 @@ class MemoryBatchStore:
         depths = [len(queue) if suspects in {None, rank} else 0 for rank, queue in enumerate(here.queues)]
         if not sum(depths):
             return []
-        takes, here.credits = _shared(depths, size, here.credits, self._shares)
+        aged = [self._aged(queue) for queue in here.queues]
+        takes, here.credits = _shared(depths, size, here.credits, guaranteed(self._shares, aged))
         slots: list[_Slot] = []
         closed = False
         taken = dropped = 0
@@ -226,7 +230,13 @@ class MemoryBatchStore:
         def pop(rank: int, want: int) -> int:
             nonlocal size, closed, taken, dropped
             queue = here.queues[rank]
+            chosen = 0
             while want > 0 and dropped < _MAX_DROPPED and queue and not closed:
+                if not chosen:
+                    chosen = want
+                    if suspects is None:
+                        _bring_to_the_front(queue, want)
+                chosen -= 1
                 here_limit = limit(queue[-1])
                 if bool(here_limit) != (suspects is not None) or (here_limit and taken >= here_limit):
                     closed = True
@@ -249,6 +259,10 @@ class MemoryBatchStore:
             if dropped and short > 0:
                 short = pop(rank, short)
         return slots
+
+    def _aged(self, queue: Sequence[bytes]) -> bool:
+        stamp = read_stamp(queue[-1]) if queue else None
+        return stamp is not None and self._now_ms() - stamp.enqueued_ms >= self._ageing_ms
 
     def _verdict(self, message: bytes) -> Verdict:
         stamp = read_stamp(message)
@@ -286,6 +300,26 @@ class MemoryBatchStore:
                 )
             lease.slots[each.position - 1] = None
         self.replies += replies.items()
+
+
+def _bring_to_the_front(queue: list[bytes], want: int) -> None:
+    """Those whose turn it is, by key; the last of the list is its front."""
+    if len(queue) <= want or want >= _WINDOW:
+        return
+    keys = [_key(message) for message in queue[-min(len(queue), _WINDOW) :][::-1]]
+    first = keys[:want]
+    if set(first) == {NO_KEY} or len(set(first)) == want:
+        return
+    picked = set(fair_pick(keys, want))
+    window = queue[-len(keys) :][::-1]
+    chosen = [each for position, each in enumerate(window) if position in picked]
+    left = [each for position, each in enumerate(window) if position not in picked]
+    queue[-len(keys) :] = (chosen + left)[::-1]
+
+
+def _key(message: bytes) -> str:
+    stamp = read_stamp(message)
+    return stamp.key if stamp else NO_KEY
 
 
 def _shared(

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 from redis import Redis
 
-from batching.stamp import Stamp, write_stamp
+from batching.stamp import NO_KEY, Stamp, write_stamp
 from batching.store import BatchStore, Claim, RedisBatchStore, Settled
 from config.keys import Shard
 from config.tiers import Tier
@@ -126,11 +126,18 @@ class RedisWorld:
 
 
 def ours(
-    task_id: str, *, expired: bool = False, tracked: bool = True, lost: int = 0, attempt: int = 0, enqueued: int = 0
+    task_id: str,
+    *,
+    expired: bool = False,
+    tracked: bool = True,
+    lost: int = 0,
+    attempt: int = 0,
+    enqueued: int = 0,
+    key: str = NO_KEY,
 ) -> bytes:
     now = epoch_ms()
     limit = now - 1000 if expired else now + HOUR_MS
-    stamp = Stamp(now + 2 * HOUR_MS, limit, enqueued or now, attempt, lost, tracked, HOUR_MS, task_id)
+    stamp = Stamp(now + 2 * HOUR_MS, limit, enqueued or now, attempt, lost, tracked, HOUR_MS, task_id, key)
     return write_stamp(stamp) + b'","lang":"py"},"body":"' + task_id.encode() + b'"}'
 
 

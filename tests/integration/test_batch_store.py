@@ -243,27 +243,31 @@ def test_the_script_shares_places_as_the_pure_rule_does(redis: Redis, seed: int)
         st.integers(0, 10**9 - 1),
     ),
     task_id=st.uuids().map(str),
+    key=st.integers(0, 2**32 - 1).map("{:08x}".format),
 )
-def test_the_stamp_is_laid_out_alike_in_lua_and_python(redis: Redis, numbers: tuple[int, ...], task_id: str) -> None:
-    stamp = Stamp(*numbers, task_id)
+def test_the_stamp_is_laid_out_alike_in_lua_and_python(
+    redis: Redis, numbers: tuple[int, ...], task_id: str, key: str
+) -> None:
+    stamp = Stamp(*numbers, task_id, key)
     message = write_stamp(stamp) + b'","x":1}'
     assert read_stamp(message) == stamp
     assert message.startswith(HEAD)
     read = redis.eval(
         source("look").partition("-- KEYS")[0]
         + "local m = ARGV[1] return {field(m, DEADLINE, 13), field(m, LIMIT, 13), field(m, ENQUEUED, 13), "
-        "field(m, ATTEMPT, 2), losses(m), tracked(m) and 1 or 0, field(m, TTL, 9), task_id(m)}",
+        "field(m, ATTEMPT, 2), losses(m), tracked(m) and 1 or 0, field(m, TTL, 9), task_id(m), key_of(m)}",
         0,
         message,
     )
-    assert read == [*numbers, task_id.encode()]
+    assert read == [*numbers, task_id.encode(), key.encode()]
 
 
 def test_every_script_stays_in_one_slot_when_sharded(redis: Redis) -> None:
     keys = Shard("{s3}")
     names = [
         keys.queue("m", Tier.FREE), keys.bell("m"), keys.lease("b"), keys.leases("w"), keys.workers(), keys.worker("w"),
-        keys.share("m"), keys.cancelled(), keys.result("id{s3}"), keys.request("r"),
+        keys.share("m"), keys.held(keys.queue("m", Tier.FREE)), keys.pace("m"), keys.capacity("m"), keys.quota("k"),
+        keys.cancelled(), keys.result("id{s3}"), keys.request("r"),
     ]  # fmt: skip
     assert {name[name.index("{") :] for name in names} == {"{s3}"}
 

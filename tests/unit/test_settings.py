@@ -246,3 +246,38 @@ def test_settings_do_not_change() -> None:
     with pytest.raises(AttributeError):
         Settings().http_port = 1  # type: ignore[misc]
     assert msgspec.structs.asdict(Settings())["http_port"] == 8000
+
+
+@pytest.mark.parametrize(
+    ("environ", "key"),
+    [
+        ({"SHED_FREE_MS": "2000"}, "BUNCH_SHED_FREE_MS"),
+        ({"SHED_FREE_DEPTH": "501"}, "BUNCH_SHED_FREE_DEPTH"),
+        ({"SHED_PAID_MS": "2900"}, "BUNCH_SHED_PAID_MS"),
+        ({"SHED_PAID_MS": "1600", "PAID_QUEUE_TIMEOUT_MS": "1000"}, "BUNCH_SHED_PAID_MS"),
+        ({"AGEING_MS": "2001"}, "BUNCH_AGEING_MS"),
+        ({"AGEING_MS": "600", "FREE_QUEUE_TIMEOUT_MS": "550"}, "BUNCH_AGEING_MS"),
+        ({"CAPACITY_PERCENT": "101"}, "BUNCH_CAPACITY_PERCENT"),
+        ({"ADMISSION": "never"}, "BUNCH_ADMISSION"),
+    ],
+)
+def test_thresholds_that_contradict_each_other_or_could_not_take_effect(environ: dict[str, str], key: str) -> None:
+    assert key in problems_of({f"BUNCH_{name}": value for name, value in environ.items()})
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"QUEUE_TIMEOUT_MS": "100"},
+        {"SHED_FREE_MS": "700", "SHED_PAID_MS": "700"},
+        {"SHED_PAID_MS": "2800"},
+        {"ADMISSION": "off", "SHED_PAID_MS": "9000", "SHED_FREE_MS": "9000"},
+    ],
+)
+def test_thresholds_that_are_fine(environ: dict[str, str]) -> None:
+    load_settings({f"BUNCH_{name}": value for name, value in environ.items()})
+
+
+def test_a_tiers_own_queue_timeout_goes_before_the_common_one() -> None:
+    settings = load_settings({"BUNCH_QUEUE_TIMEOUT_MS": "3000", "BUNCH_FREE_QUEUE_TIMEOUT_MS": "1000"})
+    assert [settings.queue_timeout_of(tier) for tier in TIERS] == [3000, 3000, 1000]

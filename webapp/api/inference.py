@@ -114,7 +114,7 @@ def bulk(services: Services, call: Call) -> Answer:
                 raise DeadlineExceeded("no time was given")
             reply = direct.waiting(client, model, tier, value, parameters, started + limit_s)(pending)
         except BunchError as error:
-            count(model, tier, error.code, perf_counter() - started)
+            count(model, tier, error.code, perf_counter() - started, error.reason)
             failed = {"error": error.code, "message": error.message}
             results.append(_encode(failed if pending is None else {"task_id": pending.task_id, **failed}))
         else:
@@ -158,7 +158,7 @@ def _run(
     waits: bool = True,
 ) -> Outcome:
     """Submit, then wait with `until`; counted once whatever comes of it."""
-    code = "INTERNAL"
+    code, shed = "INTERNAL", ""
     try:
         if limit_s <= 0:
             raise DeadlineExceeded("no time was given")
@@ -176,10 +176,10 @@ def _run(
         outcome = until(pending)
         code = "OK"
     except BunchError as error:
-        code = error.code
+        code, shed = error.code, error.reason
         raise
     finally:
-        count(model, tier, code, perf_counter() - started)
+        count(model, tier, code, perf_counter() - started, shed)
     return outcome
 
 

@@ -85,7 +85,7 @@ def _object(**properties: str) -> dict[str, Any]:
 
 def _paths() -> dict[str, Any]:
     infer = _post(
-        "InferenceBody", "Inference", "One input, its own output.", 400, 404, 409, 413, 415, 422, 500, 503, 504
+        "InferenceBody", "Inference", "One input, its own output.", 400, 404, 409, 413, 415, 422, 429, 500, 503, 504
     )
     infer["parameters"] = [
         _parameter("Prefer", "header", {"type": "string"}, "respond-async: answer 202 once it is queued"),
@@ -98,14 +98,16 @@ def _paths() -> dict[str, Any]:
     return {
         "/v1/inference": {"post": infer},
         "/v1/inference/bulk": {
-            "post": _post("BulkBody", "Bulk", "Many inputs, answers in order.", 400, 404, 413, 415, 503)
+            "post": _post("BulkBody", "Bulk", "Many inputs, answers in order.", 400, 404, 413, 415, 429, 503)
         },
         "/v1/predict": {
-            "post": _post("PredictBody", "Plain", "Like /v1/inference.", 400, 404, 409, 413, 415, 422, 500, 503, 504)
+            "post": _post(
+                "PredictBody", "Plain", "Like /v1/inference.", 400, 404, 409, 413, 415, 422, 429, 500, 503, 504
+            )
         },
         "/api/inference": {
             "post": _post(
-                "SimpleBody", "Plain", "A string for the default model.", 400, 409, 413, 415, 422, 500, 503, 504
+                "SimpleBody", "Plain", "A string for the default model.", 400, 409, 413, 415, 422, 429, 500, 503, 504
             )
         },
         "/v1/result/{task_id}": {

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from workers.cli.base import fail, json_option, print_json, print_table, settings_for
 from workers.cli.load import Load, MakeBody, Run
+from workers.cli.mix import Mix, parse_mix, show_tiers
 from workers.cli.summary import Summary, histogram, summarise
 from workers.supervisor import state
 from workers.supervisor.errors import NotRunning
@@ -36,6 +37,7 @@ _REFRESH_S = 0.5
 @click.option(
     "--timeout-ms", default=10_000, show_default=True, type=click.IntRange(min=1), help="Each one's deadline."
 )
+@click.option("--mix", callback=parse_mix, help="Tiers and their parts, like free=70,paid=25,enterprise=5.")
 @json_option
 def bench(
     rps: float | None,
@@ -45,6 +47,7 @@ def bench(
     model: str | None,
     input_json: str | None,
     timeout_ms: int,
+    mix: Mix | None,
     as_json: bool,
 ) -> None:
     """Load a running stack and measure. Exit 1 when nothing was answered with 200.
@@ -55,7 +58,8 @@ def bench(
         raise click.UsageError("--rps and --concurrency exclude each other: an open or a closed loop")
     target = (url or _running_url()).rstrip("/") + "/v1/inference"
     run = Run()
-    load = Load(target, _bodies(model, input_json), timeout_ms / 1000, run)
+    headers = mix.headers if mix else lambda number: b""
+    load = Load(target, _bodies(model, input_json), timeout_ms / 1000, run, headers)
     if rps is not None:
         loop = load.open(rps, duration_s=duration)
     else:
@@ -64,9 +68,11 @@ def bench(
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_watched(loop, run, timeout_ms / 1000, quiet=as_json))
     summary = summarise(run.answers, run.elapsed_s, timeout_ms / 1000)
+    tiers = mix.by_tier(run, timeout_ms / 1000) if mix else {}
     if as_json:
-        print_json(summary)
+        print_json({**msgspec.to_builtins(summary), "tiers": tiers} if mix else summary)
     else:
+        show_tiers(tiers)
         _show(summary, [answer.latency_s for answer in run.answers if answer.status == 200])
     if not summary.codes.get("200"):
         fail()

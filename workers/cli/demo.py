@@ -49,6 +49,7 @@ default_model = "{_BATCHED}"
 [server]
 queue_timeout_ms = {TIMEOUT_MS}
 request_timeout_ms = {TIMEOUT_MS}
+admission = "off"
 
 [models.{_BATCHED}]
 source = "workers.models.minilm:MiniLM"

@@ -23,8 +23,9 @@ _CONNECT_PAUSE_S = 0.1
 # Beyond any deadline of the server's, in which it would have answered.
 _ANSWER_MARGIN_S = 10.0
 
-# The number of a request, from 0 → its JSON body.
+# The number of a request, from 0 → its JSON body; its further header lines.
 MakeBody: TypeAlias = Callable[[int], bytes]
+MakeHeaders: TypeAlias = Callable[[int], bytes]
 
 
 class _Metadata(msgspec.Struct):
@@ -79,18 +80,27 @@ class Load:
 
     Args:
         timeout_s: the deadline that each request is sent with.
+        make_headers: whole lines of each request's own.
     """
 
-    def __init__(self, url: str, make_body: MakeBody, timeout_s: float, run: Run) -> None:
+    def __init__(
+        self,
+        url: str,
+        make_body: MakeBody,
+        timeout_s: float,
+        run: Run,
+        make_headers: MakeHeaders = lambda number: b"",
+    ) -> None:
         parts = urlsplit(url)
         if parts.hostname is None:
             raise ValueError(f"{url!r} is not a URL")
         self._host, self._port = parts.hostname, parts.port or 80
         self._head = (
             f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
-            f"Content-Type: application/json\r\nX-Timeout-Ms: {round(timeout_s * 1000)}\r\nContent-Length: "
+            f"Content-Type: application/json\r\nX-Timeout-Ms: {round(timeout_s * 1000)}\r\n"
         ).encode()
         self._make_body = make_body
+        self._make_headers = make_headers
         self._patience_s = timeout_s + _ANSWER_MARGIN_S
         self._run = run
         self._began = 0.0
@@ -142,7 +152,7 @@ class Load:
 
     async def _one(self, connection: _Connection, number: int, due: float) -> None:
         body = self._make_body(number)
-        request = b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
+        request = b"%b%bContent-Length: %d\r\n\r\n%b" % (self._head, self._make_headers(number), len(body), body)
         try:
             async with asyncio.timeout(self._patience_s):
                 status, answer = await connection.ask(self._host, self._port, request)

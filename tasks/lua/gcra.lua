@@ -1,0 +1,12 @@
+-- How often one key may ask: batching/policy/gcra.py is the same arithmetic, and tests hold the two together.
+local function gcra_take(tat, now, interval, burst)
+  local due = math.max(tat, now) + interval
+  local early = due - burst * interval - now
+  if early > 0 then return nil, early end
+  return due, 0
+end
+
+local function gcra_remaining(tat, now, interval, burst)
+  local left = (now + burst * interval - math.max(tat, now)) / interval
+  return math.max(0, math.floor(left + 1e-6))
+end

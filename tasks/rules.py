@@ -1,0 +1,57 @@
+"""The admission rules of one process as `submit.lua` takes them: made once, since they go with each flush."""
+
+from __future__ import annotations
+
+from batching.policy import AGED_SHARE, DEFAULT_SHARES
+from batching.stamp import NO_KEY
+from config.keys import Shard
+from config.settings import Settings
+from config.tiers import TIERS
+from tasks.messages import Outgoing
+
+_NO_QUOTA = (0, 0, 0, NO_KEY)
+
+
+class Rules:
+    """Constant arguments and key names of the submit script."""
+
+    def __init__(self, settings: Settings, keys: Shard) -> None:
+        self.shares = DEFAULT_SHARES
+        self.general: tuple[object, ...] = (
+            settings.admission,
+            settings.capacity_percent / 100,
+            settings.max_memory_percent / 100,
+            settings.ageing_ms,
+            AGED_SHARE,
+            *self.shares,
+        )
+        self._depth_limits = {name: model.max_queue_depth for name, model in settings.models.items()}
+        self._keys = {name: _keys_of(name, keys) for name in settings.models}
+        thresholds = settings.shed_thresholds()
+        self._ranks = {
+            queue: (rank + 1, -1 if thresholds[rank] is None else thresholds[rank])
+            for name in settings.models
+            for rank, queue in enumerate(keys.queues(name))
+        }
+
+    def depth_limit(self, model: str) -> int:
+        return self._depth_limits[model]
+
+    def keys_of(self, model: str) -> tuple[str, ...]:
+        return self._keys[model]
+
+    def of_class(self, out: Outgoing, quotas: dict[str, int]) -> tuple[object, ...]:
+        """What the requests of one queue and quota have in common; `quotas` gives each key of a flush its number."""
+        quota = out.quota
+        if quota is None:
+            return (*self._ranks[out.queue], *_NO_QUOTA)
+        number = quotas.setdefault(quota.key_id, len(quotas) + 1)
+        return (*self._ranks[out.queue], number, quota.interval_us, quota.burst, quota.tag)
+
+
+def _keys_of(model: str, keys: Shard) -> tuple[str, ...]:
+    names = [keys.bell(model), keys.capacity(model), keys.pace(model)]
+    assert len(TIERS) == len(DEFAULT_SHARES)
+    for queue in keys.queues(model):
+        names += (queue, keys.held(queue))
+    return tuple(names)

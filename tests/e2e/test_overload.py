@@ -1,0 +1,81 @@
+"""More than the executors can do: who is served, who is refused, and what happens when half of them are gone.
+
+The same loads as `python -m tests.benchmarks.overload`, which measures; here they are short, and nothing is asserted
+that a slow machine would miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from config.tiers import Tier
+from tests.benchmarks.overload import came_s, executors_of, load_mix
+from tests.e2e.client import connected
+from tests.e2e.stack import Stack, wait_until
+from workers.cli.load import Answer, Run
+from workers.cli.mix import Mix
+
+EXECUTORS, BATCH, BATCH_S = 2, 8, 0.1
+CAPACITY_RPS = EXECUTORS * BATCH / BATCH_S
+MODELS = f"""\
+[models.gpu]
+source = "workers.models.simulated:Simulated"
+options = {{ batch_ms = {BATCH_S * 1000:.0f}, item_ms = 0, load_ms = 1500 }}
+instances = {EXECUTORS}
+max_batch_size = {BATCH}
+"""
+MIX = Mix({Tier.FREE: 70, Tier.PAID: 25, Tier.ENTERPRISE: 5})
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("overload"), MODELS)
+    try:
+        yield stack.start("--workers=1", "--web-workers=1", "--no-flower")
+        stack.stop()
+    finally:
+        stack.kill()
+
+
+def offer(stack: Stack, part_of_capacity: float, seconds: float, **options: object) -> dict[Tier, list[Answer]]:
+    run: Run = asyncio.run(load_mix(stack.url, MIX, part_of_capacity * CAPACITY_RPS, seconds, **options))
+    return {tier: [each for each in run.answers if MIX.tier(each.number) is tier] for tier in Tier}
+
+
+def served(answers: list[Answer]) -> float:
+    return sum(each.status == 200 for each in answers) / len(answers)
+
+
+def test_at_150_percent_the_lowest_tier_pays(own: Stack) -> None:
+    offer(own, 1.0, 1.0)
+    answers = offer(own, 1.5, 4.0)
+    assert served(answers[Tier.ENTERPRISE]) == 1.0
+    assert served(answers[Tier.PAID]) > 0.95
+    # 52 % of it is what the others leave.
+    assert 0.2 < served(answers[Tier.FREE]) < 0.9
+    codes = Counter(each.status for each in answers[Tier.FREE])
+    assert codes[503] > 0.9 * (codes.total() - codes[200])
+    medians = {tier: sorted(each.latency_s for each in mine if each.status == 200) for tier, mine in answers.items()}
+    enterprise, free = (medians[tier][len(medians[tier]) // 2] for tier in (Tier.ENTERPRISE, Tier.FREE))
+    assert enterprise < free
+    with connected(own.port) as api:
+        shed = [line for line in api.get("/metrics").body.decode().splitlines() if line.startswith("bunch_shed_total{")]
+    assert any('reason="pressure"' in line and 'tier="free"' in line for line in shed)
+    assert not any('tier="enterprise"' in line for line in shed)
+
+
+def test_half_of_the_executors_are_killed_and_nobody_of_the_highest_tier_notices(own: Stack) -> None:
+    victims = executors_of(own.redis_url)[:1]
+    answers = offer(own, 0.9, 6.0, kill=victims, kill_at_s=1.0)
+    assert {each.status for each in answers[Tier.ENTERPRISE]} == {200}
+    assert served(answers[Tier.PAID]) > 0.95
+    refused = [came_s(each) for each in answers[Tier.FREE] if each.status != 200]
+    assert refused
+    assert min(refused) > 0.9
+    wait_until(lambda: len(executors_of(own.redis_url)) == EXECUTORS, what="it is back")
+    again = offer(own, 0.5, 1.0)
+    assert {each.status for mine in again.values() for each in mine} == {200}

@@ -1,0 +1,76 @@
+"""The submit script as a frontend's outbox calls it, without the frontend."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from redis import Redis
+
+from config.keys import Shard
+from config.settings import ModelSettings, Settings
+from config.tiers import Tier
+from tasks.errors import Refused
+from tasks.messages import NO_PARAMETERS, MessageWriter, Outgoing
+from tasks.outbox import Outbox, Posted
+from tasks.quota import Quota
+from tasks.refusals import refusals
+from tasks.router import Pending
+from tasks.rules import Rules
+
+KEYS = Shard()
+MODEL = "m"
+_numbers = itertools.count()
+
+
+def settings_for(**values: object) -> Settings:
+    depth = cast("int", values.pop("max_queue_depth", 20_000))
+    model = ModelSettings(name=MODEL, source="tests:Nothing", max_queue_depth=depth)
+    return Settings(models={MODEL: model}, default_model=MODEL, **values)  # type: ignore[arg-type]
+
+
+class Door:
+    """One frontend's, whose own clock may be wrong by `skew_s`."""
+
+    def __init__(self, redis: Redis, name: str = "door", skew_s: float = 0.0, **settings: object) -> None:
+        self.redis = redis
+        self.name = name
+        self._skew_s = skew_s
+        self._settings = settings_for(**settings)
+        self._outbox = Outbox(redis, name, Rules(self._settings, KEYS), lambda pending, value: None, KEYS)
+        self._writer = MessageWriter(f"bunch:reply:{name}")
+
+    def close(self) -> None:
+        self._outbox.stop()
+
+    def send(
+        self, tier: Tier = Tier.PAID, count: int = 1, *, quota: Quota | None = None, timeout_ms: int = 10_000
+    ) -> list[Refused | None]:
+        """One flush of `count` requests: for each None, or why it was refused."""
+        return self.flush([self.request(tier, quota, timeout_ms) for _ in range(count)])
+
+    def request(self, tier: Tier, quota: Quota | None = None, timeout_ms: int = 10_000) -> Outgoing:
+        task_id = f"{self.name}-{next(_numbers)}"
+        limit_ms = min(timeout_ms, self._settings.queue_timeout_of(tier))
+        return Outgoing(
+            task_id, MODEL, KEYS.queue(MODEL, tier), b"1", NO_PARAMETERS, timeout_ms, limit_ms, 60_000, False, "", quota
+        )
+
+    def flush(self, batch: Sequence[Outgoing]) -> list[Refused | None]:
+        now = time.time() + self._skew_s
+        nobody = cast("Pending", None)
+        posted = [Posted(out, self._writer.rest(out, now), nobody, receipt=False) for out in batch]
+        return list(refusals(self._outbox._flush(posted), list(batch)))
+
+    def depths(self) -> list[int]:
+        return [cast("int", self.redis.llen(queue)) for queue in KEYS.queues(MODEL)]
+
+    def held(self, tier: Tier) -> dict[str, int]:
+        stored = cast("dict[bytes, bytes]", self.redis.hgetall(KEYS.held(KEYS.queue(MODEL, tier))))
+        return {tag.decode(): int(count) for tag, count in stored.items()}
+
+
+def reasons(answers: Iterable[Refused | None]) -> list[str]:
+    return [answer.reason if answer else "" for answer in answers]

@@ -1,0 +1,335 @@
+"""What the submit script lets in, on a real server."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from statistics import quantiles
+from typing import NamedTuple
+
+import pytest
+from redis import Redis
+
+import tasks.outbox
+from batching import scripts
+from batching.registry import ModelPace, WorkerRegistry
+from batching.stamp import read_stamp
+from batching.store import RedisBatchStore
+from config.keys import Shard
+from config.redis import connect
+from config.tiers import Tier
+from tasks.errors import RateLimited, ServiceOverloaded
+from tasks.quota import Quota
+from tests.fakes.door import MODEL, Door, reasons
+from tests.valkey import PrivateValkey
+
+KEYS = Shard()
+HUNDRED_A_SECOND = ModelPace(2, 50.0, 0.1, 0.2)
+
+
+@pytest.fixture
+def door(redis: Redis) -> Iterator[Door]:
+    door = Door(redis)
+    yield door
+    door.close()
+
+
+def beat(redis: Redis, pace: ModelPace, worker: str = "w1") -> None:
+    WorkerRegistry(redis, 5.0).beat(worker, b"{}", {MODEL: pace})
+    redis.delete(KEYS.capacity(MODEL))
+
+
+def all_keys(redis: Redis) -> set[bytes]:
+    # Apart from what the door itself remembers for a moment.
+    return {key for key in redis.keys("*") if not key.startswith((b"bunch:flush:", b"bunch:capacity:"))}
+
+
+def test_without_a_measured_rate_only_the_hard_limit_counts(redis: Redis) -> None:
+    door = Door(redis, max_queue_depth=300)
+    beat(redis, ModelPace(2))
+    assert Counter(reasons(door.send(Tier.FREE, 400))) == {"": 300, "queue_full": 100}
+    assert door.depths() == [0, 0, 300]
+    door.close()
+
+
+def test_each_tier_is_refused_at_its_own_threshold(redis: Redis, door: Door) -> None:
+    beat(redis, HUNDRED_A_SECOND)
+    # Half a second at 70 a second, and one more that made it so.
+    assert reasons(door.send(Tier.FREE, 40)) == [""] * 36 + ["pressure"] * 4
+    assert reasons(door.send(Tier.PAID, 80)) == [""] * 70 + ["pressure"] * 10
+    assert reasons(door.send(Tier.ENTERPRISE, 40)) == [""] * 40
+    assert door.depths() == [40, 70, 36]
+
+
+def test_the_absolute_form(redis: Redis) -> None:
+    door = Door(redis, admission="depth")
+    assert reasons(door.send(Tier.FREE, 103)) == [""] * 101 + ["pressure"] * 2
+    assert reasons(door.send(Tier.PAID, 402)) == [""] * 400 + ["pressure"] * 2
+    assert reasons(door.send(Tier.ENTERPRISE, 50)) == [""] * 50
+    door.close()
+
+
+def test_switched_off(redis: Redis) -> None:
+    door = Door(redis, admission="off", max_queue_depth=500)
+    beat(redis, HUNDRED_A_SECOND)
+    assert Counter(reasons(door.send(Tier.FREE, 512))) == {"": 500, "queue_full": 12}
+    door.close()
+
+
+def test_a_refusal_leaves_no_trace(redis: Redis, door: Door) -> None:
+    beat(redis, HUNDRED_A_SECOND)
+    quota = Quota.of("k", 60_000, 1000)
+    door.send(Tier.PAID, 200)
+    before, counted = all_keys(redis), redis.hgetall(KEYS.arrivals(redis.time()[0]))
+    answers = door.send(Tier.FREE, 50, quota=quota)
+    assert set(reasons(answers)) == {"pressure"}
+    assert all_keys(redis) == before
+    assert redis.hgetall(KEYS.arrivals(redis.time()[0])) in (counted, {})
+    assert door.depths()[2] == 0
+
+
+def test_a_refusal_says_when_to_come_again_and_what_is_left(redis: Redis, door: Door) -> None:
+    beat(redis, HUNDRED_A_SECOND)
+    door.send(Tier.PAID, 106)
+    (answer,) = door.send(Tier.FREE, quota=Quota.of("k", 600, 20))
+    assert isinstance(answer, ServiceOverloaded)
+    assert (answer.code, answer.reason) == ("SERVICE_OVERLOADED", "pressure")
+    # Those 106 go before it.
+    assert answer.retry_after_s == pytest.approx(min(1.06, 0.5), abs=0.01)
+    assert answer.limits == (600, 20, 20, 0.0)
+
+
+def test_losing_half_the_fleet_shows_within_two_seconds(redis: Redis, door: Door) -> None:
+    pace = ModelPace(1, 50.0, 0.1, 0.2)
+    beat(redis, pace, "w1")
+    beat(redis, pace, "w2")
+    assert Counter(reasons(door.send(Tier.FREE, 30))) == {"": 30}
+    lost_at = time.monotonic()
+    # A frontend asks, so what it knows is kept, and one worker falls silent.
+    while not any(door.send(Tier.FREE)):
+        WorkerRegistry(redis, 5.0).beat("w1", b"{}", {MODEL: pace})
+        redis.rpop(KEYS.queue(MODEL, Tier.FREE))
+        time.sleep(0.05)
+        assert time.monotonic() - lost_at < 60
+    assert redis.get(KEYS.capacity(MODEL)).startswith(b"50.0")
+    # How long a silent worker is believed, and what is kept: not how fast this machine is.
+    part = scripts.source("capacity", scripts.folder_of(tasks.outbox.__file__))
+    kept_ms, fresh_ms = (int(re.search(rf"local {name} = (\d+)", part)[1]) for name in ("KEEP_MS", "FRESH_MS"))
+    assert kept_ms + fresh_ms <= 2000
+
+
+def test_an_executor_of_unknown_pace_counts_as_the_others_do(redis: Redis, door: Door) -> None:
+    beat(redis, ModelPace(1, 50.0, 0.1, 0.2), "w1")
+    beat(redis, ModelPace(3), "w2")
+    door.send()
+    rate, first_ms, full_ms, full = (float(each) for each in redis.get(KEYS.capacity(MODEL)).split(b";")[:4])
+    assert (rate, first_ms, full_ms, full) == (200.0, 100.0, 200.0, 10.0)
+
+
+def test_what_cannot_be_answered_in_time_is_refused(redis: Redis, door: Door) -> None:
+    beat(redis, HUNDRED_A_SECOND)
+    door.send(Tier.PAID, 60)
+    assert reasons(door.send(Tier.PAID, timeout_ms=500)) == ["deadline"]
+    assert reasons(door.send(Tier.PAID, timeout_ms=900)) == [""]
+    assert reasons(door.send(Tier.ENTERPRISE, timeout_ms=500)) == [""]
+
+
+def test_a_full_redis_lets_nobody_in(valkey: PrivateValkey, redis: Redis, door: Door) -> None:
+    used = redis.info("memory")["used_memory"]
+    try:
+        redis.config_set("maxmemory", int(used / 0.7))
+        assert reasons(door.send()) == [""]
+        redis.config_set("maxmemory", int(used / 0.95))
+        redis.delete(KEYS.capacity(MODEL))
+        (answer,) = door.send(Tier.ENTERPRISE)
+    finally:
+        redis.config_set("maxmemory", 0)
+    assert isinstance(answer, RateLimited)
+    assert (answer.code, answer.reason) == ("RATE_LIMITED", "memory")
+
+
+def test_one_key_cannot_fill_the_room_of_its_tier(redis: Redis, door: Door) -> None:
+    beat(redis, HUNDRED_A_SECOND)
+    hog, other = Quota.of("hog", 600_000, 1000), Quota.of("other", 600_000, 1000)
+    answers = door.send(Tier.FREE, 100, quota=hog)
+    assert Counter(reasons(answers)) == {"": 18, "share": 82}
+    assert isinstance(answers[-1], RateLimited)
+    assert reasons(door.send(Tier.FREE, 5, quota=other)) == [""] * 5
+    assert door.held(Tier.FREE) == {hog.tag: 18, other.tag: 5}
+
+
+def test_what_is_claimed_is_no_longer_held(redis: Redis, door: Door) -> None:
+    keys = [Quota.of(name, 600_000, 1000) for name in ("a", "b", "c")]
+    for number, quota in enumerate(keys, 1):
+        door.send(Tier.FREE, 10 * number, quota=quota)
+    store = RedisBatchStore(redis, "w1")
+    claim = store.claim(MODEL, "b1", 12)
+    got = Counter(entry.message.split(b";")[7] for entry in claim.entries)
+    assert got == {quota.tag.encode(): 4 for quota in keys}
+    assert door.held(Tier.FREE) == {quota.tag: 10 * number - 4 for number, quota in enumerate(keys, 1)}
+    for number in range(20):
+        store.claim(MODEL, f"c{number}", 12)
+    assert door.held(Tier.FREE) == {}
+
+
+def test_counts_left_over_from_a_purge_are_forgotten(redis: Redis, door: Door) -> None:
+    quota = Quota.of("k", 600_000, 1000)
+    door.send(Tier.FREE, 30, quota=quota)
+    redis.delete(KEYS.queue(MODEL, Tier.FREE))
+    door.send(Tier.FREE, 2, quota=quota)
+    assert door.held(Tier.FREE) == {quota.tag: 2}
+
+
+def test_a_quota_is_one_for_all_tiers_and_flushes_and_is_whole_again_later(redis: Redis, door: Door) -> None:
+    quota = Quota.of("k", 600, 10)
+    batch = [door.request(tier, quota) for tier in (Tier.PAID, Tier.FREE) for _ in range(6)]
+    assert Counter(reasons(door.flush(batch))) == {"": 10, "rate": 2}
+    (answer,) = door.send(quota=quota)
+    assert isinstance(answer, RateLimited)
+    assert 0 < answer.retry_after_s <= 0.1
+    assert answer.limits is not None
+    assert answer.limits[:3] == (600, 10, 0)
+    assert 0.8 < answer.limits[3] <= 1.0
+    until = time.monotonic() + 30
+    while any(door.send(quota=quota)):
+        assert time.monotonic() < until
+    assert not redis.exists(KEYS.quota("other"))
+    assert 0 < redis.pttl(KEYS.quota("k")) <= 1001
+
+
+def test_a_flush_sent_again_is_not_counted_again(redis: Redis, door: Door) -> None:
+    quota = Quota.of("k", 60, 5)
+    batch = [door.request(Tier.PAID, quota) for _ in range(7)]
+    first = reasons(door.flush(batch))
+    door._outbox.flushes -= 1
+    assert reasons(door.flush(batch)) == first
+    assert door.depths() == [0, 5, 0]
+
+
+def test_ten_thousand_requests_from_four_frontends_with_wrong_clocks(valkey: PrivateValkey, redis: Redis) -> None:
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        skews = (-3600.0, 0.0, 1800.0, 3600.0)
+        told = pool.starmap(_ask_2500_times, [(valkey.url, f"f{number}", skew) for number, skew in enumerate(skews)])
+    let_in = sum(each.let_in for each in told)
+    # The burst, and one for each interval between the first question and the last, give or take the one at the edge.
+    longest_us = max(each.last_us[1] for each in told) - min(each.first_us[0] for each in told)
+    shortest_us = max(each.last_us[0] for each in told) - min(each.first_us[1] for each in told)
+    assert BURST + shortest_us / QUOTA.interval_us - 1 <= let_in <= BURST + longest_us / QUOTA.interval_us + 1
+    assert redis.llen(KEYS.queue(MODEL, Tier.PAID)) == let_in
+
+
+BURST = 500
+QUOTA = Quota.of("k", 600, BURST)
+
+
+class Told(NamedTuple):
+    """What one frontend saw; Redis time in µs before and after its first and its last flush."""
+
+    let_in: int
+    first_us: tuple[float, float]
+    last_us: tuple[float, float]
+
+
+def _ask_2500_times(url: str, name: str, skew_s: float) -> Told:
+    redis = connect(url)
+    door = Door(redis, name, skew_s, admission="off")
+    let_in = 0
+    times = []
+    for size in (1, 9, 40, 50) * 25:
+        before = _redis_us(redis)
+        let_in += reasons(door.send(Tier.PAID, size, quota=QUOTA)).count("")
+        times.append((before, _redis_us(redis)))
+    door.close()
+    redis.close()
+    return Told(let_in, times[0], times[-1])
+
+
+def _redis_us(redis: Redis) -> float:
+    seconds, micros = redis.time()
+    return seconds * 1_000_000 + micros
+
+
+BATCH = 16
+STEPS = 400
+KEYS_OF_ONE_TIER = [Quota.of(f"k{number}", 6_000_000, 10_000) for number in range(20)]
+HOG = Quota.of("hog", 6_000_000, 10_000)
+
+
+def test_one_key_with_twenty_times_its_share_does_not_slow_the_others_down(redis: Redis) -> None:
+    """Real scripts in a time of their own: a step is a batch. Twenty keys ask for two thirds of what can be done."""
+    door = Door(redis, queue_timeout_ms=60_000)
+    alone, refused = _p95_of_the_ordinary(redis, door, hog=False)
+    assert refused == 0
+    redis.flushdb()
+    beside, refused = _p95_of_the_ordinary(redis, door, hog=True)
+    assert refused == 0
+    assert beside < 1.2 * alone, f"{alone:.2f} batches alone, {beside:.2f} beside it"
+    door.close()
+
+
+def _p95_of_the_ordinary(redis: Redis, door: Door, *, hog: bool) -> tuple[float, int]:
+    """In batches, from arrival to answer; and how many were refused."""
+    rng = random.Random(7)
+    store = RedisBatchStore(redis, "w1", ageing_s=3600)
+    came: dict[str, float] = {}
+    waits: list[float] = []
+    refused = 0
+    for step in range(STEPS):
+        # What can be done in a second, so that free has room for 35 batches, or more than a window looks through.
+        beat(redis, ModelPace(1, 100.0 * BATCH, 0.01, 0.01))
+        arrivals = [
+            (rng.random(), quota)
+            for quota, mean in [*((each, BATCH * 2 / 3 / 20) for each in KEYS_OF_ONE_TIER), (HOG, BATCH * 2 / 3 * hog)]
+            for _ in range(_poisson(rng, mean))
+        ]
+        arrivals.sort(key=lambda arrival: arrival[0])
+        batch = [door.request(Tier.FREE, quota, 60_000) for _, quota in arrivals]
+        for (at, quota), out, answer in zip(arrivals, batch, door.flush(batch), strict=True):
+            if quota is not HOG:
+                refused += answer is not None
+                came[out.task_id] = step + at
+        claim = store.claim(MODEL, f"b{step}-{hog}", BATCH)
+        for entry in claim.entries:
+            stamp = read_stamp(entry.message)
+            if stamp and stamp.task_id in came:
+                waits.append(step + 2 - came[stamp.task_id])
+    assert len(waits) > 0.9 * len(came)
+    return quantiles(waits, n=20)[18], refused
+
+
+def _poisson(rng: random.Random, mean: float) -> int:
+    limit, count, product = math.exp(-mean), 0, rng.random()
+    while product > limit:
+        count, product = count + 1, product * rng.random()
+    return count
+
+
+@pytest.mark.parametrize("tier", [Tier.PAID, Tier.FREE])
+def test_the_time_to_come_again_is_about_the_truth(redis: Redis, tier: Tier) -> None:
+    """In a time of its own: a fleet of 100 a second, and requests of the highest tier that come meanwhile."""
+    door = Door(redis, shed_free_ms=2000, shed_paid_ms=2000)
+    beat(redis, HUNDRED_A_SECOND)
+    enterprise_per_s = 20
+    # What came in the last second is what is expected of the next one.
+    for ago in (0, 1):
+        redis.hset(KEYS.arrivals(redis.time()[0] - ago), KEYS.queue(MODEL, Tier.ENTERPRISE), enterprise_per_s)
+    answers = door.send(tier, 200)
+    refused = next(answer for answer in answers if answer)
+    assert refused.reason == "pressure"
+    assert refused.retry_after_s
+    store = RedisBatchStore(redis, "w1", ageing_s=0.5)
+    steps = 0
+    # Ten batches of ten in a second.
+    while door.depths()[tier.rank]:
+        if steps % 5 == 0:
+            redis.delete(KEYS.capacity(MODEL))
+            door.send(Tier.ENTERPRISE, enterprise_per_s // 2)
+        store.claim(MODEL, f"b{steps}", 10)
+        steps += 1
+    assert steps / 10 / 2 <= refused.retry_after_s <= steps / 10 * 2
+    door.close()
