@@ -169,8 +169,8 @@ def test_what_is_claimed_is_no_longer_held(redis: Redis, door: Door) -> None:
         door.send(Tier.FREE, 10 * number, quota=quota)
     store = RedisBatchStore(redis, "w1")
     claim = store.claim(MODEL, "b1", 12)
-    got = Counter(entry.message.split(b";")[7] for entry in claim.entries)
-    assert got == {quota.tag.encode(): 4 for quota in keys}
+    got = Counter(stamp.key for entry in claim.entries if (stamp := read_stamp(entry.message)))
+    assert got == {quota.tag: 4 for quota in keys}
     assert door.held(Tier.FREE) == {quota.tag: 10 * number - 4 for number, quota in enumerate(keys, 1)}
     for number in range(20):
         store.claim(MODEL, f"c{number}", 12)
