@@ -10,7 +10,7 @@ local function allocate(depths, size, credits, shares)
   if waiting <= size then return depths, credits end
   for i = 1, #depths do
     if i > top and depths[i] > 0 then
-      local credit = math.min(credits[i] + shares[i] * size, size)
+      local credit = math.min(credits[i] + shares[i] * size, size + 1)
       takes[i] = math.min(math.floor(credit + 1e-9), depths[i], left)
       left = left - takes[i]
       saved[i] = credit - takes[i]

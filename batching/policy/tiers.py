@@ -49,7 +49,8 @@ def allocate(
     left = size
     for i in tiers:
         if i > top and depths[i] > 0:
-            saved[i] = min(credits[i] + shares[i] * size, float(size))
+            # One more than a batch holds: of two tiers that are due at once, the one that has to wait loses nothing.
+            saved[i] = min(credits[i] + shares[i] * size, size + 1.0)
             takes[i] = min(math.floor(saved[i] + 1e-9), depths[i], left)
             left -= takes[i]
             saved[i] -= takes[i]

@@ -215,7 +215,7 @@ def test_a_worker_with_a_lease_is_never_forgotten(redis: Redis) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_script_shares_places_as_the_pure_rule_does(redis: Redis, seed: int) -> None:
     rng = random.Random(seed)
-    store = RedisBatchStore(redis, "w1")
+    store = RedisBatchStore(redis, "w1", ageing_s=3600)
     credits: tuple[float, ...] = (0.0, 0.0, 0.0)
     depths = [0, 0, 0]
     for batch in range(60):
