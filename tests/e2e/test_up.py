@@ -164,6 +164,18 @@ def test_bench_measures_both_loops(up: Up) -> None:
         assert document["p50_ms"] <= document["p95_ms"] <= document["p99_ms"]
 
 
+def test_bench_mixes_tiers_bursts_and_draws(up: Up, tmp_path: Path) -> None:
+    plot = tmp_path / "run.svg"
+    options = ("--rps", "60", "--burst", "6", "--mix", "enterprise=1,free=1", "--slo-ms", "5000", "--plot", str(plot))
+    done = up.manage("bench", "--json", "--duration", "1", *options)
+    document = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert set(document["tiers"]) == {"enterprise", "free"}
+    assert sum(each["codes"]["200"] for each in document["tiers"].values()) == document["requests"]
+    assert (document["offered_rps"], document["slo_ms"]) == (60, 5000)
+    assert plot.read_text().lstrip().startswith("<?xml")
+
+
 def test_the_fleet_is_shown(up: Up) -> None:
     workers = json.loads(up.manage("workers", "--json").stdout)
     assert [row["healthy"] for row in workers] == [True, True]

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from workers.cli.arrivals import Caller
 from workers.cli.load import NO_ANSWER, Load, Run
 
-Handler = Callable[[dict[str, Any]], Awaitable[tuple[int, bytes]]]
+Handler = Callable[..., Awaitable[tuple[int, bytes]]]
 
 
 @asynccontextmanager
@@ -27,7 +28,8 @@ async def server(handler: Handler, *, close: bool = False) -> Any:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
                 length = int(head.split("content-length: ")[1].split("\r\n")[0])
-                status, body = await handler(json.loads(await reader.readexactly(length)))
+                sent = json.loads(await reader.readexactly(length))
+                status, body = await (handler(head, sent) if "x-tier" in head else handler(sent))
                 writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n" % (status, len(body)))
                 writer.write(b"Connection: close\r\n\r\n" if close else b"\r\n")
                 writer.write(body)
@@ -162,6 +164,48 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
 
     asyncio.run(go())
     assert most > 5
+
+
+def test_a_burst_arrives_at_once() -> None:
+    """Of five, no one waits for another: the server sees all of them before it has answered the first."""
+    waiting = most = 0
+
+    async def handler(body: dict[str, Any]) -> tuple[int, bytes]:
+        nonlocal waiting, most
+        waiting += 1
+        most = max(most, waiting)
+        await asyncio.sleep(0.05)
+        waiting -= 1
+        return 200, answer()
+
+    async def go() -> Run:
+        run = Run()
+        async with server(handler) as url:
+            await load(url, run).open(100, duration_s=0.5, burst=5)
+        return run
+
+    assert len(asyncio.run(go()).answers) % 5 == 0
+    assert most >= 5
+
+
+def test_callers_of_a_mix_send_their_own_headers_and_are_told_apart() -> None:
+    seen: list[str] = []
+
+    async def handler(head: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        seen.append(head.split("x-tier: ")[1].split("\r\n", maxsplit=1)[0])
+        return 200, answer()
+
+    async def go() -> Run:
+        run = Run()
+        mix = [Caller("paid", {"X-Tier": "paid"}, 3), Caller("free", {"X-Tier": "free"}, 1)]
+        async with server(handler) as url:
+            await Load(url, lambda _: b"{}", 5.0, run, callers=mix).closed(4, total=400)
+        return run
+
+    run = asyncio.run(go())
+    tiers = [each.tier for each in run.answers]
+    assert sorted(tiers) == sorted(seen)
+    assert 220 < tiers.count("paid") < 380
 
 
 def test_a_url_without_a_host_is_refused() -> None:

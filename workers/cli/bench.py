@@ -1,81 +1,198 @@
-"""`bench`: a load test against a running stack."""
+"""`bench`: a load test against a running stack.
+
+--concurrency N   closed loop: N callers, each asks again when it is answered
+--rps N           open loop: Poisson arrivals, whether or not the last are answered
+--rps N --burst B open loop: B at once, as seldom as the rate asks for
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import Coroutine
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
+from config.tiers import TIERS
+from workers.cli.arrivals import Caller
 from workers.cli.base import fail, json_option, print_json, print_table, settings_for
-from workers.cli.load import Load, MakeBody, Run
-from workers.cli.mix import Mix, parse_mix, show_tiers
-from workers.cli.summary import Summary, histogram, summarise
+from workers.cli.board import watch
+from workers.cli.load import Answer, Load, MakeBody, Run
+from workers.cli.plot import FORMATS, plot
+from workers.cli.strain import Strain, judge, raise_file_limit
+from workers.cli.summary import Summary, histogram, percentile, summarise
 from workers.supervisor import state
 from workers.supervisor.errors import NotRunning
 
 _BAR = 40
 _BINS = 12
-_REFRESH_S = 0.5
+_TIERS = tuple(tier.value for tier in TIERS)
 
 
 @click.command()
 @click.option("--rps", type=click.FloatRange(min=0.1), help="Open loop: Poisson arrivals at this rate.")
+@click.option("--burst", type=click.IntRange(min=1), help="Open loop: so many at once, at the same mean rate.")
 @click.option("--concurrency", type=click.IntRange(min=1), help="Closed loop: this many callers.  [default: 64]")
 @click.option("--duration", default=10.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds.")
+@click.option(
+    "--warmup", default=0.0, show_default=True, type=click.FloatRange(min=0), help="Seconds before it that don't count."
+)
 @click.option("--url", help="Where the stack answers.  [default: what `up` runs here]")
 @click.option("--model", help="The model to ask.  [default: the server's]")
 @click.option("--input", "input_json", help="One JSON input for every request.  [default: texts, each different]")
 @click.option(
     "--timeout-ms", default=10_000, show_default=True, type=click.IntRange(min=1), help="Each one's deadline."
 )
-@click.option("--mix", callback=parse_mix, help="Tiers and their parts, like free=70,paid=25,enterprise=5.")
+@click.option(
+    "--slo-ms", type=click.IntRange(min=1), help="Goodput counts what came within it.  [default: --timeout-ms]"
+)
+@click.option("--mix", metavar="TIER=WEIGHT,…", help="A mix of tiers, such as enterprise=1,paid=3,free=6.")
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="[TIER=]SECRET",
+    help="An API key to send, for all or for one tier of the mix; may be repeated.",
+)
+@click.option(
+    "--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw the run: FILE.png or .svg."
+)
 @json_option
 def bench(
     rps: float | None,
+    burst: int | None,
     concurrency: int | None,
     duration: float,
+    warmup: float,
     url: str | None,
     model: str | None,
     input_json: str | None,
     timeout_ms: int,
-    mix: Mix | None,
+    slo_ms: int | None,
+    mix: str | None,
+    keys: tuple[str, ...],
+    plot_file: Path | None,
     as_json: bool,
 ) -> None:
     """Load a running stack and measure. Exit 1 when nothing was answered with 200.
 
-    Goodput counts the answers within their deadline; mean batch is requests per batch.
+    Percentiles are of the 200s and corrected for coordinated omission; mean batch is requests per batch. When the
+    client and not the server is the limit, that is said: then use more of them, on other machines.
     """
     if rps is not None and concurrency is not None:
         raise click.UsageError("--rps and --concurrency exclude each other: an open or a closed loop")
+    if burst is not None and rps is None:
+        raise click.UsageError("--burst goes with --rps: only an open loop has arrivals of its own")
+    if plot_file is not None and plot_file.suffix not in FORMATS:
+        raise click.BadParameter(f"must end in {' or '.join(FORMATS)}", param_hint="--plot")
+    callers = callers_of(mix, keys)
     target = (url or _running_url()).rstrip("/") + "/v1/inference"
+    raise_file_limit()
     run = Run()
-    headers = mix.headers if mix else lambda number: b""
-    load = Load(target, _bodies(model, input_json), timeout_ms / 1000, run, headers)
-    if rps is not None:
-        loop = load.open(rps, duration_s=duration)
-    else:
-        loop = load.closed(concurrency or 64, duration_s=duration)
+    load = Load(target, _bodies(model, input_json), timeout_ms / 1000, run, callers=callers)
+    test = _Test(load, run, (slo_ms or timeout_ms) / 1000, warmup, duration, rps, burst or 1, concurrency or 64)
     # Ctrl-C shows what there is.
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_watched(loop, run, timeout_ms / 1000, quiet=as_json))
-    summary = summarise(run.answers, run.elapsed_s, timeout_ms / 1000)
-    tiers = mix.by_tier(run, timeout_ms / 1000) if mix else {}
+        asyncio.run(test.go(quiet=as_json))
+    summary = test.summary()
     if as_json:
-        print_json({**msgspec.to_builtins(summary), "tiers": tiers} if mix else summary)
+        print_json(summary)
     else:
-        show_tiers(tiers)
-        _show(summary, [answer.latency_s for answer in run.answers if answer.status == 200])
+        _show(summary, [answer.latency_s for answer in test.counted() if answer.status == 200])
+    if summary.client is not None and summary.client.limit:
+        click.secho(f"not the server's limit: {summary.client.limit}", fg="yellow", err=True)
+    if plot_file is not None:
+        plot(plot_file, test.counted(), summary)
+        click.echo(f"written: {plot_file}", err=as_json)
     if not summary.codes.get("200"):
         fail()
+
+
+@dataclass(slots=True)
+class _Test:
+    """One run and its figures; what was asked for during the warm-up is left out of them."""
+
+    load: Load
+    run: Run
+    slo_s: float
+    warmup_s: float
+    duration_s: float
+    rps: float | None
+    burst: int
+    callers: int
+    shares: tuple[float, float] = (0.0, 0.0)
+
+    async def go(self, *, quiet: bool) -> None:
+        # Here, since it reads the times of its own thread.
+        strain = Strain()
+        whole_s = self.warmup_s + self.duration_s
+        if self.rps is not None:
+            loop = self.load.open(self.rps, duration_s=whole_s, burst=self.burst)
+        else:
+            loop = self.load.closed(self.callers, duration_s=whole_s)
+        try:
+            await watch(loop, self.run, whole_s, self.slo_s, quiet=quiet)
+        finally:
+            self.shares = strain.shares()
+
+    def counted(self) -> list[Answer]:
+        if not self.warmup_s:
+            return self.run.answers
+        return [each for each in self.run.answers if each.finished_s - each.latency_s >= self.warmup_s]
+
+    def summary(self) -> Summary:
+        answers = self.counted()
+        late = sorted(max(0.0, each.latency_s - each.service_s) for each in answers)
+        services = sorted(each.service_s for each in answers)
+        client = judge(*self.shares, percentile(late, 0.99) or 0.0, percentile(services, 0.5), self.run.out_of_sockets)
+        return summarise(
+            answers,
+            self.run.elapsed_s - self.warmup_s,
+            self.slo_s,
+            offered_rps=self.rps,
+            callers=None if self.rps is not None else self.callers,
+            client=client,
+        )
+
+
+def callers_of(mix: str | None, keys: tuple[str, ...]) -> list[Caller]:
+    """From `enterprise=1,paid=3` and `paid=SECRET` or `SECRET`. Raises click.BadParameter."""
+    secrets = dict(_secret(each) for each in keys)
+    weights = _weights(mix) if mix else {}
+    if stray := [tier for tier in secrets if tier and tier not in weights]:
+        raise click.BadParameter(f"{stray[0]} is not in --mix", param_hint="--key")
+    if not weights:
+        return [Caller(headers=_headers("", secrets))]
+    return [Caller(tier, _headers(tier, secrets), weight) for tier, weight in weights.items()]
+
+
+def _headers(tier: str, secrets: Mapping[str, str]) -> dict[str, str]:
+    """With a key of its own a tier is the key's; without, the caller names it, as one may where auth is off."""
+    secret = secrets.get(tier) or secrets.get("")
+    named = {"X-Tier": tier} if tier and tier not in secrets else {}
+    return named | ({"Authorization": f"Bearer {secret}"} if secret else {})
+
+
+def _secret(text: str) -> tuple[str, str]:
+    tier, equals, secret = text.partition("=")
+    return (tier, secret) if equals and tier in _TIERS else ("", text)
+
+
+def _weights(mix: str) -> dict[str, float]:
+    weights = {}
+    for part in mix.split(","):
+        tier, _, weight = part.strip().partition("=")
+        try:
+            weights[tier] = float(weight or "1")
+        except ValueError:
+            weights[tier] = -1.0
+        if tier not in _TIERS or not 0 < weights[tier] < float("inf"):
+            raise click.BadParameter(f"{part!r}: like paid=3, of {', '.join(_TIERS)}", param_hint="--mix")
+    return weights
 
 
 def _running_url() -> str:
@@ -97,39 +214,27 @@ def _bodies(model: str | None, input_json: str | None) -> MakeBody:
     return lambda _: body
 
 
-async def _watched(loop: Coroutine[Any, Any, None], run: Run, deadline_s: float, *, quiet: bool) -> None:
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        await loop
-        return
-    with Live(console=console, transient=True) as live:
-        task = asyncio.create_task(loop)
-        seen = 0
-        while not task.done():
-            await asyncio.wait([task], timeout=_REFRESH_S)
-            # Only the newest answers are looked at: sorting all of them would disturb what is measured.
-            recent = run.answers[seen:]
-            seen = len(run.answers)
-            now = summarise(recent, _REFRESH_S, deadline_s)
-            live.update(Text(f"{seen:,} answers; now {now.rps:,.0f}/s, p50 {now.p50_ms} ms, p99 {now.p99_ms} ms"))
-        await task
-
-
 def _show(summary: Summary, latencies_s: list[float]) -> None:
+    rows = [("all", summary), *summary.tiers.items()] if len(summary.tiers) > 1 else [("", summary)]
     print_table(
-        [summary],
+        rows,
         [
-            ("requests", lambda row: row.requests),
-            ("requests/s", lambda row: row.rps),
-            ("goodput/s", lambda row: row.goodput_rps),
-            ("p50 ms", lambda row: _or_dash(row.p50_ms)),
-            ("p95 ms", lambda row: _or_dash(row.p95_ms)),
-            ("p99 ms", lambda row: _or_dash(row.p99_ms)),
-            ("mean batch", lambda row: _or_dash(row.mean_batch)),
-            ("codes", lambda row: ", ".join(f"{code}: {count:,}" for code, count in row.codes.items())),
+            ("", lambda row: row[0]),
+            ("requests", lambda row: sum(row[1].codes.values())),
+            ("requests/s", lambda row: row[1].rps),
+            ("goodput/s", lambda row: row[1].goodput_rps),
+            ("p50 ms", lambda row: _or_dash(row[1].p50_ms)),
+            ("p95 ms", lambda row: _or_dash(row[1].p95_ms)),
+            ("p99 ms", lambda row: _or_dash(row[1].p99_ms)),
+            ("p99.9 ms", lambda row: _or_dash(row[1].p99_9_ms)),
+            ("codes", lambda row: ", ".join(f"{code}: {count:,}" for code, count in row[1].codes.items())),
         ],
         empty="",
     )
+    click.echo(f"mean batch {_or_dash(summary.mean_batch)}; goodput: 200 within {summary.slo_ms:g} ms")
+    raw = summary.uncorrected
+    if raw is not None and raw.p99_ms is not None and raw.p99_ms != summary.p99_ms:
+        click.echo(f"as measured, before the correction for coordinated omission: p99 {raw.p99_ms} ms")
     bins = histogram(latencies_s, _BINS)
     most = max((count for *_, count in bins), default=0)
     for low, high, count in bins:

@@ -1,15 +1,17 @@
 """A load generator on raw sockets: closed loop (so many callers) or open loop (so many requests a second).
 
 In the open loop a request's latency counts from when it was due, not from when it could be sent; otherwise a
-server that stalls would hide the requests that it kept from being sent ("coordinated omission").
+server that stalls would hide the requests that it kept from being sent ("coordinated omission"). `service_s` counts
+from when it was sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -17,11 +19,15 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
+from workers.cli.arrivals import Arrivals, Caller, cast
+
 # A connection that could not be opened, or broke: no status came back.
 NO_ANSWER = 0
 _CONNECT_PAUSE_S = 0.1
 # Beyond any deadline of the server's, in which it would have answered.
 _ANSWER_MARGIN_S = 10.0
+# Ours alone: the server never saw these.
+_OUT_OF_SOCKETS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS})
 
 # The number of a request, from 0 → its JSON body; its further header lines.
 MakeBody: TypeAlias = Callable[[int], bytes]
@@ -51,6 +57,8 @@ class Answer:
     batch_size: int = 0
     batch_id: str = ""
     body: bytes = b""
+    tier: str = ""
+    service_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -60,8 +68,19 @@ class Run:
     keep_bodies: bool = False
     answers: list[Answer] = field(default_factory=list)
     elapsed_s: float = 0.0
+    waiting: int = 0
+    out_of_sockets: int = 0
 
-    def add(self, number: int, status: int, body: bytes, latency_s: float, finished_s: float) -> None:
+    def add(
+        self,
+        number: int,
+        status: int,
+        body: bytes,
+        latency_s: float,
+        finished_s: float,
+        tier: str = "",
+        service_s: float | None = None,
+    ) -> None:
         size, batch_id = 0, ""
         if status == 200:
             try:
@@ -71,7 +90,8 @@ class Run:
             else:
                 size, batch_id = metadata.batch_size, metadata.batch_id
         kept = body if self.keep_bodies else b""
-        self.answers.append(Answer(number, status, latency_s, finished_s, size, batch_id, kept))
+        service_s = latency_s if service_s is None else service_s
+        self.answers.append(Answer(number, status, latency_s, finished_s, size, batch_id, kept, tier, service_s))
         self.elapsed_s = max(self.elapsed_s, finished_s)
 
 
@@ -81,6 +101,7 @@ class Load:
     Args:
         timeout_s: the deadline that each request is sent with.
         make_headers: whole lines of each request's own.
+        callers: who sends them, by weight.
     """
 
     def __init__(
@@ -90,15 +111,26 @@ class Load:
         timeout_s: float,
         run: Run,
         make_headers: MakeHeaders = lambda number: b"",
+        callers: Sequence[Caller] = (Caller(),),
     ) -> None:
         parts = urlsplit(url)
         if parts.hostname is None:
             raise ValueError(f"{url!r} is not a URL")
         self._host, self._port = parts.hostname, parts.port or 80
-        self._head = (
-            f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
-            f"Content-Type: application/json\r\nX-Timeout-Ms: {round(timeout_s * 1000)}\r\n"
-        ).encode()
+        fixed = {"Host": parts.netloc, "Content-Type": "application/json", "X-Timeout-Ms": round(timeout_s * 1000)}
+        self._heads = [
+            "\r\n".join(
+                [
+                    f"POST {parts.path or '/'} HTTP/1.1",
+                    *(f"{name}: {value}" for name, value in {**fixed, **each.headers}.items()),
+                    "",
+                ]
+            ).encode()
+            for each in callers
+        ]
+        self._tiers = [each.tier for each in callers]
+        self._source = random.Random()
+        self._cast = cast(callers, self._source)
         self._make_body = make_body
         self._make_headers = make_headers
         self._patience_s = timeout_s + _ANSWER_MARGIN_S
@@ -121,9 +153,9 @@ class Load:
             for _ in range(callers):
                 group.create_task(caller())
 
-    async def open(self, rps: float, *, duration_s: float) -> None:
-        """Poisson arrivals at `rps`, each on a connection of its own while it waits."""
-        await self.at(_poisson(rps, duration_s))
+    async def open(self, rps: float, *, duration_s: float, burst: int = 1) -> None:
+        """Poisson arrivals at `rps` (`burst` at once), each on a connection of its own while it waits."""
+        await self.at(Arrivals(rps, burst).times(duration_s, self._source))
 
     async def at(self, due_s: Iterable[float]) -> None:
         """One request at each of these moments, in seconds from the start, ascending."""
@@ -151,24 +183,25 @@ class Load:
         return self._next - 1
 
     async def _one(self, connection: _Connection, number: int, due: float) -> None:
+        caller = self._cast[number % len(self._cast)]
         body = self._make_body(number)
-        request = b"%b%bContent-Length: %d\r\n\r\n%b" % (self._head, self._make_headers(number), len(body), body)
+        head = self._heads[caller] + self._make_headers(number)
+        request = b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
+        run = self._run
+        run.waiting += 1
+        sent = time.perf_counter()
         try:
             async with asyncio.timeout(self._patience_s):
                 status, answer = await connection.ask(self._host, self._port, request)
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError) as error:
             connection.close()
             status, answer = NO_ANSWER, b""
+            run.out_of_sockets += isinstance(error, OSError) and error.errno in _OUT_OF_SOCKETS
             await asyncio.sleep(_CONNECT_PAUSE_S)
+        finally:
+            run.waiting -= 1
         now = time.perf_counter()
-        self._run.add(number, status, answer, now - due, now - self._began)
-
-
-def _poisson(rps: float, duration_s: float) -> Iterator[float]:
-    at = random.expovariate(rps)
-    while at < duration_s:
-        yield at
-        at += random.expovariate(rps)
+        run.add(number, status, answer, now - due, now - self._began, self._tiers[caller], now - sent)
 
 
 class _Connection(asyncio.Protocol):

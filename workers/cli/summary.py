@@ -4,46 +4,105 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Any
 
 import msgspec
 
-from workers.cli.load import Answer
+from workers.cli.load import NO_ANSWER, Answer
+from workers.cli.strain import Client
+
+# One answer after an hour's silence must not become a million imagined ones.
+_MAX_ADDED = 10_000
 
 
-class Summary(msgspec.Struct, frozen=True):
-    """What `bench --json` prints. Latencies are of the 200s, in milliseconds.
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Latencies of the 200s, in milliseconds; None when there were none."""
 
-    `goodput_rps` counts only what came back with 200 within its deadline. `mean_batch` is requests per batch.
-    """
-
-    rps: float
-    goodput_rps: float
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
+    p99_9_ms: float | None
+
+
+class TierSummary(Percentiles, frozen=True, kw_only=True):
+    """One tier's share. `goodput_rps` counts only what came back with 200 within the SLO."""
+
+    rps: float
+    goodput_rps: float
     codes: dict[str, int]
+
+
+class Summary(TierSummary, frozen=True, kw_only=True):
+    """What `bench --json` prints.
+
+    The percentiles are corrected for coordinated omission, `uncorrected` is what was measured: in an open loop from
+    when a request could be sent and not from when it was due; in a closed loop without what its callers would have
+    asked had they not been kept waiting. `mean_batch` is requests per batch.
+    """
+
     mean_batch: float | None
     requests: int
     duration_s: float
+    slo_ms: float
+    offered_rps: float | None = None
+    callers: int | None = None
+    uncorrected: Percentiles | None = None
+    tiers: dict[str, TierSummary] = {}
+    client: Client | None = None
 
 
-def summarise(answers: Sequence[Answer], elapsed_s: float, deadline_s: float) -> Summary:
-    good = sorted(answer.latency_s for answer in answers if answer.status == 200)
-    in_time = sum(latency <= deadline_s for latency in good)
+def summarise(
+    answers: Sequence[Answer],
+    elapsed_s: float,
+    slo_s: float,
+    *,
+    offered_rps: float | None = None,
+    callers: int | None = None,
+    client: Client | None = None,
+) -> Summary:
+    """With `callers` the answers are a closed loop's, and their percentiles are corrected."""
+    by_tier: dict[str, list[Answer]] = {}
+    for answer in answers:
+        by_tier.setdefault(answer.tier, []).append(answer)
+    # Each tier by itself: one tier's ordinary wait would look like a stall beside another's.
+    good = {tier: corrected(each) if callers else _latencies(each) for tier, each in by_tier.items()}
     elapsed_s = max(elapsed_s, 1e-9)
-    codes = Counter("no answer" if answer.status == 0 else str(answer.status) for answer in answers)
     return Summary(
-        rps=round(len(answers) / elapsed_s, 1),
-        goodput_rps=round(in_time / elapsed_s, 1),
-        p50_ms=_ms(percentile(good, 0.50)),
-        p95_ms=_ms(percentile(good, 0.95)),
-        p99_ms=_ms(percentile(good, 0.99)),
-        codes=dict(sorted(codes.items())),
+        **_percentiles(latency for each in good.values() for latency in each),
+        **_rates(answers, elapsed_s, slo_s),
         mean_batch=mean_batch(answers),
         requests=len(answers),
         duration_s=round(elapsed_s, 3),
+        slo_ms=round(slo_s * 1000, 3),
+        offered_rps=offered_rps,
+        callers=callers,
+        uncorrected=Percentiles(**_percentiles(answer.service_s for answer in answers if answer.status == 200)),
+        tiers={
+            tier: TierSummary(**_percentiles(good[tier]), **_rates(by_tier[tier], elapsed_s, slo_s))
+            for tier in by_tier
+            if tier
+        },
+        client=client,
     )
+
+
+def corrected(answers: Sequence[Answer]) -> list[float]:
+    """A closed loop's latencies, and those of the requests that were not made while their callers had to wait.
+
+    HdrHistogram's way: a caller means to ask once in a median latency; during a wait of several it would have asked
+    several times more, and each of these would have waited for what was left of it.
+    """
+    good = _latencies(answers)
+    interval = median(good) if good else 0.0
+    if interval <= 0:
+        return good
+    added = []
+    for latency in good:
+        steps = min(_MAX_ADDED, int(latency / interval) - 1)
+        added += [latency - step * interval for step in range(1, steps + 1)]
+    return good + added
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float | None:
@@ -69,6 +128,31 @@ def histogram(values: Sequence[float], bins: int) -> list[tuple[float, float, in
         place = int(math.log(max(value, low) / low) / math.log(factor)) if factor > 1 else 0
         counts[min(place, bins - 1)] += 1
     return [(edges[n], edges[n + 1], counts[n]) for n in range(bins)]
+
+
+def code_of(answer: Answer) -> str:
+    return "no answer" if answer.status == NO_ANSWER else str(answer.status)
+
+
+def _latencies(answers: Iterable[Answer]) -> list[float]:
+    return [answer.latency_s for answer in answers if answer.status == 200]
+
+
+def _rates(answers: Sequence[Answer], elapsed_s: float, slo_s: float) -> dict[str, Any]:
+    in_time = sum(answer.status == 200 and answer.latency_s <= slo_s for answer in answers)
+    return {
+        "rps": round(len(answers) / elapsed_s, 1),
+        "goodput_rps": round(in_time / elapsed_s, 1),
+        "codes": dict(sorted(Counter(code_of(answer) for answer in answers).items())),
+    }
+
+
+def _percentiles(latencies_s: Iterable[float]) -> dict[str, Any]:
+    ordered = sorted(latencies_s)
+    return {
+        name: _ms(percentile(ordered, fraction))
+        for name, fraction in (("p50_ms", 0.50), ("p95_ms", 0.95), ("p99_ms", 0.99), ("p99_9_ms", 0.999))
+    }
 
 
 def _ms(seconds: float | None) -> float | None:
