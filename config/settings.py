@@ -28,6 +28,8 @@ NaturalInt = Annotated[int, msgspec.Meta(ge=0)]
 # Under twelve days: times travel in fields of fixed width (`batching.stamp`).
 Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=999_999_999)]
 UpToMilliseconds = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
+# Above a million a minute the intervals between requests would be rounded to something else.
+Rpm = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 _MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -91,6 +93,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     capacity_percent: Percent = 70
     max_memory_percent: Percent = 80
     ageing_ms: Milliseconds = 500
+    # Requests a minute of each key of a tier that has no limit of its own, and how much of that may come at once.
+    enterprise_rpm: Rpm = 10_000
+    paid_rpm: Rpm = 1_000
+    free_rpm: Rpm = 60
+    burst_ms: Milliseconds = 10_000
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1_048_576
     max_bulk_items: PositiveInt = 1_000
     auth: Literal["off"] = "off"
@@ -130,6 +137,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             Tier.FREE: self.free_queue_timeout_ms,
         }
         return own[tier] or self.queue_timeout_ms
+
+    def rpm_of(self, tier: Tier) -> int:
+        """Requests a minute of a key of `tier` that has no limit of its own."""
+        return {Tier.ENTERPRISE: self.enterprise_rpm, Tier.PAID: self.paid_rpm, Tier.FREE: self.free_rpm}[tier]
 
     def shed_thresholds(self) -> tuple[int | None, ...]:
         """From which pressure on requests of a tier are refused, highest first: in ms or in requests; None: never."""
@@ -293,7 +304,7 @@ def _contradictions(settings: Settings) -> list[Problem]:
         )
     if settings.models and settings.default_model not in settings.models:
         found.append(Problem("default_model", settings.default_model, f"must be one of {', '.join(settings.models)}"))
-    found += _thresholds_out_of_order(settings)
+    found += _limits_out_of_order(settings)
     for name, model in settings.models.items():
         if model.direct and not model.source.startswith(("http://", "https://")):
             found.append(
@@ -320,8 +331,17 @@ def _contradictions(settings: Settings) -> list[Problem]:
     return found
 
 
-def _thresholds_out_of_order(settings: Settings) -> list[Problem]:
+def _limits_out_of_order(settings: Settings) -> list[Problem]:
     found = []
+    if not settings.free_rpm <= settings.paid_rpm <= settings.enterprise_rpm:
+        found.append(
+            Problem(
+                f"{PREFIX}PAID_RPM",
+                settings.paid_rpm,
+                f"must be between {PREFIX}FREE_RPM ({settings.free_rpm}) and {PREFIX}ENTERPRISE_RPM "
+                f"({settings.enterprise_rpm}): a higher tier may ask more often",
+            )
+        )
     for unit in ("ms", "depth"):
         free, paid = getattr(settings, f"shed_free_{unit}"), getattr(settings, f"shed_paid_{unit}")
         if free > paid:

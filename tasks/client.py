@@ -18,10 +18,11 @@ from batching import scripts
 from config.keys import Shard
 from config.settings import Settings
 from config.tiers import Tier
+from tasks.caller import Caller
 from tasks.errors import BY_CODE, BackendUnavailable, BunchError, DeadlineExceeded, InferenceFailed, TaskCancelled
 from tasks.messages import NO_PARAMETERS, MessageWriter, Outgoing
 from tasks.outbox import Outbox, Receipt
-from tasks.quota import Quota
+from tasks.quota import Quotas
 from tasks.results import FINISHED, Reply, decode_details, decode_error, decode_reply
 from tasks.router import Pending, Router
 from tasks.rules import Rules
@@ -43,6 +44,7 @@ class Client:
         self._hang_up = redis.register_script(scripts.source("hang_up", scripts.folder_of(__file__)))
         self._cancel = redis.register_script(scripts.source("cancel", scripts.folder_of(__file__)))
         self._queues = {(name, tier): self._keys.queue(name, tier) for name in settings.models for tier in Tier}
+        self._quotas = Quotas(settings)
         self._queue_timeouts = {tier: settings.queue_timeout_of(tier) for tier in Tier}
 
     def start(self) -> None:
@@ -64,7 +66,7 @@ class Client:
         waits: bool = True,
         request_id: str = "",
         hung_up: Callable[[], bool] | None = None,
-        quota: Quota | None = None,
+        caller: Caller | None = None,
     ) -> Pending:
         """Put one request into the outbox; returns at once.
 
@@ -74,7 +76,7 @@ class Client:
             timeout_s: the caller's deadline, from now.
             waits: False for a caller who polls: `receipt` then waits for the queue only, and the result is kept longer.
             request_id: the caller's own name for it, when it gave one.
-            quota: of the caller's key; without one it may ask as often as it likes.
+            caller: whose key's limits it counts against; without a key there are none.
             hung_up: whether the caller has gone meanwhile; such a request is taken back, if it still waits.
         """
         task_id = new_id()
@@ -91,7 +93,7 @@ class Client:
             min(settings.sync_result_ttl_ms, settings.result_ttl_ms) if waits else settings.result_ttl_ms,
             not waits or bool(request_id),
             self._keys.request(request_id) if request_id else "",
-            quota,
+            self._quotas.of(caller),
         )
         rest = self._writer.rest(out, time.time())
         # Not before nothing can fail any more: nobody would forget it.

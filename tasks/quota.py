@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 
 from batching.policy import MINUTE_US
 from batching.stamp import NO_KEY
+from config.settings import Settings
+from tasks.caller import Caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +33,21 @@ class Quota:
     @property
     def interval_us(self) -> float:
         return MINUTE_US / self.rpm
+
+
+class Quotas:
+    """What each caller may ask for: the key's own limits, or those of its tier."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        # The same few callers ask over and over; a checksum for each of their requests would be a waste.
+        self._of = lru_cache(maxsize=4096)(self._make)
+
+    def of(self, caller: Caller | None) -> Quota | None:
+        """None for a caller without a key, who has no limits."""
+        return self._of(caller) if caller is not None and caller.key_id else None
+
+    def _make(self, caller: Caller) -> Quota:
+        rpm = self._settings.rpm_of(caller.tier) if caller.rpm is None else caller.rpm
+        burst = max(1, rpm * self._settings.burst_ms // 60_000) if caller.burst is None else caller.burst
+        return Quota.of(caller.key_id, rpm, burst)

@@ -13,7 +13,7 @@ from celery import Celery
 from redis import Redis
 
 from tests.fakes.worker import StandInWorker
-from tests.gevent_scenarios import answers, celery_results, cost, elsewhere, leftovers, outages
+from tests.gevent_scenarios import answers, celery_results, cost, elsewhere, leftovers, limits, outages
 from tests.scenes import Theatre, scenarios
 from tests.valkey import PrivateValkey
 
@@ -51,6 +51,11 @@ def test_answers(theatre: Theatre, url: str, scenario: str) -> None:
 @scenarios(leftovers)
 def test_leftovers(theatre: Theatre, url: str, scenario: str) -> None:
     theatre.play(url, leftovers, scenario)
+
+
+@scenarios(limits)
+def test_limits(theatre: Theatre, url: str, scenario: str) -> None:
+    theatre.play(url, limits, scenario)
 
 
 @scenarios(outages)

@@ -234,7 +234,8 @@ def test_no_environment_breaks_the_reader(environ: dict[str, str]) -> None:
         load_settings({name: value for name, value in environ.items() if name != "BUNCH_CONFIG"})
     except SettingsError as error:
         problems = error.problems
-    assert {each.key for each in problems} <= set(environ)
+    # Problems between settings name them as they are written in the documentation.
+    assert {each.key.upper() for each in problems} <= {name.upper() for name in environ}
 
 
 def test_tiers_rank_in_the_order_in_which_they_are_served() -> None:
@@ -258,6 +259,8 @@ def test_settings_do_not_change() -> None:
         ({"AGEING_MS": "2001"}, "BUNCH_AGEING_MS"),
         ({"AGEING_MS": "600", "FREE_QUEUE_TIMEOUT_MS": "550"}, "BUNCH_AGEING_MS"),
         ({"CAPACITY_PERCENT": "101"}, "BUNCH_CAPACITY_PERCENT"),
+        ({"FREE_RPM": "1001"}, "BUNCH_PAID_RPM"),
+        ({"PAID_RPM": "1000001"}, "BUNCH_PAID_RPM"),
         ({"ADMISSION": "never"}, "BUNCH_ADMISSION"),
     ],
 )

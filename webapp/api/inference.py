@@ -104,7 +104,9 @@ def bulk(services: Services, call: Call) -> Answer:
     client, direct = services.client, services.direct
     values = [as_json(each) for each in body.inputs]
     pendings = [
-        client.submit(model, tier, value, parameters, timeout_s=limit_s, hung_up=call.hung_up) if limit_s > 0 else None
+        client.submit(model, tier, value, parameters, timeout_s=limit_s, hung_up=call.hung_up, caller=call.caller)
+        if limit_s > 0
+        else None
         for value in values
     ]
     results = []
@@ -171,6 +173,7 @@ def _run(
             waits=waits,
             request_id=call.caller_request_id,
             hung_up=call.hung_up,
+            caller=call.caller,
         )
         call.became(pending.task_id)
         outcome = until(pending)
