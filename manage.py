@@ -5,7 +5,21 @@ from __future__ import annotations
 
 import click
 
-from workers.cli import autoscale, bench, check, demo, dlq, fleet, plan, roles, simulate, stack
+from workers.cli import (
+    autoscale,
+    bench,
+    check,
+    complete,
+    control,
+    demo,
+    dlq,
+    explain,
+    fleet,
+    plan,
+    roles,
+    simulate,
+    stack,
+)
 from workers.cli.base import OneLineErrors
 
 
@@ -18,7 +32,8 @@ def cli(debug: bool) -> None:
 for command in (
     *(stack.up, demo.demo, stack.status),
     *(roles.web, roles.worker, roles.ops, roles.flower),
-    *(check.check, fleet.queues, fleet.workers, fleet.models, dlq.dlq, bench.bench),
+    *(check.check, fleet.queues, fleet.workers, fleet.models, dlq.dlq, explain.explain, bench.bench),
+    *(control.pause, control.resume, control.drain, control.tune, control.reload, complete.completion),
     *(simulate.simulate_command, plan.plan_command, autoscale.autoscale),
 ):
     cli.add_command(command)

@@ -72,6 +72,7 @@ class _InHand:
     info: BatchInfo
     claimed_at: float
     took_s: float = 0.0
+    turn_at: float = 0.0
 
 
 class ClaimLoop:
@@ -120,6 +121,9 @@ class ClaimLoop:
         # The largest batch that the device's memory had room for; None while any will do. An operator may reset it.
         self.safe_size: int | None = None
         self._stopping = False
+        self._held = False
+        self._resting = False
+        self._paused: frozenset[int] = frozenset()
         self._drained = False
         self._threads = [
             threading.Thread(target=self._feed, name=f"feed {executor.name}", daemon=True),
@@ -133,6 +137,32 @@ class ClaimLoop:
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
+
+    def hold(self) -> None:
+        """Claim nothing until `release`; what is in hand goes on."""
+        self._held = True
+
+    def release(self) -> None:
+        with self._changed:
+            self._held = False
+            self._changed.notify_all()
+
+    def pause(self, ranks: frozenset[int]) -> None:
+        """Claim nothing of these tiers from the next batch on; no ranks: of none."""
+        with self._changed:
+            self._paused = ranks
+            self._changed.notify_all()
+
+    def use(self, model: LoopModel, policy: Policy) -> None:
+        """Go on under another policy, or with another version of the model, from the next batch on."""
+        self._model = model
+        self.policy = policy
+
+    def wait_empty(self, timeout_s: float) -> bool:
+        """Block until nothing is in hand, at most `timeout_s`; whether nothing is. `hold` it first."""
+        with self._changed:
+            # Resting: a claim that was under way when the word came has become a batch in hand.
+            return self._changed.wait_for(lambda: self._resting and not self._in_hand, timeout=timeout_s)
 
     def stop_claiming(self) -> None:
         """No new batch from now on; what is in hand goes on."""
@@ -179,6 +209,10 @@ class ClaimLoop:
 
     def _turn(self, view: View | None) -> View | None:
         """One decision. Returns the view that the next one may start from; None: look again."""
+        if self._unheard is None and self._is_barred():
+            self._more_waits = False
+            self._rest()
+            return None
         if not self._executor.wait_ready(_TICK_S):
             self._more_waits = False
             return None
@@ -191,7 +225,7 @@ class ClaimLoop:
             return None
         decision = self._decide(view)
         if isinstance(decision, Look):
-            view = self._store.look(self._model.name)
+            view = self._store.look(self._model.name, self._paused)
             decision = self._decide(view)
         if isinstance(decision, Dispatch):
             return self._dispatch(replace(decision, size=min(decision.size, permitted, self.safe_size or permitted)))
@@ -226,6 +260,16 @@ class ClaimLoop:
         elif left_s > 0:
             self._store.wait_for_bell(self._model.name, min(left_s, LOOK_EVERY_S))
 
+    def _is_barred(self) -> bool:
+        return self._held or len(self._paused) == len(TIERS)
+
+    def _rest(self) -> None:
+        with self._changed:
+            self._resting = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._stopping or not self._is_barred())
+            self._resting = False
+
     def _await_executor(self, timeout_s: float) -> None:
         with self._changed:
             before = len(self._in_hand)
@@ -237,7 +281,7 @@ class ClaimLoop:
             self._unheard = (next(self._batch_ids), decision.size)
         if not self._more_waits and not self._in_hand:
             self._occupied_since = self._clock()
-        claim = self._store.claim(self._model.name, *self._unheard, self._model.max_attempts)
+        claim = self._store.claim(self._model.name, *self._unheard, self._model.max_attempts, self._paused)
         self._unheard = None
         self._more_waits = claim.view.depth > 0
         if claim.entries:
@@ -270,7 +314,9 @@ class ClaimLoop:
         self._settler.give_back(requests, info, Blame.SUSPECT, repr(error))
 
     def _info(self, claim: Claim, size: int, reason: Reason) -> BatchInfo:
-        return BatchInfo(claim.batch_id, self._model.name, self._model.version, size, reason, claim.view.now_ms)
+        model = self._model
+        executor = self._executor.name
+        return BatchInfo(claim.batch_id, model.name, model.version, size, reason, claim.view.now_ms, executor=executor)
 
     def _sort(self, claim: Claim) -> tuple[list[Request], list[tuple[Request, Outcome]], list[Request]]:
         """Those to run, those whose outcome is known without the model, and those whose time is not yet come."""
@@ -343,8 +389,14 @@ class ClaimLoop:
             return
         if event.passes == 1:
             self.pace = self.pace.observe(len(batch.requests), batch.took_s)
-        info = replace(batch.info, compute_s=event.compute_s, passes=event.passes)
         now = self._clock()
+        info = replace(
+            batch.info,
+            compute_s=event.compute_s,
+            passes=event.passes,
+            wait_s=batch.turn_at - batch.claimed_at,
+            turn_s=now - batch.turn_at,
+        )
         ok = any(not isinstance(outcome, Failed) for outcome in event.outcomes)
         # One input that fails alone says little about the model, unless it was the probe.
         if ok or len(event.outcomes) > 1 or self._breaker.state is BreakerState.HALF_OPEN:
@@ -371,6 +423,8 @@ class ClaimLoop:
         with self._changed:
             batch = self._in_hand.pop(batch_id, None)
             now = self._clock()
+            if batch:
+                batch.turn_at = max(self._front_since, batch.claimed_at)
             if batch and compute:
                 took = now - self._front_since
                 # An average over about eight batches: enough to aim the next claim, no more is asked of it.

@@ -27,7 +27,9 @@ class UnreadableMessage(Exception):
 class BatchInfo:
     """What every request of a batch has in common.
 
-    `claimed_ms` is Redis time, `compute_s` 0 before the model ran, `passes` above 1 when it ran in parts.
+    `claimed_ms` is Redis time, `compute_s` 0 before the model ran, `passes` above 1 when it ran in parts. `wait_s` is
+    how long it waited in hand for the one before it, `turn_s` how long its executor then had it: what of that is not
+    compute went into encoding, decoding and the way there and back.
     """
 
     batch_id: str
@@ -38,6 +40,9 @@ class BatchInfo:
     claimed_ms: int
     compute_s: float = 0.0
     passes: int = 1
+    executor: str = ""
+    wait_s: float = 0.0
+    turn_s: float = 0.0
 
 
 class Codec(Protocol):

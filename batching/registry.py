@@ -28,6 +28,10 @@ from config.redis import Line
 logger = logging.getLogger(__name__)
 
 
+# Told of each lease of a dead worker, before it is given back: the worker, the model, the batch, and its entries.
+OnLost = Callable[[str, str, str, Sequence[bytes]], None]
+
+
 def make_worker_id(pid: int) -> str:
     """A name for one life of one process: who restarts must not go on with the leases of the life before."""
     return _name_of(pid) + secrets.token_hex(4)
@@ -75,8 +79,10 @@ class WorkerRegistry:
         lease_ttl_s: float,
         shard: Shard | None = None,
         clock: Callable[[], float] = time.monotonic,
+        on_lost: OnLost | None = None,
     ) -> None:
         self._redis = redis
+        self._on_lost = on_lost
         self._ttl_ms = int(lease_ttl_s * 1000)
         self._keys = shard or Shard()
         self._clock = clock
@@ -122,6 +128,9 @@ class WorkerRegistry:
                 self._redis.srem(self._keys.leases(worker_id), batch_id)
                 continue
             model = header.decode().partition("\n")[2]
+            if self._on_lost is not None:
+                entries = cast("list[bytes]", self._redis.lrange(self._keys.lease(batch_id), 1, -1))
+                self._on_lost(worker_id, model, batch_id, entries)
             returned += max(0, give_back(self._line, self._keys, worker_id, model, batch_id, Blame.ATTEMPT))
         self.strike(worker_id, self._ttl_ms if silent_ms is None else silent_ms)
         if returned:

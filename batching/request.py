@@ -22,6 +22,7 @@ class Request:
     `input` and `parameters` stay JSON bytes: only the executor, on a core of its own, turns them into objects.
     Times are Redis time in milliseconds since the epoch, because frontends and workers may disagree about theirs;
     0 means that the sender gave none. `attempt` counts from 1; `lost` is how many executors died with it inside.
+    `sent_ms` is by the clock of the frontend that sent it, for `explain` alone.
     A `result_ttl_ms` of 0 stores no result. `canvas` is the whole message, when something follows after this task.
     Of a request that is not `tracked`, nobody knows the id before it has ended.
     """
@@ -40,6 +41,7 @@ class Request:
     eta_ms: int = 0
     canvas: bytes = b""
     tracked: bool = True
+    sent_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

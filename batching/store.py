@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
@@ -101,9 +102,12 @@ class Keep:
 class BatchStore(Protocol):
     """Queues and leases of one worker. Every call is atomic and may be repeated with the same batch id."""
 
-    def look(self, model: str) -> View: ...
+    def look(self, model: str, paused: AbstractSet[int] = frozenset()) -> View:
+        """What could be claimed now: the queues of `paused` ranks look empty."""
 
-    def claim(self, model: str, batch_id: str, size: int, max_attempts: int = 3) -> Claim:
+    def claim(
+        self, model: str, batch_id: str, size: int, max_attempts: int = 3, paused: AbstractSet[int] = frozenset()
+    ) -> Claim:
         """Up to `size` requests to run, highest tier first, and those whose time has passed beside them.
 
         Suspects of an executor's death are claimed apart from the rest, see `batching.policy.suspects`.
@@ -155,12 +159,14 @@ class RedisBatchStore:
             line = self._lines.line = Line(self._redis)
         return line
 
-    def look(self, model: str) -> View:
+    def look(self, model: str, paused: AbstractSet[int] = frozenset()) -> View:
         keys = (self._keys.delayed(model), *self._keys.queues(model))
         now, depths, oldest = self._line.script(self._look, keys, ())
-        return _view(now, depths, oldest)
+        return _view(now, depths, oldest, paused)
 
-    def claim(self, model: str, batch_id: str, size: int, max_attempts: int = 3) -> Claim:
+    def claim(
+        self, model: str, batch_id: str, size: int, max_attempts: int = 3, paused: AbstractSet[int] = frozenset()
+    ) -> Claim:
         keys = self._keys
         queues = keys.queues(model)
         now, raw, depths, oldest = self._line.script(
@@ -182,11 +188,15 @@ class RedisBatchStore:
                 size,
                 self._ageing_ms,
                 AGED_SHARE,
-                *self._shares,
+                *self._shares_without(paused),
                 *suspect_sizes(size, max_attempts),
             ),
         )
-        return Claim(batch_id, parse_entries(raw), _view(now, depths, oldest))
+        return Claim(batch_id, parse_entries(raw), _view(now, depths, oldest, paused))
+
+    def _shares_without(self, paused: AbstractSet[int]) -> Sequence[float]:
+        """A paused tier's share is negative, which is how the claim script knows."""
+        return [-1 if rank in paused else share for rank, share in enumerate(self._shares)] if paused else self._shares
 
     def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> bool:
         channels = {
@@ -242,6 +252,8 @@ def parse_entries(raw: Sequence[bytes]) -> tuple[Entry, ...]:
 _VERDICTS = {ord(verdict.value): verdict for verdict in Verdict}
 
 
-def _view(now: int, depths: Sequence[int], oldest: Sequence[int]) -> View:
+def _view(now: int, depths: Sequence[int], oldest: Sequence[int], paused: AbstractSet[int]) -> View:
+    if paused:
+        depths, oldest = ([0 if rank in paused else each for rank, each in enumerate(row)] for row in (depths, oldest))
     known = [at for at in oldest if at]
     return View(int(now), tuple(depths), min(known, default=0))

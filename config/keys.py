@@ -28,6 +28,10 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:metrics` | hash | kept | Prometheus samples summed over all processes |
 | `bunch:rate:<second>` | string | 60 s | requests answered in that second |
 | `bunch:scale` | string | a minute | what the autoscaler saw and wants, JSON |
+| `bunch:controls:<model>` | hash | kept | what operators asked for: paused tiers, tuned settings, a reload, JSON each |
+| `bunch:reloading:<model>` | string | a minute, renewed | the worker that is restarting an executor of the model |
+| `bunch:batch:<batch>` | string | as its longest result | one batch as its worker saw it, for `explain`, JSON |
+| `bunch:attempts:<id>` | list | as its result | batches that a request was in and that did not settle it |
 | `bunch:reply:<process>` | channel | – | outcomes for the callers that wait in one frontend process |
 """
 
@@ -116,6 +120,18 @@ class Shard:
 
     def flush(self, flush_id: str) -> str:
         return f"bunch:flush:{flush_id}{self.tag}"
+
+    def controls(self, model: str) -> str:
+        return f"bunch:controls:{model}{self.tag}"
+
+    def reloading(self, model: str) -> str:
+        return f"bunch:reloading:{model}{self.tag}"
+
+    def batch(self, batch_id: str) -> str:
+        return f"bunch:batch:{batch_id}{self.tag}"
+
+    def attempts(self, task_id: str) -> str:
+        return f"bunch:attempts:{task_id}{self.tag}"
 
     def metrics(self) -> str:
         return f"bunch:metrics{self.tag}"

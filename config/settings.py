@@ -111,6 +111,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     flower_port: Port = 5555
     flower_basic_auth: str = ""
     flower_max_tasks: PositiveInt = 10_000
+    flower_persistent: bool = True
+    events_per_second: Annotated[float, msgspec.Meta(ge=1)] = 100.0
+    explain: Literal["on", "off"] = "on"
 
     # Not settable by a BUNCH_ name: what the file says about models.
     models: Mapping[str, ModelSettings] = {}

@@ -43,6 +43,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     models: tuple[ExecutorRow, ...] = ()
     state: str = "running"
     age_ms: int = 0
+    node: str = ""
 
 
 class QueueRow(msgspec.Struct, frozen=True):
@@ -78,6 +79,10 @@ class Fleet:
                 row = msgspec.json.decode(raw, type=WorkerRow)
                 rows.append(msgspec.structs.replace(row, age_ms=max(0, int(now_ms - beat_ms))))
         return rows
+
+    def alive_of(self, workers: Iterable[WorkerRow]) -> list[WorkerRow]:
+        """Those that have beaten within the lease TTL, whatever they are doing."""
+        return [row for row in workers if row.age_ms <= self._ttl_ms]
 
     def healthy(self) -> list[WorkerRow]:
         return self.healthy_of(self.workers())

@@ -76,7 +76,8 @@ class MessageWriter:
             f'{out.tracked:d};{out.result_ttl_ms:09d};{tag};{task_id}","lang":"py","task":"{TASK_NAME}","id":"{task_id}",'
             f'"eta":null,"expires":"{expires}","group":null,"retries":0,"timelimit":[null,null],'
             f'"root_id":"{task_id}","parent_id":null,"argsrepr":{shown},"kwargsrepr":"{{}}","origin":"{_ORIGIN}",'
-            f'"ignore_result":false}},"body":{_encode(body).decode()},"content-type":"application/json","content-encoding":"utf-8",'
+            f'"ignore_result":false,"bunch_sent":{int(now_epoch_s * 1000)}}},"body":{_encode(body).decode()},'
+            '"content-type":"application/json","content-encoding":"utf-8",'
             f'"properties":{{"correlation_id":"{task_id}","reply_to":{self._reply_to},"delivery_mode":2,'
             f'"delivery_info":{{"exchange":"","routing_key":"{out.queue}"}},"priority":0,"body_encoding":"utf-8",'
             f'"delivery_tag":"{task_id}"}}}}'
@@ -102,6 +103,7 @@ class _Headers(msgspec.Struct):
     expires: str | float | None = None
     ignore_result: bool | None = False
     bunch_attempt: int = 0
+    bunch_sent: int = 0
     compression: str | None = None
 
 
@@ -260,6 +262,7 @@ def _request(
         attempt=headers.bunch_attempt + 1,
         lost=headers.bunch_attempt,
         reply_to=properties.reply_to or "",
+        sent_ms=headers.bunch_sent,
     )
 
 

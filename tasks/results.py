@@ -51,8 +51,12 @@ class ErrorResult(msgspec.Struct):
 class Details(msgspec.Struct):
     """`bunch` of a result."""
 
+    admission_ms: float = 0.0
     queue_ms: float = 0.0
+    batch_wait_ms: float = 0.0
+    transfer_ms: float = 0.0
     compute_ms: float = 0.0
+    reason: str = ""
     batch_size: int = 0
     batch_id: str = ""
     tier: str = ""
@@ -98,9 +102,10 @@ class CeleryCodec:
     def encode(self, request: Request, outcome: Outcome, batch: BatchInfo) -> Settled:
         status, result, code, traceback = _parts(outcome)
         waited_ms = max(0, batch.claimed_ms - request.enqueued_ms) if request.enqueued_ms else 0
+        admitted_ms = max(0, request.enqueued_ms - request.sent_ms) if request.sent_ms and request.enqueued_ms else 0
         about = (
-            f'{{"queue_ms":{waited_ms},"tier":"{request.tier.value}","attempt":{request.attempt},{_common(batch)}'
-            + (f',"code":"{code}"}}' if code else "}")
+            f'{{"admission_ms":{admitted_ms},"queue_ms":{waited_ms},"tier":"{request.tier.value}",'
+            f'"attempt":{request.attempt},{_common(batch)}' + (f',"code":"{code}"}}' if code else "}")
         )
         meta = b"".join(
             (
@@ -168,8 +173,11 @@ def _error(exc_type: str, message: str, module: str = "tasks.errors") -> bytes:
 
 @lru_cache(maxsize=256)
 def _common(batch: BatchInfo) -> str:
+    transfer_s = max(0.0, batch.turn_s - batch.compute_s)
     return (
-        f'"compute_ms":{batch.compute_s * 1000:.3f},"batch_size":{batch.size},"batch_id":"{batch.batch_id}",'
+        f'"batch_wait_ms":{batch.wait_s * 1000:.3f},"transfer_ms":{transfer_s * 1000:.3f},'
+        f'"compute_ms":{batch.compute_s * 1000:.3f},"reason":"{batch.reason.value}",'
+        f'"batch_size":{batch.size},"batch_id":"{batch.batch_id}",'
         f'"cached":false,"model_version":{_encode(batch.version).decode()}'
     )
 

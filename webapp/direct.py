@@ -105,10 +105,11 @@ class DirectModel:
             self.running -= 1
         took_ms = (perf_counter() - started) * 1000
         about = {
-            "queue_ms": 0,
+            **dict.fromkeys(("admission_ms", "queue_ms", "batch_wait_ms", "transfer_ms"), 0),
             "tier": tier.value,
             "attempt": 1,
             "compute_ms": round(took_ms, 3),
+            "reason": "",
             "batch_size": 1,
             "batch_id": "",
             "cached": False,

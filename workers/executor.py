@@ -62,6 +62,7 @@ class ProcessExecutor:
         self._changed = threading.Condition()
         self._error: str | None = None
         self._version = ""
+        self._loaded: ModelSettings | None = None
         # None unless a child is ready to take batches.
         self._child: ChildProcess | None = None
         self._pid: int | None = None
@@ -95,6 +96,11 @@ class ProcessExecutor:
     def restarts(self) -> int:
         """How often a child was started again, after deaths and after failed starts."""
         return max(0, self._starts - 1)
+
+    @property
+    def loaded(self) -> ModelSettings | None:
+        """What the child was started from that is ready now; None while none is."""
+        return self._loaded
 
     @property
     def version(self) -> str:
@@ -135,6 +141,16 @@ class ProcessExecutor:
             except OSError as error:
                 self._handed.remove(handed)
                 raise ExecutorGone(f"{self.name} died") from error
+
+    def replace(self, model: ModelSettings) -> None:
+        """Have the child finish what it has, and go on with one that is started from `model`. Returns at once."""
+        with self._sending:
+            self._model = model
+            self._loaded = None
+            self._backoff_s = FIRST_BACKOFF_S
+            child, self._child = self._child, None
+        if child is not None:
+            child.close_input()
 
     def receive(self, timeout_s: float) -> Event | None:
         try:
@@ -183,11 +199,13 @@ class ProcessExecutor:
         """One child from its start to its death."""
         self._become(ExecutorState.STARTING)
         self._starts += 1
-        child = ChildProcess(self._model, self.name)
+        model = self._model
+        child = ChildProcess(model, self.name)
         self._pid = child.pid
         try:
-            if self._await_start(child):
-                self._serve(child)
+            # Replaced while it was starting: then the next one counts.
+            if self._await_start(child) and model is self._model:
+                self._serve(child, model)
         finally:
             self._pid = None
             child.bury()
@@ -228,11 +246,14 @@ class ProcessExecutor:
         logger.error("%s: start failed, again in %.1f s: %s", self.name, self._backoff_s, error)
         self._become(ExecutorState.FAILED)
 
-    def _serve(self, child: ChildProcess) -> None:
+    def _serve(self, child: ChildProcess, model: ModelSettings) -> None:
         """From ready to death. Whatever ends this, no batch is left without an event."""
         self._error = None
         with self._sending:
+            if model is not self._model:
+                return
             self._child = child
+            self._loaded = model
         self._become(ExecutorState.READY)
         reason = "the executor's supervisor failed"
         try:
@@ -275,7 +296,9 @@ class ProcessExecutor:
         return "the process closed its pipe"
 
     def _report_death(self, child: ChildProcess, reason: str) -> None:
+        replaced = self._stop_at is None and self._child is None
         self._child = None
+        self._loaded = None
         # First of all: whoever hears of the death and then waits for READY must wait for the next child.
         if self._stop_at is None:
             self._become(ExecutorState.STARTING)
@@ -287,7 +310,9 @@ class ProcessExecutor:
                     self._answered(message)
             left = [handed.batch_id for handed in self._handed]
             self._handed.clear()
-        if left or self._stop_at is None:
+        if replaced and not left:
+            logger.info("%s: replaced; %s", self.name, reason)
+        elif left or self._stop_at is None:
             self.last_error = reason
             logger.error("%s: lost with %d batches in hand: %s", self.name, len(left), reason)
             self._events.put(Lost(left[0] if left else None, tuple(left[1:]), reason))

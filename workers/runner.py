@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,18 +27,23 @@ from batching.breaker import SharedBreaker
 from batching.executor import ExecutorState
 from batching.loop import ClaimLoop
 from batching.policy import Adaptive, FixedWindow, Policy, WhenIdle
-from batching.ports import FollowUp
+from batching.ports import FollowUp, Observer
 from batching.priorities import PriorityLists
 from batching.registry import ModelPace, WorkerRegistry, make_worker_id, model_pace
 from batching.store import RedisBatchStore
 from config.memory import settle_heap
 from config.redis import connect
-from config.settings import ModelSettings, Settings
+from config.settings import ModelSettings, Settings, load_settings
+from tasks.explain import explain
 from tasks.fleet import ExecutorRow, WorkerRow
+from tasks.journal import Journal
 from tasks.metrics import BUSY_SECONDS, MetricsFlusher
 from tasks.results import CeleryCodec
 from workers.executor import ProcessExecutor
+from workers.journal import BatchJournal
+from workers.observers import Observers
 from workers.started import StartedMarks
+from workers.steering import Steering
 from workers.telemetry import WorkerTelemetry
 
 logger = logging.getLogger(__name__)
@@ -74,12 +79,18 @@ class WorkerRunner:
         self._stop = threading.Event()
         # Frontends must not count on an executor that has just died: then the heart does not wait for its next beat.
         self._news = threading.Event()
-        self._registry = WorkerRegistry(self._redis, settings.lease_ttl_s)
+        journal = Journal(self._redis)
+        on_lost = journal.lost if settings.explain == "on" else None
+        self._registry = WorkerRegistry(self._redis, settings.lease_ttl_s, on_lost=on_lost)
         self._flusher = MetricsFlusher(self._redis)
         self._priorities = PriorityLists(self._redis)
         store = RedisBatchStore(self._redis, self.worker_id, ageing_s=settings.ageing_ms / 1000)
         codec = CeleryCodec(settings.result_ttl_ms)
-        telemetry = WorkerTelemetry(self._dispatcher, mark_started=StartedMarks(self._redis))
+        self._journal = BatchJournal(journal, self.worker_id) if settings.explain == "on" else None
+        self._telemetry = WorkerTelemetry(
+            self._dispatcher, settings.events_per_second, mark_started=StartedMarks(self._redis)
+        )
+        observer = self._observer()
         self._executors: list[tuple[ModelSettings, ProcessExecutor]] = [
             (model, ProcessExecutor(model, index, on_change=self._news.set))
             for model in settings.models.values()
@@ -93,7 +104,7 @@ class WorkerRunner:
                 store,
                 make_policy(model),
                 codec,
-                telemetry,
+                observer,
                 batch_prefix=f"{self.worker_id}-{n}",
                 is_revoked=worker_state.revoked.__contains__,
                 breaker=self._breakers[model.name],
@@ -101,12 +112,25 @@ class WorkerRunner:
             )
             for n, (model, executor) in enumerate(self._executors)
         ]
+        self.steering = Steering(
+            self._redis,
+            self.worker_id,
+            [(model, loop, executor) for (model, executor), loop in zip(self._executors, self._loops, strict=True)],
+            make_policy,
+            self._models_of_the_file,
+        )
         self._busy: dict[str, tuple[float, float]] = {}
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         settle_heap()
+        if self._journal is not None:
+            self._journal.start()
+        try:
+            self.steering.sync()
+        except RedisError as error:
+            logger.warning("claiming nothing before it is known what is paused: %s", error)
         for _, executor in self._executors:
             executor.start()
         for loop in self._loops:
@@ -116,6 +140,7 @@ class WorkerRunner:
     def stop_claiming(self) -> None:
         self._state = "stopping"
         self._news.set()
+        self.steering.stop()
         for loop in self._loops:
             loop.stop_claiming()
 
@@ -133,6 +158,8 @@ class WorkerRunner:
         self._stop.set()
         self._news.set()
         self._heart.join(timeout=2 * BEAT_EVERY_S)
+        if self._journal is not None:
+            self._journal.stop()
         try:
             self._flusher.flush()
             self._registry.strike(self.worker_id)
@@ -141,7 +168,27 @@ class WorkerRunner:
 
     def info(self) -> dict[str, Any]:
         row = msgspec.to_builtins(self._describe())
-        return {**row, "in_hand": sum(loop.in_hand for loop in self._loops)}
+        in_hand = sum(loop.in_hand for loop in self._loops)
+        return {**row, "in_hand": in_hand, "serving": self.steering.describe()}
+
+    def explain(self, name: str) -> dict[str, Any] | None:
+        """What is known of a request; raises RedisError."""
+        return explain(self._redis, self._settings.models, name)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(self._settings.models)
+
+    @property
+    def redis(self) -> Redis:
+        return self._redis
+
+    def _observer(self) -> Observer:
+        return self._telemetry if self._journal is None else Observers(self._telemetry, self._journal)
+
+    def _models_of_the_file(self) -> Mapping[str, ModelSettings]:
+        """As the file says now: what a reload goes by."""
+        return load_settings(config_file=self._settings.config_file or None).models
 
     def _dispatcher(self) -> Any:
         return getattr(self.consumer, "event_dispatcher", None)
@@ -154,6 +201,8 @@ class WorkerRunner:
                 overdue = self._registry.beat(self.worker_id, about, self._paces())
                 for dead in overdue:
                     self._registry.reclaim(dead)
+                self.steering.sync()
+                self._telemetry.tick()
                 for model in self._settings.models:
                     self._priorities.gather(model)
                 self._flusher.flush()
@@ -164,8 +213,8 @@ class WorkerRunner:
             self._news.wait(BEAT_EVERY_S)
 
     def _paces(self) -> dict[str, ModelPace]:
-        """What each model's executors can do; none can when the worker is on its way out."""
-        running = self._state == "running"
+        """What each model's executors can do; none can when the worker drains or is on its way out."""
+        running = self._state == "running" and not self.steering.draining
         paces: dict[str, ModelPace] = {}
         for name, model in self._settings.models.items():
             mine = [
@@ -193,7 +242,14 @@ class WorkerRunner:
             )
             for model, executor in self._executors
         )
-        return WorkerRow(self.worker_id, socket.gethostname(), os.getpid(), self._started_at, rows, self._state)
+        node = getattr(self.consumer, "hostname", None) or ""
+        host = socket.gethostname()
+        return WorkerRow(self.worker_id, host, os.getpid(), self._started_at, rows, self._shown_state(), node=node)
+
+    def _shown_state(self) -> str:
+        if self._state == "running" and self.steering.draining:
+            return "draining" if any(loop.in_hand for loop in self._loops) else "drained"
+        return self._state
 
     def _busy_fraction(self, model: ModelSettings, executor: ProcessExecutor) -> float:
         now, busy = time.monotonic(), executor.busy_s

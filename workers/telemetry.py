@@ -1,9 +1,6 @@
-"""What the claim loops report, turned into metrics, Celery's own worker state, and Celery events.
+"""What the claim loops report, turned into metrics, Celery's own worker state, and Celery events (`workers.events`).
 
 Celery's state first: without it `inspect active`, the soft shutdown and the heartbeat's `active` see an idle worker.
-Events are for Flower and cost most, so they go out only when somebody asked for them, for a bounded number of
-requests a second: a request is shown whole, from received to its end, or not at all; failures always, as far as the
-bound allows.
 """
 
 from __future__ import annotations
@@ -17,13 +14,12 @@ from typing import Any
 from celery.worker import state as worker_state
 
 from batching.ports import BatchInfo
-from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
+from batching.request import Cancelled, Expired, Failed, Outcome, Request
 from config.keys import TASK_NAME, Shard
 from tasks import metrics
+from workers.events import TaskEvents, shown_text
 
 logger = logging.getLogger(__name__)
-
-_SHOWN_BYTES = 256
 
 
 class ActiveRequest:
@@ -52,7 +48,7 @@ class ActiveRequest:
         return {
             "id": self.id,
             "name": self.name,
-            "args": _shown(self._request.input),
+            "args": shown_text(self._request.input),
             "kwargs": {},
             "type": self.name,
             "time_start": self.time_start,
@@ -66,24 +62,6 @@ class ActiveRequest:
         """A cold shutdown: the claim loop gives it back, with all of its batch."""
 
 
-class EventSampler:
-    """A token bucket in requests per second; a request that gets no token stays invisible to its end."""
-
-    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate = per_second
-        self._tokens = per_second
-        self._clock = clock
-        self._at = clock()
-
-    def take(self, wanted: int) -> int:
-        now = self._clock()
-        self._tokens = min(self._rate, self._tokens + (now - self._at) * self._rate)
-        self._at = now
-        granted = min(wanted, int(self._tokens))
-        self._tokens -= granted
-        return granted
-
-
 class WorkerTelemetry:
     """`batching.ports.Observer` of every claim loop of one worker."""
 
@@ -93,11 +71,9 @@ class WorkerTelemetry:
         events_per_second: float = 100.0,
         mark_started: Callable[[Sequence[Request]], None] = lambda requests: None,
     ) -> None:
-        self._dispatcher = dispatcher
         self._mark_started = mark_started
-        self._sampler = EventSampler(events_per_second)
+        self._events = TaskEvents(dispatcher, events_per_second)
         self._active: dict[str, list[ActiveRequest]] = {}
-        self._shown: dict[str, frozenset[str]] = {}
         self._children: dict[tuple[Any, ...], Any] = {}
 
     def claimed(self, requests: Sequence[Request], batch: BatchInfo) -> None:
@@ -111,7 +87,7 @@ class WorkerTelemetry:
         self._mark_started(requests)
         self._count_claim(requests, batch)
         try:
-            self._show_claim(requests, batch)
+            self._events.claimed(requests, batch)
         except Exception as error:  # noqa: BLE001 - kombu raises whatever its transport does; a batch must not fail for it
             logger.debug("events not sent: %s", error)
 
@@ -133,23 +109,28 @@ class WorkerTelemetry:
                 reason = "executor_lost" if request.lost else "error"
                 self._child(metrics.DEAD_LETTERED, model, reason).inc()
         try:
-            self._show_end(settled, batch)
+            self._events.finished(settled, batch)
         except Exception as error:  # noqa: BLE001 - kombu raises whatever its transport does; a batch must not fail for it
             logger.debug("events not sent: %s", error)
 
     def retried(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
         self._child(metrics.RETRIES, batch.model, "error").inc(len(requests))
-        shown = self._shown.get(batch.batch_id, frozenset())
-        dispatcher = self._listening() if shown else None
-        if dispatcher is not None:
-            for request in requests:
-                if request.id in shown:
-                    dispatcher.send("task-retried", uuid=request.id, exception=why[:_SHOWN_BYTES], traceback="")
+        try:
+            self._events.retried(requests, batch, why)
+        except Exception as error:  # noqa: BLE001 - as above
+            logger.debug("events not sent: %s", error)
 
     def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
         self._leave(batch)
-        self._shown.pop(batch.batch_id, None)
+        self._events.returned(batch)
         self._child(metrics.RETRIES, batch.model, "executor_lost").inc(len(requests))
+
+    def tick(self) -> None:
+        """Once a second, from the heartbeat."""
+        try:
+            self._events.tick()
+        except Exception as error:  # noqa: BLE001 - as above
+            logger.debug("events not sent: %s", error)
 
     def _leave(self, batch: BatchInfo) -> int:
         active = self._active.pop(batch.batch_id, ())
@@ -181,79 +162,3 @@ class WorkerTelemetry:
         self._child(metrics.BATCH_FILL_SECONDS, model).observe((batch.claimed_ms - oldest) / 1000)
         if redelivered:
             self._child(metrics.REDELIVERED, model).inc(redelivered)
-
-    def _listening(self) -> Any:
-        """The event dispatcher, when somebody wants task events; a new object after each reconnect."""
-        dispatcher = self._dispatcher()
-        if dispatcher is None or not dispatcher.enabled:
-            return None
-        return dispatcher if not dispatcher.groups or "task" in dispatcher.groups else None
-
-    def _show_claim(self, requests: Sequence[Request], batch: BatchInfo) -> None:
-        dispatcher = self._listening()
-        if dispatcher is None:
-            return
-        shown = requests[: self._sampler.take(len(requests))]
-        if not shown:
-            return
-        self._shown[batch.batch_id] = frozenset(each.id for each in shown)
-        for request in shown:
-            _received(dispatcher, request, batch)
-            dispatcher.send("task-started", uuid=request.id)
-        dispatcher.flush(errors=False)
-
-    def _show_end(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
-        shown = self._shown.pop(batch.batch_id, frozenset())
-        dispatcher = self._listening()
-        if dispatcher is None:
-            return
-        for request, outcome in settled:
-            visible = request.id in shown
-            if not visible and not isinstance(outcome, Ok) and self._sampler.take(1):
-                _received(dispatcher, request, batch)
-                if batch.compute_s:
-                    dispatcher.send("task-started", uuid=request.id)
-                visible = True
-            if visible:
-                _ended(dispatcher, request, outcome, batch)
-        dispatcher.flush(errors=False)
-
-
-def _received(dispatcher: Any, request: Request, batch: BatchInfo) -> None:
-    dispatcher.send(
-        "task-received",
-        uuid=request.id,
-        name=TASK_NAME,
-        args=f"({_shown(request.input)},)",
-        kwargs=_shown(request.parameters),
-        root_id=request.id,
-        parent_id=None,
-        retries=request.attempt - 1,
-        eta=None,
-        expires=None,
-        queue=Shard().queue(batch.model, request.tier),
-        batch_id=batch.batch_id,
-    )
-
-
-def _ended(dispatcher: Any, request: Request, outcome: Outcome, batch: BatchInfo) -> None:
-    match outcome:
-        case Ok():
-            dispatcher.send("task-succeeded", uuid=request.id, result=_shown(outcome.output), runtime=batch.compute_s)
-        case Cancelled():
-            dispatcher.send("task-revoked", uuid=request.id, terminated=False, signum=None, expired=False)
-        case Expired():
-            dispatcher.send("task-revoked", uuid=request.id, terminated=False, signum=None, expired=True)
-        case Rejected() | Failed():
-            traceback = outcome.traceback if isinstance(outcome, Failed) else None
-            dispatcher.send(
-                "task-failed",
-                uuid=request.id,
-                exception=f"{outcome.exc_type}({outcome.message[:_SHOWN_BYTES]!r})",
-                traceback=(traceback or "")[-1000:],
-            )
-
-
-def _shown(raw: bytes) -> str:
-    text = raw[:_SHOWN_BYTES].decode(errors="ignore")
-    return text + "…" if len(raw) > _SHOWN_BYTES else text

@@ -3,7 +3,8 @@
 -- KEYS  1 lease (list)  2 leases of the worker (set)  3 workers (zset)  4 cancelled (zset)  5 share (hash)
 --       6 delayed (zset)  7… queues, highest tier first  then for each queue who waits in it (hash)
 -- ARGV  1 batch id  2 worker id  3 model  4 size  5 ageing in ms  6 share of an aged queue
---       7… guaranteed share of each queue (0 for the highest)  then the size of a batch of suspects after 1, 2, … lost attempts
+--       7… guaranteed share of each queue (0 for the highest; below 0: paused)
+--       then the size of a batch of suspects after 1, 2, … lost attempts
 -- Returns {now_ms, entries, depths, oldest enqueued_ms}. An entry is <rank><verdict><message>; verdict '-' run it,
 -- 'x' its time has passed, 'c' its caller took it back. Those two are leased as well, since somebody must still be
 -- told, and do not count towards the size. A repeated call with the same batch id returns the same entries.
@@ -49,10 +50,13 @@ local function suspect_size(message)
   if lost == 0 then return nil end
   return tonumber(ARGV[math.min(SUSPECTS + lost, #ARGV)])
 end
+local function paused(i)
+  return tonumber(ARGV[SHARES + i]) < 0
+end
 local only
 local aged = {}
 for i = 1, count do
-  local head = redis.call('LINDEX', KEYS[QUEUES + i], -1)
+  local head = not paused(i) and redis.call('LINDEX', KEYS[QUEUES + i], -1)
   local limit = head and suspect_size(head)
   if limit then
     only = i
@@ -65,7 +69,7 @@ end
 
 local depths, waiting = {}, 0
 for i = 1, count do
-  depths[i] = (only and only ~= i) and 0 or redis.call('LLEN', KEYS[QUEUES + i])
+  depths[i] = (paused(i) or (only and only ~= i)) and 0 or redis.call('LLEN', KEYS[QUEUES + i])
   waiting = waiting + depths[i]
 end
 if waiting == 0 then
@@ -177,7 +181,7 @@ for i = 1, count do short = short + pop(i, takes[i]) end
 -- Places freed by the expired and cancelled go to whoever still waits.
 if dropped > 0 then
   for i = 1, count do
-    if short > 0 then short = pop(i, short) end
+    if short > 0 and not paused(i) then short = pop(i, short) end
   end
 end
 

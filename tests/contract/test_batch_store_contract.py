@@ -57,6 +57,28 @@ def test_looking_changes_nothing_and_tells_the_age_of_the_oldest(world: World) -
     assert abs(view.now_ms - epoch_ms()) < 60_000
 
 
+def test_a_paused_tier_is_neither_seen_nor_claimed(world: World) -> None:
+    for tier in (Tier.ENTERPRISE, Tier.PAID, Tier.FREE):
+        for i in range(2):
+            world.put(ours(f"{tier.value}{i}", expired=i == 0, enqueued=1_000), tier)
+    paused = frozenset({Tier.ENTERPRISE.rank, Tier.FREE.rank})
+    assert world.store.look(MODEL, paused).depths == (0, 2, 0)
+    # The expired make room, which must not be filled from a paused tier either.
+    claim = world.store.claim(MODEL, "b1", 8, paused=paused)
+    assert names(claim) == ["paid0", "paid1"]
+    assert claim.view.depth == 0
+    assert world.store.look(MODEL).depths == (2, 0, 2)
+    assert names(world.store.claim(MODEL, "b2", 8)) == ["enterprise0", "enterprise1", "free0", "free1"]
+
+
+def test_a_paused_tier_keeps_its_suspects(world: World) -> None:
+    world.put(ours("suspect"), Tier.ENTERPRISE)
+    world.store.claim(MODEL, "b0", 1)
+    world.store.give_back(MODEL, "b0", Blame.SUSPECT)
+    world.put(ours("other"), Tier.PAID)
+    assert names(world.store.claim(MODEL, "b1", 4, paused=frozenset({0}))) == ["other"]
+
+
 def test_verdicts(world: World) -> None:
     for message in (ours("late", expired=True), ours("back"), foreign("f"), ours("good")):
         world.put(message, Tier.PAID)

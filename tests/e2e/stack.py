@@ -72,6 +72,7 @@ class Stack:
         self._process: subprocess.Popen[bytes] | None = None
         self._environment = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
         self._environment["BUNCH_STATE_DIR"] = str(self.state_dir)
+        self._environment["BUNCH_CONFIG"] = str(self._config)
         self.url = self.redis_url = ""
 
     def start(self, *options: str, **settings: object) -> Self:
@@ -153,7 +154,7 @@ class Stack:
             each.kill()
         assert not alive, f"left running: {alive}\n{self.logs()}"
         assert code == 0, self.logs()
-        left = {each.name for each in self.state_dir.iterdir()} - {"log", "valkey", "up.lock"}
+        left = {each.name for each in self.state_dir.iterdir()} - {"log", "valkey", "flower", "up.lock"}
         assert not left, f"left in {self.state_dir}: {left}"
 
     def kill(self) -> None:

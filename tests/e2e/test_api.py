@@ -13,6 +13,7 @@ from tests.e2e.stack import wait_until
 
 METADATA = {
     *("latency_ms", "queue_ms", "compute_ms", "batch_size", "batch_id", "tier", "attempt", "cached", "model_version"),
+    *("admission_ms", "batch_wait_ms", "transfer_ms", "reply_ms", "reason"),
 }
 JSON_VALUES: tuple[object, ...] = (
     *(None, True, 0, -1, 1.5, 1e300, 2**53, 10**300, "", "\u0000\ud7ff\uffff😀", 'a "quoted" \\ text'),

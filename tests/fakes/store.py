@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -112,20 +113,22 @@ class MemoryBatchStore:
             here = self._model(model)
             here.delayed = dict.fromkeys(here.delayed, 0)
 
-    def look(self, model: str) -> View:
+    def look(self, model: str, paused: AbstractSet[int] = frozenset()) -> View:
         self.before("look")
         with self.changed:
             self._wake(model)
-            view = self._view(model)
+            view = self._view(model, paused)
         self.after("look")
         return view
 
-    def claim(self, model: str, batch_id: str, size: int, max_attempts: int = 3) -> Claim:
+    def claim(
+        self, model: str, batch_id: str, size: int, max_attempts: int = 3, paused: AbstractSet[int] = frozenset()
+    ) -> Claim:
         self.before("claim")
         with self.changed:
             if batch_id not in self.leases:
                 self._wake(model)
-                taken = self._take(self._model(model), size, suspect_sizes(size, max_attempts))
+                taken = self._take(self._model(model), size, suspect_sizes(size, max_attempts), paused)
                 if taken:
                     self.leases[batch_id] = _Lease(model, list(taken))
             slots = self.leases[batch_id].slots if batch_id in self.leases else []
@@ -134,7 +137,7 @@ class MemoryBatchStore:
                 for position, slot in enumerate(slots, 1)
                 if slot is not None
             )
-            claim = Claim(batch_id, entries, self._view(model))
+            claim = Claim(batch_id, entries, self._view(model, paused))
         self.after("claim")
         return claim
 
@@ -197,8 +200,8 @@ class MemoryBatchStore:
     def _model(self, name: str) -> _Model:
         return self._models.setdefault(name, _Model())
 
-    def _view(self, model: str) -> View:
-        queues = self._model(model).queues
+    def _view(self, model: str, paused: AbstractSet[int]) -> View:
+        queues = [[] if rank in paused else queue for rank, queue in enumerate(self._model(model).queues)]
         stamps = [read_stamp(queue[-1]) for queue in queues if queue]
         known = [stamp.enqueued_ms for stamp in stamps if stamp and stamp.enqueued_ms]
         return View(self._now_ms(), tuple(len(queue) for queue in queues), min(known, default=0))
@@ -210,15 +213,16 @@ class MemoryBatchStore:
             del here.delayed[rank, message]
             here.queues[rank].append(message)
 
-    def _take(self, here: _Model, size: int, sizes: Sequence[int]) -> list[_Slot]:
+    def _take(self, here: _Model, size: int, sizes: Sequence[int], paused: AbstractSet[int]) -> list[_Slot]:
         def limit(message: bytes) -> int | None:
             lost = losses(message)
             return sizes[min(lost, len(sizes)) - 1] if lost else None
 
-        suspects = next((rank for rank, queue in enumerate(here.queues) if queue and limit(queue[-1])), None)
+        open_to = {rank: queue for rank, queue in enumerate(here.queues) if rank not in paused}
+        suspects = next((rank for rank, queue in open_to.items() if queue and limit(queue[-1])), None)
         if suspects is not None:
             size = min(size, limit(here.queues[suspects][-1]) or size)
-        depths = [len(queue) if suspects in {None, rank} else 0 for rank, queue in enumerate(here.queues)]
+        depths = [len(open_to.get(rank, ())) if suspects in {None, rank} else 0 for rank in range(len(here.queues))]
         if not sum(depths):
             return []
         aged = [self._aged(queue) for queue in here.queues]
@@ -256,7 +260,7 @@ class MemoryBatchStore:
 
         short = sum(pop(rank, take) for rank, take in enumerate(takes))
         for rank in range(len(takes)):
-            if dropped and short > 0:
+            if dropped and short > 0 and rank in open_to:
                 short = pop(rank, short)
         return slots
 

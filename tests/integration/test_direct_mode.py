@@ -241,7 +241,7 @@ def test_the_api_is_asked_for_one_input(web: Frontend, api: Api) -> None:
     assert about["tier"] == "paid"
     assert set(about) == {
         *("latency_ms", "queue_ms", "compute_ms", "batch_size", "batch_id", "tier", "attempt", "cached"),
-        "model_version",
+        *("model_version", "admission_ms", "batch_wait_ms", "transfer_ms", "reply_ms", "reason"),
     }
     assert answer.json["task_id"]
     assert api.authorized == ["Bearer secret"]

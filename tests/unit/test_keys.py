@@ -31,6 +31,11 @@ NAMES = {
     "flush": lambda shard: shard.flush("f1"),
     "metrics": lambda shard: shard.metrics(),
     "rate": lambda shard: shard.rate(17),
+    "scale": lambda shard: shard.scale(),
+    "controls": lambda shard: shard.controls("minilm"),
+    "reloading": lambda shard: shard.reloading("minilm"),
+    "batch": lambda shard: shard.batch("b1"),
+    "attempts": lambda shard: shard.attempts("id"),
 }
 METHODS = {name for name in vars(Shard) if not name.startswith("_") and name not in {"tag", "queues", "priorities"}}
 

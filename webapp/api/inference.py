@@ -27,6 +27,7 @@ from webapp.request import (
 )
 from webapp.services import Services
 from webapp.telemetry import count
+from webapp.timing import timed
 
 _inference = msgspec.json.Decoder(InferenceBody)
 _bulk = msgspec.json.Decoder(BulkBody)
@@ -56,7 +57,9 @@ def infer(services: Services, call: Call) -> Answer:
     value = as_json(body.input)
     answered = services.direct.waiting(services.client, model, tier, value, parameters, started + limit_s)
     reply = _run(services, call, model, tier, value, parameters, limit_s, started, answered)
-    latency = f"{(perf_counter() - started) * 1000:.3f}"
+    latency_ms = (perf_counter() - started) * 1000
+    latency = f"{latency_ms:.3f}"
+    reply_ms, headers = timed(reply, latency_ms)
     answer = b"".join(
         (
             b'{"request_id":"',
@@ -67,12 +70,12 @@ def infer(services: Services, call: Call) -> Answer:
             model.encode(),
             b'","output":',
             reply.result,
-            f',"latency_ms":{latency},"metadata":{{"latency_ms":{latency},'.encode(),
+            f',"latency_ms":{latency},"metadata":{{"latency_ms":{latency},"reply_ms":{reply_ms:.3f},'.encode(),
             bytes(reply.bunch)[1:] if len(reply.bunch) > 2 else b'"cached":false}',
             b"}",
         )
     )
-    return Answer(200, answer, call.request_id)
+    return Answer(200, answer, call.request_id, headers=headers)
 
 
 def predict(services: Services, call: Call) -> Answer:
@@ -137,12 +140,13 @@ def _plain(services: Services, call: Call, model: str, value: bytes, started: fl
     limit_s = timeout_s(settings, call, None)
     answered = services.direct.waiting(services.client, model, tier, value, NO_PARAMETERS, started + limit_s)
     reply = _run(services, call, model, tier, value, NO_PARAMETERS, limit_s, started, answered)
-    latency = f"{(perf_counter() - started) * 1000:.3f}"
+    latency_ms = (perf_counter() - started) * 1000
     return Answer(
         200,
-        b'{"request_id":"%b","output":%b,"latency_ms":%b}'
-        % (call.request_id.encode(), bytes(reply.result), latency.encode()),
+        b'{"request_id":"%b","output":%b,"latency_ms":%.3f}'
+        % (call.request_id.encode(), bytes(reply.result), latency_ms),
         call.request_id,
+        headers=timed(reply, latency_ms)[1],
     )
 
 

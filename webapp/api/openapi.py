@@ -39,8 +39,13 @@ def describe() -> dict[str, Any]:
     }
     components["Metadata"] = _object(
         latency_ms="number",
+        admission_ms="number",
         queue_ms="number",
+        batch_wait_ms="number",
+        transfer_ms="number",
         compute_ms="number",
+        reply_ms="number",
+        reason="string",
         batch_size="integer",
         batch_id="string",
         tier="string",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,7 +14,8 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 from redis import Redis
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.table import Table
 
 from config.errors import SettingsError
@@ -27,6 +30,17 @@ config_option = click.option(
     "config_file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The models and settings to use instead of bunch.toml.",
+)
+
+
+watch_option = click.option(
+    "--watch",
+    "every_s",
+    is_flag=False,
+    flag_value=1.0,
+    type=click.FloatRange(min=0.1),
+    metavar="[SECONDS]",
+    help="Again and again, until Ctrl-C; every second when not said otherwise.",
 )
 
 
@@ -83,22 +97,44 @@ def print_json(value: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-def print_table(rows: Sequence[Any], columns: Iterable[tuple[str, Callable[[Any], object]]], empty: str) -> None:
-    """`rows` for people; `columns` are heading and value, right-aligned where the value is a number."""
-    console = Console()
+Columns = Iterable[tuple[str, Callable[[Any], object]]]
+
+
+def print_table(rows: Sequence[Any], columns: Columns, empty: str) -> None:
+    """`rows` for people."""
+    Console().print(table(rows, columns, empty))
+
+
+def table(rows: Sequence[Any], columns: Columns, empty: str) -> RenderableType:
+    """`columns` are heading and value, right-aligned where the value is a number."""
     if not rows:
-        console.print(empty)
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
+        return empty
+    shown = Table(box=None, pad_edge=False, header_style="bold")
     cells = []
     for heading, value in columns:
         column = [value(row) for row in rows]
         number = all(isinstance(cell, int | float) for cell in column)
-        table.add_column(heading, justify="right" if number else "left", overflow="fold")
+        shown.add_column(heading, justify="right" if number else "left", overflow="fold")
         cells.append([_text(cell) for cell in column])
     for row in zip(*cells, strict=True):
-        table.add_row(*row)
-    console.print(table)
+        shown.add_row(*row)
+    return shown
+
+
+def watched(every_s: float, look: Callable[[], RenderableType]) -> None:
+    """Show what `look` returns, again and again in the same place, until Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt), Live(look(), auto_refresh=False) as live:
+        while True:
+            time.sleep(every_s)
+            live.update(look(), refresh=True)
+
+
+def watched_json(every_s: float, look: Callable[[], Any]) -> None:
+    """The same for a machine: one line each time."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            click.echo(msgspec.json.encode(look()).decode())
+            time.sleep(every_s)
 
 
 def fail() -> None:

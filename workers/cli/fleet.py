@@ -1,117 +1,181 @@
-"""`queues`, `workers` and `models`: what waits, what runs, what is loaded."""
+"""`queues`, `workers` and `models`: what waits, what runs, what is loaded; once, or live with `--watch`."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
+from redis import Redis
+from rich.console import Console, Group, RenderableType
 
-from config.settings import ModelSettings
+from config.settings import ModelSettings, Settings
+from tasks.controls import Controls, Wishes, with_wishes
 from tasks.fleet import ExecutorRow, Fleet, WorkerRow
-from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
+from workers.cli.base import (
+    config_option,
+    fail,
+    json_option,
+    locate,
+    print_json,
+    redis_of,
+    table,
+    watch_option,
+    watched,
+    watched_json,
+)
 
 
 @click.command()
 @config_option
+@watch_option
 @json_option
-def queues(config_file: Path | None, as_json: bool) -> None:
+def queues(config_file: Path | None, every_s: float | None, as_json: bool) -> None:
     """Depth, oldest age and arrival rate of each model's tiers."""
     settings = locate(config_file)
-    rows = Fleet(redis_of(settings), lease_ttl_s=settings.lease_ttl_s).queues(settings.models)
-    if as_json:
-        print_json(rows)
-        return
-    print_table(
-        rows,
-        [
-            ("model", lambda row: row.model),
-            ("tier", lambda row: row.tier),
-            ("depth", lambda row: row.depth),
-            ("oldest ms", lambda row: row.oldest_ms),
-            ("arrivals/s", lambda row: row.arrival_rps),
-        ],
-        empty="no models are configured; add one to bunch.toml",
-    )
+    redis = redis_of(settings)
+    fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
 
-
-@click.command()
-@config_option
-@json_option
-def workers(config_file: Path | None, as_json: bool) -> None:
-    """The workers and their executors. Exit 1 when none is healthy."""
-    settings = locate(config_file)
-    fleet = Fleet(redis_of(settings), lease_ttl_s=settings.lease_ttl_s)
-    rows = fleet.workers()
-    healthy = {row.id for row in fleet.healthy()}
-    if as_json:
-        print_json([{**msgspec.to_builtins(row), "healthy": row.id in healthy} for row in rows])
-    else:
-        print_table(
-            [(row, each) for row in rows for each in row.models or (None,)],
+    def shown() -> RenderableType:
+        wishes = Controls(redis).read(settings.models)
+        paused = {(name, tier.value) for name, each in wishes.items() for tier in each.paused}
+        return table(
+            fleet.queues(settings.models),
             [
-                ("worker", lambda pair: pair[0].hostname),
-                ("pid", lambda pair: str(pair[0].pid)),
-                ("state", lambda pair: pair[0].state if pair[0].id in healthy else "silent"),
-                ("up s", lambda pair: max(0, int(time.time() - pair[0].started_at))),
-                ("beat ms ago", lambda pair: pair[0].age_ms),
-                ("executor", lambda pair: pair[1].executor if pair[1] else "–"),
-                ("executor state", lambda pair: pair[1].state if pair[1] else "–"),
-                ("busy %", lambda pair: pair[1].busy * 100 if pair[1] else 0.0),
-                ("batches", lambda pair: pair[1].batches if pair[1] else 0),
-            ],
-            empty="no worker has reported; start one with `manage.py worker`",
-        )
-        _print_errors(rows)
-    if not healthy:
-        fail()
-
-
-@click.command()
-@config_option
-@json_option
-def models(config_file: Path | None, as_json: bool) -> None:
-    """The configured models and where they are loaded. Exit 1 when one is loaded nowhere."""
-    settings = locate(config_file)
-    healthy = Fleet(redis_of(settings), lease_ttl_s=settings.lease_ttl_s).healthy()
-    rows = [_model_row(model, healthy) for model in settings.models.values()]
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(
-            rows,
-            [
-                ("model", lambda row: row["model"]),
-                ("version", lambda row: row["version"]),
-                ("ready", lambda row: row["ready"]),
-                ("executors", lambda row: row["executors"]),
-                ("batch size", lambda row: row["max_batch_size"]),
-                ("policy", lambda row: row["policy"]),
-                ("source", lambda row: row["source"]),
+                ("model", lambda row: row.model),
+                ("tier", lambda row: row.tier),
+                ("depth", lambda row: row.depth),
+                ("oldest ms", lambda row: row.oldest_ms),
+                ("arrivals/s", lambda row: row.arrival_rps),
+                ("", lambda row: "paused" if (row.model, row.tier) in paused else ""),
             ],
             empty="no models are configured; add one to bunch.toml",
         )
-        _print_errors(healthy)
-    if any(row["ready"] == 0 for row in rows):
+
+    _show(every_s, as_json, lambda: fleet.queues(settings.models), shown)
+
+
+@click.command()
+@config_option
+@watch_option
+@json_option
+def workers(config_file: Path | None, every_s: float | None, as_json: bool) -> None:
+    """The workers and their executors. Exit 1 when none is healthy."""
+    settings = locate(config_file)
+    fleet = Fleet(redis_of(settings), lease_ttl_s=settings.lease_ttl_s)
+
+    def rows() -> list[dict[str, Any]]:
+        found = fleet.workers()
+        healthy = {row.id for row in fleet.healthy_of(found)}
+        return [{**msgspec.to_builtins(row), "healthy": row.id in healthy} for row in found]
+
+    _show(every_s, as_json, rows, lambda: _workers_table(fleet))
+    if not fleet.healthy():
         fail()
 
 
-def _model_row(model: ModelSettings, healthy: list[WorkerRow]) -> dict[str, object]:
+@click.command()
+@config_option
+@watch_option
+@json_option
+def models(config_file: Path | None, every_s: float | None, as_json: bool) -> None:
+    """The configured models, as they are served now. Exit 1 when one is loaded nowhere."""
+    settings = locate(config_file)
+    redis = redis_of(settings)
+
+    def rows() -> list[dict[str, Any]]:
+        return _model_rows(settings, redis)
+
+    _show(every_s, as_json, rows, lambda: _models_table(settings, redis))
+    if any(row["ready"] == 0 for row in rows()):
+        fail()
+
+
+def _show(every_s: float | None, as_json: bool, rows: Callable[[], Any], shown: Callable[[], RenderableType]) -> None:
+    if every_s is not None:
+        watched_json(every_s, rows) if as_json else watched(every_s, shown)
+    elif as_json:
+        print_json(rows())
+    else:
+        Console().print(shown())
+
+
+def _workers_table(fleet: Fleet) -> RenderableType:
+    rows = fleet.workers()
+    # One that drains is well; it only takes nothing more.
+    silent = {row.id for row in rows} - {row.id for row in fleet.alive_of(rows)}
+    shown = table(
+        [(row, each) for row in rows for each in row.models or (None,)],
+        [
+            ("worker", lambda pair: pair[0].node or pair[0].hostname),
+            ("pid", lambda pair: str(pair[0].pid)),
+            ("state", lambda pair: "silent" if pair[0].id in silent else pair[0].state),
+            ("up s", lambda pair: max(0, int(time.time() - pair[0].started_at))),
+            ("beat ms ago", lambda pair: pair[0].age_ms),
+            ("executor", lambda pair: pair[1].executor if pair[1] else "–"),
+            ("executor state", lambda pair: pair[1].state if pair[1] else "–"),
+            ("busy %", lambda pair: pair[1].busy * 100 if pair[1] else 0.0),
+            ("batches", lambda pair: pair[1].batches if pair[1] else 0),
+        ],
+        empty="no worker has reported; start one with `manage.py worker`",
+    )
+    return Group(shown, *_errors(rows))
+
+
+def _models_table(settings: Settings, redis: Redis) -> RenderableType:
+    healthy = Fleet(redis, lease_ttl_s=settings.lease_ttl_s).healthy()
+    shown = table(
+        _model_rows(settings, redis),
+        [
+            ("model", lambda row: row["model"]),
+            ("version", lambda row: row["version"]),
+            ("ready", lambda row: row["ready"]),
+            ("executors", lambda row: row["executors"]),
+            ("batch size", lambda row: row["max_batch_size"]),
+            ("policy", lambda row: row["policy"]),
+            ("source", lambda row: row["source"]),
+            ("", _remarks),
+        ],
+        empty="no models are configured; add one to bunch.toml",
+    )
+    return Group(shown, *_errors(healthy))
+
+
+def _model_rows(settings: Settings, redis: Redis) -> list[dict[str, Any]]:
+    healthy = Fleet(redis, lease_ttl_s=settings.lease_ttl_s).healthy()
+    wishes = Controls(redis).read(settings.models)
+    return [_model_row(model, wishes[model.name], healthy) for model in settings.models.values()]
+
+
+def _model_row(model: ModelSettings, wishes: Wishes, healthy: list[WorkerRow]) -> dict[str, Any]:
     executors = [each for row in healthy for each in row.models if each.model == model.name]
+    now = with_wishes(model, wishes)
     return {
         "model": model.name,
-        "version": model.version,
-        "source": model.source,
-        "policy": model.policy,
-        "max_batch_size": model.max_batch_size,
+        "version": now.version,
+        "source": now.source,
+        "policy": now.policy,
+        "max_batch_size": now.max_batch_size,
+        "max_wait_ms": now.max_wait_ms,
         "executors": len(executors),
         "ready": sum(each.state == "ready" for each in executors),
+        "paused": [tier.value for tier in sorted(wishes.paused, key=lambda tier: tier.rank)],
+        "tuned": wishes.tuned,
+        "reload_refused": wishes.refusal if wishes.is_refused else None,
         "error": next((each.error for each in executors if each.error), None),
     }
 
 
-def _print_errors(rows: list[WorkerRow]) -> None:
+def _remarks(row: dict[str, Any]) -> str:
+    paused = [f"paused: {', '.join(row['paused'])}"] if row["paused"] else []
+    tuned = [f"tuned: {' '.join(row['tuned'])}"] if row["tuned"] else []
+    refused = ["reload refused"] if row["reload_refused"] else []
+    return "; ".join(paused + tuned + refused)
+
+
+def _errors(rows: list[WorkerRow]) -> list[str]:
     failed: list[ExecutorRow] = [each for row in rows for each in row.models if each.error]
-    for each in failed:
-        click.echo(f"\n{each.executor} did not start:\n{each.error}")
+    return [f"\n{each.executor} did not start:\n{each.error}" for each in failed]

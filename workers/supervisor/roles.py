@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from config.environ import ROOT
 from config.settings import Settings, is_loopback
 
 _PYTHON = sys.executable
+_FLOWER_SAVES_MS = 60_000
 
 
 def worker(settings: Settings, name: str) -> tuple[str, ...]:
@@ -34,8 +36,19 @@ def flower(settings: Settings, port: int | None = None) -> tuple[str, ...]:
         f"--address={settings.flower_host}",
         f"--port={settings.flower_port if port is None else port}",
         f"--max-tasks={settings.flower_max_tasks}",
-        "--persistent=False",
+        # A worker that is gone for an hour is not coming back.
+        "--purge-offline-workers=3600",
+        *_persistence(settings),
     )
+
+
+def _persistence(settings: Settings) -> tuple[str, ...]:
+    """What Flower knows outlives it: written each minute and at its end, read at its start."""
+    if not settings.flower_persistent:
+        return ("--persistent=False",)
+    folder = Path(settings.state_dir).resolve() / "flower"
+    folder.mkdir(parents=True, exist_ok=True)
+    return ("--persistent=True", f"--db={folder / 'flower'}", f"--state-save-interval={_FLOWER_SAVES_MS}")
 
 
 def flower_environment(settings: Settings) -> dict[str, str]:

@@ -15,6 +15,7 @@ from config.environ import child_environment
 from config.redis import connect
 from config.settings import Settings
 from tasks.fleet import Fleet
+from tasks.journal import Journal
 from workers.supervisor import ports, roles
 from workers.supervisor.child import ChildSpec
 from workers.supervisor.guard import Guard
@@ -146,7 +147,8 @@ class Stack:
         loaded = models_loaded(Fleet(self._redis, lease_ttl_s=settings.lease_ttl_s))
         command = roles.worker(settings, name)
         spec = self._spec("worker", name, command, stop_stage=1, stop_timeout_s=self._drain_s, probe=loaded)
-        give_back = leases_given_back(WorkerRegistry(self._redis, settings.lease_ttl_s))
+        on_lost = Journal(self._redis).lost if settings.explain == "on" else None
+        give_back = leases_given_back(WorkerRegistry(self._redis, settings.lease_ttl_s, on_lost=on_lost))
         # On QUIT it gives back what it has in hand, and goes.
         return replace(spec, aftermath=give_back, hasty_signal=signal.SIGQUIT)
 

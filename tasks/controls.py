@@ -1,0 +1,165 @@
+"""What operators ask for, kept in Redis: workers converge on it, at once when they are told, else with a heartbeat.
+
+    manage.py, celery control, /ops ──▶ bunch:controls:<model> ──▶ every worker, one that starts tomorrow too
+
+A command to the workers that happen to live would be forgotten by the next restart; a wish that is written down is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import msgspec
+from redis import Redis
+
+from config.keys import Shard
+from config.settings import ModelSettings
+from config.tiers import TIERS, Tier
+
+# What a policy is made of: changed between two batches.
+TUNABLE = ("policy", "max_batch_size", "max_wait_ms")
+# What an executor's child is started with: changed by starting another child.
+RELOADABLE = ("source", "version", "device", "options", "timeout_ms", "start_timeout_ms")
+
+_PAUSED = "paused."
+_TUNED = "tuned."
+_RELOAD = "reload"
+_REFUSED = "refused"
+_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(ModelSettings)}
+
+
+class BadChange(ValueError):
+    """A change that cannot be made; says which key, and what would be right."""
+
+
+class Reload(msgspec.Struct, frozen=True):
+    """Start every executor anew. `generation` grows with each; `changes` are over what the file says."""
+
+    generation: int = 0
+    changes: dict[str, Any] = {}
+
+
+class Wishes(msgspec.Struct, frozen=True):
+    """What is asked for one model. `refused` is the generation of a reload that did not load, and why."""
+
+    paused: frozenset[Tier] = frozenset()
+    tuned: dict[str, Any] = {}
+    reload: Reload = Reload()
+    refused: int = 0
+    refusal: str = ""
+
+    @property
+    def is_refused(self) -> bool:
+        return self.refused == self.reload.generation > 0
+
+
+class _Refusal(msgspec.Struct):
+    generation: int
+    why: str
+
+
+def checked(changes: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
+    """`changes` as settings of a model have them; an empty or missing value means: as the file says.
+
+    Raises:
+        BadChange: an unknown key, or a value that is not of its kind.
+    """
+    allowed = tuple(allowed)
+    found: dict[str, Any] = {}
+    for key, value in changes.items():
+        if key not in allowed:
+            raise BadChange(f"{key} cannot be changed here; {', '.join(allowed)} can")
+        if value is None or value == "":
+            found[key] = None
+            continue
+        try:
+            given = msgspec.json.decode(value) if key == "options" and isinstance(value, str) else value
+            found[key] = msgspec.convert(given, _TYPES[key], strict=False)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise BadChange(f"{key} = {value!r}: {error}") from error
+    return found
+
+
+def pairs(given: Iterable[str]) -> dict[str, str]:
+    """`key=value` words, as a command line has them. Raises BadChange."""
+    found = {}
+    for each in given:
+        key, sign, value = each.partition("=")
+        if not sign:
+            raise BadChange(f"{each!r} is not of the form key=value")
+        found[key] = value
+    return found
+
+
+def with_wishes(model: ModelSettings, wishes: Wishes) -> ModelSettings:
+    """The settings under which a model runs now."""
+    changes = {} if wishes.is_refused else wishes.reload.changes
+    return msgspec.structs.replace(model, **changes, **wishes.tuned)
+
+
+class Controls:
+    """Reads and writes the wishes. All raise RedisError."""
+
+    def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
+        self._redis = redis
+        self._keys = shard or Shard()
+
+    def read(self, models: Iterable[str]) -> dict[str, Wishes]:
+        """Of each model; one round trip."""
+        names = tuple(models)
+        pipeline = self._redis.pipeline(transaction=False)
+        for name in names:
+            pipeline.hgetall(self._keys.controls(name))
+        rows = cast("list[dict[bytes, bytes]]", pipeline.execute())
+        return {name: _wishes(row) for name, row in zip(names, rows, strict=True)}
+
+    def pause(self, model: str, tiers: Iterable[Tier] = TIERS) -> None:
+        """Nobody claims of these tiers any more, until `resume`. Requests go on waiting, by their own deadlines."""
+        fields = {_PAUSED + tier.value: b"1" for tier in tiers}
+        self._redis.hset(self._keys.controls(model), mapping=cast("dict[Any, Any]", fields))
+
+    def resume(self, model: str, tiers: Iterable[Tier] = TIERS) -> None:
+        self._redis.hdel(self._keys.controls(model), *(_PAUSED + tier.value for tier in tiers))
+
+    def tune(self, model: str, changes: Mapping[str, Any]) -> None:
+        """Settings of the policy, until changed again; None: back to what the file says. Raises BadChange."""
+        wanted = checked(changes, TUNABLE)
+        pipeline = self._redis.pipeline(transaction=True)
+        for key, value in wanted.items():
+            if value is None:
+                pipeline.hdel(self._keys.controls(model), _TUNED + key)
+            else:
+                pipeline.hset(self._keys.controls(model), _TUNED + key, msgspec.json.encode(value))
+        pipeline.execute()
+
+    def reload(self, model: str, changes: Mapping[str, Any]) -> Reload:
+        """Start the executors anew, one by one, with `changes` over what the file says then. Raises BadChange."""
+        wanted = {key: value for key, value in checked(changes, RELOADABLE).items() if value is not None}
+        before = self.read((model,))[model]
+        reload = Reload(before.reload.generation + 1, wanted)
+        self._redis.hset(self._keys.controls(model), _RELOAD, msgspec.json.encode(reload))
+        return reload
+
+    def refuse(self, model: str, generation: int, why: str) -> None:
+        """It did not load: whoever has not begun does not, and who starts takes what the file says."""
+        refusal = msgspec.json.encode(_Refusal(generation, why))
+        self._redis.hset(self._keys.controls(model), _REFUSED, refusal)
+
+
+def _wishes(row: Mapping[bytes, bytes]) -> Wishes:
+    fields = {name.decode(): value for name, value in row.items()}
+    refusal = msgspec.json.decode(fields.get(_REFUSED, b'{"generation":0,"why":""}'), type=_Refusal)
+    tuned = {
+        name.removeprefix(_TUNED): msgspec.json.decode(value)
+        for name, value in fields.items()
+        if name.startswith(_TUNED)
+    }
+    return Wishes(
+        paused=frozenset(tier for tier in TIERS if _PAUSED + tier.value in fields),
+        # A key of an older version of Bunch, or a newer one.
+        tuned={key: value for key, value in tuned.items() if key in TUNABLE},
+        reload=msgspec.json.decode(fields.get(_RELOAD, b"{}"), type=Reload),
+        refused=refusal.generation,
+        refusal=refusal.why,
+    )

@@ -1,0 +1,234 @@
+"""`explain`: one request's life, put together from what lies in Redis anyway.
+
+    bunch:request:<request id> ─▶ task id ─▶ celery-task-meta-<id> ─▶ bunch:batch:<batch>      it has ended
+                                          ├▶ leases                                            an executor has it
+                                          ├▶ queues, pauses                                    it waits
+                                          ├▶ bunch:attempts:<id> ─▶ earlier batches            it was tried before
+                                          └▶ bunch:dead:<id>                                   its result has expired
+
+A look at one request, for a person: a few round trips, and for one that waits as many as its queue has thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import msgspec
+from redis import Redis
+
+from batching.stamp import read_stamp
+from batching.store import parse_entries
+from config.keys import Shard
+from config.tiers import TIERS
+from tasks.deadletters import DeadLetters
+from tasks.journal import BatchRecord, Journal
+from tasks.results import FINISHED, Details, Reply, decode_details, decode_error, decode_reply
+
+STAGES = ("admission", "queue", "batch_wait", "transfer", "compute", "reply")
+_CHUNK = 1000
+_MAX_NEIGHBOURS = 100
+
+_STATES = {"SUCCESS": "completed", "FAILURE": "failed", "REVOKED": "cancelled", "STARTED": "running"}
+
+
+def explain(redis: Redis, models: Iterable[str], name: str, shard: Shard | None = None) -> dict[str, Any] | None:
+    """A plain dictionary about the request with this request id or task id; None when nothing is known of it.
+
+    Keys: `request_id`, `task_id`, `status`, `model`, `tier`, `attempt`, `stages` (a list of `{"stage", "ms"}` in
+    order), `accounted_ms`, `where`, `batch` (with `neighbours`), `attempts` (earlier ones), `error`. What is not known
+    is None or empty.
+
+    Raises:
+        RedisError: Redis cannot be asked.
+    """
+    keys = shard or Shard()
+    known = cast("bytes | None", redis.get(keys.request(name)))
+    task_id = known.decode() if known else name
+    raw = cast("bytes | None", redis.get(keys.result(task_id)))
+    journal = Journal(redis, keys)
+    earlier = journal.earlier(task_id)
+    about: dict[str, Any] = {
+        "request_id": name,
+        "task_id": task_id,
+        "status": "unknown",
+        "model": None,
+        "tier": None,
+        "attempt": None,
+        "stages": [],
+        "accounted_ms": None,
+        "where": None,
+        "batch": None,
+        "attempts": [_attempt(each, task_id) for each in earlier],
+        "error": None,
+    }
+    reply = decode_reply(raw) if raw else None
+    if reply is not None and reply.status in FINISHED:
+        return about | _ended(journal, task_id, reply)
+    waiting = _found(redis, keys, tuple(models), task_id)
+    if waiting is not None:
+        return about | waiting
+    letter = DeadLetters(redis, keys).show(task_id)
+    if letter is not None:
+        record = letter[0]
+        return about | {
+            "status": "failed",
+            "model": record.model,
+            "tier": record.tier,
+            "attempt": record.attempts,
+            "where": "a dead letter; its result has expired",
+            "batch": _batch(journal.batch(record.batch_id), task_id),
+            "error": {"code": "INFERENCE_FAILED", "type": record.exc_type, "message": record.reason},
+        }
+    if reply is None and not earlier:
+        return None
+    if reply is not None:
+        # Between a queue and a lease as we looked: the state that it had is all there is to say.
+        about["status"] = _STATES.get(reply.status, "queued")
+    return about
+
+
+def _ended(journal: Journal, task_id: str, reply: Reply) -> dict[str, Any]:
+    details = decode_details(reply.bunch)
+    record = journal.batch(details.batch_id) if details.batch_id else None
+    stages = _stages(details, record)
+    error = None
+    if reply.status != "SUCCESS":
+        told = decode_error(reply.result) if bytes(reply.result) != b"null" else None
+        error = {
+            "code": details.code or ("CANCELLED" if reply.status == "REVOKED" else None),
+            "type": told.exc_type if told else None,
+            "message": told.text if told else None,
+        }
+    return {
+        "status": _STATES.get(reply.status, "failed"),
+        "model": record.model if record else None,
+        "tier": details.tier or None,
+        "attempt": details.attempt,
+        "stages": stages,
+        "accounted_ms": round(sum(each["ms"] or 0.0 for each in stages), 3),
+        "batch": _batch(record, task_id) or _batch_of(details),
+        "error": error,
+    }
+
+
+def _stages(details: Details, record: BatchRecord | None) -> list[dict[str, Any]]:
+    times = {
+        "admission": details.admission_ms,
+        "queue": details.queue_ms,
+        "batch_wait": details.batch_wait_ms,
+        "transfer": details.transfer_ms,
+        "compute": details.compute_ms,
+        # Until it was stored and published. What came then, the frontend alone knows: it is in the answer's metadata.
+        "reply": record.reply_ms if record else None,
+    }
+    return [{"stage": name, "ms": times[name]} for name in STAGES]
+
+
+def _batch(record: BatchRecord | None, task_id: str) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    neighbours = [each for each in record.members if each.id != task_id]
+    return {
+        "id": record.id,
+        "size": len(record.members),
+        "reason": record.reason,
+        "worker": record.worker,
+        "executor": record.executor,
+        "model_version": record.version,
+        "claimed_ms": record.claimed_ms,
+        "compute_ms": record.compute_ms,
+        "passes": record.passes,
+        "ended": record.why or None,
+        "neighbours": [
+            {"task_id": each.id, "tier": each.tier, "attempt": each.attempt, "outcome": each.code}
+            for each in neighbours[:_MAX_NEIGHBOURS]
+        ],
+    }
+
+
+def _batch_of(details: Details) -> dict[str, Any] | None:
+    """What the result itself says, when nothing was written down of the batch."""
+    if not details.batch_id:
+        return None
+    return {
+        "id": details.batch_id,
+        "size": details.batch_size,
+        "reason": details.reason,
+        "model_version": details.model_version,
+        "compute_ms": details.compute_ms,
+        "neighbours": [],
+    }
+
+
+def _attempt(record: BatchRecord, task_id: str) -> dict[str, Any]:
+    mine = next((each for each in record.members if each.id == task_id), None)
+    return {
+        "attempt": mine.attempt if mine else None,
+        "batch_id": record.id,
+        "size": len(record.members),
+        "worker": record.worker,
+        "executor": record.executor,
+        "claimed_ms": record.claimed_ms,
+        "compute_ms": record.compute_ms,
+        "ended": record.why,
+    }
+
+
+def _found(redis: Redis, keys: Shard, models: Sequence[str], task_id: str) -> dict[str, Any] | None:
+    """Where a request is that has not ended: in a lease, in a queue, or put aside."""
+    for worker, batch_id, header, entries in _leases(redis, keys):
+        for entry in parse_entries(entries):
+            if _is(entry.message, task_id):
+                return {
+                    "status": "running",
+                    "model": header.partition("\n")[2],
+                    "tier": TIERS[entry.rank].value,
+                    "attempt": _attempt_of(entry.message),
+                    "where": f"in batch {batch_id} of worker {worker}",
+                    "batch": {"id": batch_id, "size": len(entries), "worker": worker, "neighbours": []},
+                }
+    for model in models:
+        for tier in TIERS:
+            for place, message in enumerate(_queued(redis, keys.queue(model, tier))):
+                if _is(message, task_id):
+                    where = f"in {keys.queue(model, tier)}, {place} before it"
+                    return _waiting(model, tier.value, message, where)
+        for raw, due in redis.zscan_iter(keys.delayed(model)):
+            if _is(raw[1:], task_id):
+                return _waiting(model, TIERS[raw[0] - 48].value, raw[1:], f"put aside until {int(due)} (epoch ms)")
+    return None
+
+
+def _waiting(model: str, tier: str, message: bytes, where: str) -> dict[str, Any]:
+    return {"status": "queued", "model": model, "tier": tier, "attempt": _attempt_of(message), "where": where}
+
+
+def _leases(redis: Redis, keys: Shard) -> Iterator[tuple[str, str, str, list[bytes]]]:
+    for worker in cast("list[bytes]", redis.zrange(keys.workers(), 0, -1)):
+        name = worker.decode()
+        for batch in cast("set[bytes]", redis.smembers(keys.leases(name))):
+            lease = cast("list[bytes]", redis.lrange(keys.lease(batch.decode()), 0, -1))
+            if lease:
+                yield name, batch.decode(), lease[0].decode(), lease[1:]
+
+
+def _queued(redis: Redis, queue: str) -> Iterator[bytes]:
+    """The next to be served first."""
+    end = redis.llen(queue)
+    while end > 0:
+        start = max(0, end - _CHUNK)
+        yield from reversed(cast("list[bytes]", redis.lrange(queue, start, end - 1)))
+        end = start
+
+
+def _is(message: bytes, task_id: str) -> bool:
+    stamp = read_stamp(message)
+    if stamp is not None:
+        return stamp.task_id == task_id
+    return msgspec.json.encode(task_id) in message
+
+
+def _attempt_of(message: bytes) -> int | None:
+    stamp = read_stamp(message)
+    return stamp.attempt + 1 if stamp else None

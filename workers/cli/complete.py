@@ -1,0 +1,65 @@
+"""Completion in a shell: `manage.py completion bash`, and what the arguments can be.
+
+Asked for at each press of Tab, so whatever is not at hand (no settings, no stack) completes to nothing, silently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+from redis.exceptions import RedisError
+
+from config.errors import SettingsError
+from tasks.fleet import Fleet
+from workers.cli.base import locate, redis_of, settings_for
+from workers.supervisor.errors import NotRunning
+
+_SHELLS = ("bash", "zsh", "fish")
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(_SHELLS), default="bash")
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    r"""Print what makes SHELL complete commands, options, models and workers.
+
+    bash: `source <(./manage.py completion bash)`
+    """
+    root = ctx.find_root()
+    name = root.info_name or "manage.py"
+    variable = f"_{name}_COMPLETE".replace("-", "_").replace(".", "_").upper()
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(root.command, {}, name, variable).source())
+
+
+def model_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    found: Iterable[str] = ()
+    with contextlib.suppress(SettingsError):
+        found = settings_for(ctx.params.get("config_file")).models
+    return _beginning(found, incomplete)
+
+
+def node_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    found: Iterable[str] = ()
+    with contextlib.suppress(SettingsError, NotRunning, RedisError):
+        settings = locate(ctx.params.get("config_file"))
+        found = [row.node for row in Fleet(redis_of(settings), lease_ttl_s=settings.lease_ttl_s).workers() if row.node]
+    return _beginning(found, incomplete)
+
+
+def change_names(keys: Iterable[str]) -> Completer:
+    """`key=`, of those keys."""
+
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return _beginning((f"{key}=" for key in keys), incomplete)
+
+    return complete
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]

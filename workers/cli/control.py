@@ -1,0 +1,174 @@
+"""`pause`, `resume`, `drain`, `tune`, `reload`: what an operator changes, live and without a restart.
+
+A wish that concerns a model is written down first (`tasks.controls`), so that it holds for a worker that starts
+tomorrow, and then told to the workers, so that it holds at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+from redis import Redis
+
+from config.settings import Settings
+from config.tiers import TIERS, Tier
+from tasks.controls import RELOADABLE, TUNABLE, BadChange, Controls, pairs, with_wishes
+from tasks.remote import find_nodes, tell
+from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
+from workers.cli.complete import change_names, model_names, node_names
+
+_model = click.argument("model", shell_complete=model_names)
+_tier = click.option("--tier", type=click.Choice([tier.value for tier in TIERS]), help="One tier only.  [default: all]")
+
+
+def _bad_changes_are_usage(command: Callable[..., None]) -> Callable[..., None]:
+    @wraps(command)
+    def checking(*args: Any, **options: Any) -> None:
+        try:
+            command(*args, **options)
+        except BadChange as error:
+            raise click.UsageError(str(error)) from error
+
+    return checking
+
+
+@click.command()
+@_model
+@_tier
+@config_option
+@json_option
+def pause(model: str, tier: str | None, config_file: Path | None, as_json: bool) -> None:
+    """Claim nothing more of MODEL, in the whole fleet, until `resume`; also after restarts.
+
+    What is in hand is finished. Requests go on being accepted and wait, by their own deadlines.
+    """
+    settings, redis = _located(config_file, model)
+    Controls(redis).pause(model, _tiers(tier))
+    _report(settings, redis, "pause", {"model": model, "tier": tier}, as_json, _state(settings, redis, model))
+
+
+@click.command()
+@_model
+@_tier
+@config_option
+@json_option
+def resume(model: str, tier: str | None, config_file: Path | None, as_json: bool) -> None:
+    """Claim MODEL again after a `pause`."""
+    settings, redis = _located(config_file, model)
+    Controls(redis).resume(model, _tiers(tier))
+    _report(settings, redis, "resume", {"model": model, "tier": tier}, as_json, _state(settings, redis, model))
+
+
+@click.command()
+@click.argument("worker", shell_complete=node_names)
+@click.option("--undo", is_flag=True, help="Claim again.")
+@config_option
+@json_option
+def drain(worker: str, undo: bool, config_file: Path | None, as_json: bool) -> None:
+    """Have WORKER claim nothing more and finish what it has; it stays, and can be stopped at leisure.
+
+    WORKER is a node name as `workers` shows it, or the part of it before the @. Exit 1 when there is none of that name.
+    """
+    settings = locate(config_file)
+    redis = redis_of(settings)
+    nodes = find_nodes(settings, redis, worker)
+    if not nodes:
+        raise click.ClickException(f"no living worker is called {worker}; `manage.py workers` shows those there are")
+    _report(settings, redis, "resume" if undo else "drain", {}, as_json, {}, nodes)
+
+
+@click.command()
+@_model
+@click.argument("changes", nargs=-1, metavar="[KEY=VALUE]…", shell_complete=change_names(TUNABLE))
+@config_option
+@json_option
+@_bad_changes_are_usage
+def tune(model: str, changes: tuple[str, ...], config_file: Path | None, as_json: bool) -> None:
+    """Change what MODEL's batches go by, in the whole fleet, from the next batch on; also after restarts.
+
+    KEY= (nothing behind it) goes back to what the file says. Without changes it shows what holds now.
+    """
+    settings, redis = _located(config_file, model)
+    wanted = pairs(changes)
+    Controls(redis).tune(model, wanted)
+    _report(settings, redis, "tune", {"model": model, "changes": wanted}, as_json, _state(settings, redis, model))
+
+
+@click.command()
+@_model
+@click.argument("changes", nargs=-1, metavar="[KEY=VALUE]…", shell_complete=change_names(RELOADABLE))
+@config_option
+@json_option
+@_bad_changes_are_usage
+def reload(model: str, changes: tuple[str, ...], config_file: Path | None, as_json: bool) -> None:
+    """Start MODEL's executors anew, one after the other in the whole fleet, from what each worker's file says now.
+
+    KEY=VALUE overrides the file: source, version, device, options (JSON), timeout_ms. One that does not load ends it,
+    and what ran before goes on.
+    """
+    settings, redis = _located(config_file, model)
+    wanted = pairs(changes)
+    generation = Controls(redis).reload(model, wanted).generation
+    arguments = {"model": model, "changes": wanted, "generation": generation}
+    _report(settings, redis, "reload_model", arguments, as_json, _state(settings, redis, model))
+
+
+def _located(config_file: Path | None, model: str) -> tuple[Settings, Redis]:
+    settings = locate(config_file)
+    if model not in settings.models:
+        raise click.ClickException(f"no model {model!r} is configured; there are {', '.join(settings.models)}")
+    return settings, redis_of(settings)
+
+
+def _tiers(tier: str | None) -> tuple[Tier, ...]:
+    return TIERS if tier is None else (Tier(tier),)
+
+
+def _state(settings: Settings, redis: Redis, model: str) -> dict[str, Any]:
+    """What is asked for, after the change."""
+    wishes = Controls(redis).read((model,))[model]
+    now = with_wishes(settings.models[model], wishes)
+    return {
+        "model": model,
+        "paused": [tier.value for tier in TIERS if tier in wishes.paused],
+        **{key: getattr(now, key) for key in TUNABLE},
+        "tuned": wishes.tuned,
+        "generation": wishes.reload.generation,
+    }
+
+
+def _report(
+    settings: Settings,
+    redis: Redis,
+    command: str,
+    arguments: dict[str, Any],
+    as_json: bool,
+    state: dict[str, Any],
+    nodes: list[str] | None = None,
+) -> None:
+    replies = tell(settings, redis, command, arguments, nodes)
+    silent = sorted(set(nodes or ()) - set(replies))
+    refused = [node for node, reply in replies.items() if "error" in reply]
+    if as_json:
+        print_json({**state, "workers": replies, "silent": silent})
+    else:
+        for key, value in state.items():
+            click.echo(f"{key:16} {value}")
+        print_table(
+            sorted(replies.items()),
+            [("worker", lambda row: row[0]), ("says", lambda row: _said(row[1]))],
+            empty="no worker answered; it holds from when one starts, or beats again",
+        )
+        for node in silent:
+            click.echo(f"{node} did not answer", err=True)
+    if refused or silent:
+        fail()
+
+
+def _said(reply: dict[str, Any]) -> str:
+    told = reply.get("ok", reply.get("error", reply))
+    return told if isinstance(told, str) else "follows"

@@ -1,0 +1,98 @@
+"""`explain`: one request's life, for whoever has its id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tasks.explain import explain as look_up
+from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
+
+_BAR = 40
+
+
+@click.command()
+@click.argument("request_id", metavar="REQUEST_ID")
+@config_option
+@json_option
+def explain(request_id: str, config_file: Path | None, as_json: bool) -> None:
+    """Where the time of a request went: its stages, its batch and neighbours, earlier attempts, its error.
+
+    REQUEST_ID is the X-Request-Id or the task id of an answer; known for as long as the result is kept. Exit 1 when it
+    is not, or the request failed.
+    """
+    settings = locate(config_file)
+    about = look_up(redis_of(settings), settings.models, request_id)
+    if about is None:
+        raise click.ClickException(f"nothing is known of {request_id}: never issued, or its result has expired")
+    if as_json:
+        print_json(about)
+    else:
+        _show(about)
+    if about["status"] == "failed":
+        fail()
+
+
+def _show(about: dict[str, Any]) -> None:
+    for name in ("request_id", "task_id", "status", "model", "tier", "attempt", "where"):
+        if about[name] is not None:
+            click.echo(f"{name:11} {about[name]}")
+    if about["error"]:
+        click.echo(f"error       {about['error']['code']}: {about['error']['message']}")
+    if about["stages"]:
+        _show_stages(about)
+    if about["batch"]:
+        _show_batch(about["batch"])
+    if about["attempts"]:
+        click.echo("\nearlier attempts")
+        print_table(
+            about["attempts"],
+            [
+                ("attempt", lambda row: row["attempt"] or 0),
+                ("batch", lambda row: row["batch_id"]),
+                ("size", lambda row: row["size"]),
+                ("executor", lambda row: row["executor"]),
+                ("ended", lambda row: row["ended"]),
+            ],
+            empty="",
+        )
+
+
+def _show_stages(about: dict[str, Any]) -> None:
+    longest = max((each["ms"] or 0.0 for each in about["stages"]), default=0.0) or 1.0
+    stages = Table(box=None, pad_edge=False, header_style="bold")
+    stages.add_column("stage")
+    stages.add_column("ms", justify="right")
+    stages.add_column("")
+    for each in about["stages"]:
+        known = each["ms"] is not None
+        bar = "█" * round((each["ms"] or 0.0) / longest * _BAR)
+        stages.add_row(each["stage"], f"{each['ms']:,.3f}" if known else "–", Text(bar))
+    stages.add_row("together", f"{about['accounted_ms']:,.3f}", "")
+    click.echo()
+    Console().print(stages)
+
+
+def _show_batch(batch: dict[str, Any]) -> None:
+    click.echo(f"\nbatch       {batch['id']}, {batch['size']} requests")
+    for name, key in (("released", "reason"), ("worker", "worker"), ("executor", "executor"), ("passes", "passes")):
+        if batch.get(key):
+            click.echo(f"{name:11} {batch[key]}")
+    if batch.get("ended"):
+        click.echo(f"ended       {batch['ended']}")
+    if batch["neighbours"]:
+        print_table(
+            batch["neighbours"],
+            [
+                ("neighbour", lambda row: row["task_id"]),
+                ("tier", lambda row: row["tier"]),
+                ("attempt", lambda row: row["attempt"]),
+                ("outcome", lambda row: row["outcome"]),
+            ],
+            empty="",
+        )
