@@ -15,6 +15,7 @@ from workers.cli import (
     dlq,
     explain,
     fleet,
+    keys,
     plan,
     roles,
     simulate,
@@ -32,7 +33,7 @@ def cli(debug: bool) -> None:
 for command in (
     *(stack.up, demo.demo, stack.status),
     *(roles.web, roles.worker, roles.ops, roles.flower),
-    *(check.check, fleet.queues, fleet.workers, fleet.models, dlq.dlq, explain.explain, bench.bench),
+    *(check.check, fleet.queues, fleet.workers, fleet.models, dlq.dlq, keys.keys, explain.explain, bench.bench),
     *(control.pause, control.resume, control.drain, control.tune, control.reload, complete.completion),
     *(simulate.simulate_command, plan.plan_command, autoscale.autoscale),
 ):

@@ -24,7 +24,7 @@ class Request:
     0 means that the sender gave none. `attempt` counts from 1; `lost` is how many executors died with it inside.
     `sent_ms` is by the clock of the frontend that sent it, for `explain` alone.
     A `result_ttl_ms` of 0 stores no result. `canvas` is the whole message, when something follows after this task.
-    Of a request that is not `tracked`, nobody knows the id before it has ended.
+    Of a request that is not `tracked`, nobody knows the id before it has ended. `owner` is empty with auth off.
     """
 
     id: str
@@ -42,6 +42,7 @@ class Request:
     canvas: bytes = b""
     tracked: bool = True
     sent_ms: int = 0
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

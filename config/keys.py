@@ -32,6 +32,10 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:reloading:<model>` | string | a minute, renewed | the worker that is restarting an executor of the model |
 | `bunch:batch:<batch>` | string | as its longest result | one batch as its worker saw it, for `explain`, JSON |
 | `bunch:attempts:<id>` | list | as its result | batches that a request was in and that did not settle it |
+| `bunch:keys` | hash | kept | API key's id → what a frontend must know of it, JSON; never the key itself |
+| `bunch:keys:version` | string | kept | which state of the database that is: `<database>:<number>` |
+| `bunch:ledger` | stream | until in the database | what became of requests, some hundred an entry; bounded |
+| `bunch:ledger:rows` | string | kept | how many requests those are |
 | `bunch:reply:<process>` | channel | – | outcomes for the callers that wait in one frontend process |
 """
 
@@ -141,6 +145,18 @@ class Shard:
 
     def rate(self, second: int) -> str:
         return f"bunch:rate:{second}{self.tag}"
+
+    def api_keys(self) -> str:
+        return f"bunch:keys{self.tag}"
+
+    def api_keys_version(self) -> str:
+        return f"bunch:keys:version{self.tag}"
+
+    def ledger(self) -> str:
+        return f"bunch:ledger{self.tag}"
+
+    def ledger_rows(self) -> str:
+        return f"bunch:ledger:rows{self.tag}"
 
 
 def reply_channel(process_id: str) -> str:

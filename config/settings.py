@@ -7,7 +7,6 @@ because a misspelt setting that is silently ignored is found in production.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import tomllib
@@ -17,8 +16,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from config import auth
+from config.auth import AuthSettings, is_loopback
 from config.errors import Problem, SettingsError
 from config.tiers import Tier
+
+__all__ = ["PREFIX", "ModelSettings", "Settings", "is_loopback", "load_settings"]
 
 PREFIX = "BUNCH_"
 DEFAULT_CONFIG_FILE = "bunch.toml"
@@ -68,7 +71,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.start_timeout_ms / 1000
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(AuthSettings, frozen=True, kw_only=True):
     """Everything that one process of Bunch is told from outside. Field names are the setting names in lower case."""
 
     redis_url: str = ""
@@ -100,7 +103,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     burst_ms: Milliseconds = 10_000
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1_048_576
     max_bulk_items: PositiveInt = 1_000
-    auth: Literal["off"] = "off"
     default_tier: Tier = Tier.PAID
     state_dir: str = "var"
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -234,7 +236,9 @@ def _read_table(table: Mapping[str, Any], values: dict[str, Any], problems: list
         if key in _TYPES:
             _convert(f"[server] {key}", value, _TYPES[key], key, values, problems, strict=True)
         else:
-            problems.append(Problem(f"[server] {key}", value, f"unknown; known are {', '.join(_TYPES)}"))
+            problems.append(
+                Problem(f"[server] {key}", auth.shown_of_unknown(value), f"unknown; known are {', '.join(_TYPES)}")
+            )
 
 
 def _read_environment(environ: Mapping[str, str], values: dict[str, Any], problems: list[Problem]) -> None:
@@ -246,7 +250,7 @@ def _read_environment(environ: Mapping[str, str], values: dict[str, Any], proble
             _convert(name, value, _TYPES[key], key, values, problems, strict=False)
         elif key not in _OTHER_NAMES:
             known = ", ".join(PREFIX + each.upper() for each in _TYPES)
-            problems.append(Problem(name, value, f"unknown setting; known are {known}"))
+            problems.append(Problem(name, auth.shown_of_unknown(value), f"unknown setting; known are {known}"))
 
 
 def _read_models(tables: Mapping[str, Any], problems: list[Problem]) -> dict[str, ModelSettings]:
@@ -283,8 +287,7 @@ def _convert(
     try:
         values[field] = msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
-        shown = "…" if "auth" in field and field != "auth" else value
-        problems.append(Problem(key, shown, str(error)))
+        problems.append(Problem(key, auth.shown(field, value), str(error)))
 
 
 def _contradictions(settings: Settings) -> list[Problem]:
@@ -295,8 +298,8 @@ def _contradictions(settings: Settings) -> list[Problem]:
             Problem(
                 "BUNCH_HTTP_HOST",
                 settings.http_host,
-                "with BUNCH_AUTH=off only a loopback address is served; keep 127.0.0.1 and put a proxy that "
-                "authenticates in front",
+                "with BUNCH_AUTH=off only a loopback address is served; set BUNCH_AUTH=keys, or keep 127.0.0.1 and "
+                "put a proxy that authenticates in front",
             )
         )
     if not is_loopback(settings.flower_host) and not settings.flower_basic_auth:
@@ -305,6 +308,7 @@ def _contradictions(settings: Settings) -> list[Problem]:
                 "BUNCH_FLOWER_HOST", settings.flower_host, "set BUNCH_FLOWER_BASIC_AUTH=user:password to expose Flower"
             )
         )
+    found += auth.contradictions(settings)
     if settings.models and settings.default_model not in settings.models:
         found.append(Problem("default_model", settings.default_model, f"must be one of {', '.join(settings.models)}"))
     found += _limits_out_of_order(settings)
@@ -373,12 +377,3 @@ def _limits_out_of_order(settings: Settings) -> list[Problem]:
                     )
                 )
     return found
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -13,6 +13,7 @@ from celery.signals import setup_logging
 from config.celery import celery_config
 from config.logging import logging_config
 from config.settings import Settings, load_settings
+from tasks.choring import ChoresStep
 
 
 def make_app(settings: Settings, *, result_backend: str = "") -> Celery:
@@ -38,5 +39,7 @@ def __getattr__(name: str) -> Celery:
         settings = load_settings()
         use_our_logging(settings)
         app = globals()["app"] = make_app(settings)
+        app.bunch_settings = settings
+        app.steps["worker"].add(ChoresStep)
         return app
     raise AttributeError(name)

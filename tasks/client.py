@@ -22,6 +22,7 @@ from tasks.caller import Caller
 from tasks.errors import BY_CODE, BackendUnavailable, BunchError, DeadlineExceeded, InferenceFailed, TaskCancelled
 from tasks.messages import NO_PARAMETERS, MessageWriter, Outgoing
 from tasks.outbox import Outbox, Receipt
+from tasks.ownership import owned_id
 from tasks.quota import Quotas
 from tasks.results import FINISHED, Reply, decode_details, decode_error, decode_reply
 from tasks.router import Pending, Router
@@ -76,10 +77,11 @@ class Client:
             timeout_s: the caller's deadline, from now.
             waits: False for a caller who polls: `receipt` then waits for the queue only, and the result is kept longer.
             request_id: the caller's own name for it, when it gave one.
-            caller: whose key's limits it counts against; without a key there are none.
+            caller: whose it is, and whose key's limits it counts against; with auth off nobody's, and none.
             hung_up: whether the caller has gone meanwhile; such a request is taken back, if it still waits.
         """
-        task_id = new_id()
+        owner = caller.owner if caller is not None else ""
+        task_id = owned_id(new_id(), owner) if owner else new_id()
         timeout_ms = max(1, int(timeout_s * 1000))
         settings = self._settings
         out = Outgoing(
@@ -92,8 +94,9 @@ class Client:
             min(self._queue_timeouts[tier], timeout_ms),
             min(settings.sync_result_ttl_ms, settings.result_ttl_ms) if waits else settings.result_ttl_ms,
             not waits or bool(request_id),
-            self._keys.request(request_id) if request_id else "",
+            self._keys.request(_scoped(request_id, owner)) if request_id else "",
             self._quotas.of(caller),
+            owner,
         )
         rest = self._writer.rest(out, time.time())
         # Not before nothing can fail any more: nobody would forget it.
@@ -146,10 +149,10 @@ class Client:
             raise BackendUnavailable(f"the queue is not reachable: {error}") from error
         return cast("bytes", found).decode()
 
-    def task_of(self, request_id: str) -> str:
-        """The task id behind a caller's own request id; the id itself when there is none."""
+    def task_of(self, request_id: str, owner: str = "") -> str:
+        """The task id behind its owner's own request id; the id itself when there is none."""
         try:
-            known = cast("bytes | None", self._redis.get(self._keys.request(request_id)))
+            known = cast("bytes | None", self._redis.get(self._keys.request(_scoped(request_id, owner))))
         except RedisError as error:
             raise BackendUnavailable(f"the result store is not reachable: {error}") from error
         return known.decode() if known else request_id
@@ -167,6 +170,11 @@ class Client:
         except RedisError as error:
             raise BackendUnavailable(f"the result store is not reachable: {error}") from error
         return decode_reply(raw) if raw else None
+
+
+def _scoped(request_id: str, owner: str) -> str:
+    """Two owners may call their requests the same."""
+    return f"{owner}/{request_id}" if owner else request_id
 
 
 def checked(reply: object) -> Reply:

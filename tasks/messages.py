@@ -52,6 +52,7 @@ class Outgoing:
     tracked: bool = True
     request_key: str = ""
     quota: Quota | None = None
+    owner: str = ""
 
 
 class MessageWriter:
@@ -71,9 +72,11 @@ class MessageWriter:
         )
         shown = _encode(f"({text})" if len(text) <= _ARGSREPR_BYTES else f"({text[:_ARGSREPR_BYTES]}…)").decode()
         # Rounded up to whole seconds: the stamp is what Bunch goes by, this header is for other Celery workers.
+        # Of no use to a worker but to say in the ledger whose it was.
+        owned = f'"bunch_owner":{_encode(out.owner).decode()},' if out.owner else ""
         expires = _iso_second(int(now_epoch_s + out.deadline_ms / 1000) + 1)
         return (
-            f'{out.tracked:d};{out.result_ttl_ms:09d};{tag};{task_id}","lang":"py","task":"{TASK_NAME}","id":"{task_id}",'
+            f'{out.tracked:d};{out.result_ttl_ms:09d};{tag};{task_id}",{owned}"lang":"py","task":"{TASK_NAME}","id":"{task_id}",'
             f'"eta":null,"expires":"{expires}","group":null,"retries":0,"timelimit":[null,null],'
             f'"root_id":"{task_id}","parent_id":null,"argsrepr":{shown},"kwargsrepr":"{{}}","origin":"{_ORIGIN}",'
             f'"ignore_result":false,"bunch_sent":{int(now_epoch_s * 1000)}}},"body":{_encode(body).decode()},'
@@ -104,6 +107,7 @@ class _Headers(msgspec.Struct):
     ignore_result: bool | None = False
     bunch_attempt: int = 0
     bunch_sent: int = 0
+    bunch_owner: str = ""
     compression: str | None = None
 
 
@@ -263,6 +267,7 @@ def _request(
         lost=headers.bunch_attempt,
         reply_to=properties.reply_to or "",
         sent_ms=headers.bunch_sent,
+        owner=headers.bunch_owner,
     )
 
 

@@ -49,6 +49,8 @@ CANCELLED = _counter("cancelled_before_compute_total", "Requests taken back befo
 EXPIRED = _counter("expired_total", "Requests whose time passed before the model saw them.", "model", "tier")
 EXTRA_PASSES = _counter("extra_passes_total", "Calls of a model beyond one per batch, to find a culprit.", "model")
 DEAD_LETTERED = _counter("dead_lettered_total", "Requests given up and kept as dead letters.", "model", "reason")
+LEDGER_ROWS = _counter("ledger_rows_total", "Requests written to the database's ledger.")
+LEDGER_DROPPED = _counter("ledger_dropped_total", "Requests that the ledger lacks, by why.", "reason")
 SHED = _counter("shed_total", "Requests refused at the door.", "tier", "reason")
 
 

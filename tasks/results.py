@@ -151,18 +151,30 @@ class CeleryCodec:
         return _encode(record)
 
 
+def code_of(outcome: Outcome) -> str:
+    """The contract's code of an outcome; empty of an output, and of what its caller took back."""
+    match outcome:
+        case Rejected():
+            return "INVALID_INPUT" if outcome.exc_type == "InvalidInput" else "INPUT_REJECTED"
+        case Failed():
+            return outcome.code
+        case Expired():
+            return "DEADLINE_EXCEEDED"
+        case _:
+            return ""
+
+
 def _parts(outcome: Outcome) -> tuple[bytes, bytes, str, bytes]:
     match outcome:
         case Ok():
             return b"SUCCESS", outcome.output, "", b"null"
         case Rejected():
-            code = "INVALID_INPUT" if outcome.exc_type == "InvalidInput" else "INPUT_REJECTED"
-            return b"FAILURE", _error(outcome.exc_type, outcome.message), code, b"null"
+            return b"FAILURE", _error(outcome.exc_type, outcome.message), code_of(outcome), b"null"
         case Failed():
             traceback = _encode((outcome.traceback or "")[-_MAX_TRACEBACK:] or None)
             return b"FAILURE", _error(outcome.exc_type, outcome.message), outcome.code, traceback
         case Expired():
-            return b"FAILURE", _error("DeadlineExceeded", outcome.message), "DEADLINE_EXCEEDED", b"null"
+            return b"FAILURE", _error("DeadlineExceeded", outcome.message), code_of(outcome), b"null"
         case Cancelled():
             return b"REVOKED", _error("TaskRevokedError", outcome.message, "celery.exceptions"), "", b"null"
 

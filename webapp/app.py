@@ -26,13 +26,15 @@ from tasks.app import make_app
 from tasks.client import Client
 from tasks.errors import BunchError
 from tasks.fleet import Fleet
+from tasks.ledger import LedgerBuffer, LedgerStream
 from tasks.metrics import MetricsFlusher, SharedMetrics
 from webapp.api import health, inference, openapi, results
 from webapp.call import STATUS_LINES, Answer, Call
 from webapp.direct import DirectModels
 from webapp.errors import ApiError, bunch_error_answer, error_answer
-from webapp.identity.anybody import Anybody
+from webapp.identity import make_identity
 from webapp.identity.base import Access, access_of
+from webapp.ledger import RefusalLedger
 from webapp.services import Services
 from webapp.telemetry import flush_forever
 
@@ -70,6 +72,8 @@ class BunchApp(flask.Flask):
         """Open what this process needs. After the fork and the monkey-patching, before the first request."""
         self.services.identity.start()
         self.services.client.start()
+        if self.services.ledger is not None:
+            self.services.ledger.start()
         flusher = MetricsFlusher(self.services.redis)
         self._flushing = gevent.spawn(flush_forever, flusher)
 
@@ -78,6 +82,8 @@ class BunchApp(flask.Flask):
         self.services.client.stop()
         self.services.direct.close()
         self.services.identity.stop()
+        if self.services.ledger is not None:
+            self.services.ledger.stop()
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         handler = HOT.get((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
@@ -97,9 +103,8 @@ def answered(handler: Handler, access: Access, services: Services, call: Call, *
     except BunchError as error:
         return bunch_error_answer(error, call.request_id)
     except ApiError as error:
-        retry_after_s = 1.0 if error.code in {"BACKEND_UNAVAILABLE", "MODEL_UNAVAILABLE"} else None
         return error_answer(
-            error.code, error.message, call.request_id, retry_after_s=retry_after_s, headers=error.headers
+            error.code, error.message, call.request_id, retry_after_s=error.retry_after_s, headers=error.headers
         )
     except Exception:
         logger.exception("request %s failed", call.request_id)
@@ -169,7 +174,8 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
         fleet=Fleet(redis, lease_ttl_s=settings.lease_ttl_s),
         metrics=SharedMetrics(redis),
         direct=DirectModels(settings),
-        identity=Anybody(settings),
+        identity=make_identity(settings, redis),
+        ledger=RefusalLedger(LedgerBuffer(LedgerStream(redis))) if settings.keeps_ledger else None,
     )
 
 

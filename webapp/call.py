@@ -20,6 +20,8 @@ STATUS_LINES: dict[int, str] = {
     200: "200 OK",
     202: "202 Accepted",
     400: "400 Bad Request",
+    401: "401 Unauthorized",
+    403: "403 Forbidden",
     404: "404 Not Found",
     405: "405 Method Not Allowed",
     409: "409 Conflict",

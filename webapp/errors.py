@@ -16,6 +16,8 @@ STATUS_OF: dict[str, int] = {
     "INVALID_JSON": 400,
     "INVALID_INPUT": 400,
     "INVALID_HEADER": 400,
+    "UNAUTHENTICATED": 401,
+    "FORBIDDEN": 403,
     "UNKNOWN_MODEL": 404,
     "UNKNOWN_TASK": 404,
     "NOT_FOUND": 404,
@@ -38,14 +40,20 @@ STATUS_OF: dict[str, int] = {
 }
 
 
+_WORTH_ANOTHER_TRY = frozenset({"BACKEND_UNAVAILABLE", "MODEL_UNAVAILABLE"})
+
+
 class ApiError(Exception):
     """A refusal by the frontend itself."""
 
-    def __init__(self, code: str, message: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
-        super().__init__(code, message, headers)
+    def __init__(
+        self, code: str, message: str, headers: tuple[tuple[str, str], ...] = (), retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(code, message, headers, retry_after_s)
         self.code = code
         self.message = message
         self.headers = headers
+        self.retry_after_s = 1.0 if code in _WORTH_ANOTHER_TRY else retry_after_s
 
 
 def error_answer(

@@ -12,6 +12,7 @@ from tasks.fleet import Fleet
 from tasks.metrics import SharedMetrics
 from webapp.direct import DirectModels
 from webapp.identity.base import Identity
+from webapp.ledger import RefusalLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +24,4 @@ class Services:
     metrics: SharedMetrics
     direct: DirectModels
     identity: Identity
+    ledger: RefusalLedger | None = None

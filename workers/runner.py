@@ -37,10 +37,12 @@ from config.settings import ModelSettings, Settings, load_settings
 from tasks.explain import explain
 from tasks.fleet import ExecutorRow, WorkerRow
 from tasks.journal import Journal
+from tasks.ledger import LedgerBuffer, LedgerStream
 from tasks.metrics import BUSY_SECONDS, MetricsFlusher
 from tasks.results import CeleryCodec
 from workers.executor import ProcessExecutor
 from workers.journal import BatchJournal
+from workers.ledger import LedgerObserver
 from workers.observers import Observers
 from workers.started import StartedMarks
 from workers.steering import Steering
@@ -87,6 +89,7 @@ class WorkerRunner:
         store = RedisBatchStore(self._redis, self.worker_id, ageing_s=settings.ageing_ms / 1000)
         codec = CeleryCodec(settings.result_ttl_ms)
         self._journal = BatchJournal(journal, self.worker_id) if settings.explain == "on" else None
+        self._ledger = LedgerObserver(LedgerBuffer(LedgerStream(self._redis))) if settings.keeps_ledger else None
         self._telemetry = WorkerTelemetry(
             self._dispatcher, settings.events_per_second, mark_started=StartedMarks(self._redis)
         )
@@ -131,6 +134,8 @@ class WorkerRunner:
             self.steering.sync()
         except RedisError as error:
             logger.warning("claiming nothing before it is known what is paused: %s", error)
+        if self._ledger:
+            self._ledger.start()
         for _, executor in self._executors:
             executor.start()
         for loop in self._loops:
@@ -160,6 +165,8 @@ class WorkerRunner:
         self._heart.join(timeout=2 * BEAT_EVERY_S)
         if self._journal is not None:
             self._journal.stop()
+        if self._ledger:
+            self._ledger.stop()
         try:
             self._flusher.flush()
             self._registry.strike(self.worker_id)
@@ -184,7 +191,8 @@ class WorkerRunner:
         return self._redis
 
     def _observer(self) -> Observer:
-        return self._telemetry if self._journal is None else Observers(self._telemetry, self._journal)
+        others = [each for each in (self._journal, self._ledger) if each is not None]
+        return Observers(self._telemetry, *others) if others else self._telemetry
 
     def _models_of_the_file(self) -> Mapping[str, ModelSettings]:
         """As the file says now: what a reload goes by."""

@@ -19,7 +19,7 @@ from tests.benchmarks.verify import NotReadyError
 
 ROOT = Path(__file__).parents[2]
 
-_NOOP = """
+NOOP = """
 default_model = "noop"
 
 [models.noop]
@@ -49,7 +49,7 @@ class Bunch(System):
     start_limit_s = 120.0
 
     def launch(self, model: Model) -> None:
-        self.launch_with(_NOOP if model == "noop" else _SIMULATED.format(timeout_ms=3000, batch_ms=50), {})
+        self.launch_with(NOOP if model == "noop" else _SIMULATED.format(timeout_ms=3000, batch_ms=50), {})
 
     def start_slow(self, batch_ms: int) -> None:
         """Serve a model that takes `batch_ms` a batch, with every time limit above it."""
@@ -69,10 +69,11 @@ class Bunch(System):
                 *("--no-flower", "--web-workers", "2", "--workers", "1"),
             ],
             cwd=ROOT,
-            env=self._env() | dict(settings),
+            env=self.environment() | dict(settings),
         )
 
-    def _env(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """Of its processes, and of commands that shall find them."""
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
         return inherited | {"BUNCH_STATE_DIR": str(self.folder / "state")}
 
@@ -96,7 +97,7 @@ class Bunch(System):
         done = subprocess.run(
             [sys.executable, "manage.py", "status", "--json"],
             cwd=ROOT,
-            env=self._env(),
+            env=self.environment(),
             capture_output=True,
             text=True,
             check=True,

@@ -154,7 +154,8 @@ class Stack:
             each.kill()
         assert not alive, f"left running: {alive}\n{self.logs()}"
         assert code == 0, self.logs()
-        left = {each.name for each in self.state_dir.iterdir()} - {"log", "valkey", "flower", "up.lock"}
+        left = {each.name for each in self.state_dir.iterdir()}
+        left -= {"log", "valkey", "flower", "up.lock", "bunch.db"}
         assert not left, f"left in {self.state_dir}: {left}"
 
     def kill(self) -> None:

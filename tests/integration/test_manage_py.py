@@ -16,7 +16,7 @@ from tests.valkey import PrivateValkey
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
     *("up", "demo", "status", "web", "worker", "ops", "flower"),
-    *("check", "queues", "workers", "models", "bench"),
+    *("check", "queues", "workers", "models", "keys", "bench"),
 )
 ECHO = '[models.echo]\nsource = "workers.models.echo:Echo"\n'
 

@@ -28,6 +28,8 @@ def ready(services: Services, call: Call) -> Answer:
         served = ready_models(services.fleet.healthy())
     except RedisError as error:
         raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
+    if not services.identity.ready:
+        raise ApiError("BACKEND_UNAVAILABLE", "the keys of the callers are not known yet")
     missing = [name for name in services.settings.models if name not in served]
     if missing:
         raise ApiError("MODEL_UNAVAILABLE", f"no healthy worker for {', '.join(missing)}")

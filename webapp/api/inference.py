@@ -120,6 +120,8 @@ def bulk(services: Services, call: Call) -> Answer:
             reply = direct.waiting(client, model, tier, value, parameters, started + limit_s)(pending)
         except BunchError as error:
             count(model, tier, error.code, perf_counter() - started, error.reason)
+            if services.ledger is not None:
+                services.ledger.note(call.caller.owner, tier, model, error, perf_counter() - started)
             failed = {"error": error.code, "message": error.message}
             results.append(_encode(failed if pending is None else {"task_id": pending.task_id, **failed}))
         else:
@@ -184,6 +186,8 @@ def _run(
         code = "OK"
     except BunchError as error:
         code, shed = error.code, error.reason
+        if services.ledger is not None:
+            services.ledger.note(call.caller.owner, tier, model, error, perf_counter() - started)
         raise
     finally:
         count(model, tier, code, perf_counter() - started, shed)

@@ -9,6 +9,7 @@ import msgspec
 
 from webapp.call import Answer, Call
 from webapp.errors import STATUS_OF
+from webapp.identity.base import Access, access_of
 from webapp.request import BulkBody, InferenceBody, PredictBody, SimpleBody
 from webapp.services import Services
 
@@ -16,16 +17,16 @@ _BODIES = (InferenceBody, BulkBody, PredictBody, SimpleBody)
 
 
 def document(services: Services, call: Call) -> Answer:
-    return Answer(200, _encoded(), call.request_id)
+    return Answer(200, _encoded(services.settings.auth != "off"), call.request_id)
 
 
 @cache
-def _encoded() -> bytes:
-    return msgspec.json.encode(describe())
+def _encoded(secured: bool) -> bytes:
+    return msgspec.json.encode(describe(secured=secured))
 
 
-def describe() -> dict[str, Any]:
-    """The document, OpenAPI 3.1."""
+def describe(*, secured: bool) -> dict[str, Any]:
+    """The document, OpenAPI 3.1; `secured` when callers have to say who they are."""
     _, components = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
     components["Error"] = {
         "type": "object",
@@ -72,12 +73,28 @@ def describe() -> dict[str, Any]:
     components["Plain"] = _object(request_id="string", latency_ms="number")
     components["Plain"]["properties"]["output"] = {}
     components["Anything"] = {"type": "object"}
-    return {
+    document = {
         "openapi": "3.1.0",
         "info": {"title": "Bunch", "version": "1", "description": "Dynamic batching for GPU models."},
         "paths": _paths(),
         "components": {"schemas": components},
     }
+    return _secured(document) if secured else document
+
+
+def _secured(document: dict[str, Any]) -> dict[str, Any]:
+    """With what each path asks of its callers, and how it refuses."""
+    for path, item in document["paths"].items():
+        access = access_of(path)
+        if access is Access.PUBLIC:
+            continue
+        statuses = (401, 403, 429) if access is Access.OPERATOR else (401, 429)
+        for operation in item.values():
+            operation["security"] = [{"bearer": []}]
+            operation["responses"] |= _errors(*statuses)
+    scheme = {"type": "http", "scheme": "bearer", "description": "An API key, a JSON Web Token or the service token."}
+    document["components"]["securitySchemes"] = {"bearer": scheme}
+    return document
 
 
 def _object(**properties: str) -> dict[str, Any]:

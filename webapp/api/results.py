@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tasks.client import error_of
+from tasks.ownership import belongs_to
 from tasks.results import Reply, decode_details
 from webapp.call import Answer, Call
 from webapp.errors import ApiError
@@ -20,6 +21,7 @@ _LIFE = {"SUCCESS": "completed", "FAILURE": "failed", "CANCELLED": "failed", "ST
 
 def get_result(services: Services, call: Call, task_id: str) -> Answer:
     """The state and outcome, after waiting up to `wait_ms` for it to finish."""
+    _require_owner(call, task_id)
     wait = call.query("wait_ms")
     wait_s = milliseconds(wait, "wait_ms", "INVALID_INPUT") / 1000 if wait is not None else 0.0
     reply = services.client.result(task_id, min(wait_s, services.settings.request_timeout_s))
@@ -38,6 +40,7 @@ def get_result(services: Services, call: Call, task_id: str) -> Answer:
 
 def cancel_result(services: Services, call: Call, task_id: str) -> Answer:
     """Takes back what has not started; asking twice is no error."""
+    _require_owner(call, task_id)
     found = services.client.cancel(task_id)
     if not found:
         raise _unknown(task_id)
@@ -50,7 +53,9 @@ def cancel_result(services: Services, call: Call, task_id: str) -> Answer:
 
 def get_request(services: Services, call: Call, request_id: str) -> Answer:
     """One request's life by its request id or task id."""
-    task_id = services.client.task_of(request_id)
+    task_id = services.client.task_of(request_id, call.caller.owner)
+    if not belongs_to(task_id, call.caller.owner):
+        raise _unknown(request_id)
     reply = services.client.result(task_id)
     if reply is None:
         raise _unknown(request_id)
@@ -75,6 +80,12 @@ def _described(request_id: str, task_id: str, reply: Reply) -> dict[str, object]
         "attempt": details.attempt,
         "error": {"error": error.code, "message": error.message} if error else None,
     }
+
+
+def _require_owner(call: Call, task_id: str) -> None:
+    """Of somebody else's request it is not even said that it exists."""
+    if not belongs_to(task_id, call.caller.owner):
+        raise _unknown(task_id)
 
 
 def _unknown(task_id: str) -> ApiError:

@@ -3,3 +3,26 @@
 Call ──Authorization──▶ Identity ──▶ Caller (key, owner, tier, limits)
                                  └ refused: 401, or 403 for a known caller at an operator's endpoint
 """
+
+from __future__ import annotations
+
+from redis import Redis
+
+from config.settings import Settings
+from tasks.keytable import KeyTableStore
+from webapp.identity.anybody import Anybody
+from webapp.identity.base import Identity
+from webapp.identity.bearer import Bearer
+from webapp.identity.jwks import KeySet
+from webapp.identity.keyring import KeyRing
+from webapp.identity.tokens import TokenVerifier
+
+
+def make_identity(settings: Settings, redis: Redis) -> Identity:
+    """What `BUNCH_AUTH` asks for. Nothing is started yet."""
+    if settings.auth == "off":
+        return Anybody(settings)
+    jwks = KeySet(settings)
+    ring = KeyRing(KeyTableStore(redis)) if settings.takes_keys else None
+    tokens = TokenVerifier(settings, jwks) if settings.takes_tokens else None
+    return Bearer(settings, ring, tokens, jwks)

@@ -25,6 +25,10 @@ class Anybody:
     def stop(self) -> None:
         """Nothing to close."""
 
+    @property
+    def ready(self) -> bool:
+        return True
+
     def identify(self, call: Call, access: Access) -> Caller:
         asked = call.header("HTTP_X_TIER")
         if asked is None or access is not Access.TENANT or not self._may_choose:

@@ -10,21 +10,25 @@ from webapp.call import Call
 
 
 class Access(Enum):
-    """Whom a path is for."""
+    """Whom a path is for. `EITHER`: tenants see what is theirs there, operators everything."""
 
     PUBLIC = auto()
     TENANT = auto()
     OPERATOR = auto()
+    EITHER = auto()
 
 
 _PUBLIC = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs"})
 _OPERATOR = ("/internal", "/metrics", "/ops")
+_EITHER = "/internal/requests/"
 
 
 def access_of(path: str) -> Access:
     """By the path's beginning, so that whatever is added later is closed to strangers until somebody opens it."""
     if path in _PUBLIC:
         return Access.PUBLIC
+    if path.startswith(_EITHER):
+        return Access.EITHER
     if any(path == each or path.startswith(each + "/") for each in _OPERATOR):
         return Access.OPERATOR
     return Access.TENANT
@@ -36,6 +40,10 @@ class Identity(Protocol):
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether callers can be told apart yet."""
 
     def identify(self, call: Call, access: Access) -> Caller:
         """Raises ApiError: UNAUTHENTICATED or FORBIDDEN, which do not say what exactly was wrong."""

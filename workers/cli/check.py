@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from config.errors import Problem, SettingsError
 from config.redis import connect
 from config.settings import ModelSettings, Settings
 from workers.cli.base import config_option, fail, json_option, print_json, settings_for, without_password
+from workers.cli.database import database_problems
 from workers.models import load_model
 from workers.supervisor import ports, state
 from workers.supervisor.errors import PortTaken
@@ -56,6 +58,8 @@ def find_problems(settings: Settings) -> Iterator[Problem]:
             yield from _server("BUNCH_BROKER_URL", settings.control_url)
     else:
         yield from _embedded()
+    yield from database_problems(settings)
+    yield from _token_keys(settings)
     yield from _models(settings)
     if not state.is_running(Path(settings.state_dir)):
         yield from _ports(settings)
@@ -98,6 +102,20 @@ def _embedded() -> Iterator[Problem]:
         return
     if not os.access(binary, os.X_OK):
         yield Problem("BUNCH_REDIS_URL", "", f"the embedded server cannot be run: chmod +x {binary}")
+
+
+def _token_keys(settings: Settings) -> Iterator[Problem]:
+    source = settings.jwt_jwks
+    if not settings.takes_tokens or not source or source.startswith(("http://", "https://")):
+        # A URL is the frontends' to fetch: from here it may not even be reachable.
+        return
+    try:
+        keys = json.loads(Path(source).read_bytes())["keys"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield Problem("BUNCH_JWT_JWKS", source, f'must be a file with {{"keys": [...]}}, or an https URL: {error!r}')
+        return
+    if not keys:
+        yield Problem("BUNCH_JWT_JWKS", source, "holds no key: no token can be checked")
 
 
 def _models(settings: Settings) -> Iterator[Problem]:

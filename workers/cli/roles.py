@@ -11,6 +11,7 @@ import msgspec
 
 from config.settings import Settings
 from workers.cli.base import config_option, locate
+from workers.cli.database import prepare_database
 from workers.supervisor import roles
 from workers.supervisor.stack import role_environment
 
@@ -37,6 +38,7 @@ def worker(config_file: Path | None, name: str) -> None:
 def ops(config_file: Path | None, name: str) -> None:
     """A plain Celery worker for the tasks that keep the house in order."""
     settings = locate(config_file)
+    prepare_database(settings, click.echo)
     _become(roles.ops(settings, name), settings)
 
 

@@ -20,6 +20,7 @@ from workers.cli.base import (
     settings_for,
     without_password,
 )
+from workers.cli.database import prepare_database
 from workers.supervisor import state
 from workers.supervisor.run import run
 from workers.supervisor.screen import Screen
@@ -43,6 +44,7 @@ def up(config_file: Path | None, port: int | None, workers: int, web_workers: in
     settings = msgspec.structs.replace(settings, **{k: v for k, v in given.items() if v is not None})
     screen = Screen(sys.stdout)
     with state.UpLock(Path(settings.state_dir)):
+        prepare_database(settings, screen.line)
         stack = Stack(settings, Options(workers=workers, flower=not no_flower))
         run(stack, screen, lambda: _say_ready(stack, screen))
     screen.line("stopped")
@@ -86,14 +88,15 @@ def _say_ready(stack: Stack, screen: Screen) -> None:
     redis_url = stack.valkey.tcp_url if stack.valkey else settings.redis_url
     screen.line(f"redis   {without_password(redis_url)}")
     screen.line(f"logs    {stack.state_dir / 'log'}")
-    screen.line("try     " + curl_line(stack.url, settings.default_model))
+    screen.line("try     " + curl_line(stack.url, settings.default_model, with_key=settings.auth != "off"))
     screen.line()
     screen.line("ready")
 
 
-def curl_line(url: str, model: str) -> str:
+def curl_line(url: str, model: str, *, with_key: bool = False) -> str:
     body = json.dumps({"model": model, "input": "A bunch of celery"})
-    return f"curl {url}/v1/inference -H 'Content-Type: application/json' -d '{body}'"
+    key = ' -H "Authorization: Bearer $KEY"' if with_key else ""
+    return f"curl {url}/v1/inference{key} -H 'Content-Type: application/json' -d '{body}'"
 
 
 def _uptime(pid: int | None) -> str:

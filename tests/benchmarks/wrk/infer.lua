@@ -1,5 +1,5 @@
 -- POSTs distinct inputs in a system's own shape; prints the summary as one JSON line.
---   wrk … -s infer.lua URL -- PREFIX SUFFIX SEED
+--   wrk … -s infer.lua URL -- PREFIX SUFFIX SEED [CREDENTIAL]
 -- A body is PREFIX .. input .. SUFFIX. The seed differs from run to run, so that no cache ever helps.
 
 local threads = 0
@@ -15,7 +15,8 @@ function init(args)
   after = " of the benchmark" .. suffix
   -- Counted with a fixed width, so that Content-Length is the same for every request and the head can be built once.
   local length = #before + 9 + #after
-  head = "POST " .. wrk.path .. " HTTP/1.1\r\nHost: " .. wrk.host .. ":" .. wrk.port
+  local credential = args[4] and ("\r\nAuthorization: Bearer " .. args[4]) or ""
+  head = "POST " .. wrk.path .. " HTTP/1.1\r\nHost: " .. wrk.host .. ":" .. wrk.port .. credential
     .. "\r\nContent-Type: application/json\r\nContent-Length: " .. length .. "\r\n\r\n" .. before
   counter = 0
 end

@@ -1,0 +1,20 @@
+-- Replace the table of API keys with another state of the database.
+--
+-- KEYS  1 keys (hash)  2 their version (string)   ARGV  1 version: <database>:<number>  then per key: id, record (JSON)
+-- Returns 1, or 0 when what is there is as new. Two may publish at once, and the older state must not come last: a
+-- revoked key would be back.
+local function parts(version)
+  return string.match(version, '^(.*):(%d+)$')
+end
+local database, number = parts(ARGV[1])
+local there = redis.call('GET', KEYS[2])
+if there then
+  local other, reached = parts(there)
+  if other == database and tonumber(reached) >= tonumber(number) then return 0 end
+end
+redis.call('DEL', KEYS[1])
+for i = 2, #ARGV, 1000 do
+  redis.call('HSET', KEYS[1], unpack(ARGV, i, math.min(i + 999, #ARGV)))
+end
+redis.call('SET', KEYS[2], ARGV[1])
+return 1

@@ -1,0 +1,363 @@
+"""What strangers and neighbours may try, and what it gets them: a table, against real processes with auth on."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import pytest
+
+from config.tiers import Tier
+from tasks import chores
+from tasks.apikeys import new_key
+from tests import issuer
+from tests.e2e.client import Answer
+from tests.e2e.stack import PATIENCE_S, Stack, wait_until
+from tests.integration.http_server_harness import Client
+from webapp.identity import keyring
+
+MODELS = """\
+[models.echo]
+source = "workers.models.echo:Echo"
+
+[models.slow]
+source = "workers.models.simulated:Simulated"
+options = { batch_ms = 300, item_ms = 0 }
+max_batch_size = 1
+"""
+SERVICE_TOKEN = "the-token-of-those-who-run-it"
+_addresses = count(2)
+
+
+@dataclass
+class Fort:
+    """A stack with auth on, some keys, and a request of alice's. Each call comes from an address of its own."""
+
+    stack: Stack
+    secrets: dict[str, str] = field(default_factory=dict)
+    task_id: str = ""
+
+    def keys(self, *arguments: str) -> Any:
+        done = self.stack.manage("keys", *arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def create(self, name: str, *options: str) -> str:
+        """A new key's id."""
+        made = self.keys("create", *options)
+        self.secrets[name] = made["secret"]
+        return str(made["id"])
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        address: str = "",
+    ) -> Answer:
+        source = (address or f"127.0.1.{next(_addresses)}", 0)
+        connection = http.client.HTTPConnection("127.0.0.1", self.stack.port, timeout=PATIENCE_S, source_address=source)
+        with contextlib.closing(connection):
+            sent = {**({"Content-Type": "application/json"} if body is not None else {}), **(headers or {})}
+            connection.request(method, path, body, sent)
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, found, response.read())
+
+    def ask(
+        self, name: str, method: str = "POST", path: str = "/v1/inference", body: bytes = b'{"input": 1}'
+    ) -> Answer:
+        return self.call(method, path, body if method == "POST" else None, bearer(self.secrets[name]))
+
+    def raw(self, data: bytes) -> Answer:
+        with Client(self.stack.port) as client:
+            return client.ask(data)
+
+    def logged(self) -> str:
+        files = [self.stack.state_dir.parent / "output.txt", *(self.stack.state_dir / "log").glob("*.log")]
+        return "\n".join(each.read_text(errors="replace") for each in files)
+
+
+def bearer(text: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {text}"}
+
+
+@pytest.fixture(scope="module")
+def fort(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fort]:
+    folder = tmp_path_factory.mktemp("fort")
+    issuer.write_jwks(folder / "jwks.json")
+    each = Fort(Stack(folder, MODELS))
+    settings = {
+        "auth": "keys,jwt", "jwt_jwks": folder / "jwks.json", "jwt_secret": issuer.SECRET,
+        "jwt_audience": issuer.AUDIENCE, "jwt_issuer": issuer.ISSUER,
+        "service_token": SERVICE_TOKEN, "ledger_retention_days": 1, "log_level": "DEBUG",
+    }  # fmt: skip
+    try:
+        each.stack.start("--web-workers=2", "--workers=1", "--no-flower", **settings)
+        each.create("alice", "--tier", "paid", "--owner", "alice")
+        each.create("alice again", "--tier", "free", "--owner", "alice")
+        each.create("bob", "--tier", "enterprise", "--owner", "bob")
+        each.create("expired", "--tier", "paid", "--expires-in-days", "0.000001")
+        revoked = each.create("revoked", "--tier", "paid")
+        each.keys("revoke", revoked)
+        wait_until(lambda: each.ask("bob").status == 200 and each.ask("alice").status == 200, what="keys are known")
+        wait_until(lambda: each.ask("revoked").status == 401, what="the revoked one is known to be")
+        each.secrets["service"] = SERVICE_TOKEN
+        queued = each.call(
+            "POST", "/v1/inference", b'{"input": "alice\'s"}',
+            {**bearer(each.secrets["alice"]), "Prefer": "respond-async", "X-Request-Id": "mine"},
+        )  # fmt: skip
+        each.task_id = queued.json["task_id"]
+        yield each
+        each.stack.stop()
+    finally:
+        each.stack.kill()
+
+
+# Each is a credential that finds nobody: 401, in the same words.
+WRONG_CREDENTIALS: dict[str, Callable[[Fort], str]] = {
+    "a malformed key": lambda fort: "Bearer bunch_paid_x_y",
+    "half a key": lambda fort: f"Bearer {fort.secrets['alice'][:-20]}",
+    "a key that never was": lambda fort: f"Bearer {new_key(Tier.PAID)[1]}",
+    "a known id with another secret": lambda fort: f"Bearer {fort.secrets['alice'][:-43]}{'x' * 43}",
+    "a revoked key": lambda fort: f"Bearer {fort.secrets['revoked']}",
+    "an expired key": lambda fort: f"Bearer {fort.secrets['expired']}",
+    "the service token": lambda fort: f"Bearer {SERVICE_TOKEN}",
+    "an endless key": lambda fort: "Bearer " + "a" * 7000,
+    "bytes that are no text": lambda fort: "Bearer \xff\xfe.\xfd.\xfc",
+    "nothing behind Bearer": lambda fort: "Bearer .",
+    "Basic": lambda fort: "Basic YWxpY2U6c2VjcmV0",
+    "alg none": lambda fort: f"Bearer {issuer.unsigned(time.time())}",
+    "HS256 with the RSA public key": lambda fort: f"Bearer {issuer.confused(time.time())}",
+    "another issuer's key": lambda fort: f"Bearer {issuer.token(time.time(), number=1)}",
+    "a key in the token's own header": lambda fort: f"Bearer {issuer.bringing_its_own_key(time.time())}",
+    "claims changed after signing": lambda fort: f"Bearer {issuer.changed_after_signing(time.time())}",
+    "wrong audience": lambda fort: f"Bearer {issuer.token(time.time(), aud='another')}",
+    "wrong issuer": lambda fort: f"Bearer {issuer.token(time.time(), iss='https://evil.example')}",
+    "an expired token": lambda fort: f"Bearer {issuer.token(time.time(), exp=int(time.time()) - 10)}",
+    "a token for later": lambda fort: f"Bearer {issuer.token(time.time(), nbf=int(time.time()) + 600)}",
+}
+
+
+@pytest.mark.parametrize("attack", WRONG_CREDENTIALS)
+def test_a_wrong_credential(fort: Fort, attack: str) -> None:
+    header = {"Authorization": WRONG_CREDENTIALS[attack](fort)}
+    for method, path in (("POST", "/v1/inference"), ("GET", f"/v1/result/{fort.task_id}")):
+        answer = fort.call(method, path, b'{"input": 1}' if method == "POST" else None, header)
+        assert (answer.status, answer.error) == (401, "UNAUTHENTICATED")
+        assert answer.json["message"] == "the credential is not valid"
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+# What is sent, by whom, and what is answered. Paths take the id of alice's request.
+BY: dict[str, tuple[str, str, str, int, str]] = {
+    # attack                                  by         method    path                          status  code
+    "nobody asks": ("", "POST", "/v1/inference", 401, "UNAUTHENTICATED"),
+    "nobody asks in bulk": ("", "POST", "/v1/inference/bulk", 401, "UNAUTHENTICATED"),
+    "nobody asks the old way": ("", "POST", "/v1/predict", 401, "UNAUTHENTICATED"),
+    "nobody asks the simple way": ("", "POST", "/api/inference", 401, "UNAUTHENTICATED"),
+    "a key in the URL": ("", "POST", "/v1/inference?access_token={alice}", 401, "UNAUTHENTICATED"),
+    "a stranger looks": ("", "GET", "/v1/result/{id}", 401, "UNAUTHENTICATED"),
+    "a stranger cancels": ("", "DELETE", "/v1/result/{id}", 401, "UNAUTHENTICATED"),
+    "a neighbour looks": ("bob", "GET", "/v1/result/{id}", 404, "UNKNOWN_TASK"),
+    "a neighbour waits": ("bob", "GET", "/v1/result/{id}?wait_ms=5000", 404, "UNKNOWN_TASK"),
+    "a neighbour cancels": ("bob", "DELETE", "/v1/result/{id}", 404, "UNKNOWN_TASK"),
+    "a neighbour asks for its life": ("bob", "GET", "/internal/requests/{id}", 404, "UNKNOWN_TASK"),
+    "a neighbour guesses its name": ("bob", "GET", "/internal/requests/mine", 404, "UNKNOWN_TASK"),
+    "a stranger reads the metrics": ("", "GET", "/metrics", 401, "UNAUTHENTICATED"),
+    "a stranger asks for its life": ("", "GET", "/internal/requests/{id}", 401, "UNAUTHENTICATED"),
+    "a tenant reads the metrics": ("bob", "GET", "/metrics", 403, "FORBIDDEN"),
+    "a tenant reads the health": ("bob", "GET", "/internal/health", 403, "FORBIDDEN"),
+    "a path that a proxy lets pass": ("bob", "GET", "//internal/health", 404, "NOT_FOUND"),
+    "an encoded path": ("bob", "GET", "/%69nternal/health", 403, "FORBIDDEN"),
+    "a key in the place of an id": ("bob", "GET", "/v1/result/celery-task-meta-{id}", 404, "UNKNOWN_TASK"),
+}
+
+
+@pytest.mark.parametrize("attack", BY)
+def test_where_somebody_has_no_business(fort: Fort, attack: str) -> None:
+    by, method, path, status, code = BY[attack]
+    path = path.format(id=fort.task_id, alice=fort.secrets["alice"])
+    body = b'{"input": 1, "inputs": [1], "input_data": 1}' if method == "POST" else None
+    answer = fort.call(method, path, body, bearer(fort.secrets[by]) if by else None)
+    assert (answer.status, answer.error) == (status, code)
+
+
+def test_a_neighbours_request_looks_like_one_that_never_was(fort: Fort) -> None:
+    never = "00000000-0000-4000-a000-000000000000"
+    theirs, nobodys = (fort.ask("bob", "GET", f"/v1/result/{task_id}") for task_id in (fort.task_id, never))
+    assert theirs.json["message"].replace(fort.task_id, never) == nobodys.json["message"]
+
+
+def test_what_is_ones_own_is_seen_with_any_key_of_ones_own(fort: Fort) -> None:
+    wait_until(lambda: fort.ask("alice", "GET", f"/v1/result/{fort.task_id}").json["status"] == "SUCCESS", what="done")
+    for name in ("alice", "alice again"):
+        assert fort.ask(name, "GET", f"/v1/result/{fort.task_id}").json["output"] == "alice's"
+        for known_as in ("mine", fort.task_id):
+            assert fort.ask(name, "GET", f"/internal/requests/{known_as}").json["status"] == "completed"
+    assert fort.ask("service", "GET", f"/internal/requests/{fort.task_id}").json["status"] == "completed"
+    assert fort.ask("service", "GET", "/metrics").status == 200
+
+
+def test_two_owners_may_use_the_same_name(fort: Fort) -> None:
+    headers = {**bearer(fort.secrets["bob"]), "X-Request-Id": "mine"}
+    assert fort.call("POST", "/v1/inference", b'{"input": "bob\'s"}', headers).json["output"] == "bob's"
+    assert fort.ask("bob", "GET", "/internal/requests/mine").json["task_id"] != fort.task_id
+    assert fort.ask("alice", "GET", "/internal/requests/mine").json["task_id"] == fort.task_id
+
+
+def test_a_tier_cannot_be_asked_for(fort: Fort) -> None:
+    headers = {**bearer(fort.secrets["alice"]), "X-Tier": "enterprise"}
+    answer = fort.call("POST", "/v1/inference", b'{"input": 1}', headers)
+    assert answer.json["metadata"]["tier"] == "paid"
+
+
+@pytest.mark.parametrize(("algorithm", "tier"), [("RS256", "enterprise"), ("ES256", "free"), ("HS256", "paid")])
+def test_a_good_token_is_let_in_with_its_tier(fort: Fort, algorithm: str, tier: str) -> None:
+    text = issuer.token(time.time(), algorithm, tier=tier, sub="carol")
+    answers = [fort.call("POST", "/v1/inference", b'{"input": 1}', bearer(text)) for _ in range(4)]
+    assert {answer.json["metadata"]["tier"] for answer in answers} == {tier}
+
+
+def test_a_token_does_not_name_the_owner_of_a_key(fort: Fort) -> None:
+    text = issuer.token(time.time(), sub="alice")
+    answer = fort.call("GET", f"/v1/result/{fort.task_id}", None, bearer(text))
+    assert (answer.status, answer.error) == (404, "UNKNOWN_TASK")
+
+
+BODIES: dict[str, tuple[Callable[[], bytes], int, str]] = {
+    "oversized": (lambda: b'{"input": "' + b"x" * 1_048_576 + b'"}', 413, "PAYLOAD_TOO_LARGE"),
+    "deeply nested": (lambda: b'{"input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "INVALID_JSON"),
+    "deeply nested objects": (
+        lambda: b'{"input": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}",
+        400,
+        "INVALID_JSON",
+    ),
+    "the same name twice": (lambda: b'{"input": 1, "model": "echo", "model": "slow"}', 400, "INVALID_JSON"),
+    "a lone surrogate": (lambda: b'{"input": "\\ud800"}', 400, "INVALID_JSON"),
+    "not UTF-8": (lambda: b'{"input": "\xff"}', 400, "INVALID_JSON"),
+    "NaN": (lambda: b'{"input": NaN}', 400, "INVALID_JSON"),
+}
+
+
+@pytest.mark.parametrize("attack", BODIES)
+def test_a_body_that_is_meant_to_hurt(fort: Fort, attack: str) -> None:
+    make, status, code = BODIES[attack]
+    answer = fort.ask("alice", body=make())
+    assert (answer.status, answer.error) == (status, code)
+    stranger = fort.call("POST", "/v1/inference", make())
+    assert stranger.status in {401, 413}, "a stranger's body is not even parsed"
+
+
+HEADS: dict[str, tuple[bytes, int]] = {
+    "a bare CR in a value": (b"X-Request-Id: a\rX-Evil: 1\r\n", 400),
+    "a bare LF in a value": (b"X-Request-Id: a\nX-Evil: 1\r\n", 400),
+    "a folded line": (b"X-Request-Id: a\r\n X-Evil: 1\r\n", 400),
+    "NUL": (b"X-Request-Id: a\0b\r\n", 400),
+    "two credentials": (b"Authorization: Bearer a\r\n", 400),
+    "a length and a coding": (b"Transfer-Encoding: chunked\r\n", 400),
+    "encoded line breaks in the id": (b"X-Request-Id: a%0d%0aX-Evil:%201\r\n", 200),
+    "a name with an underscore": (b"X_Tier: enterprise\r\n", 200),
+}
+
+
+@pytest.mark.parametrize("attack", HEADS)
+def test_header_injection(fort: Fort, attack: str) -> None:
+    line, status = HEADS[attack]
+    body = b'{"input": 1}'
+    answer = fort.raw(
+        b"POST /v1/inference HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+        b"Authorization: Bearer %b\r\n%b\r\n%b" % (len(body), fort.secrets["alice"].encode(), line, body)
+    )
+    assert answer.status == status
+    assert "x-evil" not in answer.headers
+    if status == 200:
+        assert answer.json["metadata"]["tier"] == "paid"
+        assert answer.headers["x-request-id"].replace("-", "").isalnum()
+
+
+def test_log_injection_and_secrets_in_logs(fort: Fort) -> None:
+    forged = "2026-01-01 00:00:00,000 CRITICAL webapp: forged"
+    alice = bearer(fort.secrets["alice"])
+    fort.call("POST", "/v1/inference", json.dumps({"input": 1, "model": f"x\n{forged}"}).encode(), alice)
+    fort.call("POST", "/v1/inference", json.dumps({"input": f"\n{forged}\x1b[2J"}).encode(), alice)
+    fort.call("GET", "/v1/result/a%0A" + forged.replace(" ", "%20"), None, alice)
+    fort.call("GET", "/a%0A" + forged.replace(" ", "%20"), None, bearer(f"x{forged}"))
+    fort.raw(b"GET /\x0b" + forged.encode() + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+    logged = fort.logged()
+    assert not any(line.startswith(forged) for line in logged.splitlines())
+    assert "\x1b[2J" not in logged
+    for name, secret in {**fort.secrets, "jwt": issuer.SECRET}.items():
+        assert secret not in logged, name
+        assert secret.rpartition("_")[2] not in logged, name
+
+
+def test_no_secret_in_redis_metrics_or_the_database(fort: Fort) -> None:
+    with fort.stack.redis() as redis:
+        stored = b"\n".join(redis.dump(key) or b"" for key in redis.scan_iter("bunch*"))
+    metrics = fort.ask("service", "GET", "/metrics").body
+    database = b"".join(each.read_bytes() for each in fort.stack.state_dir.glob("bunch.db*"))
+    assert database
+    for secret in fort.secrets.values():
+        part = secret.rpartition("_")[2].encode()
+        assert part not in stored
+        assert part not in metrics
+        assert part not in database
+
+
+def test_slow_loris(fort: Fort) -> None:
+    """Half a head each and then nothing: they are cut off in their time (`test_http_server_limits`), and until then
+    keep nobody else from being answered.
+    """
+    loris = [socket.create_connection(("127.0.0.1", fort.stack.port)) for _ in range(300)]
+    try:
+        for each in loris:
+            each.sendall(b"POST /v1/inference HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        assert [fort.ask("alice").status for _ in range(10)] == [200] * 10
+    finally:
+        for each in loris:
+            each.close()
+
+
+def test_guessing_keys_becomes_slow_and_stays_so_for_the_guesser_alone(fort: Fort) -> None:
+    address = f"127.0.1.{next(_addresses)}"
+    began = time.monotonic()
+    # Two frontends count apart.
+    for _ in range(16):
+        answer = fort.call("POST", "/v1/inference", b'{"input": 1}', bearer(new_key(Tier.PAID)[1]), address)
+        assert answer.status == 401
+    assert time.monotonic() - began >= 0.5
+    alice = fort.call("POST", "/v1/inference", b'{"input": 1}', bearer(fort.secrets["alice"]), address)
+    assert alice.status == 200
+
+
+def test_a_revoked_key_is_closed_in_every_frontend(fort: Fort) -> None:
+    key_id = fort.create("short-lived", "--tier", "free")
+    wait_until(lambda: all(fort.ask("short-lived").status == 200 for _ in range(10)), what="it is known everywhere")
+    fort.keys("revoke", key_id)
+    wait_until(lambda: all(fort.ask("short-lived").status == 401 for _ in range(10)), what="it is closed everywhere")
+    # Who could reach the database alone waits for the ops worker too.
+    assert keyring.POLL_EVERY_S + chores.EVERY_S <= 2.0
+    assert "revoked" in {row["state"] for row in fort.keys("list") if row["id"] == key_id}
+
+
+def test_the_ledger_says_whose_each_request_was(fort: Fort) -> None:
+    assert fort.ask("bob", body=b'{"input": "for the ledger"}').status == 200
+
+    def lines() -> list[tuple[str, str, str, str, int, str | None]]:
+        with contextlib.closing(sqlite3.connect(fort.stack.state_dir / "bunch.db")) as database:
+            query = "SELECT owner, tier, model, status, attempts, error FROM request"
+            return database.execute(query).fetchall()
+
+    wait_until(lambda: ("bob", "enterprise", "echo", "completed", 1, None) in lines(), what="it is written down")
+    assert ("alice", "paid", "echo", "completed", 1, None) in lines()
+    assert all(owner for owner, *_ in lines())

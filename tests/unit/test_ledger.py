@@ -1,0 +1,124 @@
+"""What a worker and a frontend write down of a request."""
+
+from __future__ import annotations
+
+import pytest
+
+from batching.policy import Reason
+from batching.ports import BatchInfo
+from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
+from config.tiers import Tier
+from tasks import ledger, metrics
+from tasks.errors import DeadlineExceeded, InputRejected, ServiceOverloaded
+from tasks.ledger import LedgerBuffer, LedgerRow, bounded_id
+from webapp.ledger import RefusalLedger
+from workers.ledger import LedgerObserver
+
+
+class Stream:
+    """In memory; `away` raises what Redis does."""
+
+    def __init__(self) -> None:
+        self.rows: list[LedgerRow] = []
+        self.entries = 0
+        self.away = False
+
+    def add(self, rows: list[LedgerRow]) -> bool:
+        if self.away:
+            from redis.exceptions import ConnectionError as RedisConnectionError
+
+            raise RedisConnectionError
+        self.rows += rows
+        self.entries += 1
+        return True
+
+
+@pytest.fixture
+def stream() -> Stream:
+    return Stream()
+
+
+@pytest.fixture
+def buffer(stream: Stream) -> LedgerBuffer:
+    return LedgerBuffer(stream)  # type: ignore[arg-type]
+
+
+def request(number: int = 1, **others: object) -> Request:
+    fields: dict[str, object] = {"id": f"id-{number}", "tier": Tier.PAID, "position": number, "input": b"1"}
+    return Request(parameters=b"{}", **({"enqueued_ms": 1000, "owner": "acme"} | fields | others))  # type: ignore[arg-type]
+
+
+INFO = BatchInfo("b1", "echo", "1", 1, Reason.IDLE, claimed_ms=1200, compute_s=0.01)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "error"),
+    [
+        (Ok(b"1"), "completed", ""),
+        (Rejected("no"), "failed", "INPUT_REJECTED"),
+        (Rejected("no", "InvalidInput"), "failed", "INVALID_INPUT"),
+        (Failed("broke"), "failed", "INFERENCE_FAILED"),
+        (Expired(), "failed", "DEADLINE_EXCEEDED"),
+        (Cancelled(), "cancelled", ""),
+    ],
+)
+def test_a_row_for_each_outcome(
+    stream: Stream, buffer: LedgerBuffer, outcome: Outcome, status: str, error: str
+) -> None:
+    now = 10.0
+    observer = LedgerObserver(buffer, clock=lambda: now)
+    observer.claimed([request()], INFO)
+    now = 10.3
+    observer.finished([(request(attempt=2), outcome)], INFO)
+    observer.stop()
+    assert stream.rows == [LedgerRow("id-1", "acme", "paid", "echo", status, 1000, 1500, 500, 2, error)]
+
+
+def test_what_never_reached_the_model_had_no_attempt(stream: Stream, buffer: LedgerBuffer) -> None:
+    observer = LedgerObserver(buffer)
+    observer.finished([(request(), Expired())], BatchInfo("b", "echo", "1", 1, Reason.IDLE, 1200))
+    observer.stop()
+    assert stream.rows[0].attempts == 0
+
+
+def test_rows_travel_together(stream: Stream, buffer: LedgerBuffer) -> None:
+    observer = LedgerObserver(buffer)
+    observer.finished([(request(number), Ok(b"1")) for number in range(ledger.MAX_ROWS_AN_ENTRY + 1)], INFO)
+    buffer.flush()
+    assert (len(stream.rows), stream.entries) == (ledger.MAX_ROWS_AN_ENTRY + 1, 2)
+
+
+def test_an_outage_of_redis_is_waited_for(stream: Stream, buffer: LedgerBuffer) -> None:
+    observer = LedgerObserver(buffer)
+    stream.away = True
+    observer.finished([(request(number), Ok(b"1")) for number in range(3)], INFO)
+    buffer.flush()
+    stream.away = False
+    observer.finished([(request(3), Ok(b"1"))], INFO)
+    buffer.flush()
+    assert [row.id for row in stream.rows] == ["id-0", "id-1", "id-2", "id-3"]
+
+
+def test_but_not_for_ever(buffer: LedgerBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MAX_BUFFERED", 2)
+    dropped = metrics.LEDGER_DROPPED.labels("redis_away")
+    before = dropped._value.get()
+    LedgerObserver(buffer).finished([(request(number), Ok(b"1")) for number in range(5)], INFO)
+    assert len(buffer) == 2
+    assert dropped._value.get() - before == 3
+
+
+def test_ids_of_celery_clients_are_cut_to_what_fits() -> None:
+    assert bounded_id("a\0" * 100) == "a" * 32
+
+
+def test_a_frontend_notes_what_was_refused_at_the_door(stream: Stream, buffer: LedgerBuffer) -> None:
+    refusals = RefusalLedger(buffer)
+    for error in (ServiceOverloaded("full"), InputRejected("no"), DeadlineExceeded("late")):
+        refusals.note("acme", Tier.FREE, "echo", error, 0.002)
+    buffer.flush()
+    (row,) = stream.rows
+    assert (row.owner, row.tier, row.status, row.error, row.attempts) == (
+        *("acme", "free", "refused", "SERVICE_OVERLOADED", 0),
+    )
+    assert row.completed_ms - row.created_ms == row.latency_ms == 2

@@ -1,0 +1,86 @@
+"""This process's copy of the API keys: kept fresh by a greenlet, asked by every request without leaving the process.
+
+While Redis is away the last copy stands: nothing can be queued then, and a model in direct mode goes on serving its
+callers. Revocations arrive with Redis' return.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import time
+
+import gevent
+import msgspec
+from redis.exceptions import RedisError
+
+from tasks.apikeys import NOBODY, ApiKey, split_key
+from tasks.caller import Caller
+from tasks.errors import BackendUnavailable
+from tasks.keytable import KeyTable, KeyTableStore
+
+logger = logging.getLogger(__name__)
+
+# With the ops worker's second between database and Redis, a revocation is known everywhere within two.
+POLL_EVERY_S = 0.5
+
+
+class KeyRing:
+    """`clock` gives epoch seconds, by which keys expire."""
+
+    def __init__(self, store: KeyTableStore, clock: Callable[[], float] = time) -> None:
+        self._store = store
+        self._clock = clock
+        self._callers: dict[str, tuple[ApiKey, Caller]] = {}
+        self._version = ""
+        self._greenlet: gevent.Greenlet[..., None] | None = None
+
+    def start(self) -> None:
+        self._refresh()
+        self._greenlet = gevent.spawn(self._poll)
+
+    def stop(self) -> None:
+        if self._greenlet is not None:
+            self._greenlet.kill()
+
+    @property
+    def loaded(self) -> bool:
+        return bool(self._version)
+
+    def find(self, text: str) -> Caller | None:
+        """Whose key `text` is; None for what is no key, unknown, expired or revoked, in the same time for each.
+
+        Raises:
+            BackendUnavailable: no table has ever come, so nobody can be told apart.
+        """
+        parts = split_key(text)
+        if parts is None:
+            return None
+        if not self._version:
+            raise BackendUnavailable("the keys are not known yet; try again shortly")
+        key_id, secret = parts
+        key, caller = self._callers.get(key_id, (NOBODY, None))
+        if not key.opens_with(secret) or (key.expires_at and key.expires_at <= self._clock()):
+            return None
+        return caller
+
+    def take(self, table: KeyTable) -> None:
+        """What is valid from now on."""
+        self._callers = {key.id: (key, key.caller()) for key in table.keys.values()}
+        self._version = table.version
+
+    def _poll(self) -> None:
+        while True:
+            gevent.sleep(POLL_EVERY_S)
+            self._refresh()
+
+    def _refresh(self) -> None:
+        try:
+            # An empty version is a Redis that lost the table: the copy stands until the ops worker has brought it back.
+            version = self._store.version()
+            if version and version != self._version:
+                self.take(self._store.read())
+        except (RedisError, msgspec.MsgspecError) as error:
+            logger.debug("keys not refreshed: %s", error)
+        except Exception:
+            logger.exception("keys")

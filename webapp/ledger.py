@@ -1,0 +1,45 @@
+"""The frontend's side of the ledger: what was refused at the door, and so never reached a worker."""
+
+from __future__ import annotations
+
+import time
+
+import gevent
+
+from config.tiers import Tier
+from tasks.client import new_id
+from tasks.errors import BunchError
+from tasks.ledger import REFUSED, LedgerBuffer, LedgerRow
+
+FLUSH_EVERY_S = 0.5
+_AT_THE_DOOR = frozenset({"SERVICE_OVERLOADED", "RATE_LIMITED", "BACKEND_UNAVAILABLE", "MODEL_UNAVAILABLE"})
+
+
+class RefusalLedger:
+    """`note` for each error; it knows which are its own."""
+
+    def __init__(self, buffer: LedgerBuffer) -> None:
+        self._buffer = buffer
+
+    def start(self) -> None:
+        self._greenlet = gevent.spawn(self._flush_forever)
+
+    def stop(self) -> None:
+        self._greenlet.kill()
+        self._buffer.flush()
+
+    def note(self, owner: str, tier: Tier, model: str, error: BunchError, seconds: float) -> None:
+        if error.code not in _AT_THE_DOOR:
+            return
+        now_ms, latency_ms = int(time.time() * 1000), round(seconds * 1000)
+        # Under an id of its own: the task's was never told to anybody.
+        self._buffer.note(
+            LedgerRow(
+                new_id(), owner, tier.value, model, REFUSED, now_ms - latency_ms, now_ms, latency_ms, 0, error.code
+            )
+        )
+
+    def _flush_forever(self) -> None:
+        while True:
+            gevent.sleep(FLUSH_EVERY_S)
+            self._buffer.flush()

@@ -1,0 +1,86 @@
+"""The worker's side of the ledger: a row for each request that was settled, sent off a few times a second.
+
+Written after the outcome is stored and only if this worker stored it, so a batch that two workers ran is there once.
+What a worker that is killed has noted in its last quarter of a second is lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from batching.ports import BatchInfo, NullObserver
+from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
+from tasks.ledger import CANCELLED, COMPLETED, FAILED, LedgerBuffer, LedgerRow, bounded_id
+from tasks.results import code_of
+
+FLUSH_EVERY_S = 0.25
+# More batches than are ever in hand.
+_MAX_OPEN = 1024
+
+
+class LedgerObserver(NullObserver):
+    """`batching.ports.Observer` of every claim loop of one worker. `clock` is monotonic seconds."""
+
+    def __init__(self, buffer: LedgerBuffer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._buffer = buffer
+        self._clock = clock
+        self._claimed_at: OrderedDict[str, float] = OrderedDict()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._flush_forever, name="ledger", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+        self._buffer.flush()
+
+    def claimed(self, requests: Sequence[Request], batch: BatchInfo) -> None:
+        self._claimed_at[batch.batch_id] = self._clock()
+        if len(self._claimed_at) > _MAX_OPEN:
+            self._claimed_at.popitem(last=False)
+
+    def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
+        if not settled:
+            return
+        # By Redis' clock, as the request's other times; and it goes on as ours does.
+        since_s = self._clock() - self._claimed_at.get(batch.batch_id, self._clock())
+        completed_ms = batch.claimed_ms + round(since_s * 1000)
+        for request, outcome in settled:
+            created_ms = request.enqueued_ms or batch.claimed_ms
+            self._buffer.note(
+                LedgerRow(
+                    bounded_id(request.id),
+                    request.owner,
+                    request.tier.value,
+                    batch.model,
+                    _status(outcome),
+                    created_ms,
+                    completed_ms,
+                    max(0, completed_ms - created_ms),
+                    request.attempt if batch.compute_s else request.attempt - 1,
+                    code_of(outcome),
+                )
+            )
+
+    def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
+        self._claimed_at.pop(batch.batch_id, None)
+
+    def _flush_forever(self) -> None:
+        while not self._stop.wait(FLUSH_EVERY_S):
+            self._buffer.flush()
+
+
+def _status(outcome: Outcome) -> str:
+    match outcome:
+        case Ok():
+            return COMPLETED
+        case Cancelled():
+            return CANCELLED
+        case Rejected() | Failed() | Expired():
+            return FAILED
