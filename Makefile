@@ -11,7 +11,7 @@ TEST_TMP := $(CURDIR)/var/tmp
 PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check lint format chaos bench clean
+.PHONY: help demo up test check lint format chaos bench policies clean
 
 help: ## What can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -42,6 +42,9 @@ chaos: $(DEV) | $(TEST_TMP) ## The long form of the tests that kill processes; h
 
 bench: $(DEV) ## The benchmark suite, against its rivals
 	@$(BIN)/python -m tests.benchmarks
+
+policies: $(DEV) ## Every policy on every workload in virtual time: the pictures and the table of docs/policies.md
+	@$(BIN)/python -m batching.simulator.gallery
 
 clean: ## Remove .venv, caches and what the tests left; var/ of a stack stays
 	rm -rf $(VENV) var/tmp .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

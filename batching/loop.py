@@ -17,20 +17,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from redis.exceptions import RedisError
 
 from batching.breaker import SharedBreaker
-from batching.executor import Done, Executor, ExecutorGone, Lost, Work
+from batching.executor import Done, Executor, ExecutorGone, ExecutorState, Lost, Work
 from batching.policy import (
     BreakerState,
     Decision,
     Dispatch,
+    Learner,
+    Learnt,
     Look,
     Pace,
     Policy,
@@ -39,10 +42,11 @@ from batching.policy import (
     RetryPolicy,
     Wait,
 )
-from batching.ports import BatchInfo, Codec, FollowUp, NoFollowUp, Observer, UnreadableMessage
-from batching.request import Cancelled, Expired, Failed, Outcome, Request
+from batching.ports import BatchInfo, Codec, FollowUp, NoFollowUp, Observer
+from batching.request import Failed, Request
 from batching.settler import Settler
-from batching.store import BatchStore, Blame, Claim, Entry, Verdict, View
+from batching.store import BatchStore, Blame, Claim, View
+from batching.triage import Triage
 from config.tiers import TIERS
 
 logger = logging.getLogger(__name__)
@@ -51,7 +55,6 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.08
 _TOO_SHORT_FOR_BELLS_S = 0.003
 _TICK_S = 0.25
-_UNREADABLE_TTL_MS = 600_000
 _MAX_BACKOFF_S = 1.0
 
 
@@ -73,6 +76,8 @@ class _InHand:
     claimed_at: float
     took_s: float = 0.0
     turn_at: float = 0.0
+    # From when it came to the front of the executor to its answer, if it was answered.
+    inside_s: float = 0.0
 
 
 class ClaimLoop:
@@ -96,14 +101,11 @@ class ClaimLoop:
         self._model = model
         self._executor = executor
         self._store = store
-        self.policy = policy
-        self._codec = codec
+        self._learner = Learner(policy)
         self._observer = observer
-        self._is_revoked = is_revoked
-        self._retry = RetryPolicy(model.max_attempts)
-        self._settler = Settler(
-            executor.name, model.name, store, codec, observer, self._retry, follow_up or NoFollowUp()
-        )
+        retry = RetryPolicy(model.max_attempts)
+        self._triage = Triage(model.name, codec, retry, is_revoked)
+        self._settler = Settler(executor.name, model.name, store, codec, observer, retry, follow_up or NoFollowUp())
         self._breaker = breaker or SharedBreaker()
         self._clock = clock
         self._batch_ids = (f"{batch_prefix}-{n}" for n in itertools.count(1))
@@ -118,6 +120,8 @@ class ClaimLoop:
         self.pace = Pace()
         self._occupied_since = 0.0
         self._more_waits = False
+        # The other loops of this model in this worker.
+        self.peers: Sequence[ClaimLoop] = ()
         # The largest batch that the device's memory had room for; None while any will do. An operator may reset it.
         self.safe_size: int | None = None
         self._stopping = False
@@ -133,6 +137,24 @@ class ClaimLoop:
     @property
     def in_hand(self) -> int:
         return len(self._in_hand)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._in_hand and self._executor.state is ExecutorState.READY
+
+    @property
+    def policy(self) -> Policy:
+        """A value: an operator's other one holds from the next decision on, with all that was learnt."""
+        return self._learner.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._learner.policy = policy
+
+    @property
+    def learnt(self) -> Learnt:
+        """What has been learnt: rate, utilisation, the time of a batch."""
+        return self._learner.learnt
 
     def start(self) -> None:
         for thread in self._threads:
@@ -226,6 +248,7 @@ class ClaimLoop:
         decision = self._decide(view)
         if isinstance(decision, Look):
             view = self._store.look(self._model.name, self._paused)
+            self._learner.looked(view.depth, self._clock())
             decision = self._decide(view)
         if isinstance(decision, Dispatch):
             return self._dispatch(replace(decision, size=min(decision.size, permitted, self.safe_size or permitted)))
@@ -237,14 +260,17 @@ class ClaimLoop:
         now = self._clock()
         age_s = 0.0
         if view is not None:
-            age_s = (view.now_ms - view.oldest_ms) / 1000 if view.oldest_ms else float("inf")
+            age_s = (view.now_ms - view.oldest_ms) / 1000 if view.oldest_ms else math.inf
         queue = QueueView(
             depth=None if view is None else view.depth,
             oldest_at=now - age_s,
+            due_at=now + (view.due_ms - view.now_ms) / 1000 if view and view.due_ms else math.inf,
             in_hand=self.in_hand,
             free_at=self._front_since + (self._batch_s if self._in_hand else 0.0),
             batch_s=self._batch_s,
             recent=max(self._sizes),
+            idle=sum(each.is_idle for each in self.peers),
+            learnt=self._learner.learnt,
         )
         return self.policy.decide(queue, now)
 
@@ -281,7 +307,9 @@ class ClaimLoop:
             self._unheard = (next(self._batch_ids), decision.size)
         if not self._more_waits and not self._in_hand:
             self._occupied_since = self._clock()
-        claim = self._store.claim(self._model.name, *self._unheard, self._model.max_attempts, self._paused)
+        attempts = self._model.max_attempts
+        margin_ms = round(decision.margin_s * 1000)
+        claim = self._store.claim(self._model.name, *self._unheard, attempts, self._paused, margin_ms=margin_ms)
         self._unheard = None
         self._more_waits = claim.view.depth > 0
         if claim.entries:
@@ -293,7 +321,7 @@ class ClaimLoop:
         return claim.view
 
     def _serve(self, claim: Claim, decision: Dispatch) -> None:
-        run, settled, early = self._sort(claim)
+        run, settled, early = self._triage.sort(claim)
         # A policy that did not look could not know that the batch would be full.
         reason = Reason.FULL if len(run) == decision.size else decision.reason
         info = self._info(claim, len(run), reason)
@@ -302,6 +330,9 @@ class ClaimLoop:
         if settled or not (run or early):
             self._settler.settle(settled, info, last=not run)
         if run:
+            # The highest tier that is in the batch stands first in it, its oldest request before the others.
+            waited_s, middle_s = (_age_s(each, info) for each in (run[0], run[len(run) // 2]))
+            self._learner.claimed(len(run), claim.view.depth, waited_s, middle_s, self._clock())
             self._hand_over(run, info)
 
     def _recover(self, claim: Claim, error: Exception) -> None:
@@ -317,39 +348,6 @@ class ClaimLoop:
         model = self._model
         executor = self._executor.name
         return BatchInfo(claim.batch_id, model.name, model.version, size, reason, claim.view.now_ms, executor=executor)
-
-    def _sort(self, claim: Claim) -> tuple[list[Request], list[tuple[Request, Outcome]], list[Request]]:
-        """Those to run, those whose outcome is known without the model, and those whose time is not yet come."""
-        run: list[Request] = []
-        settled: list[tuple[Request, Outcome]] = []
-        early: list[Request] = []
-        for entry in claim.entries:
-            try:
-                request = self._codec.decode(entry)
-            except Exception as error:  # noqa: BLE001
-                # A fault of the reader's own too: it would be the same again at each claim.
-                unreadable = error if isinstance(error, UnreadableMessage) else UnreadableMessage(repr(error))
-                logger.error("%s: an unreadable message: %s: %.200r", self._model.name, unreadable, entry.message)
-                failure = Failed(unreadable.why, "UnreadableMessage")
-                settled.append((_unreadable(claim.batch_id, entry, unreadable), failure))
-                continue
-            outcome = self._known_outcome(request, entry, claim.view.now_ms)
-            if outcome is not None:
-                settled.append((request, outcome))
-            elif request.eta_ms > claim.view.now_ms:
-                early.append(request)
-            else:
-                run.append(request)
-        return run, settled, early
-
-    def _known_outcome(self, request: Request, entry: Entry, now_ms: int) -> Outcome | None:
-        if entry.verdict is Verdict.EXPIRED or 0 < request.deadline_ms <= now_ms:
-            return Expired()
-        if entry.verdict is Verdict.CANCELLED or self._is_revoked(request.id):
-            return Cancelled()
-        if self._retry.exhausted(request.attempt, request.lost):
-            return Failed(_given_up(request))
-        return None
 
     def _hand_over(self, run: list[Request], info: BatchInfo) -> None:
         with self._changed:
@@ -398,6 +396,7 @@ class ClaimLoop:
             turn_s=now - batch.turn_at,
         )
         ok = any(not isinstance(outcome, Failed) for outcome in event.outcomes)
+        self._learner.finished(len(batch.requests), batch.inside_s, now, regular=event.passes == 1 and ok)
         # One input that fails alone says little about the model, unless it was the probe.
         if ok or len(event.outcomes) > 1 or self._breaker.state is BreakerState.HALF_OPEN:
             self._breaker.record(now, ok=ok)
@@ -426,7 +425,7 @@ class ClaimLoop:
             if batch:
                 batch.turn_at = max(self._front_since, batch.claimed_at)
             if batch and compute:
-                took = now - self._front_since
+                took = batch.inside_s = now - self._front_since
                 # An average over about eight batches: enough to aim the next claim, no more is asked of it.
                 self._batch_s = took if not self._batch_s else self._batch_s + (took - self._batch_s) / 8
                 batch.took_s = now - self._occupied_since
@@ -436,13 +435,6 @@ class ClaimLoop:
         return batch
 
 
-def _given_up(request: Request) -> str:
-    if request.lost:
-        return f"gave up: the executor died {request.lost} times with this request inside"
-    return f"gave up after {request.attempt - 1} deliveries"
-
-
-def _unreadable(batch_id: str, entry: Entry, error: UnreadableMessage) -> Request:
-    """A stand-in, so that the message is kept as a dead letter, and its caller, if it names one, is answered."""
-    task_id = error.task_id or f"unreadable-{batch_id}-{entry.position}"
-    return Request(task_id, TIERS[entry.rank], entry.position, b"null", b"{}", result_ttl_ms=_UNREADABLE_TTL_MS)
+def _age_s(request: Request, info: BatchInfo) -> float:
+    """How long it had waited when it was claimed; nothing, if its sender gave no time."""
+    return max(0, info.claimed_ms - request.enqueued_ms) / 1000 if request.enqueued_ms else 0.0

@@ -30,6 +30,7 @@ class Verdict(str, Enum):
 
     RUN = "-"
     EXPIRED = "x"
+    HOPELESS = "h"
     CANCELLED = "c"
 
 
@@ -45,11 +46,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What waits for a model. Redis time in ms; `oldest_ms` is 0 when nothing waits or nobody knows."""
+    """What waits for a model. Redis time in ms; `oldest_ms` is 0 when nothing waits or nobody knows.
+
+    `due_ms` is the earliest deadline among the heads of the queues, 0 when they have none.
+    """
 
     now_ms: int
     depths: tuple[int, ...]
     oldest_ms: int
+    due_ms: int = 0
 
     @property
     def depth(self) -> int:
@@ -106,9 +111,18 @@ class BatchStore(Protocol):
         """What could be claimed now: the queues of `paused` ranks look empty."""
 
     def claim(
-        self, model: str, batch_id: str, size: int, max_attempts: int = 3, paused: AbstractSet[int] = frozenset()
+        self,
+        model: str,
+        batch_id: str,
+        size: int,
+        max_attempts: int = 3,
+        paused: AbstractSet[int] = frozenset(),
+        *,
+        margin_ms: int = 0,
     ) -> Claim:
         """Up to `size` requests to run, highest tier first, and those whose time has passed beside them.
+
+        With a margin, also those whose deadline is nearer than that, as hopeless.
 
         Suspects of an executor's death are claimed apart from the rest, see `batching.policy.suspects`.
         """
@@ -161,15 +175,22 @@ class RedisBatchStore:
 
     def look(self, model: str, paused: AbstractSet[int] = frozenset()) -> View:
         keys = (self._keys.delayed(model), *self._keys.queues(model))
-        now, depths, oldest = self._line.script(self._look, keys, ())
-        return _view(now, depths, oldest, paused)
+        now, depths, oldest, due = self._line.script(self._look, keys, ())
+        return _view(now, depths, oldest, due, paused)
 
     def claim(
-        self, model: str, batch_id: str, size: int, max_attempts: int = 3, paused: AbstractSet[int] = frozenset()
+        self,
+        model: str,
+        batch_id: str,
+        size: int,
+        max_attempts: int = 3,
+        paused: AbstractSet[int] = frozenset(),
+        *,
+        margin_ms: int = 0,
     ) -> Claim:
         keys = self._keys
         queues = keys.queues(model)
-        now, raw, depths, oldest = self._line.script(
+        now, raw, depths, oldest, due = self._line.script(
             self._claim,
             (
                 keys.lease(batch_id),
@@ -188,11 +209,12 @@ class RedisBatchStore:
                 size,
                 self._ageing_ms,
                 AGED_SHARE,
+                margin_ms,
                 *self._shares_without(paused),
                 *suspect_sizes(size, max_attempts),
             ),
         )
-        return Claim(batch_id, parse_entries(raw), _view(now, depths, oldest, paused))
+        return Claim(batch_id, parse_entries(raw), _view(now, depths, oldest, due, paused))
 
     def _shares_without(self, paused: AbstractSet[int]) -> Sequence[float]:
         """A paused tier's share is negative, which is how the claim script knows."""
@@ -252,8 +274,8 @@ def parse_entries(raw: Sequence[bytes]) -> tuple[Entry, ...]:
 _VERDICTS = {ord(verdict.value): verdict for verdict in Verdict}
 
 
-def _view(now: int, depths: Sequence[int], oldest: Sequence[int], paused: AbstractSet[int]) -> View:
+def _view(now: int, depths: Sequence[int], oldest: Sequence[int], due: Sequence[int], paused: AbstractSet[int]) -> View:
     if paused:
-        depths, oldest = ([0 if rank in paused else each for rank, each in enumerate(row)] for row in (depths, oldest))
-    known = [at for at in oldest if at]
-    return View(int(now), tuple(depths), min(known, default=0))
+        rows = (depths, oldest, due)
+        depths, oldest, due = ([0 if rank in paused else each for rank, each in enumerate(row)] for row in rows)
+    return View(int(now), tuple(depths), min(filter(None, oldest), default=0), min(filter(None, due), default=0))

@@ -46,8 +46,12 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     source: str
     version: str = "1"
     max_batch_size: PositiveInt = 64
-    max_wait_ms: NaturalInt = 10
-    policy: Literal["adaptive", "idle", "fixed"] = "adaptive"
+    max_batch_cost: NaturalInt = 0
+    group_by_cost: bool = False
+    # None: what suits the policy, `batching.policy.DEFAULT_MAX_WAIT_S`.
+    max_wait_ms: NaturalInt | None = None
+    policy: Literal["adaptive", "idle", "fixed", "ewma", "pid", "thresholds", "slo", "speculative"] = "adaptive"
+    policy_options: dict[str, Any] = {}
     instances: PositiveInt = 1
     device: str = "auto"
     timeout_ms: PositiveInt = 3000
@@ -59,8 +63,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     options: dict[str, Any] = {}
 
     @property
-    def max_wait_s(self) -> float:
-        return self.max_wait_ms / 1000
+    def max_wait_s(self) -> float | None:
+        return None if self.max_wait_ms is None else self.max_wait_ms / 1000
 
     @property
     def timeout_s(self) -> float:
@@ -321,7 +325,11 @@ def _contradictions(settings: Settings) -> list[Problem]:
                     "only an http(s) URL as the source can be asked without a worker; leave it out",
                 )
             )
-        if model.max_wait_ms >= settings.request_timeout_ms:
+        if model.group_by_cost and not model.max_batch_cost:
+            found.append(
+                Problem(f"[models.{name}] group_by_cost", True, "groups to a budget; set max_batch_cost as well")
+            )
+        if (model.max_wait_ms or 0) >= settings.request_timeout_ms:
             found.append(
                 Problem(
                     f"[models.{name}] max_wait_ms",

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workers.compute import BatchComputer, format_traceback
+from workers.costs import Budget
 from workers.frames import FrameReader, NotReady, Passing, Ran, Ready, Run, Start, encode
 from workers.models import LoadError, load_model
 from workers.models.function import FunctionModel
@@ -74,7 +75,17 @@ def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str
         warmup()
     version = getattr(model, "version", "")
     refuse = model.refuse if isinstance(model, FunctionModel) else None
-    return BatchComputer(model, refuse, on_pass), version if isinstance(version, str) else ""
+    return BatchComputer(model, refuse, on_pass, _budget(start, model)), version if isinstance(version, str) else ""
+
+
+def _budget(start: Start, model: Any) -> Budget | None:
+    settings = start.model
+    if not settings.max_batch_cost:
+        return None
+    cost = getattr(model, "cost", None)
+    if not callable(cost):
+        raise LoadError(f"{settings.source} has no cost(input), so max_batch_cost means nothing; leave it out")
+    return Budget(cost, settings.max_batch_cost, settings.group_by_cost)
 
 
 def _leave_signals_to_the_parent() -> None:

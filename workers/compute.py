@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from workers.costs import Budget
 from workers.frames import ItemError
 from workers.models import InputRejected, InvalidInput, Model, TransientError
 
@@ -55,6 +56,7 @@ class BatchComputer:
     Args:
         refuse: what to say to an input that must not reach the model, or None.
         on_pass: called before each call of predict but a batch's first: the batch is alive, its time starts anew.
+        budget: what one call may cost, or None.
     """
 
     def __init__(
@@ -62,10 +64,12 @@ class BatchComputer:
         model: Model,
         refuse: Callable[[Any], InputRejected | None] | None = None,
         on_pass: Callable[[], None] = lambda: None,
+        budget: Budget | None = None,
     ) -> None:
         self._model = model
         self._refuse = refuse
         self._on_pass = on_pass
+        self._budget = budget
         self._safe_size: int | None = None
 
     def run(self, inputs: Sequence[bytes], parameters: Sequence[bytes]) -> Computed:
@@ -75,7 +79,7 @@ class BatchComputer:
         barren = 0
         compute_s = 0.0
         safe_before = self._safe_size
-        parts = self._cut(batch.members)
+        parts = [piece for part in self._affordable(batch)[::-1] for piece in self._cut(part)]
         while parts:
             members = parts.pop()
             if passes:
@@ -102,6 +106,12 @@ class BatchComputer:
                 half = len(members) // 2
                 parts += (members[half:], members[:half])
         return Computed(compute_s, batch.outcomes(), passes, self._safe_size)
+
+    def _affordable(self, batch: _Batch) -> list[list[int]]:
+        """Into parts that keep to the budget; the first one is run first."""
+        if self._budget is None or not batch.members:
+            return [batch.members]
+        return self._budget.parts(*batch.weighed(self._budget.cost))
 
     def _cut(self, members: list[int]) -> list[list[int]]:
         """Into parts that memory has room for; the last one is run first."""
@@ -165,6 +175,17 @@ class _Batch:
             self._decoded.pop(index) if index in self._decoded else self._decode(*self._raw[index]) for index in members
         ]
         return [value for value, _ in pairs], [options for _, options in pairs]
+
+    def weighed(self, cost: Callable[[Any], int]) -> tuple[list[int], list[int]]:
+        """Members and the cost of each; one that cannot be weighed fails alone, and is a member no more."""
+        costs = []
+        for index in self.members:
+            try:
+                costs.append(int(cost(self._decoded[index][0])))
+            except Exception as error:  # noqa: BLE001 - the model's own code may raise anything
+                self.known[index] = describe(error)
+        self.members = [index for index in self.members if index not in self.known]
+        return self.members, costs
 
     def fail(self, members: list[int], error: ItemError) -> None:
         for index in members:

@@ -26,7 +26,7 @@ from redis.exceptions import RedisError
 from batching.breaker import SharedBreaker
 from batching.executor import ExecutorState
 from batching.loop import ClaimLoop
-from batching.policy import Adaptive, FixedWindow, Policy, WhenIdle
+from batching.policy import Learnt, Policy, name_of
 from batching.ports import FollowUp, Observer
 from batching.priorities import PriorityLists
 from batching.registry import ModelPace, WorkerRegistry, make_worker_id, model_pace
@@ -44,6 +44,7 @@ from workers.executor import ProcessExecutor
 from workers.journal import BatchJournal
 from workers.ledger import LedgerObserver
 from workers.observers import Observers
+from workers.policies import make_policy
 from workers.started import StartedMarks
 from workers.steering import Steering
 from workers.telemetry import WorkerTelemetry
@@ -56,16 +57,6 @@ COLD_GRACE_S = 0.5
 # Two threads a loop hand work to each other across Redis and a pipe; at CPython's default of 5 ms, whichever waits for
 # the interpreter would wait longer than a whole batch takes.
 SWITCH_INTERVAL_S = 0.0005
-
-
-def make_policy(model: ModelSettings) -> Policy:
-    match model.policy:
-        case "fixed":
-            return FixedWindow(model.max_batch_size, model.max_wait_s)
-        case "idle":
-            return WhenIdle(model.max_batch_size)
-        case "adaptive":
-            return Adaptive(model.max_batch_size, model.max_wait_s)
 
 
 class WorkerRunner:
@@ -122,6 +113,12 @@ class WorkerRunner:
             make_policy,
             self._models_of_the_file,
         )
+        for loop, (model, _) in zip(self._loops, self._executors, strict=True):
+            loop.peers = [
+                other
+                for other, (others_model, _) in zip(self._loops, self._executors, strict=True)
+                if others_model is model and other is not loop
+            ]
         self._busy: dict[str, tuple[float, float]] = {}
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -176,7 +173,11 @@ class WorkerRunner:
     def info(self) -> dict[str, Any]:
         row = msgspec.to_builtins(self._describe())
         in_hand = sum(loop.in_hand for loop in self._loops)
-        return {**row, "in_hand": in_hand, "serving": self.steering.describe()}
+        learnt = {
+            executor.name: _shown(loop.policy, loop.learnt)
+            for loop, (_, executor) in zip(self._loops, self._executors, strict=True)
+        }
+        return {**row, "in_hand": in_hand, "serving": self.steering.describe(), "learnt": learnt}
 
     def explain(self, name: str) -> dict[str, Any] | None:
         """What is known of a request; raises RedisError."""
@@ -267,6 +268,18 @@ class WorkerRunner:
         if spent:
             BUSY_SECONDS.labels(model.name, executor.name).inc(spent)
         return min(1.0, spent / (now - then)) if now > then else 0.0
+
+
+def _shown(policy: Policy, learnt: Learnt) -> dict[str, Any]:
+    """For `inspect stats`, in milliseconds: a batch of n takes `batch_ms` + `item_ms`·n."""
+    return {
+        "policy": name_of(policy),
+        "rate": round(learnt.rate, 1),
+        "utilisation": round(learnt.utilisation, 3),
+        "returning": round(learnt.returning, 2),
+        "batch_ms": round(learnt.time.a_s * 1000, 3),
+        "item_ms": round(learnt.time.b_s * 1000, 4),
+    }
 
 
 def _in_parallel(calls: list[Callable[[], None]]) -> None:

@@ -2,12 +2,13 @@
 --
 -- KEYS  1 lease (list)  2 leases of the worker (set)  3 workers (zset)  4 cancelled (zset)  5 share (hash)
 --       6 delayed (zset)  7… queues, highest tier first  then for each queue who waits in it (hash)
--- ARGV  1 batch id  2 worker id  3 model  4 size  5 ageing in ms  6 share of an aged queue
---       7… guaranteed share of each queue (0 for the highest; below 0: paused)
+-- ARGV  1 batch id  2 worker id  3 model  4 size  5 ageing in ms  6 share of an aged queue  7 margin in ms
+--       8… guaranteed share of each queue (0 for the highest; below 0: paused)
 --       then the size of a batch of suspects after 1, 2, … lost attempts
--- Returns {now_ms, entries, depths, oldest enqueued_ms}. An entry is <rank><verdict><message>; verdict '-' run it,
--- 'x' its time has passed, 'c' its caller took it back. Those two are leased as well, since somebody must still be
--- told, and do not count towards the size. A repeated call with the same batch id returns the same entries.
+-- Returns {now_ms, entries, depths, oldest enqueued_ms, deadlines of those}. An entry is <rank><verdict><message>; verdict
+-- '-' run it, 'x' its time has passed, 'h' its deadline is nearer than the margin, 'c' its caller took it back. Those
+-- three are leased as well, since somebody must still be told, and do not count towards the size. A repeated call with
+-- the same batch id returns the same entries.
 --
 -- Whatever an executor died of may be in the batch that it had inside, so those requests are suspects: they run among
 -- themselves, in smaller batches each time, the last time alone. They stand at the head of their queue.
@@ -20,26 +21,27 @@ local WINDOW = 512
 local now = now_ms()
 local count = (#KEYS - QUEUES) / 2
 local size = tonumber(ARGV[4])
-local SHARES = 6
+local margin = tonumber(ARGV[7])
+local SHARES = 7
 local SUSPECTS = SHARES + count
 local result_prefix = 'celery-task-meta-'
 
 local function view()
-  local depths, oldest = {}, {}
+  local depths, oldest, due = {}, {}, {}
   for i = 1, count do
     depths[i] = redis.call('LLEN', KEYS[QUEUES + i])
-    oldest[i] = 0
+    oldest[i], due[i] = 0, 0
     if depths[i] > 0 then
       local last = redis.call('LINDEX', KEYS[QUEUES + i], -1)
-      if stamped(last) then oldest[i] = field(last, ENQUEUED, 13) end
+      if stamped(last) then oldest[i], due[i] = field(last, ENQUEUED, 13), field(last, DEADLINE, 13) end
     end
   end
-  return depths, oldest
+  return depths, oldest, due
 end
 
 if redis.call('EXISTS', KEYS[1]) == 1 then
-  local depths, oldest = view()
-  return {now, redis.call('LRANGE', KEYS[1], 1, -1), depths, oldest}
+  local depths, oldest, due = view()
+  return {now, redis.call('LRANGE', KEYS[1], 1, -1), depths, oldest, due}
 end
 
 wake_delayed(KEYS[6], QUEUES + 1, now)
@@ -73,8 +75,8 @@ for i = 1, count do
   waiting = waiting + depths[i]
 end
 if waiting == 0 then
-  local d, o = view()
-  return {now, {}, d, o}
+  local d, o, due = view()
+  return {now, {}, d, o, due}
 end
 
 local shares, credits = {}, {}
@@ -131,6 +133,12 @@ local function no_longer_waits(i, message)
   end
 end
 
+local function hopeless(message)
+  if margin <= 0 then return false end
+  local deadline = field(message, DEADLINE, 13)
+  return deadline > 0 and deadline <= now + margin
+end
+
 local any_cancelled = redis.call('EXISTS', KEYS[4]) == 1
 local entries, dropped, taken = {}, 0, 0
 local closed = false
@@ -157,6 +165,8 @@ local function pop(i, want)
         local limit = field(message, LIMIT, 13)
         if limit > 0 and limit <= now then
           verdict = 'x'
+        elseif hopeless(message) then
+          verdict = 'h'
         elseif any_cancelled and redis.call('ZREM', KEYS[4], task_id(message)) == 1 then
           verdict = 'c'
         elseif tracked(message) then
@@ -202,5 +212,5 @@ if #entries > 0 then
   -- A claim is a heartbeat: no lease may exist whose worker nobody watches.
   redis.call('ZADD', KEYS[3], now, ARGV[2])
 end
-local after, oldest = view()
-return {now, entries, after, oldest}
+local after, oldest, due = view()
+return {now, entries, after, oldest, due}

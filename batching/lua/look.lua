@@ -1,14 +1,14 @@
 -- KEYS  1 delayed (zset)  2… queues, highest tier first
--- Returns {now_ms, depths, oldest enqueued_ms (0: unknown or empty)}.
+-- Returns {now_ms, depths, oldest enqueued_ms (0: unknown or empty), deadlines of those (0: none)}.
 local now = now_ms()
 wake_delayed(KEYS[1], 2, now)
-local depths, oldest = {}, {}
+local depths, oldest, due = {}, {}, {}
 for i = 1, #KEYS - 1 do
   depths[i] = redis.call('LLEN', KEYS[i + 1])
-  oldest[i] = 0
+  oldest[i], due[i] = 0, 0
   if depths[i] > 0 then
     local last = redis.call('LINDEX', KEYS[i + 1], -1)
-    if stamped(last) then oldest[i] = field(last, ENQUEUED, 13) end
+    if stamped(last) then oldest[i], due[i] = field(last, ENQUEUED, 13), field(last, DEADLINE, 13) end
   end
 end
-return {now, depths, oldest}
+return {now, depths, oldest, due}

@@ -2,35 +2,64 @@
 
 from batching.policy.adaptive import Adaptive
 from batching.policy.admission import Admission, Form, Pressure, Shed
-from batching.policy.base import Decision, Dispatch, Look, Policy, QueueView, Reason, Wait
+from batching.policy.base import (
+    Claimed,
+    Decision,
+    Dispatch,
+    Learning,
+    Learnt,
+    Look,
+    Policy,
+    QueueView,
+    Reason,
+    Wait,
+)
 from batching.policy.breaker import Breaker, BreakerState
+from batching.policy.ewma import EwmaWindow
 from batching.policy.fair import fair_pick
 from batching.policy.fixed import FixedWindow
 from batching.policy.gcra import MINUTE_US, Gcra, Take
 from batching.policy.idle import WhenIdle
+from batching.policy.learner import Learner
 from batching.policy.pace import Pace
+from batching.policy.pid import PidWindow
 from batching.policy.retry import RetryPolicy
 from batching.policy.scaling import Scale, ScalingRules, ScalingState, Signals, Step, decide_scale
+from batching.policy.slo import SloAware
+from batching.policy.speculative import Speculative
 from batching.policy.suspects import suspect_sizes
+from batching.policy.thresholds import Thresholds
 from batching.policy.tiers import AGED_SHARE, DEFAULT_AGEING_S, DEFAULT_SHARES, Allocation, allocate, guaranteed
+from batching.policy.timing import BatchTime
+from batching.policy.tuning import DEFAULT_MAX_WAIT_S, POLICIES, AnyPolicy, TuneError, knobs, make, name_of, retuned
 
 __all__ = [
     "AGED_SHARE",
     "DEFAULT_AGEING_S",
+    "DEFAULT_MAX_WAIT_S",
     "DEFAULT_SHARES",
     "MINUTE_US",
+    "POLICIES",
     "Adaptive",
     "Admission",
     "Allocation",
+    "AnyPolicy",
+    "BatchTime",
     "Breaker",
     "BreakerState",
+    "Claimed",
     "Decision",
     "Dispatch",
+    "EwmaWindow",
     "FixedWindow",
     "Form",
     "Gcra",
+    "Learner",
+    "Learning",
+    "Learnt",
     "Look",
     "Pace",
+    "PidWindow",
     "Policy",
     "Pressure",
     "QueueView",
@@ -41,13 +70,21 @@ __all__ = [
     "ScalingState",
     "Shed",
     "Signals",
+    "SloAware",
+    "Speculative",
     "Step",
     "Take",
+    "Thresholds",
+    "TuneError",
     "Wait",
     "WhenIdle",
     "allocate",
     "decide_scale",
     "fair_pick",
     "guaranteed",
+    "knobs",
+    "make",
+    "name_of",
+    "retuned",
     "suspect_sizes",
 ]

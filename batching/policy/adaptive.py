@@ -1,4 +1,4 @@
-"""Go when the executor is free, but let the callers who have just been answered come back first."""
+"""The default: go when the executor is free, but let the callers who have just been answered come back first."""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ import math
 from dataclasses import dataclass
 
 from batching.policy.base import Decision, Dispatch, Look, QueueView, Reason, Wait
+from batching.policy.deadlines import plan
 from batching.policy.idle import ahead
+from batching.policy.slo import sparing
+
+# A batch that is quicker than this costs the worker and Redis as much as the model: gathering a little always pays.
+_QUICK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """`WhenIdle`, with a bounded moment of gathering after each batch.
+    """`WhenIdle`, with a bounded moment of gathering after each batch, and with an eye on deadlines.
 
     Callers who wait for an answer before they ask again come back all at once, just after a batch. `WhenIdle` sends the
     first of them off alone, and all the others wait for a batch of one: with 64 such callers and a batch of 50 ms that
     halves the throughput. So, while fewer wait than recent batches held, the executor waits for more, at most a share
-    `gather` of what a batch takes, and never over `max_wait_s`.
+    `gather` of what a batch takes, and never over `max_wait_s`. Whether there are such callers is learnt: of late, the
+    middle request of a batch must have come just after a batch had ended. Independent callers come at any time, and are
+    not waited for.
 
-    The cost is bounded by the same share. A lone caller (recent batches of one) and a model that is faster than its
-    callers pay nothing.
+    The cost is bounded by the same share. A lone caller (recent batches of one) pays nothing.
+
+    With deadlines a batch is kept small enough for the earliest, unless it would then fall behind, and who cannot be in
+    time any more is refused: `batching.policy.deadlines`. With other executors idle, what waits is shared with them.
     """
 
     max_batch_size: int
@@ -30,16 +39,33 @@ class Adaptive:
 
     def decide(self, queue: QueueView, now: float) -> Decision:
         if queue.in_hand > 0:
-            return ahead(queue, now, self.max_batch_size, self.lead_s)
-        due = queue.free_at + min(max(self.least_s, self.gather * queue.batch_s), self.max_wait_s)
-        if queue.recent <= 1:
-            due = -math.inf
+            return sparing(ahead(queue, now, self.max_batch_size, self.lead_s), queue, now)
+        due = queue.free_at + self._gathering_s(queue)
         if queue.depth is None:
-            return Look() if now < due else Dispatch(self.max_batch_size, Reason.IDLE)
+            return Look() if now < due else self._go(queue, now)
         if queue.depth == 0:
             return Wait()
-        if queue.depth >= self.max_batch_size:
-            return Dispatch(self.max_batch_size, Reason.FULL)
-        if now >= due:
-            return Dispatch(self.max_batch_size, Reason.IDLE)
-        return Wait(until=due) if queue.depth < queue.recent else Dispatch(self.max_batch_size, Reason.IDLE)
+        if queue.depth >= self.max_batch_size or queue.depth >= queue.recent:
+            return self._go(queue, now)
+        due = min(due, queue.due_at - queue.learnt.time.late(queue.depth))
+        return self._go(queue, now) if now >= due else Wait(until=due)
+
+    def _gathering_s(self, queue: QueueView) -> float:
+        if queue.recent <= 1:
+            return -math.inf
+        if queue.learnt.returning < 0.5:
+            return min(self.least_s, self.max_wait_s) if queue.batch_s < _QUICK_S else -math.inf
+        return min(max(self.least_s, self.gather * queue.batch_s), self.max_wait_s)
+
+    def _go(self, queue: QueueView, now: float) -> Dispatch:
+        planned = plan(queue, now, self.max_batch_size, queue.due_at)
+        if queue.depth is not None and queue.depth >= planned.size == self.max_batch_size:
+            return Dispatch(planned.size, Reason.FULL, planned.margin_s)
+        size = planned.size
+        if queue.depth is not None and queue.idle:
+            share = math.ceil(queue.depth / (1 + queue.idle))
+            # Each batch has a cost beside the model's, so only where the smaller one is done notably sooner.
+            if queue.learnt.time.b_s * (min(queue.depth, size) - share) > self.least_s:
+                size = min(size, share)
+        small = planned.size < min(self.max_batch_size, queue.depth or 0)
+        return Dispatch(size, Reason.DEADLINE if small else Reason.IDLE, planned.margin_s)

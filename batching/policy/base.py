@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from batching.policy.timing import UNKNOWN_TIME, BatchTime
 
 
 class Reason(str, Enum):
@@ -19,13 +21,33 @@ class Reason(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Learnt:
+    """What has been learnt of one model by one executor's claim loop (`batching.policy.learner.Learner` makes it).
+
+    `rate` is arrivals per second of late, as this executor sees them: with others on the same queue, between its share
+    and the whole. `utilisation` is the share of time that it computes. `returning` is the share of batches, of late,
+    whose callers had come just after a batch had ended. `memory` is the policy's own, see `Learning`.
+    """
+
+    rate: float = 0.0
+    utilisation: float = 0.0
+    returning: float = 1.0
+    time: BatchTime = UNKNOWN_TIME
+    memory: object = None
+
+
+NOTHING_LEARNT = Learnt()
+
+
+@dataclass(frozen=True, slots=True)
 class QueueView:
     """What waits for one model, and what its executor has in hand.
 
-    `depth` is None when nobody has looked yet: a policy that does not care saves a look. `oldest_at` and `free_at`
-    are seconds on the clock that `decide` is given as `now`; `free_at` is when the executor will be free, or, with
-    nothing in hand, when it last came free. `batch_s` is how long a batch has taken of late, `recent` the larger
-    size of the last two.
+    `depth` is None when nobody has looked yet: a policy that does not care saves a look. `oldest_at`, `due_at` and
+    `free_at` are seconds on the clock that `decide` is given as `now`. `due_at` is the earliest deadline known among
+    those that wait; `free_at` is when the executor will be free, or, with nothing in hand, when it last came free.
+    `batch_s` is how long a batch has taken of late, `recent` the larger size of the last two; `idle` counts the
+    *other* executors of this model in this worker that have nothing in hand.
     """
 
     depth: int | None
@@ -34,14 +56,18 @@ class QueueView:
     free_at: float = -math.inf
     batch_s: float = 0.0
     recent: int = 0
+    due_at: float = math.inf
+    idle: int = 0
+    learnt: Learnt = NOTHING_LEARNT
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Claim up to `size` requests now."""
+    """Claim up to `size` requests now. Those whose deadline is nearer than `margin_s` are refused instead."""
 
     size: int
     reason: Reason
+    margin_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +86,28 @@ Decision: TypeAlias = Dispatch | Wait | Look
 
 
 class Policy(Protocol):
-    """A rule. The same object serves the claim loop in real time and the simulator in virtual time."""
+    """A rule: a frozen value, replaced as a whole when an operator tunes it (`batching.policy.retuned`).
+
+    The same object serves the claim loop in real time and the simulator in virtual time.
+    """
 
     def decide(self, queue: QueueView, now: float) -> Decision: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A batch that has just left, for policies that learn. `waited_s` is its oldest request's time in the queue."""
+
+    at: float
+    size: int
+    waited_s: float
+
+
+@runtime_checkable
+class Learning(Protocol):
+    """A policy with a state of its own. It is a value too: `learn` makes the next one, views carry it as `memory`.
+
+    `memory` may be None, or what another policy has left behind.
+    """
+
+    def learn(self, memory: object, batch: Claimed) -> object: ...

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any
 
@@ -24,7 +25,7 @@ from batching.policy import Decision, Dispatch, Look, Wait
 from batching.simulator.arrivals import Callers
 from batching.simulator.feeder import At, Feeder
 from batching.simulator.inputs import Draws, make_queues
-from batching.simulator.queues import Batch
+from batching.simulator.queues import Batch, Waiting
 from batching.simulator.report import Report, Served, report
 from batching.simulator.scenario import Scenario
 
@@ -87,7 +88,7 @@ class Simulation:
 
     def add(self, ready_at: float) -> None:
         """One more executor, which takes batches from `ready_at` on."""
-        feeder = Feeder(len(self.feeders), self._scenario.policy())
+        feeder = Feeder(len(self.feeders), self._scenario.policy(), self.feeders)
         feeder.started_at = feeder.front_since = ready_at
         feeder.at = At.DOWN
         self.feeders.append(feeder)
@@ -107,7 +108,7 @@ class Simulation:
         self._serial += 1
         heappush(self._heap, (at, self._serial, event, feeder, feeder.epoch, argument))
 
-    def _turn(self, feeder: Feeder, view: tuple[int, float] | None) -> None:
+    def _turn(self, feeder: Feeder, view: Waiting | None) -> None:
         """One decision, as `ClaimLoop._turn`."""
         feeder.at = At.WORK
         if feeder.draining:
@@ -136,15 +137,20 @@ class Simulation:
             return
         self.queues.arrive(self.now)
         self.queues.wake_delayed(self.now)
-        queues = self.queues
-        decision = feeder.decide((queues.depth, queues.oldest), self.now)
+        feeder.learner.looked(self.queues.depth, self.now)
+        decision = feeder.decide(self.queues.view, self.now)
         if isinstance(decision, Look):
             raise Stuck(f"{feeder.policy!r} looks again, having looked")
         self._act(feeder, decision, permitted)
 
     def _act(self, feeder: Feeder, decision: Decision, permitted: int) -> None:
         if isinstance(decision, Dispatch):
-            self._push(self.now + self._costs.claim_s, self._claimed, feeder, min(decision.size, permitted))
+            self._push(
+                self.now + self._costs.claim_s,
+                self._claimed,
+                feeder,
+                replace(decision, size=min(decision.size, permitted)),
+            )
         elif isinstance(decision, Wait):
             self._wait(feeder, decision.until)
 
@@ -187,15 +193,15 @@ class Simulation:
                 self._turn(feeder, None)
                 return
 
-    def _claimed(self, feeder: Feeder, epoch: int, size: int) -> None:
+    def _claimed(self, feeder: Feeder, epoch: int, decision: Dispatch) -> None:
         if epoch != feeder.epoch:
             return
-        batch = self.queues.claim(self.now, size)
+        batch = self.queues.claim(self.now, decision.size, decision.margin_s)
         if batch.settled:
             self._come_back(batch.settled, self.now)
-        view = (self.queues.depth, self.queues.oldest)
+        view = self.queues.view
         if batch.size:
-            feeder.took(self.now, batch)
+            feeder.took(self.now, batch, view.depth)
             if len(feeder.in_hand) == 1:
                 self._compute(feeder, batch, self.now)
         self._turn(feeder, view)
@@ -214,12 +220,13 @@ class Simulation:
         self._push(at + seconds + self._costs.collect_s, self._lost if lost else self._done, feeder)
 
     def _done(self, feeder: Feeder, _epoch: int, _argument: Any) -> None:
-        batch = feeder.done(self.now, computed=True)
+        batch, took_s = feeder.done(self.now, computed=True)
         feeder.batches += 1
         if feeder.in_hand:
             # It was behind the one that has ended, and started then.
             self._compute(feeder, feeder.in_hand[0], self.now - self._costs.collect_s)
         failed = self._faults is not None and self._draws.fails(self.now)
+        feeder.learner.finished(batch.size, took_s, self.now, regular=not failed)
         feeder.breaker.record(self.now, ok=not failed)
         if failed:
             given_up = self.queues.retry(self.now, batch, self._draws.jitters(batch.size))
@@ -254,9 +261,9 @@ class Simulation:
         """The executor has died with a batch inside."""
         assert self._faults is not None
         feeder.breaker.record(self.now, ok=False)
-        inside = feeder.done(self.now, computed=False)
+        inside, _ = feeder.done(self.now, computed=False)
         if feeder.in_hand:
-            self.queues.put_back(feeder.done(self.now, computed=False), lost=0, attempt=0)
+            self.queues.put_back(feeder.done(self.now, computed=False)[0], lost=0, attempt=0)
         self.queues.put_back(inside, lost=1, attempt=1)
         feeder.epoch += 1
         feeder.at = At.DOWN

@@ -50,8 +50,8 @@ class Lane:
     def deadline(self, index: int) -> float:
         return self.times[index] + self.deadline_s if self.deadlines is None else self.deadlines[index]
 
-    def is_late(self, index: int, now: float) -> bool:
-        return self.times[index] + self.limit_s <= now or self.deadline(index) <= now
+    def is_late(self, index: int, now: float, margin_s: float = 0.0) -> bool:
+        return self.times[index] + self.limit_s <= now or self.deadline(index) <= now + margin_s
 
 
 @dataclass(slots=True)
@@ -62,6 +62,9 @@ class Batch:
     """
 
     size: int = 0
+    # When its first and its middle request came.
+    first_at: float = 0.0
+    middle_at: float = 0.0
     runs: list[tuple[int, int, int]] = field(default_factory=list)
     singles: list[tuple[int, int]] = field(default_factory=list)
     settled: list[tuple[int, int]] = field(default_factory=list)
@@ -69,6 +72,15 @@ class Batch:
     def requests(self) -> list[tuple[int, int]]:
         """Each one, as (rank, index)."""
         return [(rank, index) for rank, first, end in self.runs for index in range(first, end)] + self.singles
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a look shows: how many wait, since when (minus infinity: none), and the earliest deadline of the heads."""
+
+    depth: int
+    oldest_at: float
+    due_at: float
 
 
 @dataclass(slots=True)
@@ -105,11 +117,13 @@ class Queues:
         self._gate = gate
         self._incoming = incoming
         self._let_in = 0
+        self._margin_s = 0.0
         # Of this moment: how many have come in all, how many wait and since when (minus infinity: none), and when the
         # next one comes (infinite: none).
         self.seen = 0
         self.depth = 0
         self.oldest = -math.inf
+        self.due = math.inf
         self.next_arrival = math.inf
         self._note()
 
@@ -131,14 +145,33 @@ class Queues:
         insort(self.lanes[rank].times, at, lo=self.lanes[rank].seen)
         self.next_arrival = min(self.next_arrival, at)
 
-    def claim(self, now: float, size: int) -> Batch:
-        """Take up to `size`, shared between the tiers; what is late goes out as well, and does not count."""
+    @property
+    def view(self) -> Waiting:
+        return Waiting(self.depth, self.oldest, self.due)
+
+    def claim(self, now: float, size: int, margin_s: float = 0.0) -> Batch:
+        """Take up to `size`, shared between the tiers; what is late goes out as well, and does not count.
+
+        Late is also whose deadline is nearer than `margin_s`.
+        """
+        self._margin_s = margin_s
         self.arrive(now)
         self.wake_delayed(now)
         troubled = any(lane.front for lane in self.lanes)
         batch = self._claim_troubled(now, size) if troubled else self._claim(now, size)
+        if batch.size:
+            batch.first_at = self._came_at(batch, 0)
+            batch.middle_at = self._came_at(batch, batch.size // 2)
         self._note()
         return batch
+
+    def _came_at(self, batch: Batch, place: int) -> float:
+        for rank, first, end in batch.runs:
+            if place < end - first:
+                return self.lanes[rank].times[first + place]
+            place -= end - first
+        rank, index = batch.singles[place]
+        return self.lanes[rank].times[index]
 
     def _claim(self, now: float, size: int) -> Batch:
         depths = [lane.seen - lane.head for lane in self.lanes]
@@ -193,20 +226,23 @@ class Queues:
 
     def _note(self) -> None:
         seen = depth = 0
-        oldest = soonest = math.inf
+        oldest = soonest = due = math.inf
         for lane in self.lanes:
             times, head, come = lane.times, lane.head, lane.seen
             seen += come
             depth += come - head
-            if head < come and times[head] < oldest:
-                oldest = times[head]
+            if head < come:
+                oldest = min(oldest, times[head])
+                due = min(due, lane.deadline(head))
             if come < len(times) and times[come] < soonest:
                 soonest = times[come]
             if lane.front:
                 depth += len(lane.front)
                 oldest = min(oldest, times[lane.front[0]])
+                due = min(due, lane.deadline(lane.front[0]))
         self.seen, self.depth = seen, depth
         self.oldest = oldest if depth else -math.inf
+        self.due = due
         if self._gate is not None:
             soonest = self._incoming[self._let_in][0] if self._let_in < len(self._incoming) else math.inf
         self.next_arrival = soonest
@@ -236,8 +272,9 @@ class Queues:
         if first == lane.seen:
             return 0
         # All have the same limit, so the late ones are the oldest.
-        if lane.times[first] + lane.limit_s <= now:
-            lane.head = bisect_right(lane.times, now - lane.limit_s, first, lane.seen)
+        cut = max(now - lane.limit_s, now + self._margin_s - lane.deadline_s)
+        if lane.times[first] <= cut:
+            lane.head = bisect_right(lane.times, cut, first, lane.seen)
             self.ledger.expired[rank] += lane.head - first
             batch.settled += [(rank, index) for index in range(first, lane.head)]
         late = lane.head - first
@@ -253,7 +290,7 @@ class Queues:
         late = 0
         first = lane.head
         while want > 0 and lane.head < lane.seen:
-            if lane.is_late(lane.head, now):
+            if lane.is_late(lane.head, now, self._margin_s):
                 if lane.head > first:
                     batch.runs.append((rank, first, lane.head))
                 batch.settled.append((rank, lane.head))
@@ -310,7 +347,7 @@ class Queues:
         """What needs no model any more. Who has been in a batch has waited its turn: only its deadline counts."""
         attempt, lost = self.history.get((rank, index), _FIRST_TRY)
         lane = self.lanes[rank]
-        if lane.deadline(index) <= now or (attempt == 1 and lane.is_late(index, now)):
+        if lane.deadline(index) <= now + self._margin_s or (attempt == 1 and lane.is_late(index, now)):
             self.ledger.expired[rank] += 1
             return True
         if self._retry.exhausted(attempt, lost):

@@ -89,6 +89,25 @@ def test_verdicts(world: World) -> None:
     }  # fmt: skip
 
 
+def test_who_could_not_be_in_time_is_told_apart_and_takes_no_place(world: World) -> None:
+    for message in (ours("soon", due_in_ms=HOUR_MS // 2), foreign("f"), ours("good")):
+        world.put(message, Tier.PAID)
+    claim = world.store.claim(MODEL, "b1", 2, margin_ms=HOUR_MS)
+    assert {name_of(each.message): each.verdict for each in claim.entries} == {
+        "soon": Verdict.HOPELESS, "f": Verdict.RUN, "good": Verdict.RUN,
+    }  # fmt: skip
+
+
+def test_the_earliest_deadline_of_the_heads_is_seen(world: World) -> None:
+    assert world.store.look(MODEL).due_ms == 0
+    world.put(foreign("f"), Tier.FREE)
+    assert world.store.look(MODEL).due_ms == 0
+    world.put(ours("later"), Tier.PAID)
+    world.put(ours("soon", due_in_ms=HOUR_MS), Tier.ENTERPRISE)
+    for view in (world.store.look(MODEL), world.store.claim(MODEL, "b0", 0).view):
+        assert abs(view.due_ms - view.now_ms - HOUR_MS) < 60_000
+
+
 def test_tracked_requests_are_started_when_claimed_and_pending_when_back(world: World) -> None:
     world.put(ours("seen"), Tier.PAID)
     world.put(ours("unseen", tracked=False), Tier.PAID)

@@ -46,7 +46,8 @@ class Trace:
             task_id = f"t{self._count}"
             self._count += 1
             message = foreign(task_id) if rng.random() < 0.2 else ours(
-                task_id, expired=rng.random() < 0.1, tracked=rng.random() < 0.5, enqueued=born + self._count, key=key
+                task_id, expired=rng.random() < 0.1, tracked=rng.random() < 0.5, enqueued=born + self._count, key=key,
+                due_in_ms=rng.choice((HOUR_MS // 2, 2 * HOUR_MS)),
             )  # fmt: skip
             for world in self._worlds:
                 world.put(message, tier)
@@ -66,7 +67,8 @@ class Trace:
         batch_id = rng.choice(list(self._batches)) if again else f"b{self._count}-{rng.random()}"
         size = rng.choice((1, 2, 7, 16, 64))
         attempts = rng.choice((1, 3, 4))
-        claims = [world.store.claim(MODEL, batch_id, size, attempts) for world in self._worlds]
+        margin_ms = rng.choice((0, 0, HOUR_MS))
+        claims = [world.store.claim(MODEL, batch_id, size, attempts, margin_ms=margin_ms) for world in self._worlds]
         if claims[0].entries:
             self._batches[batch_id] = [(each.position, name_of(each.message)) for each in claims[0].entries]
         return [(claim.entries, claim.view.depths, claim.view.oldest_ms) for claim in claims]

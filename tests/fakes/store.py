@@ -122,13 +122,20 @@ class MemoryBatchStore:
         return view
 
     def claim(
-        self, model: str, batch_id: str, size: int, max_attempts: int = 3, paused: AbstractSet[int] = frozenset()
+        self,
+        model: str,
+        batch_id: str,
+        size: int,
+        max_attempts: int = 3,
+        paused: AbstractSet[int] = frozenset(),
+        *,
+        margin_ms: int = 0,
     ) -> Claim:
         self.before("claim")
         with self.changed:
             if batch_id not in self.leases:
                 self._wake(model)
-                taken = self._take(self._model(model), size, suspect_sizes(size, max_attempts), paused)
+                taken = self._take(self._model(model), size, suspect_sizes(size, max_attempts), paused, margin_ms)
                 if taken:
                     self.leases[batch_id] = _Lease(model, list(taken))
             slots = self.leases[batch_id].slots if batch_id in self.leases else []
@@ -204,7 +211,9 @@ class MemoryBatchStore:
         queues = [[] if rank in paused else queue for rank, queue in enumerate(self._model(model).queues)]
         stamps = [read_stamp(queue[-1]) for queue in queues if queue]
         known = [stamp.enqueued_ms for stamp in stamps if stamp and stamp.enqueued_ms]
-        return View(self._now_ms(), tuple(len(queue) for queue in queues), min(known, default=0))
+        due = [stamp.deadline_ms for stamp in stamps if stamp and stamp.deadline_ms]
+        depths = tuple(len(queue) for queue in queues)
+        return View(self._now_ms(), depths, min(known, default=0), min(due, default=0))
 
     def _wake(self, model: str) -> None:
         here = self._model(model)
@@ -213,7 +222,9 @@ class MemoryBatchStore:
             del here.delayed[rank, message]
             here.queues[rank].append(message)
 
-    def _take(self, here: _Model, size: int, sizes: Sequence[int], paused: AbstractSet[int]) -> list[_Slot]:
+    def _take(
+        self, here: _Model, size: int, sizes: Sequence[int], paused: AbstractSet[int], margin_ms: int
+    ) -> list[_Slot]:
         def limit(message: bytes) -> int | None:
             lost = losses(message)
             return sizes[min(lost, len(sizes)) - 1] if lost else None
@@ -249,7 +260,7 @@ class MemoryBatchStore:
                     size = here_limit
                     want = size - taken
                 message = queue.pop()
-                verdict = self._verdict(message)
+                verdict = self._verdict(message, margin_ms)
                 slots.append(_Slot(rank, verdict, message))
                 if verdict is Verdict.RUN:
                     want -= 1
@@ -268,12 +279,14 @@ class MemoryBatchStore:
         stamp = read_stamp(queue[-1]) if queue else None
         return stamp is not None and self._now_ms() - stamp.enqueued_ms >= self._ageing_ms
 
-    def _verdict(self, message: bytes) -> Verdict:
+    def _verdict(self, message: bytes, margin_ms: int) -> Verdict:
         stamp = read_stamp(message)
         if stamp is None:
             return Verdict.RUN
         if 0 < stamp.limit_ms <= self._now_ms():
             return Verdict.EXPIRED
+        if margin_ms > 0 and 0 < stamp.deadline_ms <= self._now_ms() + margin_ms:
+            return Verdict.HOPELESS
         if stamp.task_id in self.cancelled:
             self.cancelled.discard(stamp.task_id)
             return Verdict.CANCELLED

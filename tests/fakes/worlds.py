@@ -134,10 +134,11 @@ def ours(
     attempt: int = 0,
     enqueued: int = 0,
     key: str = NO_KEY,
+    due_in_ms: int = 2 * HOUR_MS,
 ) -> bytes:
     now = epoch_ms()
     limit = now - 1000 if expired else now + HOUR_MS
-    stamp = Stamp(now + 2 * HOUR_MS, limit, enqueued or now, attempt, lost, tracked, HOUR_MS, task_id, key)
+    stamp = Stamp(now + due_in_ms, limit, enqueued or now, attempt, lost, tracked, HOUR_MS, task_id, key)
     return write_stamp(stamp) + b'","lang":"py"},"body":"' + task_id.encode() + b'"}'
 
 

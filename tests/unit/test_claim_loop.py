@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from batching.executor import Done, Lost, Work
-from batching.policy import Breaker, BreakerState, FixedWindow, Reason
+from batching.policy import Breaker, BreakerState, Decision, Dispatch, FixedWindow, QueueView, Reason
 from batching.request import Failed, Ok, Outcome, Rejected, Request
 from config.keys import Shard
 from config.tiers import TIERS, Tier
@@ -157,6 +159,44 @@ def test_the_expired_are_answered_without_the_model(make: Make, limits: dict[str
     rig.put("late", **limits)
     untouched_by_the_model(rig, "late")
     assert rig.error("late")[1].code == "DEADLINE_EXCEEDED"
+
+
+def test_who_could_not_be_in_time_is_answered_without_the_model(make: Make) -> None:
+    class Careful(Eager):
+        def decide(self, queue: QueueView, now: float) -> Decision:
+            decision = super().decide(queue, now)
+            return replace(decision, margin_s=60.0) if isinstance(decision, Dispatch) else decision
+
+    rig = make(policy=Careful())
+    rig.put("late", deadline_in_ms=30_000, limit_in_ms=30_000)
+    rig.put("other", deadline_in_ms=3_600_000, limit_in_ms=3_600_000)
+    rig.start()
+    rig.settled("late", "other")
+    assert [inputs(work) for work in rig.executor.taken] == [["other"]]
+    error, details = rig.error("late")
+    assert details.code == "DEADLINE_EXCEEDED"
+    assert "before its batch was done" in error.text
+
+
+def test_a_policy_is_shown_what_was_learnt_and_can_be_replaced(make: Make) -> None:
+    seen: list[QueueView] = []
+
+    class Watching(Eager):
+        def decide(self, queue: QueueView, now: float) -> Decision:
+            seen.append(queue)
+            return super().decide(queue, now)
+
+    rig = make(policy=Watching(size=2))
+    rig.put("a", "b", "c")
+    rig.start()
+    rig.settled("a", "b", "c")
+    rig.until(lambda: seen[-1].learnt.time.known)
+    assert any(math.isfinite(view.due_at) for view in seen)
+    rig.loop.policy = Eager(size=1)
+    rig.put("d", "e")
+    rig.settled("d", "e")
+    assert [len(work.inputs) for work in rig.executor.taken] == [2, 1, 1, 1]
+    assert rig.loop.learnt.time.known
 
 
 def test_a_celery_clients_expired_task_is_answered_without_the_model(make: Make) -> None:

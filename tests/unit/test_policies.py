@@ -12,18 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batching.policy import (
-    DEFAULT_SHARES,
     Adaptive,
+    BatchTime,
     Dispatch,
+    EwmaWindow,
     FixedWindow,
+    Learner,
+    Learnt,
     Look,
+    PidWindow,
     Policy,
     QueueView,
     Reason,
+    SloAware,
+    Speculative,
+    Thresholds,
     Wait,
     WhenIdle,
-    allocate,
 )
+from batching.policy.pid import Controller
 
 MAX = 8
 WINDOW_S = 0.05
@@ -31,9 +38,30 @@ LEAD_S = 0.005
 FIXED = FixedWindow(MAX, WINDOW_S, LEAD_S)
 IDLE = WhenIdle(MAX, LEAD_S)
 ADAPTIVE = Adaptive(MAX, WINDOW_S, lead_s=LEAD_S)
-POLICIES = pytest.mark.parametrize("policy", [FIXED, IDLE, ADAPTIVE], ids=lambda policy: type(policy).__name__)
+WINDOWED = [
+    FIXED,
+    EwmaWindow(MAX, WINDOW_S, LEAD_S),
+    PidWindow(MAX, WINDOW_S, lead_s=LEAD_S),
+    Thresholds(MAX, WINDOW_S, quiet_size=3, size=5, lead_s=LEAD_S),
+    SloAware(MAX, WINDOW_S, lead_s=LEAD_S),
+    Speculative(MAX, WINDOW_S, lead_s=LEAD_S),
+]
+POLICIES = pytest.mark.parametrize("policy", [*WINDOWED, IDLE, ADAPTIVE], ids=lambda policy: type(policy).__name__)
+WITH_WINDOW = pytest.mark.parametrize("policy", WINDOWED, ids=lambda policy: type(policy).__name__)
 
 seconds = st.floats(0, 100, allow_nan=False)
+shares = st.floats(0, 1)
+times = st.builds(
+    BatchTime.warm, a_s=st.floats(0, 1), b_s=st.floats(0, 0.1), max_batch_size=st.integers(1, MAX)
+) | st.builds(BatchTime, a_s=st.floats(0, 1), b_s=st.floats(0, 0.1), spread_s=st.floats(0, 0.1), weight=st.just(50.0))
+learnt = st.builds(
+    Learnt,
+    rate=st.floats(0, 1e5),
+    utilisation=shares,
+    returning=shares,
+    time=times,
+    memory=st.none() | st.builds(Controller, *[st.floats(0, 1)] * 3, at=seconds),
+)
 views = st.builds(
     QueueView,
     depth=st.none() | st.integers(0, 3 * MAX),
@@ -42,6 +70,9 @@ views = st.builds(
     free_at=seconds,
     batch_s=st.floats(0, 1),
     recent=st.integers(0, MAX),
+    due_at=seconds | st.just(math.inf),
+    idle=st.integers(0, 3),
+    learnt=learnt,
 )
 
 
@@ -76,8 +107,8 @@ def test_claims_ahead_only_full_batches_within_the_lead(policy: Policy, view: Qu
     if view.in_hand and isinstance(decision, Dispatch):
         assert view.in_hand == 1
         assert view.depth is not None
-        assert view.depth >= MAX
-        assert decision == Dispatch(MAX, Reason.FULL)
+        assert view.depth >= decision.size
+        assert decision.reason is Reason.FULL
         assert now >= view.free_at - LEAD_S
         assert view.batch_s >= 2 * LEAD_S
 
@@ -86,7 +117,44 @@ def test_claims_ahead_only_full_batches_within_the_lead(policy: Policy, view: Qu
 @given(view=views, now=seconds)
 def test_a_full_batch_goes_to_a_free_executor(policy: Policy, view: QueueView, now: float) -> None:
     if view.in_hand == 0 and view.depth is not None and view.depth >= MAX:
-        assert policy.decide(view, now) == Dispatch(MAX, Reason.FULL)
+        assert isinstance(policy.decide(view, now), Dispatch)
+
+
+@POLICIES
+@given(view=views, now=seconds)
+def test_nobody_is_refused_without_need(policy: Policy, view: QueueView, now: float) -> None:
+    """At most those who would be late even if their batch began at once, or behind the one that computes."""
+    decision = policy.decide(view, now)
+    if isinstance(decision, Dispatch):
+        behind_s = max(0.0, view.free_at - now) if view.in_hand else 0.0
+        assert 0 <= decision.margin_s <= behind_s + view.learnt.time.predict(MAX) + 1e-9
+
+
+@WITH_WINDOW
+@given(view=views, now=seconds)
+def test_what_is_due_is_not_held_back_from_a_free_executor(policy: Policy, view: QueueView, now: float) -> None:
+    if view.in_hand == 0 and view.depth and now >= view.oldest_at + WINDOW_S:
+        assert isinstance(policy.decide(view, now), Dispatch)
+
+
+@WITH_WINDOW
+@given(view=views, now=seconds)
+def test_no_window_is_longer_than_the_configured_maximum(policy: Policy, view: QueueView, now: float) -> None:
+    decision = policy.decide(view, now)
+    if view.in_hand == 0 and view.depth and isinstance(decision, Wait):
+        assert decision.until <= view.oldest_at + WINDOW_S
+
+
+CLOSING = [each for each in [*WINDOWED, IDLE, ADAPTIVE] if each is not FIXED]
+
+
+@pytest.mark.parametrize("policy", CLOSING, ids=lambda policy: type(policy).__name__)
+@given(view=views, now=seconds)
+def test_no_deadline_is_waited_past_with_a_free_executor(policy: Policy, view: QueueView, now: float) -> None:
+    """When the time that is left is what the batch will take, it leaves."""
+    decision = policy.decide(view, now)
+    if view.in_hand == 0 and view.depth and isinstance(decision, Wait):
+        assert decision.until <= view.due_at - view.learnt.time.predict(view.depth) + 1e-9
 
 
 @POLICIES
@@ -131,6 +199,7 @@ def simulate(policy: Policy, arrivals: Sequence[float], batch_s: float) -> list[
     queue: deque[float] = deque()
     done_at: deque[float] = deque()
     batches: list[Batch] = []
+    learner = Learner(policy)
     sizes = (0, 0)
     now = free_at = 0.0
     while coming or queue:
@@ -138,14 +207,22 @@ def simulate(policy: Policy, arrivals: Sequence[float], batch_s: float) -> list[
             queue.append(coming.popleft())
         while done_at and done_at[0] <= now:
             free_at = done_at.popleft()
-        busy_until = done_at[0] if done_at else free_at
+            learner.finished(len(batches[-1].arrivals), batch_s, free_at)
+        learner.looked(len(queue), now)
         view = QueueView(
-            len(queue), queue[0] if queue else now, len(done_at), busy_until, batch_s if batches else 0.0, max(sizes)
+            len(queue),
+            queue[0] if queue else now,
+            len(done_at),
+            done_at[0] if done_at else free_at,
+            batch_s if batches else 0.0,
+            max(sizes),
+            learnt=learner.learnt,
         )
         decision = policy.decide(view, now)
         if isinstance(decision, Dispatch):
             taken = [queue.popleft() for _ in range(min(decision.size, len(queue)))]
             assert taken, "nothing to claim"
+            learner.claimed(len(taken), len(queue), now - taken[0], now - taken[len(taken) // 2], now)
             batches.append(Batch(now, taken, free_at, ahead=bool(done_at)))
             done_at.append(max(now, done_at[-1] if done_at else now) + batch_s)
             sizes = (sizes[1], len(taken))
@@ -180,66 +257,20 @@ def test_when_idle_holds_nothing_back(gaps: list[float], batch_s: float) -> None
         assert batch.ahead or batch.at == max(batch.arrivals[0], batch.free_at)
 
 
+@WITH_WINDOW
 @given(gaps=gaps, batch_s=durations)
-def test_a_fixed_window_bounds_every_wait_for_a_free_executor(gaps: list[float], batch_s: float) -> None:
+def test_a_window_bounds_every_wait_for_a_free_executor(policy: Policy, gaps: list[float], batch_s: float) -> None:
+    for batch in simulate(policy, arrivals_of(gaps), batch_s):
+        assert batch.ahead or batch.at <= max(batch.arrivals[0] + WINDOW_S, batch.free_at)
+
+
+@given(gaps=gaps, batch_s=durations)
+def test_before_the_end_of_a_fixed_window_only_full_batches_leave(gaps: list[float], batch_s: float) -> None:
     for batch in simulate(FIXED, arrivals_of(gaps), batch_s):
-        due = batch.arrivals[0] + WINDOW_S
-        assert batch.ahead or batch.at <= max(due, batch.free_at)
-        if batch.at < due:
-            assert len(batch.arrivals) == MAX
+        assert batch.at >= batch.arrivals[0] + WINDOW_S or len(batch.arrivals) == MAX
 
 
 @given(gaps=gaps, batch_s=durations)
 def test_gathering_is_bounded_from_the_moment_the_executor_was_free(gaps: list[float], batch_s: float) -> None:
     for batch in simulate(ADAPTIVE, arrivals_of(gaps), batch_s):
         assert batch.ahead or batch.at <= max(batch.arrivals[0], batch.free_at + WINDOW_S)
-
-
-depths_of_tiers = st.lists(st.integers(0, 200), min_size=3, max_size=3)
-credits_of_tiers = st.tuples(*[st.floats(0, 64)] * 3)
-
-
-@given(depths=depths_of_tiers, size=st.integers(1, 64), credits=credits_of_tiers)
-def test_places_are_all_used_and_no_tier_gets_more_than_it_has(
-    depths: list[int], size: int, credits: tuple[float, ...]
-) -> None:
-    takes = allocate(depths, size, credits).takes
-    assert sum(takes) == min(size, sum(depths))
-    assert all(0 <= take <= depth for take, depth in zip(takes, depths, strict=True))
-
-
-@given(depths=depths_of_tiers, size=st.integers(1, 64), credits=credits_of_tiers)
-def test_credit_is_bounded_and_only_for_tiers_that_wait(
-    depths: list[int], size: int, credits: tuple[float, ...]
-) -> None:
-    allocation = allocate(depths, size, credits)
-    if sum(depths) > size:
-        for depth, credit in zip(depths, allocation.credits, strict=True):
-            assert 0 <= credit <= size + 1
-            assert depth or not credit
-
-
-@given(size=st.integers(1, 64), batches=st.integers(1, 60), waiting=st.sets(st.sampled_from([0, 1, 2]), min_size=1))
-def test_no_tier_starves_and_the_top_one_is_preferred(size: int, batches: int, waiting: set[int]) -> None:
-    """Every waiting tier gets its guaranteed share over any number of batches; all the rest is the top one's."""
-    credits: tuple[float, ...] = (0.0, 0.0, 0.0)
-    served = [0, 0, 0]
-    for _ in range(batches):
-        allocation = allocate([10**6 if rank in waiting else 0 for rank in range(3)], size, credits)
-        credits = allocation.credits
-        served = [a + b for a, b in zip(served, allocation.takes, strict=True)]
-    top = min(waiting)
-    for rank in waiting - {top}:
-        fair = DEFAULT_SHARES[rank] * size * batches
-        assert fair - 1 <= served[rank] <= fair + 1e-6 * batches + 1e-6
-    assert served[top] == size * batches - sum(served[rank] for rank in waiting - {top})
-
-
-def test_a_batch_of_one_still_keeps_the_shares() -> None:
-    credits: tuple[float, ...] = (0.0, 0.0, 0.0)
-    served = [0, 0, 0]
-    for _ in range(1000):
-        allocation = allocate((10_000, 10_000, 10_000), 1, credits)
-        credits = allocation.credits
-        served[allocation.takes.index(1)] += 1
-    assert served == [pytest.approx(700, abs=1), pytest.approx(200, abs=1), pytest.approx(100, abs=1)]

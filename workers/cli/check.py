@@ -19,6 +19,7 @@ from config.settings import ModelSettings, Settings
 from workers.cli.base import config_option, fail, json_option, print_json, settings_for, without_password
 from workers.cli.database import database_problems
 from workers.models import load_model
+from workers.policies import make_policy
 from workers.supervisor import ports, state
 from workers.supervisor.errors import PortTaken
 
@@ -131,6 +132,10 @@ def _models(settings: Settings) -> Iterator[Problem]:
 
 
 def _model(name: str, model: ModelSettings) -> Iterator[Problem]:
+    try:
+        make_policy(model)
+    except SettingsError as error:
+        yield from error.problems
     try:
         load_model(model)
     except Exception as error:  # noqa: BLE001 - a model's module may raise anything

@@ -118,7 +118,7 @@ def simulate_command(policies: tuple[str, ...], seed: int, plot: Path | None, as
 
 def make_maker(name: str, max_batch_size: int, max_wait_ms: float) -> Callable[[], Any]:
     """What makes the policy of one executor, exactly as a worker does."""
-    from workers.runner import make_policy
+    from workers.policies import make_policy
 
     settings = ModelSettings(
         name=name,

@@ -48,7 +48,7 @@ class Model(Protocol):
     """A class source, constructed as `Source(**options)` in the executor's process.
 
     Optional beside these: `warmup()`, called once after `load`; `version`, a string that callers are told
-    unless bunch.toml gives one; `cost(input) -> int`, not used yet.
+    unless bunch.toml gives one; `cost(input) -> int`, how much of `max_batch_cost` an input takes (tokens, say).
     """
 
     def load(self, device: str) -> None:

@@ -1,0 +1,25 @@
+"""The window follows the rate of arrivals: short when it is quiet, long when batches will fill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batching.policy.base import Decision, QueueView
+from batching.policy.window import in_window
+
+
+@dataclass(frozen=True, slots=True)
+class EwmaWindow:
+    """Wait for the share of `max_wait_s` that equals the share of a batch which would come in it.
+
+    With few arrivals there is nothing to wait for; with more than a batch in `max_wait_s` the whole window is used, and
+    the batch is full before it ends. In between the two are joined by a straight line: no rate at which the wait jumps.
+    """
+
+    max_batch_size: int
+    max_wait_s: float
+    lead_s: float = 0.005
+
+    def decide(self, queue: QueueView, now: float) -> Decision:
+        filled = min(1.0, queue.learnt.rate * self.max_wait_s / self.max_batch_size)
+        return in_window(queue, now, size=self.max_batch_size, wait_s=filled * self.max_wait_s, lead_s=self.lead_s)

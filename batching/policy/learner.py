@@ -1,0 +1,105 @@
+"""What a claim loop learns from what it does anyway: looks, claims and finished batches.
+
+    look, claim ──▶ rate of arrivals          finished ──▶ a + b·n, utilisation
+    claim ──▶ whether callers come back, and the policy's own memory
+
+One per executor, in the worker and in the simulator alike. Costs a few sums per batch and look, none per request.
+"""
+
+from __future__ import annotations
+
+from batching.policy.base import NOTHING_LEARNT, Claimed, Learning, Learnt, Policy
+from batching.policy.timing import BatchTime
+
+# Long enough for a rate that a window of 100 ms can rest on, short enough for a burst of a second.
+RATE_HALF_LIFE_S = 0.25
+USE_HALF_LIFE_S = 2.0
+# About eight batches.
+_RETURNING_GAIN = 1 / 8
+# Of a batch's time after its end: who comes so soon has been waiting for it.
+_SOON = 0.25
+
+
+class Learner:
+    """Time is an argument, in seconds on any one clock. For one claim loop: its feeder looks and claims, its collector
+    finishes; neither needs the other's numbers at once, so there is no lock.
+    """
+
+    def __init__(self, policy: Policy, time: BatchTime | None = None) -> None:
+        self.policy = policy
+        self._time = time or BatchTime()
+        self._rate = 0.0
+        self._use = 0.0
+        self._returning = NOTHING_LEARNT.returning
+        self._memory: object = None
+        # Requests that have been seen to arrive: those taken, and those that wait.
+        self._taken = 0
+        self._arrived = 0
+        self._counted_at: float | None = None
+        self._ended_at = 0.0
+        self._ended_before = 0.0
+        self._used_at: float | None = None
+        self._learnt = Learnt(time=self._time)
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy = policy
+        # Asked once, and not for every batch: it takes Python as long as the rest of a claim here.
+        self._learning = policy if isinstance(policy, Learning) else None
+
+    @property
+    def learnt(self) -> Learnt:
+        return self._learnt
+
+    def looked(self, depth: int, now: float) -> None:
+        self._count(depth, now)
+        self._publish()
+
+    def claimed(self, size: int, left: int, waited_s: float, middle_s: float, now: float) -> None:
+        """A batch leaves `left` behind; its oldest request has waited `waited_s`, its middle one `middle_s`."""
+        self._taken += size
+        self._count(left, now)
+        if size > 1 and self._ended_at:
+            self._returning += _RETURNING_GAIN * (self._came_soon(now - middle_s) - self._returning)
+        if self._learning is not None:
+            self._memory = self._learning.learn(self._memory, Claimed(now, size, waited_s))
+        self._publish()
+
+    def finished(self, size: int, took_s: float, now: float, *, regular: bool = True) -> None:
+        """A batch has computed for `took_s`. `regular`: it ran as it was, nothing failed."""
+        if regular:
+            self._time = self._time.observe(size, took_s)
+        self._ended_before, self._ended_at = self._ended_at, now
+        if self._used_at is not None and now > self._used_at:
+            spent_s = now - self._used_at
+            self._use += _gain(spent_s, USE_HALF_LIFE_S) * (min(1.0, took_s / spent_s) - self._use)
+        self._used_at = now
+        self._publish()
+
+    def _count(self, depth: int, now: float) -> None:
+        arrived = self._taken + depth
+        if self._counted_at is not None and now > self._counted_at:
+            spent_s = now - self._counted_at
+            # Another executor may have taken what was counted as waiting here.
+            came = max(0, arrived - self._arrived)
+            self._rate += _gain(spent_s, RATE_HALF_LIFE_S) * (came / spent_s - self._rate)
+        elif self._counted_at is not None and arrived > self._arrived:
+            return
+        self._arrived, self._counted_at = arrived, now
+
+    def _came_soon(self, came_at: float) -> float:
+        """1 if a request came right after a batch had ended."""
+        ended_at = self._ended_at if came_at >= self._ended_at else self._ended_before
+        return float(0 <= came_at - ended_at <= _SOON * self._time.predict(1))
+
+    def _publish(self) -> None:
+        self._learnt = Learnt(self._rate, self._use, self._returning, self._time, self._memory)
+
+
+def _gain(spent_s: float, half_life_s: float) -> float:
+    """The weight of what was seen over `spent_s` beside all that was before."""
+    return float(1 - 0.5 ** (spent_s / half_life_s))

@@ -1,0 +1,37 @@
+"""Leave early when those who are still to come will not fill the batch in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batching.policy.base import Decision, Dispatch, QueueView, Reason, Wait
+from batching.policy.window import in_window
+
+# How many expected gaps without an arrival before the forecast is made anew.
+_GAPS = 2.0
+_LEAST_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Speculative:
+    """`FixedWindow`, as long as the rate of arrivals makes it likely that the window will end with a full batch.
+
+    `sure` is how many standard deviations of a Poisson count the forecast may lack: 0 waits when filling is as likely
+    as not, 1 also when it would take some luck.
+    """
+
+    max_batch_size: int
+    max_wait_s: float
+    sure: float = 0.0
+    lead_s: float = 0.005
+
+    def decide(self, queue: QueueView, now: float) -> Decision:
+        decision = in_window(queue, now, size=self.max_batch_size, wait_s=self.max_wait_s, lead_s=self.lead_s)
+        if not isinstance(decision, Wait) or not queue.depth or queue.in_hand:
+            return decision
+        rate = queue.learnt.rate
+        coming = rate * (decision.until - now)
+        if coming + self.sure * coming**0.5 < self.max_batch_size - queue.depth:
+            return Dispatch(self.max_batch_size, Reason.IDLE)
+        # If they stay away the rate is seen to fall, so ask again before the window ends.
+        return Wait(until=min(decision.until, now + max(_LEAST_S, _GAPS / rate)))

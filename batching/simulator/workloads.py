@@ -1,0 +1,79 @@
+"""The workloads on which the policies are compared, and what counts on each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from batching.simulator.arrivals import Arrivals, Bursts, Callers, Diurnal, OnOff, Poisson
+from batching.simulator.report import Report
+from batching.simulator.scenario import Overheads
+from batching.simulator.service import Affine, Service
+
+MAX_BATCH_SIZE = 64
+# A GPU-like model: at most 64 / 52 ms = 1,231 requests a second.
+MODEL = Affine(batch_s=0.020, item_s=0.0005, jitter=0.05)
+# Where a batch of any size takes about the same: 64 / 56 ms = 1,143 a second.
+FLAT_MODEL = Affine(batch_s=0.050, item_s=0.0001, jitter=0.05)
+# What a request costs beside the model on a small machine with two cores, Redis included.
+OVERHEADS = Overheads(0.0010, 0.0003, 0.0006, 0.0003, 0.0010, 0.00002)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number of a report that says how well it went. `sign` 1: more is better; -1: less."""
+
+    name: str
+    unit: str
+    of: Callable[[Report], float]
+    sign: int
+
+    def behind(self, value: float, best: float) -> float:
+        """How much worse than the best, as a share of it; below 0: better."""
+        return self.sign * (best - value) / best if best else 0.0
+
+
+def _mean_ms(report: Report) -> float:
+    return float(np.concatenate(report.latencies_s).mean()) * 1000
+
+
+P50 = Measure("p50", "ms", lambda report: report.p50_ms or math.inf, -1)
+P99 = Measure("p99", "ms", lambda report: report.p99_ms or math.inf, -1)
+MEAN = Measure("mean", "ms", _mean_ms, -1)
+ANSWERS = Measure("answers", "/s", lambda report: report.throughput_rps, 1)
+GOODPUT = Measure("in time", "/s", lambda report: report.goodput_rps, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`deadlines_s` are the shortest and the longest that callers give."""
+
+    name: str
+    says: str
+    arrivals: Arrivals
+    measure: Measure
+    service: Service = MODEL
+    duration_s: float = 60.0
+    executors: int = 1
+    deadlines_s: tuple[float, float] = (math.inf, math.inf)
+
+
+WORKLOADS = (
+    Workload("quiet", "5 requests/s", Poisson(5), P50, duration_s=400),
+    Workload("half", "500 requests/s, 41 % of capacity", Poisson(500), MEAN),
+    Workload("busy", "1,000 requests/s, 81 % of capacity", Poisson(1000), P99),
+    Workload("bursts", "20 requests/s, and each second 200 within 10 ms", Bursts(20, 200, 1.0), P99),
+    Workload("small bursts", "20 requests/s, and four times a second 40 within 5 ms", Bursts(20, 40, 0.25, 0.005), P99),
+    Workload("on-off", "900 requests/s for 2 s on the average, then 20/s for 4 s", OnOff(900, 20, 2.0, 4.0), MEAN),
+    Workload("diurnal", "a day in two minutes: 50 to 1,000 requests/s", Diurnal(50, 1000, 120), MEAN, duration_s=120),
+    Workload("overload", "1,500 requests/s, 122 % of capacity, each given 200 ms", Poisson(1500), GOODPUT,
+             deadlines_s=(0.2, 0.2)),
+    Workload("deadlines", "900 requests/s, each given 60 to 300 ms", Poisson(900), GOODPUT, deadlines_s=(0.06, 0.3)),
+    Workload("callers", "64 callers who ask again when they are answered", Callers(64), ANSWERS),
+    Workload("many callers", "256 callers, a model of 50 ms a batch", Callers(256), ANSWERS, service=FLAT_MODEL),
+    Workload("thinking", "100 callers who think for 50 ms", Callers(100, 0.05), MEAN),
+    Workload("two executors", "1,200 requests/s on two", Poisson(1200), MEAN, executors=2),
+)  # fmt: skip

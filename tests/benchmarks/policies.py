@@ -1,0 +1,165 @@
+"""The policies on the running system: one stack, the same model once under each policy, each measured in its turn.
+
+`python -m tests.benchmarks.policies` measures `simulated` (20 ms + 0.5 ms·n) at low load, saturated and under bursts;
+with `--minilm` a real model at 80 % of what it can do. Every number is one of `manage.py bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from tests.benchmarks.bunch_system import ROOT, Bunch
+
+SIMULATED = """
+[models.{name}]
+source = "workers.models.simulated:Simulated"
+options = {{ batch_ms = 20, item_ms = 0.5 }}
+policy = "{policy}"
+"""
+MINILM = """
+[models.{name}]
+source = "workers.models.minilm:MiniLM"
+policy = "{policy}"
+"""
+BARE_MS = 20.5
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One kind of load, and the number of `manage.py bench` that it is for."""
+
+    name: str
+    options: tuple[str, ...]
+    shows: str
+
+
+LOADS = (
+    Load("low", ("--rps=5", "--duration=10"), "p50_ms"),
+    Load("saturated", ("--concurrency=256", "--duration=5", "--warmup=1"), "rps"),
+    Load("bursts", ("--rps=150", "--burst=150", "--duration=8"), "p99_ms"),
+)
+
+
+def bench(stack: Bunch, model: str, *options: str) -> dict[str, Any]:
+    """`manage.py bench --json`."""
+    done = subprocess.run(
+        [sys.executable, "manage.py", "bench", "--json", f"--url={stack.url}", f"--model={model}", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def serving(template: str, policies: Sequence[str]) -> Bunch:
+    """A started stack; the caller stops it."""
+    models = "".join(template.format(name=policy, policy=policy) for policy in policies)
+    stack = Bunch()
+    stack.open_run()
+    try:
+        stack.launch_with(f'default_model = "{policies[0]}"\n{models}', {})
+        stack.wait_ready()
+    except BaseException:
+        stack.stop()
+        raise
+    return stack
+
+
+def simulated(policies: Sequence[str], rounds: int) -> None:
+    """Prints a row for each policy and load, the rounds beside each other."""
+    results: dict[tuple[str, str], list[float]] = {}
+    stack = serving(SIMULATED, policies)
+    try:
+        for _ in range(rounds):
+            for load in LOADS:
+                for policy in policies:
+                    found = bench(stack, policy, *load.options)
+                    results.setdefault((load.name, policy), []).append(found[load.shows])
+    finally:
+        stack.stop()
+    for load in LOADS:
+        print(f"\n{load.name}: {load.shows}" + (f" (the bare model: {BARE_MS})" if load.name == "low" else ""))
+        for policy in policies:
+            values = results[load.name, policy]
+            print(f"  {policy:12} median {median(values):9.1f}   rounds {values}")
+
+
+def minilm(policies: Sequence[str], rounds: int) -> None:
+    """The learnt line beside the measured one, and who keeps an objective at 80 % of what the model can do."""
+    stack = serving(MINILM, policies)
+    try:
+        most = {policy: bench(stack, policy, "--concurrency=128", "--duration=6", "--warmup=2") for policy in policies}
+        rate = 0.8 * max(found["rps"] for found in most.values())
+        for size in SIZES:
+            bench(stack, policies[0], f"--concurrency={size}", "--duration=1.5")
+        line = learnt(stack)[f"{policies[0]}/0"]
+        measured = measure()
+        print("\nbatch of   measured ms   learnt ms")
+        for size, took_ms in measured.items():
+            print(f"{size:8} {took_ms:13.1f} {line['batch_ms'] + line['item_ms'] * size:11.1f}")
+        slo_ms = round(2.5 * measured[SIZES[-1]])
+        print(f"\n{rate:.0f} requests/s (80 % of the most), answered within {slo_ms} ms:")
+        for _ in range(rounds):
+            for policy in policies:
+                found = bench(stack, policy, f"--rps={rate:.1f}", "--duration=10", "--warmup=2", f"--slo-ms={slo_ms}")
+                share = found["goodput_rps"] / found["rps"]
+                print(f"  {policy:12} {share:7.1%}   p50 {found['p50_ms']:.0f}  p99 {found['p99_ms']:.0f} ms")
+    finally:
+        stack.stop()
+
+
+def learnt(stack: Bunch) -> dict[str, Any]:
+    """What the worker's claim loops have learnt, from `inspect stats`."""
+    from celery import Celery
+
+    with Celery(broker=stack.redis_url()) as app:
+        for stats in (app.control.inspect(timeout=3.0).stats() or {}).values():
+            if "bunch" in stats and stats["bunch"].get("learnt"):
+                found: dict[str, Any] = stats["bunch"]["learnt"]
+                return found
+    raise RuntimeError("no worker answered")
+
+
+def measure() -> dict[int, float]:
+    """The same texts through the model itself, in this process: milliseconds by batch size, the median of seven."""
+    from workers.models.minilm import MiniLM
+
+    model = MiniLM()
+    model.load("cpu")
+    model.warmup()
+    found = {}
+    for size in SIZES:
+        texts = [f"Request {n} of a load test" for n in range(size)]
+        took = []
+        for _ in range(7):
+            began = time.perf_counter()
+            model.predict(texts, [{}] * size)
+            took.append((time.perf_counter() - began) * 1000)
+        found[size] = median(took)
+    return found
+
+
+def main() -> None:
+    """Arguments in, tables out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policies", nargs="+", default=["adaptive", "fixed", "idle"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minilm", action="store_true")
+    options = parser.parse_args()
+    (minilm if options.minilm else simulated)(options.policies, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
