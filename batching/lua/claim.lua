@@ -47,8 +47,9 @@ end
 wake_delayed(KEYS[6], QUEUES + 1, now)
 
 -- Suspects first: a batch of theirs takes from one queue alone.
-local function suspect_size(message)
-  local lost = losses(message)
+local function suspect_size(message, ours)
+  local lost
+  if ours then lost = string.byte(message, LOST) - 48 else lost = attempts(message) end
   if lost == 0 then return nil end
   return tonumber(ARGV[math.min(SUSPECTS + lost, #ARGV)])
 end
@@ -59,14 +60,15 @@ local only
 local aged = {}
 for i = 1, count do
   local head = not paused(i) and redis.call('LINDEX', KEYS[QUEUES + i], -1)
-  local limit = head and suspect_size(head)
+  local ours = head and stamped(head)
+  local limit = head and suspect_size(head, ours)
   if limit then
     only = i
     size = math.min(size, limit)
     break
   end
   -- Of anybody else's message the age is not known.
-  aged[i] = head and stamped(head) and now - field(head, ENQUEUED, 13) >= tonumber(ARGV[5])
+  aged[i] = ours and now - field(head, ENQUEUED, 13) >= tonumber(ARGV[5])
 end
 
 local depths, waiting = {}, 0
@@ -97,10 +99,10 @@ end
 local function next_of(i, want)
   local queue = KEYS[QUEUES + i]
   local messages = redis.call('RPOP', queue, want)
-  if not messages or only or #messages < want then return messages end
+  if not messages or only or depths[i] <= want then return messages end
   local keys, seen, named, twice = {}, {}, false, false
   for j = 1, #messages do
-    local key = stamped(messages[j]) and key_of(messages[j]) or NO_KEY
+    local key = key_of(messages[j])
     named, twice = named or key ~= NO_KEY, twice or seen[key]
     keys[j], seen[key] = key, true
   end
@@ -110,7 +112,7 @@ local function next_of(i, want)
   if not behind then return messages end
   for j = 1, #behind do
     messages[want + j] = behind[j]
-    keys[want + j] = stamped(behind[j]) and key_of(behind[j]) or NO_KEY
+    keys[want + j] = key_of(behind[j])
   end
   local picked = fair_pick(keys, want)
   local chosen, left = {}, {}
@@ -149,7 +151,8 @@ local function pop(i, want)
     for j = 1, #messages do
       local message = messages[j]
       local verdict = '-'
-      local limit_here = suspect_size(message)
+      local ours = stamped(message)
+      local limit_here = suspect_size(message, ours)
       if (limit_here ~= nil) ~= (only ~= nil) or (limit_here and taken >= limit_here) then
         -- A suspect among others, or the other way round: it and what stands behind it wait for a batch of their own.
         for k = #messages, j, -1 do redis.call('RPUSH', KEYS[QUEUES + i], messages[k]) end
@@ -160,7 +163,7 @@ local function pop(i, want)
         size = limit_here
         want = size - taken
       end
-      if stamped(message) then
+      if ours then
         no_longer_waits(i, message)
         local limit = field(message, LIMIT, 13)
         if limit > 0 and limit <= now then

@@ -46,7 +46,7 @@ local function capacity_of(sample, pace, arrivals, queues, now)
     kept = table.concat(parts, ';')
     redis.call('SET', sample, kept, 'PX', KEEP_MS)
   end
-  local numbers = {}
-  for number in string.gmatch(kept, '[^;]+') do numbers[#numbers + 1] = tonumber(number) end
+  local numbers = {string.match(kept, string.rep('([%d.]+);?', 5 + #queues))}
+  for i = 1, #numbers do numbers[i] = tonumber(numbers[i]) end
   return numbers
 end

@@ -85,6 +85,18 @@ local function tat_of(class)
   return tat
 end
 
+-- Up to how many may wait in all for nobody of this class to be refused, whatever exactly waits: the common case, in
+-- which one comparison is all that a request costs.
+local function calm_of(class, deadline, queue_limit)
+  local model = class.model
+  if class.quota > 0 or model.memory > most_memory then return -1 end
+  local calm = model.limit - 1
+  if rule.form == 'off' or (model.rate <= 0 and rule.form == 'drain') then return calm end
+  calm = math.min(calm, room_of(model, rule, class.rank, class.threshold, queue_limit))
+  if model.rate <= 0 then return calm end
+  return math.min(calm, math.min(queue_limit, deadline - model.full_ms) / class.by_preference)
+end
+
 -- Why one more of this class is refused, and when to come again; nil when it is let in.
 local function refusal(class, deadline, queue_limit)
   local model = class.model
@@ -127,17 +139,22 @@ end
 local head, last_deadline, last_limit
 for i = at + 1, #ARGV, 5 do
   local class = classes[tonumber(ARGV[i])]
+  local model, rank = class.model, class.rank
   local deadline, limit, rest = ARGV[i + 1], ARGV[i + 2], ARGV[i + 4]
-  local why, later = refusal(class, tonumber(deadline), tonumber(limit))
+  if deadline ~= last_deadline or limit ~= last_limit then
+    head = string.format('%s%013d;%013d;%013d;00;0;', HEAD, now + deadline, now + limit, now)
+    last_deadline, last_limit = deadline, limit
+  end
+  if class.deadline ~= deadline or class.limit ~= limit then
+    class.deadline, class.limit = deadline, limit
+    class.calm = calm_of(class, tonumber(deadline), tonumber(limit))
+  end
+  local why, later
+  if model.waiting > class.calm then why, later = refusal(class, tonumber(deadline), tonumber(limit)) end
   if why then
     refuse(class, why, later)
   else
-    if deadline ~= last_deadline or limit ~= last_limit then
-      head = string.format('%s%013d;%013d;%013d;00;0;', HEAD, now + deadline, now + limit, now)
-      last_deadline, last_limit = deadline, limit
-    end
     if string.byte(rest, 1) == 49 then track(rest, deadline, ARGV[i + 3]) end
-    local model, rank = class.model, class.rank
     local fresh = model.fresh[rank]
     fresh[#fresh + 1] = head .. rest
     model.depths[rank] = model.depths[rank] + 1
