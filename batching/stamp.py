@@ -25,7 +25,9 @@ from typing import NamedTuple
 
 HEAD = b'{"headers":{"bunch":"1;'
 NO_KEY = "00000000"
-_STAMP = re.compile(re.escape(HEAD) + rb'(\d{13});(\d{13});(\d{13});(\d\d);(\d);([01]);(\d{9});([0-9a-fA-F]{8});([^"]+)"')
+_STAMP = re.compile(
+    re.escape(HEAD) + rb'(\d{13});(\d{13});(\d{13});(\d\d);(\d);([01]);(\d{9});([0-9a-fA-F]{8});([^"]+)"'
+)
 
 
 class Stamp(NamedTuple):

@@ -12,11 +12,11 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 import msgspec
@@ -26,14 +26,14 @@ from config.tiers import TIERS, Tier
 from tasks.fleet import Fleet
 from tests.benchmarks.bunch_system import ROOT, Bunch
 from tests.benchmarks.system import Model
-from workers.cli.load import Answer, Load, Run
-from workers.cli.mix import Mix
+from workers.cli.load import Answer, Caller, Load, Run
 from workers.cli.summary import percentile
 
 EXECUTORS, BATCH, BATCH_MS, ITEM_MS = 2, 16, 100, 0.5
 CAPACITY_RPS = EXECUTORS * BATCH / (BATCH_MS + ITEM_MS * BATCH) * 1000
-MIX = Mix({Tier.FREE: 70, Tier.PAID: 25, Tier.ENTERPRISE: 5})
-ENTERPRISE_ALONE = Mix({Tier.ENTERPRISE: 1})
+Mix: TypeAlias = Mapping[Tier, float]
+MIX: Mix = {Tier.FREE: 70, Tier.PAID: 25, Tier.ENTERPRISE: 5}
+ENTERPRISE_ALONE: Mix = {Tier.ENTERPRISE: 1}
 TIMEOUT_S = 5.0
 RELOAD_S = 4.0
 CONFIG = f"""
@@ -85,20 +85,25 @@ async def load_mix(
         for pid in kill:
             os.kill(pid, signal.SIGKILL)
 
-    load = Load(f"{url}/v1/inference", body, TIMEOUT_S, run, mix.headers)
+    callers = [Caller(tier.value, {"X-Tier": tier.value}, weight) for tier, weight in mix.items()]
+    load = Load(f"{url}/v1/inference", body, TIMEOUT_S, run, callers)
     killing = asyncio.create_task(killer())
     await load.open(rps, duration_s=seconds)
     await killing
     return run
 
 
+def answers_of(run: Run, tier: Tier) -> list[Answer]:
+    return [each for each in run.answers if each.tier == tier.value]
+
+
 def rows_of(name: str, run: Run, mix: Mix, seconds: float, after_s: float = 0.0) -> list[Row]:
     """By tier, of the answers to requests that came later than `after_s`."""
     found = []
     for tier in TIERS:
-        if tier not in mix.parts:
+        if tier not in mix:
             continue
-        mine = [each for each in run.answers if mix.tier(each.number) is tier and came_s(each) >= after_s]
+        mine = [each for each in answers_of(run, tier) if came_s(each) >= after_s]
         good = sorted(each.latency_s for each in mine if each.status == 200)
         statuses = sorted({each.status for each in mine})
         codes = {status: sum(each.status == status for each in mine) for status in statuses}
@@ -138,11 +143,11 @@ def report(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def refused_by_second(run: Run, mix: Mix, tier: Tier, seconds: int) -> list[float]:
+def refused_by_second(run: Run, tier: Tier, seconds: int) -> list[float]:
     """The part of a tier's requests of each second that was not answered with 200."""
     parts = []
     for second in range(seconds):
-        mine = [each for each in run.answers if mix.tier(each.number) is tier and int(came_s(each)) == second]
+        mine = [each for each in answers_of(run, tier) if int(came_s(each)) == second]
         parts.append(sum(each.status != 200 for each in mine) / len(mine) if mine else 0.0)
     return parts
 
@@ -170,7 +175,7 @@ def main(seconds: int) -> None:
     click.echo(report(rows))
     click.echo(f"\ngoodput at 150 %: {goodput(over, 2, seconds - 1):.1%} of capacity")
     for tier in TIERS:
-        parts = refused_by_second(half, MIX, tier, seconds)
+        parts = refused_by_second(half, tier, seconds)
         click.echo(f"refused by second, half killed at 3 s, {tier.value:<10} " + " ".join(f"{p:4.0%}" for p in parts))
     path = ROOT / "var" / "bench" / f"overload-{datetime.now().astimezone():%Y%m%d-%H%M%S}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,8 +194,7 @@ def plot(over: Run, half: Run, seconds: int, path: Path) -> bool:
     panels = figure.subplots(2, 2, squeeze=False)
     for column, (title, run) in enumerate((("150 % of capacity", over), ("90 %, half killed at 3 s", half))):
         for tier in TIERS:
-            mine = [each for each in run.answers if MIX.tier(each.number) is tier]
-            good = [each for each in mine if each.status == 200]
+            good = [each for each in answers_of(run, tier) if each.status == 200]
             panels[0][column].plot(
                 range(seconds),
                 [sum(int(each.finished_s) == second for each in good) for second in range(seconds)],

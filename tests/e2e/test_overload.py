@@ -13,11 +13,10 @@ from collections.abc import Iterator
 import pytest
 
 from config.tiers import Tier
-from tests.benchmarks.overload import came_s, executors_of, load_mix
+from tests.benchmarks.overload import MIX, answers_of, came_s, executors_of, load_mix
 from tests.e2e.client import connected
 from tests.e2e.stack import Stack, wait_until
 from workers.cli.load import Answer, Run
-from workers.cli.mix import Mix
 
 EXECUTORS, BATCH, BATCH_S = 2, 8, 0.1
 CAPACITY_RPS = EXECUTORS * BATCH / BATCH_S
@@ -28,7 +27,6 @@ options = {{ batch_ms = {BATCH_S * 1000:.0f}, item_ms = 0, load_ms = 1500 }}
 instances = {EXECUTORS}
 max_batch_size = {BATCH}
 """
-MIX = Mix({Tier.FREE: 70, Tier.PAID: 25, Tier.ENTERPRISE: 5})
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +41,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def offer(stack: Stack, part_of_capacity: float, seconds: float, **options: object) -> dict[Tier, list[Answer]]:
     run: Run = asyncio.run(load_mix(stack.url, MIX, part_of_capacity * CAPACITY_RPS, seconds, **options))
-    return {tier: [each for each in run.answers if MIX.tier(each.number) is tier] for tier in Tier}
+    return {tier: answers_of(run, tier) for tier in Tier}
 
 
 def served(answers: list[Answer]) -> float:

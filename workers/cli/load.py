@@ -29,9 +29,8 @@ _ANSWER_MARGIN_S = 10.0
 # Ours alone: the server never saw these.
 _OUT_OF_SOCKETS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS})
 
-# The number of a request, from 0 → its JSON body; its further header lines.
+# The number of a request, from 0 → its JSON body.
 MakeBody: TypeAlias = Callable[[int], bytes]
-MakeHeaders: TypeAlias = Callable[[int], bytes]
 
 
 class _Metadata(msgspec.Struct):
@@ -100,7 +99,6 @@ class Load:
 
     Args:
         timeout_s: the deadline that each request is sent with.
-        make_headers: whole lines of each request's own.
         callers: who sends them, by weight.
     """
 
@@ -110,7 +108,6 @@ class Load:
         make_body: MakeBody,
         timeout_s: float,
         run: Run,
-        make_headers: MakeHeaders = lambda number: b"",
         callers: Sequence[Caller] = (Caller(),),
     ) -> None:
         parts = urlsplit(url)
@@ -132,7 +129,6 @@ class Load:
         self._source = random.Random()
         self._cast = cast(callers, self._source)
         self._make_body = make_body
-        self._make_headers = make_headers
         self._patience_s = timeout_s + _ANSWER_MARGIN_S
         self._run = run
         self._began = 0.0
@@ -185,7 +181,7 @@ class Load:
     async def _one(self, connection: _Connection, number: int, due: float) -> None:
         caller = self._cast[number % len(self._cast)]
         body = self._make_body(number)
-        head = self._heads[caller] + self._make_headers(number)
+        head = self._heads[caller]
         request = b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
         run = self._run
         run.waiting += 1
