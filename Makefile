@@ -11,7 +11,7 @@ TEST_TMP := $(CURDIR)/var/tmp
 PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check lint format chaos bench policies clean
+.PHONY: help demo up test check lint format chaos flower bench policies clean
 
 help: ## What can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -39,6 +39,9 @@ format: $(DEV) ## Format the code and fix what can be fixed by itself
 
 chaos: $(DEV) | $(TEST_TMP) ## The long form of the tests that kill processes; half an hour, prints recovery times
 	@CHAOS_FAULTS=$${CHAOS_FAULTS:-50} $(PYTEST) tests/chaos -q -rA --tb=short $(ARGS)
+
+flower: $(DEV) | $(TEST_TMP) ## 200,000 requests past a real Flower, compared with another listener; a few minutes
+	@FLOWER_REQUESTS=$${FLOWER_REQUESTS:-200000} $(PYTEST) tests/e2e/test_flower.py -q -s --timeout=900 $(ARGS)
 
 bench: $(DEV) ## The benchmark suite, against its rivals
 	@$(BIN)/python -m tests.benchmarks

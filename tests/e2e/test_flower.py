@@ -1,0 +1,219 @@
+"""A real Flower under load, compared with what an independent receiver of events has heard, and with Redis itself.
+
+A few thousand requests here; `make flower` sends 200,000 and prints what was measured.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from typing import Any, Self
+
+import psutil
+import pytest
+from celery import Celery
+
+from tests.e2e.client import Api, connected
+from tests.e2e.stack import PATIENCE_S, Stack, wait_until
+from tests.valkey import free_port
+
+REQUESTS = int(os.environ.get("FLOWER_REQUESTS", "4000"))
+# Fewer than are shown, so that Flower has to forget some.
+KEPT = 150 if REQUESTS < 100_000 else 2_000
+SHOWN_PER_SECOND = 200 if REQUESTS < 100_000 else 1_000
+MAX_STRING = 1024
+ALLOWED_GROWTH = 80 * 1024 * 1024
+ENDS = {"task-succeeded": "SUCCESS", "task-failed": "FAILURE", "task-revoked": "REVOKED"}
+MODELS = '[models.moody]\nsource = "tests.models:Moody"\n'
+
+
+class Page:
+    """Flower's API, as anybody on this machine may ask it, or with a password."""
+
+    def __init__(self, port: int, password: str = "") -> None:
+        self._port = port
+        token = base64.b64encode(password.encode()).decode()
+        self._headers = {"Authorization": f"Basic {token}"} if password else {}
+
+    def ask(self, path: str, method: str = "GET") -> tuple[int, bytes]:
+        with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)) as connection:
+            connection.request(method, path, headers=self._headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+
+    def get(self, path: str) -> Any:
+        """None while it does not answer."""
+        try:
+            status, body = self.ask(path)
+        except OSError:
+            return None
+        return json.loads(body) if status == 200 else None
+
+    def tasks(self) -> dict[str, Any]:
+        return self.get(f"/api/tasks?limit={2 * KEPT}") or {}
+
+    def depths(self) -> dict[str, int]:
+        lengths = self.get("/api/queues/length") or {}
+        return {each["name"]: each["messages"] for each in lengths.get("active_queues", [])}
+
+
+class Witness(threading.Thread):
+    """Hears every event by itself, in order."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self._app = Celery("witness", broker=url, set_as_current=False)
+        self.kinds: dict[str, list[str]] = {}
+        self.longest = 0
+        self.listening = threading.Event()
+
+    def run(self) -> None:
+        with self._app.connection_for_read() as connection:
+            self._receiver = self._app.events.Receiver(connection, handlers={"*": self._heard})
+            self._receiver.on_consume_ready = lambda *_ready, **_more: self.listening.set()
+            self._receiver.capture(limit=None, timeout=None, wakeup=False)
+
+    def __enter__(self) -> Self:
+        self.start()
+        assert self.listening.wait(PATIENCE_S)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._receiver.should_stop = True
+        self.join(PATIENCE_S)
+        self._app.close()
+
+    def _heard(self, event: dict[str, Any]) -> None:
+        if event["type"].startswith("task-"):
+            self.kinds.setdefault(event["uuid"], []).append(event["type"])
+            strings = [value for value in event.values() if isinstance(value, str)]
+            self.longest = max(self.longest, *(len(each.encode()) for each in strings))
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    each = Stack(tmp_path_factory.mktemp("flower"), MODELS)
+    try:
+        yield each.start("--web-workers=1", "--workers=1", "--no-flower", events_per_second=SHOWN_PER_SECOND)
+        each.stop()
+    finally:
+        each.kill()
+
+
+@pytest.fixture(scope="module")
+def api(stack: Stack) -> Iterator[Api]:
+    with connected(stack.port) as api:
+        yield api
+
+
+@contextmanager
+def flower(stack: Stack, **settings: object) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    port = free_port()
+    process = stack.spawn("flower", flower_port=port, flower_max_tasks=KEPT, **settings)
+    try:
+        yield port, process
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
+
+
+def send(api: Api, count: int) -> Counter[str]:
+    """As fast as it goes, one in a thousand to be refused and one in a thousand to fail."""
+    outcomes: Counter[str] = Counter()
+    long = "x" * 3_000
+
+    def bulk(number: int) -> None:
+        inputs: list[Any] = [f"{number}-{n} {'' if n % 10 else long}" for n in range(min(500, count))]
+        inputs[7], inputs[11] = {"reject": "no " * 1_000}, {"fail": "broke " * 1_000}
+        answer = api.post("/v1/inference/bulk", {"inputs": inputs, "model": "moody"})
+        assert answer.status == 200, answer.body[:500]
+        outcomes.update(each.get("error", "OK") for each in answer.json["results"])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(bulk, range(-(-count // 500))))
+    return outcomes
+
+
+def test_it_is_true_and_bounded_under_load(stack: Stack, api: Api) -> None:
+    with flower(stack) as (port, process), Witness(stack.redis_url) as witness:
+        page = Page(port)
+        wait_until(lambda: page.get("/api/workers"), what="Flower knows the workers")
+        wait_until(lambda: send(api, 20) and page.tasks(), what="tasks are shown")
+        wait_until(lambda: witness.kinds, what="the witness hears them too")
+
+        before = psutil.Process(process.pid).memory_info().rss
+        began = time.monotonic()
+        outcomes = send(api, REQUESTS)
+        took_s = time.monotonic() - began
+        assert outcomes["OK"] >= REQUESTS * 0.99
+
+        def agree() -> bool:
+            ended = {each: ENDS.get(kinds[-1]) for each, kinds in witness.kinds.items()}
+            return {each: task["state"] for each, task in page.tasks().items()} == dict(list(ended.items())[-KEPT:])
+
+        wait_until(agree, what="Flower and the witness have the same tasks in the same states", patience_s=30)
+        assert len(page.tasks()) == KEPT
+        assert witness.longest <= MAX_STRING
+        failed = [kinds for kinds in witness.kinds.values() if kinds[-1] == "task-failed"]
+        # All of them, however few of the others are shown.
+        assert len(failed) >= outcomes["INPUT_REJECTED"] + outcomes["INFERENCE_FAILED"] > 0
+        assert {tuple(kinds) for kinds in witness.kinds.values()} == {
+            ("task-received", "task-started", "task-succeeded"),
+            ("task-received", "task-started", "task-failed"),
+        }
+        assert len(witness.kinds) < REQUESTS / 2 or REQUESTS / took_s < SHOWN_PER_SECOND * 2
+        grown = psutil.Process(process.pid).memory_info().rss - before
+        print(
+            f"\n{REQUESTS} requests at {REQUESTS / took_s:,.0f}/s; {len(witness.kinds)} shown, {len(failed)} of them "
+            f"failures; Flower's memory {before / 1e6:.0f} MB before, {grown / 1e6:+.0f} MB"
+        )
+        assert grown < ALLOWED_GROWTH
+
+    # Another Flower, before it can have heard anything: what the first one knew.
+    with flower(stack, events_per_second=1) as (port, _):
+        wait_until(lambda: len(Page(port).tasks()) == KEPT, what="its database was kept")
+
+
+def test_on_loopback_anybody_sees_the_queues_as_they_are_and_changes_nothing(stack: Stack, api: Api) -> None:
+    wanted = {"bunch.moody.enterprise": 2, "bunch.moody.paid": 5, "bunch.moody.free": 3}
+    with flower(stack) as (port, _):
+        page = Page(port)
+        wait_until(page.depths, what="Flower knows the queues")
+        assert stack.manage("pause", "moody").returncode == 0
+        for queue, count in wanted.items():
+            for n in range(count):
+                tier = queue.rpartition(".")[2]
+                answer = api.post("/v1/inference", {"input": n, "model": "moody"}, X_Tier=tier, Prefer="respond-async")
+                assert answer.status == 202
+        ours = {f"bunch.{row['model']}.{row['tier']}": row["depth"] for row in rows(stack, "queues")}
+        assert ours == wanted
+        assert page.depths() == ours | {"bunch.ops": 0}
+        assert stack.manage("resume", "moody").returncode == 0
+        node = next(iter(page.get("/api/workers")))
+        assert page.ask(f"/api/worker/shutdown/{node}", "POST")[0] in {401, 403, 405}
+
+
+def test_off_loopback_it_wants_a_password(stack: Stack) -> None:
+    refused = stack.spawn("flower", flower_port=free_port(), flower_host="0.0.0.0")
+    assert refused.wait(PATIENCE_S) == 1
+    with flower(stack, flower_host="0.0.0.0", flower_basic_auth="ops:s3cret") as (port, process):
+        stranger, guest, operator = Page(port), Page(port, "ops:guess"), Page(port, "ops:s3cret")
+        wait_until(lambda: operator.get("/api/workers"), what="it answers an operator")
+        for who in (stranger, guest):
+            assert {who.ask(path)[0] for path in ("/", "/workers", "/api/workers", "/api/tasks")} == {401}
+            for action in ("/api/worker/shutdown/worker1@x", "/api/task/async-apply/bunch.infer"):
+                assert who.ask(action, "POST")[0] == 401
+        assert "s3cret" not in " ".join(psutil.Process(process.pid).cmdline())
+
+
+def rows(stack: Stack, command: str) -> Any:
+    return json.loads(stack.manage(command, "--json").stdout)
