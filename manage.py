@@ -17,6 +17,7 @@ from workers.cli import (
     fleet,
     keys,
     plan,
+    reset,
     roles,
     simulate,
     stack,
@@ -34,7 +35,7 @@ for command in (
     *(stack.up, demo.demo, stack.status),
     *(roles.web, roles.worker, roles.ops, roles.flower),
     *(check.check, fleet.queues, fleet.workers, fleet.models, dlq.dlq, keys.keys, explain.explain, bench.bench),
-    *(control.pause, control.resume, control.drain, control.tune, control.reload, complete.completion),
+    *(control.pause, control.resume, control.drain, control.tune, control.reload, reset.reset, complete.completion),
     *(simulate.simulate_command, plan.plan_command, autoscale.autoscale),
 ):
     cli.add_command(command)

@@ -23,11 +23,15 @@ class ExecutorState(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A batch on its way in: n inputs and n parameters as JSON bytes."""
+    """A batch on its way in: n inputs and n parameters as JSON bytes.
+
+    `safe_size` is the largest part of it that the device's memory is known to have room for, None while any will do.
+    """
 
     batch_id: str
     inputs: Sequence[bytes]
     parameters: Sequence[bytes]
+    safe_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Done:
     """A batch on its way out: exactly one outcome per input, in order.
 
     `passes` is how often the model was called: once, or more where the batch was run in parts to find a culprit.
-    `safe_size` is the largest batch that the device's memory has been seen to have room for, None while any will do.
+    `safe_size` is what the device's memory turned out to have room for, None unless it ran out in this very batch.
     """
 
     batch_id: str

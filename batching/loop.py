@@ -122,8 +122,8 @@ class ClaimLoop:
         self._more_waits = False
         # The other loops of this model in this worker.
         self.peers: Sequence[ClaimLoop] = ()
-        # The largest batch that the device's memory had room for; None while any will do. An operator may reset it.
-        self.safe_size: int | None = None
+        # The largest batch that the device's memory had room for; None while any will do.
+        self._safe_size: int | None = None
         self._stopping = False
         self._held = False
         self._resting = False
@@ -155,6 +155,14 @@ class ClaimLoop:
     def learnt(self) -> Learnt:
         """What has been learnt: rate, utilisation, the time of a batch."""
         return self._learner.learnt
+
+    @property
+    def safe_size(self) -> int | None:
+        return self._safe_size
+
+    def forget_safe_size(self) -> None:
+        """An operator says that there is more room now: whole batches again, until memory runs out anew."""
+        self._safe_size = None
 
     def start(self) -> None:
         for thread in self._threads:
@@ -251,7 +259,7 @@ class ClaimLoop:
             self._learner.looked(view.depth, self._clock())
             decision = self._decide(view)
         if isinstance(decision, Dispatch):
-            return self._dispatch(replace(decision, size=min(decision.size, permitted, self.safe_size or permitted)))
+            return self._dispatch(replace(decision, size=min(decision.size, permitted, self._safe_size or permitted)))
         if isinstance(decision, Wait):
             self._wait(decision)
         return None
@@ -356,7 +364,7 @@ class ClaimLoop:
             self._in_hand[info.batch_id] = _InHand(run, info, self._clock())
         self._sizes = (self._sizes[1], len(run))
         self._observer.claimed(run, info)
-        work = Work(info.batch_id, [each.input for each in run], [each.parameters for each in run])
+        work = Work(info.batch_id, [each.input for each in run], [each.parameters for each in run], self._safe_size)
         try:
             self._executor.send(work)
         except ExecutorGone as error:
@@ -379,9 +387,9 @@ class ClaimLoop:
 
     def _done(self, event: Done) -> None:
         # Before the batch is out of hand: from then on the feeder may claim the next.
-        if event.safe_size is not None and event.safe_size != self.safe_size:
-            logger.warning("%s: out of memory; batches of %d from now on", self._executor.name, event.safe_size)
-            self.safe_size = event.safe_size
+        if event.safe_size is not None:
+            self._safe_size = min(event.safe_size, self._safe_size or event.safe_size)
+            logger.warning("%s: out of memory; batches of %d from now on", self._executor.name, self._safe_size)
         batch = self._take(event.batch_id, compute=True)
         if batch is None:
             return

@@ -5,7 +5,9 @@
               │ any other failure                  ──finish──▶ result and reply, and a dead letter
     executor dead ──give_back──▶ the head of its queue
 
-Redis away: the outcomes are held and offered until it takes them, or the worker has to stop.
+Redis away: the outcomes are held and offered until it takes them, or the worker has to stop. Redis refuses them, for
+what they are and not for a state of its own: offered a few times more, then one by one, so that what it will not take
+is lost alone, with its caller told so.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
@@ -23,11 +26,20 @@ from batching.policy import RetryPolicy
 from batching.ports import BatchInfo, Codec, FollowUp, Observer
 from batching.request import Failed, Outcome, Request
 from batching.store import BatchStore, Blame, Settled
+from config.redis import will_repeat
 
 logger = logging.getLogger(__name__)
 
+_UNSTORABLE = "the model's output could not be stored"
+
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
+# About three seconds: whoever has broken a key may be about to mend it.
+_MAX_REFUSALS = 8
+
+
+class RefusedByRedis(Exception):
+    """The call was understood and will not be taken, however often it is repeated."""
 
 
 class Settler:
@@ -111,10 +123,33 @@ class Settler:
 
     def _finish(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> bool:
         results = [self._settled(request, outcome, info) for request, outcome in outcomes]
-        if self._until_taken(lambda: self._store.finish(info.batch_id, results, last=last)) is False:
+        try:
+            taken = self._until_taken(lambda: self._store.finish(info.batch_id, results, last=last))
+        except RefusedByRedis as refusal:
+            logger.error("%s: %s cannot be stored as a whole: %s", self._name, info.batch_id, refusal)
+            taken = self._finish_one_by_one(outcomes, info, last=last)
+        if taken is False:
             self._lost_lease(info)
             return False
         return True
+
+    def _finish_one_by_one(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> object:
+        """What Redis will not take is answered as a failure, and if it does not take that either, not at all."""
+        for request, outcome in outcomes:
+            wanted = self._settled(request, outcome, info)
+            instead = self._codec.encode(request, Failed(_UNSTORABLE, code="INTERNAL"), info)
+            if wanted.dead_letter:
+                # The answer matters more than the record of it.
+                instead = replace(wanted, dead_letter=b"")
+            for each in (wanted, instead):
+                call = partial(self._store.finish, info.batch_id, [each], last=False)
+                try:
+                    if self._until_taken(call, patience=0) is False:
+                        return False
+                    break
+                except RefusedByRedis as refusal:
+                    logger.error("%s: the outcome of %s is not stored: %s", self._name, request.id, refusal)
+        return self._until_taken(lambda: self._store.finish(info.batch_id, (), last=last))
 
     def postpone(self, requests: Sequence[Request], info: BatchInfo, *, last: bool) -> None:
         """Not yet their time (`eta`): aside until then, no attempt counted."""
@@ -141,10 +176,15 @@ class Settler:
         logger.warning("%s: lost the lease of %s; others answer its requests", self._name, info.batch_id)
         self._observer.finished((), info)
 
-    def _until_taken(self, call: Callable[[], object]) -> object:
-        """Repeat through a Redis outage; the scripts are safe to repeat."""
+    def _until_taken(self, call: Callable[[], object], *, patience: int = _MAX_REFUSALS) -> object:
+        """Repeat through a Redis outage; the scripts are safe to repeat.
+
+        Raises:
+            RefusedByRedis: it is no outage.
+        """
         backoff = _FIRST_BACKOFF_S
         warned = False
+        refusals = 0
         while True:
             try:
                 return call()
@@ -152,6 +192,9 @@ class Settler:
                 if self._giving_up:
                     logger.error("%s: leaving with outcomes that Redis never took: %s", self._name, error)
                     return None
+                refusals += will_repeat(error)
+                if refusals > patience:
+                    raise RefusedByRedis(str(error)) from error
                 if not warned:
                     warned = True
                     logger.warning("%s: holding outcomes, Redis says: %s", self._name, error)

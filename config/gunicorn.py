@@ -40,6 +40,7 @@ def post_fork(server: Any, worker: Any) -> None:
 
 def post_worker_init(worker: Any) -> None:
     worker.wsgi.start()
+    worker.on_last_moment = worker.wsgi.refuse
     settle_heap()
 
 

@@ -1,12 +1,17 @@
-"""The garbage collector, told what kind of program this is."""
+"""Memory: the garbage collector, told what kind of program this is, and a model's process, kept from taking it all."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import resource
+from pathlib import Path
 
 # CPython's default of 700 new containers is a collection every few requests, and now and then one that walks every
 # object of the process in the middle of somebody's answer.
 YOUNG_OBJECTS = 50_000
+# Out of 1000. What fills a machine that serves models is a model; Redis and the workers hold everybody's requests.
+_OOM_SCORE = 800
 
 
 def settle_heap() -> None:
@@ -14,3 +19,20 @@ def settle_heap() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 20, 50)
+
+
+def offer_to_the_oom_killer() -> None:
+    """When the machine has no memory left, the kernel shall kill this process rather than another."""
+    # Not Linux, or a container that forbids even this.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+
+
+def limit_memory(size_bytes: int) -> None:
+    """What this process may allocate, in bytes; beyond it allocations fail. 0: no limit.
+
+    RLIMIT_DATA counts private writable memory (`man 2 getrlimit`, since Linux 4.7). RLIMIT_AS would count address space
+    as well, of which CUDA reserves far more than there is memory.
+    """
+    if size_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, size_bytes))

@@ -13,7 +13,7 @@ from typing import Any
 from redis import BlockingConnectionPool, Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
 
@@ -108,6 +108,18 @@ class Line:
             return connection.read_response()
 
 
+# What a server says of a state of its own, which passes; where redis-py has a class for it, it is no ResponseError.
+_PASSING = ("BUSY", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "UNKILLABLE")
+
+
+def will_repeat(error: Exception) -> bool:
+    """Whether Redis has understood the call, and would refuse it in the same way each time: over a key's type, say."""
+    if type(error) not in {ResponseError, NoPermissionError}:
+        return False
+    # Before version 7 an error inside a script has the server's own words somewhere in the middle.
+    return not any(word in str(error) for word in _PASSING)
+
+
 def dedicated_connection(pool: Any) -> Any:
     """An open connection that belongs to nobody's pool, in RESP2: pushes arrive as plain replies."""
     connection = pool.connection_class(**{**pool.connection_kwargs, "protocol": 2})
@@ -115,4 +127,4 @@ def dedicated_connection(pool: Any) -> Any:
     return connection
 
 
-__all__ = ["Line", "RedisError", "Script", "connect", "dedicated_connection"]
+__all__ = ["Line", "RedisError", "Script", "connect", "dedicated_connection", "will_repeat"]

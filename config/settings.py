@@ -58,6 +58,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     start_timeout_ms: PositiveInt = 120_000
     max_attempts: Annotated[int, msgspec.Meta(ge=1, le=90)] = 3
     max_queue_depth: PositiveInt = 20_000
+    max_memory_bytes: NaturalInt = 0
     direct: bool = False
     direct_concurrency: PositiveInt = 16
     options: dict[str, Any] = {}
@@ -329,12 +330,14 @@ def _contradictions(settings: Settings) -> list[Problem]:
             found.append(
                 Problem(f"[models.{name}] group_by_cost", True, "groups to a budget; set max_batch_cost as well")
             )
-        if (model.max_wait_ms or 0) >= settings.request_timeout_ms:
+        limit = min(("request_timeout_ms", "queue_timeout_ms"), key=lambda key: getattr(settings, key))
+        if (model.max_wait_ms or 0) >= getattr(settings, limit):
             found.append(
                 Problem(
                     f"[models.{name}] max_wait_ms",
                     model.max_wait_ms,
-                    f"must be below BUNCH_REQUEST_TIMEOUT_MS ({settings.request_timeout_ms}), or no caller is answered",
+                    f"must be below {PREFIX}{limit.upper()} ({getattr(settings, limit)}), or requests that gather for "
+                    "so long expire before they are computed",
                 )
             )
     for key in ("redis_url", "broker_url"):

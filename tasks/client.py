@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
+import gevent
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -30,6 +31,8 @@ from tasks.rules import Rules
 
 logger = logging.getLogger(__name__)
 
+_TAKE_BACK_EVERY_S = 0.5
+
 
 class Client:
     """Constructing builds; `start` opens the subscription and starts flushing. Call it after any fork."""
@@ -40,7 +43,9 @@ class Client:
         self._keys = shard or Shard()
         name = new_id()
         self.router = Router(redis, name, on_hang_up=self._take_back)
-        self.outbox = Outbox(redis, name, Rules(settings, self._keys), self.router.settle, self._keys)
+        self.outbox = Outbox(
+            redis, name, Rules(settings, self._keys), self.router.settle, self._take_back_later, self._keys
+        )
         self._writer = MessageWriter(self.router.channel)
         self._hang_up = redis.register_script(scripts.source("hang_up", scripts.folder_of(__file__)))
         self._cancel = redis.register_script(scripts.source("cancel", scripts.folder_of(__file__)))
@@ -157,12 +162,24 @@ class Client:
             raise BackendUnavailable(f"the result store is not reachable: {error}") from error
         return known.decode() if known else request_id
 
-    def _take_back(self, task_ids: Sequence[str]) -> None:
+    def _take_back(self, task_ids: Sequence[str]) -> bool:
         longest_ms = self._settings.request_timeout_ms
         try:
             self._hang_up(keys=[self._keys.cancelled()], args=[longest_ms, *task_ids])
         except RedisError as error:
             logger.warning("%d requests whose callers have gone were not taken back: %s", len(task_ids), error)
+            return False
+        return True
+
+    def _take_back_later(self, task_ids: Sequence[str]) -> None:
+        """Once Redis answers again; after their deadlines they are dropped without that."""
+
+        def keep_trying() -> None:
+            until = time.monotonic() + self._settings.request_timeout_s
+            while not self._take_back(task_ids) and time.monotonic() < until:
+                gevent.sleep(_TAKE_BACK_EVERY_S)
+
+        gevent.spawn(keep_trying)
 
     def _stored(self, task_id: str) -> Reply | None:
         try:

@@ -10,6 +10,7 @@ BunchError                 `code` is the contract's; the frontend maps codes to 
 ├── Refused                not let in; carries when to come again
 │   ├── ServiceOverloaded  too much waits already
 │   └── RateLimited        this caller asks for too much
+├── ShuttingDown           the frontend leaves, and its time for draining is over
 └── BackendUnavailable     Redis is away, or did not answer in time
 """
 
@@ -85,6 +86,11 @@ class RateLimited(Refused):
 
 class BackendUnavailable(BunchError):
     code = "BACKEND_UNAVAILABLE"
+    retry_after_s = 1.0
+
+
+class ShuttingDown(BunchError):
+    code = "SHUTTING_DOWN"
     retry_after_s = 1.0
 
 

@@ -20,7 +20,10 @@ _RATE_OVER_S = 5
 
 
 class ExecutorRow(msgspec.Struct, frozen=True):
-    """One executor, as its worker reports it. `busy` is the fraction of the last second spent in the model."""
+    """One executor, as its worker reports it. `busy` is the fraction of the last second spent in the model.
+
+    `safe_size` is the largest batch that its device's memory had room for, None while any will do.
+    """
 
     model: str
     executor: str
@@ -31,10 +34,11 @@ class ExecutorRow(msgspec.Struct, frozen=True):
     restarts: int = 0
     pid: int | None = None
     breaker: str = "closed"
+    safe_size: int | None = None
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """One worker. `age_ms` is the time since its last heartbeat, filled in by the reader."""
+    """One worker. `age_ms` is the time since its last heartbeat, filled in by the reader; `node` its name in Celery."""
 
     id: str
     hostname: str
@@ -128,6 +132,28 @@ class Fleet:
 def ready_models(workers: Iterable[WorkerRow]) -> set[str]:
     """Models with at least one executor that takes batches."""
     return {each.model for worker in workers for each in worker.models if each.state == "ready"}
+
+
+# The worst last, as `bunch_breaker_state` counts them.
+BREAKER_STATES = ("closed", "half-open", "open")
+
+
+def breakers(workers: Iterable[WorkerRow], models: Iterable[str]) -> dict[str, str]:
+    """Each model's breaker: the worst of its workers', since part of what waits is not taken there."""
+    worst = dict.fromkeys(models, BREAKER_STATES[0])
+    for each in (executor for worker in workers for executor in worker.models):
+        if each.model in worst:
+            worst[each.model] = max(worst[each.model], each.breaker, key=BREAKER_STATES.index)
+    return worst
+
+
+def safe_sizes(workers: Iterable[WorkerRow]) -> dict[str, int]:
+    """Models some of whose devices have run out of memory, with the largest batch that the smallest had room for."""
+    found: dict[str, int] = {}
+    for each in (executor for worker in workers for executor in worker.models):
+        if each.safe_size is not None:
+            found[each.model] = min(each.safe_size, found.get(each.model, each.safe_size))
+    return found
 
 
 def utilisation(workers: Iterable[WorkerRow]) -> float:

@@ -4,7 +4,8 @@
                                              └ Redis away: BackendUnavailable, at once, for all of the flush
 
 One flush is under way at a time, so the slower Redis is, the more goes into each: the load sets the batch.
-A flush whose connection broke is sent once more; `submit.lua` remembers what it has already queued.
+A flush whose connection broke is sent once more; `submit.lua` remembers what it has already queued. One that was not
+answered in time may still run: its callers are refused, and what they asked for is taken back once Redis answers again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import gevent
 from gevent.event import Event
 from redis import Redis
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from batching import scripts
 from config.keys import Shard
@@ -50,7 +52,10 @@ class Receipt:
 
 
 class Outbox:
-    """Collects and flushes. `settle` wakes a refused caller, or one who wants a receipt."""
+    """Collects and flushes. `settle` wakes a refused caller, or one who wants a receipt.
+
+    `on_doubt` gets the task ids of a flush that may yet run, though its callers have been refused.
+    """
 
     def __init__(
         self,
@@ -58,12 +63,14 @@ class Outbox:
         name: str,
         rules: Rules,
         settle: Callable[[Pending, object], None],
+        on_doubt: Callable[[list[str]], None] = lambda task_ids: None,
         shard: Shard | None = None,
     ) -> None:
         self._name = name
         self._line = Line(redis)
         self._rules = rules
         self._settle = settle
+        self._on_doubt = on_doubt
         self._keys = shard or Shard()
         self._items: list[Posted] = []
         self._wake = Event()
@@ -96,6 +103,8 @@ class Outbox:
             except (RedisError, OSError) as error:
                 logger.warning("cannot queue %d requests: %s", len(batch), error)
                 self._refuse(batch, BackendUnavailable("the queue is not reachable; try again shortly"))
+                if isinstance(error, RedisTimeoutError):
+                    self._on_doubt([item.out.task_id for item in batch])
             except Exception as error:
                 logger.exception("outbox")
                 self._refuse(batch, BackendUnavailable(str(error)))

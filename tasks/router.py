@@ -31,7 +31,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from config.keys import RESULT_PREFIX, reply_channel
 from config.redis import dedicated_connection
-from tasks.errors import BackendUnavailable, CallerGone
+from tasks.errors import CallerGone, ShuttingDown
 from tasks.results import FINISHED, Reply, decode_replies, decode_reply
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Router:
         redis: Redis,
         process_id: str,
         *,
-        on_hang_up: Callable[[Sequence[str]], None] = lambda task_ids: None,
+        on_hang_up: Callable[[Sequence[str]], object] = lambda task_ids: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.channel = reply_channel(process_id)
@@ -111,6 +111,7 @@ class Router:
         self._sending = RLock()
         self._greenlets: list[gevent.Greenlet[..., None]] = []
         self._stopped = False
+        self._refusing = False
         self.connected = False
 
     def start(self) -> None:
@@ -121,10 +122,11 @@ class Router:
         gevent.killall(self._greenlets)
         self._disconnect()
         # With the sweep gone nothing else would ever end their waits.
-        for pending in tuple(self._pending.values()):
-            self.settle(pending, BackendUnavailable("this process is stopping"))
-        for watcher in chain.from_iterable(tuple(self._watched.values())):
-            self.settle(watcher, None)
+        self._refuse_all()
+
+    def refuse(self) -> None:
+        """From now on nobody waits: this process has to go, and its callers shall hear so before they are cut off."""
+        self._refusing = True
 
     @property
     def size(self) -> int:
@@ -172,6 +174,15 @@ class Router:
     def settle(self, pending: Pending, reply: Any) -> None:
         """Settle from any greenlet; the waiter runs in the hub's next round."""
         get_hub().loop.run_callback(pending.settle, reply)
+
+    def _refuse_all(self) -> list[str]:
+        """The task ids of those who are told so now."""
+        waiting = [each for each in self._pending.values() if not each.done]
+        for pending in waiting:
+            self.settle(pending, ShuttingDown("this process is stopping; try again, and another one will answer"))
+        for watcher in chain.from_iterable(tuple(self._watched.values())):
+            self.settle(watcher, None)
+        return [pending.task_id for pending in waiting]
 
     def _schedule(self, pending: Pending, at: float) -> None:
         # Never into a tick that has been swept already: a deadline as short as a tick would wait for ever there.
@@ -285,6 +296,9 @@ class Router:
             now = self._clock()
             try:
                 self._sweep_until(now)
+                if self._refusing and (refused := self._refuse_all()):
+                    # They will ask again elsewhere.
+                    gevent.spawn(self._on_hang_up, refused)
                 if now >= ask_at:
                     ask_at = now + _ASK_EVERY_S
                     self._look_for_hang_ups()

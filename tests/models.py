@@ -44,6 +44,7 @@ class Moody:
     | `sleep`  | seconds  | the whole batch takes so much longer                            |
     | `hold`   | a path   | the whole batch waits until there is a file                     |
     | `nest`   | a number | this input's output is a list in a list in a list, so many deep |
+    | `room`   | a number | there is no memory for more inputs than that                    |
     """
 
     def load(self, device: str) -> None:
@@ -55,6 +56,8 @@ class Moody:
         for value in inputs:
             wish = value if isinstance(value, dict) else {}
             shape = wish.get("return", shape)
+            if len(inputs) > wish.get("room", len(inputs)):
+                raise MemoryError
             if "raise" in wish:
                 raise ValueError(wish["raise"])
             time.sleep(wish.get("sleep", 0))

@@ -77,6 +77,10 @@ class BunchApp(flask.Flask):
         flusher = MetricsFlusher(self.services.redis)
         self._flushing = gevent.spawn(flush_forever, flusher)
 
+    def refuse(self) -> None:
+        """The time for draining is nearly over: whoever still waits is told so, while that is possible."""
+        self.services.client.router.refuse()
+
     def stop(self) -> None:
         self._flushing.kill()
         self.services.client.stop()

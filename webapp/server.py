@@ -40,6 +40,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -59,14 +60,20 @@ logger = logging.getLogger(__name__)
 
 _REAP_EVERY_S = 0.5
 _KILL_S = 1.0
+# Before the end of `graceful_timeout`: for answers that say so to reach their clients.
+_LAST_MOMENT_S = 1.0
 # gunicorn imports this module in the master, so all workers inherit it.
 _board = Board()
 
 
 class Worker(GeventWorker):
-    """gunicorn's gevent worker with a socket loop of our own. `limits` is set in gunicorn's `post_fork`."""
+    """gunicorn's gevent worker with a socket loop of our own. `limits` is set in gunicorn's `post_fork`.
+
+    `on_last_moment` is called shortly before connections that have not drained are cut.
+    """
 
     limits: ServerLimits = ServerLimits()
+    on_last_moment: Callable[[], None] = staticmethod(lambda: None)
     # gunicorn's: false from the signal to stop onwards.
     alive: bool
     sockets: list[Any]
@@ -134,7 +141,7 @@ class Worker(GeventWorker):
         wakeup.stop()
 
     def _drain(self) -> None:
-        """Answer what has been accepted, for at most `graceful_timeout`."""
+        """Answer what has been accepted, for at most `graceful_timeout`; then say that it cannot be."""
         self._service.begin_shutdown()
         self._seat.leave()
         for listener in self._listeners:
@@ -142,6 +149,7 @@ class Worker(GeventWorker):
             listener.close()
         self._listeners = []
         deadline = time.monotonic() + self.cfg.graceful_timeout
+        last_moment = deadline - min(_LAST_MOMENT_S, self.cfg.graceful_timeout / 4)
         notified_at = 0.0
         while len(self._service):
             now = time.monotonic()
@@ -152,8 +160,11 @@ class Worker(GeventWorker):
             if now - notified_at >= 1.0:
                 self.notify()
                 notified_at = now
+            if now >= last_moment:
+                last_moment = deadline
+                self.on_last_moment()
             self._woken.clear()
-            self._woken.wait(min(1.0, deadline - now))
+            self._woken.wait(min(1.0, last_moment - now))
 
     def _base_environ(self) -> dict[str, Any]:
         return {

@@ -12,7 +12,7 @@ from config.celery import model_queues
 from config.keys import TASK_NAME
 from config.settings import Settings, load_settings
 from tasks.app import make_app, use_our_logging
-from workers import remote
+from workers import pools, remote, resets
 from workers.active import make_walkable
 from workers.canvas import CanvasFollowUp
 from workers.runner import WorkerRunner
@@ -27,6 +27,8 @@ def make_worker_app(settings: Settings) -> Celery:
     # Where a callback goes that names no queue: where its sender, with Celery's defaults, has its own workers.
     app.conf.task_default_queue = CELERY_QUEUE
     app.steps["consumer"].add(BatchingStep)
+    resets.register()
+    pools.require_threads()
     make_walkable(worker_state.active_requests)
     remote.register()
     app.bunch_runner = WorkerRunner(settings, CanvasFollowUp(app))

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from config.memory import limit_memory, offer_to_the_oom_killer
 from workers.compute import BatchComputer, format_traceback
 from workers.costs import Budget
 from workers.frames import FrameReader, NotReady, Passing, Ran, Ready, Run, Start, encode
@@ -46,6 +47,7 @@ def _serve(sock: socket.socket) -> None:
     if not isinstance(start, Start):
         return
     _die_with(start.parent_pid)
+    offer_to_the_oom_killer()
     sys.path[:] = start.sys_path
     sys.argv = [start.name]
     _configure_output(start)
@@ -63,11 +65,12 @@ def _serve(sock: socket.socket) -> None:
 
 
 def _answer(computer: BatchComputer, run: Run) -> Ran:
-    computed = computer.run(run.inputs, run.parameters)
+    computed = computer.run(run.inputs, run.parameters, run.safe_size)
     return Ran(run.batch_id, computed.compute_s, computed.outcomes, computed.passes, computed.safe_size)
 
 
 def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str]:
+    limit_memory(start.model.max_memory_bytes)
     model: Any = load_model(start.model)
     model.load(start.model.device)
     warmup = getattr(model, "warmup", None)

@@ -7,8 +7,8 @@
 
 An exception says nothing about which input it is for, so the batch is run again in halves, down to the culprit, which
 alone fails: about 2·log2(n) extra passes for each. A model that fails whatever it is given is told by that: no pass has
-come through after so many, and the rest fails with it. Out of memory is halved too, and the size that passed is kept,
-unless the halves lead to one input that is too large by itself.
+come through after so many, and the rest fails with it. Out of memory is halved too, and the worker is told which size
+had room, unless the halves lead to one input that is too large by itself.
 
 Runs in the executor's child process. Nothing here holds on to an exception: its frames would hold the batch's tensors.
 """
@@ -34,6 +34,7 @@ MAX_TRACEBACK = 16_000
 MAX_DEPTH = 200
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _BRACKETS = re.compile(rb"[\[\]{}]")
+_FULL = re.compile(r"out of memory|can't allocate memory|not enough memory|_ALLOC_FAILED")
 
 # Of the wire, not of Python: readers decide by these names, so a model's own class names stay inside the
 # message.
@@ -42,7 +43,7 @@ INVALID = "InvalidInput"
 
 
 class Computed(msgspec.Struct, frozen=True):
-    """`passes` counts calls of predict; `safe_size` is the largest batch that memory has room for, None if any."""
+    """`passes` counts calls of predict; `safe_size` is what memory had room for, None unless it ran out here."""
 
     compute_s: float
     outcomes: list[bytes | ItemError]
@@ -70,16 +71,15 @@ class BatchComputer:
         self._refuse = refuse
         self._on_pass = on_pass
         self._budget = budget
-        self._safe_size: int | None = None
 
-    def run(self, inputs: Sequence[bytes], parameters: Sequence[bytes]) -> Computed:
-        """Shapes: n inputs and n parameters in, n outcomes out."""
+    def run(self, inputs: Sequence[bytes], parameters: Sequence[bytes], safe_size: int | None = None) -> Computed:
+        """Shapes: n inputs and n parameters in, n outcomes out; at most `safe_size` of them in one call."""
         batch = _Batch(inputs, parameters, self._decode)
         passes = 0
         barren = 0
         compute_s = 0.0
-        safe_before = self._safe_size
-        parts = [piece for part in self._affordable(batch)[::-1] for piece in self._cut(part)]
+        learned: int | None = None
+        parts = [piece for part in self._affordable(batch)[::-1] for piece in _cut(part, safe_size)]
         while parts:
             members = parts.pop()
             if passes:
@@ -94,7 +94,7 @@ class BatchComputer:
             barren += 1
             if error.out_of_memory:
                 # Too large even alone: that is the input's fault, and says nothing about how many others fit.
-                self._safe_size = len(members) // 2 or safe_before
+                learned = len(members) // 2 or None
             if len(members) == 1 or error.retryable or barren > _barren_limit(len(batch.members)):
                 batch.fail(members, error)
                 if error.retryable or len(members) > 1:
@@ -105,20 +105,13 @@ class BatchComputer:
             else:
                 half = len(members) // 2
                 parts += (members[half:], members[:half])
-        return Computed(compute_s, batch.outcomes(), passes, self._safe_size)
+        return Computed(compute_s, batch.outcomes(), passes, learned)
 
     def _affordable(self, batch: _Batch) -> list[list[int]]:
         """Into parts that keep to the budget; the first one is run first."""
         if self._budget is None or not batch.members:
             return [batch.members]
         return self._budget.parts(*batch.weighed(self._budget.cost))
-
-    def _cut(self, members: list[int]) -> list[list[int]]:
-        """Into parts that memory has room for; the last one is run first."""
-        if not members:
-            return []
-        size = self._safe_size or len(members)
-        return [members[start : start + size] for start in range(0, len(members), size)][::-1]
 
     def _predict(self, batch: _Batch, members: list[int]) -> ItemError | None:
         """One call of the model; what it raised, if it did."""
@@ -195,6 +188,14 @@ class _Batch:
         return [self.known[index] for index in range(len(self._raw))]
 
 
+def _cut(members: list[int], safe_size: int | None) -> list[list[int]]:
+    """Into parts that memory has room for; the last one is run first."""
+    if not members:
+        return []
+    size = safe_size or len(members)
+    return [members[start : start + size] for start in range(0, len(members), size)][::-1]
+
+
 def _barren_limit(size: int) -> int:
     """How many passes in a row may fail before it is the model's fault: the way down to one culprit, twice."""
     return 2 * max(1, math.ceil(math.log2(size))) + 4 if size > 1 else 1
@@ -225,13 +226,18 @@ def describe(error: BaseException) -> ItemError:
         return ItemError(text[:MAX_MESSAGE] or "the model refused this input", rejected=True, exc_type=kind)
     name = type(error).__name__
     message = f"{name}: {text}" if text else name
-    out_of_memory = isinstance(error, MemoryError) or name == "OutOfMemoryError"
+    out_of_memory = isinstance(error, MemoryError) or name == "OutOfMemoryError" or _is_full(error, text)
     return ItemError(
         message[:MAX_MESSAGE],
         traceback=format_traceback(error) if error.__traceback__ else None,
         retryable=isinstance(error, TransientError | ConnectionError | TimeoutError),
         out_of_memory=out_of_memory,
     )
+
+
+def _is_full(error: BaseException, text: str) -> bool:
+    """Torch's CPU allocator, and CUDA's libraries, say so in words alone."""
+    return isinstance(error, RuntimeError) and _FULL.search(text) is not None
 
 
 def format_traceback(error: BaseException) -> str:

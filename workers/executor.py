@@ -128,7 +128,7 @@ class ProcessExecutor:
         Raises:
             ExecutorGone: as the port says.
         """
-        frame = encode(Run(work.batch_id, list(work.inputs), list(work.parameters)))
+        frame = encode(Run(work.batch_id, list(work.inputs), list(work.parameters), work.safe_size))
         with self._sending:
             child = self._child
             if child is None:

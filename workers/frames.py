@@ -42,9 +42,12 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`safe_size`: run it in parts of at most so many."""
+
     batch_id: str
     inputs: list[bytes]
     parameters: list[bytes]
+    safe_size: int | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):

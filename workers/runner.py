@@ -170,6 +170,17 @@ class WorkerRunner:
         except RedisError as error:
             logger.warning("left without saying so: %s", error)
 
+    def reset(self, model: str) -> dict[str, Any]:
+        """Forget what faults have taught of a model; what that was. Raises KeyError for one that is not run here."""
+        breaker = self._breakers[model]
+        loops = [loop for (each, _), loop in zip(self._executors, self._loops, strict=True) if each.name == model]
+        learned = [loop.safe_size for loop in loops if loop.safe_size is not None]
+        forgotten = {"breaker": breaker.state.value, "safe_size": min(learned, default=None)}
+        breaker.reset()
+        for loop in loops:
+            loop.forget_safe_size()
+        return forgotten
+
     def info(self) -> dict[str, Any]:
         row = msgspec.to_builtins(self._describe())
         in_hand = sum(loop.in_hand for loop in self._loops)
@@ -248,8 +259,9 @@ class WorkerRunner:
                 executor.restarts,
                 executor.pid,
                 self._breakers[model.name].state.value,
+                loop.safe_size,
             )
-            for model, executor in self._executors
+            for (model, executor), loop in zip(self._executors, self._loops, strict=True)
         )
         node = getattr(self.consumer, "hostname", None) or ""
         host = socket.gethostname()

@@ -58,6 +58,11 @@ def stop_redis(scene: Scene) -> None:
     stopped_for(scene.stage.pid("valkey"), 3.0)
 
 
+def stop_redis_for_a_minute(scene: Scene) -> None:
+    """Longer than every time limit between here and there."""
+    stopped_for(scene.stage.pid("valkey"), 60.0)
+
+
 def kill_clients(scene: Scene) -> None:
     with scene.stage.redis() as redis:
         for kind in ("normal", "pubsub"):
@@ -109,6 +114,8 @@ ALL: tuple[Fault, ...] = (
     deaden_connections,
 )
 
+# Once at the end of the long form.
+LAST: Fault = stop_redis_for_a_minute
 # One of each family, and those that are soon over.
 SHORT: tuple[Fault, ...] = (kill_executor, kill_worker, kill_frontend, kill_redis, kill_clients, cut_connections)
 # Of these `up` has to start something again.

@@ -6,6 +6,7 @@ import ctypes
 import os
 import random
 import resource
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 from workers.models import TransientError
 
 _LOOK_EVERY_S = 0.02
-_ROOM_BYTES = 256 * 1024 * 1024
+_MOUTHFUL_BYTES = 16 * 1024 * 1024
+_FULL = 12
 # Longer than any time limit here.
 _FOR_EVER_S = 3600.0
 
@@ -27,15 +29,13 @@ class Cursed:
     | `crash`   | writes to address 0: a segfault     |
     | `hang`    | never returns                       |
     | `gorge`   | eats all the memory that it may use |
+    | `devour`  | eats until the kernel kills it      |
     """
 
     def __init__(self, repaired: str) -> None:
         self._repaired = Path(repaired)
 
     def load(self, device: str) -> None:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + _ROOM_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         # A crash here is the plan; its core file would be of no use to anyone.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -57,7 +57,11 @@ def _strike(curse: str | None) -> None:
         case "gorge":
             hoard = []
             while True:
-                hoard.append(bytearray(16 * 1024 * 1024))
+                hoard.append(bytearray(_MOUTHFUL_BYTES))
+        case "devour":
+            # In its place: there is no telling whom else it would kill on the machine that runs the tests.
+            _ = [bytearray(_MOUTHFUL_BYTES) for _ in range(_FULL)]
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Tally:

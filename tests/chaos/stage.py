@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from redis.exceptions import RedisError
 from config.keys import Shard
 from tasks.fleet import Fleet, WorkerRow
 from tests.e2e.stack import ROOT, Stack, wait_until
+from workers.supervisor.probes import get
 
 KEYS = Shard()
 LEASE_TTL_S = 5.0
@@ -38,6 +40,7 @@ policy = "fixed"
 max_batch_size = 64
 max_wait_ms = 1500
 timeout_ms = 1000
+max_memory_bytes = 500_000_000
 
 [models.tally]
 source = "tests.chaos.models:Tally"
@@ -46,6 +49,11 @@ max_batch_size = 1
 timeout_ms = 120000
 """
 MODELS = ("steady", "cursed", "tally")
+# A handful for each model, tier or worker, or bounded by count; and kombu's own.
+FEW = (
+    *("bunch:workers", "bunch:share:", "bunch:bell:", "bunch:metrics", "bunch:dead", "bunch:cancelled"),
+    *("_kombu.binding.", "bunch.ops"),
+)
 
 
 class Stage(Stack):
@@ -108,6 +116,24 @@ class Stage(Stack):
 
     def heal(self) -> None:
         wait_until(self.is_whole, what="all processes run and all models are ready")
+
+    def waiting_callers(self) -> list[int]:
+        """How many each frontend has, by its own account; whichever is asked answers for itself."""
+        found: dict[str, int] = {}
+        for _ in range(200):
+            status, body = get("127.0.0.1", self.port, "/healthz")
+            if status == 200:
+                about = json.loads(body)
+                found[about["process"]] = about["waiting"]
+            if len(found) == 2:
+                break
+        return list(found.values())
+
+    def lasting_keys(self) -> set[str]:
+        """Keys that would be there for ever, but for those that are few by their nature."""
+        with self.redis() as redis:
+            names = [each.decode() for each in redis.scan_iter("*", 1000) if redis.ttl(each) == -1]
+        return {each for each in names if not each.startswith(FEW)}
 
     def left_in_redis(self) -> dict[str, object]:
         """Whatever of the requests is neither finished nor forgotten: empty when all is done."""

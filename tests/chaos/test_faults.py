@@ -10,7 +10,7 @@ import pytest
 
 from tests.chaos.callers import Callers
 from tests.chaos.conftest import FAULTS
-from tests.chaos.faults import ALL, DEADLY, SHORT, Fault, Scene, kill_worker, strike, table
+from tests.chaos.faults import ALL, DEADLY, LAST, SHORT, Fault, Scene, kill_frontend, kill_worker, strike, table
 from tests.chaos.stage import Stage
 from tests.e2e.stack import wait_until
 from tests.fakes.proxy import LossyProxy
@@ -57,7 +57,7 @@ def order(rng: random.Random) -> list[Fault]:
     if not FAULTS:
         return rng.sample(SHORT, len(SHORT))
     rounds = [rng.sample(ALL, len(ALL)) for _ in range(-(-FAULTS // len(ALL)))]
-    return [each for one in rounds for each in one][:FAULTS]
+    return [*[each for one in rounds for each in one][:FAULTS], LAST]
 
 
 def test_everybody_is_told_something_true_in_time(
@@ -76,7 +76,11 @@ def test_everybody_is_told_something_true_in_time(
     near.check()
     remote.check()
     wait_until(lambda: not whole.left_in_redis(), what=f"nothing is left: {whole.left_in_redis()}")
+    wait_until(lambda: whole.waiting_callers() == [0, 0], what="no frontend has a waiter left")
+    assert whole.lasting_keys() == set()
     assert near.codes()["OK"] > len(near.told) / 2
+    # Without an answer at all: only those whose frontend was killed.
+    assert {each.name for each in felt if "BROKEN" in each.codes} <= {kill_frontend.__name__}
     # Only those that were killed had to be started again.
     killed = sum(each.name in DEADLY for each in felt)
     assert sum(row.restarts for row in whole.rows()) == before + killed
@@ -96,4 +100,4 @@ def test_the_death_of_workers_is_not_felt_as_an_error(
         print(f"\n{table(felt)}")
     callers.check()
     assert set(callers.codes()) == {"OK"}
-    assert whole.left_in_redis() == {}
+    wait_until(lambda: not whole.left_in_redis(), what="nothing is left")

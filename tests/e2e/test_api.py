@@ -74,7 +74,8 @@ def test_a_valid_request_id_is_kept_and_another_replaced(api: Api) -> None:
 
 
 def test_health_and_readiness(api: Api) -> None:
-    assert api.get("/healthz").json == {"status": "alive"}
+    alive = api.get("/healthz").json
+    assert (alive["status"], alive["waiting"]) == ("alive", 0)
     ready = api.get("/readyz")
     assert (ready.status, ready.json["status"]) == (200, "ready")
     health = api.get("/internal/health")

@@ -121,7 +121,7 @@ class InlineExecutor:
                 if generation != self._generation:
                     return
                 work = self._work[0]
-            computed = self._computer.run(work.inputs, work.parameters)
+            computed = self._computer.run(work.inputs, work.parameters, work.safe_size)
             with self._changed:
                 if generation != self._generation:
                     return

@@ -112,8 +112,17 @@ def _raise(value: dict[str, Any]) -> Any:
     raise ValueError(value["text"])
 
 
+def _gorge(value: dict[str, Any]) -> Any:
+    """Take memory until there is none."""
+    hoard = []
+    while True:
+        hoard.append(bytearray(value["bytes"]))
+
+
 ACTIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "hold": _hold,
+    "gorge": _gorge,
+    "oom score": lambda value: int(Path("/proc/self/oom_score_adj").read_text()),
     "exit": lambda value: os._exit(value["status"]),
     "signal": _signal,
     "print": _print,

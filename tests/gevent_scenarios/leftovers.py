@@ -13,10 +13,10 @@ import gevent
 
 from config.tiers import Tier
 from tasks.client import wait_all
-from tasks.errors import DeadlineExceeded
+from tasks.errors import DeadlineExceeded, ShuttingDown
 from tasks.results import Reply
 from tests.fakes.worker import finish
-from tests.gevent_scenarios.stage import NOBODY, Stage, all_of, error_of, output, until
+from tests.gevent_scenarios.stage import KEYS, NOBODY, Stage, all_of, error_of, output, until
 
 
 def ten_thousand_requests_of_which_a_fifth_time_out(stage: Stage) -> None:
@@ -185,6 +185,26 @@ def a_stopped_client_lets_everybody_go(stage: Stage) -> None:
     client.stop()
     began = time.monotonic()
     gevent.joinall(waiting, timeout=15)
-    assert all(each.ready() for each in waiting)
+    assert [type(each.value) for each in waiting] == [ShuttingDown] * 3
     assert time.monotonic() - began < 10
     assert stage.channels() == [stage.client.router.channel]
+
+
+def a_client_that_has_to_go_tells_those_who_wait_and_those_who_come(stage: Stage) -> None:
+    client = stage.make_client()
+    until(lambda: client.router.connected)
+    polled = client.receipt(client.submit(NOBODY, Tier.PAID, b"1", timeout_s=20.0, waits=False))
+    watching = gevent.spawn(client.result, polled, 20.0)
+    waiting = gevent.spawn(error_of, partial(client.wait, client.submit(NOBODY, Tier.PAID, b"1", timeout_s=20.0)))
+    until(lambda: stage.depth() == 2)
+    client.router.refuse()
+    began = time.monotonic()
+    late = error_of(lambda: client.wait(client.submit(NOBODY, Tier.PAID, b"1", timeout_s=20.0)))
+    gevent.joinall([waiting, watching], timeout=15, raise_error=True)
+    assert [type(waiting.value), type(late)] == [ShuttingDown] * 2
+    assert watching.value.status == "PENDING"
+    # Whoever was refused asks again elsewhere; the one that is polled for is somebody's still.
+    until(lambda: stage.redis.zcard(KEYS.cancelled()) == 2)
+    assert stage.redis.zscore(KEYS.cancelled(), polled) is None
+    assert time.monotonic() - began < 10
+    assert client.router.size == 0

@@ -11,12 +11,14 @@ from functools import partial
 
 import gevent
 
-from batching.store import RedisBatchStore
+from batching.store import RedisBatchStore, Verdict
 from config.redis import connect
+from config.tiers import Tier
+from tasks.client import Client
 from tasks.errors import BackendUnavailable, DeadlineExceeded
 from tests.fakes.proxy import LossyProxy
 from tests.fakes.worker import StandInWorker, serve
-from tests.gevent_scenarios.stage import NOBODY, Stage, all_of, error_of, output, until
+from tests.gevent_scenarios.stage import KEYS, LONG_S, NOBODY, SERVED, Stage, all_of, error_of, output, until
 from tests.valkey import PrivateValkey
 
 
@@ -157,6 +159,24 @@ def a_flush_is_not_queued_twice_when_its_reply_got_lost(_: Stage) -> None:
         finally:
             stage.close()
             proxy.stop()
+
+
+def what_a_refused_flush_may_have_left_is_taken_back(_: Stage) -> None:
+    with own_server() as (valkey, stage):
+        client = Client(stage.settings, connect(valkey.url, timeout_s=0.5))
+        client.start()
+        try:
+            assert output(client.wait(client.submit(SERVED, Tier.PAID, b"1", timeout_s=LONG_S))) == {"echo": 1}
+            with hanging(valkey):
+                # Its socket takes the flush, and it will run it: its caller has been refused by then.
+                pending = client.submit(NOBODY, Tier.PAID, b'"refused"', timeout_s=LONG_S)
+                quickly(partial(client.wait, pending))
+            until(lambda: stage.depth() == 1)
+            until(lambda: stage.redis.zscore(KEYS.cancelled(), pending.task_id) is not None)
+            claim = stage.store.claim(NOBODY, "batch", 10)
+            assert [each.verdict for each in claim.entries] == [Verdict.CANCELLED]
+        finally:
+            client.stop()
 
 
 def a_subscription_that_went_dead_is_replaced_within_seconds(_: Stage) -> None:

@@ -97,6 +97,29 @@ def test_prints_of_the_model_stay_out_of_the_protocol(start: Start, capfd: pytes
     assert captured.err.count("hello from the model") == 1
 
 
+def test_a_model_that_takes_more_memory_than_it_may_fails_at_that_input_alone(start: Start) -> None:
+    executor = start(max_memory_bytes=400_000_000)
+    pid = run(executor, {"do": "pid"})
+    first, greedy, last = run(executor, "first", {"do": "gorge", "bytes": 32_000_000}, "last")
+    assert (first, last) == ("first", "last")
+    assert isinstance(greedy, Failed)
+    assert greedy.message == "MemoryError"
+    assert greedy.retryable
+    assert run(executor, {"do": "pid"}) == pid
+
+
+def test_a_memory_limit_that_cannot_be_set_is_why_the_model_does_not_start(build: Start) -> None:
+    executor = build(max_memory_bytes=2**70)
+    executor.start()
+    until(lambda: executor.state is ExecutorState.FAILED)
+    assert "setrlimit" in str(executor.error)
+
+
+@pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="Linux's own")
+def test_the_kernel_is_to_kill_the_model_before_anything_else(start: Start) -> None:
+    assert run(start(), {"do": "oom score"})[0] > int(Path("/proc/self/oom_score_adj").read_text())
+
+
 def test_the_child_imports_only_what_it_needs(start: Start) -> None:
     modules = set(run(start(), {"do": "modules"})[0])
     assert "workers.child" in modules

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.valkey import PrivateValkey
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
     *("up", "demo", "status", "web", "worker", "ops", "flower"),
-    *("check", "queues", "workers", "models", "keys", "bench"),
+    *("check", "queues", "workers", "models", "keys", "reset", "bench"),
 )
 ECHO = '[models.echo]\nsource = "workers.models.echo:Echo"\n'
 
@@ -139,6 +140,22 @@ def test_check_finds_a_server_that_would_throw_requests_away(manage: Manage, val
             client.config_set("maxmemory", "0")
             client.config_set("maxmemory-policy", "noeviction")
     assert "noeviction" in problems(done)["BUNCH_REDIS_URL"]
+
+
+@pytest.mark.parametrize("command", ["check", "up", "web", "worker"])
+def test_a_cluster_is_refused_before_anything_starts(manage: Manage, cluster: PrivateValkey, command: str) -> None:
+    done = manage(command, http_port="0", redis_url=cluster.url)
+    assert done.returncode == 1
+    assert "is a Redis Cluster" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[PrivateValkey]:
+    server = PrivateValkey("--cluster-enabled", "yes")
+    server.start()
+    yield server
+    server.stop()
 
 
 def test_a_model_beside_its_bunch_toml_is_found(manage: Manage) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import socket
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_a_transient_error_is_not_looked_for_in_the_inputs() -> None:
     assert all(isinstance(each, ItemError) and each.retryable for each in computed.outcomes)
 
 
-def test_out_of_memory_is_halved_and_the_size_that_fits_is_remembered() -> None:
+def test_out_of_memory_is_halved_and_the_size_that_fits_is_told() -> None:
     sizes: list[int] = []
 
     def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
@@ -169,8 +170,28 @@ def test_out_of_memory_is_halved_and_the_size_that_fits_is_remembered() -> None:
     assert computed.outcomes == inputs
     assert computed.safe_size == 16
     sizes.clear()
-    assert computer.run(inputs, [b"{}"] * 64).outcomes == inputs
+    again = computer.run(inputs, [b"{}"] * 64, computed.safe_size)
+    assert again.outcomes == inputs
     assert sizes == [16, 16, 16, 16]
+    # Nothing new: whoever has forgotten it meanwhile must not be told again.
+    assert again.safe_size is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB",
+        "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to …",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_libraries_that_say_it_in_words_are_out_of_memory_too(text: str) -> None:
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        if len(inputs) > 1:
+            raise RuntimeError(text)
+        return inputs
+
+    assert compute(predict, 1, 2).safe_size == 1
 
 
 def test_an_input_too_large_by_itself_does_not_make_later_batches_smaller() -> None:
@@ -184,6 +205,25 @@ def test_an_input_too_large_by_itself_does_not_make_later_batches_smaller() -> N
     assert [index for index, each in enumerate(computed.outcomes) if isinstance(each, ItemError)] == [31]
     assert computed.safe_size is None
     assert computer.run([b"1"] * 64, [b"{}"] * 64).passes == 1
+
+
+def test_nothing_of_a_failed_call_is_kept_alive() -> None:
+    """A traceback's frames hold the batch's tensors; who keeps the exception keeps them (celery/celery#8882)."""
+    tensors: list[weakref.ref[Tensor]] = []
+
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        tensor = Tensor()
+        tensors.append(weakref.ref(tensor))
+        raise ValueError(f"with {tensor} in its frame")
+
+    computer = BatchComputer(Model(predict))
+    computed = computer.run([b"1", b"2", b"3"], [b"{}"] * 3)
+    assert all(isinstance(each, ItemError) and each.traceback for each in computed.outcomes)
+    assert [each() for each in tensors] == [None] * len(tensors)
+
+
+class Tensor:
+    pass
 
 
 def test_a_refusal_that_is_raised_finds_its_input() -> None:

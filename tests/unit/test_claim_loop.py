@@ -350,6 +350,33 @@ def test_after_an_out_of_memory_batches_stay_within_what_had_room(make: Make) ->
     rig.start()
     rig.settled(*map(str, range(14)))
     assert [len(work.inputs) for work in rig.executor.taken] == [8, 3, 3]
+    assert [work.safe_size for work in rig.executor.taken] == [None, 3, 3]
+    assert rig.loop.safe_size == 3
+
+
+def test_a_smaller_size_is_not_forgotten_for_a_larger_one(make: Make) -> None:
+    learned = iter((2, 5))
+    rig = make(ScriptedExecutor(lambda work: done(work, [Ok(b"1") for _ in work.inputs], safe_size=next(learned))))
+    rig.start()
+    for task_id in ("a", "b"):
+        rig.put(task_id)
+        rig.settled(task_id)
+    assert rig.loop.safe_size == 2
+
+
+def test_an_operator_can_have_the_safe_size_forgotten(make: Make) -> None:
+    def answer(work: Work) -> Done:
+        return done(work, [Ok(b"1") for _ in work.inputs], safe_size=1 if len(rig.executor.taken) == 1 else None)
+
+    rig = make(ScriptedExecutor(answer))
+    rig.put("a", "b")
+    rig.start()
+    rig.settled("a", "b")
+    rig.loop.forget_safe_size()
+    rig.put("c")
+    rig.settled("c")
+    assert rig.loop.safe_size is None
+    assert rig.executor.taken[-1].safe_size is None
 
 
 class TestStopping:

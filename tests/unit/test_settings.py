@@ -188,11 +188,12 @@ def test_no_password_is_printed(bunch_toml) -> None:
     assert "7" not in found["[server] flower_basic_auth"]
 
 
-def test_a_model_may_not_gather_longer_than_callers_wait(bunch_toml) -> None:
-    file = bunch_toml(MODEL + "max_wait_ms = 3000\n")
-    assert load_settings({}, file).models["echo"].max_wait_ms == 3000
-    line = problems_of({"BUNCH_REQUEST_TIMEOUT_MS": "3000"}, file)["[models.echo] max_wait_ms"]
-    assert "BUNCH_REQUEST_TIMEOUT_MS" in line
+@pytest.mark.parametrize("limit", ["BUNCH_REQUEST_TIMEOUT_MS", "BUNCH_QUEUE_TIMEOUT_MS"])
+def test_a_model_may_not_gather_longer_than_requests_wait(bunch_toml, limit: str) -> None:
+    file = bunch_toml(MODEL + "max_wait_ms = 1900\n")
+    assert load_settings({limit: "1901"}, file).models["echo"].max_wait_ms == 1900
+    line = problems_of({limit: "1900"}, file)["[models.echo] max_wait_ms"]
+    assert limit in line
 
 
 @pytest.mark.parametrize("name", ["RESULT_TTL_MS", "SYNC_RESULT_TTL_MS", "REQUEST_TIMEOUT_MS", "QUEUE_TIMEOUT_MS"])

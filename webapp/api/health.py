@@ -7,7 +7,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from redis.exceptions import RedisError
 
-from tasks.fleet import QueueRow, WorkerRow, ready_models, utilisation
+from config.keys import REPLY_PREFIX
+from tasks.fleet import BREAKER_STATES, QueueRow, WorkerRow, breakers, ready_models, safe_sizes, utilisation
 from tasks.scale import ScaleBoard
 from webapp.call import Answer, Call
 from webapp.errors import ApiError
@@ -18,8 +19,10 @@ _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def alive(services: Services, call: Call) -> Answer:
-    """`GET /healthz`: this process answers."""
-    return Answer(200, b'{"status":"alive"}', call.request_id)
+    """`GET /healthz`: this process answers, and how many callers wait in it."""
+    router = services.client.router
+    body = {"status": "alive", "process": router.channel.removeprefix(REPLY_PREFIX), "waiting": router.size}
+    return Answer(200, _encode(body), call.request_id)
 
 
 def ready(services: Services, call: Call) -> Answer:
@@ -51,7 +54,8 @@ def health(services: Services, call: Call) -> Answer:
     if redis == "down" or not served:
         status = "unhealthy"
     else:
-        status = "degraded" if missing or len(healthy) < len(workers) else "healthy"
+        broken = any(state != "closed" for state in breakers(healthy, services.settings.models).values())
+        status = "degraded" if missing or broken or len(healthy) < len(workers) else "healthy"
     body = {
         "status": status,
         "gpu_utilization": round(utilisation(healthy), 4),
@@ -61,6 +65,7 @@ def health(services: Services, call: Call) -> Answer:
         "healthy_workers": len(healthy),
         "redis": redis,
         "unavailable_models": missing,
+        "breakers": breakers(healthy, services.settings.models) if redis == "up" else {},
     }
     return Answer(503 if status == "unhealthy" else 200, _encode(body), call.request_id)
 
@@ -107,9 +112,24 @@ def _gauges(services: Services) -> list[Metric]:
     states = GaugeMetricFamily("bunch_workers", "Workers by state.", labels=("state",))
     states.add_metric(("healthy",), len(healthy))
     states.add_metric(("unhealthy",), len(workers) - len(healthy))
-    families: list[Metric] = [depth, oldest, states]
+    families: list[Metric] = [depth, oldest, states, *_faults(services, healthy)]
     scale = ScaleBoard(services.redis).read()
     if scale is not None:
         # Without an autoscaler there is no such number, rather than a wrong one.
         families.append(GaugeMetricFamily("bunch_workers_wanted", "Workers there should be.", value=scale.wanted))
     return families
+
+
+def _faults(services: Services, healthy: list[WorkerRow]) -> list[Metric]:
+    """What the faults of each model have led to; a model without any has no safe size."""
+    breaker = GaugeMetricFamily(
+        "bunch_breaker_state", "0 closed, 1 half-open, 2 open; of several workers the worst.", labels=("model",)
+    )
+    for model, state in breakers(healthy, services.settings.models).items():
+        breaker.add_metric((model,), BREAKER_STATES.index(state))
+    safe = GaugeMetricFamily(
+        "bunch_safe_batch_size", "The largest batch that the smallest device had memory for.", labels=("model",)
+    )
+    for model, size in safe_sizes(healthy).items():
+        safe.add_metric((model,), size)
+    return [breaker, safe]

@@ -113,6 +113,7 @@ def bulk(services: Services, call: Call) -> Answer:
         for value in values
     ]
     results = []
+    errors: list[BunchError] = []
     for value, pending in zip(values, pendings, strict=True):
         try:
             if pending is None:
@@ -120,6 +121,7 @@ def bulk(services: Services, call: Call) -> Answer:
             reply = direct.waiting(client, model, tier, value, parameters, started + limit_s)(pending)
         except BunchError as error:
             count(model, tier, error.code, perf_counter() - started, error.reason)
+            errors.append(error)
             if services.ledger is not None:
                 services.ledger.note(call.caller.owner, tier, model, error, perf_counter() - started)
             failed = {"error": error.code, "message": error.message}
@@ -127,6 +129,8 @@ def bulk(services: Services, call: Call) -> Answer:
         else:
             count(model, tier, "OK", perf_counter() - started)
             results.append(b'{"task_id":"' + reply.task_id.encode() + b'","output":' + bytes(reply.result) + b"}")
+    if len(errors) == len(values):
+        _raise_common(errors)
     latency = f"{(perf_counter() - started) * 1000:.3f}"
     answer = (
         f'{{"request_id":"{call.request_id}","model":"{model}","latency_ms":{latency},"results":['.encode()
@@ -134,6 +138,12 @@ def bulk(services: Services, call: Call) -> Answer:
         + b"]}"
     )
     return Answer(200, answer, call.request_id)
+
+
+def _raise_common(errors: list[BunchError]) -> None:
+    """Nothing was done, and all for one reason that passes: whoever retries by status must see that."""
+    if errors[0].retry_after_s is not None and len({error.code for error in errors}) == 1:
+        raise max(errors, key=lambda error: error.retry_after_s or 0.0)
 
 
 def _plain(services: Services, call: Call, model: str, value: bytes, started: float) -> Answer:

@@ -8,12 +8,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import click
 import msgspec
 from redis import Redis
+from redis.exceptions import RedisError
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -91,6 +92,17 @@ def locate(config_file: Path | None) -> Settings:
 
 def redis_of(settings: Settings) -> Redis:
     return connect(settings.redis_url)
+
+
+CLUSTER = "is a Redis Cluster, for which Celery has no transport; name a single server"
+
+
+def refuse_cluster(settings: Settings) -> None:
+    """Before anything is started on one: it would half work. A server that does not answer is for others to name."""
+    for url in {settings.redis_url, settings.control_url} - {""}:
+        with contextlib.suppress(RedisError, ValueError), connect(url, timeout_s=2.0) as client:
+            if cast("dict[str, Any]", client.info("cluster")).get("cluster_enabled"):
+                raise click.ClickException(f"{without_password(url)} {CLUSTER}")
 
 
 def print_json(value: Any) -> None:

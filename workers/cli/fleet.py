@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 
 from config.settings import ModelSettings, Settings
 from tasks.controls import Controls, Wishes, with_wishes
-from tasks.fleet import ExecutorRow, Fleet, WorkerRow
+from tasks.fleet import ExecutorRow, Fleet, WorkerRow, breakers, safe_sizes
 from workers.cli.base import (
     config_option,
     fail,
@@ -119,6 +119,8 @@ def _workers_table(fleet: Fleet) -> RenderableType:
             ("executor state", lambda pair: pair[1].state if pair[1] else "–"),
             ("busy %", lambda pair: pair[1].busy * 100 if pair[1] else 0.0),
             ("batches", lambda pair: pair[1].batches if pair[1] else 0),
+            ("breaker", lambda pair: pair[1].breaker if pair[1] else "–"),
+            ("safe batch", lambda pair: (pair[1] and pair[1].safe_size) or "–"),
         ],
         empty="no worker has reported; start one with `manage.py worker`",
     )
@@ -135,6 +137,8 @@ def _models_table(settings: Settings, redis: Redis) -> RenderableType:
             ("ready", lambda row: row["ready"]),
             ("executors", lambda row: row["executors"]),
             ("batch size", lambda row: row["max_batch_size"]),
+            ("safe batch", lambda row: row["safe_batch_size"] or "–"),
+            ("breaker", lambda row: row["breaker"]),
             ("policy", lambda row: row["policy"]),
             ("source", lambda row: row["source"]),
             ("", _remarks),
@@ -165,6 +169,8 @@ def _model_row(model: ModelSettings, wishes: Wishes, healthy: list[WorkerRow]) -
         "paused": [tier.value for tier in sorted(wishes.paused, key=lambda tier: tier.rank)],
         "tuned": wishes.tuned,
         "reload_refused": wishes.refusal if wishes.is_refused else None,
+        "breaker": breakers(healthy, [model.name])[model.name],
+        "safe_batch_size": safe_sizes(healthy).get(model.name),
         "error": next((each.error for each in executors if each.error), None),
     }
 

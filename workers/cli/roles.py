@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from config.settings import Settings
-from workers.cli.base import config_option, locate
+from workers.cli.base import config_option, locate, refuse_cluster
 from workers.cli.database import prepare_database
 from workers.supervisor import roles
 from workers.supervisor.stack import role_environment
@@ -51,6 +51,7 @@ def flower(config_file: Path | None) -> None:
 
 
 def _become(command: tuple[str, ...], settings: Settings) -> None:
+    refuse_cluster(settings)
     absolute = msgspec.structs.replace(settings, state_dir=str(Path(settings.state_dir).resolve()))
     sys.stdout.flush()
     os.execve(command[0], command, role_environment(absolute))  # noqa: S606

@@ -17,6 +17,7 @@ from workers.cli.base import (
     json_option,
     print_json,
     print_table,
+    refuse_cluster,
     settings_for,
     without_password,
 )
@@ -42,6 +43,7 @@ def up(config_file: Path | None, port: int | None, workers: int, web_workers: in
     settings = settings_for(config_file)
     given = {"http_port": port, "web_workers": web_workers}
     settings = msgspec.structs.replace(settings, **{k: v for k, v in given.items() if v is not None})
+    refuse_cluster(settings)
     screen = Screen(sys.stdout)
     with state.UpLock(Path(settings.state_dir)):
         prepare_database(settings, screen.line)

@@ -1,0 +1,139 @@
+"""What Redis refuses for what it is, not for a state of its own that passes: neighbours are answered, nothing hangs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+
+from batching.policy import Reason, RetryPolicy
+from batching.ports import BatchInfo, NoFollowUp, NullObserver
+from batching.request import Failed, Ok, Request
+from batching.settler import Settler
+from batching.store import RedisBatchStore
+from config.keys import Shard
+from config.redis import Line, Script, will_repeat
+from config.tiers import Tier
+from tasks.results import CeleryCodec
+from tests.integration.test_batch_store import MODEL, put
+from tests.valkey import PrivateValkey, free_port
+
+KEYS = Shard()
+INFO = BatchInfo("b1", MODEL, "1", 3, Reason.IDLE, 1_000)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batching.settler._FIRST_BACKOFF_S", 0.001)
+    monkeypatch.setattr("batching.settler._MAX_BACKOFF_S", 0.002)
+
+
+@pytest.fixture
+def store(redis: Redis) -> RedisBatchStore:
+    return RedisBatchStore(redis, "w1")
+
+
+@pytest.fixture
+def settler(store: RedisBatchStore) -> Settler:
+    codec = CeleryCodec(60_000)
+    return Settler("m/0", MODEL, store, codec, NullObserver(), RetryPolicy(3), NoFollowUp())
+
+
+def claimed(redis: Redis, store: RedisBatchStore) -> list[Request]:
+    for task_id in ("good", "bad", "better"):
+        put(redis, task_id)
+    entries = store.claim(MODEL, "b1", 3).entries
+    return [
+        Request(task_id, Tier.PAID, entry.position, b"1", b"{}", result_ttl_ms=60_000)
+        for task_id, entry in zip(("good", "bad", "better"), entries, strict=True)
+    ]
+
+
+def result(redis: Redis, task_id: str) -> dict[str, Any]:
+    raw = redis.get(KEYS.result(task_id))
+    assert isinstance(raw, bytes)
+    found: dict[str, Any] = json.loads(raw)
+    return found
+
+
+def test_a_dead_letter_that_cannot_be_kept_costs_nobody_an_answer(
+    redis: Redis, store: RedisBatchStore, settler: Settler
+) -> None:
+    good, bad, better = claimed(redis, store)
+    redis.set(KEYS.dead(), "somebody's mistake")
+
+    settler.settle([(good, Ok(b"1")), (bad, Failed("its own reason")), (better, Ok(b"2"))], INFO, last=True)
+
+    assert [result(redis, each)["status"] for each in ("good", "bad", "better")] == ["SUCCESS", "FAILURE", "SUCCESS"]
+    assert "its own reason" in json.dumps(result(redis, "bad"))
+    assert redis.exists(KEYS.lease("b1"), KEYS.leases("w1")) == 0
+
+
+def test_what_cannot_be_stored_at_all_is_lost_alone(
+    redis: Redis, store: RedisBatchStore, settler: Settler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad, better = claimed(redis, store)
+    finish = store.finish
+
+    def refuse_one(batch_id: str, outcomes: Any, *, last: bool) -> bool:
+        if any(each.task_id == "bad" and b"SUCCESS" in each.result for each in outcomes):
+            redis.lpush(KEYS.result("good"), "no list")
+        return finish(batch_id, outcomes, last=last)
+
+    monkeypatch.setattr(store, "finish", refuse_one)
+    settler.settle([(good, Ok(b"1")), (bad, Ok(b"2")), (better, Ok(b"3"))], INFO, last=True)
+
+    assert [result(redis, each)["status"] for each in ("good", "bad", "better")] == ["SUCCESS", "FAILURE", "SUCCESS"]
+    assert json.loads(redis.get(KEYS.result("bad")) or b"")["bunch"]["code"] == "INTERNAL"
+    assert redis.exists(KEYS.lease("b1"), KEYS.leases("w1")) == 0
+
+
+WRITE = Script("return redis.call('SET', KEYS[1], '1')")
+
+
+@pytest.fixture
+def own() -> Iterator[Redis]:
+    server = PrivateValkey()
+    server.start()
+    with server.client() as client:
+        yield client
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "repeats"),
+    [
+        (lambda redis: redis.config_set("maxmemory", 1), False),
+        (lambda redis: redis.replicaof("127.0.0.1", str(free_port())), False),
+        (lambda redis: redis.config_set("min-replicas-to-write", 3), False),
+        (lambda redis: redis.acl_setuser("default", enabled=True, commands=["-set"]), True),
+    ],
+    ids=["full", "a replica", "alone", "forbidden"],
+)
+def test_a_state_that_passes_is_told_from_a_refusal(
+    own: Redis, spoil: Callable[[Redis], object], repeats: bool
+) -> None:
+    line = Line(own)
+    line.script(WRITE, ("key",), ())
+    spoil(own)
+    with pytest.raises(RedisError) as raised:
+        line.script(WRITE, ("key",), ())
+    assert will_repeat(raised.value) is repeats
+    line.close()
+
+
+def test_a_key_of_another_type_is_a_refusal(own: Redis) -> None:
+    own.set("key", "a string")
+    with pytest.raises(RedisError) as raised:
+        Line(own).script(Script("return redis.call('ZADD', KEYS[1], 1, 'x')"), ("key",), ())
+    assert will_repeat(raised.value)
+
+
+def test_an_outage_is_none() -> None:
+    assert not will_repeat(RedisConnectionError("refused"))
+    assert not will_repeat(ResponseError("BUSY Redis is busy running a script. You can only call SCRIPT KILL"))

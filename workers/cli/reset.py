@@ -1,0 +1,49 @@
+"""`reset`: a model's memory, or the model itself, is in order again; the workers shall not go by what was before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tasks.fleet import Fleet
+from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
+from workers.cli.complete import model_names
+from workers.resets import COMMAND
+
+
+@click.command()
+@click.argument("model", shell_complete=model_names)
+@config_option
+@json_option
+def reset(model: str, config_file: Path | None, as_json: bool) -> None:
+    """Close MODEL's breakers and forget its safe batch sizes. Exit 1 unless every worker has done so.
+
+    Both were learned from faults; what is still broken is learned again.
+    """
+    from tasks.remote import REPLY_WITHIN_S, tell
+
+    settings = locate(config_file)
+    if model not in settings.models:
+        raise click.BadParameter(f"{model} is not configured; known are {', '.join(settings.models)}")
+    redis = redis_of(settings)
+    fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
+    nodes = [row.node for row in fleet.alive_of(fleet.workers())]
+    answers = tell(settings, redis, COMMAND, {"model": model}, nodes)
+    silent = {"error": f"no reply within {REPLY_WITHIN_S:g} s"}
+    rows = [{"worker": node, **answers.get(node, silent)} for node in nodes]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(
+            rows,
+            [
+                ("worker", lambda row: row["worker"]),
+                ("breaker was", lambda row: row.get("breaker", "–")),
+                ("safe batch was", lambda row: row.get("safe_size") or "–"),
+                ("", lambda row: row.get("error", "reset")),
+            ],
+            empty="no worker is healthy; see `manage.py workers`",
+        )
+    if not rows or any("error" in row for row in rows):
+        fail()
