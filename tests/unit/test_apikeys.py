@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from config.tiers import TIERS, Tier
 from tasks.apikeys import MAX_LENGTH, ApiKey, digest_of, new_key, split_key
@@ -89,6 +90,42 @@ def test_a_table_without_it_revokes_a_key() -> None:
     ring = ring_with(ApiKey(id=key_id, digest=digest, owner="a", tier=Tier.PAID))
     assert ring.find(text) is not None
     ring.take(KeyTable("database:2", {}))
+    assert ring.find(text) is None
+
+
+class Table:
+    """A `KeyTableStore` in memory."""
+
+    def __init__(self, table: KeyTable) -> None:
+        self.table = table
+        self.away = False
+        self.reads = 0
+
+    def version(self) -> str:
+        if self.away:
+            raise RedisConnectionError
+        return self.table.version
+
+    def read(self) -> KeyTable:
+        self.reads += 1
+        return self.table
+
+
+def test_the_copy_follows_the_table_and_outlives_an_outage() -> None:
+    key_id, text, digest = new_key(Tier.PAID)
+    store = Table(KeyTable("database:1", {key_id: ApiKey(id=key_id, digest=digest, owner="a", tier=Tier.PAID)}))
+    ring = KeyRing(store)  # type: ignore[arg-type]
+    ring._refresh()
+    ring._refresh()
+    assert store.reads == 1, "read again, though nothing has changed"
+    store.away = True
+    ring._refresh()
+    assert ring.find(text) is not None
+    store.away, store.table = False, KeyTable("", {})
+    ring._refresh()
+    assert ring.find(text) is not None, "a Redis that lost the table revokes nobody's key"
+    store.table = KeyTable("database:2", {})
+    ring._refresh()
     assert ring.find(text) is None
 
 
