@@ -100,8 +100,8 @@ class Fleet:
         rows = []
         arrivals = self._arrivals()
         for model in models:
-            now_ms, depths, oldest = cast(
-                "tuple[int, list[int], list[int]]",
+            now_ms, depths, oldest, _ = cast(
+                "tuple[int, list[int], list[int], list[int]]",
                 self._look(keys=(self._keys.delayed(model), *self._keys.queues(model))),
             )
             rows += [
