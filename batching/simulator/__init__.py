@@ -26,6 +26,7 @@ batch takes (`service`), what breaks (`faults`), and what each step of the way c
 | `arrivals` | `Poisson`, `Steps`, `Bursts`, `Diurnal`, `OnOff`, `Recorded` (`read_trace`), `Callers` (a closed loop) |
 | `service` | `Affine` (fixed: `item_s` 0), `Measured`; each with `jitter` |
 | `faults` | `Faults`: crashes, transient errors, an outage of the model, stragglers |
+| `admission` | `AdmissionGate`: the frontend's rule behind the port |
 | `scenario` | `Scenario`, `Overheads`, the port `Gate` |
 | `queues` | the tier queues, and the claim as `lua/claim.lua` makes it |
 | `feeder` | what an executor's claim loop knows, and the `QueueView` that its policy is shown |
@@ -38,6 +39,7 @@ shown) and `Feeder.done` (what it is told when a batch has ended).
 The same scenario and seed give the same report, to the last digit.
 """
 
+from batching.simulator.admission import AdmissionGate
 from batching.simulator.arrivals import (
     Arrivals,
     Bursts,
@@ -56,6 +58,7 @@ from batching.simulator.scenario import Gate, Overheads, Scenario
 from batching.simulator.service import Affine, Measured, Service
 
 __all__ = [
+    "AdmissionGate",
     "Affine",
     "Arrivals",
     "Bursts",

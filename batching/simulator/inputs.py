@@ -75,7 +75,7 @@ def make_queues(scenario: Scenario, draws: Draws) -> Queues:
         ranks = np.full(len(times), scenario.tiers.index(1.0))
     else:
         ranks = draws.callers.choice(len(scenario.tiers), size=len(times), p=scenario.tiers)
-    gate = scenario.gate() if scenario.gate else None
+    gate = scenario.gate(scenario) if scenario.gate else None
     if gate is not None and isinstance(arrivals, Callers):
         raise ValueError("a closed loop has no admission here: its callers would ask again at once")
     lanes = []

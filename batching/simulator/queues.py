@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from batching.policy import RetryPolicy, allocate, suspect_sizes
+from batching.policy import DEFAULT_SHARES, Allocation, RetryPolicy, allocate, suspect_sizes
+from batching.policy.tiers import DEFAULT_AGEING_S, guaranteed
 from batching.simulator.scenario import Gate
 
 # Arrivals between two claims are few: a short search first.
@@ -46,6 +47,12 @@ class Lane:
         near = min(len(times), seen + _NEAR)
         found = bisect_right(times, now, seen, near)
         self.seen = found if found < near else bisect_right(times, now, near)
+
+    def oldest(self) -> float:
+        """When what waits longest came; infinite when nothing waits."""
+        if self.front:
+            return self.times[self.front[0]]
+        return self.times[self.head] if self.head < self.seen else math.inf
 
     def deadline(self, index: int) -> float:
         return self.times[index] + self.deadline_s if self.deadlines is None else self.deadlines[index]
@@ -178,7 +185,7 @@ class Queues:
         waiting = sum(depths)
         takes: Sequence[int] = depths
         if waiting > size:
-            allocation = allocate(depths, size, self._credits)
+            allocation = self._allocate(now, depths, size)
             takes, self._credits = allocation.takes, allocation.credits
         batch = Batch()
         late = 0
@@ -190,6 +197,11 @@ class Queues:
                 if batch.size < size:
                     self._take(rank, size - batch.size, now, batch)
         return batch
+
+    def _allocate(self, now: float, depths: Sequence[int], size: int) -> Allocation:
+        aged = [lane.oldest() <= now - DEFAULT_AGEING_S for lane in self.lanes]
+        shares = guaranteed(DEFAULT_SHARES, aged) if any(aged) else DEFAULT_SHARES
+        return allocate(depths, size, self._credits, shares)
 
     def put_back(self, batch: Batch, *, lost: int, attempt: int) -> None:
         """A batch returns to the head of its lanes, in order, with its losses and attempts counted."""
@@ -321,7 +333,7 @@ class Queues:
         depths = [depth if only in {-1, rank} else 0 for rank, depth in enumerate(self.depths())]
         takes: Sequence[int] = depths
         if sum(depths) > size:
-            allocation = allocate(depths, size, self._credits)
+            allocation = self._allocate(now, depths, size)
             takes, self._credits = allocation.takes, allocation.credits
         batch = Batch()
         for rank, take in enumerate(takes):

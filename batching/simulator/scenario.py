@@ -53,7 +53,7 @@ class Scenario:
         deadlines_s: per tier the shortest and the longest time that callers give (uniform); infinite: none.
         queue_timeout_s: what has waited so long is dropped at the claim.
         slo_s: an answer within it is good, if it is within the caller's deadline too.
-        gate: makes the admission; None: everybody is let in.
+        gate: makes the admission of this scenario; None: everybody is let in.
         warm_up_s: arrivals before it are served and not counted.
         drain_s: after the last arrival, until what still waits is left unanswered.
     """
@@ -71,7 +71,7 @@ class Scenario:
     slo_s: float = math.inf
     overheads: Overheads = field(default_factory=Overheads)
     faults: Faults = field(default_factory=Faults)
-    gate: Callable[[], Gate] | None = None
+    gate: Callable[[Scenario], Gate] | None = None
     warm_up_s: float = 0.0
     drain_s: float = 300.0
 

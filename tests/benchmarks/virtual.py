@@ -1,6 +1,7 @@
 """`python -m tests.benchmarks.virtual`: the same workloads on the running system and in virtual time, side by side.
 
-The model is `simulated` (20 ms + 0.5 ms an item, up to 64). First two loads that are *not* among those compared say
+The model is `simulated`: 20 ms + 0.5 ms an item, up to 64, all times `--scale`. The larger the scale, the less the
+machine's own noise says; at 1 nothing else may run on it. First two loads that are *not* among those compared say
 what the machinery costs on this machine: one caller (the fixed part of a request's way), and 64 callers of a model that
 takes no time (what each request of a batch adds). Then, for each workload and policy, the real system is driven with
 arrivals drawn beforehand, and the simulator is given the very same moments.
@@ -36,9 +37,8 @@ from workers.cli.load import Load, Run
 from workers.cli.simulate import make_maker
 from workers.cli.summary import summarise
 
-_BATCH_S, _ITEM_S, _MAX = 0.020, 0.0005, 64
-_MAX_WAIT_MS = 50
-_TIMEOUT_S = 20.0
+_BATCH_MS, _ITEM_MS, _MAX_WAIT_MS, _MAX = 20.0, 0.5, 50.0, 64
+_TIMEOUT_S = 9.0
 
 _CONFIG = """
 default_model = "sim"
@@ -48,7 +48,7 @@ source = "workers.models.simulated:Simulated"
 max_batch_size = {size}
 max_wait_ms = {max_wait_ms}
 policy = "{policy}"
-options = {{ batch_ms = 20, item_ms = 0.5 }}
+options = {{ batch_ms = {batch_ms}, item_ms = {item_ms} }}
 
 [models.echo]
 source = "workers.models.echo:Echo"
@@ -58,18 +58,20 @@ max_batch_size = {size}
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Open arrivals or a closed loop; the model's own limit is 64 / 52 ms = 1,231 requests/s."""
+    """Open arrivals or a closed loop; at scale 1 the model's own limit is 64 / 52 ms = 1,231 requests/s."""
 
     name: str
     arrivals: Arrivals
 
 
-WORKLOADS = (
-    Workload("quiet: 20/s", Poisson(20.0)),
-    Workload("half: 400/s", Poisson(400.0)),
-    Workload("bursts: 100/s and 150 at once each second", Bursts(100.0, 150, 1.0)),
-    Workload("64 callers, closed loop", Callers(64)),
-)
+def workloads(scale: float) -> tuple[Workload, ...]:
+    rates = [rate / scale for rate in (20.0, 400.0, 100.0)]
+    return (
+        Workload(f"quiet: {rates[0]:g}/s", Poisson(rates[0])),
+        Workload(f"half: {rates[1]:g}/s", Poisson(rates[1])),
+        Workload(f"bursts: {rates[2]:g}/s, and 150 each {scale:g} s", Bursts(rates[2], 150, scale, 0.01 * scale)),
+        Workload("64 callers, closed loop", Callers(64)),
+    )
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -89,43 +91,55 @@ class Row(msgspec.Struct, frozen=True):
 
 @click.command(help=__doc__)
 @click.option("--policy", "policies", multiple=True, default=("adaptive", "fixed"), show_default=True)
-@click.option("--duration", default=15.0, show_default=True, help="Seconds of each load.")
-@click.option("--rounds", default=3, show_default=True, help="Of each; the median counts.")
+@click.option("--scale", default=5.0, show_default=True, help="Of all times; 5: a full batch takes 260 ms.")
+@click.option("--duration", default=20.0, show_default=True, help="Seconds of each load.")
+@click.option("--rounds", default=1, show_default=True, help="Of each; the median counts.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the rows there, too.")
 @click.option("--within", default=0.10, show_default=True, help="Exit 1 when a figure is further off.")
-def main(policies: Sequence[str], duration: float, rounds: int, json_path: Path | None, within: float) -> None:
+def main(
+    policies: Sequence[str], scale: float, duration: float, rounds: int, json_path: Path | None, within: float
+) -> None:
     rows: list[Row] = []
     for policy in policies:
-        rows += compare(policy, WORKLOADS, duration_s=duration, rounds=rounds)
+        rows += compare(policy, scale, workloads(scale), duration_s=duration, rounds=rounds)
     click.echo(table(rows))
     if json_path is not None:
         json_path.write_bytes(msgspec.json.format(msgspec.json.encode(rows)))
     sys.exit(any(abs(row.off) > within for row in rows))
 
 
-def compare(policy: str, workloads: Sequence[Workload], *, duration_s: float, rounds: int) -> list[Row]:
+def compare(policy: str, scale: float, chosen: Sequence[Workload], *, duration_s: float, rounds: int) -> list[Row]:
     """Start the system with `policy`, calibrate, and run each workload on both."""
     bunch = Bunch()
     bunch.prepare()
     bunch.open_run()
     try:
-        bunch.launch_with(_CONFIG.format(size=_MAX, max_wait_ms=_MAX_WAIT_MS, policy=policy), {})
+        config = _CONFIG.format(
+            size=_MAX,
+            max_wait_ms=round(_MAX_WAIT_MS * scale),
+            policy=policy,
+            batch_ms=_BATCH_MS * scale,
+            item_ms=_ITEM_MS * scale,
+        )
+        bunch.launch_with(config, {"BUNCH_QUEUE_TIMEOUT_MS": "9000"})
         bunch.wait_ready()
         url = f"{bunch.url}/v1/inference"
-        overheads = calibrate(url, policy)
-        return [row for each in workloads for row in _both(url, policy, each, overheads, duration_s, rounds)]
+        overheads = calibrate(url, policy, scale)
+        return [row for each in chosen for row in _both(url, policy, scale, each, overheads, duration_s, rounds)]
     finally:
         bunch.stop()
 
 
-def calibrate(url: str, policy: str) -> Overheads:
+def calibrate(url: str, policy: str, scale: float) -> Overheads:
     """What the machinery costs: a lone caller's excess over the model, and the time of a request among many."""
     _drive(url, "sim", Callers(1), 2.0)
     alone = _drive(url, "sim", Callers(1), 5.0)
-    waited_s = _MAX_WAIT_MS / 1000 if policy == "fixed" else 0.0
-    fixed_s = max(0.001, median(each.latency_s for each in alone.answers) - _BATCH_S - _ITEM_S - waited_s)
+    waited_ms = _MAX_WAIT_MS if policy == "fixed" else 0.0
+    model_s = (_BATCH_MS + _ITEM_MS + waited_ms) * scale / 1000
+    fixed_s = max(0.001, median(each.latency_s for each in alone.answers) - model_s)
     many = _drive(url, "echo", Callers(64), 5.0)
-    item_s = 1 / (len(many.answers) / many.elapsed_s)
+    # Such that the closed loop of a model without a time of its own comes out as measured.
+    item_s = many.elapsed_s / len(many.answers) - fixed_s / 64
     click.echo(f"{policy}: {fixed_s * 1000:.2f} ms for a request, {item_s * 1e6:.0f} µs for each beside it", err=True)
     # How the fixed part is shared out moves no figure by more than itself: the order is that of the steps' own work.
     return Overheads(
@@ -134,11 +148,13 @@ def calibrate(url: str, policy: str) -> Overheads:
         claim_s=0.25 * fixed_s,
         collect_s=0.15 * fixed_s,
         reply_s=0.3 * fixed_s,
-        reply_item_s=item_s / 2,
+        reply_item_s=max(0.0, item_s),
     )
 
 
-def _both(url: str, policy: str, workload: Workload, overheads: Overheads, duration_s: float, rounds: int) -> list[Row]:
+def _both(
+    url: str, policy: str, scale: float, workload: Workload, overheads: Overheads, duration_s: float, rounds: int
+) -> list[Row]:
     real, simulated = [], []
     for round_number in range(rounds):
         arrivals = workload.arrivals
@@ -147,7 +163,7 @@ def _both(url: str, policy: str, workload: Workload, overheads: Overheads, durat
             arrivals = Recorded(times.tolist())
         run = _drive(url, "sim", arrivals, duration_s)
         real.append(_figures(run))
-        simulated.append(_simulated(arrivals, policy, overheads, duration_s))
+        simulated.append(_simulated(arrivals, policy, scale, overheads, duration_s))
     return [
         Row(
             workload.name,
@@ -169,12 +185,14 @@ def _figures(run: Run) -> dict[str, float]:
     return {"requests/s": summary.rps, "p50 ms": summary.p50_ms, "p95 ms": summary.p95_ms, "batch": summary.mean_batch}
 
 
-def _simulated(arrivals: Arrivals, policy: str, overheads: Overheads, duration_s: float) -> dict[str, float]:
+def _simulated(
+    arrivals: Arrivals, policy: str, scale: float, overheads: Overheads, duration_s: float
+) -> dict[str, float]:
     report = simulate(
         Scenario(
             arrivals=arrivals,
-            service=Affine(_BATCH_S, _ITEM_S),
-            policy=make_maker(policy, _MAX, _MAX_WAIT_MS),
+            service=Affine(_BATCH_MS * scale / 1000, _ITEM_MS * scale / 1000),
+            policy=make_maker(policy, _MAX, _MAX_WAIT_MS * scale),
             duration_s=duration_s,
             overheads=overheads,
         )

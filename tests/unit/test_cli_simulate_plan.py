@@ -54,6 +54,8 @@ def test_the_same_seed_prints_the_same() -> None:
         ("--crash-every", "0.5", "--restart", "0.1", "--error-rate", "0.1"),
         ("--timeout-ms", "200", "--queue-timeout-ms", "100"),
         ("--ideal",),
+        ("--admission", "drain", "--rps", "5000", "--tiers", "5/25/70"),
+        ("--admission", "depth"),
     ],
 )
 def test_every_workload_runs(options: tuple[str, ...]) -> None:

@@ -6,18 +6,22 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import click
 
+from batching.policy.admission import Admission, Form
 from batching.simulator import (
+    AdmissionGate,
     Affine,
     Arrivals,
     Bursts,
     Callers,
     Diurnal,
     Faults,
+    Gate,
     Measured,
     OnOff,
     Overheads,
@@ -28,7 +32,7 @@ from batching.simulator import (
     read_trace,
     simulate,
 )
-from config.settings import ModelSettings
+from config.settings import ModelSettings, Settings
 from config.tiers import TIERS
 from workers.cli.base import fail, json_option, print_json, print_table
 
@@ -81,6 +85,13 @@ class Run:
 @click.option("--slo-ms", default=500.0, show_default=True, type=click.FloatRange(min=0.001), help="Good until.")
 @click.option("--timeout-ms", type=click.FloatRange(min=0.001), help="Deadline of every caller.  [default: none]")
 @click.option("--queue-timeout-ms", type=click.FloatRange(min=0.001), help="Dropped after this.  [default: never]")
+@click.option(
+    "--admission",
+    type=click.Choice([form.value for form in Form]),
+    default="off",
+    show_default=True,
+    help="Refuse by the time that what waits takes to drain, or by its number.",
+)
 @click.option("--crash-every", type=click.FloatRange(min=0.001), help="An executor dies, mean s of computing.")
 @click.option("--restart", default=5.0, show_default=True, type=click.FloatRange(min=0), help="… and is back after s.")
 @click.option("--error-rate", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="Batches that fail.")
@@ -198,6 +209,7 @@ def _scenario(policy: Callable[[], Any], options: dict[str, Any]) -> Scenario:
         slo_s=options["slo_ms"] / 1000,
         deadlines_s=((deadline_s, deadline_s),) * len(TIERS),
         queue_timeout_s=(options["queue_timeout_ms"] or math.inf) / 1000,
+        gate=_gate(Form(options["admission"])),
         overheads=Overheads() if options["ideal"] else LOCAL,
         faults=Faults(
             crash_every_s=options["crash_every"] or math.inf,
@@ -205,6 +217,17 @@ def _scenario(policy: Callable[[], Any], options: dict[str, Any]) -> Scenario:
             error_rate=options["error_rate"],
         ),
     )
+
+
+def _gate(form: Form) -> Callable[[Scenario], Gate] | None:
+    """With the thresholds that the server has by default."""
+    if form is Form.OFF:
+        return None
+    thresholds = tuple(
+        math.inf if each is None else each / 1000 if form is Form.DRAIN else each
+        for each in Settings(admission=form.value).shed_thresholds()
+    )
+    return partial(AdmissionGate, Admission(form=form, thresholds=thresholds))
 
 
 def _arrivals(options: dict[str, Any]) -> Arrivals:
