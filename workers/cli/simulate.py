@@ -170,11 +170,9 @@ def show(runs: list[Run]) -> None:
         for word in ("expired", "failed", "unanswered")
         if any(getattr(run.report, word) for run in runs)
     ]
-    refused: list[tuple[str, Callable[[Run], object]]] = [
-        (f"refused {tier.value}", _refused_of(tier.value))
-        for tier in TIERS
-        if any(run.report.refused[tier.value] for run in runs)
-    ]
+    refused: list[tuple[str, Callable[[Run], object]]] = []
+    if any(any(run.report.refused.values()) for run in runs):
+        refused.append(("refused", lambda run: "/".join(str(run.report.refused[tier.value]) for tier in TIERS)))
     print_table(
         runs,
         [
@@ -283,10 +281,6 @@ def parse_mix(text: str) -> tuple[float, float, float]:
 
 def _count_of(word: str) -> Callable[[Run], object]:
     return lambda run: getattr(run.report, word)
-
-
-def _refused_of(tier: str) -> Callable[[Run], object]:
-    return lambda run: run.report.refused[tier]
 
 
 def _ms(value: float | None) -> float | None:
