@@ -175,7 +175,8 @@ class Simulation:
             self._at_bell.append((feeder, feeder.epoch))
             # With nothing that could come due, only an arrival changes anything.
             if queues.depth or queues.delayed:
-                self._push(self.now + min(left_s, LOOK_EVERY_S), self._alarm, feeder)
+                at, tick_s = self.now + min(left_s, LOOK_EVERY_S), self._costs.bell_tick_s
+                self._push(math.ceil(at / tick_s) * tick_s if tick_s else at, self._alarm, feeder)
 
     def _alarm(self, feeder: Feeder, epoch: int, _argument: Any) -> None:
         if epoch == feeder.epoch:

@@ -31,6 +31,8 @@ class Overheads:
         collect_s: from the end of a batch until the feeder knows of it.
         reply_s: from then until the callers have their answers: finish script, reply, HTTP.
         reply_item_s: and what each request of the batch adds to that.
+        bell_tick_s: the grain in which a wait at the bell times out. Redis and Valkey look at time-outs when something
+            happens or their `hz` timer comes, each 100 ms by default; so a wait of 20 ms may last 100.
     """
 
     submit_s: float = 0.0
@@ -39,6 +41,7 @@ class Overheads:
     collect_s: float = 0.0
     reply_s: float = 0.0
     reply_item_s: float = 0.0
+    bell_tick_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

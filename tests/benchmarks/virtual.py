@@ -2,8 +2,8 @@
 
 The model is `simulated`: 20 ms + 0.5 ms an item, up to 64, all times `--scale`. The larger the scale, the less the
 machine's own noise says; at 1 nothing else may run on it. First two loads that are *not* among those compared say
-what the machinery costs on this machine: one caller (the fixed part of a request's way), and 64 callers of a model that
-takes no time (what each request of a batch adds). Then, for each workload and policy, the real system is driven with
+what the machinery costs on this machine: one caller of a model that takes no time (the fixed part of a request's way),
+and 64 of them (what each request of a batch adds). Then, for each workload and policy, the real system is driven with
 arrivals drawn beforehand, and the simulator is given the very same moments.
 """
 
@@ -39,6 +39,8 @@ from workers.cli.summary import summarise
 
 _BATCH_MS, _ITEM_MS, _MAX_WAIT_MS, _MAX = 20.0, 0.5, 50.0, 64
 _TIMEOUT_S = 9.0
+# The server's `hz` is 10.
+_BELL_TICK_S = 0.1
 
 _CONFIG = """
 default_model = "sim"
@@ -124,23 +126,21 @@ def compare(policy: str, scale: float, chosen: Sequence[Workload], *, duration_s
         bunch.launch_with(config, {"BUNCH_QUEUE_TIMEOUT_MS": "9000"})
         bunch.wait_ready()
         url = f"{bunch.url}/v1/inference"
-        overheads = calibrate(url, policy, scale)
+        overheads = calibrate(url)
         return [row for each in chosen for row in _both(url, policy, scale, each, overheads, duration_s, rounds)]
     finally:
         bunch.stop()
 
 
-def calibrate(url: str, policy: str, scale: float) -> Overheads:
-    """What the machinery costs: a lone caller's excess over the model, and the time of a request among many."""
-    _drive(url, "sim", Callers(1), 2.0)
-    alone = _drive(url, "sim", Callers(1), 5.0)
-    waited_ms = _MAX_WAIT_MS if policy == "fixed" else 0.0
-    model_s = (_BATCH_MS + _ITEM_MS + waited_ms) * scale / 1000
-    fixed_s = max(0.001, median(each.latency_s for each in alone.answers) - model_s)
+def calibrate(url: str) -> Overheads:
+    """What the machinery costs, by a model that takes no time: a lone caller, and 64."""
+    _drive(url, "echo", Callers(1), 2.0)
+    alone = _drive(url, "echo", Callers(1), 4.0)
+    fixed_s = median(each.latency_s for each in alone.answers)
     many = _drive(url, "echo", Callers(64), 5.0)
     # Such that the closed loop of a model without a time of its own comes out as measured.
     item_s = many.elapsed_s / len(many.answers) - fixed_s / 64
-    click.echo(f"{policy}: {fixed_s * 1000:.2f} ms for a request, {item_s * 1e6:.0f} µs for each beside it", err=True)
+    click.echo(f"{fixed_s * 1000:.2f} ms for a request, {item_s * 1e6:.0f} µs for each beside it", err=True)
     # How the fixed part is shared out moves no figure by more than itself: the order is that of the steps' own work.
     return Overheads(
         submit_s=0.3 * fixed_s,
@@ -149,6 +149,7 @@ def calibrate(url: str, policy: str, scale: float) -> Overheads:
         collect_s=0.15 * fixed_s,
         reply_s=0.3 * fixed_s,
         reply_item_s=max(0.0, item_s),
+        bell_tick_s=_BELL_TICK_S,
     )
 
 

@@ -87,6 +87,12 @@ def test_costs_are_added_where_they_arise() -> None:
     assert report.p50_ms == pytest.approx(20.5 + 1 + 2 + 4 + 8 + 16)
 
 
+def test_a_wait_at_the_bell_ends_with_the_servers_next_tick() -> None:
+    """A window of 50 ms from 1.01 s on, on a server that looks at time-outs every 100 ms."""
+    late = replace(BASE, arrivals=Recorded([1.01]), policy=fixed, overheads=Overheads(bell_tick_s=0.1))
+    assert simulate(late).p50_ms == pytest.approx(20.5 + 90)
+
+
 def test_a_full_batch_is_claimed_behind_the_one_that_computes() -> None:
     """So the cost of a claim is not seen between two batches."""
     costs = Overheads(claim_s=0.004)

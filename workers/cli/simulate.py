@@ -177,15 +177,15 @@ def show(runs: list[Run]) -> None:
         runs,
         [
             ("policy", lambda run: run.policy),
-            ("in /s", lambda run: run.report.offered_rps),
-            ("out /s", lambda run: run.report.throughput_rps),
-            ("good /s", lambda run: run.report.goodput_rps),
+            ("in /s", lambda run: round(run.report.offered_rps)),
+            ("out /s", lambda run: round(run.report.throughput_rps)),
+            ("good /s", lambda run: round(run.report.goodput_rps)),
             ("p50", lambda run: _or_dash(run.report.p50_ms)),
             ("p95", lambda run: _or_dash(run.report.p95_ms)),
             ("p99", lambda run: _or_dash(run.report.p99_ms)),
             ("p99.9", lambda run: _or_dash(run.report.p99_9_ms)),
             ("batch", lambda run: _or_dash(run.report.mean_batch)),
-            ("busy %", lambda run: run.report.utilisation * 100),
+            ("busy %", lambda run: round(run.report.utilisation * 100)),
             *refused,
             *lost,
         ],
@@ -288,4 +288,6 @@ def _ms(value: float | None) -> float | None:
 
 
 def _or_dash(value: float | None) -> float | str:
-    return "–" if value is None else value
+    if value is None:
+        return "–"
+    return value if value < 1000 else round(value)
