@@ -170,9 +170,6 @@ def show(runs: list[Run]) -> None:
         for word in ("expired", "failed", "unanswered")
         if any(getattr(run.report, word) for run in runs)
     ]
-    refused: list[tuple[str, Callable[[Run], object]]] = []
-    if any(any(run.report.refused.values()) for run in runs):
-        refused.append(("refused", lambda run: "/".join(str(run.report.refused[tier.value]) for tier in TIERS)))
     print_table(
         runs,
         [
@@ -186,11 +183,14 @@ def show(runs: list[Run]) -> None:
             ("p99.9", lambda run: _or_dash(run.report.p99_9_ms)),
             ("batch", lambda run: _or_dash(run.report.mean_batch)),
             ("busy %", lambda run: round(run.report.utilisation * 100)),
-            *refused,
             *lost,
         ],
         empty="",
     )
+    for run in runs:
+        if any(run.report.refused.values()):
+            by_tier = ", ".join(f"{tier.value} {run.report.refused[tier.value]:,}" for tier in TIERS)
+            click.echo(f"{run.policy} refused: {by_tier}")
 
 
 def _scenario(policy: Callable[[], Any], options: dict[str, Any]) -> Scenario:
