@@ -22,12 +22,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from redis.exceptions import RedisError
 
 from batching.breaker import SharedBreaker
 from batching.executor import Done, Executor, ExecutorGone, ExecutorState, Lost, Work
+from batching.gate import Gate
 from batching.policy import (
     BreakerState,
     Decision,
@@ -42,12 +42,11 @@ from batching.policy import (
     RetryPolicy,
     Wait,
 )
-from batching.ports import BatchInfo, Codec, FollowUp, NoFollowUp, Observer
+from batching.ports import BatchInfo, Codec, FollowUp, LoopModel, NoFollowUp, Observer
 from batching.request import Failed, Request
 from batching.settler import Settler
 from batching.store import BatchStore, Blame, Claim, View
 from batching.triage import Triage
-from config.tiers import TIERS
 
 logger = logging.getLogger(__name__)
 
@@ -56,17 +55,6 @@ LOOK_EVERY_S = 0.08
 _TOO_SHORT_FOR_BELLS_S = 0.003
 _TICK_S = 0.25
 _MAX_BACKOFF_S = 1.0
-
-
-class LoopModel(Protocol):
-    """The part of a model's settings that the loop needs."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def max_attempts(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -125,9 +113,7 @@ class ClaimLoop:
         # The largest batch that the device's memory had room for; None while any will do.
         self._safe_size: int | None = None
         self._stopping = False
-        self._held = False
-        self._resting = False
-        self._paused: frozenset[int] = frozenset()
+        self.gate = Gate(self._changed)
         self._drained = False
         self._threads = [
             threading.Thread(target=self._feed, name=f"feed {executor.name}", daemon=True),
@@ -140,7 +126,7 @@ class ClaimLoop:
 
     @property
     def is_idle(self) -> bool:
-        return not self._in_hand and self._executor.state is ExecutorState.READY
+        return not (self._in_hand or self.gate.is_shut) and self._executor.state is ExecutorState.READY
 
     @property
     def policy(self) -> Policy:
@@ -168,31 +154,16 @@ class ClaimLoop:
         for thread in self._threads:
             thread.start()
 
-    def hold(self) -> None:
-        """Claim nothing until `release`; what is in hand goes on."""
-        self._held = True
-
-    def release(self) -> None:
-        with self._changed:
-            self._held = False
-            self._changed.notify_all()
-
-    def pause(self, ranks: frozenset[int]) -> None:
-        """Claim nothing of these tiers from the next batch on; no ranks: of none."""
-        with self._changed:
-            self._paused = ranks
-            self._changed.notify_all()
-
     def use(self, model: LoopModel, policy: Policy) -> None:
         """Go on under another policy, or with another version of the model, from the next batch on."""
         self._model = model
         self.policy = policy
 
     def wait_empty(self, timeout_s: float) -> bool:
-        """Block until nothing is in hand, at most `timeout_s`; whether nothing is. `hold` it first."""
+        """Block until nothing is in hand, at most `timeout_s`; whether nothing is. Hold the gate first."""
         with self._changed:
             # Resting: a claim that was under way when the word came has become a batch in hand.
-            return self._changed.wait_for(lambda: self._resting and not self._in_hand, timeout=timeout_s)
+            return self._changed.wait_for(lambda: self.gate.resting and not self._in_hand, timeout=timeout_s)
 
     def stop_claiming(self) -> None:
         """No new batch from now on; what is in hand goes on."""
@@ -239,9 +210,9 @@ class ClaimLoop:
 
     def _turn(self, view: View | None) -> View | None:
         """One decision. Returns the view that the next one may start from; None: look again."""
-        if self._unheard is None and self._is_barred():
+        if self._unheard is None and self.gate.is_shut:
             self._more_waits = False
-            self._rest()
+            self.gate.rest(lambda: self._stopping)
             return None
         if not self._executor.wait_ready(_TICK_S):
             self._more_waits = False
@@ -255,7 +226,7 @@ class ClaimLoop:
             return None
         decision = self._decide(view)
         if isinstance(decision, Look):
-            view = self._store.look(self._model.name, self._paused)
+            view = self._store.look(self._model.name, self.gate.paused)
             self._learner.looked(view.depth, self._clock())
             decision = self._decide(view)
         if isinstance(decision, Dispatch):
@@ -294,16 +265,6 @@ class ClaimLoop:
         elif left_s > 0:
             self._store.wait_for_bell(self._model.name, min(left_s, LOOK_EVERY_S))
 
-    def _is_barred(self) -> bool:
-        return self._held or len(self._paused) == len(TIERS)
-
-    def _rest(self) -> None:
-        with self._changed:
-            self._resting = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._stopping or not self._is_barred())
-            self._resting = False
-
     def _await_executor(self, timeout_s: float) -> None:
         with self._changed:
             before = len(self._in_hand)
@@ -317,7 +278,7 @@ class ClaimLoop:
             self._occupied_since = self._clock()
         attempts = self._model.max_attempts
         margin_ms = round(decision.margin_s * 1000)
-        claim = self._store.claim(self._model.name, *self._unheard, attempts, self._paused, margin_ms=margin_ms)
+        claim = self._store.claim(self._model.name, *self._unheard, attempts, self.gate.paused, margin_ms=margin_ms)
         self._unheard = None
         self._more_waits = claim.view.depth > 0
         if claim.entries:
@@ -339,7 +300,7 @@ class ClaimLoop:
             self._settler.settle(settled, info, last=not run)
         if run:
             # The highest tier that is in the batch stands first in it, its oldest request before the others.
-            waited_s, middle_s = (_age_s(each, info) for each in (run[0], run[len(run) // 2]))
+            waited_s, middle_s = (info.waited_s(each) for each in (run[0], run[len(run) // 2]))
             self._learner.claimed(len(run), claim.view.depth, waited_s, middle_s, self._clock())
             self._hand_over(run, info)
 
@@ -441,8 +402,3 @@ class ClaimLoop:
             self._front_since = now
             self._changed.notify_all()
         return batch
-
-
-def _age_s(request: Request, info: BatchInfo) -> float:
-    """How long it had waited when it was claimed; nothing, if its sender gave no time."""
-    return max(0, info.claimed_ms - request.enqueued_ms) / 1000 if request.enqueued_ms else 0.0

@@ -44,6 +44,21 @@ class BatchInfo:
     wait_s: float = 0.0
     turn_s: float = 0.0
 
+    def waited_s(self, request: Request) -> float:
+        """How long a member had waited when it was claimed; nothing, if its sender gave no time."""
+        return max(0, self.claimed_ms - request.enqueued_ms) / 1000 if request.enqueued_ms else 0.0
+
+
+class LoopModel(Protocol):
+    """The part of a model's settings that the loop needs."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def max_attempts(self) -> int: ...
+
 
 class Codec(Protocol):
     """Celery's messages in, Celery's results out."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 from redis import Redis
 
+from batching.policy import TuneError, make
 from config.keys import Shard
 from config.settings import ModelSettings
 from config.tiers import TIERS, Tier
@@ -20,7 +21,10 @@ from config.tiers import TIERS, Tier
 # What a policy is made of: changed between two batches.
 TUNABLE = ("policy", "max_batch_size", "max_wait_ms")
 # What an executor's child is started with: changed by starting another child.
-RELOADABLE = ("source", "version", "device", "options", "timeout_ms", "start_timeout_ms")
+RELOADABLE = (
+    *("source", "version", "device", "options", "timeout_ms", "start_timeout_ms"),
+    *("max_batch_cost", "group_by_cost"),
+)
 
 _PAUSED = "paused."
 _TUNED = "tuned."
@@ -93,9 +97,34 @@ def pairs(given: Iterable[str]) -> dict[str, str]:
 
 
 def with_wishes(model: ModelSettings, wishes: Wishes) -> ModelSettings:
-    """The settings under which a model runs now."""
+    """The settings under which a model runs now.
+
+    What was tuned and does not go with the file any more is left out: nothing may keep a worker from starting.
+    """
     changes = {} if wishes.is_refused else wishes.reload.changes
-    return msgspec.structs.replace(model, **changes, **wishes.tuned)
+    model = msgspec.structs.replace(model, **changes)
+    try:
+        return tuned(model, wishes.tuned)
+    except BadChange:
+        return model
+
+
+def tuned(model: ModelSettings, changes: Mapping[str, Any]) -> ModelSettings:
+    """`model` with another policy, or the same with other values; what is no setting of its own is a policy's option.
+
+    Raises:
+        BadChange: the policy has no such key, or the value is none for it.
+    """
+    settings = {key: value for key, value in changes.items() if key in TUNABLE}
+    options = {key: value for key, value in changes.items() if key not in TUNABLE}
+    # The file's options are for the file's policy.
+    of_the_file = model.policy_options if settings.get("policy", model.policy) == model.policy else {}
+    changed = msgspec.structs.replace(model, **settings, policy_options={**of_the_file, **options})
+    try:
+        make(changed.policy, changed.max_batch_size, changed.max_wait_s, changed.policy_options)
+    except TuneError as error:
+        raise BadChange(str(error)) from error
+    return changed
 
 
 class Controls:
@@ -122,15 +151,22 @@ class Controls:
     def resume(self, model: str, tiers: Iterable[Tier] = TIERS) -> None:
         self._redis.hdel(self._keys.controls(model), *(_PAUSED + tier.value for tier in tiers))
 
-    def tune(self, model: str, changes: Mapping[str, Any]) -> None:
-        """Settings of the policy, until changed again; None: back to what the file says. Raises BadChange."""
-        wanted = checked(changes, TUNABLE)
+    def tune(self, model: ModelSettings, changes: Mapping[str, Any]) -> None:
+        """Another policy for the `model` of the file, or other values of its own, until changed again.
+
+        An empty value: back to what the file says. Raises BadChange, and then nothing is changed.
+        """
+        wanted = checked({key: value for key, value in changes.items() if key in TUNABLE}, TUNABLE)
+        wanted |= {key: value or None for key, value in changes.items() if key not in TUNABLE}
+        now = {**self.read((model.name,))[model.name].tuned, **wanted}
+        tuned(model, {key: value for key, value in now.items() if value is not None})
+        key = self._keys.controls(model.name)
         pipeline = self._redis.pipeline(transaction=True)
-        for key, value in wanted.items():
+        for name, value in wanted.items():
             if value is None:
-                pipeline.hdel(self._keys.controls(model), _TUNED + key)
+                pipeline.hdel(key, _TUNED + name)
             else:
-                pipeline.hset(self._keys.controls(model), _TUNED + key, msgspec.json.encode(value))
+                pipeline.hset(key, _TUNED + name, msgspec.json.encode(value))
         pipeline.execute()
 
     def reload(self, model: str, changes: Mapping[str, Any]) -> Reload:
@@ -150,15 +186,14 @@ class Controls:
 def _wishes(row: Mapping[bytes, bytes]) -> Wishes:
     fields = {name.decode(): value for name, value in row.items()}
     refusal = msgspec.json.decode(fields.get(_REFUSED, b'{"generation":0,"why":""}'), type=_Refusal)
-    tuned = {
+    changes = {
         name.removeprefix(_TUNED): msgspec.json.decode(value)
         for name, value in fields.items()
         if name.startswith(_TUNED)
     }
     return Wishes(
         paused=frozenset(tier for tier in TIERS if _PAUSED + tier.value in fields),
-        # A key of an older version of Bunch, or a newer one.
-        tuned={key: value for key, value in tuned.items() if key in TUNABLE},
+        tuned=changes,
         reload=msgspec.json.decode(fields.get(_RELOAD, b"{}"), type=Reload),
         refused=refusal.generation,
         refusal=refusal.why,

@@ -93,7 +93,7 @@ def drain(state: Any, **_: Any) -> str:
 def tune(state: Any, model: str, changes: Mapping[str, Any] | Iterable[str] = (), **_: Any) -> Any:
     """Change what the policy of a model goes by; an empty value: back to what the file says."""
     runner = _serving(state, model)
-    Controls(runner.redis).tune(model, _changes(model, changes))
+    Controls(runner.redis).tune(runner.models[model], _changes(model, changes))
     runner.steering.sync()
     return runner.steering.describe()[model]
 

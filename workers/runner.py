@@ -195,8 +195,9 @@ class WorkerRunner:
         return explain(self._redis, self._settings.models, name)
 
     @property
-    def models(self) -> tuple[str, ...]:
-        return tuple(self._settings.models)
+    def models(self) -> Mapping[str, ModelSettings]:
+        """As they were configured when the worker started."""
+        return self._settings.models
 
     @property
     def redis(self) -> Redis:

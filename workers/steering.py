@@ -27,7 +27,7 @@ from batching.loop import ClaimLoop
 from batching.policy import Policy
 from config.keys import Shard
 from config.settings import ModelSettings
-from tasks.controls import Controls, Wishes, with_wishes
+from tasks.controls import RELOADABLE, TUNABLE, Controls, Wishes, with_wishes
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Steering:
         self._models: dict[str, _Served] = {}
         for model, loop, executor in pairs:
             self._models.setdefault(model.name, _Served(model, model)).pairs.append((loop, executor))
-            loop.hold()
+            loop.gate.hold()
         self._synced = False
         self._draining = False
         self._stopping = threading.Event()
@@ -107,7 +107,7 @@ class Steering:
         """Claim nothing more; what is in hand is finished. The worker stays, for a `resume` or its end."""
         self._draining = True
         for loop in self.loops:
-            loop.hold()
+            loop.gate.hold()
 
     def resume(self) -> None:
         """The end of a drain."""
@@ -140,12 +140,12 @@ class Steering:
             for served in self._models.values():
                 if not served.reloading:
                     for loop, _ in served.pairs:
-                        loop.release()
+                        loop.gate.release()
 
     def _follow(self, served: _Served, wishes: Wishes) -> None:
         ranks = frozenset(tier.rank for tier in wishes.paused)
         for loop, _ in served.pairs:
-            loop.pause(ranks)
+            loop.gate.pause(ranks)
         first = served.generation is None
         if first or wishes.tuned != served.wishes.tuned:
             self._tune(served, wishes)
@@ -170,8 +170,10 @@ class Steering:
         threading.Thread(target=self._reload, args=(served, served.wishes, generation), name=name, daemon=True).start()
 
     def _tune(self, served: _Served, wishes: Wishes) -> None:
-        untuned = {key: getattr(served.configured, key) for key in served.wishes.tuned}
-        served.running = msgspec.structs.replace(served.running, **untuned | wishes.tuned)
+        wanted = with_wishes(served.configured, wishes)
+        served.running = msgspec.structs.replace(
+            served.running, **{key: getattr(wanted, key) for key in (*TUNABLE, "policy_options")}
+        )
         policy = self._make_policy(served.running)
         for loop, _ in served.pairs:
             loop.use(served.running, policy)
@@ -214,7 +216,7 @@ class Steering:
 
     def _reload_one(self, loop: ClaimLoop, executor: ReloadableExecutor, target: ModelSettings) -> str | None:
         """Why it did not load; None when it did."""
-        loop.hold()
+        loop.gate.hold()
         try:
             # What cannot be finished is ended by its own time limit, and given back.
             while not loop.wait_empty(_POLL_S * 5):
@@ -231,7 +233,7 @@ class Steering:
             return "it was not ready in time"
         finally:
             if not self._draining:
-                loop.release()
+                loop.gate.release()
 
     @contextlib.contextmanager
     def _turn(self, model: str) -> Iterator[bool]:
@@ -268,8 +270,7 @@ class Steering:
 
 
 def _same_child(one: ModelSettings, other: ModelSettings) -> bool:
-    keys = ("source", "version", "device", "options", "timeout_ms", "start_timeout_ms")
-    return all(getattr(one, key) == getattr(other, key) for key in keys)
+    return all(getattr(one, key) == getattr(other, key) for key in RELOADABLE)
 
 
 def _described(served: _Served) -> dict[str, Any]:
@@ -280,6 +281,7 @@ def _described(served: _Served) -> dict[str, Any]:
         "policy": running.policy,
         "max_batch_size": running.max_batch_size,
         "max_wait_ms": running.max_wait_ms,
+        "policy_options": running.policy_options,
         "timeout_ms": running.timeout_ms,
         "safe_size": next((loop.safe_size for loop, _ in served.pairs if loop.safe_size), None),
         "in_hand": sum(loop.in_hand for loop, _ in served.pairs),

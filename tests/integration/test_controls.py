@@ -38,11 +38,11 @@ def test_tiers_are_paused_and_resumed_one_by_one(controls: Controls) -> None:
 
 
 def test_a_tuned_key_holds_until_it_is_given_back(controls: Controls) -> None:
-    controls.tune("m", {"max_batch_size": "8", "policy": "fixed"})
-    controls.tune("m", {"max_wait_ms": 40})
+    controls.tune(MODEL, {"max_batch_size": "8", "policy": "fixed"})
+    controls.tune(MODEL, {"max_wait_ms": 40})
     now = with_wishes(MODEL, wishes(controls))
     assert (now.max_batch_size, now.policy, now.max_wait_ms) == (8, "fixed", 40)
-    controls.tune("m", {"max_batch_size": "", "policy": None})
+    controls.tune(MODEL, {"max_batch_size": "", "policy": None})
     assert wishes(controls).tuned == {"max_wait_ms": 40}
 
 
@@ -52,8 +52,22 @@ def test_a_tuned_key_holds_until_it_is_given_back(controls: Controls) -> None:
 )
 def test_a_bad_change_changes_nothing_and_names_itself(controls: Controls, changes: dict[str, str]) -> None:
     with pytest.raises(BadChange, match=next(iter(changes))):
-        controls.tune("m", {"max_wait_ms": "7", **changes})
+        controls.tune(MODEL, {"max_wait_ms": "7", **changes})
     assert wishes(controls) == Wishes()
+
+
+def test_what_a_policy_has_of_its_own_can_be_tuned_too(controls: Controls) -> None:
+    controls.tune(MODEL, {"policy": "slo", "spare": "2"})
+    now = with_wishes(MODEL, wishes(controls))
+    assert (now.policy, now.policy_options) == ("slo", {"spare": "2"})
+    with pytest.raises(BadChange, match="spare"):
+        # It is none of the other policy's.
+        controls.tune(MODEL, {"policy": "idle"})
+    assert with_wishes(MODEL, wishes(controls)).policy == "slo"
+
+
+def test_what_no_longer_goes_with_the_file_is_left_out() -> None:
+    assert with_wishes(MODEL, Wishes(tuned={"policy": "idle", "spare": 2})) == MODEL
 
 
 def test_each_reload_is_a_generation_and_one_that_is_refused_counts_for_nothing(controls: Controls) -> None:

@@ -27,6 +27,7 @@ class Loop:
     in_hand = 0
 
     def __init__(self) -> None:
+        self.gate = self
         self.held = False
         self.paused: frozenset[int] = frozenset()
         self.model: Any = None

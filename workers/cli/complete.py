@@ -12,9 +12,12 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 from redis.exceptions import RedisError
 
+from batching.policy import knobs
 from config.errors import SettingsError
+from tasks.controls import TUNABLE
 from tasks.fleet import Fleet
 from workers.cli.base import locate, redis_of, settings_for
+from workers.policies import make_policy
 from workers.supervisor.errors import NotRunning
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -59,6 +62,16 @@ def change_names(keys: Iterable[str]) -> Completer:
         return _beginning((f"{key}=" for key in keys), incomplete)
 
     return complete
+
+
+def policy_keys(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """`key=`, of all that the model's policy has."""
+    keys: Iterable[str] = TUNABLE
+    with contextlib.suppress(SettingsError):
+        model = settings_for(ctx.params.get("config_file")).models.get(ctx.params.get("model", ""))
+        if model is not None:
+            keys = dict.fromkeys((*TUNABLE, *knobs(make_policy(model))))
+    return _beginning((f"{key}=" for key in keys), incomplete)
 
 
 def _beginning(names: Iterable[str], incomplete: str) -> list[CompletionItem]:

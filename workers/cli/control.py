@@ -19,7 +19,7 @@ from config.tiers import TIERS, Tier
 from tasks.controls import RELOADABLE, TUNABLE, BadChange, Controls, pairs, with_wishes
 from tasks.remote import find_nodes, tell
 from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
-from workers.cli.complete import change_names, model_names, node_names
+from workers.cli.complete import change_names, model_names, node_names, policy_keys
 
 _model = click.argument("model", shell_complete=model_names)
 _tier = click.option("--tier", type=click.Choice([tier.value for tier in TIERS]), help="One tier only.  [default: all]")
@@ -83,7 +83,7 @@ def drain(worker: str, undo: bool, config_file: Path | None, as_json: bool) -> N
 
 @click.command()
 @_model
-@click.argument("changes", nargs=-1, metavar="[KEY=VALUE]…", shell_complete=change_names(TUNABLE))
+@click.argument("changes", nargs=-1, metavar="[KEY=VALUE]…", shell_complete=policy_keys)
 @config_option
 @json_option
 @_bad_changes_are_usage
@@ -94,7 +94,7 @@ def tune(model: str, changes: tuple[str, ...], config_file: Path | None, as_json
     """
     settings, redis = _located(config_file, model)
     wanted = pairs(changes)
-    Controls(redis).tune(model, wanted)
+    Controls(redis).tune(settings.models[model], wanted)
     _report(settings, redis, "tune", {"model": model, "changes": wanted}, as_json, _state(settings, redis, model))
 
 
@@ -135,7 +135,7 @@ def _state(settings: Settings, redis: Redis, model: str) -> dict[str, Any]:
     return {
         "model": model,
         "paused": [tier.value for tier in TIERS if tier in wishes.paused],
-        **{key: getattr(now, key) for key in TUNABLE},
+        **{key: getattr(now, key) for key in (*TUNABLE, "policy_options")},
         "tuned": wishes.tuned,
         "generation": wishes.reload.generation,
     }
