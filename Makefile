@@ -11,7 +11,7 @@ TEST_TMP := $(CURDIR)/var/tmp
 PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check lint format chaos flower bench policies clean
+.PHONY: help demo up test check lint format chaos flower page bench policies clean
 
 help: ## What can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -42,6 +42,9 @@ chaos: $(DEV) | $(TEST_TMP) ## The long form of the tests that kill processes; h
 
 flower: $(DEV) | $(TEST_TMP) ## 200,000 requests past a real Flower, compared with another listener; a few minutes
 	@FLOWER_REQUESTS=$${FLOWER_REQUESTS:-200000} $(PYTEST) tests/e2e/test_flower.py -q -s --timeout=900 $(ARGS)
+
+page: $(DEV) | $(TEST_TMP) ## The operations page in headless Chromium; PAGE_PICTURES=docs/images keeps the pictures
+	@$(PYTEST) tests/page -q -rA --tb=short $(ARGS)
 
 bench: $(DEV) ## The benchmark suite, against its rivals
 	@$(BIN)/python -m tests.benchmarks

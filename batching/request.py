@@ -25,6 +25,7 @@ class Request:
     `sent_ms` is by the clock of the frontend that sent it, for `explain` alone.
     A `result_ttl_ms` of 0 stores no result. `canvas` is the whole message, when something follows after this task.
     Of a request that is not `tracked`, nobody knows the id before it has ended. `owner` is empty with auth off.
+    `request_id` is the caller's own name for it, if it gave one; `traceparent` is the W3C trace that it belongs to.
     """
 
     id: str
@@ -43,6 +44,8 @@ class Request:
     tracked: bool = True
     sent_ms: int = 0
     owner: str = ""
+    traceparent: str = ""
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,8 @@ class Settler:
             self._observer.finished((), info)
 
     def give_back(self, requests: Sequence[Request], info: BatchInfo, blame: Blame, why: str) -> None:
-        logger.warning("%s: gave back %d requests of %s: %s", self._name, len(requests), info.batch_id, why)
+        extra = {"batch_id": info.batch_id, "model": info.model}
+        logger.warning("%s: gave back %d requests: %s", self._name, len(requests), why, extra=extra)
         self._until_taken(lambda: self._store.give_back(self._model, info.batch_id, blame))
         self._observer.returned(requests, info, why)
 
@@ -173,7 +174,8 @@ class Settler:
 
     def _lost_lease(self, info: BatchInfo) -> None:
         # This worker was thought dead, and its requests are somebody else's now: answering too would answer twice.
-        logger.warning("%s: lost the lease of %s; others answer its requests", self._name, info.batch_id)
+        extra = {"batch_id": info.batch_id, "model": info.model}
+        logger.warning("%s: lost the lease; others answer its requests", self._name, extra=extra)
         self._observer.finished((), info)
 
     def _until_taken(self, call: Callable[[], object], *, patience: int = _MAX_REFUSALS) -> object:

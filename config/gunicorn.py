@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging.config
 from dataclasses import replace
 from typing import Any
 
-from config.logging import logging_config
 from config.memory import settle_heap
 from config.settings import load_settings
 
@@ -27,11 +25,7 @@ control_socket_disable = True
 limit_request_line = 8190
 limit_request_fields = 100
 proc_name = "bunch-web"
-
-
-def on_starting(server: Any) -> None:
-    # Not `logconfig_dict`: gunicorn then formats an access-log line per request, wanted or not.
-    logging.config.dictConfig(logging_config(_settings))
+logger_class = "webapp.log.GunicornLog"
 
 
 def post_fork(server: Any, worker: Any) -> None:

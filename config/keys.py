@@ -25,6 +25,7 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:request:<request id>` | string | as its result | the task id behind a caller's own X-Request-Id |
 | `bunch:arrivals:<second>` | hash | 30 s | requests queued in that second, per queue |
 | `bunch:flush:<id>` | string | 30 s | the answer to one flush of an outbox, so that it can be repeated |
+| `bunch:flush:metrics:<process>` | string | an hour | the number of that process's last flush of metrics |
 | `bunch:metrics` | hash | kept | Prometheus samples summed over all processes |
 | `bunch:rate:<second>` | string | 60 s | requests answered in that second |
 | `bunch:scale` | string | a minute | what the autoscaler saw and wants, JSON |
@@ -36,6 +37,9 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:keys:version` | string | kept | which state of the database that is: `<database>:<number>` |
 | `bunch:ledger` | stream | until in the database | what became of requests, some hundred an entry; bounded |
 | `bunch:ledger:rows` | string | kept | how many requests those are |
+| `bunch:history` | list | an hour of points | the last hour as the operations page shows it, JSON, the newest last |
+| `bunch:history:<step>` | string | 10 s | somebody has taken that step's point |
+| `bunch:slow` | list | bounded by count | requests that were slow lately, JSON, the newest first |
 | `bunch:reply:<process>` | channel | – | outcomes for the callers that wait in one frontend process |
 """
 
@@ -157,6 +161,15 @@ class Shard:
 
     def ledger_rows(self) -> str:
         return f"bunch:ledger:rows{self.tag}"
+
+    def history(self) -> str:
+        return f"bunch:history{self.tag}"
+
+    def history_turn(self, step: int) -> str:
+        return f"bunch:history:{step}{self.tag}"
+
+    def slow(self) -> str:
+        return f"bunch:slow{self.tag}"
 
 
 def reply_channel(process_id: str) -> str:

@@ -34,6 +34,7 @@ UpToMilliseconds = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
 # Above a million a minute the intervals between requests would be rounded to something else.
 Rpm = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
+Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 _MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _SOURCE = re.compile(r"https?://\S+|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -114,6 +115,15 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     log_format: Literal["text", "json"] = "text"
     lease_ttl_ms: Annotated[int, msgspec.Meta(ge=1000)] = 5_000
     graceful_timeout_ms: PositiveInt = 30_000
+    metrics: Literal["on", "off"] = "on"
+    slo_enterprise_ms: Milliseconds = 500
+    slo_paid_ms: Milliseconds = 1_000
+    slo_free_ms: Milliseconds = 2_000
+    slo_enterprise_target: Share = 0.999
+    slo_paid_target: Share = 0.99
+    slo_free_target: Share = 0.95
+    otlp_endpoint: str = ""
+    trace_sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
     flower_host: str = "127.0.0.1"
     flower_port: Port = 5555
     flower_basic_auth: str = ""
@@ -340,13 +350,21 @@ def _contradictions(settings: Settings) -> list[Problem]:
                     "so long expire before they are computed",
                 )
             )
-    for key in ("redis_url", "broker_url"):
-        url = getattr(settings, key)
-        if url and not re.match(r"(redis|rediss|unix|redis\+socket)://", url):
-            found.append(
-                Problem(PREFIX + key.upper(), url.split("@")[-1], "must start with redis://, rediss:// or unix://")
-            )
-    return found
+    return found + _bad_addresses(settings)
+
+
+def _bad_addresses(settings: Settings) -> list[Problem]:
+    redis = (r"(redis|rediss|unix|redis\+socket)://", "must start with redis://, rediss:// or unix://")
+    kinds = {
+        "redis_url": redis,
+        "broker_url": redis,
+        "otlp_endpoint": (r"https?://", "must be a URL of OTLP over HTTP: http://host:4318"),
+    }
+    return [
+        Problem(PREFIX + key.upper(), getattr(settings, key).split("@")[-1], problem)
+        for key, (pattern, problem) in kinds.items()
+        if getattr(settings, key) and not re.match(pattern, getattr(settings, key))
+    ]
 
 
 def _limits_out_of_order(settings: Settings) -> list[Problem]:

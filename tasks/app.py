@@ -29,7 +29,11 @@ def use_our_logging(settings: Settings) -> None:
 
     def configure(**_: object) -> None:
         logging.config.dictConfig(logging_config(settings))
+        # Python's warnings too, Celery's among them, would be lines of their own form.
+        logging.captureWarnings(True)
 
+    # At once, for what Celery says before it sends its signal.
+    configure()
     setup_logging.connect(configure, weak=False)
 
 

@@ -73,6 +73,7 @@ class Client:
         request_id: str = "",
         hung_up: Callable[[], bool] | None = None,
         caller: Caller | None = None,
+        traceparent: str = "",
     ) -> Pending:
         """Put one request into the outbox; returns at once.
 
@@ -84,6 +85,7 @@ class Client:
             request_id: the caller's own name for it, when it gave one.
             caller: whose it is, and whose key's limits it counts against; with auth off nobody's, and none.
             hung_up: whether the caller has gone meanwhile; such a request is taken back, if it still waits.
+            traceparent: the trace that it belongs to, valid, or empty.
         """
         owner = caller.owner if caller is not None else ""
         task_id = owned_id(new_id(), owner) if owner else new_id()
@@ -102,6 +104,8 @@ class Client:
             self._keys.request(_scoped(request_id, owner)) if request_id else "",
             self._quotas.of(caller),
             owner,
+            request_id,
+            traceparent,
         )
         rest = self._writer.rest(out, time.time())
         # Not before nothing can fail any more: nobody would forget it.

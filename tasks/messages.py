@@ -26,6 +26,7 @@ from batching.store import Entry, Verdict
 from config.keys import TASK_NAME
 from config.tiers import TIERS
 from tasks.quota import Quota
+from tasks.trace import valid
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
@@ -53,6 +54,8 @@ class Outgoing:
     request_key: str = ""
     quota: Quota | None = None
     owner: str = ""
+    request_id: str = ""
+    traceparent: str = ""
 
 
 class MessageWriter:
@@ -75,11 +78,15 @@ class MessageWriter:
         # Of no use to a worker but to say in the ledger whose it was.
         owned = f'"bunch_owner":{_encode(out.owner).decode()},' if out.owner else ""
         expires = _iso_second(int(now_epoch_s + out.deadline_ms / 1000) + 1)
+        # Both were checked by whoever took them from the caller: nothing in them needs escaping.
+        more = f',"traceparent":"{out.traceparent}"' if out.traceparent else ""
+        if out.request_id:
+            more += f',"request_id":"{out.request_id}"'
         return (
             f'{out.tracked:d};{out.result_ttl_ms:09d};{tag};{task_id}",{owned}"lang":"py","task":"{TASK_NAME}","id":"{task_id}",'
             f'"eta":null,"expires":"{expires}","group":null,"retries":0,"timelimit":[null,null],'
             f'"root_id":"{task_id}","parent_id":null,"argsrepr":{shown},"kwargsrepr":"{{}}","origin":"{_ORIGIN}",'
-            f'"ignore_result":false,"bunch_sent":{int(now_epoch_s * 1000)}}},"body":{_encode(body).decode()},'
+            f'"ignore_result":false,"bunch_sent":{int(now_epoch_s * 1000)}{more}}},"body":{_encode(body).decode()},'
             '"content-type":"application/json","content-encoding":"utf-8",'
             f'"properties":{{"correlation_id":"{task_id}","reply_to":{self._reply_to},"delivery_mode":2,'
             f'"delivery_info":{{"exchange":"","routing_key":"{out.queue}"}},"priority":0,"body_encoding":"utf-8",'
@@ -109,6 +116,8 @@ class _Headers(msgspec.Struct):
     bunch_sent: int = 0
     bunch_owner: str = ""
     compression: str | None = None
+    traceparent: Any = None
+    request_id: Any = None
 
 
 class _Properties(msgspec.Struct):
@@ -268,7 +277,14 @@ def _request(
         reply_to=properties.reply_to or "",
         sent_ms=headers.bunch_sent,
         owner=headers.bunch_owner,
+        traceparent=_traceparent(headers.traceparent) if headers.traceparent else "",
+        request_id=headers.request_id if isinstance(headers.request_id, str) else "",
     )
+
+
+def _traceparent(header: Any) -> str:
+    """Anybody's header, whatever it holds: a trace is no reason to refuse a request."""
+    return valid(header) if isinstance(header, str) else ""
 
 
 def _read_times(request: Request, raw: bytes, headers: _Headers) -> None:

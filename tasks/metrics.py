@@ -3,13 +3,15 @@
     process: prometheus_client objects ──increments, once a second──▶ bunch:metrics ──▶ GET /metrics of any frontend
 
 Sums live in Redis, so no process's recycling resets them and no scrape sees one process's share only. A process that is
-killed loses at most its last second of counts.
+killed loses at most its last second of counts; a flush whose reply is lost is sent again, and counts once.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -17,12 +19,15 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from redis import Redis
 
+from batching import scripts
 from config.keys import Shard
+from config.redis import Line, Script
+from tasks import slo
 
 REGISTRY = CollectorRegistry(auto_describe=False)
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)
-_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
 
 
 def _counter(name: str, text: str, *labels: str) -> Counter:
@@ -34,14 +39,14 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -
 
 
 REQUESTS = _counter("requests_total", "Requests answered, by contract code or OK.", "model", "tier", "code")
-REQUEST_SECONDS = _histogram("request_seconds", "From the request's arrival to its answer.", _SECONDS, "model", "tier")
-QUEUE_SECONDS = _histogram("queue_seconds", "From admission to claim.", _SECONDS, "model", "tier")
-BATCH_SIZE = _histogram("batch_size", "Requests per batch.", _SIZES, "model")
+REQUEST_SECONDS = _histogram("request_seconds", "From the request's arrival to its answer.", SECONDS, "model", "tier")
+QUEUE_SECONDS = _histogram("queue_seconds", "From admission to claim.", SECONDS, "model", "tier")
+BATCH_SIZE = _histogram("batch_size", "Requests per batch.", SIZES, "model")
 BATCH_FILL_SECONDS = _histogram(
-    "batch_fill_seconds", "From the admission of a batch's oldest request to its claim.", _SECONDS, "model"
+    "batch_fill_seconds", "From the admission of a batch's oldest request to its claim.", SECONDS, "model"
 )
 BATCHES = _counter("batches_total", "Batches by what released them.", "model", "reason")
-COMPUTE_SECONDS = _histogram("compute_seconds", "One batch inside the model.", _SECONDS, "model")
+COMPUTE_SECONDS = _histogram("compute_seconds", "One batch inside the model.", SECONDS, "model")
 BUSY_SECONDS = _counter("executor_busy_seconds_total", "Time inside the model.", "model", "executor")
 RETRIES = _counter("retries_total", "Requests given back for another attempt.", "model", "reason")
 REDELIVERED = _counter("redelivered_total", "Requests that ran again after an attempt was lost.", "model")
@@ -52,47 +57,85 @@ DEAD_LETTERED = _counter("dead_lettered_total", "Requests given up and kept as d
 LEDGER_ROWS = _counter("ledger_rows_total", "Requests written to the database's ledger.")
 LEDGER_DROPPED = _counter("ledger_dropped_total", "Requests that the ledger lacks, by why.", "reason")
 SHED = _counter("shed_total", "Requests refused at the door.", "tier", "reason")
+SLO_MISSED = _counter("slo_missed_total", "Requests not answered as their tier's objective promises.", "tier")
+COLLAPSED = _counter("collapsed_total", "Requests answered by an identical one that was already under way.", "model")
+CACHE_HITS = _counter("cache_hits_total", "Requests answered from the cache of results.", "model")
+
+
+class Nothing:
+    """In the place of a metric's child where metrics are off."""
+
+    def inc(self, amount: float = 1) -> None:
+        """Nowhere."""
+
+    def observe(self, amount: float) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flush:
+    number: int
+    answered: float
+    increments: tuple[tuple[str, float], ...]
 
 
 class MetricsFlusher:
     """Adds this process's increments to the shared sums. Call `flush` once a second, and once at the end."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
-        self._redis = redis
+        self._line = Line(redis)
         self._keys = shard or Shard()
+        self._name = secrets.token_hex(8)
+        self._script = Script(scripts.source("count", scripts.folder_of(__file__)))
         self._sent: dict[str, float] = {}
+        self._fields: dict[tuple[str, ...], str] = {}
+        self._number = 0
+        # Sent, and perhaps taken: it must be repeated as it was, under its number, before anything new goes.
+        self._unheard: _Flush | None = None
 
     def flush(self) -> None:
         """Raises RedisError; what was not sent goes with the next flush."""
+        if self._unheard is not None:
+            self._send(self._unheard)
+        self._unheard = self._changes()
+        if self._unheard is not None:
+            self._send(self._unheard)
+
+    def _changes(self) -> _Flush | None:
         current = {
-            field: sample.value
+            self._field(sample.name, sample.labels): sample.value
             for family in REGISTRY.collect()
             for sample in family.samples
             if not sample.name.endswith("_created")
-            for field in (_field(sample.name, sample.labels),)
         }
-        changed = {
-            field: value - self._sent.get(field, 0.0)
+        changed = tuple(
+            (field, value - self._sent.get(field, 0.0))
             for field, value in current.items()
             # Zeros once, too: an empty bucket that is not there bends every quantile that Prometheus interpolates.
             if value != self._sent.get(field)
-        }
+        )
         if not changed:
-            return
-        pipeline = self._redis.pipeline(transaction=True)
-        for field, delta in changed.items():
-            pipeline.hincrbyfloat(self._keys.metrics(), field, delta)
-        answered = sum(delta for field, delta in changed.items() if field.startswith('["bunch_requests_total"'))
-        if answered:
-            rate = self._keys.rate(int(time.time()))
-            pipeline.incrbyfloat(rate, answered)
-            pipeline.expire(rate, 60)
-        pipeline.execute()
+            return None
         self._sent = current
+        self._number += 1
+        answered = sum(delta for field, delta in changed if field.startswith('["bunch_requests_total"'))
+        return _Flush(self._number, answered, changed)
+
+    def _send(self, flush: _Flush) -> None:
+        keys = (self._keys.metrics(), self._keys.flush(f"metrics:{self._name}"), self._keys.rate(int(time.time())))
+        pairs = [part for field, delta in flush.increments for part in (field, repr(delta))]
+        self._line.script(self._script, keys, (flush.number, repr(flush.answered or 0), *pairs))
+        self._unheard = None
+
+    def _field(self, name: str, labels: dict[str, str]) -> str:
+        key = (name, *labels.values())
+        field = self._fields.get(key)
+        if field is None:
+            field = self._fields[key] = msgspec.json.encode([name, labels]).decode()
+        return field
 
 
-def _field(name: str, labels: dict[str, str]) -> str:
-    return msgspec.json.encode([name, labels]).decode()
+Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
 class SharedMetrics:
@@ -102,14 +145,23 @@ class SharedMetrics:
         self._redis = redis
         self._keys = shard or Shard()
 
-    def collect(self) -> Iterable[Metric]:
+    def samples(self) -> Samples:
+        """Every sum by its sample's name. Raises RedisError."""
         stored = cast("dict[bytes, bytes]", self._redis.hgetall(self._keys.metrics()))
-        values: dict[str, list[tuple[dict[str, str], float]]] = {}
+        values: Samples = {}
         for field, raw in stored.items():
             name, labels = msgspec.json.decode(field)
             values.setdefault(name, []).append((labels, float(raw)))
+        return values
+
+    def collect(self) -> Iterable[Metric]:
+        values = self.samples()
         for family in REGISTRY.collect():
             yield _family(family, values)
+        counted = CounterMetricFamily("bunch_slo_requests", "Requests that count for their tier's objective.")
+        for tier, number in slo.counted(values.get("bunch_requests_total", ())).items():
+            counted.add_sample("bunch_slo_requests_total", {"tier": tier}, number)
+        yield counted
 
     def requests_per_second(self, over_s: int = 5) -> float:
         now = int(time.time())
@@ -117,7 +169,7 @@ class SharedMetrics:
         return sum(float(count) for count in counts if count) / over_s
 
 
-def _family(known: Metric, values: dict[str, list[tuple[dict[str, str], float]]]) -> Metric:
+def _family(known: Metric, values: Samples) -> Metric:
     """The family as this process knows it, with the sums of all processes in place of its own."""
     if known.type == "counter":
         counter = CounterMetricFamily(known.name, known.documentation)

@@ -26,8 +26,11 @@ from tasks.app import make_app
 from tasks.client import Client
 from tasks.errors import BunchError
 from tasks.fleet import Fleet
+from tasks.history import History
 from tasks.ledger import LedgerBuffer, LedgerStream
 from tasks.metrics import MetricsFlusher, SharedMetrics
+from tasks.slow import SlowLog
+from tasks.trace import trace_id
 from webapp.api import health, inference, openapi, results
 from webapp.call import STATUS_LINES, Answer, Call
 from webapp.direct import DirectModels
@@ -35,8 +38,9 @@ from webapp.errors import ApiError, bunch_error_answer, error_answer
 from webapp.identity import make_identity
 from webapp.identity.base import Access, access_of
 from webapp.ledger import RefusalLedger
+from webapp.ops import views as ops
 from webapp.services import Services
-from webapp.telemetry import flush_forever
+from webapp.telemetry import configure, every_second
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +64,9 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/readyz", health.ready),
     ("GET", "/metrics", health.metrics),
     ("GET", "/openapi.json", openapi.document),
+    ("GET", "/ops", ops.page),
+    ("GET", "/ops/static/<name>", ops.asset),
+    ("POST", "/ops/actions/<name>", ops.act),
 )
 
 
@@ -70,12 +77,20 @@ class BunchApp(flask.Flask):
 
     def start(self) -> None:
         """Open what this process needs. After the fork and the monkey-patching, before the first request."""
-        self.services.identity.start()
-        self.services.client.start()
-        if self.services.ledger is not None:
-            self.services.ledger.start()
-        flusher = MetricsFlusher(self.services.redis)
-        self._flushing = gevent.spawn(flush_forever, flusher)
+        services = self.services
+        configure(services.settings)
+        if services.settings.otlp_endpoint:
+            # Here, not at import: only where it is wanted, and in the process whose thread exports.
+            from webapp.tracing import RequestTracer
+
+            services.tracer = RequestTracer(services.settings)
+        services.identity.start()
+        services.client.start()
+        if services.ledger is not None:
+            services.ledger.start()
+        flusher = MetricsFlusher(services.redis)
+        counting = [flusher.flush, services.history.take_if_due] if services.settings.metrics == "on" else []
+        self._flushing = gevent.spawn(every_second, [*counting, services.slow.flush])
 
     def refuse(self) -> None:
         """The time for draining is nearly over: whoever still waits is told so, while that is possible."""
@@ -88,6 +103,8 @@ class BunchApp(flask.Flask):
         self.services.identity.stop()
         if self.services.ledger is not None:
             self.services.ledger.stop()
+        if self.services.tracer is not None:
+            self.services.tracer.stop()
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         handler = HOT.get((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
@@ -100,6 +117,15 @@ class BunchApp(flask.Flask):
 
 def answered(handler: Handler, access: Access, services: Services, call: Call, **path: str) -> Answer:
     """Identify the caller and run a handler; every error becomes an answer in the contract's shape."""
+    tracer = services.tracer
+    span = None if tracer is None else tracer.begin(call)
+    answer = _answered(handler, access, services, call, **path)
+    if tracer is not None and span is not None:
+        tracer.end(span, answer)
+    return answer
+
+
+def _answered(handler: Handler, access: Access, services: Services, call: Call, **path: str) -> Answer:
     try:
         if access is not Access.PUBLIC:
             call.caller = services.identity.identify(call, access)
@@ -111,7 +137,8 @@ def answered(handler: Handler, access: Access, services: Services, call: Call, *
             error.code, error.message, call.request_id, retry_after_s=error.retry_after_s, headers=error.headers
         )
     except Exception:
-        logger.exception("request %s failed", call.request_id)
+        extra = {"request_id": call.request_id, "trace_id": trace_id(call.traceparent), "path": call.path}
+        logger.exception("a request failed", extra=extra)
         return error_answer("INTERNAL", "an error of ours; the request id finds it in the log", call.request_id)
 
 
@@ -127,6 +154,8 @@ def create_app(services: Services) -> BunchApp:
         app.add_url_rule(
             path, endpoint, _view(services, handler, access_of(path)), methods=[method], strict_slashes=True
         )
+    events = ops.Events(services)
+    app.add_url_rule("/ops/events", "GET /ops/events", lambda: _streamed(services, events), methods=["GET"])
     app.register_error_handler(HTTPException, _http_error)
     app.after_request(_with_request_id)
     return app
@@ -141,6 +170,19 @@ def _view(services: Services, handler: Handler, access: Access) -> Callable[...,
 
 def _response(answer: Answer) -> flask.Response:
     return flask.Response(answer.body, answer.status, answer.header_list())
+
+
+def _streamed(services: Services, events: ops.Events) -> flask.Response:
+    """The one response that is no `Answer`; its refusals are."""
+    call = Call(flask.request.environ)
+    opened: list[flask.Response] = []
+
+    def open_stream(_: Services, call: Call) -> Answer:
+        opened.append(events.open(call))
+        return Answer(200, b"", call.request_id)
+
+    answer = answered(open_stream, Access.OPERATOR, services, call)
+    return opened[0] if opened else _response(answer)
 
 
 def _refuse_leading_slashes() -> None:
@@ -171,12 +213,16 @@ def _http_error(error: HTTPException) -> flask.Response:
 def make_services(settings: Settings, redis: Redis | None = None) -> Services:
     """The objects of one frontend process. Nothing is started yet."""
     redis = redis or connect(settings.redis_url)
+    fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
+    shared = SharedMetrics(redis)
     return Services(
         settings=settings,
         redis=redis,
         client=Client(settings, redis),
-        fleet=Fleet(redis, lease_ttl_s=settings.lease_ttl_s),
-        metrics=SharedMetrics(redis),
+        fleet=fleet,
+        metrics=shared,
+        history=History(redis, fleet, shared, tuple(settings.models)),
+        slow=SlowLog(redis),
         direct=DirectModels(settings),
         identity=make_identity(settings, redis),
         ledger=RefusalLedger(LedgerBuffer(LedgerStream(redis))) if settings.keeps_ledger else None,

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 
 from tasks.caller import Caller
 from tasks.client import new_id
+from tasks.trace import valid
 
 JSON = "application/json"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -19,6 +20,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 STATUS_LINES: dict[int, str] = {
     200: "200 OK",
     202: "202 Accepted",
+    304: "304 Not Modified",
     400: "400 Bad Request",
     401: "401 Unauthorized",
     403: "403 Forbidden",
@@ -85,6 +87,37 @@ class Call:
         """By its WSGI name, such as `HTTP_X_TIMEOUT_MS`."""
         value: str | None = self._environ.get(name)
         return value
+
+    @property
+    def method(self) -> str:
+        method: str = self._environ["REQUEST_METHOD"]
+        return method
+
+    @property
+    def path(self) -> str:
+        path: str = self._environ["PATH_INFO"]
+        return path
+
+    @property
+    def route(self) -> str:
+        """The path's pattern, so that ids in it make no names; the path itself on the fast lane, which has none."""
+        rule = getattr(self._environ.get("werkzeug.request"), "url_rule", None)
+        return str(rule) if rule else self.path
+
+    @property
+    def traceparent(self) -> str:
+        """The context to go on with: of our own span, where there is one, or the caller's; else empty."""
+        ours: str | None = self._environ.get("bunch.traceparent")
+        return valid(self._environ.get("HTTP_TRACEPARENT")) if ours is None else ours
+
+    def trace_with(self, span: Any, traceparent: str) -> None:
+        self._environ["bunch.span"] = span
+        self._environ["bunch.traceparent"] = traceparent
+
+    @property
+    def span(self) -> Any:
+        """OpenTelemetry's span of this request; None unless it is sampled."""
+        return self._environ.get("bunch.span")
 
     @property
     def hung_up(self) -> Callable[[], bool] | None:

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from redis import Redis
 
 from config.settings import Settings
 from tasks.client import Client
 from tasks.fleet import Fleet
+from tasks.history import History
 from tasks.metrics import SharedMetrics
+from tasks.slow import SlowLog
 from webapp.direct import DirectModels
 from webapp.identity.base import Identity
 from webapp.ledger import RefusalLedger
 
+if TYPE_CHECKING:
+    from webapp.tracing import RequestTracer
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Services:
+    """`tracer` is there once a process that exports spans has started."""
+
     settings: Settings
     redis: Redis
     client: Client
     fleet: Fleet
     metrics: SharedMetrics
+    history: History
+    slow: SlowLog
     direct: DirectModels
     identity: Identity
     ledger: RefusalLedger | None = None
+    tracer: RequestTracer | None = None

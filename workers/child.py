@@ -10,14 +10,17 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import io
 import logging
+import logging.config
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO, cast
 
+from config.logging import log_to_stderr
 from config.memory import limit_memory, offer_to_the_oom_killer
 from workers.compute import BatchComputer, format_traceback
 from workers.costs import Budget
@@ -114,10 +117,44 @@ def _die_with(parent_pid: int) -> None:
 
 
 def _configure_output(start: Start) -> None:
-    # A worker's log is often a file: without this, prints would come late, or never when the child is killed.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    logging.basicConfig(
-        level=start.log_level,
-        stream=sys.stderr,
-        format=f"[%(asctime)s: %(levelname)s/{start.name}] %(name)s: %(message)s",
-    )
+    logging.config.dictConfig(log_to_stderr(start.log_level, start.log_format))
+    logging.captureWarnings(True)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_NamesItself(start.name))
+    if start.log_format == "json":
+        # What the model prints would be no JSON.
+        sys.stdout = cast("TextIO", _Printed(logging.getLogger("stdout")))
+    else:
+        # A worker's log is often a file: without this, prints would come late, or never when the child is killed.
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+class _NamesItself(logging.Filter):
+    """Says in each line which executor it is from: the child writes into its worker's log."""
+
+    def __init__(self, executor: str) -> None:
+        super().__init__()
+        self._executor = executor
+        self._model = executor.partition("/")[0]
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        vars(record).update(model=self._model, executor=self._executor, executor_pid=os.getpid())
+        return True
+
+
+class _Printed(io.TextIOBase):
+    """Standard output, a log line for each line."""
+
+    def __init__(self, to: logging.Logger) -> None:
+        self._to = to
+        self._rest = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if line.strip():
+                self._to.info("%s", line)
+        return len(text)

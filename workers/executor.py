@@ -343,7 +343,8 @@ class ProcessExecutor:
             self.last_error = failures[0].message
             cause = failures[0].traceback or failures[0].message
             # One traceback a batch: when everything fails, the log must not be the next thing to break.
-            logger.error("%s: %d of batch %s failed: %s", self.name, len(failures), message.batch_id, cause)
+            extra = {"batch_id": message.batch_id, "model": self._model.name}
+            logger.error("%s: %d of a batch failed: %s", self.name, len(failures), cause, extra=extra)
         self._events.put(_to_done(message))
 
     def _time_left(self, stopping: bool) -> float:

@@ -39,6 +39,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
     parent_pid: int
     sys_path: list[str]
     log_level: int
+    log_format: str = "text"
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from config.logging import current_format
 from config.settings import ModelSettings
 from workers.frames import FrameReader, NotReady, Passing, Ran, Ready, Start, encode
 
@@ -62,6 +63,7 @@ class ChildProcess:
             os.getpid(),
             [str(each) for each in sys.path],
             logging.getLogger().getEffectiveLevel(),
+            current_format(),
         )
         with contextlib.suppress(OSError):
             self._sock.sendall(encode(start))

@@ -81,8 +81,17 @@ class WorkerRunner:
         codec = CeleryCodec(settings.result_ttl_ms)
         self._journal = BatchJournal(journal, self.worker_id) if settings.explain == "on" else None
         self._ledger = LedgerObserver(LedgerBuffer(LedgerStream(self._redis))) if settings.keeps_ledger else None
+        self._tracer: Any = None
+        if settings.otlp_endpoint:
+            # Here, not at the top: OpenTelemetry is loaded only where it is wanted.
+            from workers.tracing import BatchTracer
+
+            self._tracer = BatchTracer(settings)
         self._telemetry = WorkerTelemetry(
-            self._dispatcher, settings.events_per_second, mark_started=StartedMarks(self._redis)
+            self._dispatcher,
+            settings.events_per_second,
+            mark_started=StartedMarks(self._redis),
+            counting=settings.metrics == "on",
         )
         observer = self._observer()
         self._executors: list[tuple[ModelSettings, ProcessExecutor]] = [
@@ -164,6 +173,8 @@ class WorkerRunner:
             self._journal.stop()
         if self._ledger:
             self._ledger.stop()
+        if self._tracer is not None:
+            self._tracer.stop()
         try:
             self._flusher.flush()
             self._registry.strike(self.worker_id)
@@ -204,7 +215,7 @@ class WorkerRunner:
         return self._redis
 
     def _observer(self) -> Observer:
-        others = [each for each in (self._journal, self._ledger) if each is not None]
+        others = [each for each in (self._journal, self._ledger, self._tracer) if each is not None]
         return Observers(self._telemetry, *others) if others else self._telemetry
 
     def _models_of_the_file(self) -> Mapping[str, ModelSettings]:

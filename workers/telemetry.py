@@ -16,7 +16,7 @@ from celery.worker import state as worker_state
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Outcome, Request
 from config.keys import TASK_NAME, Shard
-from tasks import metrics
+from tasks import metrics, trace
 from workers.events import TaskEvents, shown_text
 
 logger = logging.getLogger(__name__)
@@ -70,8 +70,11 @@ class WorkerTelemetry:
         dispatcher: Callable[[], Any],
         events_per_second: float = 100.0,
         mark_started: Callable[[Sequence[Request]], None] = lambda requests: None,
+        *,
+        counting: bool = True,
     ) -> None:
         self._mark_started = mark_started
+        self._counting = counting
         self._events = TaskEvents(dispatcher, events_per_second)
         self._active: dict[str, list[ActiveRequest]] = {}
         self._children: dict[tuple[Any, ...], Any] = {}
@@ -108,6 +111,10 @@ class WorkerTelemetry:
             elif isinstance(outcome, Failed):
                 reason = "executor_lost" if request.lost else "error"
                 self._child(metrics.DEAD_LETTERED, model, reason).inc()
+                logger.warning("given up: %.200s", outcome.message, extra=about(request, batch))
+        if settled and logger.isEnabledFor(logging.DEBUG):
+            extra = {**about_batch(batch), "compute_ms": round(batch.compute_s * 1000, 3), "reason": batch.reason.value}
+            logger.debug("settled %d requests", len(settled), extra=extra)
         try:
             self._events.finished(settled, batch)
         except Exception as error:  # noqa: BLE001 - kombu raises whatever its transport does; a batch must not fail for it
@@ -115,6 +122,7 @@ class WorkerTelemetry:
 
     def retried(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
         self._child(metrics.RETRIES, batch.model, "error").inc(len(requests))
+        logger.info("%d requests are tried again: %.200s", len(requests), why, extra=about_batch(batch))
         try:
             self._events.retried(requests, batch, why)
         except Exception as error:  # noqa: BLE001 - as above
@@ -144,7 +152,8 @@ class WorkerTelemetry:
         """`labels()` takes a lock and builds strings at each call; the children are few and never go away."""
         child = self._children.get((metric, *labels))
         if child is None:
-            child = self._children[metric, *labels] = metric.labels(*labels)
+            child = metric.labels(*labels) if self._counting else metrics.Nothing()
+            self._children[metric, *labels] = child
         return child
 
     def _count_claim(self, requests: Sequence[Request], batch: BatchInfo) -> None:
@@ -162,3 +171,19 @@ class WorkerTelemetry:
         self._child(metrics.BATCH_FILL_SECONDS, model).observe((batch.claimed_ms - oldest) / 1000)
         if redelivered:
             self._child(metrics.REDELIVERED, model).inc(redelivered)
+
+
+def about(request: Request, batch: BatchInfo) -> dict[str, Any]:
+    """What a log line about a request says besides."""
+    return {
+        **about_batch(batch),
+        "request_id": request.request_id or request.id,
+        "task_id": request.id,
+        "tier": request.tier.value,
+        "attempt": request.attempt,
+        "trace_id": trace.trace_id(request.traceparent),
+    }
+
+
+def about_batch(batch: BatchInfo) -> dict[str, Any]:
+    return {"batch_id": batch.batch_id, "model": batch.model}

@@ -23,7 +23,8 @@ CONTRACT_METRICS = {
     *("bunch_requests", "bunch_request_seconds", "bunch_queue_seconds", "bunch_queue_depth"),
     *("bunch_queue_oldest_seconds", "bunch_batch_size", "bunch_batch_fill_seconds", "bunch_batches"),
     *("bunch_compute_seconds", "bunch_executor_busy_seconds", "bunch_retries", "bunch_redelivered"),
-    *("bunch_cancelled_before_compute", "bunch_expired", "bunch_shed", "bunch_workers"),
+    *("bunch_cancelled_before_compute", "bunch_expired", "bunch_shed", "bunch_workers", "bunch_dead_lettered"),
+    *("bunch_collapsed", "bunch_cache_hits", "bunch_slo_attainment", "bunch_slo_burn_rate", "bunch_executors"),
 }
 
 

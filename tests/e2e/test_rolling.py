@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Self
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.stack import Stack, wait_until
 from tests.integration.http_server_harness import Client, Gone, post
@@ -148,3 +151,56 @@ def replaced(stack: Stack, role: str, pid: int) -> None:
     wait_until(lambda: not psutil.pid_exists(pid), what=f"{role} {pid} is gone")
     wait_until(lambda: pid not in stack.pids(role) and stack.all_run(), what=f"another {role} runs")
     assert "exited with 0" in stack.logs(), stack.logs()
+
+
+def sums(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every counter and every bucket that a scrape of whichever frontend answers shows."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in families
+            if family.type in {"counter", "histogram"}
+            for sample in family.samples
+        }
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+def test_counters_only_grow_while_processes_are_replaced(own: Stack) -> None:
+    stop = threading.Event()
+    shrunk: list[str] = []
+    seen: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+
+    def scrape() -> None:
+        while not stop.is_set():
+            # The port may be between two listeners.
+            with contextlib.suppress(OSError):
+                now = sums(own.port)
+                shrunk.extend(f"{key}: {seen[key]} → {now.get(key)}" for key in seen if now.get(key, -1) < seen[key])
+                seen.update(now)
+            time.sleep(0.05)
+
+    scraper = threading.Thread(target=scrape)
+    scraper.start()
+    try:
+        with Load(own.port) as load:
+            load.answered(200)
+            # A web process ends after its requests in the way that gunicorn recycles one, a worker dies outright.
+            os.kill(own.frontends()[0].pid, signal.SIGTERM)
+            load.phase = "web"
+            load.answered(200)
+            victim = own.pids("worker")[0]
+            os.kill(victim, signal.SIGKILL)
+            wait_until(lambda: victim not in own.pids("worker") and own.all_run(), what="another worker runs")
+            load.answered(200)
+    finally:
+        stop.set()
+        scraper.join()
+    assert not shrunk
+
+    def counted() -> float:
+        return sum(value for (name, _), value in sums(own.port).items() if name == "bunch_requests_total")
+
+    # What a worker had not flushed when it was killed is lost; a frontend that is told to stop loses nothing.
+    wait_until(lambda: counted() >= load.codes.total(), what="every answer is counted")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -14,7 +15,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from config.keys import Shard
-from config.redis import connect
+from config.redis import Line, connect
 from tasks import metrics
 from tasks.metrics import MetricsFlusher, SharedMetrics
 from tests.valkey import PrivateValkey, free_port
@@ -25,7 +26,7 @@ KEYS = Shard()
 # A process that counts, as a frontend or a worker does, and flushes more often than it counts.
 PROCESS = """
 import sys
-from config.redis import connect
+from config.redis import Line, connect
 from tasks import metrics
 flusher = metrics.MetricsFlusher(connect(sys.argv[1]))
 requests = metrics.REQUESTS.labels("m", "paid", sys.argv[2])
@@ -94,7 +95,8 @@ def test_the_names_of_the_contract_are_known(redis: Redis) -> None:
     for name in (
         "requests_total", "request_seconds", "queue_seconds", "batch_size", "batch_fill_seconds", "batches_total",
         "compute_seconds", "executor_busy_seconds_total", "retries_total", "dead_lettered_total", "redelivered_total",
-        "cancelled_before_compute_total", "expired_total", "shed_total",
+        "cancelled_before_compute_total", "expired_total", "shed_total", "collapsed_total", "cache_hits_total",
+        "slo_requests_total", "slo_missed_total",
     ):  # fmt: skip
         assert f"# TYPE bunch_{name} " in text, name
 
@@ -119,7 +121,7 @@ def test_what_could_not_be_sent_goes_with_the_next_flush(redis: Redis, counter: 
     counter.labels("m").inc(2)
     with pytest.raises(RedisError):
         flusher.flush()
-    flusher._redis = redis
+    flusher._line = Line(redis)
     counter.labels("m").inc(1)
     flusher.flush()
     assert exposed(redis) == {("bunch_tries_total", (("model", "m"),)): 3.0}
@@ -137,3 +139,27 @@ def test_answers_are_counted_into_the_rate(valkey: PrivateValkey, redis: Redis) 
     keys = [KEYS.rate(int(time.time()) - ago) for ago in range(60)]
     assert sum(float(each) for each in redis.mget(keys) if each) == 5
     assert all(redis.ttl(key) > 0 for key in keys if redis.exists(key))
+
+
+class LostReply(Line):
+    """The script runs, and its answer gets lost: once."""
+
+    lost = False
+
+    def script(self, script: Any, keys: Any, args: Any) -> Any:
+        answer = super().script(script, keys, args)
+        if not self.lost:
+            self.lost = True
+            raise RedisError("the connection broke before the reply")
+        return answer
+
+
+def test_a_flush_whose_reply_is_lost_counts_once(redis: Redis, counter: Counter) -> None:
+    flusher = MetricsFlusher(redis)
+    flusher._line = LostReply(redis)
+    counter.labels("m").inc(2)
+    with pytest.raises(RedisError):
+        flusher.flush()
+    counter.labels("m").inc(5)
+    flusher.flush()
+    assert exposed(redis) == {("bunch_tries_total", (("model", "m"),)): 7.0}

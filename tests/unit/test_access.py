@@ -21,7 +21,10 @@ from webapp.identity.base import Access, access_of
         ("/readyz", Access.PUBLIC),
         ("/openapi.json", Access.PUBLIC),
         ("/metrics", Access.OPERATOR),
-        ("/ops", Access.OPERATOR),
+        # The page itself, which knows nothing; its figures and actions are another matter.
+        ("/ops", Access.PUBLIC),
+        ("/ops/static/<name>", Access.PUBLIC),
+        ("/ops/actions/<name>", Access.OPERATOR),
         ("/ops/events", Access.OPERATOR),
         ("/internal/health", Access.OPERATOR),
         ("/internal/requests/<request_id>", Access.EITHER),
@@ -36,7 +39,7 @@ def test_whom_a_path_is_for(path: str, access: Access) -> None:
 
 def test_few_paths_are_open_to_strangers() -> None:
     assert {path for _, path, _ in ROUTES if access_of(path) is Access.PUBLIC} <= {
-        *("/healthz", "/readyz", "/openapi.json", "/docs"),
+        *("/healthz", "/readyz", "/openapi.json", "/docs", "/ops", "/ops/static/<name>"),
     }
 
 

@@ -40,6 +40,9 @@ NAMES = {
     "reloading": lambda shard: shard.reloading("minilm"),
     "batch": lambda shard: shard.batch("b1"),
     "attempts": lambda shard: shard.attempts("id"),
+    "history": lambda shard: shard.history(),
+    "history_turn": lambda shard: shard.history_turn(17),
+    "slow": lambda shard: shard.slow(),
 }
 METHODS = {name for name in vars(Shard) if not name.startswith("_") and name not in {"tag", "queues", "priorities"}}
 

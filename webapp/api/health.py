@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from redis.exceptions import RedisError
 
+from batching.executor import ExecutorState
 from config.keys import REPLY_PREFIX
+from tasks import slo
 from tasks.fleet import BREAKER_STATES, QueueRow, WorkerRow, breakers, ready_models, safe_sizes, utilisation
+from tasks.history import Point, slo_change
 from tasks.scale import ScaleBoard
 from webapp.call import Answer, Call
 from webapp.errors import ApiError
+from webapp.ops.verdict import status as overall
 from webapp.services import Services
 
 _encode = msgspec.json.Encoder().encode
@@ -51,11 +57,7 @@ def health(services: Services, call: Call) -> Answer:
         workers, healthy, queues, rate, redis = [], [], [], 0.0, "down"
     served = ready_models(healthy)
     missing = [name for name in services.settings.models if name not in served]
-    if redis == "down" or not served:
-        status = "unhealthy"
-    else:
-        broken = any(state != "closed" for state in breakers(healthy, services.settings.models).values())
-        status = "degraded" if missing or broken or len(healthy) < len(workers) else "healthy"
+    status = overall(list(services.settings.models), workers, healthy)
     body = {
         "status": status,
         "gpu_utilization": round(utilisation(healthy), 4),
@@ -112,7 +114,16 @@ def _gauges(services: Services) -> list[Metric]:
     states = GaugeMetricFamily("bunch_workers", "Workers by state.", labels=("state",))
     states.add_metric(("healthy",), len(healthy))
     states.add_metric(("unhealthy",), len(workers) - len(healthy))
-    families: list[Metric] = [depth, oldest, states, *_faults(services, healthy)]
+    executors = GaugeMetricFamily("bunch_executors", "Executors of healthy workers.", labels=("model", "state"))
+    running = Counter((each.model, each.state) for worker in healthy for each in worker.models)
+    for model in services.settings.models:
+        for state in ExecutorState:
+            executors.add_metric((model, state.value), running[model, state.value])
+    now = services.history.now(workers, queues)
+    dead = GaugeMetricFamily("bunch_dead_letters", "Requests that were given up and are kept.")
+    dead.add_metric((), now.dead)
+    families: list[Metric] = [depth, oldest, states, executors, dead]
+    families += [*_faults(services, healthy), *_objectives(services, now)]
     scale = ScaleBoard(services.redis).read()
     if scale is not None:
         # Without an autoscaler there is no such number, rather than a wrong one.
@@ -133,3 +144,26 @@ def _faults(services: Services, healthy: list[WorkerRow]) -> list[Metric]:
     for model, size in safe_sizes(healthy).items():
         safe.add_metric((model,), size)
     return [breaker, safe]
+
+
+def _objectives(services: Services, now: Point) -> list[Metric]:
+    """Over the windows that the history in Redis spans; Prometheus' own rules go further back."""
+    latency = GaugeMetricFamily("bunch_slo_latency_seconds", "Within which an answer meets it.", labels=("tier",))
+    target = GaugeMetricFamily(
+        "bunch_slo_target", "The part of a tier's requests that shall meet it.", labels=("tier",)
+    )
+    labels = ("tier", "window")
+    met = GaugeMetricFamily("bunch_slo_attainment", "The part of a tier's requests that met it.", labels=labels)
+    burn = GaugeMetricFamily(
+        "bunch_slo_burn_rate", "How fast the error budget is used; 1 just meets it.", labels=labels
+    )
+    for tier, objective in slo.objectives(services.settings).items():
+        latency.add_metric((tier.value,), objective.latency_s)
+        target.add_metric((tier.value,), objective.target)
+    for window, seconds in slo.WINDOWS_S.items():
+        then = services.history.ago(seconds) or now
+        for tier, objective in slo.objectives(services.settings).items():
+            attained = slo.attainment(*slo_change(then, now, tier.value))
+            met.add_metric((tier.value, window), attained)
+            burn.add_metric((tier.value, window), objective.burn_rate(attained))
+    return [latency, target, met, burn]

@@ -13,6 +13,7 @@ from config.tiers import Tier
 from tasks.errors import BunchError, DeadlineExceeded
 from tasks.messages import NO_PARAMETERS
 from tasks.router import Pending
+from webapp.aftermath import remember
 from webapp.call import Answer, Call
 from webapp.errors import ApiError
 from webapp.request import (
@@ -104,10 +105,19 @@ def bulk(services: Services, call: Call) -> Answer:
     tier = call.caller.tier
     limit_s = timeout_s(settings, call, body.timeout_ms)
     parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
-    client, direct = services.client, services.direct
+    client, direct, traceparent = services.client, services.direct, call.traceparent
     values = [as_json(each) for each in body.inputs]
     pendings = [
-        client.submit(model, tier, value, parameters, timeout_s=limit_s, hung_up=call.hung_up, caller=call.caller)
+        client.submit(
+            model,
+            tier,
+            value,
+            parameters,
+            timeout_s=limit_s,
+            hung_up=call.hung_up,
+            caller=call.caller,
+            traceparent=traceparent,
+        )
         if limit_s > 0
         else None
         for value in values
@@ -177,6 +187,8 @@ def _run(
 ) -> Outcome:
     """Submit, then wait with `until`; counted once whatever comes of it."""
     code, shed = "INTERNAL", ""
+    pending: Pending | None = None
+    outcome: Outcome | None = None
     try:
         if limit_s <= 0:
             raise DeadlineExceeded("no time was given")
@@ -190,8 +202,11 @@ def _run(
             request_id=call.caller_request_id,
             hung_up=call.hung_up,
             caller=call.caller,
+            traceparent=call.traceparent,
         )
         call.became(pending.task_id)
+        if call.span is not None:
+            call.span.set_attributes({"bunch.model": model, "bunch.tier": tier.value, "bunch.task_id": pending.task_id})
         outcome = until(pending)
         code = "OK"
     except BunchError as error:
@@ -200,7 +215,9 @@ def _run(
             services.ledger.note(call.caller.owner, tier, model, error, perf_counter() - started)
         raise
     finally:
-        count(model, tier, code, perf_counter() - started, shed)
+        took_s = perf_counter() - started
+        if count(model, tier, code, took_s, shed):
+            remember(services, call, model, tier, code, took_s, outcome, pending)
     return outcome
 
 

@@ -18,14 +18,16 @@ class Access(Enum):
     EITHER = auto()
 
 
-_PUBLIC = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs"})
+_PUBLIC = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs", "/ops"})
+# A browser asks for the page itself without a credential; its figures and its actions are the operators'.
+_PAGE = "/ops/static/"
 _OPERATOR = ("/internal", "/metrics", "/ops")
 _EITHER = "/internal/requests/"
 
 
 def access_of(path: str) -> Access:
     """By the path's beginning, so that whatever is added later is closed to strangers until somebody opens it."""
-    if path in _PUBLIC:
+    if path in _PUBLIC or path.startswith(_PAGE):
         return Access.PUBLIC
     if path.startswith(_EITHER):
         return Access.EITHER

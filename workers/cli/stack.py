@@ -85,6 +85,7 @@ def _say_ready(stack: Stack, screen: Screen) -> None:
     settings = stack.settings
     screen.line()
     screen.line(f"http    {stack.url}")
+    screen.line(f"page    {stack.url}/ops")
     if stack.flower_url:
         screen.line(f"flower  {stack.flower_url}")
     redis_url = stack.valkey.tcp_url if stack.valkey else settings.redis_url

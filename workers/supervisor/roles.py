@@ -64,8 +64,10 @@ def flower_environment(settings: Settings) -> dict[str, str]:
 
 def _celery(app: str, command: str, name: str, settings: Settings, *options: str) -> tuple[str, ...]:
     node = name if "@" in name else f"{name}@%h"
+    # Celery's banner is no JSON.
+    quiet = ("--quiet",) if settings.log_format == "json" else ()
     return (
-        *(_PYTHON, "-m", "celery", f"--app={app}", command, f"--hostname={node}"),
+        *(_PYTHON, "-m", "celery", *quiet, f"--app={app}", command, f"--hostname={node}"),
         # Gossip and mingle are for workers that elect and share; ours meet in Redis.
         *("--without-gossip", "--without-mingle", f"--loglevel={settings.log_level}"),
         *options,

@@ -1,0 +1,107 @@
+"""The only module that imports OpenTelemetry, and imported itself only where `BUNCH_OTLP_ENDPOINT` is set.
+
+Whoever begins a trace decides whether it is sampled, before anything of the SDK is called: a request that is not
+sampled costs a random number. Spans leave in batches over HTTP, from a thread; when they cannot, they are dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+
+from config.settings import Settings
+from tasks import trace
+
+_EXPORT_EVERY_MS = 1000
+_TIMEOUT_S = 5
+# One for each request of a batch; the SDK's default of 128 is less than a batch may hold.
+_MAX_LINKS = 1024
+
+Attributes = Mapping[str, str | int | float | bool]
+
+
+class Spans:
+    """Makes and exports spans of one process."""
+
+    def __init__(self, settings: Settings, service: str) -> None:
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON,
+            resource=Resource.create({"service.name": service, "service.namespace": "bunch"}),
+            span_limits=SpanLimits(max_links=_MAX_LINKS),
+            shutdown_on_exit=False,
+        )
+        exporter = OTLPSpanExporter(endpoint=traces_url(settings.otlp_endpoint), timeout=_TIMEOUT_S)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=_EXPORT_EVERY_MS))
+        self._tracer = self._provider.get_tracer("bunch")
+        # It says the same again at each failed export; once is enough to know.
+        logging.getLogger("opentelemetry").setLevel(logging.ERROR)
+
+    def start(
+        self,
+        name: str,
+        kind: SpanKind,
+        parent: str | Span | None,
+        start_ns: int | None = None,
+        attributes: Attributes | None = None,
+        links: Sequence[str | Span] = (),
+    ) -> Span:
+        """A span below `parent`: a span of ours, or a traceparent; a trace of its own without one."""
+        return self._tracer.start_span(
+            name,
+            context=_context(parent),
+            kind=kind,
+            attributes=dict(attributes or {}),
+            links=[Link(_span_context(each)) for each in links],
+            start_time=start_ns,
+        )
+
+    def stop(self) -> None:
+        """Sends what there is, for as long as one export may take."""
+        self._provider.shutdown()
+
+
+def traceparent_of(span: Span) -> str:
+    context = span.get_span_context()
+    return trace.make(context.trace_id, context.span_id)
+
+
+def fail(span: Span, why: str) -> None:
+    span.set_status(Status(StatusCode.ERROR, why))
+
+
+def traces_url(endpoint: str) -> str:
+    """`http://host:4318` is the collector; with a path it is where traces go."""
+    return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/traces"
+
+
+def _context(parent: str | Span | None) -> Context:
+    if not parent:
+        return Context()
+    return set_span_in_context(NonRecordingSpan(_span_context(parent)), Context())
+
+
+def _span_context(of: str | Span) -> SpanContext:
+    if isinstance(of, Span):
+        return of.get_span_context()
+    return SpanContext(
+        int(of[3:35], 16), int(of[36:52], 16), is_remote=True, trace_flags=TraceFlags(int(of[53:55], 16))
+    )

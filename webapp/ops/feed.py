@@ -1,0 +1,109 @@
+"""What the page is told: once the last hour, then every two seconds how things stand."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from gevent.lock import BoundedSemaphore
+from redis.exceptions import RedisError
+
+from config.tiers import TIERS, Tier
+from tasks import metrics, slo
+from tasks.deadletters import DeadLetters
+from tasks.history import STEP_S, Point, slo_change
+from tasks.results import DeadLetter
+from tasks.slow import SlowRequest
+from webapp.ops.verdict import Standing, findings, status
+from webapp.services import Services
+
+EVERY_S = 2.0
+_SHOWN = 25
+_REASON = 300
+_encode = msgspec.json.Encoder().encode
+
+
+class Feed:
+    """Of one process: whoever looks, and however many, Redis is asked once in two seconds."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._letters = DeadLetters(services.redis)
+        self._asking = BoundedSemaphore(1)
+        self._latest = b""
+        self._latest_at = float("-inf")
+
+    def hello(self) -> bytes:
+        """What does not change, and the last hour. Raises RedisError."""
+        settings = self._services.settings
+        return _encode(
+            {
+                "step_s": STEP_S,
+                "every_s": EVERY_S,
+                "bounds_s": metrics.SECONDS,
+                "sizes": metrics.SIZES,
+                "tiers": [tier.value for tier in TIERS],
+                "models": {name: {"max_batch_size": each.max_batch_size} for name, each in settings.models.items()},
+                "callers_own": sorted(slo.CALLERS_OWN),
+                "points": self._services.history.points(),
+            }
+        )
+
+    def now(self) -> bytes:
+        """How things stand, at most two seconds old; when Redis is away, that."""
+        with self._asking:
+            if time.monotonic() - self._latest_at >= EVERY_S / 2:
+                try:
+                    self._latest = _encode(self._ask())
+                except RedisError as error:
+                    self._latest = _encode({"at": time.time(), "error": f"Redis is not reachable: {error}"})
+                self._latest_at = time.monotonic()
+            return self._latest
+
+    def _ask(self) -> dict[str, Any]:
+        services = self._services
+        models = list(services.settings.models)
+        workers = services.fleet.workers()
+        healthy = services.fleet.healthy_of(workers)
+        queues = services.fleet.queues(models)
+        point = services.history.now(workers, queues)
+        standings = self._standings(point)
+        objectives = slo.objectives(services.settings)
+        earlier = services.history.ago(slo.WINDOWS_S["5m"]) or point
+        before = earlier.workers.get("healthy", 0)
+        return {
+            "at": time.time(),
+            "status": status(models, workers, healthy),
+            "findings": findings(models, queues, workers, healthy, standings, objectives, before),
+            "point": point,
+            "slo": {tier.value: each for tier, each in standings.items()},
+            "queues": queues,
+            "workers": [{**msgspec.to_builtins(each), "healthy": each in healthy} for each in workers],
+            "dead": [_shortened(each) for each in self._letters.newest(_SHOWN)],
+            "slow": _newest(services.slow.newest(_SHOWN)),
+        }
+
+    def _standings(self, now: Point) -> dict[Tier, Standing]:
+        then = {window: self._services.history.ago(seconds) or now for window, seconds in slo.WINDOWS_S.items()}
+        standings = {}
+        for tier, objective in slo.objectives(self._services.settings).items():
+            changes = {window: slo_change(each, now, tier.value) for window, each in then.items()}
+            attained = {window: slo.attainment(*change) for window, change in changes.items()}
+            standings[tier] = Standing(
+                objective.latency_s * 1000,
+                objective.target,
+                attained,
+                {window: objective.burn_rate(each) for window, each in attained.items()},
+                {window: counted for window, (counted, _) in changes.items()},
+            )
+        return standings
+
+
+def _shortened(letter: DeadLetter) -> DeadLetter:
+    """Reasons and tracebacks hold what callers and models wrote: as much as a row shows."""
+    return msgspec.structs.replace(letter, reason=letter.reason[:_REASON], traceback=letter.traceback[-_REASON * 4 :])
+
+
+def _newest(requests: list[SlowRequest]) -> list[SlowRequest]:
+    return sorted(requests, key=lambda each: -each.at)

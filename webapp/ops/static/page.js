@@ -1,0 +1,98 @@
+// The page: keeps the points, and draws what each event brings.
+import { Chart } from "./charts.js";
+import { columns } from "./figures.js";
+import { dialogs, say } from "./dialogs.js";
+import * as sections from "./sections.js";
+import { Unauthorised, follow } from "./stream.js";
+
+const state = { hello: null, points: [], now: null, range: 900, charts: null };
+const element = (id) => document.getElementById(id);
+const COLUMNS = 90;
+
+function greet(hello) {
+  state.hello = hello;
+  state.points = hello.points;
+  if (state.charts) return;
+  state.charts = sections.makeCharts(Chart, hello);
+}
+
+function hear(now) {
+  if (now.error) {
+    element("status").dataset.level = "unhealthy";
+    element("status-text").textContent = "no figures";
+    sections.findings([{ level: "bad", text: now.error, where: "requests" }]);
+    return;
+  }
+  state.now = now;
+  // Every other point is a glance between two steps; the newest is always there, and the older ones are thinned out.
+  const points = state.points;
+  if (points.length > 1 && now.point.at - points[points.length - 2].at < state.hello.step_s) points.pop();
+  points.push(now.point);
+  while (points.length > 2 && now.point.at - points[0].at > 3700) points.shift();
+  draw();
+}
+
+function draw() {
+  const { hello, points, now, range, charts } = state;
+  if (!hello || !now || document.hidden) return;
+  // Its health page may call it healthy while callers notice something: the worse of the two is shown.
+  const worst = now.findings[0]?.level;
+  const level = worst === "bad" ? "unhealthy" : worst === "warn" && now.status === "healthy" ? "degraded" : now.status;
+  const word = now.status !== "healthy" ? now.status : { bad: "needs attention", warn: "worth a look" }[worst] ?? now.status;
+  element("status").dataset.level = level;
+  element("status-text").textContent = word;
+  document.title = `${worst === "bad" ? "● " : ""}Bunch: ${word}`;
+  sections.findings(now.findings);
+  sections.tiles(hello, points, now);
+  sections.tiers(hello, points, now);
+  sections.charts(charts, hello, columns(points, range, COLUMNS), range, now);
+  sections.queues(now);
+  sections.batches(hello, points, range);
+  sections.workers(now);
+  sections.slow(now);
+  sections.dead(now);
+  age();
+}
+
+function age() {
+  if (!state.now) return;
+  const seconds = Math.max(0, Math.round(Date.now() / 1000 - state.now.at));
+  element("freshness").textContent = seconds < 5 ? "live" : `last heard ${seconds} s ago`;
+  element("freshness").classList.toggle("bad", seconds >= 10);
+}
+
+const open = dialogs(() => listen());
+let listening = false;
+
+async function listen() {
+  if (listening) return;
+  listening = true;
+  await follow("/ops/events", (name, data) => (name === "hello" ? greet(data) : hear(data)), (error) => {
+    age();
+    if (error instanceof Unauthorised) {
+      element("status-text").textContent = "not signed in";
+      open.token(error.message);
+      return false;
+    }
+    return true;
+  });
+  listening = false;
+}
+
+for (const input of document.querySelectorAll("input[name=range]")) {
+  input.addEventListener("change", () => { state.range = Number(input.value); draw(); });
+}
+document.addEventListener("visibilitychange", draw);
+document.querySelector("#dead").addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-action]");
+  if (!button) return;
+  const ids = button.dataset.ids === "all" ? "all" : sections.selected();
+  if (!ids.length) say("Select dead letters first.");
+  else open.action(button.dataset.action, { ids }, button.textContent);
+});
+element("workers").addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-action]");
+  if (button) open.action(button.dataset.action, JSON.parse(button.dataset.arguments), button.title || button.textContent);
+});
+setInterval(age, 1000);
+listen();

@@ -1,0 +1,232 @@
+// Each section of the page from what is known. Nothing here remembers anything but the ticks of a table.
+import { html, parts, svg } from "./charts.js";
+import { clock, codesBetween, count, grown, milliseconds, percent, quantile, short, since, span, total } from "./figures.js";
+import { fill } from "./tables.js";
+
+const element = (id) => document.getElementById(id);
+const NOW_S = 15;
+const REFUSED = new Set(["SERVICE_OVERLOADED", "RATE_LIMITED"]);
+const OUTCOMES = [
+  { name: "OK", color: 1 }, { name: "caller's error", color: 3 }, { name: "refused", color: 2 },
+  { name: "timed out", color: 5 }, { name: "failed", color: 4 },
+];
+const TIER_COLORS = { enterprise: 5, paid: 1, free: 6 };
+const REASON_COLORS = { full: 1, delay: 2, idle: 6, deadline: 4, drain: 3 };
+const CELL = { class: "n" };
+
+function outcome(code, own) {
+  if (code === "OK") return 0;
+  if (REFUSED.has(code)) return 2;
+  if (own.has(code)) return 1;
+  return code === "DEADLINE_EXCEEDED" ? 3 : 4;
+}
+
+export function findings(found) {
+  const shown = found.length ? found : [{ level: "good", text: "Nothing needs attention.", where: "" }];
+  const list = element("findings-list");
+  const items = shown.map((each) => {
+    const item = html("li", { "data-level": each.level });
+    if (each.level === "good") item.append(each.text);
+    else item.append(html("b", {}, each.level === "bad" ? "Now: " : "Soon: "), each.text, " ", html("a", { href: `#${each.where}` }, "Look"));
+    return item;
+  });
+  const before = [...list.children].map((each) => each.textContent).join("\n");
+  // A screen reader reads what changes: only what is new is changed.
+  if (before !== items.map((each) => each.textContent).join("\n")) list.replaceChildren(...items);
+}
+
+export function tiles(hello, points, now) {
+  const then = since(points, NOW_S);
+  const seconds = Math.max(1, now.point.at - then.at);
+  const codes = codesBetween(then, now.point, hello.tiers);
+  const all = total(Object.values(codes));
+  const own = new Set(hello.callers_own);
+  const served = all - total(Object.entries(codes).filter(([code]) => own.has(code)).map(([, number]) => number));
+  const bad = served - (codes.OK ?? 0);
+  const depth = total(now.queues.map((row) => row.depth));
+  const oldest = Math.max(0, ...now.queues.map((row) => row.oldest_ms)) / 1000;
+  const [busiest, [ready, busy]] = Object.entries(now.point.busy).sort((a, b) => b[1][1] - a[1][1])[0] ?? ["", [0, null]];
+  const batches = total(Object.keys(now.point.sizes).map((model) => sizesBetween(then, now.point, model).batches));
+  const batched = total(Object.keys(now.point.sizes).map((model) => sizesBetween(then, now.point, model).requests));
+  const { healthy, unhealthy } = now.point.workers;
+  const share = served ? bad / served : 0;
+  const rows = [
+    ["Requests/s", short(all / seconds), "", ""],
+    ["Not served", served ? percent(share) : "–", bad ? `${short(bad / seconds)}/s` : "", share > 0.05 ? "bad" : share > 0 ? "warn" : ""],
+    ["Waiting", short(depth), depth ? `oldest ${span(oldest)}` : "", ""],
+    ["Mean batch", batches ? short(batched / batches) : "–", batches ? `${short(batches / seconds)}/s` : "", ""],
+    ["Executors busy", busy === null ? "–" : percent(busy, 0), ready ? `${busiest}, ${ready} ready` : "none is ready", busy > 0.9 ? "warn" : ""],
+    ["Workers", String(healthy), unhealthy ? `and ${unhealthy} not healthy` : "healthy", healthy ? (unhealthy ? "warn" : "") : "bad"],
+    ["Dead letters", short(now.point.dead), "", now.point.dead ? "warn" : ""],
+  ];
+  element("tiles").replaceChildren(...rows.map(([name, value, more, level]) =>
+    html("div", { "data-level": level, "data-tile": name }, html("dt", {}, name), html("dd", {}, value, " ", html("small", {}, more)))));
+}
+
+export function tiers(hello, points, now) {
+  const then = since(points, NOW_S);
+  const seconds = Math.max(1, now.point.at - then.at);
+  const own = new Set(hello.callers_own);
+  const rows = hello.tiers.map((tier) => {
+    const codes = codesBetween(then, now.point, [tier]);
+    const all = total(Object.values(codes));
+    const served = total(Object.entries(codes).filter(([code]) => !own.has(code)).map(([, number]) => number));
+    const at = (fraction) => quantile(fraction, hello.bounds_s, then.latency[tier], now.point.latency[tier]);
+    return { tier, rate: all / seconds, ok: served ? (codes.OK ?? 0) / served : null, at, slo: now.slo[tier], total: total(Object.values(now.point.requests[tier] ?? {})) };
+  });
+  const goal = (row) => row.slo.latency_ms / 1000;
+  const met = (row, window) => (row.slo.counted[window] ? percent(row.slo.attained[window]) : "–");
+  const level = (row, window) => (row.slo.counted[window] && row.slo.attained[window] < row.slo.target ? "bad" : "");
+  fill(element("tiers-table"), rows, (row) => row.tier, [
+    { header: true, cell: (row) => row.tier },
+    { ...CELL, cell: (row) => short(row.rate) },
+    { ...CELL, cell: (row) => (row.ok === null ? "–" : percent(row.ok)), level: (row) => (row.ok !== null && row.ok < row.slo.target ? "bad" : "") },
+    ...[0.5, 0.95, 0.99].map((fraction) => ({ ...CELL, cell: (row) => milliseconds(row.at(fraction)), level: (row) => (row.at(fraction) > goal(row) ? "bad" : "") })),
+    { cell: (row) => `${percent(row.slo.target)} in ${short(row.slo.latency_ms)} ms` },
+    { ...CELL, cell: (row) => met(row, "5m"), level: (row) => level(row, "5m") },
+    { ...CELL, cell: (row) => met(row, "1h"), level: (row) => level(row, "1h") },
+    { ...CELL, cell: (row) => (row.slo.counted["5m"] ? short(row.slo.burn["5m"]) : "–"), level: (row) => (row.slo.burn["5m"] > 1 ? "bad" : "") },
+    { class: "n total", cell: (row) => count(row.total) },
+  ], "no tiers");
+  const codes = {};
+  for (const tier of hello.tiers) for (const [code, sum] of Object.entries(now.point.requests[tier] ?? {})) codes[code] = (codes[code] ?? 0) + sum;
+  element("codes").replaceChildren(html("span", {}, "In total:"), ...Object.entries(codes).sort((a, b) => b[1] - a[1]).map(([code, sum]) =>
+    html("span", { "data-code": code }, `${code} `, html("b", {}, count(sum)))));
+}
+
+export function makeCharts(Chart, hello) {
+  const byTier = hello.tiers.map((tier) => ({ name: tier, color: TIER_COLORS[tier] ?? 3 }));
+  const quantiles = [{ name: "p50", color: 1 }, { name: "p95", color: 2 }, { name: "p99", color: 4, faint: true }];
+  const latency = {};
+  element("latency-charts").replaceChildren(...hello.tiers.map((tier) => {
+    const into = html("div", { class: "chart" });
+    latency[tier] = new Chart(into, `Latency of ${tier}`, { series: quantiles, format: (seconds) => (seconds === null ? "–" : span(seconds)) });
+    return html("div", {}, html("h3", {}, tier), into);
+  }));
+  const models = Object.keys(hello.models).map((name, n) => ({ name, color: (n % 6) + 1 }));
+  return {
+    latency,
+    requests: new Chart(element("requests-chart"), "Requests per second", { series: OUTCOMES, format: short, stacked: true }),
+    depth: new Chart(element("depth-chart"), "Queue depth", { series: byTier, format: short, stacked: true }),
+    oldest: new Chart(element("oldest-chart"), "Age of the oldest in a queue", { series: byTier, format: (seconds) => (seconds === null ? "–" : span(seconds)) }),
+    busy: new Chart(element("busy-chart"), "Executors busy", { series: models, format: (share) => (share === null ? "–" : percent(share, 0)), most: 1 }),
+  };
+}
+
+export function charts(made, hello, columns, range, now) {
+  const own = new Set(hello.callers_own);
+  const rates = columns.map(({ at, then, now: end, seconds }) => {
+    const values = OUTCOMES.map(() => (end ? 0 : null));
+    if (end) for (const [code, number] of Object.entries(codesBetween(then, end, hello.tiers))) values[outcome(code, own)] += number / seconds;
+    return { at, values };
+  });
+  made.requests.update(rates, range);
+  for (const tier of hello.tiers) {
+    const lines = columns.map(({ at, then, now: end }) => ({
+      at, values: [0.5, 0.95, 0.99].map((fraction) => (end ? quantile(fraction, hello.bounds_s, then.latency[tier], end.latency[tier]) : null)),
+    }));
+    made.latency[tier].update(lines, range, now.slo[tier].latency_ms / 1000);
+  }
+  const gauge = (get) => columns.map(({ at, now: end }) => ({ at, values: get(end) }));
+  const perTier = (pick, combine) => (end) => hello.tiers.map((tier) =>
+    (end ? combine(Object.values(end.queues).map((row) => (row[tier] ?? [0, 0])[pick])) : null));
+  made.depth.update(gauge(perTier(0, total)), range);
+  made.oldest.update(gauge(perTier(1, (ages) => Math.max(0, ...ages) / 1000)), range);
+  made.busy.update(gauge((end) => Object.keys(hello.models).map((model) => end?.busy[model]?.[1] ?? null)), range);
+}
+
+export function queues(now) {
+  fill(element("queues-table"), now.queues, (row) => `${row.model}.${row.tier}`, [
+    { header: true, cell: (row) => `${row.model}.${row.tier}` },
+    { class: "n depth", cell: (row) => count(row.depth) },
+    { ...CELL, cell: (row) => (row.depth ? span(row.oldest_ms / 1000) : "–"), level: (row) => (row.depth && row.oldest_ms > now.slo[row.tier].latency_ms ? "bad" : "") },
+    { ...CELL, cell: (row) => short(row.arrival_rps) },
+  ], "no models");
+}
+
+function sizesBetween(then, now, model) {
+  const sums = now.sizes[model] ?? [];
+  const before = then.sizes[model] ?? [];
+  const cumulative = sums.map((sum, n) => grown(before[n] ?? 0, sum));
+  return {
+    bins: cumulative.map((sum, n) => sum - (n ? cumulative[n - 1] : 0)),
+    batches: cumulative[cumulative.length - 1] ?? 0,
+    requests: grown(then.size_sums[model] ?? 0, now.size_sums[model] ?? 0),
+  };
+}
+
+export function batches(hello, points, range) {
+  const now = points[points.length - 1];
+  const then = since(points, range);
+  element("batches-models").replaceChildren(...Object.keys(hello.models).map((model) => {
+    const { bins, batches: number, requests } = sizesBetween(then, now, model);
+    const most = hello.models[model].max_batch_size;
+    if (!number) return html("div", { class: "model" }, html("h3", {}, model), html("p", { class: "facts" }, "No batches in the time shown."));
+    const names = hello.sizes.map((bound, n) => (n && hello.sizes[n - 1] + 1 < bound ? `${hello.sizes[n - 1] + 1}–${bound}` : String(bound)));
+    // Up to the first bound that holds the largest batch there may be.
+    const last = Math.max(hello.sizes.findIndex((bound) => bound >= most), bins.findLastIndex((each) => each > 0));
+    const shown = bins.slice(0, last + 1);
+    const highest = Math.max(...shown);
+    const bars = shown.map((each, n) => svg("rect", { x: n + 0.08, y: 1 - each / highest, width: 0.84, height: each / highest }));
+    const text = shown.map((each, n) => (each ? `${names[n] ?? "more"}: ${count(each)}` : "")).filter(Boolean).join(", ");
+    const reasons = Object.entries(now.reasons[model] ?? {}).map(([reason, sum]) => [reason, grown(then.reasons[model]?.[reason] ?? 0, sum)]).filter(([, sum]) => sum);
+    return html("div", { class: "model" },
+      html("h3", {}, model, html("small", {}, `mean ${short(requests / number)} of at most ${most}, ${count(number)} batches`)),
+      svg("svg", { class: "sizes", viewBox: `0 0 ${shown.length} 1`, preserveAspectRatio: "none", role: "img", "aria-label": `Batches of ${model} by size: ${text}` }, ...bars),
+      html("div", { class: "bin-labels", "aria-hidden": "true" }, ...shown.map((_, n) => html("span", {}, names[n] ?? "more"))),
+      parts("released", reasons.map(([reason, sum]) => [`fill c${REASON_COLORS[reason] ?? 3}`, sum / number]), `Released by ${reasons.map(([reason, sum]) => `${reason} ${percent(sum / number, 0)}`).join(", ")}`),
+      html("p", { class: "legend" }, ...reasons.map(([reason, sum]) => html("span", { class: `key c${REASON_COLORS[reason] ?? 3}` }, reason, " ", html("b", {}, percent(sum / number, 0))))));
+  }));
+}
+
+export function workers(now) {
+  const rows = now.workers.flatMap((worker) => (worker.models.length ? worker.models : [null]).map((executor, n) => ({ worker, executor, first: n === 0 })));
+  const state = ({ worker }) => (worker.healthy ? "healthy" : worker.state === "running" ? "silent" : worker.state);
+  const of = (get, otherwise = "–") => ({ executor }) => (executor ? get(executor) : otherwise);
+  fill(element("workers-table"), rows, ({ worker, executor }) => `${worker.id} ${executor?.executor}`, [
+    { header: true, cell: (row) => (row.first ? `${row.worker.hostname} · ${row.worker.pid}` : "") },
+    { cell: (row) => (row.first ? state(row) : ""), level: (row) => (row.worker.healthy ? "" : "bad") },
+    { ...CELL, cell: (row) => (row.first ? `${span(row.worker.age_ms / 1000)} ago` : ""), level: (row) => (row.worker.healthy ? "" : "bad") },
+    { cell: of((each) => each.executor) },
+    { cell: of((each) => each.state), level: of((each) => (each.state === "failed" ? "bad" : each.state === "ready" ? "" : "warn"), "") },
+    { cell: of((each) => html("span", {}, html("span", { class: "meter", "aria-hidden": "true" }, parts("", [["fill c1", each.busy]], "")), percent(each.busy, 0))) },
+    { ...CELL, cell: of((each) => count(each.batches)) },
+    { ...CELL, cell: of((each) => count(each.restarts)), level: of((each) => (each.restarts ? "warn" : ""), "") },
+    { cell: of((each) => each.breaker), level: of((each) => (each.breaker === "closed" ? "" : "bad"), "") },
+  ], "No worker is known.");
+}
+
+export function slow(now) {
+  fill(element("slow-table"), now.slow.slice(0, 15), (row) => `${row.at} ${row.request_id}`, [
+    { cell: (row) => clock(row.at) },
+    { class: "mono", cell: (row) => row.request_id.slice(0, 13), header: false },
+    { cell: (row) => `${row.model}.${row.tier}` },
+    { cell: (row) => row.code.toLowerCase().replaceAll("_", " "), level: (row) => (row.code === "OK" ? "" : "bad") },
+    { ...CELL, cell: (row) => span(row.total_ms / 1000) },
+    { cell: whereTime },
+  ], "None lately: every request met its objective.");
+}
+
+function whereTime(row) {
+  if (row.compute_ms === null) return "it was not computed in time";
+  const rest = Math.max(0, row.total_ms - row.queue_ms - row.compute_ms);
+  const say = `queue ${span(row.queue_ms / 1000)}, compute ${span(row.compute_ms / 1000)}, the rest ${span(rest / 1000)}; attempt ${row.attempt}, in a batch of ${row.batch_size}`;
+  const bar = parts("parts", [["queue", row.queue_ms / row.total_ms], ["compute", row.compute_ms / row.total_ms], ["rest", rest / row.total_ms]], say);
+  bar.append(svg("title", {}, say));
+  return bar;
+}
+
+export function dead(now) {
+  element("dead-count").textContent = now.point.dead ? `${count(now.point.dead)} kept${now.point.dead > now.dead.length ? `, the newest ${now.dead.length} shown` : ""}` : "";
+  fill(element("dead-table"), now.dead, (row) => row.id, [
+    { keep: true, cell: (row) => html("input", { type: "checkbox", value: row.id, "aria-label": `Select ${row.id}` }) },
+    { cell: (row) => clock(row.failed_at) },
+    { class: "mono", cell: (row) => row.id.slice(0, 13) },
+    { cell: (row) => `${row.model}.${row.tier}` },
+    { ...CELL, cell: (row) => count(row.attempts) },
+    { class: "wrap", cell: (row) => row.reason },
+  ], "None: no request was given up.");
+  for (const button of document.querySelectorAll("#dead button[data-action]")) button.disabled = !now.point.dead;
+}
+
+export const selected = () => [...document.querySelectorAll("#dead-table input:checked")].map((each) => each.value);

@@ -1,0 +1,61 @@
+// Server-sent events over fetch: EventSource could not send the token.
+
+export class Unauthorised extends Error {}
+
+let token = "";
+export const useToken = (given) => { token = given; };
+export const headers = () => (token ? { Authorization: `Bearer ${token}` } : {});
+
+// Calls `on(name, data)` for each event, until the stream ends. Throws when it cannot be opened.
+async function read(path, on, signal) {
+  const answer = await fetch(path, { headers: headers(), signal, cache: "no-store" });
+  if (answer.status === 401 || answer.status === 403) throw new Unauthorised((await answer.json()).message);
+  if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const fields = Object.fromEntries(block.split("\n").map((line) => line.split(/: (.*)/s)));
+      if (fields.data) on(fields.event, JSON.parse(fields.data));
+    }
+  }
+}
+
+// Reads for ever; `lost(error)` is told of each break, and returns whether to try again.
+export async function follow(path, on, lost) {
+  for (let pause = 500; ; pause = Math.min(8000, pause * 2)) {
+    let error = null;
+    const silence = new AbortController();
+    let timer = setTimeout(() => silence.abort(), 15000);
+    try {
+      await read(path, (name, data) => {
+        pause = 500;
+        clearTimeout(timer);
+        // A machine that went away says nothing any more; the stream has something to say every two seconds.
+        timer = setTimeout(() => silence.abort(), 15000);
+        on(name, data);
+      }, silence.signal);
+    } catch (caught) {
+      error = caught;
+    }
+    clearTimeout(timer);
+    if (!lost(error)) return;
+    await new Promise((resolve) => { setTimeout(resolve, pause); });
+  }
+}
+
+export async function act(name, given, confirm) {
+  const answer = await fetch(`/ops/actions/${name}`, {
+    method: "POST",
+    headers: { ...headers(), "Content-Type": "application/json" },
+    body: JSON.stringify({ arguments: given, confirm }),
+  });
+  const body = await answer.json();
+  if (answer.status === 401) throw new Unauthorised(body.message);
+  if (!answer.ok) throw new Error(body.message);
+  return body;
+}

@@ -1,0 +1,36 @@
+// Tables that change in place: a row keeps its element, its focus and its tick for as long as its key is there.
+import { html } from "./charts.js";
+
+// columns: [{class?, header?, cell: (row) → text, or a node; text alone is compared and left alone if the same}]
+export function fill(table, rows, key, columns, empty) {
+  const body = table.tBodies[0];
+  // Headings stand where their numbers do.
+  columns.forEach((column, n) => table.tHead.rows[0].cells[n].classList.toggle("n", (column.class ?? "").split(" ").includes("n")));
+  const known = new Map([...body.rows].map((row) => [row.dataset.key, row]));
+  if (!rows.length) {
+    if (body.rows.length !== 1 || body.rows[0].dataset.key !== "") {
+      body.replaceChildren(html("tr", { "data-key": "" }, html("td", { class: "empty", colspan: String(columns.length) }, empty)));
+    }
+    return;
+  }
+  rows.forEach((each, place) => {
+    const name = String(key(each));
+    let row = known.get(name);
+    known.delete(name);
+    if (!row) row = html("tr", { "data-key": name }, ...columns.map((column) => html(column.header ? "th" : "td", column.header ? { scope: "row" } : {})));
+    columns.forEach((column, n) => set(row.cells[n], column, each));
+    if (body.rows[place] !== row) body.insertBefore(row, body.rows[place] ?? null);
+  });
+  for (const row of known.values()) row.remove();
+}
+
+function set(cell, column, row) {
+  if (column.keep && cell.hasChildNodes()) return;
+  const value = column.cell(row);
+  const level = column.level?.(row) ?? "";
+  const name = `${column.class ?? ""} ${level}`.trim();
+  if (cell.className !== name) cell.className = name;
+  if (value instanceof Node) {
+    if (cell.firstElementChild?.outerHTML !== value.outerHTML) cell.replaceChildren(value);
+  } else if (cell.textContent !== String(value)) cell.textContent = value;
+}

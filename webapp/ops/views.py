@@ -1,0 +1,133 @@
+"""The page's routes, for Flask: none of them is hot, and one of them never ends."""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import flask
+import gevent
+import msgspec
+from redis.exceptions import RedisError
+
+from webapp.call import Answer, Call
+from webapp.errors import ApiError
+from webapp.ops import actions, gate
+from webapp.ops.feed import EVERY_S, Feed
+from webapp.request import read_body
+from webapp.services import Services
+
+STATIC = Path(__file__).parent / "static"
+_MAX_STREAMS = 32
+# Then the browser comes back by itself, perhaps to a fresher process.
+_STREAM_S = 3600.0
+_LOOK_S = 0.25
+_HEADERS = (
+    # Nothing from elsewhere, nothing inline, in no frame.
+    (
+        "Content-Security-Policy",
+        (
+            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        ),
+    ),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+)
+_action = msgspec.json.Decoder(actions.ActionBody)
+
+
+def page(services: Services, call: Call) -> Answer:
+    """`GET /ops`."""
+    return asset(services, call, name="page.html")
+
+
+def asset(services: Services, call: Call, name: str) -> Answer:
+    """`GET /ops/static/<name>`: revalidated at each load, so that a new version is seen at once."""
+    found = _assets().get(name)
+    if found is None:
+        raise ApiError("NOT_FOUND", "the page has no such part")
+    content_type, body, tag = found
+    headers = (*_HEADERS, ("Cache-Control", "no-cache"), ("ETag", tag))
+    if call.header("HTTP_IF_NONE_MATCH") == tag:
+        return Answer(304, b"", call.request_id, content_type, headers)
+    return Answer(200, body, call.request_id, content_type, headers)
+
+
+def act(services: Services, call: Call, name: str) -> Answer:
+    """`POST /ops/actions/<name>`."""
+    gate.admit(services.settings, call)
+    gate.refuse_other_sites(call)
+    body = read_body(call, _action)
+    try:
+        done = actions.run(services, name, body, call.header("REMOTE_ADDR") or "")
+    except RedisError as error:
+        raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
+    return Answer(200, msgspec.json.encode(done), call.request_id)
+
+
+class Events:
+    """`GET /ops/events`, as a Flask view: a stream has no `Answer`."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._feed = Feed(services)
+        self._streams = 0
+
+    def open(self, call: Call) -> flask.Response:
+        """Raises ApiError."""
+        gate.admit(self._services.settings, call)
+        if self._streams >= _MAX_STREAMS:
+            raise ApiError("SERVICE_OVERLOADED", f"{_MAX_STREAMS} pages are open already in this process")
+        stopping = flask.request.environ.get("bunch.shutting_down", lambda: False)
+        headers = [
+            *_HEADERS,
+            ("Cache-Control", "no-store"),
+            ("X-Accel-Buffering", "no"),
+            ("X-Request-Id", call.request_id),
+        ]
+        return flask.Response(self._stream(stopping), 200, headers, mimetype="text/event-stream")
+
+    def _stream(self, stopping: Any) -> Iterator[bytes]:
+        self._streams += 1
+        try:
+            yield b"retry: 2000\n\n"
+            greeted = False
+            for _ in range(int(_STREAM_S / EVERY_S)):
+                if not greeted:
+                    greeted, event = self._greet()
+                    yield event
+                yield _event("now", self._feed.now())
+                for _ in range(int(EVERY_S / _LOOK_S)):
+                    gevent.sleep(_LOOK_S)
+                    if stopping():
+                        # A stream would hold up the stop of its process to the very end.
+                        return
+        finally:
+            self._streams -= 1
+
+    def _greet(self) -> tuple[bool, bytes]:
+        try:
+            return True, _event("hello", self._feed.hello())
+        except RedisError:
+            # `now` says so.
+            return False, b": no history\n\n"
+
+
+def _event(name: str, data: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+@cache
+def _assets() -> dict[str, tuple[str, bytes, str]]:
+    found = {}
+    for path in STATIC.iterdir():
+        body = path.read_bytes()
+        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+        found[path.name] = (f"{kind}; charset=utf-8" if kind.startswith("text/") else kind, body, tag)
+    return found
