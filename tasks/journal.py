@@ -12,7 +12,6 @@ from typing import cast
 import msgspec
 from redis import Redis
 
-from batching.request import Request
 from batching.stamp import read_stamp
 from batching.store import parse_entries
 from config.keys import Shard
@@ -24,7 +23,7 @@ MIN_KEPT_MS = 60_000
 UNSETTLED = "-"
 
 
-class Member(msgspec.Struct, frozen=True, array_like=True):
+class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One request of a batch. Times are epoch ms, 0 unknown; `code` is OK, one of the contract's, or `-`."""
 
     id: str
@@ -60,10 +59,6 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(BatchRecord).decode
-
-
-def member(request: Request, code: str = UNSETTLED) -> Member:
-    return Member(request.id, request.tier.rank, request.attempt, request.sent_ms, request.enqueued_ms, code)
 
 
 class Journal:

@@ -22,16 +22,13 @@ class _Times(msgspec.Struct):
     compute_ms: float = 0.0
 
 
+_HEADER = ", ".join(f"{stage};dur=%.3f" for stage in STAGES)
 _decode = msgspec.json.Decoder(_Times).decode
 
 
 def timed(reply: Reply, latency_ms: float) -> tuple[float, tuple[tuple[str, str], ...]]:
     """The time that the reply took, in ms, and the header."""
     times = _decode(reply.bunch)
-    known_ms = times.admission_ms + times.queue_ms + times.batch_wait_ms + times.transfer_ms + times.compute_ms
-    reply_ms = max(0.0, latency_ms - known_ms)
-    value = (
-        f"admission;dur={times.admission_ms:g}, queue;dur={times.queue_ms:g}, batch_wait;dur={times.batch_wait_ms:g}, "
-        f"transfer;dur={times.transfer_ms:g}, compute;dur={times.compute_ms:g}, reply;dur={reply_ms:.3f}"
-    )
-    return reply_ms, (("Server-Timing", value),)
+    known = (times.admission_ms, times.queue_ms, times.batch_wait_ms, times.transfer_ms, times.compute_ms)
+    reply_ms = max(0.0, latency_ms - sum(known))
+    return reply_ms, (("Server-Timing", _HEADER % (*known, reply_ms)),)

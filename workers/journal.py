@@ -19,7 +19,8 @@ from redis.exceptions import RedisError
 
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
-from tasks.journal import BatchRecord, Journal, Member, member
+from config.tiers import TIERS
+from tasks.journal import BatchRecord, Journal, Member
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ FLUSH_EVERY_S = 0.2
 # Batches noted while Redis was away: beyond this the oldest are forgotten.
 _MAX_NOTED = 2000
 _MAX_WHY = 500
+_RANKS = {tier: tier.rank for tier in TIERS}
 
 
 @dataclass(slots=True)
@@ -76,7 +78,15 @@ class BatchJournal:
 
     def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
         known = self._of(batch)
-        self._add(known, [(request, _code(outcome)) for request, outcome in settled])
+        members, keep_ms = known.members, known.keep_ms
+        # For each request that there is: nothing is called here that need not be.
+        for request, outcome in settled:
+            code = "OK" if type(outcome) is Ok else _code(outcome)
+            members[request.position] = Member(
+                request.id, _RANKS[request.tier], request.attempt, request.sent_ms, request.enqueued_ms, code
+            )
+            keep_ms = max(keep_ms, request.result_ttl_ms)
+        known.keep_ms = keep_ms
         # Those that were settled at the claim come first, by themselves; the batch they came with follows.
         if not batch.size or known.claimed_at:
             self._end(known, batch)
@@ -84,22 +94,23 @@ class BatchJournal:
     def retried(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
         known = self._of(batch)
         known.why = why
-        self._add(known, [(each, "") for each in requests])
+        self._add(known, requests)
 
     def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
         known = self._of(batch)
         known.why = why
-        self._add(known, [(each, "") for each in requests])
+        self._add(known, requests)
         self._end(known, batch)
 
     def _of(self, batch: BatchInfo) -> _Open:
         return self._open.setdefault(batch.batch_id, _Open())
 
     @staticmethod
-    def _add(known: _Open, settled: Sequence[tuple[Request, str]]) -> None:
-        for request, code in settled:
-            known.members[request.position] = member(request, code) if code else member(request)
-            known.keep_ms = max(known.keep_ms, request.result_ttl_ms)
+    def _add(known: _Open, unsettled: Sequence[Request]) -> None:
+        for each in unsettled:
+            rank = _RANKS[each.tier]
+            known.members[each.position] = Member(each.id, rank, each.attempt, each.sent_ms, each.enqueued_ms)
+            known.keep_ms = max(known.keep_ms, each.result_ttl_ms)
 
     def _end(self, known: _Open, batch: BatchInfo) -> None:
         self._open.pop(batch.batch_id, None)
