@@ -45,13 +45,13 @@ for m = 1, models_count do
   local model = {
     bell = KEYS[key + 1], queues = queues, held = held, depths = depths, waiting = waiting, fresh = fresh,
     keyed = {}, limit = tonumber(ARGV[at + m]),
+    -- All fields at once: a table that grows is built anew.
+    rate = 0, first_ms = 0, full_ms = 0, full = 1, memory = 0, arrivals = false,
   }
   if rule.form ~= 'off' then
     local numbers = capacity_of(KEYS[key + 2], KEYS[key + 3], KEYS[2], queues, now)
     model.rate, model.first_ms, model.full_ms, model.full, model.memory = unpack(numbers, 1, 5)
     model.arrivals = {unpack(numbers, 6)}
-  else
-    model.rate, model.memory = 0, 0
   end
   models[m] = model
   key = key + 3 + 2 * tiers
@@ -63,6 +63,7 @@ for c = 1, classes_count do
   local model, rank = models[tonumber(ARGV[at + 1])], tonumber(ARGV[at + 2])
   local class = {
     model = model, rank = rank, threshold = tonumber(ARGV[at + 3]), quota = tonumber(ARGV[at + 4]), added = 0, own = 0,
+    by_preference = 0, by_age = 0, state = false, interval = 0, burst = 0, tag = false, deadline = '', limit = '', calm = -1,
   }
   if model.rate > 0 then class.by_preference, class.by_age = drain_factors(model, rule, rank) end
   if class.quota > 0 then
