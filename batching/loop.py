@@ -33,7 +33,6 @@ from batching.policy import (
     Decision,
     Dispatch,
     Learner,
-    Learnt,
     Look,
     Pace,
     Policy,
@@ -64,8 +63,6 @@ class _InHand:
     claimed_at: float
     took_s: float = 0.0
     turn_at: float = 0.0
-    # From when it came to the front of the executor to its answer, if it was answered.
-    inside_s: float = 0.0
 
 
 class ClaimLoop:
@@ -89,7 +86,8 @@ class ClaimLoop:
         self._model = model
         self._executor = executor
         self._store = store
-        self._learner = Learner(policy)
+        # Its policy is a value: an operator's other one holds from the next decision on, with all that was learnt.
+        self.learner = Learner(policy)
         self._observer = observer
         retry = RetryPolicy(model.max_attempts)
         self._triage = Triage(model.name, codec, retry, is_revoked)
@@ -129,20 +127,6 @@ class ClaimLoop:
         return not (self._in_hand or self.gate.is_shut) and self._executor.state is ExecutorState.READY
 
     @property
-    def policy(self) -> Policy:
-        """A value: an operator's other one holds from the next decision on, with all that was learnt."""
-        return self._learner.policy
-
-    @policy.setter
-    def policy(self, policy: Policy) -> None:
-        self._learner.policy = policy
-
-    @property
-    def learnt(self) -> Learnt:
-        """What has been learnt: rate, utilisation, the time of a batch."""
-        return self._learner.learnt
-
-    @property
     def safe_size(self) -> int | None:
         return self._safe_size
 
@@ -157,7 +141,7 @@ class ClaimLoop:
     def use(self, model: LoopModel, policy: Policy) -> None:
         """Go on under another policy, or with another version of the model, from the next batch on."""
         self._model = model
-        self.policy = policy
+        self.learner.policy = policy
 
     def wait_empty(self, timeout_s: float) -> bool:
         """Block until nothing is in hand, at most `timeout_s`; whether nothing is. Hold the gate first."""
@@ -227,7 +211,7 @@ class ClaimLoop:
         decision = self._decide(view)
         if isinstance(decision, Look):
             view = self._store.look(self._model.name, self.gate.paused)
-            self._learner.looked(view.depth, self._clock())
+            self.learner.looked(view.depth, self._clock())
             decision = self._decide(view)
         if isinstance(decision, Dispatch):
             return self._dispatch(replace(decision, size=min(decision.size, permitted, self._safe_size or permitted)))
@@ -249,9 +233,9 @@ class ClaimLoop:
             batch_s=self._batch_s,
             recent=max(self._sizes),
             idle=sum(each.is_idle for each in self.peers),
-            learnt=self._learner.learnt,
+            learnt=self.learner.learnt,
         )
-        return self.policy.decide(queue, now)
+        return self.learner.policy.decide(queue, now)
 
     def _wait(self, decision: Wait) -> None:
         # What waits on purpose says nothing about how fast it could go.
@@ -301,7 +285,7 @@ class ClaimLoop:
         if run:
             # The highest tier that is in the batch stands first in it, its oldest request before the others.
             waited_s, middle_s = (info.waited_s(each) for each in (run[0], run[len(run) // 2]))
-            self._learner.claimed(len(run), claim.view.depth, waited_s, middle_s, self._clock())
+            self.learner.claimed(len(run), claim.view.depth, waited_s, middle_s, self._clock())
             self._hand_over(run, info)
 
     def _recover(self, claim: Claim, error: Exception) -> None:
@@ -365,7 +349,7 @@ class ClaimLoop:
             turn_s=now - batch.turn_at,
         )
         ok = any(not isinstance(outcome, Failed) for outcome in event.outcomes)
-        self._learner.finished(len(batch.requests), batch.inside_s, now, regular=event.passes == 1 and ok)
+        self.learner.finished(len(batch.requests), info.turn_s, now, regular=event.passes == 1 and ok)
         # One input that fails alone says little about the model, unless it was the probe.
         if ok or len(event.outcomes) > 1 or self._breaker.state is BreakerState.HALF_OPEN:
             self._breaker.record(now, ok=ok)
@@ -394,7 +378,7 @@ class ClaimLoop:
             if batch:
                 batch.turn_at = max(self._front_since, batch.claimed_at)
             if batch and compute:
-                took = batch.inside_s = now - self._front_since
+                took = now - self._front_since
                 # An average over about eight batches: enough to aim the next claim, no more is asked of it.
                 self._batch_s = took if not self._batch_s else self._batch_s + (took - self._batch_s) / 8
                 batch.took_s = now - self._occupied_since

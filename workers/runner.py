@@ -26,7 +26,7 @@ from redis.exceptions import RedisError
 from batching.breaker import SharedBreaker
 from batching.executor import ExecutorState
 from batching.loop import ClaimLoop
-from batching.policy import Learnt, Policy, name_of
+from batching.policy import Learner, name_of
 from batching.ports import FollowUp, Observer
 from batching.priorities import PriorityLists
 from batching.registry import ModelPace, WorkerRegistry, make_worker_id, model_pace
@@ -196,7 +196,7 @@ class WorkerRunner:
         row = msgspec.to_builtins(self._describe())
         in_hand = sum(loop.in_hand for loop in self._loops)
         learnt = {
-            executor.name: _shown(loop.policy, loop.learnt)
+            executor.name: _shown(loop.learner)
             for loop, (_, executor) in zip(self._loops, self._executors, strict=True)
         }
         return {**row, "in_hand": in_hand, "serving": self.steering.describe(), "learnt": learnt}
@@ -294,10 +294,11 @@ class WorkerRunner:
         return min(1.0, spent / (now - then)) if now > then else 0.0
 
 
-def _shown(policy: Policy, learnt: Learnt) -> dict[str, Any]:
+def _shown(learner: Learner) -> dict[str, Any]:
     """For `inspect stats`, in milliseconds: a batch of n takes `batch_ms` + `item_ms`·n."""
+    learnt = learner.learnt
     return {
-        "policy": name_of(policy),
+        "policy": name_of(learner.policy),
         "rate": round(learnt.rate, 1),
         "utilisation": round(learnt.utilisation, 3),
         "returning": round(learnt.returning, 2),

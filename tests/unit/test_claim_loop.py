@@ -192,11 +192,11 @@ def test_a_policy_is_shown_what_was_learnt_and_can_be_replaced(make: Make) -> No
     rig.settled("a", "b", "c")
     rig.until(lambda: seen[-1].learnt.time.known)
     assert any(math.isfinite(view.due_at) for view in seen)
-    rig.loop.policy = Eager(size=1)
+    rig.loop.learner.policy = Eager(size=1)
     rig.put("d", "e")
     rig.settled("d", "e")
     assert [len(work.inputs) for work in rig.executor.taken] == [2, 1, 1, 1]
-    assert rig.loop.learnt.time.known
+    assert rig.loop.learner.learnt.time.known
 
 
 def test_a_celery_clients_expired_task_is_answered_without_the_model(make: Make) -> None:
