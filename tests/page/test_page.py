@@ -42,7 +42,7 @@ def load(stack: Stack, *options: str, seconds: float = 60) -> Iterator[None]:
 def picture(page: Page, name: str, tmp_path: Path, history_s: float = 0) -> None:
     """`history_s`: how long the charts should have had something to show, for a picture that is kept."""
     folder = Path(PICTURES) if PICTURES else tmp_path
-    if PICTURES:
+    if PICTURES and history_s:
         page.locator("input[name=range][value='300']").check(force=True)
         page.wait_for_timeout(1000 * history_s)
     page.screenshot(path=folder / f"{name}.png", full_page=True)
@@ -117,7 +117,7 @@ def test_a_dying_worker_is_seen(look: Callable[..., Any], stack: Stack, tmp_path
             seen.wait_for("document.querySelector('#findings').textContent.includes('1 of 2 workers')")
             seen.wait_for("document.querySelector('[data-tile=Workers] dd').textContent.startsWith('1 ')")
             assert serious(seen.page) == []
-            picture(seen.page, "ops-worker-dies-desktop-light", tmp_path)
+            picture(seen.page, "ops-worker-dies-desktop-light", tmp_path, history_s=5)
         finally:
             os.kill(victim, signal.SIGCONT)
         seen.wait_for("document.querySelector('[data-tile=Workers] dd').textContent.startsWith('2 ')")
@@ -132,7 +132,7 @@ def test_overload_is_seen(look: Callable[..., Any], stack: Stack, tmp_path: Path
         seen.wait_for("document.querySelectorAll('#findings li[data-level=bad]').length > 0")
         time.sleep(6)
         assert serious(seen.page) == []
-        picture(seen.page, f"ops-overload-{size}-{scheme}", tmp_path)
+        picture(seen.page, f"ops-overload-{size}-{scheme}", tmp_path, history_s=1)
         assert seen.complaints == []
     wait_until(stack.all_run, what="all is well again")
 

@@ -7,7 +7,8 @@ import { Unauthorised, follow } from "./stream.js";
 
 const state = { hello: null, points: [], now: null, range: 900, charts: null };
 const element = (id) => document.getElementById(id);
-const COLUMNS = 90;
+// Never narrower than two steps, or a column might hold no point.
+const MOST_COLUMNS = 90;
 
 function greet(hello) {
   state.hello = hello;
@@ -45,7 +46,7 @@ function draw() {
   sections.findings(now.findings);
   sections.tiles(hello, points, now);
   sections.tiers(hello, points, now);
-  sections.charts(charts, hello, columns(points, range, COLUMNS), range, now);
+  sections.charts(charts, hello, columns(points, range, Math.min(MOST_COLUMNS, range / (2 * hello.step_s))), range, now);
   sections.queues(now);
   sections.batches(hello, points, range);
   sections.workers(now);
