@@ -44,7 +44,7 @@ class Client:
         name = new_id()
         self.router = Router(redis, name, on_hang_up=self._take_back)
         self.outbox = Outbox(
-            redis, name, Rules(settings, self._keys), self.router.settle, self._take_back_later, self._keys
+            redis, name, Rules(settings, self._keys), self.router.settle, self._keys, self._take_back_later
         )
         self._writer = MessageWriter(self.router.channel)
         self._hang_up = redis.register_script(scripts.source("hang_up", scripts.folder_of(__file__)))

@@ -63,8 +63,8 @@ class Outbox:
         name: str,
         rules: Rules,
         settle: Callable[[Pending, object], None],
-        on_doubt: Callable[[list[str]], None] = lambda task_ids: None,
         shard: Shard | None = None,
+        on_doubt: Callable[[list[str]], None] = lambda task_ids: None,
     ) -> None:
         self._name = name
         self._line = Line(redis)

@@ -11,16 +11,18 @@ from typing import cast
 
 from redis import Redis
 
-import tasks
-from batching import scripts
 from batching.stamp import Stamp, read_stamp
 from config.keys import RESULT_PREFIX, Shard
 from config.redis import Line, Script
+from config.settings import ModelSettings, Settings
 from config.tiers import Tier
 from tasks.messages import NO_PARAMETERS, MessageWriter, Outgoing
+from tasks.outbox import Outbox, Posted
+from tasks.router import Pending
+from tasks.rules import Rules
 
 KEYS = Shard()
-HOUR_MS = 3_600_000
+LONG_MS = 360_000
 _STATUS = re.compile(rb'\{"status":"([A-Z]+)"')
 
 # KEYS  the model's queues, then its delayed   ARGV  prefix of results
@@ -76,26 +78,24 @@ class Ledger:
 
     def __init__(self, redis: Redis, model: str) -> None:
         self._model = model
+        settings = Settings(models={model: ModelSettings(name=model, source="not:Asked")}, admission="off")
         self._line = Line(redis)
-        self._submit = Script(scripts.source("submit", scripts.folder_of(tasks.__file__ or "")))
+        self._outbox = Outbox(redis, "ledger", Rules(settings, KEYS), lambda pending, value: None, KEYS)
         self._look = Script(_LOOK)
         self._writer = MessageWriter("")
         self.sent: set[str] = set()
 
     def send(self, numbers: Sequence[int], tier: Tier = Tier.PAID) -> None:
         """One flush. The task id of each input has its number in it."""
-        queue, bell = KEYS.queue(self._model, tier), KEYS.bell(self._model)
-        ids = [f"task-{number}" for number in numbers]
-        args: list[object] = [1, len(self.sent) + len(numbers) + 1]
-        for number, task_id in zip(numbers, ids, strict=True):
+        queue, nobody = KEYS.queue(self._model, tier), cast("Pending", None)
+        posted = []
+        for number in numbers:
             out = Outgoing(
-                task_id, self._model, queue, b"%d" % number, NO_PARAMETERS, HOUR_MS // 10, HOUR_MS // 10, HOUR_MS // 10
+                f"task-{number}", self._model, queue, b"%d" % number, NO_PARAMETERS, LONG_MS, LONG_MS, LONG_MS
             )
-            args += (1, out.deadline_ms, out.queue_limit_ms, "", self._writer.rest(out, time.time()))
-        keys = (KEYS.flush(f"ledger-{len(self.sent)}"), KEYS.arrivals(), queue, bell)
-        statuses = cast("bytes", self._line.script(self._submit, keys, args))
-        assert statuses == b"0" * len(numbers)
-        self.sent.update(ids)
+            posted.append(Posted(out, self._writer.rest(out, time.time()), nobody, receipt=False))
+        assert self._outbox._flush(posted) == b"0" * len(posted)
+        self.sent.update(each.out.task_id for each in posted)
 
     def look(self) -> Books:
         """All of it in one script: nothing moves meanwhile."""

@@ -55,7 +55,7 @@ class _Answers(Run):
     wrong: list[str] = field(default_factory=list)
     began_at: float = 0.0
 
-    def add(self, number: int, status: int, body: bytes, latency_s: float, finished_s: float) -> None:
+    def add(self, number: int, status: int, body: bytes, latency_s: float, finished_s: float, *more: object) -> None:
         code, attempt = "BROKEN", 1
         if status != NO_ANSWER:
             document = json.loads(body)
