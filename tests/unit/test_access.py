@@ -49,6 +49,17 @@ def test_with_auth_off_the_caller_is_nobody_in_particular() -> None:
     assert ANYBODY[Tier.FREE].owner == ANYBODY[Tier.FREE].key_id == ""
 
 
+def test_a_service_token_is_asked_for_wherever_it_is_set() -> None:
+    token = "a-token-that-is-long-enough"
+    anybody = Anybody(Settings(service_token=token))
+    for header in ({}, {"HTTP_AUTHORIZATION": "Bearer another"}, {"HTTP_AUTHORIZATION": f"Basic {token}"}):
+        with pytest.raises(ApiError) as refused:
+            anybody.identify(Call(header), Access.OPERATOR)
+        assert refused.value.code == "UNAUTHENTICATED"
+        assert anybody.identify(Call(header), Access.TENANT) is ANYBODY[Tier.PAID]
+    assert anybody.identify(Call({"HTTP_AUTHORIZATION": f"Bearer {token}"}), Access.OPERATOR)
+
+
 def test_on_loopback_it_may_choose_its_tier() -> None:
     call = Call({"HTTP_X_TIER": "enterprise"})
     assert Anybody(Settings()).identify(call, Access.TENANT) is ANYBODY[Tier.ENTERPRISE]

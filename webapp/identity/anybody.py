@@ -7,7 +7,8 @@ from config.tiers import TIERS
 from tasks.caller import ANYBODY, Caller
 from webapp.call import Call
 from webapp.errors import ApiError
-from webapp.identity.base import Access
+from webapp.identity.base import CHALLENGE, Access
+from webapp.identity.operators import Operators, credential
 
 _BY_NAME = {tier.value: ANYBODY[tier] for tier in TIERS}
 
@@ -18,6 +19,7 @@ class Anybody:
     def __init__(self, settings: Settings) -> None:
         self._default = ANYBODY[settings.default_tier]
         self._may_choose = is_loopback(settings.http_host)
+        self._operators = Operators(settings)
 
     def start(self) -> None:
         """Nothing to open."""
@@ -30,6 +32,8 @@ class Anybody:
         return True
 
     def identify(self, call: Call, access: Access) -> Caller:
+        if access is Access.OPERATOR and self._operators.by_token and not self._operators.include(credential(call)):
+            raise ApiError("UNAUTHENTICATED", "send Authorization: Bearer <service token>", CHALLENGE)
         asked = call.header("HTTP_X_TIER")
         if asked is None or access is not Access.TENANT or not self._may_choose:
             return self._default

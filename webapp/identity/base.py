@@ -36,6 +36,10 @@ def access_of(path: str) -> Access:
     return Access.TENANT
 
 
+CHALLENGE = (("WWW-Authenticate", 'Bearer realm="bunch"'),)
+"""What a 401 has to carry."""
+
+
 class Identity(Protocol):
     """`start` and `stop` belong to the process that serves."""
 

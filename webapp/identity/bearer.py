@@ -12,28 +12,23 @@ take.
 
 from __future__ import annotations
 
-import hmac
 from time import monotonic
 
 import gevent
 
-from config.settings import Settings, is_loopback
-from config.tiers import Tier
+from config.settings import Settings
 from tasks.caller import Caller
 from webapp.call import Call
 from webapp.errors import ApiError
-from webapp.identity.base import Access
+from webapp.identity.base import CHALLENGE, Access
 from webapp.identity.jwks import KeySet
 from webapp.identity.keyring import KeyRing
+from webapp.identity.operators import OPERATOR, Operators, credential
 from webapp.identity.penalties import LONGEST_PAUSE_S, Penalties
 from webapp.identity.tokens import TokenVerifier
 
-OPERATOR = Caller("operator", "", Tier.FREE)
-"""Who has the service token, or is on the machine where none is asked for: sees everybody's requests."""
-
 # More refusals than these are not held back but sent away: holding them costs memory.
 MAX_HELD_BACK = 200
-_CHALLENGE = (("WWW-Authenticate", 'Bearer realm="bunch"'),)
 
 
 class Bearer:
@@ -43,9 +38,7 @@ class Bearer:
         self._ring = ring
         self._tokens = tokens
         self._jwks = jwks
-        self._service_token = settings.service_token.encode()
-        # Whoever runs the machine may look, unless there is a token for it.
-        self._operators_only_by_token = bool(settings.service_token) or not is_loopback(settings.http_host)
+        self._operators = Operators(settings)
         self._penalties = Penalties()
         self._held_back = 0
 
@@ -65,7 +58,7 @@ class Bearer:
         return (self._ring is None or self._ring.loaded) and (self._tokens is None or self._jwks.loaded)
 
     def identify(self, call: Call, access: Access) -> Caller:
-        text = _credential(call)
+        text = credential(call)
         if access is not Access.TENANT and self._is_operator(text, access):
             return OPERATOR
         caller = self._tenant(text)
@@ -76,9 +69,9 @@ class Bearer:
         return caller
 
     def _is_operator(self, text: str, access: Access) -> bool:
-        if not self._operators_only_by_token:
+        if not self._operators.by_token:
             return access is Access.OPERATOR or not text
-        return bool(self._service_token) and hmac.compare_digest(self._service_token, text.encode("latin-1"))
+        return self._operators.include(text)
 
     def _tenant(self, text: str) -> Caller | None:
         if not text:
@@ -90,9 +83,9 @@ class Bearer:
 
     def _refusal(self, call: Call, text: str) -> ApiError:
         if not text:
-            return ApiError("UNAUTHENTICATED", "send Authorization: Bearer <API key or token>", _CHALLENGE)
+            return ApiError("UNAUTHENTICATED", "send Authorization: Bearer <API key or token>", CHALLENGE)
         self._hold_back(call)
-        return ApiError("UNAUTHENTICATED", "the credential is not valid", _CHALLENGE)
+        return ApiError("UNAUTHENTICATED", "the credential is not valid", CHALLENGE)
 
     def _hold_back(self, call: Call) -> None:
         pause_s = self._penalties.pause(call.header("REMOTE_ADDR") or "", monotonic())
@@ -105,12 +98,3 @@ class Bearer:
             gevent.sleep(pause_s)
         finally:
             self._held_back -= 1
-
-
-def _credential(call: Call) -> str:
-    """What stands behind `Bearer`; empty when there is nothing."""
-    header = call.header("HTTP_AUTHORIZATION")
-    if header is None:
-        return ""
-    scheme, _, text = header.partition(" ")
-    return text.strip() if scheme.lower() == "bearer" else "?"
