@@ -83,17 +83,12 @@ class Fort:
 
         By asking for what is not there, which no limit of a key counts.
         """
-        source = (next(_addresses), 0)
         with contextlib.ExitStack() as opened:
-            connections = [
-                opened.enter_context(
-                    contextlib.closing(
-                        http.client.HTTPConnection("127.0.0.1", self.stack.port, PATIENCE_S, source_address=source)
-                    )
-                )
-                for _ in range(12)
-            ]
-            for connection in connections:
+            connections = []
+            for _ in range(12):
+                source = (next(_addresses), 0)
+                connection = http.client.HTTPConnection("127.0.0.1", self.stack.port, PATIENCE_S, source_address=source)
+                connections.append(opened.enter_context(contextlib.closing(connection)))
                 connection.connect()
             answers = set()
             for connection in connections:
