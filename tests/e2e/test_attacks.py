@@ -383,3 +383,20 @@ def test_the_ledger_says_whose_each_request_was(fort: Fort) -> None:
     wait_until(lambda: ("bob", "enterprise", "echo", "completed", 1, None) in lines(), what="it is written down")
     assert ("alice", "paid", "echo", "completed", 1, None) in lines()
     assert all(owner for owner, *_ in lines())
+
+
+def test_a_key_that_asks_too_often_is_told_when_to_come_again(fort: Fort) -> None:
+    fort.create("hasty", "--tier", "free", "--rpm", "60", "--burst", "2")
+    wait_until(lambda: fort.ask("hasty").status == 200, what="the key is known to every frontend")
+
+    def refused() -> Answer | None:
+        answer = fort.ask("hasty")
+        return answer if answer.status == 429 else None
+
+    answer = next(found for found in iter(refused, 0) if found)
+    assert answer.error == "RATE_LIMITED"
+    assert int(answer.headers["retry-after"]) == 1
+    assert 0 < answer.json["retry_after_ms"] <= 1000
+    assert answer.headers["ratelimit-policy"] == '"minute";q=60;w=60, "burst";q=2;w=2'
+    assert answer.headers["ratelimit"].startswith('"burst";r=0;t=')
+    assert fort.ask("bob").status == 200
