@@ -173,8 +173,8 @@ def test_a_quiet_fleet_shrinks_slowly_to_what_it_needs() -> None:
 
 
 def test_a_day_is_served_by_a_fleet_that_follows_it() -> None:
-    """A day in two hours, from a tenth of what one GPU does to six times as much."""
-    day = replace(ELASTIC, arrivals=Diurnal(0.1 * ONE_DOES, 6 * ONE_DOES, 7200.0), duration_s=7200.0, executors=4)
+    """A day in an hour and a half, from a tenth of what one GPU does to six times as much."""
+    day = replace(ELASTIC, arrivals=Diurnal(0.1 * ONE_DOES, 6 * ONE_DOES, 5400.0), duration_s=5400.0, executors=4)
     run = simulate_elastic(day, replace(RULES, least=2, idle_for_s=300.0, cold_start_s=30.0, after_down_s=120.0))
     assert run.report.unanswered == 0
     assert run.report.goodput_rps > 0.97 * run.report.throughput_rps
