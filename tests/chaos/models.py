@@ -15,7 +15,7 @@ from workers.models import TransientError
 
 _LOOK_EVERY_S = 0.02
 _MOUTHFUL_BYTES = 16 * 1024 * 1024
-_FULL = 12
+_FULL = 4
 # Longer than any time limit here.
 _FOR_EVER_S = 3600.0
 

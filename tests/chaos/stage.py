@@ -40,7 +40,7 @@ policy = "fixed"
 max_batch_size = 64
 max_wait_ms = 1500
 timeout_ms = 1000
-max_memory_bytes = 500_000_000
+max_memory_bytes = 250_000_000
 
 [models.tally]
 source = "tests.chaos.models:Tally"
