@@ -88,7 +88,8 @@ def _watched(bunch: Bunch) -> Iterator[None]:
     stream = urllib.request.urlopen(f"{bunch.url}/ops/events", timeout=30)
 
     def read() -> None:
-        with contextlib.suppress(OSError, ValueError):
+        # Closed by the other thread, in the middle of a read: http.client has no word for that.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             while stream.readline():
                 pass
 
