@@ -271,6 +271,9 @@ class ClaimLoop:
             except Exception as error:
                 logger.exception("%s: claimed %s and could not serve it", self._executor.name, claim.batch_id)
                 self._recover(claim, error)
+        else:
+            # A look too: a policy that never asks for one would go on with the rate of long ago.
+            self.learner.looked(claim.view.depth, self._clock())
         return claim.view
 
     def _serve(self, claim: Claim, decision: Dispatch) -> None:

@@ -205,6 +205,8 @@ class Simulation:
             feeder.took(self.now, batch, view.depth)
             if len(feeder.in_hand) == 1:
                 self._compute(feeder, batch, self.now)
+        else:
+            feeder.learner.looked(view.depth, self.now)
         self._turn(feeder, view)
 
     def _compute(self, feeder: Feeder, batch: Batch, at: float) -> None:

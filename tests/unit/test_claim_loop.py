@@ -199,6 +199,15 @@ def test_a_policy_is_shown_what_was_learnt_and_can_be_replaced(make: Make) -> No
     assert rig.loop.learner.learnt.time.known
 
 
+def test_the_rate_falls_while_nobody_comes_under_a_policy_that_never_looks(make: Make) -> None:
+    rig = make()
+    rig.put(*map(str, range(40)))
+    rig.start()
+    rig.settled(*map(str, range(40)))
+    high = rig.loop.learner.learnt.rate
+    rig.until(lambda: rig.loop.learner.learnt.rate < high / 2 or not high)
+
+
 def test_a_celery_clients_expired_task_is_answered_without_the_model(make: Make) -> None:
     rig = make()
     rig.put_raw(celery_message([1], expires=-5, task_id="late"))
