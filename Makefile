@@ -8,6 +8,8 @@ DEV := $(VENV)/.dev
 
 # Temporary folders of the tests stay inside the checkout.
 TEST_TMP := $(CURDIR)/var/tmp
+# Most tests wait for other processes most of the time.
+TEST_PROCESSES ?= 3
 PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
@@ -23,7 +25,7 @@ up: $(RUNTIME) ## The whole stack in the foreground, until Ctrl-C; ARGS="--port 
 	@$(BIN)/python manage.py up $(ARGS)
 
 test: $(DEV) | $(TEST_TMP) ## All tests
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) -n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
 check: lint | $(TEST_TMP) ## Format, lint, types, import contracts and unit tests
 	@$(PYTEST) -q tests/unit
@@ -37,7 +39,7 @@ lint: $(DEV)
 format: $(DEV) ## Format the code and fix what can be fixed by itself
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
-chaos: $(DEV) | $(TEST_TMP) ## The long form of the tests that kill processes; half an hour, prints recovery times
+chaos: $(DEV) | $(TEST_TMP) ## The tests that kill processes; half an hour, prints recovery times; CHAOS_FAULTS=0: the short form
 	@CHAOS_FAULTS=$${CHAOS_FAULTS:-50} $(PYTEST) tests/chaos -q -rA --tb=short $(ARGS)
 
 flower: $(DEV) | $(TEST_TMP) ## 200,000 requests past a real Flower, compared with another listener; a few minutes
