@@ -6,7 +6,7 @@ import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 
-from batching.policy import MINUTE_US
+from batching.policy import Gcra
 from batching.stamp import NO_KEY
 from config.settings import Settings
 from tasks.caller import Caller
@@ -31,8 +31,8 @@ class Quota:
         return cls(key_id, rpm, burst, "00000001" if tag == NO_KEY else tag)
 
     @property
-    def interval_us(self) -> float:
-        return MINUTE_US / self.rpm
+    def interval_us(self) -> int:
+        return Gcra.per_minute(self.rpm, self.burst).interval_us
 
 
 class Quotas:

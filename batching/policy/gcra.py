@@ -26,12 +26,13 @@ class Take:
 class Gcra:
     """One request each `interval_us`, up to `burst` of them at once. Times in microseconds of one clock: Redis'."""
 
-    interval_us: float
+    interval_us: int
     burst: int
 
     @classmethod
     def per_minute(cls, rpm: int, burst: int) -> Gcra:
-        return cls(MINUTE_US / rpm, burst)
+        # Rounded up to whole microseconds, so that all of it is exact, here and in Lua's doubles.
+        return cls(-(-MINUTE_US // rpm), burst)
 
     def take(self, tat_us: float, now_us: float) -> Take:
         """Ask for one request; 0 is the state of a key that has never asked."""
