@@ -331,6 +331,7 @@ class ClaimLoop:
                 elif self._drained:
                     return
             except Exception:
+                # Nor must it end the only one that answers what is in hand.
                 logger.exception("%s: collector", self._executor.name)
 
     def _done(self, event: Done) -> None:

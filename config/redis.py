@@ -90,6 +90,7 @@ class Line:
         try:
             return self._exchange(command, script)
         except BaseException:
+            # As above.
             self.close()
             raise
 

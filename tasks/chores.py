@@ -114,6 +114,7 @@ class Chores:
                     logger.warning("%s: %s", chore.__name__, error)
                 pause_s = min(LONGEST_PAUSE_S, max(EVERY_S, pause_s * 2))
             except Exception:
+                # One round that failed, whatever of, must not be the last.
                 logger.exception("%s", chore.__name__)
                 pause_s = LONGEST_PAUSE_S
             else:

@@ -23,11 +23,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from batching.executor import Done, Event, ExecutorGone, ExecutorState, Lost, Work
-from batching.request import Failed, Ok, Rejected
+from batching.executor import Event, ExecutorGone, ExecutorState, Lost, Work
 from config.settings import ModelSettings
 from workers.frames import BrokenFrames, ItemError, NotReady, Passing, Ran, Ready, Run, encode
 from workers.models import effective_version
+from workers.outcomes import to_done
 from workers.process import ChildProcess
 
 logger = logging.getLogger(__name__)
@@ -345,7 +345,7 @@ class ProcessExecutor:
             # One traceback a batch: when everything fails, the log must not be the next thing to break.
             extra = {"batch_id": message.batch_id, "model": self._model.name}
             logger.error("%s: %d of a batch failed: %s", self.name, len(failures), cause, extra=extra)
-        self._events.put(_to_done(message))
+        self._events.put(to_done(message))
 
     def _time_left(self, stopping: bool) -> float:
         """Until the front batch is overdue, or the stop is; idle, what any batch has (see the module)."""
@@ -386,18 +386,3 @@ class ProcessExecutor:
 def _milliseconds(seconds: float) -> int:
     """For `poll`: rounded up, as waking just before the time means spinning until it; and within a C int."""
     return math.ceil(min(max(0.0, seconds), 3600.0) * 1000)
-
-
-def _to_done(ran: Ran) -> Done:
-    outcomes = [to_outcome(entry) for entry in ran.outcomes]
-    return Done(ran.batch_id, ran.compute_s, outcomes, ran.passes, ran.safe_size)
-
-
-def to_outcome(entry: bytes | ItemError) -> Ok | Rejected | Failed:
-    """One entry of a computed batch, as the port has it."""
-    if isinstance(entry, bytes):
-        return Ok(entry)
-    if entry.rejected:
-        return Rejected(entry.message, entry.exc_type)
-    # Alone in its batch and still too large: another time there may be room.
-    return Failed(entry.message, traceback=entry.traceback, retryable=entry.retryable or entry.out_of_memory)

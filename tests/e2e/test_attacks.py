@@ -20,6 +20,7 @@ from tasks import chores
 from tasks.apikeys import new_key
 from tests import issuer
 from tests.e2e.client import Answer
+from tests.e2e.hostile import BODIES, HEADS
 from tests.e2e.stack import PATIENCE_S, Stack, wait_until
 from tests.integration.http_server_harness import Client
 from webapp.identity import keyring
@@ -256,21 +257,6 @@ def test_a_token_does_not_name_the_owner_of_a_key(fort: Fort) -> None:
     assert (answer.status, answer.error) == (404, "UNKNOWN_TASK")
 
 
-BODIES: dict[str, tuple[Callable[[], bytes], int, str]] = {
-    "oversized": (lambda: b'{"input": "' + b"x" * 1_048_576 + b'"}', 413, "PAYLOAD_TOO_LARGE"),
-    "deeply nested": (lambda: b'{"input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "INVALID_JSON"),
-    "deeply nested objects": (
-        lambda: b'{"input": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}",
-        400,
-        "INVALID_JSON",
-    ),
-    "the same name twice": (lambda: b'{"input": 1, "model": "echo", "model": "slow"}', 400, "INVALID_JSON"),
-    "a lone surrogate": (lambda: b'{"input": "\\ud800"}', 400, "INVALID_JSON"),
-    "not UTF-8": (lambda: b'{"input": "\xff"}', 400, "INVALID_JSON"),
-    "NaN": (lambda: b'{"input": NaN}', 400, "INVALID_JSON"),
-}
-
-
 @pytest.mark.parametrize("attack", BODIES)
 def test_a_body_that_is_meant_to_hurt(fort: Fort, attack: str) -> None:
     make, status, code = BODIES[attack]
@@ -278,18 +264,6 @@ def test_a_body_that_is_meant_to_hurt(fort: Fort, attack: str) -> None:
     assert (answer.status, answer.error) == (status, code)
     stranger = fort.call("POST", "/v1/inference", make())
     assert stranger.status in {401, 413}, "a stranger's body is not even parsed"
-
-
-HEADS: dict[str, tuple[bytes, int]] = {
-    "a bare CR in a value": (b"X-Request-Id: a\rX-Evil: 1\r\n", 400),
-    "a bare LF in a value": (b"X-Request-Id: a\nX-Evil: 1\r\n", 400),
-    "a folded line": (b"X-Request-Id: a\r\n X-Evil: 1\r\n", 400),
-    "NUL": (b"X-Request-Id: a\0b\r\n", 400),
-    "two credentials": (b"Authorization: Bearer a\r\n", 400),
-    "a length and a coding": (b"Transfer-Encoding: chunked\r\n", 400),
-    "encoded line breaks in the id": (b"X-Request-Id: a%0d%0aX-Evil:%201\r\n", 200),
-    "a name with an underscore": (b"X_Tier: enterprise\r\n", 200),
-}
 
 
 @pytest.mark.parametrize("attack", HEADS)

@@ -199,3 +199,6 @@ class Rig:
     @property
     def waiting(self) -> int:
         return sum(len(self.store.queued(MODEL, tier)) for tier in Tier)
+
+
+Make = Callable[..., Rig]

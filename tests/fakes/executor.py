@@ -11,7 +11,7 @@ from typing import Any
 
 from batching.executor import Done, Event, ExecutorGone, ExecutorState, Lost, Work
 from workers.compute import BatchComputer
-from workers.executor import to_outcome
+from workers.outcomes import to_outcome
 
 Predict = Callable[[list[Any], list[dict[str, Any]]], list[Any]]
 

@@ -6,9 +6,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +18,7 @@ import pytest
 from batching.executor import Done, ExecutorGone, ExecutorState, Lost, Work
 from batching.request import Failed, Ok, Rejected
 from config.settings import ModelSettings
+from tests.processes import alive
 from workers.executor import FIRST_BACKOFF_S, ProcessExecutor, _Handed
 
 LONG_S = 30.0
@@ -79,14 +77,6 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    """Running; a zombie that nobody has waited for yet is dead."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_prints_of_the_model_stay_out_of_the_protocol(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
@@ -355,41 +345,6 @@ def test_descriptors_do_not_leak_over_restarts(start: Start) -> None:
     for _ in range(3):
         die()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-PARENT = """
-    import json, sys, threading
-    from pathlib import Path
-    from batching.executor import Work
-    from config.settings import ModelSettings
-    from workers.executor import ProcessExecutor
-
-    with open({runs!r}, "a") as file:
-        file.write("main\\n")
-    executor = ProcessExecutor(ModelSettings(name="m", source="tests.fakes.models:Puppet"), 0)
-    executor.start()
-    assert executor.wait_ready(30)
-    executor.send(Work("a", [json.dumps({{"do": "hold", "path": {gate!r}}}).encode()], [b"{{}}"]))
-    print(executor.pid, flush=True)
-    threading.Event().wait()
-"""
-
-
-def test_the_child_dies_with_its_parent_and_never_runs_its_main(tmp_path: Path) -> None:
-    script, runs, gate = tmp_path / "main.py", tmp_path / "runs", tmp_path / "gate"
-    script.write_text(textwrap.dedent(PARENT.format(runs=str(runs), gate=str(gate))))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env=environment) as parent:
-        try:
-            assert parent.stdout is not None
-            pid = int(parent.stdout.readline())
-            until(lambda: gate.with_suffix(".begun").exists())
-            assert alive(pid)
-        finally:
-            parent.kill()
-    # It was inside a batch: it could not have noticed the end of the pipe.
-    until(lambda: not alive(pid))
-    assert runs.read_text() == "main\n"
 
 
 def test_the_child_logs_at_the_level_of_its_parent(start: Start, capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,32 +15,16 @@ from batching.executor import Done, Lost, Work
 from batching.policy import Breaker, BreakerState, Decision, Dispatch, FixedWindow, QueueView, Reason
 from batching.request import Failed, Ok, Outcome, Rejected, Request
 from config.keys import Shard
-from config.tiers import TIERS, Tier
-from tests.fakes.claim_rig import MODEL, Eager, Rig, ScriptedExecutor, done, echo
+from config.tiers import TIERS
+from tests.fakes.claim_rig import MODEL, Eager, Make, Rig, ScriptedExecutor, done, echo
 from tests.fakes.executor import InlineExecutor
 from tests.fakes.messages import celery_message
-
-Make = Callable[..., Rig]
 
 
 @pytest.fixture(autouse=True)
 def _short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("batching.loop._TICK_S", 0.01)
     monkeypatch.setattr("batching.loop.LOOK_EVERY_S", 0.01)
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """`make(…)` a rig; stopped afterwards."""
-    made: list[Rig] = []
-
-    def build(*args: Any, **options: Any) -> Rig:
-        made.append(Rig(*args, **options))
-        return made[-1]
-
-    yield build
-    for rig in made:
-        rig.close()
 
 
 def inputs(work: Work) -> list[Any]:
@@ -386,40 +369,3 @@ def test_an_operator_can_have_the_safe_size_forgotten(make: Make) -> None:
     rig.settled("c")
     assert rig.loop.safe_size is None
     assert rig.executor.taken[-1].safe_size is None
-
-
-class TestStopping:
-    def test_answers_what_is_inside_and_leaves_the_rest_queued(self, make: Make) -> None:
-        rig = make(ScriptedExecutor(lambda work: None), Eager(size=2))
-        rig.put("a", "b")
-        rig.start()
-        rig.until(lambda: rig.executor.taken)
-        rig.loop.stop_claiming()
-        rig.put("c")
-        stopping = threading.Thread(target=rig.loop.stop, args=(30.0,))
-        stopping.start()
-        rig.executor.say(echo(rig.executor.taken[0]))
-        stopping.join(30)
-        assert not stopping.is_alive()
-        assert {reply.status for reply in rig.settled("a", "b")} == {"SUCCESS"}
-        assert rig.waiting == 1
-        assert rig.store.leases == {}
-
-    def test_gives_back_what_is_not_done_in_time(self, make: Make) -> None:
-        rig = make(ScriptedExecutor(lambda work: None), Eager(size=2))
-        rig.put("a", "b", "c", "d")
-        rig.start()
-        rig.until(lambda: len(rig.executor.taken) == 2)
-        rig.loop.stop(0.0)
-        assert [json.loads(each)["headers"]["id"] for each in rig.store.queued(MODEL, Tier.PAID)] == list("abcd")
-        assert rig.store.leases == {}
-        # A late answer finds the lease gone.
-        assert rig.store.results == {}
-
-    def test_ends_soon_while_nothing_happens(self, make: Make) -> None:
-        rig = make()
-        rig.start()
-        stopping = threading.Thread(target=rig.loop.stop, args=(3600.0,))
-        stopping.start()
-        stopping.join(30)
-        assert not stopping.is_alive()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -21,10 +21,8 @@ from batching.request import Failed, Ok, Outcome, Rejected, Request
 from batching.store import Settled
 from config.tiers import TIERS
 from tasks.results import CeleryCodec
-from tests.fakes.claim_rig import MODEL, Eager, Rig, ScriptedExecutor, done, echo
+from tests.fakes.claim_rig import MODEL, Eager, Make, Rig, ScriptedExecutor, done, echo
 from tests.fakes.messages import celery_message
-
-Make = Callable[..., Rig]
 
 
 @pytest.fixture(autouse=True)
@@ -37,20 +35,6 @@ def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
         "settler._MAX_BACKOFF_S": 0.002,
     }.items():
         monkeypatch.setattr(f"batching.{name}", seconds)
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    made: list[Rig] = []
-
-    def build(*args: Any, **options: Any) -> Rig:
-        made.append(Rig(*args, **options))
-        return made[-1]
-
-    yield build
-    for rig in made:
-        rig.store.before = rig.store.after = lambda call: None
-        rig.close()
 
 
 class Away:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import time
 
-import gevent
 from gevent import socket as gevent_socket
+from gevent.event import Event
 
 from webapp.http import listener
 from webapp.http.board import Board
@@ -17,12 +17,14 @@ class Service:
 
     def __init__(self, accepted: list[float]) -> None:
         self._accepted = accepted
+        self.opened = Event()
 
     def __len__(self) -> int:
         return 0
 
     def open(self, sock: socket.socket, base: dict[str, object]) -> None:
         self._accepted.append(time.monotonic())
+        self.opened.set()
         sock.close()
 
 
@@ -38,7 +40,8 @@ def test_a_crowded_worker_lets_the_others_go_first_again_and_again(monkeypatch) 
     listening.bind(("127.0.0.1", 0))
     listening.listen(8)
     accepted: list[float] = []
-    subject = listener.Listener(Service(accepted), listening, {}, seat, cap=10)
+    service = Service(accepted)
+    subject = listener.Listener(service, listening, {}, seat, cap=10)
     client = socket.create_connection(listening.getsockname())
     try:
         for _ in range(2):
@@ -46,13 +49,12 @@ def test_a_crowded_worker_lets_the_others_go_first_again_and_again(monkeypatch) 
             client.close()
             client = socket.create_connection(listening.getsockname())
             subject.resume()
-            while not accepted:
-                gevent.sleep(0.005)
-                assert time.monotonic() - started < 10
+            assert service.opened.wait(10)
             assert accepted[0] - started >= 0.9 * listener._YIELDS * 0.02
             accepted.clear()
             while subject._accept():
                 accepted.clear()
+            service.opened.clear()
     finally:
         client.close()
         subject.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -155,11 +154,12 @@ class Fleet:
     def executors(self) -> list[Executor]:
         return [executor for pairs in self.pairs for _, executor in pairs]
 
-    def until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + LONG_S
-        while not condition():
-            assert time.monotonic() < deadline, "it never came true"
-            time.sleep(0.005)
+    def settle(self) -> None:
+        """Every reload that has begun is over: each is a thread of its own."""
+        for thread in threading.enumerate():
+            if thread.name.startswith("reload "):
+                thread.join(LONG_S)
+        assert self.reloaded(), "a reload never ended"
 
     def reloaded(self) -> bool:
         return not any(each.describe()["m"]["reload"]["running"] for each in self.steerings)
@@ -177,7 +177,7 @@ def fleet() -> Iterator[Callable[..., Fleet]]:
     for each in made:
         for steering in each.steerings:
             steering.stop()
-        each.until(each.reloaded)
+        each.settle()
 
 
 @pytest.fixture(autouse=True)
@@ -223,7 +223,7 @@ def test_a_reload_goes_through_the_fleet_one_executor_at_a_time(fleet: Callable[
     here.wall.wishes = Wishes(reload=Reload(1, {"source": "pkg:New"}))
     here.sync()
     here.sync()
-    here.until(lambda: all(each.sources for each in here.executors) and here.reloaded())
+    here.settle()
     assert [each.sources for each in here.executors] == [["pkg:New"]] * 6
     assert max(here.most_down) == 1
     assert {loop.model.source for loop in here.loops} == {"pkg:New"}
@@ -236,7 +236,7 @@ def test_a_reload_without_changes_reads_the_file_again(fleet: Callable[..., Flee
     here.file = {"m": ModelSettings(name="m", source="pkg:Edited", version="2")}
     here.wall.wishes = Wishes(reload=Reload(1))
     here.sync()
-    here.until(lambda: here.executors[1].sources and here.reloaded())
+    here.settle()
     assert here.steerings[0].describe()["m"]["version"] == "2"
 
 
@@ -245,9 +245,9 @@ def test_what_does_not_load_is_refused_and_all_that_ran_goes_on(fleet: Callable[
     here.sync()
     here.wall.wishes = Wishes(reload=Reload(1, {"source": "pkg:Broken"}))
     here.sync()
-    here.until(lambda: here.wall.refusals and here.reloaded())
+    here.settle()
     assert here.wall.refusals == [(1, "these weights are not there")]
-    here.until(lambda: all(each.state is ExecutorState.READY for each in here.executors))
+    assert {each.state for each in here.executors} == {ExecutorState.READY}
     assert sorted(each.sources for each in here.executors) == [[], [], [], ["pkg:Broken", "pkg:Old"]]
     assert not any(loop.held for loop in here.loops)
 
@@ -266,5 +266,5 @@ def test_restarting_ones_own_executors_concerns_nobody_else(fleet: Callable[...,
     here = fleet(2)
     here.sync()
     here.steerings[0].restart()
-    here.until(lambda: here.reloaded() and here.executors[1].sources)
+    here.settle()
     assert [len(each.sources) for each in here.executors] == [1, 1, 0, 0]

@@ -1,13 +1,11 @@
-"""What the executor's child does with a batch, and the frames in which it travels; no process involved."""
+"""What the executor's child does with a batch; no process involved."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
-import socket
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config.settings import ModelSettings
-from workers.compute import MAX_MESSAGE, MAX_TRACEBACK, BatchComputer, Computed, encode_output
-from workers.frames import MAX_FRAME, BrokenFrames, FrameReader, ItemError, Ran, Ready, Run, Start, encode
+from workers.compute import MAX_MESSAGE, MAX_TRACEBACK, BatchComputer, Computed
+from workers.frames import ItemError
 from workers.models import InputRejected, InvalidInput
 from workers.models.function import FunctionModel
 
@@ -348,134 +345,3 @@ def test_refused_inputs_stay_refused_when_their_neighbours_fail() -> None:
     assert refused.rejected
     assert isinstance(failed, ItemError)
     assert not failed.rejected
-
-
-class FakeTensor:
-    """As far as this code can tell, torch's."""
-
-    def __init__(self, values: Any) -> None:
-        self._values = values
-
-    def tolist(self) -> Any:
-        return self._values
-
-
-@pytest.mark.parametrize(
-    ("output", "encoded"),
-    [
-        (np.arange(3), b"[0,1,2]"),
-        (np.float32(1.5), b"1.5"),
-        (np.float64(1.5), b"1.5"),
-        (np.int64(7), b"7"),
-        (np.bool_(True), b"true"),
-        (FakeTensor([[1.0], [2.0]]), b"[[1.0],[2.0]]"),
-        ({"scores": np.array([0.5]), "best": np.int8(1)}, b'{"scores":[0.5],"best":1}'),
-        ({"nothing": None}, b'{"nothing":null}'),
-        ("null", b'"null"'),
-        (2**70, str(2**70).encode()),
-    ],
-)
-def test_outputs_become_json(output: Any, encoded: bytes) -> None:
-    assert encode_output(output) == encoded
-
-
-@pytest.mark.parametrize(
-    "output",
-    [
-        math.nan,
-        [1.0, math.inf],
-        {"a": {"b": [None, -math.inf]}},
-        (math.nan,),
-        {math.nan},
-        np.array([1.0, np.nan]),
-        np.float32("inf"),
-        {"deep": FakeTensor([math.nan])},
-    ],
-)
-def test_not_a_number_is_that_items_error_and_says_so(output: Any) -> None:
-    error = encode_output(output)
-    assert isinstance(error, ItemError)
-    assert "NaN or Infinity" in error.message
-    assert not error.rejected
-
-
-def _endless() -> list[Any]:
-    loop: list[Any] = []
-    loop.append(loop)
-    return loop
-
-
-@pytest.mark.parametrize("output", [object(), print, ValueError, "\ud800", (x for x in "ab"), _endless()])
-def test_what_json_cannot_say_is_that_items_error(output: Any) -> None:
-    computed = compute(lambda inputs, _: [1, output, 3], 1, 2, 3)
-    one, error, three = computed.outcomes
-    assert (one, three) == (b"1", b"3")
-    assert isinstance(error, ItemError)
-    assert "not JSON" in error.message
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        yield ours, theirs
-
-
-MODEL = ModelSettings(name="m", source="a.b:C", options={"path": "x", "n": 1, "deep": {"list": [1.5, None]}})
-MESSAGES = [
-    Start(MODEL, "m/0", 1, ["/a"], 20),
-    Run("b1", [b'"one"', b"2"], [b"{}", b'{"k":1}']),
-    Run("b2", [], []),
-]
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 400), max_size=6))
-def test_frames_survive_any_cutting(cuts: list[int]) -> None:
-    stream = b"".join(encode(each) for each in MESSAGES)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        reader = FrameReader(theirs, Start | Run)
-        read: list[Any] = []
-        at = 0
-        for cut in [*cuts, len(stream)]:
-            ours.sendall(stream[at : at + cut])
-            at += cut
-            read += reader.available()
-        assert read == MESSAGES
-        assert not reader.eof
-
-
-def test_answers_travel_whole(pair: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = pair
-    ran = Ran("b", 0.5, [b"1", ItemError("no", rejected=True), ItemError("bad", traceback="tb")], 3, 16)
-    ours.sendall(encode(Ready("2")) + encode(ran))
-    reader = FrameReader(theirs, Ready | Ran)
-    assert [reader.next(), reader.next()] == [Ready("2"), ran]
-
-
-def test_end_of_file_in_the_middle_of_a_frame_is_an_end(pair: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = pair
-    ours.sendall(encode(MESSAGES[0]) + encode(MESSAGES[1])[:-1])
-    ours.shutdown(socket.SHUT_WR)
-    reader = FrameReader(theirs, Start | Run)
-    assert list(reader.available()) == MESSAGES[:1]
-    assert reader.eof
-    assert reader.next() is None
-
-
-@pytest.mark.parametrize("garbage", [b"hello, this is a print of a model", (MAX_FRAME + 1).to_bytes(8, "big")])
-def test_what_is_no_frame_is_noticed(pair: tuple[socket.socket, socket.socket], garbage: bytes) -> None:
-    ours, theirs = pair
-    ours.sendall(encode(MESSAGES[1]) + garbage)
-    messages = FrameReader(theirs, Start | Run).available()
-    assert next(messages) == MESSAGES[1]
-    with pytest.raises(BrokenFrames):
-        next(messages)
-
-
-def test_a_frame_of_another_kind_is_noticed(pair: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = pair
-    ours.sendall(encode(Ready("")))
-    with pytest.raises(BrokenFrames):
-        FrameReader(theirs, Start | Run).next()

@@ -1,0 +1,166 @@
+"""What can be set, with each setting's type and default. Milliseconds at the edge, as people write them; the `_s`
+properties are what the code uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from config.auth import AuthSettings
+from config.tiers import Tier
+
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+NaturalInt = Annotated[int, msgspec.Meta(ge=0)]
+# Under twelve days: times travel in fields of fixed width (`batching.stamp`).
+Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=999_999_999)]
+UpToMilliseconds = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
+# Above a million a minute the intervals between requests would be rounded to something else.
+Rpm = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
+Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[models.<name>]` table of `bunch.toml`."""
+
+    name: str
+    source: str
+    version: str = "1"
+    max_batch_size: PositiveInt = 64
+    max_batch_cost: NaturalInt = 0
+    group_by_cost: bool = False
+    # None: what suits the policy, `batching.policy.DEFAULT_MAX_WAIT_S`.
+    max_wait_ms: NaturalInt | None = None
+    policy: Literal["adaptive", "idle", "fixed", "ewma", "pid", "thresholds", "slo", "speculative"] = "adaptive"
+    policy_options: dict[str, Any] = {}
+    instances: PositiveInt = 1
+    device: str = "auto"
+    timeout_ms: PositiveInt = 3000
+    start_timeout_ms: PositiveInt = 120_000
+    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=90)] = 3
+    max_queue_depth: PositiveInt = 20_000
+    max_memory_bytes: NaturalInt = 0
+    direct: bool = False
+    direct_concurrency: PositiveInt = 16
+    options: dict[str, Any] = {}
+
+    @property
+    def max_wait_s(self) -> float | None:
+        return None if self.max_wait_ms is None else self.max_wait_ms / 1000
+
+    @property
+    def timeout_s(self) -> float:
+        return self.timeout_ms / 1000
+
+    @property
+    def start_timeout_s(self) -> float:
+        return self.start_timeout_ms / 1000
+
+
+class Settings(AuthSettings, frozen=True, kw_only=True):
+    """Everything that one process of Bunch is told from outside. Field names are the setting names in lower case."""
+
+    redis_url: str = ""
+    broker_url: str = ""
+    result_ttl_ms: Milliseconds = 600_000
+    sync_result_ttl_ms: Milliseconds = 60_000
+    http_host: str = "127.0.0.1"
+    http_port: Port = 8000
+    web_workers: PositiveInt = 2
+    request_timeout_ms: Milliseconds = 10_000
+    queue_timeout_ms: Milliseconds = 2_000
+    # Per tier; 0: as above.
+    enterprise_queue_timeout_ms: UpToMilliseconds = 0
+    paid_queue_timeout_ms: UpToMilliseconds = 0
+    free_queue_timeout_ms: UpToMilliseconds = 0
+    # How a tier's threshold is meant: the time that what waits takes to drain, its number, or no thresholds.
+    admission: Literal["drain", "depth", "off"] = "drain"
+    shed_free_ms: Milliseconds = 500
+    shed_paid_ms: Milliseconds = 1_500
+    shed_free_depth: PositiveInt = 100
+    shed_paid_depth: PositiveInt = 500
+    capacity_percent: Percent = 70
+    max_memory_percent: Percent = 80
+    ageing_ms: Milliseconds = 500
+    # Requests a minute of each key of a tier that has no limit of its own, and how much of that may come at once.
+    enterprise_rpm: Rpm = 10_000
+    paid_rpm: Rpm = 1_000
+    free_rpm: Rpm = 60
+    burst_ms: Milliseconds = 10_000
+    max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1_048_576
+    max_bulk_items: PositiveInt = 1_000
+    default_tier: Tier = Tier.PAID
+    state_dir: str = "var"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_format: Literal["text", "json"] = "text"
+    lease_ttl_ms: Annotated[int, msgspec.Meta(ge=1000)] = 5_000
+    graceful_timeout_ms: PositiveInt = 30_000
+    metrics: Literal["on", "off"] = "on"
+    slo_enterprise_ms: Milliseconds = 500
+    slo_paid_ms: Milliseconds = 1_000
+    slo_free_ms: Milliseconds = 2_000
+    slo_enterprise_target: Share = 0.999
+    slo_paid_target: Share = 0.99
+    slo_free_target: Share = 0.95
+    otlp_endpoint: str = ""
+    trace_sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
+    flower_host: str = "127.0.0.1"
+    flower_port: Port = 5555
+    flower_basic_auth: str = ""
+    flower_max_tasks: PositiveInt = 10_000
+    flower_persistent: bool = True
+    events_per_second: Annotated[float, msgspec.Meta(ge=1)] = 100.0
+    explain: Literal["on", "off"] = "on"
+
+    # Not settable by a BUNCH_ name: what the file says about models.
+    models: Mapping[str, ModelSettings] = {}
+    default_model: str = ""
+    config_file: str = ""
+
+    @property
+    def result_ttl_s(self) -> float:
+        return self.result_ttl_ms / 1000
+
+    @property
+    def request_timeout_s(self) -> float:
+        return self.request_timeout_ms / 1000
+
+    @property
+    def queue_timeout_s(self) -> float:
+        return self.queue_timeout_ms / 1000
+
+    def queue_timeout_of(self, tier: Tier) -> int:
+        """How long a request of `tier` may wait, in milliseconds."""
+        own = {
+            Tier.ENTERPRISE: self.enterprise_queue_timeout_ms,
+            Tier.PAID: self.paid_queue_timeout_ms,
+            Tier.FREE: self.free_queue_timeout_ms,
+        }
+        return own[tier] or self.queue_timeout_ms
+
+    def rpm_of(self, tier: Tier) -> int:
+        """Requests a minute of a key of `tier` that has no limit of its own."""
+        return {Tier.ENTERPRISE: self.enterprise_rpm, Tier.PAID: self.paid_rpm, Tier.FREE: self.free_rpm}[tier]
+
+    def shed_thresholds(self) -> tuple[int | None, ...]:
+        """From which pressure on requests of a tier are refused, highest first: in ms or in requests; None: never."""
+        if self.admission == "depth":
+            return (None, self.shed_paid_depth, self.shed_free_depth)
+        return (None, self.shed_paid_ms, self.shed_free_ms)
+
+    @property
+    def lease_ttl_s(self) -> float:
+        return self.lease_ttl_ms / 1000
+
+    @property
+    def graceful_timeout_s(self) -> float:
+        return self.graceful_timeout_ms / 1000
+
+    @property
+    def control_url(self) -> str:
+        """Where Celery's own traffic (remote control, events, plain tasks) goes."""
+        return self.broker_url or self.redis_url

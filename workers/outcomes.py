@@ -1,0 +1,22 @@
+"""What a child process said of a batch, in the words of `batching`'s port."""
+
+from __future__ import annotations
+
+from batching.executor import Done
+from batching.request import Failed, Ok, Rejected
+from workers.frames import ItemError, Ran
+
+
+def to_done(ran: Ran) -> Done:
+    outcomes = [to_outcome(entry) for entry in ran.outcomes]
+    return Done(ran.batch_id, ran.compute_s, outcomes, ran.passes, ran.safe_size)
+
+
+def to_outcome(entry: bytes | ItemError) -> Ok | Rejected | Failed:
+    """One entry of a computed batch, as the port has it."""
+    if isinstance(entry, bytes):
+        return Ok(entry)
+    if entry.rejected:
+        return Rejected(entry.message, entry.exc_type)
+    # Alone in its batch and still too large: another time there may be room.
+    return Failed(entry.message, traceback=entry.traceback, retryable=entry.retryable or entry.out_of_memory)
