@@ -140,7 +140,13 @@ def _read_models(tables: Mapping[str, Any], problems: list[Problem]) -> dict[str
                 Problem(f"{where} source", source, 'must be "package.module:Name" or an http(s) URL of a fixed API')
             )
             continue
-        models[name] = ModelSettings(name=name, **values)
+        model = ModelSettings(name=name, **values)
+        try:
+            # As it travels to the executor's process, which must not be where this is found.
+            msgspec.msgpack.encode(model)
+        except OverflowError:
+            problems.append(Problem(where, table, "holds a whole number of more than 64 bits"))
+        models[name] = model
     return models
 
 

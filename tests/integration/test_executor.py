@@ -99,7 +99,7 @@ def test_a_model_that_takes_more_memory_than_it_may_fails_at_that_input_alone(st
 
 
 def test_a_memory_limit_that_cannot_be_set_is_why_the_model_does_not_start(build: Start) -> None:
-    executor = build(max_memory_bytes=2**70)
+    executor = build(max_memory_bytes=2**64 - 1)
     executor.start()
     until(lambda: executor.state is ExecutorState.FAILED)
     assert "setrlimit" in str(executor.error)

@@ -188,6 +188,12 @@ def test_no_password_is_printed(bunch_toml) -> None:
     assert "7" not in found["[server] flower_basic_auth"]
 
 
+@pytest.mark.parametrize("line", ["max_memory_bytes = 36893488147419103232", "options = { n = 36893488147419103232 }"])
+def test_a_number_that_does_not_fit_a_frame_is_found_here(bunch_toml, line: str) -> None:
+    with pytest.raises(SettingsError, match=r"\[models.echo\].*64 bits"):
+        load_settings({}, bunch_toml(MODEL + line + "\n"))
+
+
 @pytest.mark.parametrize("limit", ["BUNCH_REQUEST_TIMEOUT_MS", "BUNCH_QUEUE_TIMEOUT_MS"])
 def test_a_model_may_not_gather_longer_than_requests_wait(bunch_toml, limit: str) -> None:
     file = bunch_toml(MODEL + "max_wait_ms = 1900\n")
