@@ -18,6 +18,7 @@ from tests.valkey import PrivateValkey
 _STACKS = ("stack", "stage")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         shared = [name for name in _STACKS if name in getattr(item, "fixturenames", ())]
