@@ -25,7 +25,7 @@ up: $(RUNTIME) ## The whole stack in the foreground, until Ctrl-C; ARGS="--port 
 	@$(BIN)/python manage.py up $(ARGS)
 
 test: $(DEV) | $(TEST_TMP) ## All tests
-	@$(PYTEST) -n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
+	@$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 check: lint | $(TEST_TMP) ## Format, lint, types, import contracts and unit tests
 	@$(PYTEST) -q tests/unit

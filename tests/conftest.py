@@ -1,7 +1,7 @@
 """Shared fixtures: a private Valkey on a free port, for every test that wants a real one.
 
-And how the tests are shared out when several processes run them (`make test`): a file stays whole, since its tests
-share what they started, and so do the tests that share one stack. Those folders take longest, so they go first.
+And in which order the tests run: when several processes share them out by file (`make test`), the longest should not
+come last.
 """
 
 from __future__ import annotations
@@ -14,15 +14,8 @@ from redis import Redis
 
 from tests.valkey import PrivateValkey
 
-# Fixtures that stand for a whole stack, one for the session.
-_STACKS = ("stack", "stage")
 
-
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        shared = [name for name in _STACKS if name in getattr(item, "fixturenames", ())]
-        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.nodeid.partition("::")[0]))
     items.sort(key=lambda item: _turn(item.path))
 
 

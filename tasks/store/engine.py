@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,21 @@ def _upgrade(engine: Engine, config: Config) -> None:
 def _prepare_sqlite(connection: sqlite3.Connection, _: Any) -> None:
     # The driver begins transactions by itself, late and not around DDL; `_begin_immediate` does it instead.
     connection.isolation_level = None
-    # Readers and one writer beside each other.
-    connection.execute("PRAGMA journal_mode=WAL")
+    _write_ahead(connection)
     connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Readers and one writer beside each other. Kept in the file, so only the first to come has to switch."""
+    until = time.monotonic() + _PATIENCE_S
+    while connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError:
+            # SQLite waits for nobody here, whatever its timeout (sqlite.org/pragma.html#pragma_busy_timeout).
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
 
 
 def _begin_immediate(connection: Connection) -> None:

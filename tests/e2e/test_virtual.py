@@ -27,6 +27,6 @@ def test_who_waits_how_long_at_two_executors_is_as_simulated(api: Api) -> None:
     )
     expected_ms = sorted(1000 * float(each) for each in virtual.latencies_s[1])
     assert expected_ms == pytest.approx([800, 800, 1600, 1600, 2400, 2400])
-    # The machine may be busy, never faster than the model.
+    # The machine may be busy, never faster than the model; who comes a moment later waits that much less.
     for real, expected in zip(real_ms, expected_ms, strict=True):
-        assert expected <= real + 1 < 1.3 * expected + 1
+        assert 0.9 * expected <= real < 1.3 * expected
