@@ -22,7 +22,7 @@ from tasks.router import Pending
 from tasks.rules import Rules
 
 KEYS = Shard()
-LONG_MS = 360_000
+LONG_MS = 3_600_000
 _STATUS = re.compile(rb'\{"status":"([A-Z]+)"')
 
 # KEYS  the model's queues, then its delayed   ARGV  prefix of results
