@@ -10,7 +10,7 @@ from redis import Redis
 
 from tests.e2e.client import Api, connected
 from tests.e2e.gate import Gate
-from tests.e2e.stack import Stack
+from tests.e2e.stack import Stack, wait_until
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +28,21 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def api(stack: Stack) -> Iterator[Api]:
     with connected(stack.port) as api:
         yield api
+
+
+@pytest.fixture
+def well(api: Api) -> Api:
+    """The API of a stack in which nothing is broken any more: a breaker that an earlier test has opened is closed by the
+    first good request.
+    """
+
+    def is_well() -> bool:
+        api.all(range(4), "moody")
+        api.all(range(4), "quartet")
+        return bool(api.get("/internal/health").json["status"] == "healthy")
+
+    wait_until(is_well, what="the stack is healthy")
+    return api
 
 
 @pytest.fixture

@@ -73,12 +73,12 @@ def test_a_valid_request_id_is_kept_and_another_replaced(api: Api) -> None:
     assert api.call("OPTIONS", "/v1/inference", X_Request_Id="mine").headers["x-request-id"] == "mine"
 
 
-def test_health_and_readiness(api: Api) -> None:
-    alive = api.get("/healthz").json
+def test_health_and_readiness(well: Api) -> None:
+    alive = well.get("/healthz").json
     assert (alive["status"], alive["waiting"]) == ("alive", 0)
-    ready = api.get("/readyz")
+    ready = well.get("/readyz")
     assert (ready.status, ready.json["status"]) == (200, "ready")
-    health = api.get("/internal/health")
+    health = well.get("/internal/health")
     assert health.status == 200
     assert health.json["status"] == "healthy"
     assert health.json["redis"] == "up"

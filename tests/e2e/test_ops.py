@@ -58,9 +58,9 @@ def events(api: Api) -> Iterator[Iterator[tuple[str, Any]]]:
         yield read()
 
 
-def test_events_begin_with_the_last_hour_and_go_on_with_how_things_stand(api: Api) -> None:
-    api.all(range(5))
-    with events(api) as stream:
+def test_events_begin_with_the_last_hour_and_go_on_with_how_things_stand(well: Api) -> None:
+    well.all(range(5))
+    with events(well) as stream:
         name, hello = next(stream)
         assert name == "hello"
         assert hello["tiers"] == ["enterprise", "paid", "free"]
