@@ -32,8 +32,9 @@ def api(stack: Stack) -> Iterator[Api]:
 
 @pytest.fixture
 def well(api: Api) -> Api:
-    """The API of a stack in which nothing is broken any more: a breaker that an earlier test has opened is closed by the
-    first good request.
+    """The API of a stack in which nothing is broken any more.
+
+    A breaker that an earlier test has opened is closed by the first good request.
     """
 
     def is_well() -> bool:
