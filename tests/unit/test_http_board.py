@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from webapp.http import board as board_module
@@ -11,7 +13,7 @@ from webapp.http.board import Board
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr(board_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(board_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
