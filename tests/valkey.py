@@ -53,7 +53,10 @@ class PrivateValkey:
                     client.ping()
                     return
                 time.sleep(0.02)
-        raise RuntimeError("the private Valkey did not start")
+        self.kill()
+        said = Path(self._folder.name, "valkey.log").read_text()
+        self._folder.cleanup()
+        raise RuntimeError(f"the private Valkey did not start; it said:\n{said}")
 
     def kill(self) -> None:
         """Die at once, as in a crash; `start` brings it back on the same port."""

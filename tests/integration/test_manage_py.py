@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.valkey import PrivateValkey
+from tests.valkey import PrivateValkey, free_port
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
@@ -152,7 +152,8 @@ def test_a_cluster_is_refused_before_anything_starts(manage: Manage, cluster: Pr
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[PrivateValkey]:
-    server = PrivateValkey("--cluster-enabled", "yes")
+    # A port of its own for the nodes' talk: by default it is 10,000 above the first, which may be no port at all.
+    server = PrivateValkey("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     server.start()
     yield server
     server.stop()
