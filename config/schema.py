@@ -47,6 +47,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     direct: bool = False
     direct_concurrency: PositiveInt = 16
     options: dict[str, Any] = {}
+    # JSON Schemas; a string is a file beside `bunch.toml`, which `load_settings` has put in its place.
+    input_schema: dict[str, Any] | str | None = None
+    parameters_schema: dict[str, Any] | str | None = None
 
     @property
     def max_wait_s(self) -> float | None:

@@ -17,6 +17,7 @@ import msgspec
 
 from config import auth
 from config.auth import is_loopback
+from config.declared import BrokenSchema, read_schema
 from config.errors import Problem, SettingsError
 from config.schema import ModelSettings, Settings
 from config.tiers import Tier
@@ -29,6 +30,8 @@ DEFAULT_CONFIG_FILE = "bunch.toml"
 _MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _SOURCE = re.compile(r"https?://\S+|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
+# Of a value that may be long, in a line about it.
+_SHOWN = 120
 
 _FROM_FILE_ONLY = {"models", "default_model", "config_file"}
 _TYPES: dict[str, Any] = {
@@ -68,7 +71,7 @@ def load_settings(environ: Mapping[str, str] | None = None, config_file: str | N
     values: dict[str, Any] = {}
     _read_table(_table(document, "server", problems), values, problems)
     _read_environment(environ, values, problems)
-    models = _read_models(_table(document, "models", problems), problems)
+    models = _read_models(_table(document, "models", problems), path.parent, problems)
     default_model = document.pop("default_model", next(iter(models), ""))
     for key, value in document.items():
         problems.append(
@@ -116,7 +119,7 @@ def _read_environment(environ: Mapping[str, str], values: dict[str, Any], proble
             problems.append(Problem(name, auth.shown_of_unknown(value), f"unknown setting; known are {known}"))
 
 
-def _read_models(tables: Mapping[str, Any], problems: list[Problem]) -> dict[str, ModelSettings]:
+def _read_models(tables: Mapping[str, Any], folder: Path, problems: list[Problem]) -> dict[str, ModelSettings]:
     models: dict[str, ModelSettings] = {}
     for name, table in tables.items():
         where = f"[models.{name}]"
@@ -140,6 +143,7 @@ def _read_models(tables: Mapping[str, Any], problems: list[Problem]) -> dict[str
                 Problem(f"{where} source", source, 'must be "package.module:Name" or an http(s) URL of a fixed API')
             )
             continue
+        _read_schemas(where, values, folder, problems)
         model = ModelSettings(name=name, **values)
         try:
             # As it travels to the executor's process, which must not be where this is found.
@@ -148,6 +152,21 @@ def _read_models(tables: Mapping[str, Any], problems: list[Problem]) -> dict[str
             problems.append(Problem(where, table, "holds a whole number of more than 64 bits"))
         models[name] = model
     return models
+
+
+def _read_schemas(where: str, values: dict[str, Any], folder: Path, problems: list[Problem]) -> None:
+    for key in ("input_schema", "parameters_schema"):
+        declared = values.get(key)
+        if declared is None:
+            continue
+        try:
+            values[key] = read_schema(declared, folder)
+        except BrokenSchema as error:
+            problems.append(Problem(f"{where} {key}", _shortened(declared), f"must be a JSON Schema; {error}"))
+
+
+def _shortened(value: object) -> object:
+    return value if len(repr(value)) <= _SHOWN else f"{repr(value)[:_SHOWN]}…"
 
 
 def _convert(

@@ -31,8 +31,9 @@ from tasks.ledger import LedgerBuffer, LedgerStream
 from tasks.metrics import MetricsFlusher, SharedMetrics
 from tasks.slow import SlowLog
 from tasks.trace import trace_id
-from webapp.api import health, inference, openapi, results
+from webapp.api import health, inference, models, openapi, results
 from webapp.call import STATUS_LINES, Answer, Call
+from webapp.declared import declared_by
 from webapp.direct import DirectModels
 from webapp.errors import ApiError, bunch_error_answer, error_answer
 from webapp.identity import make_identity
@@ -55,6 +56,7 @@ HOT: dict[tuple[str, str], Handler] = {
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     *((method, path, handler) for (method, path), handler in HOT.items()),
     ("POST", "/v1/inference/bulk", inference.bulk),
+    ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/result/<task_id>", results.get_result),
     ("DELETE", "/v1/result/<task_id>", results.cancel_result),
     ("GET", "/internal/requests/<request_id>", results.get_request),
@@ -225,6 +227,7 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
         slow=SlowLog(redis),
         direct=DirectModels(settings),
         identity=make_identity(settings, redis),
+        declared=declared_by(settings),
         ledger=RefusalLedger(LedgerBuffer(LedgerStream(redis))) if settings.keeps_ledger else None,
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from redis import Redis
@@ -13,6 +14,7 @@ from tasks.fleet import Fleet
 from tasks.history import History
 from tasks.metrics import SharedMetrics
 from tasks.slow import SlowLog
+from webapp.declared import Declared
 from webapp.direct import DirectModels
 from webapp.identity.base import Identity
 from webapp.ledger import RefusalLedger
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Services:
-    """`tracer` is there once a process that exports spans has started."""
+    """`declared` has the models that declare something. `tracer` is there once a process that exports spans has
+    started, `description` once somebody has asked for the API's.
+    """
 
     settings: Settings
     redis: Redis
@@ -34,5 +38,7 @@ class Services:
     slow: SlowLog
     direct: DirectModels
     identity: Identity
+    declared: Mapping[str, Declared] = field(default_factory=dict)
     ledger: RefusalLedger | None = None
     tracer: RequestTracer | None = None
+    description: bytes = b""

@@ -51,6 +51,19 @@ max_queue_depth = 2
 source = "tests.models:Moody"
 timeout_ms = 30000
 
+# What it does not declare does not reach it.
+[models.picky]
+source = "workers.models.echo:Echo"
+parameters_schema = { additionalProperties = false, properties = { top = { type = "integer", minimum = 1 } } }
+
+[models.picky.input_schema]
+type = "object"
+required = ["text"]
+additionalProperties = false
+properties.text = { type = "string", minLength = 1, maxLength = 20 }
+properties.tags = { type = "array", maxItems = 3, items = { "$ref" = "#/$defs/tag" } }
+"$defs".tag = { type = "string", pattern = "^[a-z]+$" }
+
 # Four requests are one batch, however far apart they arrive.
 [models.quartet]
 source = "tests.models:Moody"

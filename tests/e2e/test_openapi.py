@@ -18,6 +18,7 @@ OPERATIONS = (
     *("POST /v1/inference", "POST /v1/inference/bulk", "POST /v1/predict", "POST /api/inference"),
     *("GET /v1/result/{task_id}", "DELETE /v1/result/{task_id}", "GET /internal/requests/{request_id}"),
     *("GET /internal/health", "GET /internal/scale", "GET /healthz", "GET /readyz", "GET /metrics"),
+    "GET /v1/models",
     "GET /openapi.json",
 )
 # In the others no request has the wrong form: any text is an id, though one that nobody has.

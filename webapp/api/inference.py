@@ -45,6 +45,9 @@ def infer(services: Services, call: Call) -> Answer:
     settings = services.settings
     body = read_body(call, _inference)
     model = model_name(settings, body.model)
+    declared = services.declared.get(model)
+    if declared is not None:
+        declared.check(body.input, body.parameters)
     tier = call.caller.tier
     limit_s = timeout_s(settings, call, body.timeout_ms)
     parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
@@ -84,6 +87,9 @@ def predict(services: Services, call: Call) -> Answer:
     started = perf_counter()
     body = read_body(call, _predict)
     model = model_name(services.settings, body.model_id)
+    declared = services.declared.get(model)
+    if declared is not None:
+        declared.check(body.input_data, None, name="input_data")
     return _plain(services, call, model, as_json(body.input_data), started)
 
 
@@ -91,7 +97,11 @@ def simple(services: Services, call: Call) -> Answer:
     """`POST /api/inference`: a string for the default model."""
     started = perf_counter()
     body = read_body(call, _simple)
-    return _plain(services, call, model_name(services.settings, None), as_json(body.input), started)
+    model = model_name(services.settings, None)
+    declared = services.declared.get(model)
+    if declared is not None:
+        declared.check(body.input, None)
+    return _plain(services, call, model, as_json(body.input), started)
 
 
 def bulk(services: Services, call: Call) -> Answer:
@@ -102,6 +112,10 @@ def bulk(services: Services, call: Call) -> Answer:
     if len(body.inputs) > settings.max_bulk_items:
         raise ApiError("INVALID_INPUT", f"inputs: at most {settings.max_bulk_items} in one call")
     model = model_name(settings, body.model)
+    declared = services.declared.get(model)
+    if declared is not None:
+        declared.check_parameters(body.parameters)
+    refusals = [None] * len(body.inputs) if declared is None else declared.refusals(body.inputs)
     tier = call.caller.tier
     limit_s = timeout_s(settings, call, body.timeout_ms)
     parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
@@ -118,16 +132,16 @@ def bulk(services: Services, call: Call) -> Answer:
             caller=call.caller,
             traceparent=traceparent,
         )
-        if limit_s > 0
+        if limit_s > 0 and refusal is None
         else None
-        for value in values
+        for value, refusal in zip(values, refusals, strict=True)
     ]
     results = []
     errors: list[BunchError] = []
-    for value, pending in zip(values, pendings, strict=True):
+    for value, pending, refusal in zip(values, pendings, refusals, strict=True):
         try:
             if pending is None:
-                raise DeadlineExceeded("no time was given")
+                raise refusal or DeadlineExceeded("no time was given")
             reply = direct.waiting(client, model, tier, value, parameters, started + limit_s)(pending)
         except BunchError as error:
             count(model, tier, error.code, perf_counter() - started, error.reason)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import msgspec
 
+from config.settings import Settings
+from webapp.api.declared import declare_in
 from webapp.call import Answer, Call
 from webapp.errors import STATUS_OF
 from webapp.identity.base import Access, access_of
@@ -17,16 +18,12 @@ _BODIES = (InferenceBody, BulkBody, PredictBody, SimpleBody)
 
 
 def document(services: Services, call: Call) -> Answer:
-    return Answer(200, _encoded(services.settings.auth != "off"), call.request_id)
+    services.description = services.description or msgspec.json.encode(describe(services.settings))
+    return Answer(200, services.description, call.request_id)
 
 
-@cache
-def _encoded(secured: bool) -> bytes:
-    return msgspec.json.encode(describe(secured=secured))
-
-
-def describe(*, secured: bool) -> dict[str, Any]:
-    """The document, OpenAPI 3.1; `secured` when callers have to say who they are."""
+def describe(settings: Settings) -> dict[str, Any]:
+    """The document, OpenAPI 3.1, with what each model declares, and who may ask where callers have to say that."""
     _, components = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
     components["Error"] = {
         "type": "object",
@@ -73,13 +70,15 @@ def describe(*, secured: bool) -> dict[str, Any]:
     components["Plain"] = _object(request_id="string", latency_ms="number")
     components["Plain"]["properties"]["output"] = {}
     components["Anything"] = {"type": "object"}
+    components["Models"] = _object(object="string", data="array")
+    declare_in(components, settings)
     document = {
         "openapi": "3.1.0",
         "info": {"title": "Bunch", "version": "1", "description": "Dynamic batching for GPU models."},
         "paths": _paths(),
         "components": {"schemas": components},
     }
-    return _secured(document) if secured else document
+    return document if settings.auth == "off" else _secured(document)
 
 
 def _secured(document: dict[str, Any]) -> dict[str, Any]:
@@ -132,6 +131,7 @@ def _paths() -> dict[str, Any]:
                 "SimpleBody", "Plain", "A string for the default model.", 400, 409, 413, 415, 422, 429, 500, 503, 504
             )
         },
+        "/v1/models": {"get": _get("Models", "What is served, and what each model takes.")},
         "/v1/result/{task_id}": {
             "get": {"parameters": [task_id, wait], **_get("Result", "State and outcome.", 400, 404, 503)},
             "delete": {"parameters": [task_id], **_get("Result", "Take back what has not started.", 404, 409, 503)},

@@ -1,0 +1,70 @@
+"""What models declare about their requests, in the API's description.
+
+components/schemas/<model>.input, <model>.parameters     the schemas, as `bunch.toml` has them
+InferenceBody.allOf: [if model is <model>, then input is <model>.input]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from config.schema import ModelSettings
+from config.settings import Settings
+
+# Their content is a caller's, and no schema.
+_VALUES = frozenset({"const", "enum", "default", "examples"})
+
+
+def declare_in(components: dict[str, Any], settings: Settings) -> None:
+    """Add the schemas of `settings.models` to `components`, and hold the bodies of the API to them."""
+    for model in settings.models.values():
+        parts = _add_parts(components, model)
+        if not parts:
+            continue
+        is_default = model.name == settings.default_model
+        _narrow(components["InferenceBody"], _when("model", model.name, parts, is_default=is_default))
+        if "input" in parts:
+            predicted = {"input_data": parts["input"]}
+            _narrow(components["PredictBody"], _when("model_id", model.name, predicted, is_default=is_default))
+            if is_default:
+                _narrow(components["SimpleBody"], {"properties": {"input": parts["input"]}})
+
+
+def _add_parts(components: dict[str, Any], model: ModelSettings) -> dict[str, Any]:
+    """Field of a body → what it has to be."""
+    parts: dict[str, Any] = {}
+    for field, schema in (("input", model.input_schema), ("parameters", model.parameters_schema)):
+        if not isinstance(schema, dict):
+            continue
+        name = f"{model.name}.{field}"
+        place = f"#/components/schemas/{name}"
+        components[name] = schema if "$id" in schema else _moved(schema, place)
+        parts[field] = {"$ref": place}
+    if "parameters" in parts:
+        # Left out they are an empty object.
+        parts["parameters"] = {"anyOf": [{"type": "null"}, parts["parameters"]]}
+    return parts
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """What was `#/$defs/…` where the schema stood alone. An `$id` would do it too, but few tools look for one here."""
+    if isinstance(schema, list):
+        return [_moved(each, place) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: each if key in _VALUES else _moved(each, place) for key, each in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        moved["$ref"] = place + reference[1:]
+    return moved
+
+
+def _when(field: str, model: str, parts: dict[str, Any], *, is_default: bool) -> dict[str, Any]:
+    named: dict[str, Any] = {"properties": {field: {"const": model}}, "required": [field]}
+    if is_default:
+        named = {"properties": {field: {"enum": [model, None]}}}
+    return {"if": named, "then": {"properties": parts}}
+
+
+def _narrow(body: dict[str, Any], rule: dict[str, Any]) -> None:
+    body.setdefault("allOf", []).append(rule)

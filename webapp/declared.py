@@ -1,0 +1,73 @@
+"""Requests held against what their model declares, before anything is queued.
+
+    input, parameters ─▶ Declared.check ─┬─ as declared ─▶ on to admission
+                                         └─ InvalidInput (400): `input.tags[3]: the value does not match "^[a-z]+$"`
+
+A model without a schema has no `Declared`, and its requests pay for nothing but the look into a dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from config.declared import compile_schema, where
+from config.schema import ModelSettings
+from config.settings import Settings
+from tasks.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from jsonschema_rs import Validator
+
+# Names in it may be the caller's own, and as long as a body may be.
+_LONGEST = 300
+
+
+class Declared:
+    """One model's schemas, compiled."""
+
+    def __init__(self, model: ModelSettings) -> None:
+        self._name = model.name
+        self._input = _validator(model.input_schema)
+        self._parameters = _validator(model.parameters_schema)
+
+    def check(self, value: object, parameters: dict[str, Any] | None, *, name: str = "input") -> None:
+        """`name` is what the input is called where it stands. Raises InvalidInput, which says where."""
+        refusal = self._refusal(self._input, name, value)
+        if refusal is not None:
+            raise refusal
+        self.check_parameters(parameters)
+
+    def check_parameters(self, parameters: dict[str, Any] | None) -> None:
+        """None are an empty object, as the model gets them. Raises InvalidInput."""
+        refusal = self._refusal(self._parameters, "parameters", parameters or {})
+        if refusal is not None:
+            raise refusal
+
+    def refusals(self, inputs: Sequence[object]) -> list[InvalidInput | None]:
+        """What is wrong with each input of a bulk call."""
+        return [self._refusal(self._input, f"inputs[{at}]", each) for at, each in enumerate(inputs)]
+
+    def _refusal(self, validator: Validator | None, name: str, value: object) -> InvalidInput | None:
+        # Asked first: most are valid, and that is the cheaper question.
+        if validator is None or validator.is_valid(value):
+            return None
+        error = next(iter(validator.iter_errors(value)))
+        text = f"{where(name, error.instance_path)}: {error.message}"
+        if len(text) > _LONGEST:
+            text = f"{text[:_LONGEST]}…"
+        return InvalidInput(f"{text} (what {self._name} takes: GET /v1/models)")
+
+
+def declared_by(settings: Settings) -> dict[str, Declared]:
+    """Of the models that declare anything."""
+    return {
+        name: Declared(model)
+        for name, model in settings.models.items()
+        if model.input_schema is not None or model.parameters_schema is not None
+    }
+
+
+def _validator(schema: dict[str, Any] | str | None) -> Validator | None:
+    assert not isinstance(schema, str), "the settings read the file"
+    return None if schema is None else compile_schema(schema)
