@@ -40,6 +40,7 @@ class Done:
 
     `passes` is how often the model was called: once, or more where the batch was run in parts to find a culprit.
     `safe_size` is what the device's memory turned out to have room for, None unless it ran out in this very batch.
+    `collapsed` is how many of its requests were answered by an equal one's output.
     """
 
     batch_id: str
@@ -47,6 +48,7 @@ class Done:
     outcomes: Sequence[Ok | Rejected | Failed]
     passes: int = 1
     safe_size: int | None = None
+    collapsed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

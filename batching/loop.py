@@ -351,6 +351,7 @@ class ClaimLoop:
             passes=event.passes,
             wait_s=batch.turn_at - batch.claimed_at,
             turn_s=now - batch.turn_at,
+            collapsed=event.collapsed,
         )
         ok = any(not isinstance(outcome, Failed) for outcome in event.outcomes)
         self.learner.finished(len(batch.requests), info.turn_s, now, regular=event.passes == 1 and ok)

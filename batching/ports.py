@@ -29,7 +29,8 @@ class BatchInfo:
 
     `claimed_ms` is Redis time, `compute_s` 0 before the model ran, `passes` above 1 when it ran in parts. `wait_s` is
     how long it waited in hand for the one before it, `turn_s` how long its executor then had it: what of that is not
-    compute went into encoding, decoding and the way there and back.
+    compute went into encoding, decoding and the way there and back. `collapsed` of its requests were not computed, but
+    answered by an equal one's output.
     """
 
     batch_id: str
@@ -43,6 +44,7 @@ class BatchInfo:
     executor: str = ""
     wait_s: float = 0.0
     turn_s: float = 0.0
+    collapsed: int = 0
 
     def waited_s(self, request: Request) -> float:
         """How long a member had waited when it was claimed; nothing, if its sender gave no time."""

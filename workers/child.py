@@ -69,7 +69,14 @@ def _serve(sock: socket.socket) -> None:
 
 def _answer(computer: BatchComputer, run: Run) -> Ran:
     computed = computer.run(run.inputs, run.parameters, run.safe_size)
-    return Ran(run.batch_id, computed.compute_s, computed.outcomes, computed.passes, computed.safe_size)
+    return Ran(
+        run.batch_id,
+        computed.compute_s,
+        computed.outcomes,
+        computed.passes,
+        computed.safe_size,
+        computed.collapsed,
+    )
 
 
 def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str]:
@@ -81,7 +88,8 @@ def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str
         warmup()
     version = getattr(model, "version", "")
     refuse = model.refuse if isinstance(model, FunctionModel) else None
-    return BatchComputer(model, refuse, on_pass, _budget(start, model)), version if isinstance(version, str) else ""
+    computer = BatchComputer(model, refuse, on_pass, _budget(start, model), collapse=start.model.collapse)
+    return computer, version if isinstance(version, str) else ""
 
 
 def _budget(start: Start, model: Any) -> Budget | None:

@@ -43,12 +43,15 @@ INVALID = "InvalidInput"
 
 
 class Computed(msgspec.Struct, frozen=True):
-    """`passes` counts calls of predict; `safe_size` is what memory had room for, None unless it ran out here."""
+    """`passes` counts calls of predict; `safe_size` is what memory had room for, None unless it ran out here;
+    `collapsed` counts the inputs that were answered by an equal one's output.
+    """
 
     compute_s: float
     outcomes: list[bytes | ItemError]
     passes: int = 0
     safe_size: int | None = None
+    collapsed: int = 0
 
 
 class BatchComputer:
@@ -58,6 +61,7 @@ class BatchComputer:
         refuse: what to say to an input that must not reach the model, or None.
         on_pass: called before each call of predict but a batch's first: the batch is alive, its time starts anew.
         budget: what one call may cost, or None.
+        collapse: equal inputs with equal parameters go to the model once, and share what comes of it.
     """
 
     def __init__(
@@ -66,15 +70,18 @@ class BatchComputer:
         refuse: Callable[[Any], InputRejected | None] | None = None,
         on_pass: Callable[[], None] = lambda: None,
         budget: Budget | None = None,
+        *,
+        collapse: bool = False,
     ) -> None:
         self._model = model
         self._refuse = refuse
         self._on_pass = on_pass
         self._budget = budget
+        self._collapse = collapse
 
     def run(self, inputs: Sequence[bytes], parameters: Sequence[bytes], safe_size: int | None = None) -> Computed:
         """Shapes: n inputs and n parameters in, n outcomes out; at most `safe_size` of them in one call."""
-        batch = _Batch(inputs, parameters, self._decode)
+        batch = _Batch(inputs, parameters, self._decode, collapse=self._collapse)
         passes = 0
         barren = 0
         compute_s = 0.0
@@ -105,7 +112,7 @@ class BatchComputer:
             else:
                 half = len(members) // 2
                 parts += (members[half:], members[:half])
-        return Computed(compute_s, batch.outcomes(), passes, learned)
+        return Computed(compute_s, batch.outcomes(), passes, learned, len(batch.same))
 
     def _affordable(self, batch: _Batch) -> list[list[int]]:
         """Into parts that keep to the budget; the first one is run first."""
@@ -150,12 +157,18 @@ class _Batch:
         inputs: Sequence[bytes],
         parameters: Sequence[bytes],
         decode: Callable[[bytes, bytes], tuple[Any, dict[str, Any]]],
+        *,
+        collapse: bool = False,
     ) -> None:
         self._raw = list(zip(inputs, parameters, strict=True))
         self._decode = decode
         self._decoded: dict[int, tuple[Any, dict[str, Any]]] = {}
         self.known: dict[int, bytes | ItemError] = {}
+        # Index → that of the first input like it.
+        self.same = _repeats(self._raw) if collapse else {}
         for index, (value, options) in enumerate(self._raw):
+            if index in self.same:
+                continue
             try:
                 self._decoded[index] = decode(value, options)
             except InputRejected as refusal:
@@ -185,7 +198,13 @@ class _Batch:
             self.known[index] = error
 
     def outcomes(self) -> list[bytes | ItemError]:
-        return [self.known[index] for index in range(len(self._raw))]
+        return [self.known[self.same.get(index, index)] for index in range(len(self._raw))]
+
+
+def _repeats(raw: Sequence[tuple[bytes, bytes]]) -> dict[int, int]:
+    """Of each pair that was there before: where it was first. Spelling counts; frontends have one for each value."""
+    first: dict[tuple[bytes, bytes], int] = {}
+    return {index: seen for index, pair in enumerate(raw) if (seen := first.setdefault(pair, index)) != index}
 
 
 def _cut(members: list[int], safe_size: int | None) -> list[list[int]]:

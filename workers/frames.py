@@ -77,13 +77,14 @@ class Passing(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Ran(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """One entry per input: output as JSON bytes, or why there is none. `passes` and `safe_size` as computed."""
+    """One entry per input: output as JSON bytes, or why there is none; the rest as `workers.compute.Computed`."""
 
     batch_id: str
     compute_s: float
     outcomes: list[bytes | ItemError]
     passes: int = 1
     safe_size: int | None = None
+    collapsed: int = 0
 
 
 ToChild = Start | Run

@@ -9,7 +9,7 @@ from workers.frames import ItemError, Ran
 
 def to_done(ran: Ran) -> Done:
     outcomes = [to_outcome(entry) for entry in ran.outcomes]
-    return Done(ran.batch_id, ran.compute_s, outcomes, ran.passes, ran.safe_size)
+    return Done(ran.batch_id, ran.compute_s, outcomes, ran.passes, ran.safe_size, ran.collapsed)
 
 
 def to_outcome(entry: bytes | ItemError) -> Ok | Rejected | Failed:

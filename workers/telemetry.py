@@ -99,10 +99,7 @@ class WorkerTelemetry:
         if ended:
             worker_state.total_count[TASK_NAME] += ended
         model = batch.model
-        if batch.passes > 1:
-            self._child(metrics.EXTRA_PASSES, model).inc(batch.passes - 1)
-        if batch.compute_s:
-            self._child(metrics.COMPUTE_SECONDS, model).observe(batch.compute_s)
+        self._count_compute(batch)
         for request, outcome in settled:
             if isinstance(outcome, Expired):
                 self._child(metrics.EXPIRED, model, request.tier.value).inc()
@@ -155,6 +152,14 @@ class WorkerTelemetry:
             child = metric.labels(*labels) if self._counting else metrics.Nothing()
             self._children[metric, *labels] = child
         return child
+
+    def _count_compute(self, batch: BatchInfo) -> None:
+        if batch.passes > 1:
+            self._child(metrics.EXTRA_PASSES, batch.model).inc(batch.passes - 1)
+        if batch.collapsed:
+            self._child(metrics.COLLAPSED, batch.model).inc(batch.collapsed)
+        if batch.compute_s:
+            self._child(metrics.COMPUTE_SECONDS, batch.model).observe(batch.compute_s)
 
     def _count_claim(self, requests: Sequence[Request], batch: BatchInfo) -> None:
         model = batch.model

@@ -345,3 +345,44 @@ def test_refused_inputs_stay_refused_when_their_neighbours_fail() -> None:
     assert refused.rejected
     assert isinstance(failed, ItemError)
     assert not failed.rejected
+
+
+def seen_by(predict: Predict, *inputs: Any, parameters: list[bytes] | None = None) -> tuple[list[Any], Computed]:
+    """What reached a model that collapses, in all of its calls, and what came of it."""
+    seen: list[Any] = []
+
+    def watched(values: list[Any], options: list[dict[str, Any]]) -> Any:
+        seen.extend(values)
+        return predict(values, options)
+
+    raw = [msgspec.json.encode(each) for each in inputs]
+    return seen, BatchComputer(Model(watched), collapse=True).run(raw, parameters or [b"{}"] * len(raw))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1)), max_size=20))
+def test_equal_inputs_are_computed_once_and_each_gets_its_own_answer(pairs: list[tuple[int, int]]) -> None:
+    options = [b'{"k":%d}' % k for _, k in pairs]
+    seen, computed = seen_by(
+        lambda values, parameters: [[v, p["k"]] for v, p in zip(values, parameters, strict=True)],
+        *(value for value, _ in pairs),
+        parameters=options,
+    )
+    assert len(seen) == len(set(pairs))
+    assert [tuple(json.loads(each)) for each in computed.outcomes if isinstance(each, bytes)] == pairs
+    assert computed.collapsed == len(pairs) - len(set(pairs))
+
+
+def test_equal_inputs_share_a_failure_and_their_neighbours_do_not() -> None:
+    def predict(values: list[Any], _: list[dict[str, Any]]) -> list[Any]:
+        if "bad" in values:
+            raise ValueError
+        return values
+
+    _, computed = seen_by(predict, "bad", "good", "bad", "good")
+    assert [isinstance(each, ItemError) for each in computed.outcomes] == [True, False, True, False]
+
+
+def test_a_model_that_did_not_ask_for_it_sees_every_input() -> None:
+    computed = compute(lambda values, _: [len(values)] * len(values), "a", "a")
+    assert (computed.outcomes, computed.collapsed) == ([b"2", b"2"], 0)
