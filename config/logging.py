@@ -8,6 +8,7 @@ the rest is counted: a log that fills the disk would be the next thing to break.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -21,17 +22,29 @@ _TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 # What identifies an event, in this order; anything else stands behind.
 _FIRST = ("request_id", "task_id", "batch_id", "model", "tier", "trace_id", "code")
+# A model's exception may quote its input: as long as a body, and with lines that look like ours.
+_LONGEST = 16_384
+# All that could begin a line, or talk to a terminal, but for the line feed and the tab; and what UTF-8 cannot say.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class TextFormatter(logging.Formatter):
-    """The message, then `name=value` for each field."""
+    """The message, then `name=value` for each field. Only the first line of a record begins at the margin."""
 
     def __init__(self) -> None:
         super().__init__(_TEXT)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         fields = "".join(f" {name}={_shown(value)}" for name, value in _fields(record).items())
+        record.message = _bounded(record.message)
         return super().formatMessage(record) + (" ·" + fields if fields else "")
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = _CONTROL.sub(_escaped, super().format(record))
+        return text.replace("\n", "\n    ")
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        return _bounded(super().formatException(ei))
 
 
 class JsonFormatter(logging.Formatter):
@@ -42,11 +55,11 @@ class JsonFormatter(logging.Formatter):
             "time": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{record.msecs:03.0f}",
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _bounded(record.getMessage()),
             **_fields(record),
         }
         if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
+            fields["exception"] = _bounded(self.formatException(record.exc_info))
         return msgspec.json.encode(fields, enc_hook=str).decode()
 
 
@@ -134,11 +147,24 @@ def current_format() -> str:
     return "json" if any(isinstance(each.formatter, JsonFormatter) for each in handlers) else "text"
 
 
+def _bounded(text: str) -> str:
+    """Its beginning and its end: a traceback has what happened in its last line."""
+    if len(text) <= _LONGEST:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]} … ({len(text) - 2 * half} characters left out) … {text[-half:]}"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
+
+
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     given = {key: value for key, value in vars(record).items() if key not in _STANDARD}
     first = {name: given.pop(name) for name in _FIRST if name in given}
     # A field that a caller had nothing for says nothing.
-    return {name: value for name, value in {**first, **given}.items() if value is not None and value != ""}
+    named = {name: value for name, value in {**first, **given}.items() if value is not None and value != ""}
+    return {name: _bounded(value) if isinstance(value, str) else value for name, value in named.items()}
 
 
 def _shown(value: object) -> str:

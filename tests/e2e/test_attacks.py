@@ -33,6 +33,10 @@ source = "workers.models.echo:Echo"
 source = "workers.models.simulated:Simulated"
 options = { batch_ms = 300, item_ms = 0 }
 max_batch_size = 1
+
+# Its exceptions say what was sent.
+[models.moody]
+source = "tests.models:Moody"
 """
 SERVICE_TOKEN = "the-token-of-those-who-run-it"
 _addresses = (f"127.0.{1 + number // 250}.{1 + number % 250}" for number in count(2))
@@ -286,10 +290,15 @@ def test_log_injection_and_secrets_in_logs(fort: Fort) -> None:
     alice = bearer(fort.secrets["alice"])
     fort.call("POST", "/v1/inference", json.dumps({"input": 1, "model": f"x\n{forged}"}).encode(), alice)
     fort.call("POST", "/v1/inference", json.dumps({"input": f"\n{forged}\x1b[2J"}).encode(), alice)
+    for wish in ("fail", "raise"):
+        quoted = {"input": {wish: f"\n{forged}\r{forged}\x1b[2J"}, "model": "moody"}
+        assert fort.call("POST", "/v1/inference", json.dumps(quoted).encode(), alice).status == 500
     fort.call("GET", "/v1/result/a%0A" + forged.replace(" ", "%20"), None, alice)
     fort.call("GET", "/a%0A" + forged.replace(" ", "%20"), None, bearer(f"x{forged}"))
     fort.raw(b"GET /\x0b" + forged.encode() + b" HTTP/1.1\r\nHost: x\r\n\r\n")
     logged = fort.logged()
+    # What the model said is there, though on no line of its own.
+    assert "CRITICAL webapp: forged" in logged
     assert not any(line.startswith(forged) for line in logged.splitlines())
     assert "\x1b[2J" not in logged
     for name, secret in {**fort.secrets, "jwt": issuer.SECRET}.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import logging.config
+import sys
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,30 @@ def test_text_without_fields_is_a_plain_line() -> None:
 
 def test_what_callers_write_cannot_begin_a_line() -> None:
     assert "\n" not in TextFormatter().format(record(request_id="r\n2026-01-01 ERROR forged"))
+
+
+def test_what_an_exception_quotes_cannot_begin_a_line_either() -> None:
+    forged = "2026-01-01 ERROR forged"
+    ends = ("\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\r\n")
+    try:
+        raise ValueError(f"no number: {'x'.join(end + forged for end in ends)}\x1b[2J\ud800")
+    except ValueError as error:
+        for text in (
+            TextFormatter().format(record(f"failed: {error}")),
+            TextFormatter().format(record(exc_info=sys.exc_info())),
+        ):
+            assert "forged" in text
+            assert not any(line.startswith(forged) for line in text.splitlines())
+            assert "\x1b" not in text
+            text.encode()
+
+
+def test_a_line_is_bounded_and_keeps_its_end() -> None:
+    long = "x" * 1_000_000
+    for formatter in (TextFormatter(), JsonFormatter()):
+        line = formatter.format(record(f"failed: {long} of all", detail=long))
+        assert len(line) < 60_000
+        assert " of all" in line
 
 
 def test_json_has_the_same_fields_on_one_line() -> None:
