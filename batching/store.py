@@ -16,9 +16,9 @@ from itertools import chain
 from typing import Any, Protocol, cast
 
 from redis import Redis
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from batching import scripts
+from batching.bell import Bell
 from batching.policy.suspects import suspect_sizes
 from batching.policy.tiers import AGED_SHARE, DEFAULT_AGEING_S, DEFAULT_SHARES
 from config.keys import Shard
@@ -143,7 +143,7 @@ class BatchStore(Protocol):
 
 
 class RedisBatchStore:
-    """`BatchStore` over one Redis. Each thread that calls it has a connection of its own."""
+    """`BatchStore` over one Redis. Each thread that calls it has a connection of its own, one that waits two."""
 
     def __init__(
         self,
@@ -249,10 +249,10 @@ class RedisBatchStore:
         return give_back(self._line, self._keys, self._worker_id, model, batch_id, blame)
 
     def wait_for_bell(self, model: str, timeout_s: float) -> bool:
-        try:
-            return self._line.command("BLPOP", self._keys.bell(model), max(timeout_s, 0.001)) is not None
-        except RedisTimeoutError:
-            return False
+        bell: Bell | None = getattr(self._lines, "bell", None)
+        if bell is None:
+            bell = self._lines.bell = Bell(self._redis)
+        return bell.wait(self._keys.bell(model), timeout_s)
 
 
 _GIVE_BACK = Script(scripts.source("give_back"))

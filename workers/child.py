@@ -17,12 +17,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from typing import Any, TextIO, cast
 
 from config.logging import log_to_stderr
 from config.memory import limit_memory, offer_to_the_oom_killer
-from workers.compute import BatchComputer, format_traceback
+from workers.compute import Batch, BatchComputer, format_traceback
 from workers.costs import Budget
 from workers.frames import FrameReader, NotReady, Passing, Ran, Ready, Run, Start, encode
 from workers.models import LoadError, load_model
@@ -63,20 +65,40 @@ def _serve(sock: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     sock.sendall(encode(Ready(version)))
-    while (run := reader.next()) is not None:
-        sock.sendall(encode(_answer(computer, run)))
+    for run, batch in _decoded_ahead(reader, computer):
+        computed = computer.compute(batch, run.safe_size)
+        ran = Ran(
+            run.batch_id,
+            computed.compute_s,
+            computed.outcomes,
+            computed.passes,
+            computed.safe_size,
+            computed.collapsed,
+        )
+        sock.sendall(encode(ran))
 
 
-def _answer(computer: BatchComputer, run: Run) -> Ran:
-    computed = computer.run(run.inputs, run.parameters, run.safe_size)
-    return Ran(
-        run.batch_id,
-        computed.compute_s,
-        computed.outcomes,
-        computed.passes,
-        computed.safe_size,
-        computed.collapsed,
-    )
+def _decoded_ahead(reader: FrameReader, computer: BatchComputer) -> Iterator[tuple[Run, Batch]]:
+    """Every batch that arrives, decoded by a thread while the model runs the one before: a GPU waits for no JSON.
+
+    Its worker sends one batch ahead and no more, which bounds what lies here.
+    """
+    ahead: SimpleQueue[tuple[Run, Batch] | BaseException | None] = SimpleQueue()
+
+    def read() -> None:
+        try:
+            while (run := reader.next()) is not None:
+                ahead.put((run, computer.decode(run.inputs, run.parameters)))
+        except BaseException as error:  # noqa: BLE001 - raised below, when its turn has come
+            ahead.put(error)
+        else:
+            ahead.put(None)
+
+    threading.Thread(target=read, name="decode", daemon=True).start()
+    while (item := ahead.get()) is not None:
+        if isinstance(item, BaseException):
+            raise item
+        yield item
 
 
 def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str]:

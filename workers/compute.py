@@ -79,9 +79,16 @@ class BatchComputer:
         self._budget = budget
         self._collapse = collapse
 
+    def decode(self, inputs: Sequence[bytes], parameters: Sequence[bytes]) -> Batch:
+        """Shapes: n inputs and n parameters. Touches no code of the model, so another thread may do it meanwhile."""
+        return Batch(inputs, parameters, self._decode, collapse=self._collapse)
+
     def run(self, inputs: Sequence[bytes], parameters: Sequence[bytes], safe_size: int | None = None) -> Computed:
         """Shapes: n inputs and n parameters in, n outcomes out; at most `safe_size` of them in one call."""
-        batch = _Batch(inputs, parameters, self._decode, collapse=self._collapse)
+        return self.compute(self.decode(inputs, parameters), safe_size)
+
+    def compute(self, batch: Batch, safe_size: int | None = None) -> Computed:
+        """As `run`, for a batch that has been decoded before; once."""
         passes = 0
         barren = 0
         compute_s = 0.0
@@ -114,13 +121,13 @@ class BatchComputer:
                 parts += (members[half:], members[:half])
         return Computed(compute_s, batch.outcomes(), passes, learned, len(batch.same))
 
-    def _affordable(self, batch: _Batch) -> list[list[int]]:
+    def _affordable(self, batch: Batch) -> list[list[int]]:
         """Into parts that keep to the budget; the first one is run first."""
         if self._budget is None or not batch.members:
             return [batch.members]
         return self._budget.parts(*batch.weighed(self._budget.cost))
 
-    def _predict(self, batch: _Batch, members: list[int]) -> ItemError | None:
+    def _predict(self, batch: Batch, members: list[int]) -> ItemError | None:
         """One call of the model; what it raised, if it did."""
         values, options = batch.fresh(members)
         try:
@@ -149,7 +156,7 @@ class BatchComputer:
         return value, parameters
 
 
-class _Batch:
+class Batch:
     """The inputs of one batch, and what is known of each. `members` are those that reach the model."""
 
     def __init__(

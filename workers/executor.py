@@ -123,7 +123,7 @@ class ProcessExecutor:
             return self._state is ExecutorState.READY
 
     def send(self, work: Work) -> None:
-        """Hand over a batch. Blocks while the one before computes if this one exceeds the pipe's buffer.
+        """Hand over a batch. Blocks only while the child is stopped, or its model lets no other thread of it run.
 
         Raises:
             ExecutorGone: as the port says.

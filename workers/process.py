@@ -79,7 +79,7 @@ class ChildProcess:
             poll.register(self._death, select.POLLIN)
 
     def write(self, frame: bytearray) -> None:
-        """Blocks while the child is busy and the buffer is full, until `hang_up` at the latest.
+        """Blocks while the child reads nothing and the buffer is full, until `hang_up` at the latest.
 
         Raises:
             OSError: not all of the frame was taken, so the child never saw it.

@@ -193,9 +193,25 @@ def test_batches_larger_than_any_buffer(start: Start) -> None:
         assert [json.loads(each.output) for each in done.outcomes if isinstance(each, Ok)] == texts
 
 
+def test_a_large_batch_is_handed_over_while_the_model_computes(start: Start, tmp_path: Path) -> None:
+    executor = start()
+    gate = tmp_path / "gate"
+    executor.send(work("first", {"do": "hold", "path": str(gate)}))
+    until(gate.with_suffix(".begun").exists)
+    executor.send(work("large", "x" * 20_000_000))
+    gate.touch()
+    events = [executor.receive(LONG_S) for _ in range(2)]
+    assert [event.batch_id for event in events if isinstance(event, Done)] == ["first", "large"]
+
+
 def test_a_blocked_send_ends_when_the_child_is_killed(start: Start, tmp_path: Path) -> None:
     executor = start(timeout_ms=500)
-    executor.send(work("hung", {"do": "hold", "path": str(tmp_path / "never")}))
+    gate = tmp_path / "never"
+    executor.send(work("hung", {"do": "hold", "path": str(gate)}))
+    until(gate.with_suffix(".begun").exists)
+    assert executor.pid
+    # Stopped as a whole: its other thread would read on.
+    os.kill(executor.pid, signal.SIGSTOP)
     with pytest.raises(ExecutorGone):
         executor.send(work("huge", "x" * 20_000_000))
     event = lost(executor)
