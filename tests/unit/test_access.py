@@ -7,11 +7,15 @@ import pytest
 from config.settings import Settings
 from config.tiers import Tier
 from tasks.caller import ANYBODY
-from webapp.app import ROUTES
+from webapp.app import ROUTES, create_app, make_services
 from webapp.call import Call
 from webapp.errors import ApiError
 from webapp.identity.anybody import Anybody
-from webapp.identity.base import Access, access_of
+from webapp.identity.base import Access, Identity, access_of
+from webapp.identity.bearer import Bearer
+from webapp.identity.jwks import KeySet
+
+TOKEN = "a-token-that-is-long-enough"
 
 
 @pytest.mark.parametrize(
@@ -58,6 +62,45 @@ def test_a_service_token_is_asked_for_wherever_it_is_set() -> None:
         assert refused.value.code == "UNAUTHENTICATED"
         assert anybody.identify(Call(header), Access.TENANT) is ANYBODY[Tier.PAID]
     assert anybody.identify(Call({"HTTP_AUTHORIZATION": f"Bearer {token}"}), Access.OPERATOR)
+
+
+@pytest.mark.parametrize("auth", ["off", "keys"])
+@pytest.mark.parametrize(
+    ("host", "token", "nothing", "wrong", "right"),
+    [
+        ("127.0.0.1", "", "", "", ""),
+        ("127.0.0.1", TOKEN, "UNAUTHENTICATED", "UNAUTHENTICATED", ""),
+        ("10.0.0.1", TOKEN, "UNAUTHENTICATED", "UNAUTHENTICATED", ""),
+        ("10.0.0.1", "", "UNAUTHENTICATED", "UNAUTHENTICATED", "UNAUTHENTICATED"),
+    ],
+)
+def test_who_is_an_operator(auth: str, host: str, token: str, nothing: str, wrong: str, right: str) -> None:
+    """Whether callers have to say who they are makes no difference."""
+    settings = Settings(auth=auth, http_host=host, service_token=token)
+    identity = Anybody(settings) if auth == "off" else Bearer(settings, None, None, KeySet(settings))
+    sent = {"": nothing, "Bearer wrong": wrong, "Bearer é": wrong, f"Basic {TOKEN}": wrong, f"Bearer {TOKEN}": right}
+    for header, expected in sent.items():
+        call = Call({"HTTP_AUTHORIZATION": header} if header else {})
+        assert refusal(identity, call) == expected, header
+
+
+def refusal(identity: Identity, call: Call) -> str:
+    try:
+        identity.identify(call, Access.OPERATOR)
+    except ApiError as error:
+        return error.code
+    return ""
+
+
+@pytest.mark.parametrize("auth", ["off", "keys"])
+@pytest.mark.parametrize(("token", "status"), [("", 404), (TOKEN, 401)])
+def test_the_same_rule_holds_for_what_the_page_does(auth: str, token: str, status: int) -> None:
+    """Through the whole application, which asks Redis for none of this: an action that there is not."""
+    app = create_app(make_services(Settings(auth=auth, service_token=token, redis_url="redis://127.0.0.1:1/0")))
+    answer = app.test_client().post("/ops/actions/nothing", json={})
+    assert answer.status_code == status
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    assert app.test_client().post("/ops/actions/nothing", json={}, headers=headers).status_code == 404
 
 
 def test_on_loopback_it_may_choose_its_tier() -> None:

@@ -32,7 +32,7 @@ class Anybody:
         return True
 
     def identify(self, call: Call, access: Access) -> Caller:
-        if access is Access.OPERATOR and self._operators.by_token and not self._operators.include(credential(call)):
+        if access is Access.OPERATOR and not self._operators.admit(credential(call)):
             raise ApiError("UNAUTHENTICATED", "send Authorization: Bearer <service token>", CHALLENGE)
         asked = call.header("HTTP_X_TIER")
         if asked is None or access is not Access.TENANT or not self._may_choose:

@@ -69,8 +69,9 @@ class Bearer:
         return caller
 
     def _is_operator(self, text: str, access: Access) -> bool:
-        if not self._operators.by_token:
-            return access is Access.OPERATOR or not text
+        if access is Access.OPERATOR or not text:
+            return self._operators.admit(text)
+        # A tenant at a path that is for both is that tenant.
         return self._operators.include(text)
 
     def _tenant(self, text: str) -> Caller | None:

@@ -1,4 +1,14 @@
-"""Who runs the machine: whoever has the service token, or is on the machine where there is none."""
+"""Who runs the machine: whoever has the service token, or is on the machine where there is none.
+
+| `BUNCH_HTTP_HOST` | `BUNCH_SERVICE_TOKEN` | operators are           |
+|-------------------|-----------------------|-------------------------|
+| loopback          | unset                 | everybody who gets here |
+| any               | set                   | those who send it       |
+| not loopback      | unset                 | nobody                  |
+
+The one rule for `/metrics`, `/internal/*`, and all of `/ops` but the empty page. `BUNCH_AUTH`, which is about callers,
+changes nothing in it.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +29,10 @@ class Operators:
     def __init__(self, settings: Settings) -> None:
         self._token = settings.service_token.encode()
         self.by_token = bool(settings.service_token) or not is_loopback(settings.http_host)
+
+    def admit(self, text: str) -> bool:
+        """Whether whoever sends `text` as a credential, or nothing, may do what operators do."""
+        return not self.by_token or self.include(text)
 
     def include(self, text: str) -> bool:
         """Whether `text` is the token; nothing is, where none is set."""

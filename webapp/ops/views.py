@@ -60,7 +60,6 @@ def asset(services: Services, call: Call, name: str) -> Answer:
 
 def act(services: Services, call: Call, name: str) -> Answer:
     """`POST /ops/actions/<name>`."""
-    gate.admit(services.settings, call)
     gate.refuse_other_sites(call)
     body = read_body(call, _action)
     try:
@@ -80,7 +79,6 @@ class Events:
 
     def open(self, call: Call) -> flask.Response:
         """Raises ApiError."""
-        gate.admit(self._services.settings, call)
         if self._streams >= _MAX_STREAMS:
             raise ApiError("SERVICE_OVERLOADED", f"{_MAX_STREAMS} pages are open already in this process")
         stopping = flask.request.environ.get("bunch.shutting_down", lambda: False)
