@@ -156,10 +156,8 @@ class Controls:
 
         An empty value: back to what the file says. Raises BadChange, and then nothing is changed.
         """
-        wanted = checked({key: value for key, value in changes.items() if key in TUNABLE}, TUNABLE)
-        wanted |= {key: value or None for key, value in changes.items() if key not in TUNABLE}
-        now = {**self.read((model.name,))[model.name].tuned, **wanted}
-        tuned(model, {key: value for key, value in now.items() if value is not None})
+        wanted = self._wanted(changes)
+        self.preview(model, changes)
         key = self._keys.controls(model.name)
         pipeline = self._redis.pipeline(transaction=True)
         for name, value in wanted.items():
@@ -168,6 +166,19 @@ class Controls:
             else:
                 pipeline.hset(key, _TUNED + name, msgspec.json.encode(value))
         pipeline.execute()
+
+    def preview(self, model: ModelSettings, changes: Mapping[str, Any]) -> Wishes:
+        """What would be asked for after `tune`. Raises BadChange where that would."""
+        before = self.read((model.name,))[model.name]
+        now = {key: value for key, value in {**before.tuned, **self._wanted(changes)}.items() if value is not None}
+        tuned(model, now)
+        return msgspec.structs.replace(before, tuned=now)
+
+    @staticmethod
+    def _wanted(changes: Mapping[str, Any]) -> dict[str, Any]:
+        """None for a key that goes back to what the file says."""
+        wanted = checked({key: value for key, value in changes.items() if key in TUNABLE}, TUNABLE)
+        return wanted | {key: None if value == "" else value for key, value in changes.items() if key not in TUNABLE}
 
     def reload(self, model: str, changes: Mapping[str, Any]) -> Reload:
         """Start the executors anew, one by one, with `changes` over what the file says then. Raises BadChange."""

@@ -68,6 +68,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/openapi.json", openapi.document),
     ("GET", "/ops", ops.page),
     ("GET", "/ops/static/<name>", ops.asset),
+    ("GET", "/ops/explain/<name>", ops.explained),
     ("POST", "/ops/actions/<name>", ops.act),
 )
 

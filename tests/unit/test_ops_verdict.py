@@ -31,9 +31,10 @@ def found(
     healthy: tuple[WorkerRow, ...] | None = None,
     standings: dict[Tier, Standing] | None = None,
     before: int = 1,
+    paused: dict[str, frozenset[Tier]] | None = None,
 ) -> list[Finding]:
     healthy = workers if healthy is None else healthy
-    return findings(models, queues, workers, healthy, standings or {}, OBJECTIVES, before)
+    return findings(models, queues, workers, healthy, standings or {}, OBJECTIVES, before, paused)
 
 
 def test_when_all_is_well_there_is_nothing_to_say() -> None:
@@ -62,6 +63,21 @@ def test_when_all_is_well_there_is_nothing_to_say() -> None:
         ({"workers": (worker(executor(breaker="open")),)}, "warn", "breaker open"),
         ({"workers": (worker(executor(busy=0.97)),)}, "warn", "busy 97%"),
         ({"before": 3}, "warn", "1 of 3 workers"),
+        (
+            {"workers": (worker(executor()), worker(state="drained")), "healthy": (worker(executor()),)},
+            "warn",
+            "1 worker is drained",
+        ),
+        ({"paused": {"a": frozenset(Tier)}}, "warn", "a is paused: 0 wait"),
+        ({"paused": {"a": frozenset({Tier.FREE, Tier.PAID})}}, "warn", "a is paused for paid, free: 0 wait"),
+        (
+            {
+                "paused": {"a": frozenset({Tier.FREE})},
+                "queues": (QueueRow("a", "free", 7, 10), QueueRow("a", "paid", 9, 1)),
+            },
+            "bad",
+            "paused for free: 7 wait",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(given: dict[str, object], level: str, words: str) -> None:

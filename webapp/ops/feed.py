@@ -9,8 +9,11 @@ import msgspec
 from gevent.lock import BoundedSemaphore
 from redis.exceptions import RedisError
 
+from batching.policy import POLICIES
+from config.settings import ModelSettings
 from config.tiers import TIERS, Tier
 from tasks import metrics, slo
+from tasks.controls import TUNABLE, Controls, Wishes, with_wishes
 from tasks.deadletters import DeadLetters
 from tasks.history import STEP_S, Point, slo_change
 from tasks.results import DeadLetter
@@ -30,6 +33,7 @@ class Feed:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._letters = DeadLetters(services.redis)
+        self._controls = Controls(services.redis)
         self._asking = BoundedSemaphore(1)
         self._latest = b""
         self._latest_at = float("-inf")
@@ -44,7 +48,8 @@ class Feed:
                 "bounds_s": metrics.SECONDS,
                 "sizes": metrics.SIZES,
                 "tiers": [tier.value for tier in TIERS],
-                "models": {name: {"max_batch_size": each.max_batch_size} for name, each in settings.models.items()},
+                "models": list(settings.models),
+                "policies": list(POLICIES),
                 "callers_own": sorted(slo.CALLERS_OWN),
                 "points": self._services.history.points(),
             }
@@ -72,12 +77,15 @@ class Feed:
         objectives = slo.objectives(services.settings)
         earlier = services.history.ago(slo.WINDOWS_S["5m"]) or point
         before = earlier.workers.get("healthy", 0)
+        wishes = self._controls.read(models)
+        paused = {name: each.paused for name, each in wishes.items() if each.paused}
         return {
             "at": time.time(),
             "status": status(models, workers, healthy),
-            "findings": findings(models, queues, workers, healthy, standings, objectives, before),
+            "findings": findings(models, queues, workers, healthy, standings, objectives, before, paused),
             "point": point,
             "slo": {tier.value: each for tier, each in standings.items()},
+            "models": [_served(services.settings.models[name], each) for name, each in wishes.items()],
             "queues": queues,
             "workers": [{**msgspec.to_builtins(each), "healthy": each in healthy} for each in workers],
             "dead": [_shortened(each) for each in self._letters.newest(_SHOWN)],
@@ -98,6 +106,20 @@ class Feed:
                 {window: counted for window, (counted, _) in changes.items()},
             )
         return standings
+
+
+def _served(configured: ModelSettings, wishes: Wishes) -> dict[str, Any]:
+    """A model as it is asked to run. `options` are the policy's own, `tuned` the keys that differ from the file."""
+    now = with_wishes(configured, wishes)
+    return {
+        "name": now.name,
+        **{key: getattr(now, key) for key in TUNABLE},
+        "options": now.policy_options,
+        "tuned": sorted(wishes.tuned),
+        "paused": [tier.value for tier in TIERS if tier in wishes.paused],
+        "reload": wishes.reload.generation,
+        "refusal": wishes.refusal[-_REASON:] if wishes.is_refused else "",
+    }
 
 
 def _shortened(letter: DeadLetter) -> DeadLetter:

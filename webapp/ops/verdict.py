@@ -41,11 +41,15 @@ def findings(
     standings: Mapping[Tier, Standing],
     objectives: Mapping[Tier, Objective],
     before: int = 0,
+    paused: Mapping[str, frozenset[Tier]] | None = None,
 ) -> list[Finding]:
-    """The worst first; none when all is well. `before` is how many workers were healthy five minutes ago."""
+    """The worst first; none when all is well. `before` is how many workers were healthy five minutes ago, `paused` what
+    operators have stopped, by model.
+    """
     found = [
         *_missing(models, workers, healthy),
         *_fewer(before, len(healthy)),
+        *_paused(paused or {}, queues),
         *_burning(standings),
         *_waiting(queues, objectives),
         *_broken(healthy),
@@ -73,10 +77,13 @@ def _missing(models: Sequence[str], workers: Sequence[WorkerRow], healthy: Seque
         for name in models
         if name not in served
     ]
-    leaving = [each for each in workers if each.state != "running"]
-    silent = len(workers) - len(healthy) - sum(each not in healthy for each in leaving)
+    drained = [each for each in workers if each.state in {"draining", "drained"}]
+    leaving = [each for each in workers if each.state != "running" and each not in drained]
+    silent = len(workers) - len(healthy) - len(leaving) - len(drained)
     if silent > 0:
         found.append(Finding("warn", f"{_number(silent, 'worker')} no longer heard of.", "workers"))
+    if drained:
+        found.append(Finding("warn", f"{_number(len(drained), 'worker')} drained: no more batches there.", "workers"))
     if leaving:
         found.append(Finding("warn", f"{_number(len(leaving), 'worker')} on the way out.", "workers"))
     return found
@@ -87,6 +94,17 @@ def _fewer(before: int, healthy: int) -> list[Finding]:
     if not 0 < healthy < before:
         return []
     return [Finding("warn", f"{healthy} of {before} workers of five minutes ago are left.", "workers")]
+
+
+def _paused(paused: Mapping[str, frozenset[Tier]], queues: Sequence[QueueRow]) -> list[Finding]:
+    """A forgotten pause looks like an outage."""
+    found = []
+    for model, tiers in paused.items():
+        waiting = sum(row.depth for row in queues if row.model == model and Tier(row.tier) in tiers)
+        which = "" if len(tiers) == len(Tier) else f" for {', '.join(tier.value for tier in Tier if tier in tiers)}"
+        text = f"{model} is paused{which}: {waiting:,} wait until it is resumed, or until their deadlines."
+        found.append(Finding("bad" if waiting else "warn", text, "models"))
+    return found
 
 
 def _burning(standings: Mapping[Tier, Standing]) -> list[Finding]:

@@ -14,6 +14,7 @@ import gevent
 import msgspec
 from redis.exceptions import RedisError
 
+from tasks.explain import explain
 from webapp.call import Answer, Call
 from webapp.errors import ApiError
 from webapp.ops import actions, gate
@@ -60,13 +61,26 @@ def asset(services: Services, call: Call, name: str) -> Answer:
 
 def act(services: Services, call: Call, name: str) -> Answer:
     """`POST /ops/actions/<name>`."""
-    gate.refuse_other_sites(call)
+    gate.refuse_other_sites(services.settings, call)
     body = read_body(call, _action)
     try:
         done = actions.run(services, name, body, call.header("REMOTE_ADDR") or "")
     except RedisError as error:
         raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
     return Answer(200, msgspec.json.encode(done), call.request_id)
+
+
+def explained(services: Services, call: Call, name: str) -> Answer:
+    """`GET /ops/explain/<request id or task id>`: what `tasks.explain` knows of it."""
+    try:
+        about = explain(services.redis, services.settings.models, name)
+    except RedisError as error:
+        raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
+    if about is None:
+        minutes = services.settings.result_ttl_ms / 60_000
+        raise ApiError("UNKNOWN_TASK", f"nothing is known of it; a request can be explained for {minutes:g} minutes")
+    headers = (*_HEADERS, ("Cache-Control", "no-store"))
+    return Answer(200, msgspec.json.encode(about), call.request_id, headers=headers)
 
 
 class Events:

@@ -1,5 +1,7 @@
 // What an action would do is asked of the server and shown; only then can it be done.
-import { Unauthorised, act, useToken } from "./stream.js";
+import { html } from "./charts.js";
+import { draw } from "./explain.js";
+import { Unauthorised, act, explained, useToken } from "./stream.js";
 
 const element = (id) => document.getElementById(id);
 let silence = 0;
@@ -7,7 +9,7 @@ let silence = 0;
 export function say(text) {
   element("said").textContent = text;
   clearTimeout(silence);
-  silence = setTimeout(() => { element("said").textContent = ""; }, 8000);
+  silence = setTimeout(() => { element("said").textContent = ""; }, 12000);
 }
 
 export function dialogs(signedIn) {
@@ -35,27 +37,102 @@ export function dialogs(signedIn) {
   element("confirm-go").addEventListener("click", async () => {
     const { name, given } = pending;
     element("confirm-go").disabled = true;
+    let said = null;
+    let error = null;
     try {
-      say((await act(name, given, true)).done);
-    } catch (error) {
-      failed(error);
+      said = (await act(name, given, true)).done;
+    } catch (caught) {
+      error = caught;
     }
     element("confirm-go").disabled = false;
+    // Closed first: what is behind an open dialog is not read aloud.
     confirm.close();
+    if (error) failed(error);
+    else say(said);
   });
+
+  function askWhether(name, given, title, will) {
+    pending = { name, given };
+    element("confirm-h").textContent = title.replace("…", "");
+    element("confirm-go").textContent = title.split(" ")[0].replace("…", "");
+    element("confirm-will").textContent = will;
+    confirm.showModal();
+  }
 
   async function askFirst(name, given, title) {
     try {
-      const { will } = await act(name, given, false);
-      pending = { name, given };
-      element("confirm-h").textContent = title.replace("…", "");
-      element("confirm-go").textContent = title.split(" ")[0].replace("…", "");
-      element("confirm-will").textContent = will;
-      confirm.showModal();
+      askWhether(name, given, title, (await act(name, given, false)).will);
     } catch (error) {
       failed(error);
     }
   }
 
-  return { token: askToken, action: askFirst };
+  async function explain(id) {
+    try {
+      const about = await explained(id);
+      element("explain-h").textContent = `Request ${about.request_id}`;
+      element("explain-body").replaceChildren(...draw(about));
+      element("explain").showModal();
+      element("explain-body").scrollTop = 0;
+    } catch (error) {
+      failed(error);
+    }
+  }
+
+  return { token: askToken, action: askFirst, explain, tune: tuning(askWhether, failed) };
+}
+
+// The values of a model in a form; what was changed there is asked of the server, and then of the person.
+function tuning(askWhether, failed) {
+  const dialog = element("tune");
+  const { policy, max_batch_size: size, max_wait_ms: wait, more } = element("tune-form").elements;
+  let model = null;
+  let shown = {};
+
+  const values = () => ({ policy: policy.value, max_batch_size: size.value, max_wait_ms: wait.value, more: more.value.trim() });
+  const options = (text) => Object.fromEntries(text.split(/[\s,]+/).filter(Boolean).map((each) => {
+    const [key, ...value] = each.split("=");
+    return [key, value.join("=")];
+  }));
+
+  async function next(changes) {
+    element("tune-wrong").textContent = "";
+    const given = { model: model.name, changes };
+    try {
+      const { will } = await act("tune", given, false);
+      dialog.close();
+      askWhether("tune", given, `Tune ${model.name}`, will);
+    } catch (error) {
+      if (error instanceof Unauthorised) {
+        dialog.close();
+        failed(error);
+      } else element("tune-wrong").textContent = error.message;
+    }
+  }
+
+  element("tune-form").addEventListener("submit", (event) => {
+    if (event.submitter?.value !== "next") return;
+    event.preventDefault();
+    const now = values();
+    const changes = Object.fromEntries(["policy", "max_batch_size", "max_wait_ms"].filter((key) => now[key] !== shown[key]).map((key) => [key, now[key]]));
+    // A key that was taken out goes back to what the file says.
+    if (now.more !== shown.more) for (const key of Object.keys(options(shown.more))) changes[key] = "";
+    if (now.more !== shown.more || "policy" in changes) Object.assign(changes, options(now.more));
+    next(changes);
+  });
+  element("tune-back").addEventListener("click", () => next(Object.fromEntries(model.tuned.map((key) => [key, ""]))));
+
+  return (given, policies) => {
+    model = given;
+    policy.replaceChildren(...policies.map((name) => html("option", { value: name }, name)));
+    policy.value = model.policy;
+    size.value = model.max_batch_size;
+    wait.value = model.max_wait_ms ?? "";
+    more.value = Object.entries(model.options).map(([key, value]) => `${key}=${value}`).join(" ");
+    shown = values();
+    element("tune-h").textContent = `Tune ${model.name}`;
+    element("tune-wrong").textContent = "";
+    element("tune-back").disabled = !model.tuned.length;
+    dialog.showModal();
+  };
 }

@@ -48,7 +48,8 @@ function draw() {
   sections.tiers(hello, points, now);
   sections.charts(charts, hello, columns(points, range, Math.min(MOST_COLUMNS, range / (2 * hello.step_s))), range, now);
   sections.queues(now);
-  sections.batches(hello, points, range);
+  sections.batches(hello, points, range, now.models);
+  sections.models(now);
   sections.workers(now);
   sections.slow(now);
   sections.dead(now);
@@ -84,16 +85,23 @@ for (const input of document.querySelectorAll("input[name=range]")) {
   input.addEventListener("change", () => { state.range = Number(input.value); draw(); });
 }
 document.addEventListener("visibilitychange", draw);
-document.querySelector("#dead").addEventListener("click", (event) => {
-  const button = event.target.closest("button[data-action]");
-  if (!button) return;
-  const ids = button.dataset.ids === "all" ? "all" : sections.selected();
-  if (!ids.length) say("Select dead letters first.");
-  else open.action(button.dataset.action, { ids }, button.textContent);
+element("main").addEventListener("click", (event) => {
+  const button = event.target.closest("button");
+  const { action, ids, explain, title } = button?.dataset ?? {};
+  if (explain) open.explain(explain);
+  else if (ids) {
+    const given = ids === "all" ? "all" : sections.selected();
+    if (!given.length) say("Select dead letters first.");
+    else open.action(action, { ids: given }, button.textContent);
+  } else if (action) {
+    const given = JSON.parse(button.dataset.arguments);
+    if (action === "tune") open.tune(state.now.models.find((each) => each.name === given.model), state.hello.policies);
+    else open.action(action, given, title);
+  }
 });
-element("workers").addEventListener("click", (event) => {
-  const button = event.target.closest("button[data-action]");
-  if (button) open.action(button.dataset.action, JSON.parse(button.dataset.arguments), button.title || button.textContent);
+element("explain-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  open.explain(element("explain-input").value.trim());
 });
 setInterval(age, 1000);
 listen();

@@ -103,7 +103,7 @@ export function makeCharts(Chart, hello) {
     latency[tier] = new Chart(into, `Latency of ${tier}`, { series: quantiles, format: (seconds) => (seconds === null ? "–" : span(seconds)) });
     return html("div", {}, html("h3", {}, tier), into);
   }));
-  const models = Object.keys(hello.models).map((name, n) => ({ name, color: (n % 6) + 1 }));
+  const models = hello.models.map((name, n) => ({ name, color: (n % 6) + 1 }));
   return {
     latency,
     requests: new Chart(element("requests-chart"), "Requests per second", { series: OUTCOMES, format: short, stacked: true }),
@@ -132,7 +132,7 @@ export function charts(made, hello, columns, range, now) {
     (end ? combine(Object.values(end.queues).map((row) => (row[tier] ?? [0, 0])[pick])) : null));
   made.depth.update(gauge(perTier(0, total)), range);
   made.oldest.update(gauge(perTier(1, (ages) => Math.max(0, ...ages) / 1000)), range);
-  made.busy.update(gauge((end) => Object.keys(hello.models).map((model) => end?.busy[model]?.[1] ?? null)), range);
+  made.busy.update(gauge((end) => hello.models.map((model) => end?.busy[model]?.[1] ?? null)), range);
 }
 
 export function queues(now) {
@@ -141,6 +141,33 @@ export function queues(now) {
     { class: "n depth", cell: (row) => count(row.depth) },
     { ...CELL, cell: (row) => (row.depth ? span(row.oldest_ms / 1000) : "–"), level: (row) => (row.depth && row.oldest_ms > now.slo[row.tier].latency_ms ? "bad" : "") },
     { ...CELL, cell: (row) => short(row.arrival_rps) },
+    { cell: (row) => claims(row.model, row.tier, now.models.find((each) => each.name === row.model).paused.includes(row.tier)) },
+  ], "no models");
+}
+
+// Whether a queue is claimed, and the button that changes it.
+function claims(model, tier, paused) {
+  const change = paused ? act("resume", "Resume", `${model}.${tier}`, { model, tier }) : act("pause", "Pause", `${model}.${tier}`, { model, tier });
+  return html("span", { class: "state" }, html("span", paused ? { class: "bad" } : {}, paused ? "paused" : "yes"), change);
+}
+
+// A button that says what it would do before it does it. What it is about is part of its name.
+function act(action, verb, what, given) {
+  return html("button", { type: "button", class: "small", "data-action": action, "data-arguments": JSON.stringify(given), "data-title": `${verb} ${what}`, "aria-label": `${verb}… ${what}` }, `${verb}…`);
+}
+
+export function models(now) {
+  fill(element("models-table"), now.models, (row) => row.name, [
+    { header: true, cell: (row) => row.name },
+    { cell: (row) => (row.paused.length ? `paused: ${row.paused.length === Object.keys(now.slo).length ? "all tiers" : row.paused.join(", ")}` : "yes"), level: (row) => (row.paused.length ? "bad" : "") },
+    { cell: (row) => row.policy },
+    { ...CELL, cell: (row) => count(row.max_batch_size) },
+    { ...CELL, cell: (row) => (row.max_wait_ms === null ? "the policy’s own" : span(row.max_wait_ms / 1000)) },
+    { class: "wrap", cell: (row) => [row.tuned.join(", "), row.refusal ? `reload ${row.reload} refused: ${row.refusal}` : ""].filter(Boolean).join("; ") || "–", level: (row) => (row.refusal ? "bad" : row.tuned.length ? "warn" : "") },
+    { cell: (row) => html("span", { class: "buttons" },
+      act("tune", "Tune", row.name, { model: row.name }),
+      row.paused.length < Object.keys(now.slo).length ? act("pause", "Pause", row.name, { model: row.name }) : null,
+      row.paused.length ? act("resume", "Resume", row.name, { model: row.name }) : null) },
   ], "no models");
 }
 
@@ -155,12 +182,11 @@ function sizesBetween(then, now, model) {
   };
 }
 
-export function batches(hello, points, range) {
+export function batches(hello, points, range, models) {
   const now = points[points.length - 1];
   const then = since(points, range);
-  element("batches-models").replaceChildren(...Object.keys(hello.models).map((model) => {
+  element("batches-models").replaceChildren(...models.map(({ name: model, max_batch_size: most }) => {
     const { bins, batches: number, requests } = sizesBetween(then, now, model);
-    const most = hello.models[model].max_batch_size;
     if (!number) return html("div", { class: "model" }, html("h3", {}, model), html("p", { class: "facts" }, "No batches in the time shown."));
     const names = hello.sizes.map((bound, n) => (n && hello.sizes[n - 1] + 1 < bound ? `${hello.sizes[n - 1] + 1}–${bound}` : String(bound)));
     // Up to the first bound that holds the largest batch there may be.
@@ -193,13 +219,21 @@ export function workers(now) {
     { ...CELL, cell: of((each) => count(each.batches)) },
     { ...CELL, cell: of((each) => count(each.restarts)), level: of((each) => (each.restarts ? "warn" : ""), "") },
     { cell: of((each) => each.breaker), level: of((each) => (each.breaker === "closed" ? "" : "bad"), "") },
+    { cell: ({ worker, first }) => (first && worker.node ? drain(worker) : "") },
   ], "No worker is known.");
 }
+
+function drain(worker) {
+  const given = { worker: worker.node };
+  return worker.state.startsWith("drain") ? act("resume", "Resume", worker.node, given) : act("drain", "Drain", worker.node, given);
+}
+
+const explains = (id, name) => html("button", { type: "button", class: "plain mono", "data-explain": id, "aria-haspopup": "dialog", "aria-label": `Explain ${name}` }, name.slice(0, 13));
 
 export function slow(now) {
   fill(element("slow-table"), now.slow.slice(0, 15), (row) => `${row.at} ${row.request_id}`, [
     { cell: (row) => clock(row.at) },
-    { class: "mono", cell: (row) => row.request_id.slice(0, 13), header: false },
+    { cell: (row) => explains(row.task_id || row.request_id, row.request_id) },
     { cell: (row) => `${row.model}.${row.tier}` },
     { cell: (row) => row.code.toLowerCase().replaceAll("_", " "), level: (row) => (row.code === "OK" ? "" : "bad") },
     { ...CELL, cell: (row) => span(row.total_ms / 1000) },
@@ -221,7 +255,7 @@ export function dead(now) {
   fill(element("dead-table"), now.dead, (row) => row.id, [
     { keep: true, cell: (row) => html("input", { type: "checkbox", value: row.id, "aria-label": `Select ${row.id}` }) },
     { cell: (row) => clock(row.failed_at) },
-    { class: "mono", cell: (row) => row.id.slice(0, 13) },
+    { cell: (row) => explains(row.id, row.id) },
     { cell: (row) => `${row.model}.${row.tier}` },
     { ...CELL, cell: (row) => count(row.attempts) },
     { class: "wrap", cell: (row) => row.reason },

@@ -48,14 +48,18 @@ export async function follow(path, on, lost) {
   }
 }
 
-export async function act(name, given, confirm) {
-  const answer = await fetch(`/ops/actions/${name}`, {
-    method: "POST",
-    headers: { ...headers(), "Content-Type": "application/json" },
-    body: JSON.stringify({ arguments: given, confirm }),
-  });
+async function ask(path, options) {
+  const answer = await fetch(path, { cache: "no-store", ...options, headers: { ...headers(), ...options.headers } });
   const body = await answer.json();
   if (answer.status === 401) throw new Unauthorised(body.message);
   if (!answer.ok) throw new Error(body.message);
   return body;
 }
+
+export const act = (name, given, confirm) => ask(`/ops/actions/${name}`, {
+  method: "POST",
+  headers: { "Content-Type": "application/json" },
+  body: JSON.stringify({ arguments: given, confirm }),
+});
+
+export const explained = (id) => ask(`/ops/explain/${encodeURIComponent(id)}`, {});

@@ -31,6 +31,10 @@ function set(cell, column, row) {
   const name = `${column.class ?? ""} ${level}`.trim();
   if (cell.className !== name) cell.className = name;
   if (value instanceof Node) {
-    if (cell.firstElementChild?.outerHTML !== value.outerHTML) cell.replaceChildren(value);
+    if (cell.firstElementChild?.outerHTML === value.outerHTML) return;
+    // What could be done has been done: the focus goes on to what can be done now.
+    const focused = cell.contains(document.activeElement);
+    cell.replaceChildren(value);
+    if (focused) (value.matches("button") ? value : value.querySelector("button"))?.focus();
   } else if (cell.textContent !== String(value)) cell.textContent = value;
 }
