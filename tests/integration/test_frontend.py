@@ -14,6 +14,7 @@ from redis import Redis
 
 from tests.fakes.worker import StandInWorker
 from tests.gevent_scenarios import answers, celery_results, cost, elsewhere, leftovers, limits, outages
+from tests.integration.celery_harness import wait_until
 from tests.scenes import Theatre, scenarios
 from tests.valkey import PrivateValkey
 
@@ -84,13 +85,16 @@ def test_a_plain_celery_client_elsewhere_gets_the_results(theatre: Theatre, url:
 
 @pytest.fixture
 def plain_worker(url: str, tmp_path: Path) -> Iterator[None]:
-    command = [sys.executable, "-m", "celery", "-A", "tests.fakes.plain_infer", "worker", "-P", "solo"]
+    command = [sys.executable, "-m", "celery", "-A", "tests.fakes.plain_infer", "worker", "-P", "solo", "-l", "INFO"]
     queues = ["-Q", "bunch.nobody.paid", "--without-gossip", "--without-mingle", "--without-heartbeat"]
-    with (tmp_path / "worker.log").open("wb") as log:
+    path = tmp_path / "worker.log"
+    with path.open("wb") as log:
         process = subprocess.Popen(
             [*command, *queues], cwd=ROOT, env={**os.environ, "PLAIN_URL": url}, stdout=log, stderr=log
         )
     try:
+        # The scenario's times are those of an answer, not of a start.
+        wait_until(lambda: b" ready." in path.read_bytes(), "Celery's worker is ready")
         yield
     finally:
         process.terminate()
