@@ -23,6 +23,7 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:dead:<id>` | hash | with its entry above | one dead letter: message, rank, record (JSON) |
 | `bunch:cancelled` | zset | trimmed by score | task id → Redis time in ms after which it can be forgotten |
 | `bunch:request:<request id>` | string | as its result | the task id behind a caller's own X-Request-Id |
+| `bunch:idempotency:<hash>` | string | as its result | of an Idempotency-Key: hash of what was asked, and the task id |
 | `bunch:arrivals:<second>` | hash | 30 s | requests queued in that second, per queue |
 | `bunch:flush:<id>` | string | 30 s | the answer to one flush of an outbox, so that it can be repeated |
 | `bunch:flush:metrics:<process>` | string | an hour | the number of that process's last flush of metrics |
@@ -121,6 +122,9 @@ class Shard:
 
     def request(self, request_id: str) -> str:
         return f"bunch:request:{request_id}{self.tag}"
+
+    def idempotency(self, name: str) -> str:
+        return f"bunch:idempotency:{name}{self.tag}"
 
     def arrivals(self, second: int | None = None) -> str:
         """Without `second`: the prefix that the submit script completes, since only Redis knows the time."""

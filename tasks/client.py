@@ -22,6 +22,7 @@ from config.tiers import Tier
 from tasks.caller import Caller
 from tasks.errors import BY_CODE, BackendUnavailable, BunchError, DeadlineExceeded, InferenceFailed, TaskCancelled
 from tasks.messages import NO_PARAMETERS, MessageWriter, Outgoing
+from tasks.once import Recogniser, Repeated
 from tasks.outbox import Outbox, Receipt
 from tasks.ownership import owned_id
 from tasks.quota import Quotas
@@ -51,6 +52,8 @@ class Client:
         self._cancel = redis.register_script(scripts.source("cancel", scripts.folder_of(__file__)))
         self._queues = {(name, tier): self._keys.queue(name, tier) for name in settings.models for tier in Tier}
         self._quotas = Quotas(settings)
+        self._recogniser = Recogniser(self._keys)
+        self._sync_result_ttl_ms = min(settings.sync_result_ttl_ms, settings.result_ttl_ms)
         self._queue_timeouts = {tier: settings.queue_timeout_of(tier) for tier in Tier}
 
     def start(self) -> None:
@@ -74,6 +77,8 @@ class Client:
         hung_up: Callable[[], bool] | None = None,
         caller: Caller | None = None,
         traceparent: str = "",
+        idempotency_key: str = "",
+        call: bytes = b"",
     ) -> Pending:
         """Put one request into the outbox; returns at once.
 
@@ -86,8 +91,12 @@ class Client:
             caller: whose it is, and whose key's limits it counts against; with auth off nobody's, and none.
             hung_up: whether the caller has gone meanwhile; such a request is taken back, if it still waits.
             traceparent: the trace that it belongs to, valid, or empty.
+            idempotency_key: the caller's; of the requests that it sends with the same one, only the first is run. That
+                goes on, and its result is kept for those who poll, also when its caller has gone.
+            call: `tasks.once.call_hash` of a call of several requests; with its key, another is refused as a whole.
         """
         owner = caller.owner if caller is not None else ""
+        once = self._recogniser.of(model, input, parameters, owner, idempotency_key, call)
         task_id = owned_id(new_id(), owner) if owner else new_id()
         timeout_ms = max(1, int(timeout_s * 1000))
         settings = self._settings
@@ -99,17 +108,18 @@ class Client:
             parameters,
             timeout_ms,
             min(self._queue_timeouts[tier], timeout_ms),
-            min(settings.sync_result_ttl_ms, settings.result_ttl_ms) if waits else settings.result_ttl_ms,
-            not waits or bool(request_id),
+            self._sync_result_ttl_ms if waits and not idempotency_key else settings.result_ttl_ms,
+            not waits or bool(request_id or idempotency_key),
             self._keys.request(_scoped(request_id, owner)) if request_id else "",
             self._quotas.of(caller),
             owner,
             request_id,
             traceparent,
+            once,
         )
         rest = self._writer.rest(out, time.time())
         # Not before nothing can fail any more: nobody would forget it.
-        pending = self.router.expect(task_id, timeout_s, hung_up)
+        pending = self.router.expect(task_id, timeout_s, None if idempotency_key else hung_up)
         self.outbox.put(out, rest, pending, receipt=not waits)
         return pending
 
@@ -120,9 +130,15 @@ class Client:
             BunchError: the outcome, when it is not an output; DeadlineExceeded when there is none in time.
         """
         try:
-            return checked(pending.wait())
+            reply = pending.wait()
         finally:
             self.router.forget(pending)
+        return checked(self._outcome_of(reply, pending.deadline) if isinstance(reply, Repeated) else reply)
+
+    def _outcome_of(self, first: Repeated, deadline: float) -> Reply | None:
+        """Of a request that may be any other process's; None when there is none by then (`time.monotonic`)."""
+        reply = self.result(first.task_id, deadline - time.monotonic())
+        return reply if reply is not None and reply.status in FINISHED else None
 
     def receipt(self, pending: Pending) -> str:
         """The task id, once the queue has the request. Raises BunchError when it was refused."""
@@ -130,6 +146,8 @@ class Client:
             reply = pending.wait()
         finally:
             self.router.forget(pending)
+        if isinstance(reply, Repeated):
+            return reply.task_id
         if not isinstance(reply, Receipt | Reply):
             checked(reply)
         # A reply may overtake the receipt: then the queue has had it, whatever came of it.

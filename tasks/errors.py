@@ -6,6 +6,7 @@ BunchError                 `code` is the contract's; the frontend maps codes to 
 ├── InferenceFailed        attempts used up, or the model broke its contract
 ├── DeadlineExceeded       no answer within the caller's time
 ├── TaskCancelled          taken back by its caller
+├── IdempotencyConflict    the Idempotency-Key has been used for something else
 ├── CallerGone             the caller hung up; nobody sees this one
 ├── Refused                not let in; carries when to come again
 │   ├── ServiceOverloaded  too much waits already
@@ -50,6 +51,10 @@ class DeadlineExceeded(BunchError):
 
 class TaskCancelled(BunchError):
     code = "CANCELLED"
+
+
+class IdempotencyConflict(BunchError):
+    code = "IDEMPOTENCY_CONFLICT"
 
 
 class CallerGone(BunchError):

@@ -25,6 +25,7 @@ from batching.stamp import NO_KEY, read_stamp
 from batching.store import Entry, Verdict
 from config.keys import TASK_NAME
 from config.tiers import TIERS
+from tasks.once import Once
 from tasks.quota import Quota
 from tasks.trace import valid
 
@@ -56,6 +57,7 @@ class Outgoing:
     owner: str = ""
     request_id: str = ""
     traceparent: str = ""
+    once: Once | None = None
 
 
 class MessageWriter:

@@ -1,6 +1,7 @@
 """The outbox: every request of one event-loop turn goes to Redis in one script call.
 
     greenlets ──put──▶ [ … ] ──one EVALSHA──▶ admitted: queued          refused: why, and when to come again
+                                             │ asked before: whose outcome it gets
                                              └ Redis away: BackendUnavailable, at once, for all of the flush
 
 One flush is under way at a time, so the slower Redis is, the more goes into each: the load sets the batch.
@@ -74,7 +75,7 @@ class Outbox:
         self._keys = shard or Shard()
         self._items: list[Posted] = []
         self._wake = Event()
-        parts = ("gcra", "pressure", "capacity")
+        parts = ("gcra", "pressure", "capacity", "once")
         self._script = Script(scripts.source("submit", scripts.folder_of(__file__), parts))
         self._greenlet: gevent.Greenlet[..., None] | None = None
         self.flushes = 0
@@ -135,13 +136,16 @@ class Outbox:
         args: list[object] = []
         for item in batch:
             out = item.out
-            kind = out.queue if out.quota is None else (out.queue, out.quota)
+            kind: object = out.queue if out.quota is None else (out.queue, out.quota)
+            named = out.request_key
+            if out.once is not None:
+                kind, named = (kind, True), out.once.words(named)
             number = classes.get(kind)
             if number is None:
                 number = classes[kind] = len(classes) + 1
                 model = models.setdefault(out.model, len(models) + 1)
                 about += (model, *self._rules.of_class(out, quotas))
-            args += (number, out.deadline_ms, out.queue_limit_ms, out.request_key, item.rest)
+            args += (number, out.deadline_ms, out.queue_limit_ms, named, item.rest)
         for name in models:
             keys += self._rules.keys_of(name)
         keys += [self._keys.quota(key_id) for key_id in quotas]

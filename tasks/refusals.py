@@ -7,6 +7,11 @@ status  reason      error
 4       pressure    ServiceOverloaded  503  too much waits for a request of this tier
 5       share       RateLimited        429  too much of the same key waits
 6       deadline    ServiceOverloaded  503  it would not be served in time
+
+And of those that were asked before (`tasks.once`):
+
+7                   IdempotencyConflict  409  the same Idempotency-Key, another question
+8                   Repeated, no error: the id of the request whose outcome it gets
 """
 
 from __future__ import annotations
@@ -14,10 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from batching.policy import Shed
-from tasks.errors import RateLimited, Refused, ServiceOverloaded
+from tasks.errors import IdempotencyConflict, RateLimited, Refused, ServiceOverloaded
 from tasks.messages import Outgoing
+from tasks.once import Repeated
 
 QUEUED = 0x30
+_CONFLICT = 0x37
+_REPEATED = 0x38
 
 _ERRORS: dict[int, tuple[type[Refused], Shed, str]] = {
     0x31: (ServiceOverloaded, Shed.QUEUE_FULL, "the queue of {model} is full"),
@@ -29,15 +37,19 @@ _ERRORS: dict[int, tuple[type[Refused], Shed, str]] = {
 }
 
 
-def refusals(answer: bytes, batch: list[Outgoing]) -> Iterator[Refused | None]:
-    """For each request of a flush: None when it is queued, else why not."""
+def refusals(answer: bytes, batch: list[Outgoing]) -> Iterator[Refused | IdempotencyConflict | Repeated | None]:
+    """For each request of a flush: None when it is queued, else why not, or whose outcome it gets."""
     statuses, _, details = answer.partition(b"\n")
     each = iter(details.split(b","))
     for status, out in zip(statuses, batch, strict=True):
         yield None if status == QUEUED else _error(status, next(each), out)
 
 
-def _error(status: int, detail: bytes, out: Outgoing) -> Refused:
+def _error(status: int, detail: bytes, out: Outgoing) -> Refused | IdempotencyConflict | Repeated:
+    if status == _REPEATED:
+        return Repeated(detail.partition(b";")[0].decode())
+    if status == _CONFLICT:
+        return IdempotencyConflict("this Idempotency-Key has been used for another request; take a new one")
     kind, reason, text = _ERRORS[status]
     retry_ms, remaining, whole_ms = (int(part) for part in detail.split(b";"))
     quota = out.quota

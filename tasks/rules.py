@@ -41,12 +41,13 @@ class Rules:
         return self._keys[model]
 
     def of_class(self, out: Outgoing, quotas: dict[str, int]) -> tuple[object, ...]:
-        """What the requests of one queue and quota have in common; `quotas` gives each key of a flush its number."""
+        """What the requests of one class have in common; `quotas` gives each key of a flush its number."""
         quota = out.quota
+        once = int(out.once is not None)
         if quota is None:
-            return (*self._ranks[out.queue], *_NO_QUOTA)
+            return (*self._ranks[out.queue], *_NO_QUOTA, once)
         number = quotas.setdefault(quota.key_id, len(quotas) + 1)
-        return (*self._ranks[out.queue], number, quota.interval_us, quota.burst, quota.tag)
+        return (*self._ranks[out.queue], number, quota.interval_us, quota.burst, quota.tag, once)
 
 
 def _keys_of(model: str, keys: Shard) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ MAX_DEPTH = 200
 
 _encode = msgspec.json.Encoder().encode
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKETS = b"[{]}"
 _NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
@@ -167,6 +168,16 @@ def milliseconds(text: str, name: str, code: str) -> float:
     if _NUMBER.fullmatch(text):
         return float(text)
     raise ApiError(code, f"{name} must be a number of milliseconds, 0 or more")
+
+
+def idempotency_key(call: Call) -> str:
+    """The caller's, or empty."""
+    key = call.header("HTTP_IDEMPOTENCY_KEY")
+    if key is None:
+        return ""
+    if not _IDEMPOTENCY_KEY.fullmatch(key):
+        raise ApiError("INVALID_HEADER", "Idempotency-Key must be 1 to 255 printable ASCII characters")
+    return key
 
 
 def as_json(value: object) -> bytes:

@@ -8,13 +8,16 @@
 --       7 ageing in ms  8 share of an aged tier  then the shares of the tiers
 --       then per model: depth limit of each of its queues
 --       then per class (model, tier and quota): number of the model, of the tier, threshold, number of the quota (0: none),
---       its interval in µs, its burst, the tag of its key
+--       its interval in µs, its burst, the tag of its key, '1' when its requests may have been asked before, else '0'
 --       then per message: class number, deadline in ms from now, queue limit in ms from now, the key for the caller's own
---       request id ('' if it gave none), the rest of the message from the stamp's tracked mark on
--- Returns one character per message: '0' queued, or why it was refused (STATUS below; tasks/refusals.py reads it). If any was,
--- a line feed, and for each of those: ms until a retry is worth it;what is left of its quota;ms until that is whole again.
+--       request id ('' if it gave none), the rest of the message from the stamp's tracked mark on. Where requests may have
+--       been asked before that key is the first of several lines: the name of its Idempotency-Key, the hash of what it asks
+-- Returns one character per message: '0' queued, or why it was not (below; tasks/refusals.py reads it). If any was not, a
+-- line feed, and for each of those: ms until a retry is worth it;what is left of its quota;ms until that is whole again. Of
+-- one that was REPEATED the first is the id of the request whose outcome it gets.
 -- A flush whose reply was lost may be sent again: it is remembered, and then only its answer is repeated.
 local QUEUED, FULL, RATE, MEMORY, PRESSURE, SHARE, HOPELESS = '0', '1', '2', '3', '4', '5', '6'
+local CONFLICT, REPEATED = '7', '8'
 
 local known = redis.call('GET', KEYS[1])
 if known then return known end
@@ -64,6 +67,7 @@ for c = 1, classes_count do
   local class = {
     model = model, rank = rank, threshold = tonumber(ARGV[at + 3]), quota = tonumber(ARGV[at + 4]), added = 0, own = 0,
     by_preference = 0, by_age = 0, state = false, interval = 0, burst = 0, tag = false, deadline = '', limit = '', calm = -1,
+    once = ARGV[at + 8] == '1',
   }
   if model.rate > 0 then class.by_preference, class.by_age = drain_factors(model, rule, rank) end
   if class.quota > 0 then
@@ -72,7 +76,7 @@ for c = 1, classes_count do
     if model.depths[rank] > 0 then class.own = tonumber(redis.call('HGET', model.held[rank], class.tag) or 0) end
   end
   classes[c] = class
-  at = at + 7
+  at = at + 8
 end
 
 -- State of a quota by its key: models and tiers of one caller share it.
@@ -90,7 +94,7 @@ end
 -- which one comparison is all that a request costs.
 local function calm_of(class, deadline, queue_limit)
   local model = class.model
-  if class.quota > 0 or model.memory > most_memory then return -1 end
+  if class.once or class.quota > 0 or model.memory > most_memory then return -1 end
   local calm = model.limit - 1
   if rule.form == 'off' or (model.rate <= 0 and rule.form == 'drain') then return calm end
   calm = math.min(calm, room_of(model, rule, class.rank, class.threshold, queue_limit))
@@ -98,13 +102,20 @@ local function calm_of(class, deadline, queue_limit)
   return math.min(calm, math.min(queue_limit, deadline - model.full_ms) / class.by_preference)
 end
 
+local function over_rate(class)
+  if class.quota == 0 then return nil end
+  local due, early = gcra_take(tat_of(class), now_us, class.interval, class.burst)
+  if not due then return RATE, early / 1000 end
+  return nil, due
+end
+
 -- Why one more of this class is refused, and when to come again; nil when it is let in.
 local function refusal(class, deadline, queue_limit)
   local model = class.model
-  local due, early
+  local why, due
   if class.quota > 0 then
-    due, early = gcra_take(tat_of(class), now_us, class.interval, class.burst)
-    if not due then return RATE, early / 1000 end
+    why, due = over_rate(class)
+    if why then return why, due end
   end
   if model.memory > most_memory then return MEMORY, LATER_MS end
   local full = model.depths[class.rank] >= model.limit
@@ -127,14 +138,42 @@ local function refuse(class, why, later)
     whole = math.max(0, tat_of(class) - now_us) / 1000
   end
   statuses[#statuses + 1] = why
-  details[#details + 1] = string.format('%.0f;%d;%.0f', math.ceil(later), left, math.ceil(whole))
+  if why ~= REPEATED then later = string.format('%.0f', math.ceil(later)) end
+  details[#details + 1] = string.format('%s;%d;%.0f', later, left, math.ceil(whole))
+end
+
+local function id_of(rest)
+  return string.sub(rest, ID - PREFIX, string.find(rest, '"', 1, true) - 1)
 end
 
 local function track(rest, deadline, request_key)
-  local id = string.sub(rest, ID - PREFIX, string.find(rest, '"', 1, true) - 1)
+  local id = id_of(rest)
   local keep = deadline + field(rest, TTL - PREFIX, 9)
   redis.call('SET', 'celery-task-meta-' .. id, state_of(id, 'PENDING'), 'PX', keep)
   if request_key ~= '' then redis.call('SET', request_key, id, 'PX', keep) end
+end
+
+-- Why one more of a class whose requests may have been asked before does not go into the queue; as `refusal`.
+local function known_before(class, deadline, queue_limit, i)
+  local request_key, claim, fingerprint = string.match(ARGV[i + 3], '^(.-)\n(.-)\n(.*)$')
+  ARGV[i + 3] = request_key
+  local why, due = over_rate(class)
+  if why then return why, due end
+  if claim ~= '' then
+    local first, same = first_of(claim, fingerprint)
+    if first then
+      if due then tats[class.state], spent[class.state] = due, true end
+      if same then return REPEATED, first end
+      return CONFLICT, 0
+    end
+  end
+  why, due = refusal(class, deadline, queue_limit)
+  if why then return why, due end
+  if claim ~= '' then
+    local rest = ARGV[i + 4]
+    redis.call('SET', claim, fingerprint .. ';' .. id_of(rest), 'PX', deadline + field(rest, TTL - PREFIX, 9))
+  end
+  return nil, due
 end
 
 local head, last_deadline, last_limit
@@ -151,7 +190,10 @@ for i = at + 1, #ARGV, 5 do
     class.calm = calm_of(class, tonumber(deadline), tonumber(limit))
   end
   local why, later
-  if model.waiting > class.calm then why, later = refusal(class, tonumber(deadline), tonumber(limit)) end
+  if model.waiting > class.calm then
+    local judge = class.once and known_before or refusal
+    why, later = judge(class, tonumber(deadline), tonumber(limit), i)
+  end
   if why then
     refuse(class, why, later)
   else

@@ -13,7 +13,7 @@ from celery import Celery
 from redis import Redis
 
 from tests.fakes.worker import StandInWorker
-from tests.gevent_scenarios import answers, celery_results, cost, elsewhere, leftovers, limits, outages
+from tests.gevent_scenarios import answers, celery_results, cost, elsewhere, idempotency, leftovers, limits, outages
 from tests.integration.celery_harness import wait_until
 from tests.scenes import Theatre, scenarios
 from tests.valkey import PrivateValkey
@@ -57,6 +57,11 @@ def test_leftovers(theatre: Theatre, url: str, scenario: str) -> None:
 @scenarios(limits)
 def test_limits(theatre: Theatre, url: str, scenario: str) -> None:
     theatre.play(url, limits, scenario)
+
+
+@scenarios(idempotency)
+def test_idempotency(theatre: Theatre, url: str, scenario: str) -> None:
+    theatre.play(url, idempotency, scenario)
 
 
 @scenarios(outages)

@@ -10,8 +10,10 @@ from typing import TypeVar
 import msgspec
 
 from config.tiers import Tier
-from tasks.errors import BunchError, DeadlineExceeded
+from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict
 from tasks.messages import NO_PARAMETERS
+from tasks.once import call_hash
+from tasks.results import Reply
 from tasks.router import Pending
 from webapp.aftermath import remember
 from webapp.call import Answer, Call
@@ -22,6 +24,7 @@ from webapp.request import (
     PredictBody,
     SimpleBody,
     as_json,
+    idempotency_key,
     model_name,
     read_body,
     timeout_s,
@@ -59,7 +62,7 @@ def infer(services: Services, call: Call) -> Answer:
             call, _run(services, call, model, tier, value, parameters, limit_s, started, queued, waits=False)
         )
     value = as_json(body.input)
-    answered = services.direct.waiting(services.client, model, tier, value, parameters, started + limit_s)
+    answered = _waiting(services, call, model, tier, value, parameters, started + limit_s)
     reply = _run(services, call, model, tier, value, parameters, limit_s, started, answered)
     latency_ms = (perf_counter() - started) * 1000
     latency = f"{latency_ms:.3f}"
@@ -119,8 +122,10 @@ def bulk(services: Services, call: Call) -> Answer:
     tier = call.caller.tier
     limit_s = timeout_s(settings, call, body.timeout_ms)
     parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
-    client, direct, traceparent = services.client, services.direct, call.traceparent
+    client, traceparent = services.client, call.traceparent
     values = [as_json(each) for each in body.inputs]
+    key = idempotency_key(call)
+    whole = call_hash(values) if key else b""
     pendings = [
         client.submit(
             model,
@@ -131,10 +136,13 @@ def bulk(services: Services, call: Call) -> Answer:
             hung_up=call.hung_up,
             caller=call.caller,
             traceparent=traceparent,
+            # No key of a caller's has a line feed in it.
+            idempotency_key=f"{key}\n{number}" if key else "",
+            call=whole,
         )
         if limit_s > 0 and refusal is None
         else None
-        for value, refusal in zip(values, refusals, strict=True)
+        for number, (value, refusal) in enumerate(zip(values, refusals, strict=True))
     ]
     results = []
     errors: list[BunchError] = []
@@ -142,7 +150,7 @@ def bulk(services: Services, call: Call) -> Answer:
         try:
             if pending is None:
                 raise refusal or DeadlineExceeded("no time was given")
-            reply = direct.waiting(client, model, tier, value, parameters, started + limit_s)(pending)
+            reply = _waiting(services, call, model, tier, value, parameters, started + limit_s)(pending)
         except BunchError as error:
             count(model, tier, error.code, perf_counter() - started, error.reason)
             errors.append(error)
@@ -153,8 +161,7 @@ def bulk(services: Services, call: Call) -> Answer:
         else:
             count(model, tier, "OK", perf_counter() - started)
             results.append(b'{"task_id":"' + reply.task_id.encode() + b'","output":' + bytes(reply.result) + b"}")
-    if len(errors) == len(values):
-        _raise_common(errors)
+    _raise_common(errors, len(values))
     latency = f"{(perf_counter() - started) * 1000:.3f}"
     answer = (
         f'{{"request_id":"{call.request_id}","model":"{model}","latency_ms":{latency},"results":['.encode()
@@ -164,17 +171,30 @@ def bulk(services: Services, call: Call) -> Answer:
     return Answer(200, answer, call.request_id)
 
 
-def _raise_common(errors: list[BunchError]) -> None:
-    """Nothing was done, and all for one reason that passes: whoever retries by status must see that."""
-    if errors[0].retry_after_s is not None and len({error.code for error in errors}) == 1:
+def _raise_common(errors: list[BunchError], of: int) -> None:
+    """What is to be said of the call, not of its inputs."""
+    for each in errors:
+        if isinstance(each, IdempotencyConflict):
+            raise each
+    # Nothing was done, and all for one reason that passes: whoever retries by status must see that.
+    if len(errors) == of and errors[0].retry_after_s is not None and len({error.code for error in errors}) == 1:
         raise max(errors, key=lambda error: error.retry_after_s or 0.0)
+
+
+def _waiting(
+    services: Services, call: Call, model: str, tier: Tier, value: bytes, parameters: bytes, until: float
+) -> Callable[[Pending], Reply]:
+    """How to wait for the answer: where it shall be computed but once, never without the queue that can tell."""
+    if call.header("HTTP_IDEMPOTENCY_KEY") is not None:
+        return services.client.wait
+    return services.direct.waiting(services.client, model, tier, value, parameters, until)
 
 
 def _plain(services: Services, call: Call, model: str, value: bytes, started: float) -> Answer:
     settings = services.settings
     tier = call.caller.tier
     limit_s = timeout_s(settings, call, None)
-    answered = services.direct.waiting(services.client, model, tier, value, NO_PARAMETERS, started + limit_s)
+    answered = _waiting(services, call, model, tier, value, NO_PARAMETERS, started + limit_s)
     reply = _run(services, call, model, tier, value, NO_PARAMETERS, limit_s, started, answered)
     latency_ms = (perf_counter() - started) * 1000
     return Answer(
@@ -200,6 +220,7 @@ def _run(
     waits: bool = True,
 ) -> Outcome:
     """Submit, then wait with `until`; counted once whatever comes of it."""
+    key = idempotency_key(call)
     code, shed = "INTERNAL", ""
     pending: Pending | None = None
     outcome: Outcome | None = None
@@ -217,8 +238,11 @@ def _run(
             hung_up=call.hung_up,
             caller=call.caller,
             traceparent=call.traceparent,
+            idempotency_key=key,
         )
-        call.became(pending.task_id)
+        if not key:
+            # With one, it may turn out to be another task.
+            call.became(pending.task_id)
         if call.span is not None:
             call.span.set_attributes({"bunch.model": model, "bunch.tier": tier.value, "bunch.task_id": pending.task_id})
         outcome = until(pending)

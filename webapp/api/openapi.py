@@ -112,6 +112,12 @@ def _paths() -> dict[str, Any]:
         _parameter("Prefer", "header", {"type": "string"}, "respond-async: answer 202 once it is queued"),
         _parameter("X-Timeout-Ms", "header", {"type": "number", "minimum": 0}, "the caller's deadline"),
         _parameter("X-Request-Id", "header", {"type": "string"}, "the caller's own id"),
+        _parameter(
+            "Idempotency-Key",
+            "header",
+            {"type": "string", "minLength": 1, "maxLength": 255},
+            "the same key and request again: the first one's outcome; the same key and another request: 409",
+        ),
     ]
     infer["responses"]["202"] = _answer("Accepted", "Queued; poll the Location.")
     task_id = _parameter("task_id", "path", {"type": "string", "minLength": 1}, "as answered with 202")
@@ -119,7 +125,7 @@ def _paths() -> dict[str, Any]:
     return {
         "/v1/inference": {"post": infer},
         "/v1/inference/bulk": {
-            "post": _post("BulkBody", "Bulk", "Many inputs, answers in order.", 400, 404, 413, 415, 429, 503)
+            "post": _post("BulkBody", "Bulk", "Many inputs, answers in order.", 400, 404, 409, 413, 415, 429, 503)
         },
         "/v1/predict": {
             "post": _post(
