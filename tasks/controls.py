@@ -127,6 +127,19 @@ def tuned(model: ModelSettings, changes: Mapping[str, Any]) -> ModelSettings:
     return changed
 
 
+def changes_to(model: ModelSettings, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """What `tune` must change so that `wanted`, and nothing else, is tuned, where `before` was; "" takes a key back.
+
+    What the file of `model` says already is not tuned: it shall follow the file.
+    """
+    of_the_file = {key: getattr(model, key) for key in TUNABLE}
+    if wanted.get("policy", model.policy) == model.policy:
+        of_the_file |= model.policy_options
+    needed = {key: value for key, value in wanted.items() if value != of_the_file.get(key)}
+    back = {key: "" for key in before if key not in needed}
+    return back | {key: value for key, value in needed.items() if value != before.get(key)}
+
+
 class Controls:
     """Reads and writes the wishes. All raise RedisError."""
 

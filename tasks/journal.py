@@ -6,7 +6,7 @@ request that a batch did *not* settle gets a key of its own, naming the batches 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 import msgspec
@@ -21,6 +21,7 @@ from config.tiers import TIERS
 MIN_KEPT_MS = 60_000
 # The outcome of a member that its batch did not settle.
 UNSETTLED = "-"
+_SCANNED = 1000
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -97,6 +98,18 @@ class Journal:
     def batch(self, batch_id: str) -> BatchRecord | None:
         raw = cast("bytes | None", self._redis.get(self._keys.batch(batch_id)))
         return _decode(raw) if raw else None
+
+    def records(self) -> Iterator[BatchRecord]:
+        """Every one there is, in no order. Goes through all keys of Redis, a thousand at a time: not for every day."""
+        cursor = 0
+        while True:
+            cursor, names = cast(
+                "tuple[int, list[bytes]]", self._redis.scan(cursor, match=self._keys.batch("*"), count=_SCANNED)
+            )
+            raws = cast("list[bytes | None]", self._redis.mget(names)) if names else []
+            yield from (_decode(raw) for raw in raws if raw)
+            if not cursor:
+                return
 
     def earlier(self, task_id: str) -> list[BatchRecord]:
         """The batches that a request was in before, the oldest first."""

@@ -121,6 +121,21 @@ def test_plan_needs_a_load_and_a_model(options: tuple[str, ...]) -> None:
     assert run("plan", *options).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("echo", "--slo-ms=100"), "--slo-ms: only with --auto"),
+        (("echo", "--dry-run", "--seed=0"), "--dry-run, --seed: only with --auto"),
+        (("--auto", "echo"), "--slo-ms"),
+        (("--auto", "echo", "--slo-ms=100", "policy=idle"), "give it none"),
+    ],
+)
+def test_wrong_usage_of_tune_is_named_without_a_system(arguments: tuple[str, ...], said: str) -> None:
+    result = run("tune", *arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
 def totals(*batches: tuple[float, float, float]) -> list[Totals]:
     """Running sums of (batches, mean size, mean seconds) per second."""
     sums, out = [0.0, 0.0, 0.0], [Totals(0, 0, 0)]

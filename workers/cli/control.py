@@ -18,6 +18,7 @@ from config.settings import Settings
 from config.tiers import TIERS, Tier
 from tasks.controls import RELOADABLE, TUNABLE, BadChange, Controls, pairs, with_wishes
 from tasks.remote import find_nodes, tell
+from workers.cli.auto import auto_options, check_auto, tune_by_itself
 from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
 from workers.cli.complete import change_names, model_names, node_names, policy_keys
 
@@ -84,15 +85,26 @@ def drain(worker: str, undo: bool, config_file: Path | None, as_json: bool) -> N
 @click.command()
 @_model
 @click.argument("changes", nargs=-1, metavar="[KEY=VALUE]…", shell_complete=policy_keys)
+@auto_options
 @config_option
 @json_option
 @_bad_changes_are_usage
-def tune(model: str, changes: tuple[str, ...], config_file: Path | None, as_json: bool) -> None:
+def tune(
+    model: str, changes: tuple[str, ...], config_file: Path | None, as_json: bool, auto: bool, **options: Any
+) -> None:
     """Change what MODEL's batches go by, in the whole fleet, from the next batch on; also after restarts.
 
     KEY= (nothing behind it) goes back to what the file says. Without changes it shows what holds now.
+
+    --auto --slo-ms N finds policy, size and wait by simulation, from what has lately come and what batches have been
+    learnt to take; tries the best on the running system, and takes it back if that is worse. Exit 1 when it was, or
+    when nothing holds the objective.
     """
+    check_auto(auto, changes, options)
     settings, redis = _located(config_file, model)
+    if auto:
+        tune_by_itself(settings, redis, model, options, as_json)
+        return
     wanted = pairs(changes)
     Controls(redis).tune(settings.models[model], wanted)
     _report(settings, redis, "tune", {"model": model, "changes": wanted}, as_json, _state(settings, redis, model))

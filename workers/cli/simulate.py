@@ -207,7 +207,7 @@ def _scenario(policy: Callable[[], Any], options: dict[str, Any]) -> Scenario:
         slo_s=options["slo_ms"] / 1000,
         deadlines_s=((deadline_s, deadline_s),) * len(TIERS),
         queue_timeout_s=(options["queue_timeout_ms"] or math.inf) / 1000,
-        gate=_gate(Form(options["admission"])),
+        gate=gate_of(Settings(admission=options["admission"])),
         overheads=Overheads() if options["ideal"] else LOCAL,
         faults=Faults(
             crash_every_s=options["crash_every"] or math.inf,
@@ -217,13 +217,13 @@ def _scenario(policy: Callable[[], Any], options: dict[str, Any]) -> Scenario:
     )
 
 
-def _gate(form: Form) -> Callable[[Scenario], Gate] | None:
-    """With the thresholds that the server has by default."""
+def gate_of(settings: Settings) -> Callable[[Scenario], Gate] | None:
+    """The frontend's own rule, with its thresholds."""
+    form = Form(settings.admission)
     if form is Form.OFF:
         return None
     thresholds = tuple(
-        math.inf if each is None else each / 1000 if form is Form.DRAIN else each
-        for each in Settings(admission=form.value).shed_thresholds()
+        math.inf if each is None else each / 1000 if form is Form.DRAIN else each for each in settings.shed_thresholds()
     )
     return partial(AdmissionGate, Admission(form=form, thresholds=thresholds))
 
