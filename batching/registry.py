@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 # Told of each lease of a dead worker, before it is given back: the worker, the model, the batch, and its entries.
+OnGone = Callable[[str], None]
 OnLost = Callable[[str, str, str, Sequence[bytes]], None]
 
 
@@ -80,9 +81,11 @@ class WorkerRegistry:
         shard: Shard | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_lost: OnLost | None = None,
+        on_gone: OnGone | None = None,
     ) -> None:
         self._redis = redis
         self._on_lost = on_lost
+        self._on_gone = on_gone
         self._ttl_ms = int(lease_ttl_s * 1000)
         self._keys = shard or Shard()
         self._clock = clock
@@ -132,14 +135,19 @@ class WorkerRegistry:
                 entries = cast("list[bytes]", self._redis.lrange(self._keys.lease(batch_id), 1, -1))
                 self._on_lost(worker_id, model, batch_id, entries)
             returned += max(0, give_back(self._line, self._keys, worker_id, model, batch_id, Blame.ATTEMPT))
-        self.strike(worker_id, self._ttl_ms if silent_ms is None else silent_ms)
+        if self.strike(worker_id, self._ttl_ms if silent_ms is None else silent_ms) and self._on_gone is not None:
+            self._on_gone(worker_id)
         if returned:
             logger.warning("worker %s is gone; its %d requests are queued again", worker_id, returned)
         return returned
 
-    def strike(self, worker_id: str, silent_ms: int = 0) -> None:
-        """Remove a worker that holds no lease; with `silent_ms`, only if it has been silent for so long."""
-        self._forget(
+    def strike(self, worker_id: str, silent_ms: int = 0) -> bool:
+        """Remove a worker that holds no lease; with `silent_ms`, only if it has been silent for so long.
+
+        Whether it was there until now, and this call has removed it.
+        """
+        struck = self._forget(
             keys=[self._keys.workers(), self._keys.leases(worker_id), self._keys.worker(worker_id)],
             args=[worker_id, silent_ms],
         )
+        return bool(struck)

@@ -56,6 +56,7 @@ EXTRA_PASSES = _counter("extra_passes_total", "Calls of a model beyond one per b
 DEAD_LETTERED = _counter("dead_lettered_total", "Requests given up and kept as dead letters.", "model", "reason")
 LEDGER_ROWS = _counter("ledger_rows_total", "Requests written to the database's ledger.")
 LEDGER_DROPPED = _counter("ledger_dropped_total", "Requests that the ledger lacks, by why.", "reason")
+WORKERS_LOST = _counter("workers_lost_total", "Workers that others have struck off: they died, or were silent.")
 SHED = _counter("shed_total", "Requests refused at the door.", "tier", "reason")
 SLO_MISSED = _counter("slo_missed_total", "Requests not answered as their tier's objective promises.", "tier")
 COLLAPSED = _counter("collapsed_total", "Requests answered by an identical one that was already under way.", "model")

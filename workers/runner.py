@@ -74,7 +74,9 @@ class WorkerRunner:
         self._news = threading.Event()
         journal = Journal(self._redis)
         on_lost = journal.lost if settings.explain == "on" else None
-        self._registry = WorkerRegistry(self._redis, settings.lease_ttl_s, on_lost=on_lost)
+        self._registry = WorkerRegistry(
+            self._redis, settings.lease_ttl_s, on_lost=on_lost, on_gone=lambda _: self._telemetry.gone()
+        )
         self._flusher = MetricsFlusher(self._redis)
         self._priorities = PriorityLists(self._redis)
         store = RedisBatchStore(self._redis, self.worker_id, ageing_s=settings.ageing_ms / 1000)
@@ -93,6 +95,8 @@ class WorkerRunner:
             mark_started=StartedMarks(self._redis),
             counting=settings.metrics == "on",
         )
+        for name in settings.models:
+            self._telemetry.serves(name)
         observer = self._observer()
         self._executors: list[tuple[ModelSettings, ProcessExecutor]] = [
             (model, ProcessExecutor(model, index, on_change=self._news.set))

@@ -79,6 +79,16 @@ class WorkerTelemetry:
         self._active: dict[str, list[ActiveRequest]] = {}
         self._children: dict[tuple[Any, ...], Any] = {}
 
+    def serves(self, model: str) -> None:
+        """Counters that alerts watch are there at zero: of what begins at one, nobody saw the growth."""
+        for reason in ("error", "executor_lost"):
+            self._child(metrics.DEAD_LETTERED, model, reason)
+            self._child(metrics.RETRIES, model, reason)
+
+    def gone(self) -> None:
+        """This worker has struck off another."""
+        self._child(metrics.WORKERS_LOST).inc()
+
     def claimed(self, requests: Sequence[Request], batch: BatchInfo) -> None:
         now = time.time()
         active = [ActiveRequest(each, batch, now) for each in requests]
@@ -149,7 +159,8 @@ class WorkerTelemetry:
         """`labels()` takes a lock and builds strings at each call; the children are few and never go away."""
         child = self._children.get((metric, *labels))
         if child is None:
-            child = metric.labels(*labels) if self._counting else metrics.Nothing()
+            counted = metric.labels(*labels) if labels else metric
+            child = counted if self._counting else metrics.Nothing()
             self._children[metric, *labels] = child
         return child
 

@@ -213,7 +213,15 @@ def test_a_role_can_be_added_by_hand(up: Up) -> None:
 @pytest.mark.chaos
 def test_a_worker_that_is_killed_comes_back(up: Up) -> None:
     workers = [row for row in up.status()["processes"] if row["role"] == "worker"]
+
+    def lost() -> bool:
+        with urllib.request.urlopen(up.status()["url"] + "/metrics", timeout=PATIENCE_S) as response:
+            return b"bunch_workers_lost_total 1.0" in response.read()
+
+    assert not lost()
     os.kill(workers[0]["pid"], signal.SIGKILL)
+    # Not to be seen among the workers any more: it is counted.
+    up.wait_for(lost)
 
     up.wait_for(lambda: sum(row["restarts"] for row in up.status()["processes"]) == 1)
     up.wait_for(lambda: up.manage("status").returncode == 0)

@@ -99,9 +99,12 @@ def test_a_lease_of_the_dead_comes_back_whoever_notices(redis: Redis) -> None:
     dead.claim("m", "b2", 2)
     silence(redis, "dead", 5_100)
     assert beat(redis, worker("w1")) == ["dead"]
-    registry = WorkerRegistry(redis, lease_ttl_s=5.0)
+    gone: list[str] = []
+    registry = WorkerRegistry(redis, lease_ttl_s=5.0, on_gone=gone.append)
     assert registry.reclaim("dead") == 4
     assert registry.reclaim("dead") == 0
+    # Counted once, however many have noticed.
+    assert gone == ["dead"]
     assert redis.llen(KEYS.queue("m", Tier.PAID)) == 4
     assert beat(redis, worker("w1")) == []
 
@@ -130,9 +133,13 @@ def test_a_worker_that_leaves_is_forgotten_once_it_holds_nothing(redis: Redis) -
     store = RedisBatchStore(redis, "w1")
     beat(redis, worker("w1"))
     store.claim("m", "b1", 1)
-    registry = WorkerRegistry(redis, 5.0)
-    registry.strike("w1")
+    gone: list[str] = []
+    registry = WorkerRegistry(redis, 5.0, on_gone=gone.append)
+    assert not registry.strike("w1")
     assert [row.id for row in Fleet(redis).workers()] == ["w1"]
     store.give_back("m", "b1", Blame.NOTHING)
-    registry.strike("w1")
+    assert registry.strike("w1")
     assert Fleet(redis).workers() == []
+    # It has left by itself: nobody lost it.
+    assert registry.reclaim("w1") == 0
+    assert gone == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import msgspec
 from redis import Redis
+from redis.exceptions import RedisError
 
 from batching.registry import WorkerRegistry
 from config.environ import child_environment
 from config.redis import connect
 from config.settings import Settings
+from tasks import metrics
 from tasks.fleet import Fleet
 from tasks.journal import Journal
 from workers.supervisor import ports, roles
@@ -148,9 +151,21 @@ class Stack:
         command = roles.worker(settings, name)
         spec = self._spec("worker", name, command, stop_stage=1, stop_timeout_s=self._drain_s, probe=loaded)
         on_lost = Journal(self._redis).lost if settings.explain == "on" else None
-        give_back = leases_given_back(WorkerRegistry(self._redis, settings.lease_ttl_s, on_lost=on_lost))
+        on_gone = self._count_gone if settings.metrics == "on" else None
+        registry = WorkerRegistry(self._redis, settings.lease_ttl_s, on_lost=on_lost, on_gone=on_gone)
+        give_back = leases_given_back(registry)
         # On QUIT it gives back what it has in hand, and goes.
         return replace(spec, aftermath=give_back, hasty_signal=signal.SIGQUIT)
+
+    def _count_gone(self, worker_id: str) -> None:
+        metrics.WORKERS_LOST.inc()
+        # What Redis did not take now goes with the next that is counted.
+        with contextlib.suppress(RedisError):
+            self._flusher.flush()
+
+    @cached_property
+    def _flusher(self) -> metrics.MetricsFlusher:
+        return metrics.MetricsFlusher(self._redis)
 
     @cached_property
     def _redis(self) -> Redis:
