@@ -41,6 +41,7 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:history` | list | an hour of points | the last hour as the operations page shows it, JSON, the newest last |
 | `bunch:history:<step>` | string | 10 s | somebody has taken that step's point |
 | `bunch:slow` | list | bounded by count | requests that were slow lately, JSON, the newest first |
+| `bunch:slow:explained` | list | bounded by count | what `explain` said of them, JSON, the newest first |
 | `bunch:reply:<process>` | channel | – | outcomes for the callers that wait in one frontend process |
 """
 
@@ -174,6 +175,9 @@ class Shard:
 
     def slow(self) -> str:
         return f"bunch:slow{self.tag}"
+
+    def slow_explained(self) -> str:
+        return f"bunch:slow:explained{self.tag}"
 
 
 def reply_channel(process_id: str) -> str:

@@ -43,28 +43,10 @@ def explain(redis: Redis, models: Iterable[str], name: str, shard: Shard | None 
         RedisError: Redis cannot be asked.
     """
     keys = shard or Shard()
-    known = cast("bytes | None", redis.get(keys.request(name)))
-    task_id = known.decode() if known else name
-    raw = cast("bytes | None", redis.get(keys.result(task_id)))
-    journal = Journal(redis, keys)
-    earlier = journal.earlier(task_id)
-    about: dict[str, Any] = {
-        "request_id": name,
-        "task_id": task_id,
-        "status": "unknown",
-        "model": None,
-        "tier": None,
-        "attempt": None,
-        "stages": [],
-        "accounted_ms": None,
-        "where": None,
-        "batch": None,
-        "attempts": [_attempt(each, task_id) for each in earlier],
-        "error": None,
-    }
-    reply = decode_reply(raw) if raw else None
-    if reply is not None and reply.status in FINISHED:
-        return about | _ended(journal, task_id, reply)
+    task_id = _task_id(redis, keys, name)
+    ended, about, reply = _look(redis, keys, name, task_id)
+    if ended:
+        return about
     waiting = _found(redis, keys, tuple(models), task_id)
     if waiting is not None:
         return about | waiting
@@ -77,15 +59,54 @@ def explain(redis: Redis, models: Iterable[str], name: str, shard: Shard | None 
             "tier": record.tier,
             "attempt": record.attempts,
             "where": "a dead letter; its result has expired",
-            "batch": _batch(journal.batch(record.batch_id), task_id),
+            "batch": _batch(Journal(redis, keys).batch(record.batch_id), task_id),
             "error": {"code": "INFERENCE_FAILED", "type": record.exc_type, "message": record.reason},
         }
-    if reply is None and not earlier:
+    if reply is None and not about["attempts"]:
         return None
     if reply is not None:
         # Between a queue and a lease as we looked: the state that it had is all there is to say.
         about["status"] = _STATES.get(reply.status, "queued")
     return about
+
+
+def explain_ended(redis: Redis, task_id: str, shard: Shard | None = None) -> dict[str, Any] | None:
+    """As `explain`, of a request whose result is kept; None of any other. Three round trips, whatever waits.
+
+    Raises:
+        RedisError: Redis cannot be asked.
+    """
+    ended, about, _ = _look(redis, shard or Shard(), task_id, task_id)
+    return about if ended else None
+
+
+def _task_id(redis: Redis, keys: Shard, name: str) -> str:
+    known = cast("bytes | None", redis.get(keys.request(name)))
+    return known.decode() if known else name
+
+
+def _look(redis: Redis, keys: Shard, name: str, task_id: str) -> tuple[bool, dict[str, Any], Reply | None]:
+    """Whether it has ended, what is known of it by its result and its earlier attempts, and the result."""
+    raw = cast("bytes | None", redis.get(keys.result(task_id)))
+    journal = Journal(redis, keys)
+    about: dict[str, Any] = {
+        "request_id": name,
+        "task_id": task_id,
+        "status": "unknown",
+        "model": None,
+        "tier": None,
+        "attempt": None,
+        "stages": [],
+        "accounted_ms": None,
+        "where": None,
+        "batch": None,
+        "attempts": [_attempt(each, task_id) for each in journal.earlier(task_id)],
+        "error": None,
+    }
+    reply = decode_reply(raw) if raw else None
+    if reply is not None and reply.status in FINISHED:
+        return True, about | _ended(journal, task_id, reply), reply
+    return False, about, reply
 
 
 def _ended(journal: Journal, task_id: str, reply: Reply) -> dict[str, Any]:

@@ -43,6 +43,7 @@ NAMES = {
     "history": lambda shard: shard.history(),
     "history_turn": lambda shard: shard.history_turn(17),
     "slow": lambda shard: shard.slow(),
+    "slow_explained": lambda shard: shard.slow_explained(),
 }
 METHODS = {name for name in vars(Shard) if not name.startswith("_") and name not in {"tag", "queues", "priorities"}}
 

@@ -73,12 +73,16 @@ def act(services: Services, call: Call, name: str) -> Answer:
 def explained(services: Services, call: Call, name: str) -> Answer:
     """`GET /ops/explain/<request id or task id>`: what `tasks.explain` knows of it."""
     try:
-        about = explain(services.redis, services.settings.models, name)
+        about = explain(services.redis, services.settings.models, name) or services.slow.explained(name)
     except RedisError as error:
         raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
     if about is None:
-        minutes = services.settings.result_ttl_ms / 60_000
-        raise ApiError("UNKNOWN_TASK", f"nothing is known of it; a request can be explained for {minutes:g} minutes")
+        waited_s, polled_s = services.settings.sync_result_ttl_ms / 1000, services.settings.result_ttl_s
+        raise ApiError(
+            "UNKNOWN_TASK",
+            "nothing is known of it (any more): a request is explained for as long as its result is kept, "
+            f"{waited_s:g} s where its caller waited and {polled_s:g} s where it polls; longer among the slow ones",
+        )
     headers = (*_HEADERS, ("Cache-Control", "no-store"))
     return Answer(200, msgspec.json.encode(about), call.request_id, headers=headers)
 
