@@ -26,6 +26,7 @@ class Request:
     A `result_ttl_ms` of 0 stores no result. `canvas` is the whole message, when something follows after this task.
     Of a request that is not `tracked`, nobody knows the id before it has ended. `owner` is empty with auth off.
     `request_id` is the caller's own name for it, if it gave one; `traceparent` is the W3C trace that it belongs to.
+    `question` is what others may ask too, or empty; its answer is kept for `keep_ms`.
     """
 
     id: str
@@ -46,6 +47,8 @@ class Request:
     owner: str = ""
     traceparent: str = ""
     request_id: str = ""
+    question: str = ""
+    keep_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,10 @@ def folder_of(module_file: str) -> Path:
 
 @cache
 def source(name: str, folder: Path = _FOLDER, parts: tuple[str, ...] = ()) -> str:
-    """The text of `lua/<name>.lua`, behind `lua/stamp.lua` and its `parts`, which are files of the same folder."""
-    texts = (_FOLDER / "stamp.lua", *(folder / f"{each}.lua" for each in (*parts, name)))
+    """The text of `lua/<name>.lua`, behind `lua/stamp.lua` and its `parts`: files of that folder, or of the core's."""
+    places = (folder if (folder / f"{each}.lua").exists() else _FOLDER for each in (*parts, name))
+    texts = (
+        _FOLDER / "stamp.lua",
+        *(place / f"{each}.lua" for place, each in zip(places, (*parts, name), strict=True)),
+    )
     return "".join(text.read_text(encoding="utf-8") for text in texts)

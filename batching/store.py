@@ -18,6 +18,7 @@ from typing import Any, Protocol, cast
 from redis import Redis
 
 from batching import scripts
+from batching.asked import Asked
 from batching.bell import Bell
 from batching.policy.suspects import suspect_sizes
 from batching.policy.tiers import AGED_SHARE, DEFAULT_AGEING_S, DEFAULT_SHARES
@@ -73,7 +74,8 @@ class Settled:
     """One outcome, ready to be stored.
 
     `reply_to` is a frontend's channel, or empty; `dead_letter` what an operator should know of a request that was
-    given up, or empty. `announce`: on Celery's own channel too, where somebody may wait who knows the id.
+    given up, or empty. `announce`: on Celery's own channel too, where somebody may wait who knows the id. `asked`:
+    it answers others too.
     """
 
     position: int
@@ -83,6 +85,7 @@ class Settled:
     result: bytes
     dead_letter: bytes = b""
     announce: bool = True
+    asked: Asked | None = None
 
 
 class Blame(Enum):
@@ -98,10 +101,11 @@ class Blame(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How many dead letters are kept, and for how long."""
+    """How many dead letters are kept, and for how long; how many bytes of answers."""
 
     count: int = 1000
     age_ms: int = 7 * 24 * 3600 * 1000
+    answer_bytes: int = 64 * 1024 * 1024
 
 
 class BatchStore(Protocol):
@@ -163,7 +167,7 @@ class RedisBatchStore:
         self._ageing_ms = int(ageing_s * 1000)
         self._look = Script(scripts.source("look"))
         self._claim = Script(scripts.source("claim", parts=("tiers", "fair")))
-        self._finish = Script(scripts.source("finish"))
+        self._finish = Script(scripts.source("finish", parts=("reply", "asked")))
         self._put_aside = Script(scripts.source("put_aside"))
 
     @property
@@ -224,7 +228,23 @@ class RedisBatchStore:
         channels = {
             reply_to: i for i, reply_to in enumerate(dict.fromkeys(o.reply_to for o in outcomes if o.reply_to), 1)
         }
-        args: list[Any] = [batch_id, int(last), self._keep.count, self._keep.age_ms, len(channels), *channels]
+        keys = [self._keys.lease(batch_id), self._keys.leases(self._worker_id), self._keys.dead()]
+        more: list[Any] = []
+        for each in outcomes:
+            if each.asked is not None:
+                if not more:
+                    keys += (self._keys.cached(), self._keys.edition(each.asked.model))
+                    more.append(self._keep.answer_bytes)
+                more += (each.position, *each.asked.row())
+        args: list[Any] = [
+            batch_id,
+            int(last),
+            self._keep.count,
+            self._keep.age_ms,
+            len(channels),
+            len(more),
+            *channels,
+        ]
         for each in outcomes:
             args += (
                 each.position,
@@ -235,7 +255,7 @@ class RedisBatchStore:
                 each.dead_letter,
                 int(each.announce),
             )
-        keys = [self._keys.lease(batch_id), self._keys.leases(self._worker_id), self._keys.dead()]
+        args += more
         return cast("int", self._line.script(self._finish, keys, args)) >= 0
 
     def put_aside(

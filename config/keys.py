@@ -24,6 +24,10 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:cancelled` | zset | trimmed by score | task id → Redis time in ms after which it can be forgotten |
 | `bunch:request:<request id>` | string | as its result | the task id behind a caller's own X-Request-Id |
 | `bunch:idempotency:<hash>` | string | as its result | of an Idempotency-Key: hash of what was asked, and the task id |
+| `bunch:cached:<question>` | string | `BUNCH_CACHE_TTL_MS` | a kept answer |
+| `bunch:cached` | zset | bounded by bytes | questions with a kept answer, and its bytes → Redis time in ms of its end |
+| `bunch:cached:bytes` | string | kept | what kept answers take |
+| `bunch:edition:<model>` | string | kept | how often it has been loaded: answers are kept for one edition |
 | `bunch:arrivals:<second>` | hash | 30 s | requests queued in that second, per queue |
 | `bunch:flush:<id>` | string | 30 s | the answer to one flush of an outbox, so that it can be repeated |
 | `bunch:flush:metrics:<process>` | string | an hour | the number of that process's last flush of metrics |
@@ -126,6 +130,13 @@ class Shard:
 
     def idempotency(self, name: str) -> str:
         return f"bunch:idempotency:{name}{self.tag}"
+
+    def cached(self, question: str | None = None) -> str:
+        """The index of kept answers, or one of them."""
+        return f"bunch:cached{self.tag}" + ("" if question is None else f":{question}")
+
+    def edition(self, model: str) -> str:
+        return f"bunch:edition:{model}{self.tag}"
 
     def arrivals(self, second: int | None = None) -> str:
         """Without `second`: the prefix that the submit script completes, since only Redis knows the time."""

@@ -48,10 +48,16 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     direct_concurrency: PositiveInt = 16
     # That equal requests have equal answers is for whoever serves the model to say.
     collapse: bool = False
+    cache: bool = False
     options: dict[str, Any] = {}
     # JSON Schemas; a string is a file beside `bunch.toml`, which `load_settings` has put in its place.
     input_schema: dict[str, Any] | str | None = None
     parameters_schema: dict[str, Any] | str | None = None
+
+    @property
+    def collapses(self) -> bool:
+        """Whoever may get the answer of five minutes ago may get that of now."""
+        return self.collapse or self.cache
 
     @property
     def max_wait_s(self) -> float | None:
@@ -98,6 +104,9 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     burst_ms: Milliseconds = 10_000
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1_048_576
     max_bulk_items: PositiveInt = 1_000
+    # Of models with `cache`; 0 keeps nothing.
+    cache_ttl_ms: UpToMilliseconds = 300_000
+    cache_max_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 67_108_864
     default_tier: Tier = Tier.PAID
     state_dir: str = "var"
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

@@ -52,7 +52,7 @@ class Client:
         self._cancel = redis.register_script(scripts.source("cancel", scripts.folder_of(__file__)))
         self._queues = {(name, tier): self._keys.queue(name, tier) for name in settings.models for tier in Tier}
         self._quotas = Quotas(settings)
-        self._recogniser = Recogniser(self._keys)
+        self._recogniser = Recogniser(settings, self._keys)
         self._sync_result_ttl_ms = min(settings.sync_result_ttl_ms, settings.result_ttl_ms)
         self._queue_timeouts = {tier: settings.queue_timeout_of(tier) for tier in Tier}
 
@@ -79,6 +79,7 @@ class Client:
         traceparent: str = "",
         idempotency_key: str = "",
         call: bytes = b"",
+        fresh: bool = False,
     ) -> Pending:
         """Put one request into the outbox; returns at once.
 
@@ -94,9 +95,10 @@ class Client:
             idempotency_key: the caller's; of the requests that it sends with the same one, only the first is run. That
                 goes on, and its result is kept for those who poll, also when its caller has gone.
             call: `tasks.once.call_hash` of a call of several requests; with its key, another is refused as a whole.
+            fresh: to be computed for this caller, whatever was answered to others.
         """
         owner = caller.owner if caller is not None else ""
-        once = self._recogniser.of(model, input, parameters, owner, idempotency_key, call)
+        once = self._recogniser.of(model, input, parameters, owner, idempotency_key, call, fresh=fresh)
         task_id = owned_id(new_id(), owner) if owner else new_id()
         timeout_ms = max(1, int(timeout_s * 1000))
         settings = self._settings

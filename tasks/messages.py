@@ -25,7 +25,7 @@ from batching.stamp import NO_KEY, read_stamp
 from batching.store import Entry, Verdict
 from config.keys import TASK_NAME
 from config.tiers import TIERS
-from tasks.once import Once
+from tasks.once import Once, read_mark
 from tasks.quota import Quota
 from tasks.trace import valid
 
@@ -64,6 +64,7 @@ class MessageWriter:
     """Writes the messages of one frontend process; `reply_to` is the channel that it listens on."""
 
     def __init__(self, reply_to: str) -> None:
+        self._channel = reply_to
         self._reply_to = _encode(reply_to).decode()
 
     def rest(self, out: Outgoing, now_epoch_s: float) -> bytes:
@@ -79,13 +80,15 @@ class MessageWriter:
         # Rounded up to whole seconds: the stamp is what Bunch goes by, this header is for other Celery workers.
         # Of no use to a worker but to say in the ledger whose it was.
         owned = f'"bunch_owner":{_encode(out.owner).decode()},' if out.owner else ""
+        # What the scripts and the worker must find again stands at a fixed place.
+        once = f'"bunch_once":"{out.once.mark};{self._channel}",' if out.once is not None and out.once.mark else ""
         expires = _iso_second(int(now_epoch_s + out.deadline_ms / 1000) + 1)
         # Both were checked by whoever took them from the caller: nothing in them needs escaping.
         more = f',"traceparent":"{out.traceparent}"' if out.traceparent else ""
         if out.request_id:
             more += f',"request_id":"{out.request_id}"'
         return (
-            f'{out.tracked:d};{out.result_ttl_ms:09d};{tag};{task_id}",{owned}"lang":"py","task":"{TASK_NAME}","id":"{task_id}",'
+            f'{out.tracked:d};{out.result_ttl_ms:09d};{tag};{task_id}",{once}{owned}"lang":"py","task":"{TASK_NAME}","id":"{task_id}",'
             f'"eta":null,"expires":"{expires}","group":null,"retries":0,"timelimit":[null,null],'
             f'"root_id":"{task_id}","parent_id":null,"argsrepr":{shown},"kwargsrepr":"{{}}","origin":"{_ORIGIN}",'
             f'"ignore_result":false,"bunch_sent":{int(now_epoch_s * 1000)}{more}}},"body":{_encode(body).decode()},'
@@ -117,6 +120,7 @@ class _Headers(msgspec.Struct):
     bunch_attempt: int = 0
     bunch_sent: int = 0
     bunch_owner: str = ""
+    bunch_once: str = ""
     compression: str | None = None
     traceparent: Any = None
     request_id: Any = None
@@ -184,6 +188,8 @@ def read_message(entry: Entry, default_ttl_ms: int) -> Request:
         request = _request(entry, headers, envelope.properties, args, keywords)
         request.result_ttl_ms = 0 if headers.ignore_result else default_ttl_ms
         _read_times(request, raw, headers)
+        if headers.bunch_once:
+            request.question, request.keep_ms = read_mark(headers.bunch_once)
     except UnreadableMessage:
         raise
     except _UNREADABLE as error:

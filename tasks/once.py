@@ -2,8 +2,10 @@
 
     Idempotency-Key  the same key with the same question: the first request's id and outcome, whatever it was
                      the same key with another question: refused, 409
+    `cache`          the same question within five minutes: the same output, under an id of its own
 
-`submit.lua` decides, in the step that would queue the request, so that two at once cannot both be the first.
+`submit.lua` decides, in the step that would queue the request, so that two at once cannot both be the first. Questions
+and keys are their owner's: how long another one's answer takes would tell what strangers ask.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from config.keys import Shard
+from config.settings import ModelSettings, Settings
 
 _decode = msgspec.json.decode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
@@ -22,17 +25,32 @@ _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """By what the submit script knows a request again.
+    """By what the submit script knows a request again; every part may be empty.
 
-    `claim` is the Redis name of its Idempotency-Key, `fingerprint` a hash of what is asked; both empty without a key.
+    `claim` is the Redis name of its Idempotency-Key, `fingerprint` a hash of what is asked. `question` is a hash of
+    what others may ask too, `kept` the Redis name of its answer, which is kept for `keep_ms`.
     """
 
     claim: str = ""
     fingerprint: str = ""
+    question: str = ""
+    kept: str = ""
+    keep_ms: int = 0
 
     def words(self, request_key: str) -> str:
         """As the submit script takes it, in the place of the request's own name."""
-        return f"{request_key}\n{self.claim}\n{self.fingerprint}"
+        return f"{request_key}\n{self.claim}\n{self.fingerprint}\n{self.kept}"
+
+    @property
+    def mark(self) -> str:
+        """What its message says of it, for whoever has the answer."""
+        return f"{self.question};{self.keep_ms}" if self.question else ""
+
+
+def read_mark(header: str) -> tuple[str, int]:
+    """Question, and for how long to keep its answer, of a message's header (mark and reply channel)."""
+    question, keep_ms, _ = header.split(";", 2)
+    return question, int(keep_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +61,51 @@ class Repeated:
 
 
 class Recogniser:
-    """Makes a request's `Once`. Another owner's keys are other keys."""
+    """Makes a request's `Once`. Another owner's keys and questions are others."""
 
-    def __init__(self, keys: Shard) -> None:
+    def __init__(self, settings: Settings, keys: Shard) -> None:
         self._keys = keys
+        self._keep_ms = settings.cache_ttl_ms
+        # Whatever makes the same words another question, but for the owner.
+        self._asked = {
+            name: _hash(name.encode(), model.version.encode(), model.source.encode(), _encode_sorted(model.options))
+            for name, model in settings.models.items()
+            if _answers_others(model, settings)
+        }
 
     def of(
-        self, model: str, input: bytes, parameters: bytes, owner: str, idempotency_key: str, call: bytes = b""
+        self,
+        model: str,
+        input: bytes,
+        parameters: bytes,
+        owner: str,
+        idempotency_key: str = "",
+        call: bytes = b"",
+        *,
+        fresh: bool = False,
     ) -> Once | None:
         """None for a request that stands for itself, as nearly all do.
 
         Args:
             call: whatever else must be the same for a key to be used again, hashed.
+            fresh: no earlier request's answer will do.
         """
-        if not idempotency_key:
+        asked = None if fresh else self._asked.get(model)
+        if asked is None and not idempotency_key:
             return None
-        claim = self._keys.idempotency(_hash(owner.encode(), idempotency_key.encode())[:32])
-        return Once(claim, _hash(model.encode(), canonical(input), canonical(parameters), call))
+        words = (canonical(input), canonical(parameters))
+        claim = fingerprint = question = kept = ""
+        if idempotency_key:
+            claim = self._keys.idempotency(_hash(owner.encode(), idempotency_key.encode())[:32])
+            fingerprint = _hash(model.encode(), *words, call)
+        if asked is not None:
+            question = _hash(asked.encode(), owner.encode(), *words)
+            kept = self._keys.cached(question)
+        return Once(claim, fingerprint, question, kept, self._keep_ms if kept else 0)
+
+
+def _answers_others(model: ModelSettings, settings: Settings) -> bool:
+    return model.cache and settings.cache_ttl_ms > 0
 
 
 def canonical(value: bytes) -> bytes:

@@ -23,11 +23,11 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from batching import scripts
-from config.keys import Shard
+from config.keys import Shard, reply_channel
 from config.redis import Line, Script
 from tasks.errors import BackendUnavailable, BunchError
 from tasks.messages import Outgoing
-from tasks.refusals import refusals
+from tasks.refusals import QUEUED, count_answered, refusals
 from tasks.router import Pending
 from tasks.rules import Rules
 
@@ -68,6 +68,7 @@ class Outbox:
         on_doubt: Callable[[list[str]], None] = lambda task_ids: None,
     ) -> None:
         self._name = name
+        self._channel = reply_channel(name)
         self._line = Line(redis)
         self._rules = rules
         self._settle = settle
@@ -75,7 +76,7 @@ class Outbox:
         self._keys = shard or Shard()
         self._items: list[Posted] = []
         self._wake = Event()
-        parts = ("gcra", "pressure", "capacity", "once")
+        parts = ("gcra", "pressure", "capacity", "once", "reply")
         self._script = Script(scripts.source("submit", scripts.folder_of(__file__), parts))
         self._greenlet: gevent.Greenlet[..., None] | None = None
         self.flushes = 0
@@ -139,7 +140,7 @@ class Outbox:
             kind: object = out.queue if out.quota is None else (out.queue, out.quota)
             named = out.request_key
             if out.once is not None:
-                kind, named = (kind, True), out.once.words(named)
+                kind, named = (kind, True), f"{out.once.words(named)}\n{self._channel}"
             number = classes.get(kind)
             if number is None:
                 number = classes[kind] = len(classes) + 1
@@ -155,9 +156,10 @@ class Outbox:
         return cast("bytes", self._line.script(self._script, keys, every))
 
     def _report(self, batch: list[Posted], answer: bytes) -> None:
-        if b"\n" in answer:
-            errors = refusals(answer, [item.out for item in batch])
-            for item, error in zip(batch, errors, strict=True):
+        if answer.strip(QUEUED):
+            outs = [item.out for item in batch]
+            count_answered(answer, outs)
+            for item, error in zip(batch, refusals(answer, outs), strict=True):
                 if error is not None:
                     self._settle(item.pending, error)
                 elif item.receipt:

@@ -12,6 +12,7 @@ And of those that were asked before (`tasks.once`):
 
 7                   IdempotencyConflict  409  the same Idempotency-Key, another question
 8                   Repeated, no error: the id of the request whose outcome it gets
+a                   none: it is queued, as far as its caller can tell, and its answer is under way
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from collections.abc import Iterator
 from batching.policy import Shed
 from tasks.errors import IdempotencyConflict, RateLimited, Refused, ServiceOverloaded
 from tasks.messages import Outgoing
+from tasks.metrics import CACHE_HITS
 from tasks.once import Repeated
 
-QUEUED = 0x30
+QUEUED = b"0"
 _CONFLICT = 0x37
 _REPEATED = 0x38
+_ANSWERED = 0x61
+_ACCEPTED = frozenset({*QUEUED, _ANSWERED})
 
 _ERRORS: dict[int, tuple[type[Refused], Shed, str]] = {
     0x31: (ServiceOverloaded, Shed.QUEUE_FULL, "the queue of {model} is full"),
@@ -38,11 +42,18 @@ _ERRORS: dict[int, tuple[type[Refused], Shed, str]] = {
 
 
 def refusals(answer: bytes, batch: list[Outgoing]) -> Iterator[Refused | IdempotencyConflict | Repeated | None]:
-    """For each request of a flush: None when it is queued, else why not, or whose outcome it gets."""
+    """For each request of a flush: None when it is taken, else why not, or whose outcome it gets."""
     statuses, _, details = answer.partition(b"\n")
     each = iter(details.split(b","))
     for status, out in zip(statuses, batch, strict=True):
-        yield None if status == QUEUED else _error(status, next(each), out)
+        yield None if status in _ACCEPTED else _error(status, next(each), out)
+
+
+def count_answered(answer: bytes, batch: list[Outgoing]) -> None:
+    """Add what came from the cache to its metric."""
+    for status, out in zip(answer, batch, strict=False):
+        if status == _ANSWERED:
+            CACHE_HITS.labels(out.model).inc()
 
 
 def _error(status: int, detail: bytes, out: Outgoing) -> Refused | IdempotencyConflict | Repeated:

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import msgspec
 
+from batching.asked import Asked
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
 from batching.store import Entry, Settled
@@ -107,7 +108,7 @@ class CeleryCodec:
             f'{{"admission_ms":{admitted_ms},"queue_ms":{waited_ms},"tier":"{request.tier.value}",'
             f'"attempt":{request.attempt},{_common(batch)}' + (f',"code":"{code}"}}' if code else "}")
         )
-        meta = b"".join(
+        head = b"".join(
             (
                 b'{"status":"',
                 status,
@@ -118,12 +119,13 @@ class CeleryCodec:
                 b',"children":[],"date_done":"',
                 _now_iso(),
                 b'","task_id":',
-                _encode(request.id),
-                b',"bunch":',
-                about.encode(),
-                b"}",
             )
         )
+        meta = b"".join((head, _encode(request.id), b',"bunch":', about.encode(), b"}"))
+        asked = None
+        if request.question:
+            keep_ms = request.keep_ms if isinstance(outcome, Ok) else 0
+            asked = Asked(request.question, batch.model, keep_ms, len(head), _to_later(batch))
         reply_to = request.reply_to if request.reply_to.startswith(REPLY_PREFIX) else ""
         return Settled(
             request.position,
@@ -132,6 +134,7 @@ class CeleryCodec:
             reply_to,
             meta,
             announce=request.tracked or not reply_to,
+            asked=asked,
         )
 
     def dead_letter(self, request: Request, failure: Failed, batch: BatchInfo) -> bytes:
@@ -192,6 +195,16 @@ def _common(batch: BatchInfo) -> str:
         f'"batch_size":{batch.size},"batch_id":"{batch.batch_id}",'
         f'"cached":false,"model_version":{_encode(batch.version).decode()}'
     )
+
+
+@lru_cache(maxsize=256)
+def _to_later(batch: BatchInfo) -> bytes:
+    """What follows a request's own times in the result of one that was not computed: it took no time."""
+    return (
+        f'"batch_wait_ms":0,"transfer_ms":0,"compute_ms":0,"reason":"{batch.reason.value}",'
+        f'"batch_size":{batch.size},"batch_id":"{batch.batch_id}",'
+        f'"cached":true,"model_version":{_encode(batch.version).decode()}}}}}'
+    ).encode()
 
 
 def _now_iso() -> bytes:

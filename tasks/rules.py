@@ -43,15 +43,16 @@ class Rules:
     def of_class(self, out: Outgoing, quotas: dict[str, int]) -> tuple[object, ...]:
         """What the requests of one class have in common; `quotas` gives each key of a flush its number."""
         quota = out.quota
-        once = int(out.once is not None)
+        rank, threshold = self._ranks[out.queue]
+        tier = "" if out.once is None else TIERS[rank - 1].value
         if quota is None:
-            return (*self._ranks[out.queue], *_NO_QUOTA, once)
+            return (rank, threshold, *_NO_QUOTA, tier)
         number = quotas.setdefault(quota.key_id, len(quotas) + 1)
-        return (*self._ranks[out.queue], number, quota.interval_us, quota.burst, quota.tag, once)
+        return (rank, threshold, number, quota.interval_us, quota.burst, quota.tag, tier)
 
 
 def _keys_of(model: str, keys: Shard) -> tuple[str, ...]:
-    names = [keys.bell(model), keys.capacity(model), keys.pace(model)]
+    names = [keys.bell(model), keys.capacity(model), keys.pace(model), keys.edition(model)]
     assert len(TIERS) == len(DEFAULT_SHARES)
     for queue in keys.queues(model):
         names += (queue, keys.held(queue))

@@ -67,6 +67,23 @@ class Moody:
         return SHAPES[shape](outputs) if shape else outputs
 
 
+class Counting:
+    """Echoes `[input, how many inputs it has seen in all]`; an object with `sleep` makes the batch take so long."""
+
+    def load(self, device: str) -> None:
+        self._seen = 0
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        outputs = []
+        for value in inputs:
+            time.sleep(value.get("sleep", 0) if isinstance(value, dict) else 0)
+            if isinstance(value, dict) and "hold" in value:
+                _hold(Path(value["hold"]))
+            self._seen += 1
+            outputs.append([value, self._seen])
+        return outputs
+
+
 def _output(value: Any, wish: dict[str, Any], count: int) -> Any:
     if "reject" in wish:
         return InputRejected(wish["reject"])

@@ -22,6 +22,7 @@ MAX_DEPTH = 200
 _encode = msgspec.json.Encoder().encode
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")
+_FRESH = frozenset({"no-cache", "no-store"})
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKETS = b"[{]}"
 _NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
@@ -178,6 +179,12 @@ def idempotency_key(call: Call) -> str:
     if not _IDEMPOTENCY_KEY.fullmatch(key):
         raise ApiError("INVALID_HEADER", "Idempotency-Key must be 1 to 255 printable ASCII characters")
     return key
+
+
+def wants_fresh(call: Call) -> bool:
+    """Whether it may not be answered with what was computed for somebody else."""
+    control = call.header("HTTP_CACHE_CONTROL")
+    return control is not None and any(each.strip().lower() in _FRESH for each in control.split(","))
 
 
 def as_json(value: object) -> bytes:

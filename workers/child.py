@@ -110,7 +110,7 @@ def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str
         warmup()
     version = getattr(model, "version", "")
     refuse = model.refuse if isinstance(model, FunctionModel) else None
-    computer = BatchComputer(model, refuse, on_pass, _budget(start, model), collapse=start.model.collapse)
+    computer = BatchComputer(model, refuse, on_pass, _budget(start, model), collapse=start.model.collapses)
     return computer, version if isinstance(version, str) else ""
 
 

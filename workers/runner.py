@@ -30,7 +30,8 @@ from batching.policy import Learner, name_of
 from batching.ports import FollowUp, Observer
 from batching.priorities import PriorityLists
 from batching.registry import ModelPace, WorkerRegistry, make_worker_id, model_pace
-from batching.store import RedisBatchStore
+from batching.store import Keep, RedisBatchStore
+from config.keys import Shard
 from config.memory import settle_heap
 from config.redis import connect
 from config.settings import ModelSettings, Settings, load_settings
@@ -79,7 +80,8 @@ class WorkerRunner:
         )
         self._flusher = MetricsFlusher(self._redis)
         self._priorities = PriorityLists(self._redis)
-        store = RedisBatchStore(self._redis, self.worker_id, ageing_s=settings.ageing_ms / 1000)
+        keep = Keep(answer_bytes=settings.cache_max_bytes)
+        store = RedisBatchStore(self._redis, self.worker_id, keep=keep, ageing_s=settings.ageing_ms / 1000)
         codec = CeleryCodec(settings.result_ttl_ms)
         self._journal = BatchJournal(journal, self.worker_id) if settings.explain == "on" else None
         self._ledger = LedgerObserver(LedgerBuffer(LedgerStream(self._redis))) if settings.keeps_ledger else None
@@ -133,6 +135,7 @@ class WorkerRunner:
                 if others_model is model and other is not loop
             ]
         self._busy: dict[str, tuple[float, float]] = {}
+        self._announced: dict[str, int] = {}
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -238,6 +241,7 @@ class WorkerRunner:
                 for dead in overdue:
                     self._registry.reclaim(dead)
                 self.steering.sync()
+                self._announce_loads()
                 self._telemetry.tick()
                 for model in self._settings.models:
                     self._priorities.gather(model)
@@ -247,6 +251,14 @@ class WorkerRunner:
             except Exception:
                 logger.exception("heartbeat")
             self._news.wait(BEAT_EVERY_S)
+
+    def _announce_loads(self) -> None:
+        """What a model has answered before it was loaded anew, wherever, is not given to anybody any more."""
+        for model, executor in self._executors:
+            starts = executor.restarts
+            if executor.state is ExecutorState.READY and self._announced.get(executor.name) != starts:
+                self._redis.incr(Shard().edition(model.name))
+                self._announced[executor.name] = starts
 
     def _paces(self) -> dict[str, ModelPace]:
         """What each model's executors can do; none can when the worker drains or is on its way out."""

@@ -1,20 +1,18 @@
 -- Store the outcomes of a batch, tell whoever waits, and drop the lease, all or nothing.
 --
 -- KEYS  1 lease  2 leases of the worker  3 dead letters (zset); each is a hash at that name, a colon, and its task id
+--       where others may ask the same: 4 kept answers (zset); each is a string at that name, a colon, and its question
+--       5 the model's edition (string)
 -- ARGV  1 batch id  2 '1' when nothing of the batch remains, else '0'  3 dead letters to keep  4 for how long, in ms
---       5 number of reply channels  6… the channels
+--       5 number of reply channels  6 number of the arguments of the last kind  7… the channels
 --       then per outcome: position in the lease, task id, result TTL in ms (0: store none), channel number (0: none), result (JSON),
 --       the record of a dead letter (JSON), or '', and '1' to publish it on Celery's own channel for the task as well
+--       then what kept answers may take in all, in bytes, and per outcome that answers others too: its position, question, for
+--       how long to keep it in ms, bytes up to the task id, what follows the task id for those who ask later
 -- Returns the number stored, or -1 when the lease is gone: somebody else has the requests now, and will answer them.
--- Above this a reply carries the id alone and the frontend reads the stored key: a large value must not sit in the
--- output buffer of a subscriber that is slow (`client-output-buffer-limit pubsub`).
-local MAX_INLINE = 65536
-
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
-local channels = tonumber(ARGV[5])
-local at = 6 + channels
-local replies = {}
-for c = 1, channels do replies[c] = {} end
+local at, last = 7 + ARGV[5], #ARGV - ARGV[6]
+local asked = last < #ARGV and read_asked(last + 1)
 local stored = 0
 
 local function letter(id)
@@ -48,23 +46,17 @@ local function settle(at)
     redis.call('SET', key, result, 'PX', ttl)
     if ARGV[at + 6] == '1' then redis.call('PUBLISH', key, result) end
   end
-  if channel > 0 then
-    local to = replies[channel]
-    to[#to + 1] = #result <= MAX_INLINE and result or ('{"task_id":"' .. id .. '","status":"STORED"}')
-  end
+  if channel > 0 then reply(ARGV[6 + channel], id, result) end
+  if asked and asked[position] then answer_asked(asked[position], result) end
   if ARGV[2] == '0' then redis.call('LSET', KEYS[1], position, '') end
   stored = stored + 1
 end
 
-while at <= #ARGV do
+while at <= last do
   if not settled_before(ARGV[at]) then settle(at) end
   at = at + 7
 end
-for c = 1, channels do
-  if #replies[c] > 0 then
-    redis.call('PUBLISH', ARGV[5 + c], '[' .. table.concat(replies[c], ',') .. ']')
-  end
-end
+send_replies()
 if ARGV[2] == '1' then
   redis.call('DEL', KEYS[1])
   redis.call('SREM', KEYS[2], ARGV[1])

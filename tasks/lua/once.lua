@@ -14,3 +14,17 @@ local function first_of(claim, fingerprint)
   end
   return id, print == fingerprint
 end
+
+-- A kept answer of this edition of the model: what stands before the task id, and what follows it; else nothing.
+local function kept_answer(key, edition)
+  local entry = redis.pcall('GET', key)
+  if type(entry) ~= 'string' then return nil end
+  local of, size, at = string.match(entry, '^([^\n]*)\n(%d+)\n()')
+  if of ~= edition then return nil end
+  return string.sub(entry, at, at + size - 1), string.sub(entry, at + size)
+end
+
+-- The result of one that was not computed; batching/asked.py says of what it is made.
+local function result_for(head, id, tier, tail)
+  return head .. '"' .. id .. '","bunch":{"admission_ms":0,"queue_ms":0,"tier":"' .. tier .. '","attempt":1,' .. tail
+end

@@ -1,23 +1,25 @@
 -- Admit and enqueue what of one flush is let in; what is not leaves no trace.
 --
 -- KEYS  1 this flush (string)  2 prefix of the arrivals hashes, one a second
---       then per model: its bell, its capacity (string), its pace (hash), and for each tier, highest first, the queue and
---       who waits in it (hash)
+--       then per model: its bell, its capacity (string), its pace (hash), its edition (string), and for each tier, highest
+--       first, the queue and who waits in it (hash)
 --       then per quota: its state (string)
 -- ARGV  1 models  2 tiers  3 classes  4 form of the thresholds  5 headroom  6 part of Redis' memory to be used
 --       7 ageing in ms  8 share of an aged tier  then the shares of the tiers
 --       then per model: depth limit of each of its queues
 --       then per class (model, tier and quota): number of the model, of the tier, threshold, number of the quota (0: none),
---       its interval in µs, its burst, the tag of its key, '1' when its requests may have been asked before, else '0'
+--       its interval in µs, its burst, the tag of its key, its tier's name when its requests may have been asked before,
+--       else ''
 --       then per message: class number, deadline in ms from now, queue limit in ms from now, the key for the caller's own
 --       request id ('' if it gave none), the rest of the message from the stamp's tracked mark on. Where requests may have
---       been asked before that key is the first of several lines: the name of its Idempotency-Key, the hash of what it asks
+--       been asked before that key is the first of several lines: the name of its Idempotency-Key, the hash of what it asks,
+--       the name of a kept answer, the channel that its reply goes to
 -- Returns one character per message: '0' queued, or why it was not (below; tasks/refusals.py reads it). If any was not, a
 -- line feed, and for each of those: ms until a retry is worth it;what is left of its quota;ms until that is whole again. Of
--- one that was REPEATED the first is the id of the request whose outcome it gets.
+-- one that was REPEATED the first is the id of the request whose outcome it gets; of one that was ANSWERED there is nothing.
 -- A flush whose reply was lost may be sent again: it is remembered, and then only its answer is repeated.
 local QUEUED, FULL, RATE, MEMORY, PRESSURE, SHARE, HOPELESS = '0', '1', '2', '3', '4', '5', '6'
-local CONFLICT, REPEATED = '7', '8'
+local CONFLICT, REPEATED, ANSWERED = '7', '8', 'a'
 
 local known = redis.call('GET', KEYS[1])
 if known then return known end
@@ -40,7 +42,7 @@ local key = 2
 for m = 1, models_count do
   local queues, held, depths, fresh, waiting = {}, {}, {}, {}, 0
   for i = 1, tiers do
-    queues[i], held[i] = KEYS[key + 2 + 2 * i], KEYS[key + 3 + 2 * i]
+    queues[i], held[i] = KEYS[key + 3 + 2 * i], KEYS[key + 4 + 2 * i]
     depths[i] = redis.call('LLEN', queues[i])
     waiting = waiting + depths[i]
     fresh[i] = {}
@@ -49,7 +51,7 @@ for m = 1, models_count do
     bell = KEYS[key + 1], queues = queues, held = held, depths = depths, waiting = waiting, fresh = fresh,
     keyed = {}, limit = tonumber(ARGV[at + m]),
     -- All fields at once: a table that grows is built anew.
-    rate = 0, first_ms = 0, full_ms = 0, full = 1, memory = 0, arrivals = false,
+    rate = 0, first_ms = 0, full_ms = 0, full = 1, memory = 0, arrivals = false, edition_key = KEYS[key + 4], edition = false,
   }
   if rule.form ~= 'off' then
     local numbers = capacity_of(KEYS[key + 2], KEYS[key + 3], KEYS[2], queues, now)
@@ -57,7 +59,7 @@ for m = 1, models_count do
     model.arrivals = {unpack(numbers, 6)}
   end
   models[m] = model
-  key = key + 3 + 2 * tiers
+  key = key + 4 + 2 * tiers
 end
 at = at + models_count
 
@@ -67,7 +69,7 @@ for c = 1, classes_count do
   local class = {
     model = model, rank = rank, threshold = tonumber(ARGV[at + 3]), quota = tonumber(ARGV[at + 4]), added = 0, own = 0,
     by_preference = 0, by_age = 0, state = false, interval = 0, burst = 0, tag = false, deadline = '', limit = '', calm = -1,
-    once = ARGV[at + 8] == '1',
+    once = ARGV[at + 8] ~= '' and ARGV[at + 8],
   }
   if model.rate > 0 then class.by_preference, class.by_age = drain_factors(model, rule, rank) end
   if class.quota > 0 then
@@ -132,6 +134,10 @@ end
 
 local statuses, details = {}, {}
 local function refuse(class, why, later)
+  if why == ANSWERED then
+    statuses[#statuses + 1] = why
+    return
+  end
   local left, whole = 0, 0
   if class.quota > 0 then
     left = gcra_remaining(tat_of(class), now_us, class.interval, class.burst)
@@ -153,27 +159,55 @@ local function track(rest, deadline, request_key)
   if request_key ~= '' then redis.call('SET', request_key, id, 'PX', keep) end
 end
 
+local function spend(class, due)
+  if due then tats[class.state], spent[class.state] = due, true end
+end
+
+local function edition_of(model)
+  if not model.edition then
+    local edition = redis.pcall('GET', model.edition_key)
+    model.edition = type(edition) == 'string' and edition or ''
+  end
+  return model.edition
+end
+
+-- What has its answer already is finished as a worker would do it.
+local function answer(class, before, after, rest, request_key, channel)
+  local id, keep = id_of(rest), field(rest, TTL - PREFIX, 9)
+  local key, result = 'celery-task-meta-' .. id, result_for(before, id, class.once, after)
+  redis.call('SET', key, result, 'PX', keep)
+  if request_key ~= '' then redis.call('SET', request_key, id, 'PX', keep) end
+  if string.byte(rest, 1) == 49 then redis.call('PUBLISH', key, result) end
+  reply(channel, id, result)
+end
+
 -- Why one more of a class whose requests may have been asked before does not go into the queue; as `refusal`.
 local function known_before(class, deadline, queue_limit, i)
-  local request_key, claim, fingerprint = string.match(ARGV[i + 3], '^(.-)\n(.-)\n(.*)$')
+  local request_key, claim, fingerprint, kept, channel = string.match(ARGV[i + 3], '^(.-)\n(.-)\n(.-)\n(.-)\n(.*)$')
+  local rest, model = ARGV[i + 4], class.model
   ARGV[i + 3] = request_key
   local why, due = over_rate(class)
   if why then return why, due end
   if claim ~= '' then
     local first, same = first_of(claim, fingerprint)
-    if first then
-      if due then tats[class.state], spent[class.state] = due, true end
-      if same then return REPEATED, first end
-      return CONFLICT, 0
-    end
+    if first then spend(class, due) end
+    if first and not same then return CONFLICT, 0 end
+    if first then return REPEATED, first end
   end
-  why, due = refusal(class, deadline, queue_limit)
-  if why then return why, due end
+  local before, after
+  if kept ~= '' and model.memory <= most_memory then before, after = kept_answer(kept, edition_of(model)) end
+  if before then
+    answer(class, before, after, rest, request_key, channel)
+    spend(class, due)
+    why = ANSWERED
+  else
+    why, due = refusal(class, deadline, queue_limit)
+    if why then return why, due end
+  end
   if claim ~= '' then
-    local rest = ARGV[i + 4]
     redis.call('SET', claim, fingerprint .. ';' .. id_of(rest), 'PX', deadline + field(rest, TTL - PREFIX, 9))
   end
-  return nil, due
+  return why, due
 end
 
 local head, last_deadline, last_limit
@@ -234,7 +268,9 @@ for state in pairs(spent) do
   redis.call('SET', state, string.format('%.0f', tats[state]), 'PX', math.max(1, math.ceil((tats[state] - now_us) / 1000)))
 end
 
-local answer = table.concat(statuses)
-if #details > 0 then answer = answer .. '\n' .. table.concat(details, ',') end
-redis.call('SET', KEYS[1], answer, 'PX', 30000)
-return answer
+send_replies()
+
+local said = table.concat(statuses)
+if #details > 0 then said = said .. '\n' .. table.concat(details, ',') end
+redis.call('SET', KEYS[1], said, 'PX', 30000)
+return said

@@ -51,6 +51,12 @@ max_queue_depth = 2
 source = "tests.models:Moody"
 timeout_ms = 30000
 
+# Each worker counts for itself.
+[models.counting]
+source = "tests.models:Counting"
+timeout_ms = 30000
+cache = true
+
 # What it does not declare does not reach it.
 [models.picky]
 source = "workers.models.echo:Echo"

@@ -39,15 +39,15 @@ def answer(value: Any) -> Outcome:
 def serve(store: RedisBatchStore, model: str, batch_id: str, size: int = 64) -> int:
     """Claim a batch and answer it; how many requests there were."""
     claim = store.claim(model, batch_id, size)
-    finish(store, claim)
+    finish(store, claim, model)
     return len(claim.entries)
 
 
-def finish(store: RedisBatchStore, claim: Claim) -> None:
+def finish(store: RedisBatchStore, claim: Claim, model: str = "m") -> None:
     """`{"do": "vanish"}` is never answered, and of `{"do": "whisper"}` nobody is told."""
     if not claim.entries:
         return
-    info = BatchInfo(claim.batch_id, "m", "1", len(claim.entries), Reason.IDLE, claim.view.now_ms, 0.001)
+    info = BatchInfo(claim.batch_id, model, "1", len(claim.entries), Reason.IDLE, claim.view.now_ms, 0.001)
     results: list[Settled] = []
     for entry in claim.entries:
         request: Request = _CODEC.decode(entry)

@@ -26,6 +26,8 @@ SERVED = "m"
 """Has a worker; `NOBODY` has none but the scenario itself, `SMALL` has room for three."""
 NOBODY = "nobody"
 SMALL = "small"
+KEPT = "kept"
+"""Its answers are kept; the scenario is its worker."""
 LONG_S = 30.0
 
 
@@ -34,6 +36,7 @@ def settings_for(url: str) -> Settings:
         name: ModelSettings(name=name, source="tests:Nothing", max_queue_depth=depth)
         for name, depth in ((SERVED, 20_000), (NOBODY, 20_000), (SMALL, 3))
     }
+    models[KEPT] = ModelSettings(name=KEPT, source="tests:Nothing", cache=True)
     return Settings(redis_url=url, models=models, default_model=SERVED)
 
 

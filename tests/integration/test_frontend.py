@@ -13,7 +13,17 @@ from celery import Celery
 from redis import Redis
 
 from tests.fakes.worker import StandInWorker
-from tests.gevent_scenarios import answers, celery_results, cost, elsewhere, idempotency, leftovers, limits, outages
+from tests.gevent_scenarios import (
+    answers,
+    cached,
+    celery_results,
+    cost,
+    elsewhere,
+    idempotency,
+    leftovers,
+    limits,
+    outages,
+)
 from tests.integration.celery_harness import wait_until
 from tests.scenes import Theatre, scenarios
 from tests.valkey import PrivateValkey
@@ -62,6 +72,11 @@ def test_limits(theatre: Theatre, url: str, scenario: str) -> None:
 @scenarios(idempotency)
 def test_idempotency(theatre: Theatre, url: str, scenario: str) -> None:
     theatre.play(url, idempotency, scenario)
+
+
+@scenarios(cached)
+def test_cached(theatre: Theatre, url: str, scenario: str) -> None:
+    theatre.play(url, cached, scenario)
 
 
 @scenarios(outages)

@@ -28,6 +28,7 @@ from webapp.request import (
     model_name,
     read_body,
     timeout_s,
+    wants_fresh,
 )
 from webapp.services import Services
 from webapp.telemetry import count
@@ -126,6 +127,7 @@ def bulk(services: Services, call: Call) -> Answer:
     values = [as_json(each) for each in body.inputs]
     key = idempotency_key(call)
     whole = call_hash(values) if key else b""
+    fresh = wants_fresh(call)
     pendings = [
         client.submit(
             model,
@@ -139,6 +141,7 @@ def bulk(services: Services, call: Call) -> Answer:
             # No key of a caller's has a line feed in it.
             idempotency_key=f"{key}\n{number}" if key else "",
             call=whole,
+            fresh=fresh,
         )
         if limit_s > 0 and refusal is None
         else None
@@ -239,6 +242,7 @@ def _run(
             caller=call.caller,
             traceparent=call.traceparent,
             idempotency_key=key,
+            fresh=wants_fresh(call),
         )
         if not key:
             # With one, it may turn out to be another task.

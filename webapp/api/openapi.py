@@ -113,6 +113,12 @@ def _paths() -> dict[str, Any]:
         _parameter("X-Timeout-Ms", "header", {"type": "number", "minimum": 0}, "the caller's deadline"),
         _parameter("X-Request-Id", "header", {"type": "string"}, "the caller's own id"),
         _parameter(
+            "Cache-Control",
+            "header",
+            {"type": "string"},
+            "no-cache: not an answer that was computed for an earlier request",
+        ),
+        _parameter(
             "Idempotency-Key",
             "header",
             {"type": "string", "minLength": 1, "maxLength": 255},
