@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec import json
 
 from config.keys import Shard
+from config.settings import Settings
 from tasks.errors import IdempotencyConflict
 from tasks.messages import NO_PARAMETERS, Outgoing
 from tasks.once import Once, Recogniser, Repeated, call_hash, canonical
@@ -21,10 +22,13 @@ values = st.recursive(
 )  # fmt: skip
 
 
+RECOGNISER = Recogniser(Settings(), Shard())
+
+
 def once(
     model: str = "m", value: bytes = b"1", parameters: bytes = NO_PARAMETERS, owner: str = "ann", key: str = "k"
 ) -> Once:
-    made = Recogniser(Shard()).of(model, value, parameters, owner, key)
+    made = RECOGNISER.of(model, value, parameters, owner, key)
     assert made is not None
     return made
 
@@ -51,7 +55,7 @@ def test_different_values_have_different_ones(one: object, other: object) -> Non
 
 
 def test_a_request_without_a_key_stands_for_itself() -> None:
-    assert Recogniser(Shard()).of("m", b"1", NO_PARAMETERS, "ann", "") is None
+    assert RECOGNISER.of("m", b"1", NO_PARAMETERS, "ann") is None
 
 
 @pytest.mark.parametrize("change", [{"model": "n"}, {"value": b"2"}, {"parameters": b'{"a":1}'}])
