@@ -10,10 +10,16 @@
 --       then what kept answers may take in all, in bytes, and per outcome that answers others too: its position, question, for
 --       how long to keep it in ms, bytes up to the task id, what follows the task id for those who ask later
 -- Returns the number stored, or -1 when the lease is gone: somebody else has the requests now, and will answer them.
+-- An answer that its frontend has heard is read from its key only if the connection breaks in that very moment, or by a
+-- caller who asks once more. So it need not lie about for long: at thousands a second that would be most of what Redis holds.
+local HEARD_MS = 10000
+
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
 local at, last = 7 + ARGV[5], #ARGV - ARGV[6]
 local asked = last < #ARGV and read_asked(last + 1)
 local stored = 0
+-- What is to be stored, four a result: key, value, TTL, channel.
+local keep = {}
 
 local function letter(id)
   return KEYS[3] .. ':' .. id
@@ -42,9 +48,11 @@ local function settle(at)
   local position, id, ttl, channel, result = ARGV[at], ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), ARGV[at + 4]
   if ARGV[at + 5] ~= '' then bury(position, id, ARGV[at + 5]) end
   local key = 'celery-task-meta-' .. id
+  local announce = ARGV[at + 6] == '1'
   if ttl ~= '0' then
-    redis.call('SET', key, result, 'PX', ttl)
-    if ARGV[at + 6] == '1' then redis.call('PUBLISH', key, result) end
+    local n = #keep
+    keep[n + 1], keep[n + 2], keep[n + 3], keep[n + 4] = key, result, ttl, not announce and ARGV[6 + channel]
+    if announce then redis.call('PUBLISH', key, result) end
   end
   if channel > 0 then reply(ARGV[6 + channel], id, result) end
   if asked and asked[position] then answer_asked(asked[position], result) end
@@ -56,7 +64,12 @@ while at <= last do
   if not settled_before(ARGV[at]) then settle(at) end
   at = at + 7
 end
-send_replies()
+local heard = send_replies()
+for i = 1, #keep, 4 do
+  local ttl = keep[i + 2]
+  if heard[keep[i + 3]] and tonumber(ttl) > HEARD_MS then ttl = HEARD_MS end
+  redis.call('SET', keep[i], keep[i + 1], 'PX', ttl)
+end
 if ARGV[2] == '1' then
   redis.call('DEL', KEYS[1])
   redis.call('SREM', KEYS[2], ARGV[1])

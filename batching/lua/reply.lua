@@ -15,8 +15,11 @@ local function reply(channel, id, result)
   to[#to + 1] = #result <= MAX_INLINE and result or ('{"task_id":"' .. id .. '","status":"STORED"}')
 end
 
+-- Returns for each channel whether anybody listened.
 local function send_replies()
+  local heard = {}
   for channel, to in pairs(replies) do
-    redis.call('PUBLISH', channel, '[' .. table.concat(to, ',') .. ']')
+    heard[channel] = redis.call('PUBLISH', channel, '[' .. table.concat(to, ',') .. ']') > 0
   end
+  return heard
 end

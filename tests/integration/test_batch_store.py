@@ -112,6 +112,22 @@ def test_finish_stores_and_publishes_once_per_frontend(store: RedisBatchStore, r
     listener.close()
 
 
+@pytest.mark.parametrize(
+    ("listens", "known", "kept_ms"), [(True, False, 10_000), (False, False, 60_000), (True, True, 60_000)]
+)
+def test_an_answer_that_was_heard_is_not_kept_long(
+    store: RedisBatchStore, redis: Redis, *, listens: bool, known: bool, kept_ms: int
+) -> None:
+    put(redis, "t0")
+    listener = redis.pubsub()
+    listener.subscribe("bunch:reply:a" if listens else "bunch:reply:b")
+    assert listener.get_message(timeout=5)
+    store.claim(MODEL, "b1", 1)
+    store.finish("b1", [Settled(1, "t0", 60_000, "bunch:reply:a", b"{}", announce=known)], last=True)
+    assert kept_ms - 5000 < redis.pttl(KEYS.result("t0")) <= kept_ms
+    listener.close()
+
+
 def test_a_large_reply_is_sent_by_reference(store: RedisBatchStore, redis: Redis) -> None:
     put(redis, "big")
     listener = redis.pubsub()

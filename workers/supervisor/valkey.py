@@ -47,6 +47,10 @@ class EmbeddedValkey:
             # Every accepted request is on disk within a second; snapshots would only pause the server.
             "appendonly yes",
             "appendfsync everysec",
+            # Answers lie in it for seconds only, so what a rewrite leaves is small: let it grow before it is rewritten,
+            # and spend no time on packing.
+            "auto-aof-rewrite-min-size 256mb",
+            "rdbcompression no",
             'save ""',
             # Full memory refuses new work, which callers are told; evicting would lose accepted requests.
             "maxmemory-policy noeviction",
