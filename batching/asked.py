@@ -1,24 +1,84 @@
-"""What an outcome is beyond its own request's: the answer to a question that others may ask (`tasks.once`)."""
+"""What an outcome is beyond its own request's: the answer to a question that others ask (`tasks.once`).
+
+an output, a refusal, a failure that would be the same again ──▶ all who wait for it
+taken back, out of time, a failure that may pass             ──▶ the next of them takes its place
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
+
+from batching.request import Cancelled, Expired, Outcome, Request
+from config.tiers import TIERS
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """One outcome as the answer to its question.
 
-    `keep_ms` is for how long to keep it for those who ask later, 0 if it is not to be kept. Their results are the first
-    `head` bytes of this one's, up to the task id, a task id and times of their own, and `to_later`.
+    `keep_ms` is for how long to keep it for those who ask later, 0 if it is not to be kept. Other requests' results are
+    the first `head` bytes of this one's, up to the task id, a task id and times of their own, and `to_later`, or for
+    those who wait now `to_others`. They get it if it is `shared`; else one of them is queued. `attempts` and `lost` are
+    what the question has had: tries, and executors that died of it.
     """
 
     question: str
     model: str
+    claimed_ms: int
     keep_ms: int
     head: int
     to_later: bytes
+    to_others: bytes
+    shared: bool
+    attempts: int
+    lost: int
 
     def row(self) -> tuple[object, ...]:
         """As `lua/asked.lua` takes it, behind the position in the lease."""
-        return (self.question, self.keep_ms, self.head, self.to_later)
+        answer = (self.question, self.keep_ms, self.head, self.to_later, self.to_others)
+        return (*answer, int(self.shared), self.attempts, self.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What became of a call of `finish`: whether it was `taken`, and who was settled beside the batch, as rows."""
+
+    taken: bool
+    others: tuple[bytes, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.taken
+
+
+_ENDS: dict[bytes, Outcome] = {b"x": Expired(), b"c": Cancelled()}
+
+
+def others_of(
+    rows: Sequence[bytes], outcomes: Sequence[tuple[Request, Outcome]]
+) -> tuple[list[tuple[Request, Outcome]], int]:
+    """Those who waited, as requests with outcomes, and how many of them share one of `outcomes`.
+
+    Their positions in the lease are below 0: they were in none.
+    """
+    of = {request.position: (request, outcome) for request, outcome in outcomes}
+    others: list[tuple[Request, Outcome]] = []
+    shared = 0
+    for number, row in enumerate(rows, 1):
+        position, kind, rank, enqueued_ms, ttl_ms, task_id, owner = row.split(b";", 6)
+        first, outcome = of[int(position)]
+        request = Request(
+            task_id.decode(),
+            TIERS[int(rank)],
+            -number,
+            first.input,
+            first.parameters,
+            enqueued_ms=int(enqueued_ms),
+            result_ttl_ms=int(ttl_ms),
+            owner=msgspec.json.decode(owner, type=str),
+        )
+        shared += kind == b"s"
+        others.append((request, _ENDS.get(kind, outcome)))
+    return others, shared

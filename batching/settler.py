@@ -22,6 +22,7 @@ from functools import partial
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from batching.asked import Finished, others_of
 from batching.policy import RetryPolicy
 from batching.ports import BatchInfo, Codec, FollowUp, Observer
 from batching.request import Failed, Outcome, Request
@@ -113,26 +114,39 @@ class Settler:
     def _store_final(self, final: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> None:
         followed = [(request, outcome) for request, outcome in final if request.canvas]
         plain = [(request, outcome) for request, outcome in final if not request.canvas] if followed else final
+        others: tuple[bytes, ...] = ()
         if followed:
             # Their neighbours first, who need not wait for it; and what follows is not sent for a lease that is lost.
-            if not self._finish(plain, info, last=False):
+            first = self._finish(plain, info, last=False)
+            if not first:
                 return
+            others = first.others
             for request, outcome in followed:
                 self._follow(request, outcome)
-        if self._finish(followed or plain, info, last=last):
-            self._observer.finished(final, info)
+        taken = self._finish(followed or plain, info, last=last)
+        if taken:
+            self._tell(final, info, (*others, *taken.others))
 
-    def _finish(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> bool:
+    def _tell(self, final: Sequence[tuple[Request, Outcome]], info: BatchInfo, rows: Sequence[bytes]) -> None:
+        if rows:
+            others, shared = others_of(rows, final)
+            final = [*final, *others]
+            info = replace(info, collapsed=info.collapsed + shared)
+        self._observer.finished(final, info)
+
+    def _finish(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> Finished:
         results = [self._settled(request, outcome, info) for request, outcome in outcomes]
         try:
             taken = self._until_taken(lambda: self._store.finish(info.batch_id, results, last=last))
         except RefusedByRedis as refusal:
             logger.error("%s: %s cannot be stored as a whole: %s", self._name, info.batch_id, refusal)
             taken = self._finish_one_by_one(outcomes, info, last=last)
-        if taken is False:
+        if not isinstance(taken, Finished):
+            # It gave up; what became of them, whoever has the lease next will see.
+            return Finished(True)
+        if not taken:
             self._lost_lease(info)
-            return False
-        return True
+        return taken
 
     def _finish_one_by_one(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> object:
         """What Redis will not take is answered as a failure, and if it does not take that either, not at all."""
@@ -145,8 +159,9 @@ class Settler:
             for each in (wanted, instead):
                 call = partial(self._store.finish, info.batch_id, [each], last=False)
                 try:
-                    if self._until_taken(call, patience=0) is False:
-                        return False
+                    taken = self._until_taken(call, patience=0)
+                    if isinstance(taken, Finished) and not taken:
+                        return taken
                     break
                 except RefusedByRedis as refusal:
                     logger.error("%s: the outcome of %s is not stored: %s", self._name, request.id, refusal)
@@ -169,6 +184,9 @@ class Settler:
     def _settled(self, request: Request, outcome: Outcome, info: BatchInfo) -> Settled:
         settled = self._codec.encode(request, outcome, info)
         if isinstance(outcome, Failed):
+            if settled.asked is not None and request.attempt >= self._retry.max_attempts:
+                # Those who wait for it have had its tries as well.
+                settled = replace(settled, asked=replace(settled.asked, shared=True))
             return replace(settled, dead_letter=self._codec.dead_letter(request, outcome, info))
         return settled
 

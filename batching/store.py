@@ -18,12 +18,15 @@ from typing import Any, Protocol, cast
 from redis import Redis
 
 from batching import scripts
-from batching.asked import Asked
+from batching.asked import Asked, Finished
 from batching.bell import Bell
 from batching.policy.suspects import suspect_sizes
 from batching.policy.tiers import AGED_SHARE, DEFAULT_AGEING_S, DEFAULT_SHARES
 from config.keys import Shard
 from config.redis import Line, Script
+from config.tiers import TIERS
+
+_TIER_NAMES = ";".join(tier.value for tier in TIERS)
 
 
 class Verdict(str, Enum):
@@ -131,8 +134,8 @@ class BatchStore(Protocol):
         Suspects of an executor's death are claimed apart from the rest, see `batching.policy.suspects`.
         """
 
-    def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> bool:
-        """Store and tell; with `last` the lease ends. False: the lease was gone, nothing was stored."""
+    def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> Finished:
+        """Store and tell; with `last` the lease ends. Not taken: the lease was gone, nothing was stored."""
 
     def put_aside(
         self, model: str, batch_id: str, pauses: Sequence[tuple[int, int]], *, last: bool, count_attempt: bool = True
@@ -224,7 +227,7 @@ class RedisBatchStore:
         """A paused tier's share is negative, which is how the claim script knows."""
         return [-1 if rank in paused else share for rank, share in enumerate(self._shares)] if paused else self._shares
 
-    def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> bool:
+    def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> Finished:
         channels = {
             reply_to: i for i, reply_to in enumerate(dict.fromkeys(o.reply_to for o in outcomes if o.reply_to), 1)
         }
@@ -233,8 +236,9 @@ class RedisBatchStore:
         for each in outcomes:
             if each.asked is not None:
                 if not more:
-                    keys += (self._keys.cached(), self._keys.edition(each.asked.model))
-                    more.append(self._keep.answer_bytes)
+                    # A batch is of one model, and was claimed at one time.
+                    keys += self._keys_of_asked(each.asked.model)
+                    more += (self._keep.answer_bytes, each.asked.claimed_ms, _TIER_NAMES)
                 more += (each.position, *each.asked.row())
         args: list[Any] = [
             batch_id,
@@ -256,7 +260,13 @@ class RedisBatchStore:
                 int(each.announce),
             )
         args += more
-        return cast("int", self._line.script(self._finish, keys, args)) >= 0
+        stored, *others = self._line.script(self._finish, keys, args)
+        return Finished(stored >= 0, tuple(others))
+
+    def _keys_of_asked(self, model: str) -> tuple[str, ...]:
+        keys = self._keys
+        about = (keys.cached(), keys.edition(model), keys.asked(), keys.cancelled(), keys.bell(model))
+        return (*about, *keys.queues(model))
 
     def put_aside(
         self, model: str, batch_id: str, pauses: Sequence[tuple[int, int]], *, last: bool, count_attempt: bool = True

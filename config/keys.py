@@ -26,6 +26,7 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:idempotency:<hash>` | string | as its result | of an Idempotency-Key: hash of what was asked, and the task id |
 | `bunch:cached:<question>` | string | `BUNCH_CACHE_TTL_MS` | a kept answer |
 | `bunch:cached` | zset | bounded by bytes | questions with a kept answer, and its bytes → Redis time in ms of its end |
+| `bunch:asked:<question>` | hash | a minute after the last deadline | who waits for its answer: task id → message |
 | `bunch:cached:bytes` | string | kept | what kept answers take |
 | `bunch:edition:<model>` | string | kept | how often it has been loaded: answers are kept for one edition |
 | `bunch:arrivals:<second>` | hash | 30 s | requests queued in that second, per queue |
@@ -134,6 +135,10 @@ class Shard:
     def cached(self, question: str | None = None) -> str:
         """The index of kept answers, or one of them."""
         return f"bunch:cached{self.tag}" + ("" if question is None else f":{question}")
+
+    def asked(self, question: str | None = None) -> str:
+        """Those who wait for one answer, or the beginning of all such names."""
+        return f"bunch:asked{self.tag}" + ("" if question is None else f":{question}")
 
     def edition(self, model: str) -> str:
         return f"bunch:edition:{model}{self.tag}"

@@ -2,6 +2,7 @@
 
     Idempotency-Key  the same key with the same question: the first request's id and outcome, whatever it was
                      the same key with another question: refused, 409
+    `collapse`       the same question at the same time: one is computed, all who wait get what comes of it
     `cache`          the same question within five minutes: the same output, under an id of its own
 
 `submit.lua` decides, in the step that would queue the request, so that two at once cannot both be the first. Questions
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from config.keys import Shard
-from config.settings import ModelSettings, Settings
+from config.settings import Settings
 
 _decode = msgspec.json.decode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
@@ -28,7 +29,8 @@ class Once:
     """By what the submit script knows a request again; every part may be empty.
 
     `claim` is the Redis name of its Idempotency-Key, `fingerprint` a hash of what is asked. `question` is a hash of
-    what others may ask too, `kept` the Redis name of its answer, which is kept for `keep_ms`.
+    what others may ask too, `kept` the Redis name of its answer, which is kept for `keep_ms`, `asked` that of those
+    who wait for it.
     """
 
     claim: str = ""
@@ -36,10 +38,11 @@ class Once:
     question: str = ""
     kept: str = ""
     keep_ms: int = 0
+    asked: str = ""
 
     def words(self, request_key: str) -> str:
         """As the submit script takes it, in the place of the request's own name."""
-        return f"{request_key}\n{self.claim}\n{self.fingerprint}\n{self.kept}"
+        return f"{request_key}\n{self.claim}\n{self.fingerprint}\n{self.kept}\n{self.asked}"
 
     @property
     def mark(self) -> str:
@@ -70,8 +73,9 @@ class Recogniser:
         self._asked = {
             name: _hash(name.encode(), model.version.encode(), model.source.encode(), _encode_sorted(model.options))
             for name, model in settings.models.items()
-            if _answers_others(model, settings)
+            if model.collapses
         }
+        self._cached = {name for name, model in settings.models.items() if model.cache and settings.cache_ttl_ms > 0}
 
     def of(
         self,
@@ -94,18 +98,15 @@ class Recogniser:
         if asked is None and not idempotency_key:
             return None
         words = (canonical(input), canonical(parameters))
-        claim = fingerprint = question = kept = ""
+        claim = fingerprint = question = kept = waiting = ""
         if idempotency_key:
             claim = self._keys.idempotency(_hash(owner.encode(), idempotency_key.encode())[:32])
             fingerprint = _hash(model.encode(), *words, call)
         if asked is not None:
             question = _hash(asked.encode(), owner.encode(), *words)
-            kept = self._keys.cached(question)
-        return Once(claim, fingerprint, question, kept, self._keep_ms if kept else 0)
-
-
-def _answers_others(model: ModelSettings, settings: Settings) -> bool:
-    return model.cache and settings.cache_ttl_ms > 0
+            kept = self._keys.cached(question) if model in self._cached else ""
+            waiting = self._keys.asked(question)
+        return Once(claim, fingerprint, question, kept, self._keep_ms if kept else 0, waiting)
 
 
 def canonical(value: bytes) -> bytes:

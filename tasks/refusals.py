@@ -12,7 +12,7 @@ And of those that were asked before (`tasks.once`):
 
 7                   IdempotencyConflict  409  the same Idempotency-Key, another question
 8                   Repeated, no error: the id of the request whose outcome it gets
-a                   none: it is queued, as far as its caller can tell, and its answer is under way
+a, j                none: queued, as far as its caller can tell; its answer is under way, or computed for others as well
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ QUEUED = b"0"
 _CONFLICT = 0x37
 _REPEATED = 0x38
 _ANSWERED = 0x61
-_ACCEPTED = frozenset({*QUEUED, _ANSWERED})
+_JOINED = 0x6A
+_ACCEPTED = frozenset({*QUEUED, _ANSWERED, _JOINED})
 
 _ERRORS: dict[int, tuple[type[Refused], Shed, str]] = {
     0x31: (ServiceOverloaded, Shed.QUEUE_FULL, "the queue of {model} is full"),

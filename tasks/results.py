@@ -124,8 +124,7 @@ class CeleryCodec:
         meta = b"".join((head, _encode(request.id), b',"bunch":', about.encode(), b"}"))
         asked = None
         if request.question:
-            keep_ms = request.keep_ms if isinstance(outcome, Ok) else 0
-            asked = Asked(request.question, batch.model, keep_ms, len(head), _to_later(batch))
+            asked = _asked(request, outcome, batch, len(head), code)
         reply_to = request.reply_to if request.reply_to.startswith(REPLY_PREFIX) else ""
         return Settled(
             request.position,
@@ -194,6 +193,25 @@ def _common(batch: BatchInfo) -> str:
         f'"compute_ms":{batch.compute_s * 1000:.3f},"reason":"{batch.reason.value}",'
         f'"batch_size":{batch.size},"batch_id":"{batch.batch_id}",'
         f'"cached":false,"model_version":{_encode(batch.version).decode()}'
+    )
+
+
+def _asked(request: Request, outcome: Outcome, batch: BatchInfo, head: int, code: str) -> Asked:
+    # What was not tried, or may come out otherwise the next time, is not the answer to anybody else's question.
+    untried = isinstance(outcome, Expired | Cancelled)
+    passing = isinstance(outcome, Failed) and outcome.retryable
+    to_others = f'{_common(batch)},"collapsed":true' + (f',"code":"{code}"}}}}' if code else "}}")
+    return Asked(
+        request.question,
+        batch.model,
+        batch.claimed_ms,
+        keep_ms=request.keep_ms if isinstance(outcome, Ok) else 0,
+        head=head,
+        to_later=_to_later(batch),
+        to_others=to_others.encode(),
+        shared=not (untried or passing),
+        attempts=request.attempt - untried,
+        lost=request.lost,
     )
 
 

@@ -81,6 +81,9 @@ class BatchJournal:
         members, keep_ms = known.members, known.keep_ms
         # For each request that there is: nothing is called here that need not be.
         for request, outcome in settled:
+            if request.position < 0:
+                # It shares a member's outcome, and was in no batch.
+                continue
             code = "OK" if type(outcome) is Ok else _code(outcome)
             members[request.position] = Member(
                 request.id, _RANKS[request.tier], request.attempt, request.sent_ms, request.enqueued_ms, code

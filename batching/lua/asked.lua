@@ -2,18 +2,28 @@
 --
 -- A kept answer is <edition>\n<bytes up to the task id>\n<those><what follows the task id>. Those who wait for one are in
 -- a hash: task id → <rank><message>, and '*' → <id of the one that is computed>;<its rank>;<its deadline>.
-local CACHED, EDITION = 4, 5
+local CACHED, EDITION, WAITING, CANCELLED, BELL, QUEUES = 4, 5, 6, 7, 8, 9
 -- What an entry costs beside its bytes: two keys' names, a place in the index.
 local OVERHEAD = 300
 -- No answer may take more than this part of all room.
 local LARGEST = 1 / 64
 
+-- In bytes of results: when it is used up, one of those who still wait asks again, for the rest.
+local MOST_AT_ONCE = 67108864
+
+local claimed_ms, tiers = 0, {}
+-- How many were stored, then who was settled beside the batch: <position of the one computed>;<s, x or c>;<rank>;<enqueued>;<result TTL>;<id>;<owner>
+local others = {0}
+
 local function read_asked(from)
   local asked, most = {}, tonumber(ARGV[from])
-  for at = from + 1, #ARGV, 5 do
+  claimed_ms = tonumber(ARGV[from + 1])
+  for tier in string.gmatch(ARGV[from + 2], '[^;]+') do tiers[#tiers + 1] = tier end
+  for at = from + 3, #ARGV, 9 do
     asked[ARGV[at]] = {
-      most = most, question = ARGV[at + 1], keep_ms = tonumber(ARGV[at + 2]), head = tonumber(ARGV[at + 3]),
-      to_later = ARGV[at + 4],
+      most = most, position = ARGV[at], question = ARGV[at + 1], keep_ms = tonumber(ARGV[at + 2]),
+      head = tonumber(ARGV[at + 3]), to_later = ARGV[at + 4], to_others = ARGV[at + 5], shared = ARGV[at + 6] == '1',
+      attempt = tonumber(ARGV[at + 7]), lost = tonumber(ARGV[at + 8]),
     }
   end
   return asked
@@ -54,7 +64,114 @@ local function keep(q, result)
   redis.call('SET', bytes_key, string.format('%.0f', bytes + size))
 end
 
--- A cache that cannot be written to costs a computation later on, never an answer now.
-local function answer_asked(q, result)
+local function waiter_of(id, value)
+  local message = string.sub(value, 2)
+  local channel, after = string.match(message, '^","bunch_once":"%x+;%d+;([^"]*)"()', ID + #id)
+  return {
+    id = id, rank = tonumber(string.sub(value, 1, 1)), message = message, channel = channel or '',
+    owner = after and string.match(message, '^,"bunch_owner":("[^"]*")', after) or '""',
+    deadline = field(message, DEADLINE, 13), enqueued = field(message, ENQUEUED, 13), ttl = field(message, TTL, 9),
+  }
+end
+
+-- Those who wait for what becomes of `id`, the highest tier first; nothing if they do not wait for that one.
+local function waiters_of(key, id)
+  local first = string.match(redis.call('HGET', key, '*') or '', '^(.-);')
+  if first ~= id then return nil end
+  local rows, waiters = redis.call('HGETALL', key), {}
+  for i = 1, #rows, 2 do
+    if rows[i] ~= '*' and rows[i] ~= id then waiters[#waiters + 1] = waiter_of(rows[i], rows[i + 1]) end
+  end
+  table.sort(waiters, function(a, b)
+    if a.rank ~= b.rank then return a.rank < b.rank end
+    if a.enqueued ~= b.enqueued then return a.enqueued < b.enqueued end
+    return a.id < b.id
+  end)
+  return waiters
+end
+
+local function note(q, waiter, kind)
+  others[#others + 1] = string.format(
+    '%s;%s;%d;%.0f;%d;%s;%s', q.position, kind, waiter.rank, waiter.enqueued, waiter.ttl, waiter.id, waiter.owner)
+end
+
+local function tell(q, waiter, kind, result)
+  local key = 'celery-task-meta-' .. waiter.id
+  local announce = tracked(waiter.message)
+  store(key, result, waiter.ttl, not announce and waiter.channel)
+  if announce then redis.call('PUBLISH', key, result) end
+  if waiter.channel ~= '' then reply(waiter.channel, waiter.id, result) end
+  note(q, waiter, kind)
+end
+
+local function about(waiter, attempt)
+  return string.format('"%s","bunch":{"admission_ms":0,"queue_ms":%.0f,"tier":"%s","attempt":%d,',
+    waiter.id, math.max(0, claimed_ms - waiter.enqueued), tiers[waiter.rank + 1], attempt)
+end
+
+local EXPIRED = '{"status":"FAILURE","result":{"exc_type":"DeadlineExceeded","exc_message":["the time of the request had '
+  .. 'passed before its answer was computed"],"exc_module":"tasks.errors"},"traceback":null,"children":[],"date_done":null,'
+  .. '"task_id":'
+
+-- Whether one who waits is no longer to be answered, because it was taken back or its time passed before `at`.
+local function is_over(q, waiter, at)
+  if redis.call('ZREM', KEYS[CANCELLED], waiter.id) == 1 then
+    if tracked(waiter.message) then
+      redis.call('SET', 'celery-task-meta-' .. waiter.id, state_of(waiter.id, 'REVOKED'), 'PX', waiter.ttl)
+    end
+    note(q, waiter, 'c')
+    return true
+  end
+  if waiter.deadline > at then return false end
+  tell(q, waiter, 'x', EXPIRED .. about(waiter, 1) .. '"code":"DEADLINE_EXCEEDED"}}')
+  return true
+end
+
+-- The first who can still be answered takes the place of the one that was not: at the head of its queue, since it has
+-- waited its turn, and with the attempts that its question has had.
+local function pass_on(q, key, waiters, attempts)
+  local now, heir = now_ms(), nil
+  for _, waiter in ipairs(waiters) do
+    if is_over(q, waiter, now) then
+      redis.call('HDEL', key, waiter.id)
+    elseif not heir then
+      heir = waiter
+    end
+  end
+  if not heir then
+    redis.call('DEL', key)
+    return
+  end
+  local message = string.sub(heir.message, 1, LIMIT - 1) .. string.sub(heir.message, DEADLINE, DEADLINE + 12)
+    .. string.sub(heir.message, LIMIT + 13, ATTEMPT - 1)
+    .. string.format('%02d;%d', math.min(attempts, 99), math.min(q.lost, 9)) .. string.sub(heir.message, LOST + 1)
+  redis.call('RPUSH', KEYS[QUEUES + heir.rank], message)
+  redis.call('HSET', key, '*', string.format('%s;%d;%.0f', heir.id, heir.rank, heir.deadline), heir.id, heir.rank .. message)
+  if redis.call('EXISTS', KEYS[BELL]) == 0 then redis.call('LPUSH', KEYS[BELL], 1) end
+end
+
+local function share(q, key, waiters, result)
+  local head, spent, left = string.sub(result, 1, q.head), 0, {}
+  for _, waiter in ipairs(waiters) do
+    if spent > MOST_AT_ONCE then
+      left[#left + 1] = waiter
+    else
+      if not is_over(q, waiter, claimed_ms) then
+        tell(q, waiter, 's', head .. about(waiter, q.attempt) .. q.to_others)
+        spent = spent + #result
+      end
+      redis.call('HDEL', key, waiter.id)
+    end
+  end
+  if #left > 0 then pass_on(q, key, left, 0) else redis.call('DEL', key) end
+end
+
+local function answer_asked(q, id, result)
+  -- A cache that cannot be written to costs a computation later on, never an answer now.
   if q.keep_ms > 0 then pcall(keep, q, result) end
+  local key = KEYS[WAITING] .. ':' .. q.question
+  local fine, waiters = pcall(waiters_of, key, id)
+  if not fine or not waiters then return end
+  redis.call('HDEL', key, id)
+  if q.shared then share(q, key, waiters, result) else pass_on(q, key, waiters, q.attempt) end
 end

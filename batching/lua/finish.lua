@@ -2,24 +2,22 @@
 --
 -- KEYS  1 lease  2 leases of the worker  3 dead letters (zset); each is a hash at that name, a colon, and its task id
 --       where others may ask the same: 4 kept answers (zset); each is a string at that name, a colon, and its question
---       5 the model's edition (string)
+--       5 the model's edition (string)  6 beginning of the names of those who wait for an answer (hashes)
+--       7 cancelled (zset)  8 bell  9… queues, highest tier first
 -- ARGV  1 batch id  2 '1' when nothing of the batch remains, else '0'  3 dead letters to keep  4 for how long, in ms
 --       5 number of reply channels  6 number of the arguments of the last kind  7… the channels
 --       then per outcome: position in the lease, task id, result TTL in ms (0: store none), channel number (0: none), result (JSON),
 --       the record of a dead letter (JSON), or '', and '1' to publish it on Celery's own channel for the task as well
---       then what kept answers may take in all, in bytes, and per outcome that answers others too: its position, question, for
---       how long to keep it in ms, bytes up to the task id, what follows the task id for those who ask later
--- Returns the number stored, or -1 when the lease is gone: somebody else has the requests now, and will answer them.
--- An answer that its frontend has heard is read from its key only if the connection breaks in that very moment, or by a
--- caller who asks once more. So it need not lie about for long: at thousands a second that would be most of what Redis holds.
-local HEARD_MS = 10000
-
-if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
+--       then, if any answers others too: what kept answers may take in all, in bytes, the time of the claim, the names of the
+--       tiers, and for each such outcome its position, question, for how long to keep it in ms, bytes up to the task id,
+--       what follows a request's own times for those who ask later, and for those who wait; '1' if they get it, '0' if one of
+--       them takes its place; the attempts, and executors lost
+-- Returns the number stored, or -1 when the lease is gone: somebody else has the requests now, and will answer them; then
+-- who else was settled along with them (asked.lua).
+if redis.call('EXISTS', KEYS[1]) == 0 then return {-1} end
 local at, last = 7 + ARGV[5], #ARGV - ARGV[6]
 local asked = last < #ARGV and read_asked(last + 1)
 local stored = 0
--- What is to be stored, four a result: key, value, TTL, channel.
-local keep = {}
 
 local function letter(id)
   return KEYS[3] .. ':' .. id
@@ -50,12 +48,11 @@ local function settle(at)
   local key = 'celery-task-meta-' .. id
   local announce = ARGV[at + 6] == '1'
   if ttl ~= '0' then
-    local n = #keep
-    keep[n + 1], keep[n + 2], keep[n + 3], keep[n + 4] = key, result, ttl, not announce and ARGV[6 + channel]
+    store(key, result, ttl, not announce and ARGV[6 + channel])
     if announce then redis.call('PUBLISH', key, result) end
   end
   if channel > 0 then reply(ARGV[6 + channel], id, result) end
-  if asked and asked[position] then answer_asked(asked[position], result) end
+  if asked and asked[position] then answer_asked(asked[position], id, result) end
   if ARGV[2] == '0' then redis.call('LSET', KEYS[1], position, '') end
   stored = stored + 1
 end
@@ -64,14 +61,10 @@ while at <= last do
   if not settled_before(ARGV[at]) then settle(at) end
   at = at + 7
 end
-local heard = send_replies()
-for i = 1, #keep, 4 do
-  local ttl = keep[i + 2]
-  if heard[keep[i + 3]] and tonumber(ttl) > HEARD_MS then ttl = HEARD_MS end
-  redis.call('SET', keep[i], keep[i + 1], 'PX', ttl)
-end
+send_replies()
 if ARGV[2] == '1' then
   redis.call('DEL', KEYS[1])
   redis.call('SREM', KEYS[2], ARGV[1])
 end
-return stored
+others[1] = stored
+return others

@@ -1,4 +1,4 @@
--- Outcomes for callers who wait in frontend processes: gathered, then one message to each channel.
+-- Outcomes for callers who wait in frontend processes: gathered, then one message to each channel, and stored.
 --
 -- Above this a reply carries the id alone and the frontend reads the stored key: a large value must not sit in the
 -- output buffer of a subscriber that is slow (`client-output-buffer-limit pubsub`).
@@ -15,11 +15,26 @@ local function reply(channel, id, result)
   to[#to + 1] = #result <= MAX_INLINE and result or ('{"task_id":"' .. id .. '","status":"STORED"}')
 end
 
--- Returns for each channel whether anybody listened.
+-- An answer that its frontend has heard is read from its key only if the connection breaks in that very moment, or by a
+-- caller who asks once more. So it need not lie about for long: at thousands a second that would be most of what Redis holds.
+local HEARD_MS = 10000
+
+-- What is to be stored, four a result: key, value, TTL, and the channel of a frontend that alone waits for it, if any.
+local results = {}
+
+local function store(key, result, ttl, channel)
+  local n = #results
+  results[n + 1], results[n + 2], results[n + 3], results[n + 4] = key, result, ttl, channel
+end
+
 local function send_replies()
   local heard = {}
   for channel, to in pairs(replies) do
     heard[channel] = redis.call('PUBLISH', channel, '[' .. table.concat(to, ',') .. ']') > 0
   end
-  return heard
+  for i = 1, #results, 4 do
+    local ttl = results[i + 2]
+    if heard[results[i + 3]] and tonumber(ttl) > HEARD_MS then ttl = HEARD_MS end
+    redis.call('SET', results[i], results[i + 1], 'PX', ttl)
+  end
 end

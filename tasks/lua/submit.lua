@@ -13,13 +13,13 @@
 --       then per message: class number, deadline in ms from now, queue limit in ms from now, the key for the caller's own
 --       request id ('' if it gave none), the rest of the message from the stamp's tracked mark on. Where requests may have
 --       been asked before that key is the first of several lines: the name of its Idempotency-Key, the hash of what it asks,
---       the name of a kept answer, the channel that its reply goes to
+--       the names of a kept answer and of those who wait for one (hash), the channel that its reply goes to
 -- Returns one character per message: '0' queued, or why it was not (below; tasks/refusals.py reads it). If any was not, a
 -- line feed, and for each of those: ms until a retry is worth it;what is left of its quota;ms until that is whole again. Of
--- one that was REPEATED the first is the id of the request whose outcome it gets; of one that was ANSWERED there is nothing.
+-- one that was REPEATED the first is the id of the request whose outcome it gets; of one that was ANSWERED or has JOINED
+-- those who wait there is nothing.
 -- A flush whose reply was lost may be sent again: it is remembered, and then only its answer is repeated.
 local QUEUED, FULL, RATE, MEMORY, PRESSURE, SHARE, HOPELESS = '0', '1', '2', '3', '4', '5', '6'
-local CONFLICT, REPEATED, ANSWERED = '7', '8', 'a'
 
 local known = redis.call('GET', KEYS[1])
 if known then return known end
@@ -63,7 +63,7 @@ for m = 1, models_count do
 end
 at = at + models_count
 
-local classes = {}
+local classes, any_once = {}, false
 for c = 1, classes_count do
   local model, rank = models[tonumber(ARGV[at + 1])], tonumber(ARGV[at + 2])
   local class = {
@@ -78,6 +78,7 @@ for c = 1, classes_count do
     if model.depths[rank] > 0 then class.own = tonumber(redis.call('HGET', model.held[rank], class.tag) or 0) end
   end
   classes[c] = class
+  any_once = any_once or class.once
   at = at + 8
 end
 
@@ -134,7 +135,7 @@ end
 
 local statuses, details = {}, {}
 local function refuse(class, why, later)
-  if why == ANSWERED then
+  if why == ANSWERED or why == JOINED then
     statuses[#statuses + 1] = why
     return
   end
@@ -159,55 +160,12 @@ local function track(rest, deadline, request_key)
   if request_key ~= '' then redis.call('SET', request_key, id, 'PX', keep) end
 end
 
-local function spend(class, due)
-  if due then tats[class.state], spent[class.state] = due, true end
-end
-
-local function edition_of(model)
-  if not model.edition then
-    local edition = redis.pcall('GET', model.edition_key)
-    model.edition = type(edition) == 'string' and edition or ''
-  end
-  return model.edition
-end
-
--- What has its answer already is finished as a worker would do it.
-local function answer(class, before, after, rest, request_key, channel)
-  local id, keep = id_of(rest), field(rest, TTL - PREFIX, 9)
-  local key, result = 'celery-task-meta-' .. id, result_for(before, id, class.once, after)
-  redis.call('SET', key, result, 'PX', keep)
-  if request_key ~= '' then redis.call('SET', request_key, id, 'PX', keep) end
-  if string.byte(rest, 1) == 49 then redis.call('PUBLISH', key, result) end
-  reply(channel, id, result)
-end
-
--- Why one more of a class whose requests may have been asked before does not go into the queue; as `refusal`.
-local function known_before(class, deadline, queue_limit, i)
-  local request_key, claim, fingerprint, kept, channel = string.match(ARGV[i + 3], '^(.-)\n(.-)\n(.-)\n(.-)\n(.*)$')
-  local rest, model = ARGV[i + 4], class.model
-  ARGV[i + 3] = request_key
-  local why, due = over_rate(class)
-  if why then return why, due end
-  if claim ~= '' then
-    local first, same = first_of(claim, fingerprint)
-    if first then spend(class, due) end
-    if first and not same then return CONFLICT, 0 end
-    if first then return REPEATED, first end
-  end
-  local before, after
-  if kept ~= '' and model.memory <= most_memory then before, after = kept_answer(kept, edition_of(model)) end
-  if before then
-    answer(class, before, after, rest, request_key, channel)
-    spend(class, due)
-    why = ANSWERED
-  else
-    why, due = refusal(class, deadline, queue_limit)
-    if why then return why, due end
-  end
-  if claim ~= '' then
-    redis.call('SET', claim, fingerprint .. ';' .. id_of(rest), 'PX', deadline + field(rest, TTL - PREFIX, 9))
-  end
-  return why, due
+local known_before, conclude
+if any_once then
+  known_before, conclude = recognition({
+    refusal = refusal, over_rate = over_rate, track = track, id_of = id_of, tats = tats, spent = spent, unheld = {},
+    now = now, most_memory = most_memory, prefix = PREFIX,
+  })
 end
 
 local head, last_deadline, last_limit
@@ -226,7 +184,7 @@ for i = at + 1, #ARGV, 5 do
   local why, later
   if model.waiting > class.calm then
     local judge = class.once and known_before or refusal
-    why, later = judge(class, tonumber(deadline), tonumber(limit), i)
+    why, later = judge(class, tonumber(deadline), tonumber(limit), i, head)
   end
   if why then
     refuse(class, why, later)
@@ -268,7 +226,7 @@ for state in pairs(spent) do
   redis.call('SET', state, string.format('%.0f', tats[state]), 'PX', math.max(1, math.ceil((tats[state] - now_us) / 1000)))
 end
 
-send_replies()
+if conclude then conclude() end
 
 local said = table.concat(statuses)
 if #details > 0 then said = said .. '\n' .. table.concat(details, ',') end

@@ -76,6 +76,10 @@ class Api:
         """The same without waiting for it."""
         return self._pool.submit(self.infer, input, model, **fields)
 
+    def aside(self, path: str, document: object, **headers: str) -> Future[Answer]:
+        """A POST without waiting for it."""
+        return self._pool.submit(self.post, path, document, **headers)
+
     def all(self, inputs: Sequence[object], model: str | None = None, **fields: Any) -> list[Answer]:
         """All of them at the same time."""
         return [each.result() for each in [self.soon(each, model, **fields) for each in inputs]]

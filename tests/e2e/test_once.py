@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import uuid
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
+from redis import Redis
 
 from tests.e2e.client import Answer, Api
+from tests.e2e.stack import Stack, wait_until
 
 
 @pytest.fixture
@@ -52,3 +61,111 @@ def test_a_model_that_did_not_ask_for_it_computes_each(api: Api, question: str) 
     answers = [api.infer(question, "moody") for _ in range(2)]
     assert not any(each.json["metadata"]["cached"] for each in answers)
     assert len({each.json["metadata"]["batch_id"] for each in answers}) == 2
+
+
+def total(api: Api, name: str) -> float:
+    """Of all models."""
+    lines = re.findall(rf"^{name}{{.*}} (.*)$", api.get("/metrics").body.decode(), re.MULTILINE)
+    return sum(map(float, lines))
+
+
+def test_a_thousand_at_once_reach_the_model_once(api: Api, question: str) -> None:
+    value = {"q": question, "sleep": 0.3}
+    before = total(api, "bunch_collapsed_total") + total(api, "bunch_cache_hits_total")
+    bulk = api.aside("/v1/inference/bulk", {"inputs": [value] * 500, "model": "counting"})
+    answers = api.all([value] * 500, "counting")
+    assert {each.status for each in answers} == {200}
+    # Each worker's model counts what it sees.
+    assert len({output(each) for each in answers}) == 1
+    assert len({each.json["metadata"]["batch_id"] for each in answers}) == 1
+    results = bulk.result().json["results"]
+    assert [each["output"] for each in results] == [answers[0].json["output"]] * 500
+    ids = [each["task_id"] for each in (*results, *(each.json for each in answers))]
+    assert len(set(ids)) == 1000
+
+    def counted() -> bool:
+        # And perhaps what came just before.
+        return total(api, "bunch_collapsed_total") + total(api, "bunch_cache_hits_total") - before >= 999
+
+    wait_until(counted, what="all but one are counted")
+
+
+class Held:
+    """The executors of `counting`, held until `open`."""
+
+    def __init__(self, api: Api, folder: Path) -> None:
+        self._path = folder / "gate"
+        held = [api.later({"hold": str(self._path), "n": n}, "counting") for n in range(2)]
+        for task_id in held:
+            wait_until(partial(lambda each: api.result(each)["status"] == "STARTED", task_id), what="it is held")
+
+    def open(self) -> None:
+        self._path.touch()
+
+
+@pytest.fixture
+def held(api: Api, tmp_path: Path) -> Iterator[Held]:
+    each = Held(api, tmp_path)
+    yield each
+    each.open()
+
+
+def waiting(store: Redis) -> int:
+    return sum(store.hlen(each) - 1 for each in store.keys("bunch:asked:*"))
+
+
+def queued(store: Redis) -> list[int]:
+    return [store.llen(f"bunch.counting.{tier}") for tier in ("enterprise", "paid", "free")]
+
+
+def test_each_caller_gets_what_is_right_for_it(api: Api, store: Redis, held: Held, question: str) -> None:
+    at_first = waiting(store)
+    first = api.later(question, "counting")
+    patient = [api.soon(question, "counting") for _ in range(5)]
+    hasty = api.soon(question, "counting", timeout_ms=300)
+    other = api.later(question, "counting")
+    wait_until(lambda: waiting(store) - at_first == 8, what="all wait")
+    assert sum(queued(store)) == 1
+    assert hasty.result().error == "DEADLINE_EXCEEDED"
+    assert api.call("DELETE", f"/v1/result/{first}").status == 200
+    assert api.call("DELETE", f"/v1/result/{other}").status == 200
+    held.open()
+    answers = [each.result() for each in patient]
+    assert [each.status for each in answers] == [200] * 5
+    assert len({output(each) for each in answers}) == 1
+    assert len({each.json["task_id"] for each in answers}) == 5
+    assert [api.result(each)["status"] for each in (first, other)] == ["CANCELLED"] * 2
+
+
+def test_the_highest_tier_that_waits_decides_the_queue(api: Api, store: Redis, held: Held, question: str) -> None:
+    body = {"input": question, "model": "counting"}
+    calls = []
+    for tier, where in (("free", [0, 0, 1]), ("paid", [0, 1, 0]), ("free", [0, 1, 0]), ("enterprise", [1, 0, 0])):
+        before = waiting(store)
+        calls.append((tier, api.aside("/v1/inference", body, X_Tier=tier)))
+        wait_until(lambda before=before: waiting(store) > before, what="it waits")
+        assert queued(store) == where
+    held.open()
+    answers = [(tier, call.result()) for tier, call in calls]
+    assert [each.json["metadata"]["tier"] for _, each in answers] == [tier for tier, _ in answers]
+    assert len({output(each) for _, each in answers}) == 1
+
+
+def test_a_killed_worker_costs_nobody_an_answer(
+    api: Api, stack: Stack, store: Redis, tmp_path: Path, question: str
+) -> None:
+    gate = tmp_path / "gate"
+    value: dict[str, Any] = {"q": question, "hold": str(gate)}
+    first = api.later(value, "counting")
+    wait_until(lambda: api.result(first)["status"] == "STARTED", what="it is computed")
+    others = [api.soon(value, "counting") for _ in range(4)]
+    wait_until(lambda: waiting(store) >= 5, what="all wait")
+    for pid in stack.pids("worker"):
+        os.kill(pid, signal.SIGKILL)
+    gate.touch()
+    answers = [each.result() for each in others]
+    assert [each.status for each in answers] == [200] * 4, answers
+    assert {each.json["output"][0]["q"] for each in answers} == {question}
+    assert {each.json["metadata"]["attempt"] for each in answers} == {2}
+    assert api.result(first)["output"] == answers[0].json["output"]
+    wait_until(stack.all_run, what="the workers are back")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from batching.asked import Finished
 from batching.policy import DEFAULT_AGEING_S, DEFAULT_SHARES, allocate, fair_pick, guaranteed, suspect_sizes
 from batching.stamp import NO_KEY, read_stamp, write_stamp
 from batching.store import Blame, Claim, Entry, Settled, Verdict, View
@@ -148,7 +149,7 @@ class MemoryBatchStore:
         self.after("claim")
         return claim
 
-    def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> bool:
+    def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> Finished:
         self.before("finish")
         with self.changed:
             lease = self.leases.get(batch_id)
@@ -158,7 +159,7 @@ class MemoryBatchStore:
                     del self.leases[batch_id]
             self.changed.notify_all()
         self.after("finish")
-        return lease is not None
+        return Finished(lease is not None)
 
     def put_aside(
         self, model: str, batch_id: str, pauses: Sequence[tuple[int, int]], *, last: bool, count_attempt: bool = True

@@ -27,6 +27,8 @@ SERVED = "m"
 NOBODY = "nobody"
 SMALL = "small"
 KEPT = "kept"
+SHARED = "shared"
+"""Equal requests of it share one computation; the scenario is its worker."""
 """Its answers are kept; the scenario is its worker."""
 LONG_S = 30.0
 
@@ -36,6 +38,7 @@ def settings_for(url: str) -> Settings:
         name: ModelSettings(name=name, source="tests:Nothing", max_queue_depth=depth)
         for name, depth in ((SERVED, 20_000), (NOBODY, 20_000), (SMALL, 3))
     }
+    models[SHARED] = ModelSettings(name=SHARED, source="tests:Nothing", collapse=True)
     models[KEPT] = ModelSettings(name=KEPT, source="tests:Nothing", cache=True)
     return Settings(redis_url=url, models=models, default_model=SERVED)
 

@@ -20,6 +20,7 @@ from tests.gevent_scenarios import (
     cost,
     elsewhere,
     idempotency,
+    joined,
     leftovers,
     limits,
     outages,
@@ -57,6 +58,11 @@ def url(valkey: PrivateValkey, redis: Redis, worker: StandInWorker) -> str:
 @scenarios(answers)
 def test_answers(theatre: Theatre, url: str, scenario: str) -> None:
     theatre.play(url, answers, scenario)
+
+
+@scenarios(joined)
+def test_joined(theatre: Theatre, url: str, scenario: str) -> None:
+    theatre.play(url, joined, scenario)
 
 
 @scenarios(leftovers)

@@ -30,7 +30,7 @@ def answer(redis: Redis, store: RedisBatchStore, question: int, size: int, keep_
     claim = store.claim("m", f"b{question}", 1)
     head = b'{"status":"SUCCESS","result":"' + b"x" * size + b'","task_id":'
     settled = Settled(1, f"t{question}", 1000, "", head + b'"t"' + _TAIL)
-    asked = Asked(name, "m", keep_ms, len(head), _TAIL)
+    asked = Asked(name, "m", 0, keep_ms, len(head), _TAIL, b"", True, 1, 0)
     assert store.finish(claim.batch_id, [replace(settled, asked=asked)], last=True)
     return name
 

@@ -29,6 +29,7 @@ NAMES = {
     "cancelled": lambda shard: shard.cancelled(),
     "request": lambda shard: shard.request("r1"),
     "idempotency": lambda shard: shard.idempotency("0f"),
+    "asked": lambda shard: shard.asked("0f"),
     "cached": lambda shard: shard.cached("0f"),
     "edition": lambda shard: shard.edition("minilm"),
     "arrivals": lambda shard: shard.arrivals(17),

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from msgspec import json
 
 from config.keys import Shard
-from config.settings import Settings
+from config.settings import ModelSettings, Settings
 from tasks.errors import IdempotencyConflict
 from tasks.messages import NO_PARAMETERS, Outgoing
-from tasks.once import Once, Recogniser, Repeated, call_hash, canonical
+from tasks.once import Once, Recogniser, Repeated, call_hash, canonical, read_mark
 from tasks.refusals import refusals
 
 values = st.recursive(
@@ -22,7 +22,12 @@ values = st.recursive(
 )  # fmt: skip
 
 
-RECOGNISER = Recogniser(Settings(), Shard())
+def recogniser(**about: object) -> Recogniser:
+    model = ModelSettings(**{"name": "m", "source": "a:B", **about})  # type: ignore[arg-type]
+    return Recogniser(Settings(models={"m": model}, default_model="m"), Shard())
+
+
+RECOGNISER = recogniser()
 
 
 def once(
@@ -70,6 +75,32 @@ def test_the_name_is_the_owners_and_safe_whatever_the_key() -> None:
     assert once(owner="ann", key="abc").claim != once(owner="anna", key="bc").claim
     assert once(key='"; DROP\x1b').claim.isascii()
     assert once(owner="bob").fingerprint == once().fingerprint
+
+
+def test_a_question_is_of_all_that_can_make_its_answer_another() -> None:
+    def question(input: bytes = b"1", parameters: bytes = NO_PARAMETERS, owner: str = "", **about: object) -> str:
+        made = recogniser(**{"collapse": True, **about}).of("m", input, parameters, owner)
+        assert made is not None
+        return made.question
+
+    others = [
+        question(b"2"), question(parameters=b'{"a":1}'), question(owner="ann"), question(version="2"),
+        question(source="a:C"), question(options={"k": 1}),
+    ]  # fmt: skip
+    assert len({question(), *others}) == 1 + len(others)
+    # What does not change an answer does not change its question.
+    assert question(max_batch_size=8, cache=True) == question()
+
+
+def test_who_shares_keeps_nothing_and_who_keeps_shares() -> None:
+    shares = recogniser(collapse=True).of("m", b"1", NO_PARAMETERS, "")
+    keeps = recogniser(cache=True).of("m", b"1", NO_PARAMETERS, "")
+    assert shares is not None
+    assert keeps is not None
+    assert (bool(shares.asked), shares.kept, shares.keep_ms) == (True, "", 0)
+    assert (bool(keeps.asked), bool(keeps.kept), keeps.keep_ms) == (True, True, 300_000)
+    assert recogniser(cache=True).of("m", b"1", NO_PARAMETERS, "", fresh=True) is None
+    assert read_mark(f"{keeps.mark};bunch:reply:x") == (keeps.question, 300_000)
 
 
 def test_a_call_of_many_is_another_with_one_more() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from batching.asked import Finished
 from batching.policy import Reason, RetryPolicy
 from batching.ports import BatchInfo, NullObserver
 from batching.request import Ok, Outcome, Request
@@ -24,14 +25,14 @@ class Store:
         self._log = log
         self._lease = lease
 
-    def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> bool:
+    def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> Finished:
         self._lease -= 1
         if self._lease < 0:
-            return False
+            return Finished(False)
         self._log += [f"stored {each.task_id}" for each in outcomes]
         if last:
             self._log.append("lease dropped")
-        return True
+        return Finished(True)
 
 
 class FollowUp:

@@ -51,6 +51,7 @@ def describe(settings: Settings) -> dict[str, Any]:
         cached="boolean",
         model_version="string",
     )
+    components["Metadata"]["properties"]["collapsed"] = {"type": "boolean"}
     components["Inference"] = _object(request_id="string", task_id="string", model="string", latency_ms="number")
     components["Inference"]["properties"] |= {"output": {}, "metadata": {"$ref": "#/components/schemas/Metadata"}}
     components["Accepted"] = _object(task_id="string", request_id="string", status="string")
