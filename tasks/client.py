@@ -22,6 +22,7 @@ from config.tiers import Tier
 from tasks.caller import Caller
 from tasks.errors import BY_CODE, BackendUnavailable, BunchError, DeadlineExceeded, InferenceFailed, TaskCancelled
 from tasks.messages import NO_PARAMETERS, MessageWriter, Outgoing
+from tasks.metrics import CACHE_HITS
 from tasks.once import Recogniser, Repeated
 from tasks.outbox import Outbox, Receipt
 from tasks.ownership import owned_id
@@ -36,21 +37,38 @@ _TAKE_BACK_EVERY_S = 0.5
 
 
 class Client:
-    """Constructing builds; `start` opens the subscription and starts flushing. Call it after any fork."""
+    """Constructing builds; `start` opens the subscription and starts flushing. Call it after any fork.
 
-    def __init__(self, settings: Settings, redis: Redis, shard: Shard | None = None) -> None:
+    `on_answered` is told of each request that was answered from the cache, and so never reaches a worker.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        redis: Redis,
+        shard: Shard | None = None,
+        on_answered: Callable[[Outgoing, Tier], None] = lambda out, tier: None,
+    ) -> None:
         self._settings = settings
+        self._on_answered = on_answered
         self._redis = redis
         self._keys = shard or Shard()
         name = new_id()
         self.router = Router(redis, name, on_hang_up=self._take_back)
         self.outbox = Outbox(
-            redis, name, Rules(settings, self._keys), self.router.settle, self._keys, self._take_back_later
+            redis,
+            name,
+            Rules(settings, self._keys),
+            self.router.settle,
+            self._keys,
+            self._take_back_later,
+            self._answered,
         )
         self._writer = MessageWriter(self.router.channel)
         self._hang_up = redis.register_script(scripts.source("hang_up", scripts.folder_of(__file__)))
         self._cancel = redis.register_script(scripts.source("cancel", scripts.folder_of(__file__)))
         self._queues = {(name, tier): self._keys.queue(name, tier) for name in settings.models for tier in Tier}
+        self._tiers = {queue: tier for (_, tier), queue in self._queues.items()}
         self._quotas = Quotas(settings)
         self._recogniser = Recogniser(settings, self._keys)
         self._sync_result_ttl_ms = min(settings.sync_result_ttl_ms, settings.result_ttl_ms)
@@ -185,6 +203,10 @@ class Client:
         except RedisError as error:
             raise BackendUnavailable(f"the result store is not reachable: {error}") from error
         return known.decode() if known else request_id
+
+    def _answered(self, out: Outgoing) -> None:
+        CACHE_HITS.labels(out.model).inc()
+        self._on_answered(out, self._tiers[out.queue])
 
     def _take_back(self, task_ids: Sequence[str]) -> bool:
         longest_ms = self._settings.request_timeout_ms

@@ -27,7 +27,7 @@ from config.keys import Shard, reply_channel
 from config.redis import Line, Script
 from tasks.errors import BackendUnavailable, BunchError
 from tasks.messages import Outgoing
-from tasks.refusals import QUEUED, count_answered, refusals
+from tasks.refusals import QUEUED, answered, refusals
 from tasks.router import Pending
 from tasks.rules import Rules
 
@@ -55,7 +55,8 @@ class Receipt:
 class Outbox:
     """Collects and flushes. `settle` wakes a refused caller, or one who wants a receipt.
 
-    `on_doubt` gets the task ids of a flush that may yet run, though its callers have been refused.
+    `on_doubt` gets the task ids of a flush that may yet run, though its callers have been refused; `on_answered` each
+    request that was answered from the cache, and so never reaches a worker.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Outbox:
         settle: Callable[[Pending, object], None],
         shard: Shard | None = None,
         on_doubt: Callable[[list[str]], None] = lambda task_ids: None,
+        on_answered: Callable[[Outgoing], None] = lambda out: None,
     ) -> None:
         self._name = name
         self._channel = reply_channel(name)
@@ -73,6 +75,7 @@ class Outbox:
         self._rules = rules
         self._settle = settle
         self._on_doubt = on_doubt
+        self._on_answered = on_answered
         self._keys = shard or Shard()
         self._items: list[Posted] = []
         self._wake = Event()
@@ -158,7 +161,8 @@ class Outbox:
     def _report(self, batch: list[Posted], answer: bytes) -> None:
         if answer.strip(QUEUED):
             outs = [item.out for item in batch]
-            count_answered(answer, outs)
+            for out in answered(answer, outs):
+                self._on_answered(out)
             for item, error in zip(batch, refusals(answer, outs), strict=True):
                 if error is not None:
                     self._settle(item.pending, error)

@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from batching.policy import Shed
 from tasks.errors import IdempotencyConflict, RateLimited, Refused, ServiceOverloaded
 from tasks.messages import Outgoing
-from tasks.metrics import CACHE_HITS
 from tasks.once import Repeated
 
 QUEUED = b"0"
@@ -50,11 +49,10 @@ def refusals(answer: bytes, batch: list[Outgoing]) -> Iterator[Refused | Idempot
         yield None if status in _ACCEPTED else _error(status, next(each), out)
 
 
-def count_answered(answer: bytes, batch: list[Outgoing]) -> None:
-    """Add what came from the cache to its metric."""
-    for status, out in zip(answer, batch, strict=False):
-        if status == _ANSWERED:
-            CACHE_HITS.labels(out.model).inc()
+def answered(answer: bytes, batch: list[Outgoing]) -> Iterator[Outgoing]:
+    """Those that got their answer from the cache."""
+    # What follows the statuses is of no request.
+    return (out for status, out in zip(answer, batch, strict=False) if status == _ANSWERED)
 
 
 def _error(status: int, detail: bytes, out: Outgoing) -> Refused | IdempotencyConflict | Repeated:

@@ -38,7 +38,7 @@ from webapp.direct import DirectModels
 from webapp.errors import ApiError, bunch_error_answer, error_answer
 from webapp.identity import make_identity
 from webapp.identity.base import Access, access_of
-from webapp.ledger import RefusalLedger
+from webapp.ledger import DoorLedger
 from webapp.ops import views as ops
 from webapp.services import Services
 from webapp.telemetry import configure, every_second
@@ -218,10 +218,11 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
     redis = redis or connect(settings.redis_url)
     fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
     shared = SharedMetrics(redis)
+    ledger = DoorLedger(LedgerBuffer(LedgerStream(redis))) if settings.keeps_ledger else None
     return Services(
         settings=settings,
         redis=redis,
-        client=Client(settings, redis),
+        client=Client(settings, redis, on_answered=ledger.answered) if ledger else Client(settings, redis),
         fleet=fleet,
         metrics=shared,
         history=History(redis, fleet, shared, tuple(settings.models)),
@@ -229,7 +230,7 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
         direct=DirectModels(settings),
         identity=make_identity(settings, redis),
         declared=declared_by(settings),
-        ledger=RefusalLedger(LedgerBuffer(LedgerStream(redis))) if settings.keeps_ledger else None,
+        ledger=ledger,
     )
 
 

@@ -1,4 +1,4 @@
-"""The frontend's side of the ledger: what was refused at the door, and so never reached a worker."""
+"""The frontend's side of the ledger: what was refused at the door, or answered there, and so never reached a worker."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import gevent
 from config.tiers import Tier
 from tasks.client import new_id
 from tasks.errors import BunchError
-from tasks.ledger import REFUSED, LedgerBuffer, LedgerRow
+from tasks.ledger import COMPLETED, REFUSED, LedgerBuffer, LedgerRow
+from tasks.messages import Outgoing
 
 FLUSH_EVERY_S = 0.5
 _AT_THE_DOOR = frozenset({"SERVICE_OVERLOADED", "RATE_LIMITED", "BACKEND_UNAVAILABLE", "MODEL_UNAVAILABLE"})
 
 
-class RefusalLedger:
-    """`note` for each error; it knows which are its own."""
+class DoorLedger:
+    """`note` for each error, it knows which are its own; `answered` for each answer from the cache."""
 
     def __init__(self, buffer: LedgerBuffer) -> None:
         self._buffer = buffer
@@ -38,6 +39,10 @@ class RefusalLedger:
                 new_id(), owner, tier.value, model, REFUSED, now_ms - latency_ms, now_ms, latency_ms, 0, error.code
             )
         )
+
+    def answered(self, out: Outgoing, tier: Tier) -> None:
+        now_ms = int(time.time() * 1000)
+        self._buffer.note(LedgerRow(out.task_id, out.owner, tier.value, out.model, COMPLETED, now_ms, now_ms, 0, 0))
 
     def _flush_forever(self) -> None:
         while True:

@@ -17,7 +17,7 @@ from tasks.slow import SlowLog
 from webapp.declared import Declared
 from webapp.direct import DirectModels
 from webapp.identity.base import Identity
-from webapp.ledger import RefusalLedger
+from webapp.ledger import DoorLedger
 
 if TYPE_CHECKING:
     from webapp.tracing import RequestTracer
@@ -39,6 +39,6 @@ class Services:
     direct: DirectModels
     identity: Identity
     declared: Mapping[str, Declared] = field(default_factory=dict)
-    ledger: RefusalLedger | None = None
+    ledger: DoorLedger | None = None
     tracer: RequestTracer | None = None
     description: bytes = b""

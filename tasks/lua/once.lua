@@ -3,8 +3,8 @@
 -- Those who wait for the answer to one question are in a hash: task id → <rank><message>, and '*' → <id of the one that is
 -- queued or computed>;<its rank>;<its deadline>. batching/lua/asked.lua ends their wait. Ranks there count from 0.
 local CONFLICT, REPEATED, ANSWERED, JOINED = '7', '8', 'a', 'j'
--- More stand for themselves: one step of Redis' must not answer any number.
-local MOST_WAITERS = 4096
+-- More stand for themselves: one step of Redis' must not read or answer any number.
+local MOST_WAITERS, MOST_BYTES = 4096, 67108864
 -- How long a question outlives its last deadline: an executor may be at it still.
 local GRACE_MS = 60000
 -- How far into a long queue one looks for a request, from either end.
@@ -96,7 +96,7 @@ local function recognition(door)
   end
 
   -- What becomes of one more that asks this: 'lead', for all who come after it; 'join' those who wait; 'alone'.
-  local function part_in(asked, class, deadline, queue_limit)
+  local function part_in(asked, class, deadline, queue_limit, size)
     local first, rank, due = string.match(redis.call('HGET', asked, '*') or '', '^(.-);(%d);(%d+)$')
     if not first then return 'lead' end
     if tonumber(due) <= door.now then
@@ -104,7 +104,8 @@ local function recognition(door)
       redis.call('HDEL', asked, first, '*')
       return 'lead'
     end
-    if redis.call('HLEN', asked) > MOST_WAITERS then return 'alone' end
+    local there = redis.call('HLEN', asked)
+    if there > MOST_WAITERS or there * size > MOST_BYTES then return 'alone' end
     rank = tonumber(rank) + 1
     if class.rank < rank and not door.refusal(class, deadline, queue_limit) then
       -- The first goes on waiting, for this one.
@@ -140,7 +141,7 @@ local function recognition(door)
       if kept ~= '' then before, after = kept_answer(kept, edition_of(model)) end
       if asked ~= '' and not before then
         -- What is wrong with that key must not cost anybody an answer.
-        local fine, found = pcall(part_in, asked, class, deadline, queue_limit)
+        local fine, found = pcall(part_in, asked, class, deadline, queue_limit, #rest)
         part = fine and found
       end
     end

@@ -11,7 +11,8 @@ from config.tiers import Tier
 from tasks import ledger, metrics
 from tasks.errors import DeadlineExceeded, InputRejected, ServiceOverloaded
 from tasks.ledger import LedgerBuffer, LedgerRow, bounded_id
-from webapp.ledger import RefusalLedger
+from tasks.messages import Outgoing
+from webapp.ledger import DoorLedger
 from workers.ledger import LedgerObserver
 
 
@@ -113,7 +114,7 @@ def test_ids_of_celery_clients_are_cut_to_what_fits() -> None:
 
 
 def test_a_frontend_notes_what_was_refused_at_the_door(stream: Stream, buffer: LedgerBuffer) -> None:
-    refusals = RefusalLedger(buffer)
+    refusals = DoorLedger(buffer)
     for error in (ServiceOverloaded("full"), InputRejected("no"), DeadlineExceeded("late")):
         refusals.note("acme", Tier.FREE, "echo", error, 0.002)
     buffer.flush()
@@ -122,3 +123,12 @@ def test_a_frontend_notes_what_was_refused_at_the_door(stream: Stream, buffer: L
         *("acme", "free", "refused", "SERVICE_OVERLOADED", 0),
     )
     assert row.completed_ms - row.created_ms == row.latency_ms == 2
+
+
+def test_an_answer_from_the_cache_is_a_request_that_took_no_attempt(stream: Stream, buffer: LedgerBuffer) -> None:
+    out = Outgoing("id", "echo", "bunch.echo.free", b"1", b"{}", 1, 1, 1, owner="acme")
+    DoorLedger(buffer).answered(out, Tier.FREE)
+    buffer.flush()
+    (row,) = stream.rows
+    assert (row.id, row.owner, row.tier, row.model, row.status) == ("id", "acme", "free", "echo", "completed")
+    assert (row.latency_ms, row.attempts, row.error) == (0, 0, "")
