@@ -1,0 +1,139 @@
+"""Whatever happens to requests that ask the same, in any order: each ends exactly once, and nothing is left over."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from dataclasses import replace
+
+import msgspec
+import pytest
+from redis import Redis
+
+from batching.asked import others_of
+from batching.policy import Reason
+from batching.ports import BatchInfo
+from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
+from batching.store import Blame, Claim, Entry, RedisBatchStore, Verdict
+from config.keys import Shard
+from config.tiers import TIERS, Tier
+from tasks.once import Once
+from tasks.results import CeleryCodec
+from tests.fakes.door import MODEL, Door
+
+KEYS = Shard()
+CODEC = CeleryCodec(60_000)
+QUESTIONS = 3
+STEPS = 120
+
+
+class World:
+    """A door and a worker; `ends` counts how often each request was settled."""
+
+    def __init__(self, redis: Redis, seed: int) -> None:
+        self.redis = redis
+        self.rng = random.Random(seed)
+        self.door = Door(redis, name=f"door-{seed}")
+        self.store = RedisBatchStore(redis, "w")
+        self.sent: dict[str, Tier] = {}
+        self.taken_back: set[str] = set()
+        self.ends: Counter[str] = Counter()
+        self.leases: list[Claim] = []
+        self._numbers = itertools.count()
+
+    def submit(self) -> None:
+        batch = []
+        for _ in range(self.rng.randint(1, 4)):
+            tier = self.rng.choice(TIERS)
+            question = f"{self.rng.randrange(QUESTIONS):064x}"
+            once = Once(question=question, asked=KEYS.asked(question))
+            timeout_ms = self.rng.choice((60_000, 60_000, 2))
+            batch.append(replace(self.door.request(tier, None, timeout_ms), tracked=self.rng.random() < 0.5, once=once))
+            self.sent[batch[-1].task_id] = tier
+        assert self.door.flush(batch) == [None] * len(batch)
+
+    def claim(self) -> None:
+        claim = self.store.claim(MODEL, f"b{next(self._numbers)}", self.rng.choice((1, 2, 64)))
+        if claim.entries:
+            self.leases.append(claim)
+
+    def take_back(self) -> None:
+        """Its caller has gone: known whether it is tracked or not."""
+        waiting = [each for each in self.sent if not self.ends[each] and each not in self.taken_back]
+        if waiting:
+            task_id = self.rng.choice(waiting)
+            self.taken_back.add(task_id)
+            self.redis.zadd(KEYS.cancelled(), {task_id: 10**14})
+
+    def worker_dies(self) -> None:
+        if self.leases:
+            claim = self.leases.pop(self.rng.randrange(len(self.leases)))
+            self.store.give_back(MODEL, claim.batch_id, self.rng.choice((Blame.NOTHING, Blame.ATTEMPT, Blame.SUSPECT)))
+
+    def pause(self) -> None:
+        if self.leases:
+            claim = self.leases.pop(self.rng.randrange(len(self.leases)))
+            assert self.store.put_aside(
+                MODEL, claim.batch_id, [(each.position, 0) for each in claim.entries], last=True
+            )
+
+    def finish(self, *, well: bool = False) -> None:
+        if not self.leases:
+            return
+        claim = self.leases.pop(self.rng.randrange(len(self.leases)))
+        info = BatchInfo(claim.batch_id, MODEL, "1", 1, Reason.IDLE, claim.view.now_ms, 0.001)
+        pairs = [self._settled(each, well=well) for each in claim.entries]
+        results = [CODEC.encode(*pair, info) for pair in pairs]
+        finished = self.store.finish(claim.batch_id, results, last=True)
+        assert finished
+        others, shared = others_of(finished.others, pairs)
+        assert shared <= len(others)
+        for request, outcome in (*pairs, *others):
+            self._ended(request, outcome)
+        # Late, and after somebody else has had it: nothing.
+        assert not self.store.finish(claim.batch_id, results, last=True)
+
+    def _settled(self, entry: Entry, *, well: bool) -> tuple[Request, Outcome]:
+        request = CODEC.decode(entry)
+        if entry.verdict is Verdict.CANCELLED:
+            return request, Cancelled()
+        if entry.verdict is not Verdict.RUN:
+            return request, Expired()
+        outcomes: list[Outcome] = [Ok(b"1"), Rejected("no"), Failed("bad"), Failed("busy", retryable=True), Expired()]
+        return request, outcomes[0] if well else self.rng.choice(outcomes)
+
+    def _ended(self, request: Request, outcome: Outcome) -> None:
+        self.ends[request.id] += 1
+        assert request.tier is self.sent[request.id]
+        if isinstance(outcome, Cancelled):
+            assert request.id in self.taken_back
+        elif request.result_ttl_ms:
+            stored = msgspec.json.decode(self.redis.get(KEYS.result(request.id)))
+            assert stored["task_id"] == request.id
+            assert stored["status"] == ("SUCCESS" if isinstance(outcome, Ok) else "FAILURE")
+            assert stored["bunch"]["tier"] == request.tier.value
+
+    def play(self) -> None:
+        steps = (self.submit, self.submit, self.claim, self.finish, self.take_back, self.worker_dies, self.pause)
+        for _ in range(STEPS):
+            self.rng.choice(steps)()
+        for _ in range(10 * STEPS):
+            self.claim()
+            if not self.leases:
+                break
+            self.finish(well=True)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_each_ends_once_and_nothing_is_left(redis: Redis, seed: int) -> None:
+    world = World(redis, seed)
+    world.play()
+    assert Counter(world.ends.values()) == {1: len(world.sent)}
+    assert world.store.look(MODEL).depth == 0
+    assert not redis.keys("bunch:asked:*")
+    assert not redis.keys("bunch:lease:*")
+    assert not redis.zcard(KEYS.delayed(MODEL))
+    # Who had ended before is forgotten with time.
+    assert {each.decode() for each in redis.zrange(KEYS.cancelled(), 0, -1)} <= world.taken_back
+    world.door.close()
