@@ -175,8 +175,7 @@ class Simulation:
             self._at_bell.append((feeder, feeder.epoch))
             # With nothing that could come due, only an arrival changes anything.
             if queues.depth or queues.delayed:
-                at, tick_s = self.now + min(left_s, LOOK_EVERY_S), self._costs.bell_tick_s
-                self._push(math.ceil(at / tick_s) * tick_s if tick_s else at, self._alarm, feeder)
+                self._push(self.now + min(left_s, LOOK_EVERY_S), self._alarm, feeder)
 
     def _alarm(self, feeder: Feeder, epoch: int, _argument: Any) -> None:
         if epoch == feeder.epoch:
@@ -204,7 +203,7 @@ class Simulation:
         if batch.size:
             feeder.took(self.now, batch, view.depth)
             if len(feeder.in_hand) == 1:
-                self._compute(feeder, batch, self.now)
+                self._compute(feeder, batch, self.now + self._costs.claim_item_s * batch.size)
         else:
             feeder.learner.looked(view.depth, self.now)
         self._turn(feeder, view)
@@ -242,23 +241,30 @@ class Simulation:
 
     def _answer(self, feeder: Feeder, batch: Batch) -> None:
         feeder.served += batch.size
-        at = self.now + self._costs.reply_s + self._costs.reply_item_s * batch.size
+        costs = self._costs
+        begun, item_s = self.now + costs.reply_s + costs.finish_item_s * batch.size, costs.reply_item_s
+        at = begun
         answered = self.queues.ledger.answered
         for rank, first, end in batch.runs:
             answered[rank].append((first, end, at))
+            at += item_s * (end - first)
         for rank, index in batch.singles:
             answered[rank].append((index, index + 1, at))
-        if self._callers is not None:
-            self._come_back(batch.requests(), at)
+            at += item_s
+        self._come_back(batch.requests(), begun + item_s, item_s)
 
-    def _come_back(self, requests: list[tuple[int, int]], at: float) -> None:
-        """The callers of a closed loop ask again."""
+    def _come_back(self, requests: list[tuple[int, int]], at: float, item_s: float = 0.0) -> None:
+        """The callers of a closed loop ask again, one after the other: what answers them takes their requests, too."""
         if self._callers is None:
             return
-        again = at + self._callers.think_s + self._costs.submit_s
-        if again < self._scenario.duration_s:
-            for rank, _ in requests:
-                self.queues.add(rank, again)
+        costs = self._costs
+        called = at + self._callers.think_s
+        again = called + costs.submit_s + costs.submit_item_s
+        for rank, _ in requests:
+            if again < self._scenario.duration_s:
+                self.queues.add(rank, again, called)
+            called += item_s
+            again += item_s + costs.submit_item_s
 
     def _lost(self, feeder: Feeder, _epoch: int, _argument: Any) -> None:
         """The executor has died with a batch inside."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from batching.simulator.arrivals import Callers, Recorded
+from batching.simulator.arrivals import Callers, Recorded, Times
 from batching.simulator.queues import Lane, Queues
 from batching.simulator.scenario import Scenario
 
@@ -68,7 +68,9 @@ class Draws:
 def make_queues(scenario: Scenario, draws: Draws) -> Queues:
     """The lanes with every arrival that is known beforehand."""
     arrivals = scenario.arrivals
-    times = arrivals.times(scenario.duration_s, draws.arrivals) + scenario.overheads.submit_s
+    costs = scenario.overheads
+    calls = arrivals.times(scenario.duration_s, draws.arrivals)
+    times = _in_turn(calls, costs.submit_item_s) + costs.submit_s
     if isinstance(arrivals, Recorded) and arrivals.ranks is not None:
         ranks = np.asarray(arrivals.ranks[: len(times)])
     elif max(scenario.tiers) == 1.0:
@@ -79,18 +81,21 @@ def make_queues(scenario: Scenario, draws: Draws) -> Queues:
     if gate is not None and isinstance(arrivals, Callers):
         raise ValueError("a closed loop has no admission here: its callers would ask again at once")
     lanes = []
-    incoming: list[tuple[float, int, float]] = []
+    incoming: list[tuple[float, int, float, float]] = []
     for rank, (low_s, high_s) in enumerate(scenario.deadlines_s):
-        mine = times[ranks == rank]
+        mine, called = times[ranks == rank], calls[ranks == rank]
         deadlines = None
         if low_s != high_s:
-            called = mine - scenario.overheads.submit_s
             deadlines = (called + low_s + (high_s - low_s) * draws.callers.random(len(mine))).tolist()
-        deadline_s = low_s - scenario.overheads.submit_s
+        deadline_s = low_s - costs.submit_s
         if gate is not None:
-            incoming += zip(mine.tolist(), [rank] * len(mine), deadlines or [math.inf] * len(mine), strict=True)
-            mine, deadlines = mine[:0], None if deadlines is None else []
-        lanes.append(Lane(mine.tolist(), min(scenario.queue_timeout_s, deadline_s), deadline_s, deadlines))
+            ends = deadlines or [math.inf] * len(mine)
+            incoming += zip(mine.tolist(), [rank] * len(mine), ends, called.tolist(), strict=True)
+            mine, called, deadlines = mine[:0], called[:0], None if deadlines is None else []
+        limit_s = min(scenario.queue_timeout_s, deadline_s)
+        lanes.append(
+            Lane(mine.tolist(), limit_s, deadline_s, deadlines, called.tolist() if costs.submit_item_s else None)
+        )
     incoming.sort()
     return Queues(
         lanes,
@@ -99,3 +104,12 @@ def make_queues(scenario: Scenario, draws: Draws) -> Queues:
         gate=gate,
         incoming=incoming,
     )
+
+
+def _in_turn(calls: Times, item_s: float) -> Times:
+    """When each is through at a server that needs `item_s` for one: Lindley's recursion, unrolled."""
+    if not item_s:
+        return calls
+    before = item_s * np.arange(len(calls))
+    through: Times = np.maximum.accumulate(calls - before) + before + item_s
+    return through

@@ -8,7 +8,7 @@ stands before the head, one by one, with its attempts.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,14 +27,15 @@ _FIRST_TRY = (1, 0)
 class Lane:
     """One tier. Times are those at which requests reach the queue.
 
-    `limit_s` is how long one may wait there, `deadline_s` how long its caller waits; `deadlines` are moments, where
-    callers differ.
+    `called` are those at which their callers asked, where that is not the same time before for all. `limit_s` is how
+    long one may wait there, `deadline_s` how long its caller waits; `deadlines` are moments, where callers differ.
     """
 
     times: list[float]
     limit_s: float = math.inf
     deadline_s: float = math.inf
     deadlines: list[float] | None = None
+    called: list[float] | None = None
     seen: int = 0
     head: int = 0
     front: deque[int] = field(default_factory=deque)
@@ -92,7 +93,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class Ledger:
-    """What became of the requests, per rank: runs (from, to, answered at), and counts of the others."""
+    """What became of the requests, per rank: runs (from, to, begun to be answered at), and counts of the others."""
 
     answered: list[list[tuple[int, int, float]]] = field(default_factory=lambda: [[], [], []])
     expired: Counter[int] = field(default_factory=Counter)
@@ -111,9 +112,9 @@ class Queues:
         max_batch_size: int,
         max_attempts: int,
         gate: Gate | None = None,
-        incoming: Sequence[tuple[float, int, float]] = (),
+        incoming: Sequence[tuple[float, int, float, float]] = (),
     ) -> None:
-        """With a `gate`, lanes start empty and `incoming` holds every arrival: time, rank, deadline."""
+        """With a `gate`, lanes start empty and `incoming` holds every arrival: time, rank, deadline, when called."""
         self.lanes = list(lanes)
         self.ledger = Ledger()
         self.history: dict[tuple[int, int], tuple[int, int]] = {}
@@ -147,9 +148,13 @@ class Queues:
     def depths(self) -> list[int]:
         return [lane.seen - lane.head + len(lane.front) for lane in self.lanes]
 
-    def add(self, rank: int, at: float) -> None:
+    def add(self, rank: int, at: float, called: float) -> None:
         """A caller asks again, later: for closed loops."""
-        insort(self.lanes[rank].times, at, lo=self.lanes[rank].seen)
+        lane = self.lanes[rank]
+        place = bisect_right(lane.times, at, lo=lane.seen)
+        lane.times.insert(place, at)
+        if lane.called is not None:
+            lane.called.insert(place, called)
         self.next_arrival = min(self.next_arrival, at)
 
     @property
@@ -262,7 +267,7 @@ class Queues:
     def _let_in_until(self, now: float, gate: Gate) -> None:
         incoming = self._incoming
         while self._let_in < len(incoming) and incoming[self._let_in][0] <= now:
-            at, rank, deadline = incoming[self._let_in]
+            at, rank, deadline, called = incoming[self._let_in]
             self._let_in += 1
             reason = gate.refuses(at, rank, self.depths())
             if reason is not None:
@@ -273,6 +278,8 @@ class Queues:
             lane.times.append(at)
             if lane.deadlines is not None:
                 lane.deadlines.append(deadline)
+            if lane.called is not None:
+                lane.called.append(called)
             lane.seen += 1
 
     def _take(self, rank: int, want: int, now: float, batch: Batch) -> int:

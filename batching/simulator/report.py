@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from batching.simulator.feeder import Feeder
 from batching.simulator.queues import Lane, Queues
-from batching.simulator.scenario import Scenario
+from batching.simulator.scenario import Overheads, Scenario
 from config.tiers import TIERS
 
 
@@ -62,7 +62,7 @@ def report(scenario: Scenario, queues: Queues, feeders: Sequence[Feeder], served
     submit_s, since = scenario.overheads.submit_s, scenario.warm_up_s
     latencies, arrived, good, last = [], [], 0, scenario.duration_s
     for lane, runs in zip(queues.lanes, queues.ledger.answered, strict=True):
-        came, took, left = _answers(lane, runs, submit_s)
+        came, took, left = _answers(lane, runs, scenario.overheads)
         counted = came >= since
         came, took, left = came[counted], took[counted], left[counted]
         good += int(np.count_nonzero((took <= scenario.slo_s) & (left >= 0)))
@@ -111,7 +111,7 @@ def report(scenario: Scenario, queues: Queues, feeders: Sequence[Feeder], served
 
 
 def _answers(
-    lane: Lane, runs: Sequence[tuple[int, int, float]], submit_s: float
+    lane: Lane, runs: Sequence[tuple[int, int, float]], costs: Overheads
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Of each answered request: when its caller called, how long it took, and how long before its deadline."""
     if not runs:
@@ -122,9 +122,11 @@ def _answers(
     starts = np.repeat(first - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
     index = starts + np.arange(lengths.sum())
     came = np.asarray(lane.times)[index]
-    answered_at = np.repeat(at, lengths)
+    # Answers of a batch go out one after the other.
+    answered_at = np.repeat(at, lengths) + costs.reply_item_s * (index - np.repeat(first, lengths) + 1)
     deadline = came + lane.deadline_s if lane.deadlines is None else np.asarray(lane.deadlines)[index]
-    return came - submit_s, answered_at - came + submit_s, deadline - answered_at
+    called = came - costs.submit_s if lane.called is None else np.asarray(lane.called)[index]
+    return called, answered_at - called, deadline - answered_at
 
 
 def _since(times: Sequence[float], since: float) -> int:

@@ -26,22 +26,25 @@ class Overheads:
 
     Args:
         submit_s: from the caller to the queue: HTTP, outbox, the submit script.
+        submit_item_s: between one request and the next of those that come together: a frontend takes them in turn.
         look_s: reading the depths.
         claim_s: from the decision to the batch's arrival in the executor: script, parsing, pipe.
+        claim_item_s: and what each request of the batch adds to that; nothing where another one computes meanwhile.
         collect_s: from the end of a batch until the feeder knows of it.
-        reply_s: from then until the callers have their answers: finish script, reply, HTTP.
-        reply_item_s: and what each request of the batch adds to that.
-        bell_tick_s: the grain in which a wait at the bell times out. Redis and Valkey look at time-outs when something
-            happens or their `hz` timer comes, each 100 ms by default; so a wait of 20 ms may last 100.
+        reply_s: from then until the first caller has its answer: finish script, reply, HTTP.
+        finish_item_s: and what each request of the batch adds to that: outcomes are stored as a whole.
+        reply_item_s: between one answer of a batch and the next.
     """
 
     submit_s: float = 0.0
+    submit_item_s: float = 0.0
     look_s: float = 0.0
     claim_s: float = 0.0
+    claim_item_s: float = 0.0
     collect_s: float = 0.0
     reply_s: float = 0.0
+    finish_item_s: float = 0.0
     reply_item_s: float = 0.0
-    bell_tick_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

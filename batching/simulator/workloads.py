@@ -19,7 +19,9 @@ MODEL = Affine(batch_s=0.020, item_s=0.0005, jitter=0.05)
 # Where a batch of any size takes about the same: 64 / 56 ms = 1,143 a second.
 FLAT_MODEL = Affine(batch_s=0.050, item_s=0.0001, jitter=0.05)
 # What a request costs beside the model on a small machine with two cores, Redis included.
-OVERHEADS = Overheads(0.0010, 0.0003, 0.0006, 0.0003, 0.0010, 0.00002)
+OVERHEADS = Overheads(
+    submit_s=0.0010, look_s=0.0003, claim_s=0.0006, collect_s=0.0003, reply_s=0.0010, reply_item_s=0.00002
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,17 @@
 """`python -m tests.benchmarks.virtual`: the same workloads on the running system and in virtual time, side by side.
 
 The model is `simulated`: 20 ms + 0.5 ms an item, up to 64, all times `--scale`. The larger the scale, the less the
-machine's own noise says; at 1 nothing else may run on it. First two loads that are *not* among those compared say
-what the machinery costs on this machine: one caller of a model that takes no time (the fixed part of a request's way),
-and 64 of them (what each request of a batch adds). Then, for each workload and policy, the real system is driven with
-arrivals drawn beforehand, and the simulator is given the very same moments.
+machine's own noise says; at 1 nothing else may run on it. First three loads that are *not* among those compared say
+what the machinery costs on this machine: now and then a request for a model that takes no time (the fixed part of a
+request's way), and batches of 64 of another model, sent at once and by callers who wait (what each request of a batch
+adds to each stretch of the way). Then, for each workload and policy, the real system is driven with arrivals drawn
+beforehand, and the simulator is given the very same moments.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +22,7 @@ from statistics import median
 import click
 import msgspec
 import numpy as np
+from redis import Redis
 
 from batching.simulator import (
     Affine,
@@ -32,15 +35,17 @@ from batching.simulator import (
     Scenario,
     simulate,
 )
+from config.redis import connect
+from tasks.journal import Journal
 from tests.benchmarks.bunch_system import Bunch
-from workers.cli.load import Load, Run
+from workers.cli.load import Answer, Load, Run
 from workers.cli.simulate import make_maker
 from workers.cli.summary import summarise
 
 _BATCH_MS, _ITEM_MS, _MAX_WAIT_MS, _MAX = 20.0, 0.5, 50.0, 64
 _TIMEOUT_S = 9.0
-# The server's `hz` is 10.
-_BELL_TICK_S = 0.1
+# Of the model by which batches of 64 are measured.
+_FLAT_MS = 50.0
 
 _CONFIG = """
 default_model = "sim"
@@ -55,6 +60,13 @@ options = {{ batch_ms = {batch_ms}, item_ms = {item_ms} }}
 [models.echo]
 source = "workers.models.echo:Echo"
 max_batch_size = {size}
+
+[models.flat]
+source = "workers.models.simulated:Simulated"
+max_batch_size = {size}
+max_wait_ms = 2000
+policy = "fixed"
+options = {{ batch_ms = {flat_ms}, item_ms = 0 }}
 """
 
 
@@ -122,35 +134,61 @@ def compare(policy: str, scale: float, chosen: Sequence[Workload], *, duration_s
             policy=policy,
             batch_ms=_BATCH_MS * scale,
             item_ms=_ITEM_MS * scale,
+            flat_ms=_FLAT_MS,
         )
         bunch.launch_with(config, {"BUNCH_QUEUE_TIMEOUT_MS": "9000"})
         bunch.wait_ready()
         url = f"{bunch.url}/v1/inference"
-        overheads = calibrate(url)
+        with connect(bunch.redis_url()) as redis:
+            overheads = calibrate(url, redis)
         return [row for each in chosen for row in _both(url, policy, scale, each, overheads, duration_s, rounds)]
     finally:
         bunch.stop()
 
 
-def calibrate(url: str) -> Overheads:
-    """What the machinery costs, by a model that takes no time: a lone caller, and 64."""
+def calibrate(url: str, redis: Redis) -> Overheads:
+    """What the machinery costs: a lone request's way, and what each of 64 in a batch adds to each stretch of it."""
     _drive(url, "echo", Callers(1), 2.0)
-    alone = _drive(url, "echo", Callers(1), 4.0)
-    fixed_s = median(each.latency_s for each in alone.answers)
-    many = _drive(url, "echo", Callers(64), 5.0)
-    # Such that the closed loop of a model without a time of its own comes out as measured.
-    item_s = many.elapsed_s / len(many.answers) - fixed_s / 64
-    click.echo(f"{fixed_s * 1000:.2f} ms for a request, {item_s * 1e6:.0f} µs for each beside it", err=True)
+    # Seldom, so that everything has gone to sleep between two, as it does under the loads compared.
+    seldom = _drive(url, "echo", Recorded(np.arange(0, 5, 0.07).tolist()), 5.0)
+    fixed_s = median(each.latency_s for each in seldom.answers)
+    once = _drive(url, "flat", Recorded(np.repeat(np.arange(0, 4, 0.3), _MAX).tolist()), 4.0)
+    # The first of a batch waits in the queue for the last.
+    in_s = median(max(map(_queue_s, batch)) for batch in _batches(once)) / _MAX
+    first_s = median(min(each.latency_s for each in batch) for batch in _batches(once))
+    both_s = max(0.0, (first_s - _FLAT_MS / 1000 - fixed_s) / _MAX - in_s)
+    # What of it is after the model, the workers have written down.
+    stored_ms = [each.reply_ms for each in Journal(redis).records() if len(each.members) == _MAX]
+    finish_s = min(both_s, median(stored_ms) / 1000 / _MAX)
+    loop = _drive(url, "flat", Callers(_MAX), 4.0)
+    ends = sorted(min(each.finished_s for each in batch) for batch in _batches(loop) if len(batch) == _MAX)
+    cycle_s = median(after - before for before, after in itertools.pairwise(ends))
+    out_s = max(0.0, (cycle_s - _FLAT_MS / 1000 - fixed_s) / _MAX - in_s - both_s)
+    each_us = " + ".join(f"{each * 1e6:.0f}" for each in (in_s, both_s - finish_s, finish_s, out_s))
+    click.echo(f"{fixed_s * 1000:.2f} ms for a request, and {each_us} µs for each of a batch", err=True)
     # How the fixed part is shared out moves no figure by more than itself: the order is that of the steps' own work.
     return Overheads(
         submit_s=0.3 * fixed_s,
+        submit_item_s=in_s,
         look_s=0.1 * fixed_s,
         claim_s=0.25 * fixed_s,
+        claim_item_s=both_s - finish_s,
         collect_s=0.15 * fixed_s,
         reply_s=0.3 * fixed_s,
-        reply_item_s=max(0.0, item_s),
-        bell_tick_s=_BELL_TICK_S,
+        finish_item_s=finish_s,
+        reply_item_s=out_s,
     )
+
+
+def _queue_s(answer: Answer) -> float:
+    return float(msgspec.json.decode(answer.body)["metadata"]["queue_ms"]) / 1000
+
+
+def _batches(run: Run) -> list[list[Answer]]:
+    found: dict[str, list[Answer]] = {}
+    for each in run.answers:
+        found.setdefault(each.batch_id, []).append(each)
+    return list(found.values())
 
 
 def _both(
@@ -210,7 +248,7 @@ def _simulated(
 
 
 def _drive(url: str, model: str, arrivals: Arrivals, duration_s: float) -> Run:
-    run = Run()
+    run = Run(keep_bodies=model == "flat")
 
     def body(number: int) -> bytes:
         return msgspec.json.encode({"model": model, "input": f"request {number}"})

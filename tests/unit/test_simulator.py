@@ -87,10 +87,27 @@ def test_costs_are_added_where_they_arise() -> None:
     assert report.p50_ms == pytest.approx(20.5 + 1 + 2 + 4 + 8 + 16)
 
 
-def test_a_wait_at_the_bell_ends_with_the_servers_next_tick() -> None:
-    """A window of 50 ms from 1.01 s on, on a server that looks at time-outs every 100 ms."""
-    late = replace(BASE, arrivals=Recorded([1.01]), policy=fixed, overheads=Overheads(bell_tick_s=0.1))
-    assert simulate(late).p50_ms == pytest.approx(20.5 + 90)
+def test_requests_that_come_together_are_taken_and_answered_in_turn() -> None:
+    """Four at once, for a full batch, each of whose requests costs something on each stretch of the way."""
+    costs = Overheads(submit_item_s=0.001, reply_item_s=0.002, claim_item_s=0.01, finish_item_s=0.1)
+    four = replace(
+        BASE, arrivals=Recorded([1.0] * 4), policy=lambda: FixedWindow(4, 9.0), service=Affine(0.1), overheads=costs
+    )
+    # In the queue after 4, in the executor after 40 more, stored after 400, and then one after the other.
+    assert sorted(float(each) * 1000 for each in simulate(four).latencies_s[1]) == pytest.approx([546, 548, 550, 552])
+    # Nobody waits for the turn of those who came long before.
+    alone = replace(four, arrivals=Recorded([1.0, 2.0]), policy=idle)
+    assert [float(each) * 1000 for each in simulate(alone).latencies_s[1]] == pytest.approx([213, 213])
+
+
+def test_callers_come_back_as_they_are_answered() -> None:
+    """Those of one batch do not ask again at the same moment: `WhenIdle` sends off the first alone."""
+    loop = replace(BASE, arrivals=Callers(8), service=Affine(0.1), policy=idle, duration_s=10.0)
+    together = simulate(loop)
+    apart = simulate(replace(loop, overheads=Overheads(submit_item_s=0.001, reply_item_s=0.002)))
+    assert together.mean_batch is not None
+    assert apart.mean_batch is not None
+    assert apart.mean_batch < together.mean_batch
 
 
 def test_a_full_batch_is_claimed_behind_the_one_that_computes() -> None:

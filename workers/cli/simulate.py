@@ -38,7 +38,9 @@ from workers.cli.base import fail, json_option, print_json, print_table
 
 POLICIES: tuple[str, ...] = get_args(get_type_hints(ModelSettings)["policy"])
 # What a request costs beside the model on a small machine with two cores, Redis included; see docs/capacity.md.
-LOCAL = Overheads(0.0010, 0.0003, 0.0006, 0.0003, 0.0010, 0.00002)
+LOCAL = Overheads(
+    submit_s=0.0010, look_s=0.0003, claim_s=0.0006, collect_s=0.0003, reply_s=0.0010, reply_item_s=0.00002
+)
 
 
 @dataclass(frozen=True, slots=True)
