@@ -3,10 +3,10 @@
 A batch of n takes a fixed time and a time per item. What counts for a queue is the rate of *full* batches, while at low
 load only small ones are seen; so a line is fitted through (size, seconds), with old batches forgotten.
 
-`BatchTime` fits a line as well, and is another estimator on purpose. A policy wants the time inside the executor, at once
-and up to date: `BatchTime` believes its first batch until a second one contradicts it, and begins anew when the device has
-changed. On this one callers are refused: it counts claims and pipe too, says nothing before it is sure, and never falls
-back into knowing nothing, since without a rate the door is open.
+`BatchTime` fits a line as well, and is another estimator on purpose. A policy wants the time inside the executor, at
+once and up to date: `BatchTime` believes its first batch until a second one contradicts it, and begins anew when the
+device has changed. On this one callers are refused: it counts claims and pipe too, says nothing before it is sure, and
+never falls back into knowing nothing, since without a rate the door is open.
 """
 
 from __future__ import annotations
