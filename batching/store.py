@@ -168,10 +168,10 @@ class RedisBatchStore:
         self._shares = tuple(shares)
         self._keep = keep
         self._ageing_ms = int(ageing_s * 1000)
-        self._look = Script(scripts.source("look"))
-        self._claim = Script(scripts.source("claim", parts=("tiers", "fair")))
+        self._look = Script(scripts.source("look", parts=("message",)))
+        self._claim = Script(scripts.source("claim", parts=("message", "tiers", "fair")))
         self._finish = Script(scripts.source("finish", parts=("reply", "asked")))
-        self._put_aside = Script(scripts.source("put_aside"))
+        self._put_aside = Script(scripts.source("put_aside", parts=("message",)))
 
     @property
     def _line(self) -> Line:
@@ -285,7 +285,7 @@ class RedisBatchStore:
         return bell.wait(self._keys.bell(model), timeout_s)
 
 
-_GIVE_BACK = Script(scripts.source("give_back"))
+_GIVE_BACK = Script(scripts.source("give_back", parts=("message",)))
 
 
 def give_back(line: Line, keys: Shard, worker_id: str, model: str, batch_id: str, blame: Blame) -> int:

@@ -26,7 +26,7 @@ class DeadLetters:
     def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
         self._redis = redis
         self._keys = shard or Shard()
-        self._replay = redis.register_script(scripts.source("replay", scripts.folder_of(__file__)))
+        self._replay = redis.register_script(scripts.source("replay", scripts.folder_of(__file__), ("message",)))
 
     def newest(self, limit: int = 1000) -> list[DeadLetter]:
         """The newest first."""

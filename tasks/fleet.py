@@ -67,7 +67,7 @@ class Fleet:
         self._redis = redis
         self._keys = shard or Shard()
         self._ttl_ms = lease_ttl_s * 1000
-        self._look = redis.register_script(scripts.source("look"))
+        self._look = redis.register_script(scripts.source("look", parts=("message",)))
 
     def workers(self) -> list[WorkerRow]:
         """Every worker with a heartbeat, the silent ones among them (`age_ms` tells)."""

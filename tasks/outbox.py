@@ -79,8 +79,7 @@ class Outbox:
         self._keys = shard or Shard()
         self._items: list[Posted] = []
         self._wake = Event()
-        parts = ("gcra", "pressure", "capacity", "once")
-        self._script = Script(scripts.source("submit", scripts.folder_of(__file__), parts))
+        self._script = Script(scripts.source("submit", scripts.folder_of(__file__), rules.parts))
         self._greenlet: gevent.Greenlet[..., None] | None = None
         self.flushes = 0
 

@@ -13,10 +13,12 @@ _NO_QUOTA = (0, 0, 0, NO_KEY)
 
 
 class Rules:
-    """Constant arguments and key names of the submit script."""
+    """Constant arguments, key names and parts of the submit script."""
 
     def __init__(self, settings: Settings, keys: Shard) -> None:
         self.shares = DEFAULT_SHARES
+        # Without thresholds nothing asks what the fleet can do; who does not ask need not build the functions.
+        self.parts = ("gcra", "once") if settings.admission == "off" else ("gcra", "pressure", "capacity", "once")
         self.general: tuple[object, ...] = (
             settings.admission,
             settings.capacity_percent / 100,

@@ -1,4 +1,5 @@
--- Prepended to every script: the stamp's layout (batching/stamp.py) and the clock.
+-- Prepended to every script: the stamp's layout (batching/stamp.py) and the clock. A function is made anew each time that
+-- its script runs, wanted or not: what few scripts want is in parts of its own, as message.lua.
 local HEAD = '{"headers":{"bunch":"1;'
 local DEADLINE = #HEAD + 1
 local LIMIT = DEADLINE + 14
@@ -11,13 +12,6 @@ local KEY = TTL + 10
 local ID = KEY + 9
 local NO_KEY = '00000000'
 
--- The whole stamp, not its beginning alone: of a message that only looks like ours every script would fail half-way, at
--- each claim anew, and nothing behind it would ever be served.
-local D9 = string.rep('%d', 9)
-local D13 = string.rep('%d', 13)
-local X8 = string.rep('%x', 8)
-local STAMP = '^' .. HEAD .. D13 .. ';' .. D13 .. ';' .. D13 .. ';%d%d;%d;[01];' .. D9 .. ';' .. X8 .. ';[^"]+"'
-
 local function now_us()
   local t = redis.call('TIME')
   return t[1] * 1000000 + t[2]
@@ -25,10 +19,6 @@ end
 
 local function now_ms()
   return math.floor(now_us() / 1000)
-end
-
-local function stamped(message)
-  return string.find(message, STAMP) ~= nil
 end
 
 local function field(message, at, width)
@@ -39,64 +29,8 @@ local function tracked(message)
   return string.byte(message, TRACKED) == 49
 end
 
--- Only to tell callers apart, so the whole stamp need not be looked at.
-local function key_of(message)
-  return string.sub(message, 1, #HEAD) == HEAD and string.sub(message, KEY, KEY + 7) or NO_KEY
-end
-
 local function task_id(message)
   return string.sub(message, ID, string.find(message, '"', ID, true) - 1)
-end
-
--- Deliveries that reached an executor and did not come back. Anybody else's message counts in a header of its own,
--- spliced in without a JSON round trip (cjson turns [] into {}); inside a JSON string the quotes would be escaped, so
--- the first match is the real key.
-local COUNTED = '"headers": {"bunch_attempt": '
-local HEADERS = {'"headers": {', '"headers":{'}
-local function attempts(message)
-  if stamped(message) then return field(message, ATTEMPT, 2) end
-  local _, to = string.find(message, COUNTED, 1, true)
-  if not to then return 0 end
-  return tonumber(string.match(message, '^%d%d?', to + 1)) or 0
-end
-
--- How many of those attempts ended with the executor's death. Anybody else's message has one count for both.
-local function losses(message)
-  if stamped(message) then return string.byte(message, LOST) - 48 end
-  return attempts(message)
-end
-
-local function with_attempt(message, lost)
-  if stamped(message) then
-    -- It has waited its turn once: from here on only its deadline counts, not the queue's age limit.
-    return string.sub(message, 1, LIMIT - 1) .. string.sub(message, DEADLINE, DEADLINE + 12)
-      .. string.sub(message, LIMIT + 13, ATTEMPT - 1)
-      .. string.format('%02d;%d', math.min(attempts(message) + 1, 99), math.min(losses(message) + (lost and 1 or 0), 9))
-      .. string.sub(message, LOST + 1)
-  end
-  local from, to = string.find(message, COUNTED, 1, true)
-  if from then
-    local digits = string.match(message, '^%d%d?', to + 1) or ''
-    return string.sub(message, 1, to) .. math.min(attempts(message) + 1, 99) .. string.sub(message, to + 1 + #digits)
-  end
-  for i = 1, #HEADERS do
-    from, to = string.find(message, HEADERS[i], 1, true)
-    if from then
-      -- Protocol 1 has no headers.
-      local comma = string.find(message, '^%s*}', to + 1) and '' or ', '
-      return string.sub(message, 1, from - 1) .. COUNTED .. '1' .. comma .. string.sub(message, to + 1)
-    end
-  end
-  return message
-end
-
--- Retries whose pause is over go to the head of their queue. `first` is the number of the first queue in KEYS.
-local function wake_delayed(delayed, first, now)
-  local due = redis.call('ZRANGEBYSCORE', delayed, '-inf', string.format('%.0f', now), 'LIMIT', 0, 128)
-  for i = 1, #due do
-    redis.call('RPUSH', KEYS[first + tonumber(string.sub(due[i], 1, 1))], string.sub(due[i], 2))
-    redis.call('ZREM', delayed, due[i])
-  end
 end
 
 local function state_of(id, status)

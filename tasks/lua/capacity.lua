@@ -34,19 +34,22 @@ local function memory_used()
   return used and limit and tonumber(limit) > 0 and used / limit or 0
 end
 
--- `queues` are the model's, highest tier first; `arrivals` the prefix of the hashes that count what was let in.
-local function capacity_of(sample, pace, arrivals, queues, now)
+-- Fill a model's figures in; `arrivals` is the prefix of the hashes that count what was let in. Kept as doubles: five, and
+-- how many arrived in each tier.
+local function capacity_of(model, sample, pace, tiers, arrivals, now)
   local kept = redis.call('GET', sample)
   if not kept then
+    local queues = {}
+    for i = 1, tiers do queues[i] = KEYS[model.queues + 2 * i] end
     local counts = redis.call('HMGET', arrivals .. string.format('%.0f', math.floor(now / 1000) - 1), unpack(queues))
-    local parts = {fleet_of(pace, now)}
-    parts[5] = memory_used()
-    for i = 1, #queues do parts[5 + i] = tonumber(counts[i] or 0) end
-    for i = 1, #parts do parts[i] = string.format('%.4f', parts[i]) end
-    kept = table.concat(parts, ';')
+    for i = 1, tiers do counts[i] = tonumber(counts[i] or 0) end
+    local rate, first, full, size = fleet_of(pace, now)
+    kept = struct.pack('<ddddd', rate, first, full, size, memory_used())
+      .. struct.pack('<' .. string.rep('d', tiers), unpack(counts))
     redis.call('SET', sample, kept, 'PX', KEEP_MS)
   end
-  local numbers = {string.match(kept, string.rep('([%d.]+);?', 5 + #queues))}
-  for i = 1, #numbers do numbers[i] = tonumber(numbers[i]) end
-  return numbers
+  model.rate, model.first_ms, model.full_ms, model.full, model.memory = struct.unpack('<ddddd', kept)
+  model.arrivals = {struct.unpack('<' .. string.rep('d', tiers), kept, 41)}
+  -- Where it would read on.
+  model.arrivals[tiers + 1] = nil
 end

@@ -74,7 +74,7 @@ local function recognition(door)
 
   -- Take a waiting request out of its queue, be it of this very flush; whether it was there.
   local function withdraw(model, rank, message)
-    local fresh, found = model.fresh[rank], false
+    local fresh, found = model.fresh[rank] or {}, false
     for j = #fresh, 1, -1 do
       if fresh[j] == message then
         table.remove(fresh, j)
@@ -82,16 +82,18 @@ local function recognition(door)
         break
       end
     end
-    local queue = model.queues[rank]
+    local at = model.queues + 2 * rank
+    local queue = KEYS[at]
     if not found and redis.call('LPOS', queue, message, 'RANK', -1, 'MAXLEN', SEARCHED) then
       found = redis.call('LREM', queue, -1, message) == 1
     elseif not found and redis.call('LPOS', queue, message, 'MAXLEN', SEARCHED) then
       found = redis.call('LREM', queue, 1, message) == 1
     end
     if not found then return false end
-    model.depths[rank], model.waiting = model.depths[rank] - 1, model.waiting - 1
-    local key = key_of(message)
-    if key ~= NO_KEY then door.unheld[#door.unheld + 1] = {model.held[rank], key} end
+    -- With no thresholds a queue in which nothing is put has not been counted.
+    if model.depths[rank] then model.depths[rank], model.waiting = model.depths[rank] - 1, model.waiting - 1 end
+    local key = string.sub(message, KEY, KEY + 7)
+    if key ~= NO_KEY then door.unheld[#door.unheld + 1] = {KEYS[at + 1], key} end
     return true
   end
 

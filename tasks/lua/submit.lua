@@ -29,34 +29,32 @@ local LATER_MS = 1000
 local now_us = now_us()
 local now = math.floor(now_us / 1000)
 local models_count, tiers, classes_count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local rule = {
-  form = ARGV[4], headroom = tonumber(ARGV[5]), ageing_ms = tonumber(ARGV[7]), aged_share = tonumber(ARGV[8]), shares = {},
-}
-local most_memory = tonumber(ARGV[6])
-local at = 8
-for i = 1, tiers do rule.shares[i] = tonumber(ARGV[at + i]) end
-at = at + tiers
+local form, most_memory = ARGV[4], tonumber(ARGV[6])
+local rule
+if form ~= 'off' then
+  rule = {
+    form = form, headroom = tonumber(ARGV[5]), ageing_ms = tonumber(ARGV[7]), aged_share = tonumber(ARGV[8]),
+    shares = {tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])},
+  }
+end
+local at = 8 + tiers
 
 local models = {}
 local key = 2
 for m = 1, models_count do
-  local queues, held, depths, fresh, waiting = {}, {}, {}, {}, 0
-  for i = 1, tiers do
-    queues[i], held[i] = KEYS[key + 3 + 2 * i], KEYS[key + 4 + 2 * i]
-    depths[i] = redis.call('LLEN', queues[i])
-    waiting = waiting + depths[i]
-    fresh[i] = {}
-  end
   local model = {
-    bell = KEYS[key + 1], queues = queues, held = held, depths = depths, waiting = waiting, fresh = fresh,
-    keyed = {}, limit = tonumber(ARGV[at + m]),
+    -- Tier i has its queue at KEYS[queues + 2 * i], and behind it who waits there.
+    bell = KEYS[key + 1], queues = key + 3, edition_key = KEYS[key + 4], edition = false,
     -- All fields at once: a table that grows is built anew.
-    rate = 0, first_ms = 0, full_ms = 0, full = 1, memory = 0, arrivals = false, edition_key = KEYS[key + 4], edition = false,
+    depths = {}, fresh = {}, waiting = 0, limit = tonumber(ARGV[at + m]), keyed = false,
+    rate = 0, first_ms = 0, full_ms = 0, full = 1, memory = 0, arrivals = false,
   }
-  if rule.form ~= 'off' then
-    local numbers = capacity_of(KEYS[key + 2], KEYS[key + 3], KEYS[2], queues, now)
-    model.rate, model.first_ms, model.full_ms, model.full, model.memory = unpack(numbers, 1, 5)
-    model.arrivals = {unpack(numbers, 6)}
+  if form ~= 'off' then
+    capacity_of(model, KEYS[key + 2], KEYS[key + 3], tiers, KEYS[2], now)
+    for i = 1, tiers do
+      local depth = redis.call('LLEN', KEYS[model.queues + 2 * i])
+      model.depths[i], model.waiting = depth, model.waiting + depth
+    end
   end
   models[m] = model
   key = key + 4 + 2 * tiers
@@ -66,31 +64,32 @@ at = at + models_count
 local classes, any_once = {}, false
 for c = 1, classes_count do
   local model, rank = models[tonumber(ARGV[at + 1])], tonumber(ARGV[at + 2])
+  local depth = model.depths[rank]
+  if not depth then
+    -- With no thresholds only its own queue matters to a request.
+    depth = redis.call('LLEN', KEYS[model.queues + 2 * rank])
+    model.depths[rank], model.waiting = depth, model.waiting + depth
+  end
+  local fresh = model.fresh[rank]
+  if not fresh then
+    fresh = {}
+    model.fresh[rank] = fresh
+  end
   local class = {
     model = model, rank = rank, threshold = tonumber(ARGV[at + 3]), quota = tonumber(ARGV[at + 4]), added = 0, own = 0,
-    by_preference = 0, by_age = 0, state = false, interval = 0, burst = 0, tag = false, deadline = '', limit = '', calm = -1,
+    by_preference = 0, by_age = 0, state = false, interval = 0, burst = 0, tag = false, head = '', calm = -1, fresh = fresh,
     once = ARGV[at + 8] ~= '' and ARGV[at + 8],
   }
   if model.rate > 0 then class.by_preference, class.by_age = drain_factors(model, rule, rank) end
   if class.quota > 0 then
     class.state, class.interval, class.burst = KEYS[key + class.quota], tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6])
-    class.tag, model.keyed[rank] = ARGV[at + 7], true
-    if model.depths[rank] > 0 then class.own = tonumber(redis.call('HGET', model.held[rank], class.tag) or 0) end
+    class.tag, model.keyed = ARGV[at + 7], model.keyed or {}
+    model.keyed[rank] = true
+    if depth > 0 then class.own = tonumber(redis.call('HGET', KEYS[model.queues + 2 * rank + 1], class.tag) or 0) end
   end
   classes[c] = class
   any_once = any_once or class.once
   at = at + 8
-end
-
--- State of a quota by its key: models and tiers of one caller share it.
-local tats, spent = {}, {}
-local function tat_of(class)
-  local tat = tats[class.state]
-  if not tat then
-    tat = tonumber(redis.call('GET', class.state) or 0)
-    tats[class.state] = tat
-  end
-  return tat
 end
 
 -- Up to how many may wait in all for nobody of this class to be refused, whatever exactly waits: the common case, in
@@ -99,54 +98,71 @@ local function calm_of(class, deadline, queue_limit)
   local model = class.model
   if class.once or class.quota > 0 or model.memory > most_memory then return -1 end
   local calm = model.limit - 1
-  if rule.form == 'off' or (model.rate <= 0 and rule.form == 'drain') then return calm end
+  if form == 'off' or (model.rate <= 0 and form == 'drain') then return calm end
   calm = math.min(calm, room_of(model, rule, class.rank, class.threshold, queue_limit))
   if model.rate <= 0 then return calm end
   return math.min(calm, math.min(queue_limit, deadline - model.full_ms) / class.by_preference)
 end
 
-local function over_rate(class)
-  if class.quota == 0 then return nil end
-  local due, early = gcra_take(tat_of(class), now_us, class.interval, class.burst)
-  if not due then return RATE, early / 1000 end
-  return nil, due
-end
-
--- Why one more of this class is refused, and when to come again; nil when it is let in.
-local function refusal(class, deadline, queue_limit)
-  local model = class.model
-  local why, due
-  if class.quota > 0 then
-    why, due = over_rate(class)
-    if why then return why, due end
-  end
-  if model.memory > most_memory then return MEMORY, LATER_MS end
-  local full = model.depths[class.rank] >= model.limit
-  if not full and (rule.form == 'off' or (model.rate <= 0 and rule.form == 'drain')) then return nil, due end
-  local wait = model.rate > 0 and wait_ms(model, rule, class.rank, class.by_preference, class.by_age) or 0
-  local later = wait > 0 and wait < math.huge and wait or LATER_MS
-  if full then return FULL, later end
-  local room = room_of(model, rule, class.rank, class.threshold, queue_limit)
-  if model.waiting > room and class.threshold >= 0 then return PRESSURE, later end
-  if class.quota > 0 and model.waiting + class.own > room then return SHARE, later end
-  if wait > 0 and (wait > queue_limit or wait + batch_ms(model) > deadline) then return HOPELESS, later end
-  return nil, due
-end
-
 local statuses, details = {}, {}
-local function refuse(class, why, later)
-  if why == ANSWERED or why == JOINED then
+local tats, spent = {}, {}
+
+-- Built when the first request is not let in without a look: who is calm shall not pay for these functions.
+local function judges()
+  -- State of a quota by its key: models and tiers of one caller share it.
+  local function tat_of(class)
+    local tat = tats[class.state]
+    if not tat then
+      tat = tonumber(redis.call('GET', class.state) or 0)
+      tats[class.state] = tat
+    end
+    return tat
+  end
+
+  local function over_rate(class)
+    if class.quota == 0 then return nil end
+    local due, early = gcra_take(tat_of(class), now_us, class.interval, class.burst)
+    if not due then return RATE, early / 1000 end
+    return nil, due
+  end
+
+  -- Why one more of this class is refused, and when to come again; nil when it is let in.
+  local function refusal(class, deadline, queue_limit)
+    local model = class.model
+    local why, due
+    if class.quota > 0 then
+      why, due = over_rate(class)
+      if why then return why, due end
+    end
+    if model.memory > most_memory then return MEMORY, LATER_MS end
+    local full = model.depths[class.rank] >= model.limit
+    if not full and (form == 'off' or (model.rate <= 0 and form == 'drain')) then return nil, due end
+    local wait = model.rate > 0 and wait_ms(model, rule, class.rank, class.by_preference, class.by_age) or 0
+    local later = wait > 0 and wait < math.huge and wait or LATER_MS
+    if full then return FULL, later end
+    local room = room_of(model, rule, class.rank, class.threshold, queue_limit)
+    if model.waiting > room and class.threshold >= 0 then return PRESSURE, later end
+    if class.quota > 0 and model.waiting + class.own > room then return SHARE, later end
+    if wait > 0 and (wait > queue_limit or wait + batch_ms(model) > deadline) then return HOPELESS, later end
+    return nil, due
+  end
+
+  local function refuse(class, why, later)
+    if why == ANSWERED or why == JOINED then
+      statuses[#statuses + 1] = why
+      return
+    end
+    local left, whole = 0, 0
+    if class.quota > 0 then
+      left = gcra_remaining(tat_of(class), now_us, class.interval, class.burst)
+      whole = math.max(0, tat_of(class) - now_us) / 1000
+    end
     statuses[#statuses + 1] = why
-    return
+    if why ~= REPEATED then later = string.format('%.0f', math.ceil(later)) end
+    details[#details + 1] = string.format('%s;%d;%.0f', later, left, math.ceil(whole))
   end
-  local left, whole = 0, 0
-  if class.quota > 0 then
-    left = gcra_remaining(tat_of(class), now_us, class.interval, class.burst)
-    whole = math.max(0, tat_of(class) - now_us) / 1000
-  end
-  statuses[#statuses + 1] = why
-  if why ~= REPEATED then later = string.format('%.0f', math.ceil(later)) end
-  details[#details + 1] = string.format('%s;%d;%.0f', later, left, math.ceil(whole))
+
+  return over_rate, refusal, refuse
 end
 
 local function id_of(rest)
@@ -160,29 +176,32 @@ local function track(rest, deadline, request_key)
   if request_key ~= '' then redis.call('SET', request_key, id, 'PX', keep) end
 end
 
-local known_before, conclude
+local over_rate, refusal, refuse, known_before, conclude
 if any_once then
+  over_rate, refusal, refuse = judges()
   known_before, conclude = recognition({
     refusal = refusal, over_rate = over_rate, track = track, id_of = id_of, tats = tats, spent = spent, unheld = {},
     now = now, most_memory = most_memory, prefix = PREFIX,
   })
 end
 
-local head, last_deadline, last_limit
+local head, class, model, last_number, last_deadline, last_limit
 for i = at + 1, #ARGV, 5 do
-  local class = classes[tonumber(ARGV[i])]
-  local model, rank = class.model, class.rank
-  local deadline, limit, rest = ARGV[i + 1], ARGV[i + 2], ARGV[i + 4]
+  local number, deadline, limit, rest = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 4]
   if deadline ~= last_deadline or limit ~= last_limit then
     head = string.format('%s%013d;%013d;%013d;00;0;', HEAD, now + deadline, now + limit, now)
     last_deadline, last_limit = deadline, limit
   end
-  if class.deadline ~= deadline or class.limit ~= limit then
-    class.deadline, class.limit = deadline, limit
-    class.calm = calm_of(class, tonumber(deadline), tonumber(limit))
+  if number ~= last_number then
+    class, last_number = classes[tonumber(number)], number
+    model = class.model
+  end
+  if class.head ~= head then
+    class.head, class.calm = head, calm_of(class, tonumber(deadline), tonumber(limit))
   end
   local why, later
   if model.waiting > class.calm then
+    if not refusal then over_rate, refusal, refuse = judges() end
     local judge = class.once and known_before or refusal
     why, later = judge(class, tonumber(deadline), tonumber(limit), i, head)
   end
@@ -190,9 +209,9 @@ for i = at + 1, #ARGV, 5 do
     refuse(class, why, later)
   else
     if string.byte(rest, 1) == 49 then track(rest, deadline, ARGV[i + 3]) end
-    local fresh = model.fresh[rank]
+    local fresh, depths, rank = class.fresh, model.depths, class.rank
     fresh[#fresh + 1] = head .. rest
-    model.depths[rank] = model.depths[rank] + 1
+    depths[rank] = depths[rank] + 1
     model.waiting = model.waiting + 1
     if class.quota > 0 then
       class.own, class.added = class.own + 1, class.added + 1
@@ -206,12 +225,13 @@ local counted = KEYS[2] .. string.format('%.0f', math.floor(now / 1000))
 for m = 1, models_count do
   local model = models[m]
   local any = false
-  for i = 1, tiers do
-    local fresh, queue = model.fresh[i], model.queues[i]
+  for rank, fresh in pairs(model.fresh) do
     if #fresh > 0 then
       any = true
+      local at = model.queues + 2 * rank
+      local queue = KEYS[at]
       -- Counts of who waits in an empty queue are left over from a purge.
-      if model.keyed[i] and model.depths[i] == #fresh then redis.call('DEL', model.held[i]) end
+      if model.keyed and model.keyed[rank] and model.depths[rank] == #fresh then redis.call('DEL', KEYS[at + 1]) end
       for j = 1, #fresh, 500 do redis.call('LPUSH', queue, unpack(fresh, j, math.min(j + 499, #fresh))) end
       if redis.call('HINCRBY', counted, queue, #fresh) == #fresh then redis.call('EXPIRE', counted, 30) end
     end
@@ -220,7 +240,9 @@ for m = 1, models_count do
 end
 for c = 1, classes_count do
   local class = classes[c]
-  if class.added > 0 then redis.call('HINCRBY', class.model.held[class.rank], class.tag, class.added) end
+  if class.added > 0 then
+    redis.call('HINCRBY', KEYS[class.model.queues + 2 * class.rank + 1], class.tag, class.added)
+  end
 end
 for state in pairs(spent) do
   redis.call('SET', state, string.format('%.0f', tats[state]), 'PX', math.max(1, math.ceil((tats[state] - now_us) / 1000)))
