@@ -74,7 +74,7 @@ local function waiter_of(id, value)
   }
 end
 
--- Those who wait for what becomes of `id`, the highest tier first; nothing if they do not wait for that one.
+-- Those who wait for what becomes of `id`; nothing if they do not wait for that one.
 local function waiters_of(key, id)
   local first = string.match(redis.call('HGET', key, '*') or '', '^(.-);')
   if first ~= id then return nil end
@@ -82,11 +82,6 @@ local function waiters_of(key, id)
   for i = 1, #rows, 2 do
     if rows[i] ~= '*' and rows[i] ~= id then waiters[#waiters + 1] = waiter_of(rows[i], rows[i + 1]) end
   end
-  table.sort(waiters, function(a, b)
-    if a.rank ~= b.rank then return a.rank < b.rank end
-    if a.enqueued ~= b.enqueued then return a.enqueued < b.enqueued end
-    return a.id < b.id
-  end)
   return waiters
 end
 
@@ -114,8 +109,10 @@ local EXPIRED = '{"status":"FAILURE","result":{"exc_type":"DeadlineExceeded","ex
   .. '"task_id":'
 
 -- Whether one who waits is no longer to be answered, because it was taken back or its time passed before `at`.
+local any_cancelled
 local function is_over(q, waiter, at)
-  if redis.call('ZREM', KEYS[CANCELLED], waiter.id) == 1 then
+  if any_cancelled == nil then any_cancelled = redis.call('EXISTS', KEYS[CANCELLED]) == 1 end
+  if any_cancelled and redis.call('ZREM', KEYS[CANCELLED], waiter.id) == 1 then
     if tracked(waiter.message) then
       redis.call('SET', 'celery-task-meta-' .. waiter.id, state_of(waiter.id, 'REVOKED'), 'PX', waiter.ttl)
     end
@@ -127,14 +124,20 @@ local function is_over(q, waiter, at)
   return true
 end
 
--- The first who can still be answered takes the place of the one that was not: at the head of its queue, since it has
--- waited its turn, and with the attempts that its question has had.
+local function comes_before(waiter, other)
+  if waiter.rank ~= other.rank then return waiter.rank < other.rank end
+  if waiter.enqueued ~= other.enqueued then return waiter.enqueued < other.enqueued end
+  return waiter.id < other.id
+end
+
+-- One who can still be answered takes the place of the one that was not: of the highest tier, the oldest. At the head of
+-- its queue, since it has waited its turn, and with the attempts that its question has had.
 local function pass_on(q, key, waiters, attempts)
   local now, heir = now_ms(), nil
   for _, waiter in ipairs(waiters) do
     if is_over(q, waiter, now) then
       redis.call('HDEL', key, waiter.id)
-    elseif not heir then
+    elseif not heir or comes_before(waiter, heir) then
       heir = waiter
     end
   end
@@ -151,7 +154,7 @@ local function pass_on(q, key, waiters, attempts)
 end
 
 local function share(q, key, waiters, result)
-  local head, spent, left = string.sub(result, 1, q.head), 0, {}
+  local head, spent, ended, left = string.sub(result, 1, q.head), 0, {}, {}
   for _, waiter in ipairs(waiters) do
     if spent > MOST_AT_ONCE then
       left[#left + 1] = waiter
@@ -160,10 +163,15 @@ local function share(q, key, waiters, result)
         tell(q, waiter, 's', head .. about(waiter, q.attempt) .. q.to_others)
         spent = spent + #result
       end
-      redis.call('HDEL', key, waiter.id)
+      ended[#ended + 1] = waiter.id
     end
   end
-  if #left > 0 then pass_on(q, key, left, 0) else redis.call('DEL', key) end
+  if #left == 0 then
+    redis.call('DEL', key)
+  else
+    for _, id in ipairs(ended) do redis.call('HDEL', key, id) end
+    pass_on(q, key, left, 0)
+  end
 end
 
 local function answer_asked(q, id, result)

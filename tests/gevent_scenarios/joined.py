@@ -12,7 +12,7 @@ from batching.policy import Reason
 from batching.ports import BatchInfo
 from batching.request import Failed, Outcome
 from batching.stamp import read_stamp
-from batching.store import Blame, Claim, Verdict
+from batching.store import Blame, Verdict
 from config.tiers import Tier
 from tasks.caller import Caller
 from tasks.errors import CallerGone, DeadlineExceeded, InferenceFailed, InputRejected, TaskCancelled
@@ -21,7 +21,6 @@ from tasks.router import Pending
 from tests.fakes.worker import finish
 from tests.gevent_scenarios.stage import KEYS, NOBODY, SHARED, Stage, all_of, error_of, output, until
 
-_SERIAL = iter(range(10**6))
 ANSWERED = {"echo": "x"}
 
 
@@ -31,29 +30,17 @@ def ask(stage: Stage, tier: Tier = Tier.PAID, value: Any = "x", timeout_s: float
 
 def asked(stage: Stage, tier: Tier = Tier.PAID, **options: Any) -> Pending:
     """The same, and it has reached Redis."""
-    before = waiting(stage)
+    before = stage.waiting()
     pending = ask(stage, tier, **options)
-    until(lambda: waiting(stage) > before, "it is among those who wait")
+    until(lambda: stage.waiting() > before, "it is among those who wait")
     return pending
-
-
-def waiting(stage: Stage) -> int:
-    return sum(max(0, stage.redis.hlen(each) - 1) for each in stage.redis.keys("bunch:asked:*"))
-
-
-def depths(stage: Stage) -> tuple[int, ...]:
-    return stage.store.look(SHARED).depths
-
-
-def claim(stage: Stage) -> Claim:
-    return stage.store.claim(SHARED, f"joined-{next(_SERIAL)}", 64)
 
 
 def later(stage: Stage, **options: Any) -> str:
     """The task id of one who polls."""
-    before = waiting(stage)
+    before = stage.waiting()
     task_id = stage.client.receipt(ask(stage, waits=False, **options))
-    until(lambda: waiting(stage) > before)
+    until(lambda: stage.waiting() > before)
     return task_id
 
 
@@ -71,8 +58,8 @@ def a_thousand_at_once_reach_the_model_once(stage: Stage) -> None:
     other = stage.make_client()
     mine = [ask(stage) for _ in range(500)]
     theirs = [other.submit(SHARED, Tier.FREE, b'"x"', timeout_s=30) for _ in range(500)]
-    until(lambda: waiting(stage) == 1000)
-    assert sum(depths(stage)) == 1
+    until(lambda: stage.waiting() == 1000)
+    assert sum(stage.depths(SHARED)) == 1
     assert stage.serve(SHARED) == 1
     replies = all_of(
         [*(partial(stage.client.wait, each) for each in mine), *(partial(other.wait, each) for each in theirs)]
@@ -90,7 +77,7 @@ def what_differs_is_computed(stage: Stage) -> None:
     ann = Caller("k", "ann", Tier.PAID)
     others = [{"value": "y"}, {"parameters": b'{"k":1}'}, {"fresh": True}, {"caller": ann}]
     pendings = [ask(stage), *(ask(stage, **each) for each in others)]
-    until(lambda: sum(depths(stage)) == 5)
+    until(lambda: sum(stage.depths(SHARED)) == 5)
     assert stage.serve(SHARED) == 5
     assert len({about(stage.client.wait(each)).batch_size for each in pendings}) == 1
 
@@ -109,13 +96,13 @@ def who_polls_finds_its_own_result(stage: Stage) -> None:
 
 def one_who_comes_while_it_is_computed_joins(stage: Stage) -> None:
     first = asked(stage)
-    claimed = claim(stage)
+    claimed = stage.claim(SHARED)
     second = asked(stage)
-    assert sum(depths(stage)) == 0
+    assert sum(stage.depths(SHARED)) == 0
     finish(stage.store, claimed, SHARED)
     assert [output(stage.client.wait(each)) for each in (first, second)] == [ANSWERED] * 2
     third = ask(stage)
-    until(lambda: sum(depths(stage)) == 1, "what is not kept is computed anew")
+    until(lambda: sum(stage.depths(SHARED)) == 1, "what is not kept is computed anew")
     assert stage.serve(SHARED) == 1
     assert output(stage.client.wait(third)) == ANSWERED
 
@@ -124,7 +111,7 @@ def when_the_first_is_taken_back_the_next_takes_its_place(stage: Stage) -> None:
     first, second, third = later(stage), asked(stage), later(stage)
     assert stage.client.cancel(first) == "PENDING"
     assert stage.serve(SHARED) == 1
-    assert sum(depths(stage)) == 1
+    assert sum(stage.depths(SHARED)) == 1
     assert stage.serve(SHARED) == 1
     assert output(stage.client.wait(second)) == ANSWERED
     assert (state(stage, first), state(stage, third)) == ("REVOKED", "SUCCESS")
@@ -145,22 +132,16 @@ def when_the_first_hangs_up_the_next_takes_its_place(stage: Stage) -> None:
 def when_all_are_taken_back_nothing_is_computed(stage: Stage) -> None:
     for task_id in [later(stage) for _ in range(5)]:
         assert stage.client.cancel(task_id) == "PENDING"
-    (entry,) = claim_and_finish(stage)
+    (entry,) = stage.turn(SHARED)
     assert entry.verdict is Verdict.CANCELLED
-    assert sum(depths(stage)) == 0
+    assert sum(stage.depths(SHARED)) == 0
     assert not stage.redis.keys("bunch:asked:*")
     assert stage.redis.zcard(KEYS.cancelled()) == 0
 
 
-def claim_and_finish(stage: Stage) -> Any:
-    claimed = claim(stage)
-    finish(stage.store, claimed, SHARED)
-    return claimed.entries
-
-
 def one_who_waits_may_be_taken_back_even_when_it_is_computed(stage: Stage) -> None:
     first, second = asked(stage), later(stage)
-    claimed = claim(stage)
+    claimed = stage.claim(SHARED)
     assert stage.client.cancel(second) == "PENDING"
     finish(stage.store, claimed, SHARED)
     assert output(stage.client.wait(first)) == ANSWERED
@@ -177,7 +158,7 @@ def each_has_its_own_deadline(stage: Stage) -> None:
         assert isinstance(error_of(partial(stage.client.wait, each)), DeadlineExceeded)
     # A caller is told a moment before its time is over.
     gevent.sleep(0.1)
-    (entry,) = claim_and_finish(stage)
+    (entry,) = stage.turn(SHARED)
     assert entry.verdict is Verdict.EXPIRED
     assert state(stage, polling) == "FAILURE"
     late = stage.client.result(polling)
@@ -188,11 +169,11 @@ def each_has_its_own_deadline(stage: Stage) -> None:
 
 def a_higher_tier_moves_all_of_them_up(stage: Stage) -> None:
     first, second = asked(stage, Tier.FREE), asked(stage, Tier.FREE)
-    assert depths(stage) == (0, 0, 1)
+    assert stage.depths(SHARED) == (0, 0, 1)
     third = asked(stage, Tier.ENTERPRISE)
-    assert depths(stage) == (1, 0, 0)
+    assert stage.depths(SHARED) == (1, 0, 0)
     fourth = asked(stage, Tier.PAID)
-    assert depths(stage) == (1, 0, 0)
+    assert stage.depths(SHARED) == (1, 0, 0)
     assert stage.serve(SHARED) == 1
     replies = [stage.client.wait(each) for each in (first, second, third, fourth)]
     assert [about(each).tier for each in replies] == ["free", "free", "enterprise", "paid"]
@@ -201,8 +182,8 @@ def a_higher_tier_moves_all_of_them_up(stage: Stage) -> None:
 
 def also_of_one_flush(stage: Stage) -> None:
     pendings = [ask(stage, tier) for tier in (Tier.FREE, Tier.FREE, Tier.PAID, Tier.FREE, Tier.ENTERPRISE, Tier.PAID)]
-    until(lambda: waiting(stage) == 6)
-    assert depths(stage) == (1, 0, 0)
+    until(lambda: stage.waiting() == 6)
+    assert stage.depths(SHARED) == (1, 0, 0)
     assert stage.serve(SHARED) == 1
     assert [output(stage.client.wait(each)) for each in pendings] == [ANSWERED] * 6
 
@@ -217,9 +198,9 @@ def whoever_moved_up_is_not_counted_where_it_was(stage: Stage) -> None:
 
 def what_is_computed_already_cannot_move(stage: Stage) -> None:
     first = asked(stage, Tier.FREE)
-    claimed = claim(stage)
+    claimed = stage.claim(SHARED)
     second = asked(stage, Tier.ENTERPRISE)
-    assert sum(depths(stage)) == 0
+    assert sum(stage.depths(SHARED)) == 0
     finish(stage.store, claimed, SHARED)
     assert [output(stage.client.wait(each)) for each in (first, second)] == [ANSWERED] * 2
 
@@ -228,21 +209,21 @@ def the_best_of_those_who_are_left_goes_on(stage: Stage) -> None:
     first = later(stage, tier=Tier.ENTERPRISE)
     free, paid = asked(stage, Tier.FREE), asked(stage, Tier.PAID)
     stage.client.cancel(first)
-    claim_and_finish(stage)
-    assert depths(stage) == (0, 1, 0)
+    stage.turn(SHARED)
+    assert stage.depths(SHARED) == (0, 1, 0)
     assert stage.serve(SHARED) == 1
     assert [output(stage.client.wait(each)) for each in (free, paid)] == [ANSWERED] * 2
 
 
 def a_dead_worker_costs_nobody_an_answer(stage: Stage) -> None:
     pendings = [asked(stage) for _ in range(3)]
-    claimed = claim(stage)
+    claimed = stage.claim(SHARED)
     pendings.append(asked(stage))
     stage.store.give_back(SHARED, claimed.batch_id, Blame.ATTEMPT)
     # What it had finished all the same comes too late.
     finish(stage.store, claimed, SHARED)
-    assert depths(stage) == (0, 1, 0)
-    assert waiting(stage) == 4
+    assert stage.depths(SHARED) == (0, 1, 0)
+    assert stage.waiting() == 4
     assert stage.serve(SHARED) == 1
     assert [output(stage.client.wait(each)) for each in pendings] == [ANSWERED] * 4
 
@@ -254,11 +235,11 @@ def what_the_model_says_of_the_question_is_said_to_all(stage: Stage) -> None:
         assert stage.serve(SHARED) == 1
         errors = [error_of(partial(stage.client.wait, each)) for each in pendings]
         assert [(type(each), each.message) for each in errors] == [(kind, "because")] * 3
-    assert sum(depths(stage)) == 0
+    assert sum(stage.depths(SHARED)) == 0
 
 
 def settle(stage: Stage, outcome: Outcome) -> None:
-    claimed = claim(stage)
+    claimed = stage.claim(SHARED)
     info = BatchInfo(claimed.batch_id, SHARED, "1", 1, Reason.IDLE, claimed.view.now_ms, 0.001)
     codec = CeleryCodec(60_000)
     stage.store.finish(
@@ -283,20 +264,20 @@ def one_that_got_lost_holds_nobody_up_beyond_its_deadline(stage: Stage) -> None:
     assert isinstance(error_of(partial(stage.client.wait, first)), DeadlineExceeded)
     gevent.sleep(0.1)
     third = ask(stage)
-    until(lambda: sum(depths(stage)) == 1)
+    until(lambda: sum(stage.depths(SHARED)) == 1)
     assert stage.serve(SHARED) == 1
     assert [output(stage.client.wait(each)) for each in (second, third)] == [ANSWERED] * 2
 
 
 def one_that_is_late_answers_itself_alone(stage: Stage) -> None:
     first = later(stage, timeout_s=0.3)
-    claimed = claim(stage)
+    claimed = stage.claim(SHARED)
     gevent.sleep(0.4)
     second = ask(stage)
-    until(lambda: sum(depths(stage)) == 1)
+    until(lambda: sum(stage.depths(SHARED)) == 1)
     finish(stage.store, claimed, SHARED)
     assert state(stage, first) == "SUCCESS"
-    assert waiting(stage) == 1
+    assert stage.waiting() == 1
     assert stage.serve(SHARED) == 1
     assert output(stage.client.wait(second)) == ANSWERED
 
@@ -306,7 +287,7 @@ def a_broken_key_costs_a_computation(stage: Stage) -> None:
     (key,) = stage.redis.keys("bunch:asked:*")
     stage.redis.set(key, "not a hash")
     second = ask(stage)
-    until(lambda: sum(depths(stage)) == 2)
+    until(lambda: sum(stage.depths(SHARED)) == 2)
     assert stage.serve(SHARED) == 2
     assert [output(stage.client.wait(each)) for each in (first, second)] == [ANSWERED] * 2
 

@@ -10,7 +10,7 @@ import gevent
 import msgspec
 from redis import Redis
 
-from batching.store import RedisBatchStore
+from batching.store import Claim, Entry, RedisBatchStore
 from config.keys import Shard
 from config.redis import connect
 from config.settings import ModelSettings, Settings
@@ -19,7 +19,7 @@ from tasks.client import Client
 from tasks.errors import BunchError
 from tasks.results import Reply
 from tasks.router import Pending
-from tests.fakes.worker import serve
+from tests.fakes.worker import finish, serve
 
 KEYS = Shard()
 SERVED = "m"
@@ -81,6 +81,23 @@ class Stage:
 
     def depth(self, model: str = NOBODY) -> int:
         return self.store.look(model).depth
+
+    def depths(self, model: str) -> tuple[int, ...]:
+        return self.store.look(model).depths
+
+    def waiting(self) -> int:
+        """How many wait for an answer that somebody else has asked for, themselves included."""
+        return sum(max(0, self.redis.hlen(each) - 1) for each in self.redis.keys("bunch:asked:*"))
+
+    def claim(self, model: str) -> Claim:
+        self._batches += 1
+        return self.store.claim(model, f"scenario-{self._batches}", 64)
+
+    def turn(self, model: str) -> Sequence[Entry]:
+        """As `serve`; what there was."""
+        claimed = self.claim(model)
+        finish(self.store, claimed, model)
+        return claimed.entries
 
     def channels(self) -> list[str]:
         return sorted(each.decode() for each in self.redis.pubsub_channels())

@@ -137,3 +137,25 @@ def test_each_ends_once_and_nothing_is_left(redis: Redis, seed: int) -> None:
     # Who had ended before is forgotten with time.
     assert {each.decode() for each in redis.zrange(KEYS.cancelled(), 0, -1)} <= world.taken_back
     world.door.close()
+
+
+def test_more_than_one_step_may_answer_are_answered_in_several(redis: Redis) -> None:
+    door, store = Door(redis), RedisBatchStore(redis, "w")
+    once = Once(question=f"{7:064x}", asked=KEYS.asked(f"{7:064x}"))
+    assert door.flush([replace(door.request(Tier.PAID), once=once) for _ in range(10)]) == [None] * 10
+    output = Ok(b'"' + b"x" * 20_000_000 + b'"')
+    served = 0
+    for number in range(2):
+        claim = store.claim(MODEL, f"b{number}", 64)
+        assert len(claim.entries) == 1
+        request = CODEC.decode(claim.entries[0])
+        assert (request.attempt, request.lost) == (1, 0)
+        info = BatchInfo(claim.batch_id, MODEL, "1", 1, Reason.IDLE, claim.view.now_ms, 0.001)
+        finished = store.finish(claim.batch_id, [CODEC.encode(request, output, info)], last=True)
+        served += 1 + len(finished.others)
+    # After 64 MiB of results, one of those who are left asks again.
+    assert served == 10
+    assert not store.claim(MODEL, "b9", 64).entries
+    assert not redis.keys("bunch:asked:*")
+    door.close()
+    redis.flushdb()
