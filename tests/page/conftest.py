@@ -19,8 +19,8 @@ default_model = "simulated"
 
 [models.simulated]
 source = "workers.models.simulated:Simulated"
-options = { batch_ms = 40, item_ms = 0.1 }
-max_batch_size = 32
+options = { batch_ms = 60, item_ms = 0.1 }
+max_batch_size = 16
 max_queue_depth = 300
 
 [models.moody]

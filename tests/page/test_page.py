@@ -39,13 +39,16 @@ def load(stack: Stack, *options: str, seconds: float = 60) -> Iterator[None]:
         process.wait(PATIENCE_S)
 
 
-def picture(page: Page, name: str, tmp_path: Path, history_s: float = 0) -> None:
-    """`history_s`: how long the charts should have had something to show, for a picture that is kept."""
+def picture(page: Page, name: str, tmp_path: Path, history_s: float = 0, whole: bool = True) -> None:
+    """`history_s`: how long the charts should have had something to show, for a picture that is kept.
+
+    `whole`: the page from top to bottom; or what is to be seen of it, with a dialog in front.
+    """
     folder = Path(PICTURES) if PICTURES else tmp_path
     if PICTURES and history_s:
         page.locator("input[name=range][value='300']").check(force=True)
         page.wait_for_timeout(1000 * history_s)
-    page.screenshot(path=folder / f"{name}.png", full_page=True)
+    page.screenshot(path=folder / f"{name}.png", full_page=whole)
 
 
 def serious(page: Page) -> list[str]:
@@ -127,12 +130,12 @@ def test_a_dying_worker_is_seen(look: Callable[..., Any], stack: Stack, tmp_path
 
 @pytest.mark.parametrize(("size", "scheme"), [("desktop", "dark"), ("phone", "light")])
 def test_overload_is_seen(look: Callable[..., Any], stack: Stack, tmp_path: Path, size: str, scheme: str) -> None:
-    with load(stack, "--rps=2500", "--mix=enterprise=1,paid=4,free=5"), look(size, scheme) as seen:
+    with load(stack, "--rps=1200", "--mix=enterprise=1,paid=4,free=5"), look(size, scheme) as seen:
         seen.wait_for("document.querySelector('#codes [data-code=SERVICE_OVERLOADED]')")
         seen.wait_for("document.querySelectorAll('#findings li[data-level=bad]').length > 0")
         time.sleep(6)
         assert serious(seen.page) == []
-        picture(seen.page, f"ops-overload-{size}-{scheme}", tmp_path, history_s=1)
+        picture(seen.page, f"ops-overload-{size}-{scheme}", tmp_path, history_s=20)
         assert seen.complaints == []
     wait_until(stack.all_run, what="all is well again")
 
@@ -160,7 +163,7 @@ def test_dead_letters_are_replayed_with_the_keyboard_after_it_was_said_what_will
         page.keyboard.press("Enter")
         page.wait_for_selector("#confirm[open]")
         assert "will be queued again" in seen.text("#confirm-will")
-        picture(page, "ops-confirm-desktop-light", tmp_path)
+        picture(page, "ops-confirm-desktop-light", tmp_path, whole=False)
         page.focus("#confirm-go")
         page.keyboard.press("Enter")
         seen.wait_for("document.querySelector('#said').textContent.includes('1 dead letter queued again')")

@@ -67,11 +67,11 @@ export function dialogs(signedIn) {
     }
   }
 
-  async function explain(id) {
+  async function explain(id, total_ms = null) {
     try {
       const about = await explained(id);
       element("explain-h").textContent = `Request ${about.request_id}`;
-      element("explain-body").replaceChildren(...draw(about));
+      element("explain-body").replaceChildren(...draw(about, total_ms));
       element("explain").showModal();
       element("explain-body").scrollTop = 0;
     } catch (error) {

@@ -2,12 +2,13 @@
 import { html, parts } from "./charts.js";
 import { count, percent, span } from "./figures.js";
 
-const NAMES = { admission: "Admission", queue: "Queue", batch_wait: "Waiting in its batch", transfer: "To the executor", compute: "Compute", reply: "Stored and sent" };
+const NAMES = { admission: "Admission", queue: "Queue", batch_wait: "Waiting in its batch", transfer: "To the executor", compute: "Compute", reply: "Stored and sent", frontend: "HTTP, frontend" };
 const KINDS = { queue: "queue", compute: "compute" };
 const time = (ms) => (ms === null || ms === undefined ? "not known" : span(ms / 1000));
 
-export function draw(about) {
-  return [facts(about), stages(about), batch(about.batch), attempts(about.attempts)].filter(Boolean);
+// `total_ms`: how long the caller waited, where that is known.
+export function draw(about, total_ms = null) {
+  return [facts(about), stages(about, total_ms), batch(about.batch), attempts(about.attempts)].filter(Boolean);
 }
 
 const list = (className, rows) => html("dl", { class: className }, ...rows.filter(([, value]) => value !== null && value !== undefined && value !== "")
@@ -21,11 +22,14 @@ function facts({ task_id, request_id, status, model, tier, attempt, where, error
   ]);
 }
 
-function stages({ stages: known, accounted_ms: all }) {
+function stages({ stages: known, accounted_ms: accounted }, total_ms) {
   if (!known.length) return null;
-  const rows = known.map(({ stage, ms }) => html("tr", {}, html("th", { scope: "row" }, NAMES[stage] ?? stage), html("td", { class: "n" }, time(ms)),
+  const all = Math.max(accounted, total_ms ?? 0);
+  // Before it was admitted and after it was sent, its frontend had it.
+  const frontend = total_ms === null ? [] : [{ stage: "frontend", ms: all - accounted }];
+  const rows = [...known, ...frontend].map(({ stage, ms }) => html("tr", {}, html("th", { scope: "row" }, NAMES[stage] ?? stage), html("td", { class: "n" }, time(ms)),
     html("td", { class: "share" }, parts("parts", [[KINDS[stage] ?? "rest", ms && all ? ms / all : 0]], ms && all ? percent(ms / all, 0) : "no time"))));
-  const sum = html("tr", {}, html("th", { scope: "row" }, "Accounted for"), html("td", { class: "n" }, time(all)), html("td"));
+  const sum = html("tr", {}, html("th", { scope: "row" }, total_ms === null ? "Accounted for" : "In all"), html("td", { class: "n" }, time(all)), html("td"));
   return html("table", { class: "stages" }, html("caption", {}, "Where the time went"), html("tbody", {}, ...rows, sum));
 }
 

@@ -87,8 +87,8 @@ for (const input of document.querySelectorAll("input[name=range]")) {
 document.addEventListener("visibilitychange", draw);
 element("main").addEventListener("click", (event) => {
   const button = event.target.closest("button");
-  const { action, ids, explain, title } = button?.dataset ?? {};
-  if (explain) open.explain(explain);
+  const { action, ids, explain, total, title } = button?.dataset ?? {};
+  if (explain) open.explain(explain, Number(total) || null);
   else if (ids) {
     const given = ids === "all" ? "all" : sections.selected();
     if (!given.length) say("Select dead letters first.");

@@ -82,7 +82,7 @@ export function tiers(hello, points, now) {
     { ...CELL, cell: (row) => short(row.rate) },
     { ...CELL, cell: (row) => (row.ok === null ? "–" : percent(row.ok)), level: (row) => (row.ok !== null && row.ok < row.slo.target ? "bad" : "") },
     ...[0.5, 0.95, 0.99].map((fraction) => ({ ...CELL, cell: (row) => milliseconds(row.at(fraction)), level: (row) => (row.at(fraction) > goal(row) ? "bad" : "") })),
-    { cell: (row) => `${percent(row.slo.target)} in ${short(row.slo.latency_ms)} ms` },
+    { class: "half", cell: (row) => `${percent(row.slo.target)} in ${short(row.slo.latency_ms)} ms` },
     { ...CELL, cell: (row) => met(row, "5m"), level: (row) => level(row, "5m") },
     { ...CELL, cell: (row) => met(row, "1h"), level: (row) => level(row, "1h") },
     { ...CELL, cell: (row) => (row.slo.counted["5m"] ? short(row.slo.burn["5m"]) : "–"), level: (row) => (row.slo.burn["5m"] > 1 ? "bad" : "") },
@@ -148,7 +148,7 @@ export function queues(now) {
 // Whether a queue is claimed, and the button that changes it.
 function claims(model, tier, paused) {
   const change = paused ? act("resume", "Resume", `${model}.${tier}`, { model, tier }) : act("pause", "Pause", `${model}.${tier}`, { model, tier });
-  return html("span", { class: "state" }, html("span", paused ? { class: "bad" } : {}, paused ? "paused" : "yes"), change);
+  return html("span", { class: "state" }, html("span", { class: paused ? "bad" : "usual" }, paused ? "paused" : "yes"), change);
 }
 
 // A button that says what it would do before it does it. What it is about is part of its name.
@@ -162,9 +162,9 @@ export function models(now) {
     { cell: (row) => (row.paused.length ? `paused: ${row.paused.length === Object.keys(now.slo).length ? "all tiers" : row.paused.join(", ")}` : "yes"), level: (row) => (row.paused.length ? "bad" : "") },
     { cell: (row) => row.policy },
     { ...CELL, cell: (row) => count(row.max_batch_size) },
-    { ...CELL, cell: (row) => (row.max_wait_ms === null ? "the policy’s own" : span(row.max_wait_ms / 1000)) },
-    { class: "wrap", cell: (row) => [row.tuned.join(", "), row.refusal ? `reload ${row.reload} refused: ${row.refusal}` : ""].filter(Boolean).join("; ") || "–", level: (row) => (row.refusal ? "bad" : row.tuned.length ? "warn" : "") },
-    { cell: (row) => html("span", { class: "buttons" },
+    { ...CELL, cell: (row) => span(row.wait_ms / 1000) },
+    { class: "wrap full", cell: (row) => [row.tuned.join(", "), row.refusal ? `reload ${row.reload} refused: ${row.refusal}` : ""].filter(Boolean).join("; ") || "–", level: (row) => (row.refusal ? "bad" : row.tuned.length ? "warn" : "") },
+    { class: "full bare", cell: (row) => html("span", { class: "buttons" },
       act("tune", "Tune", row.name, { model: row.name }),
       row.paused.length < Object.keys(now.slo).length ? act("pause", "Pause", row.name, { model: row.name }) : null,
       row.paused.length ? act("resume", "Resume", row.name, { model: row.name }) : null) },
@@ -213,13 +213,13 @@ export function workers(now) {
     { header: true, cell: (row) => (row.first ? `${row.worker.hostname} · ${row.worker.pid}` : "") },
     { cell: (row) => (row.first ? state(row) : ""), level: (row) => (row.worker.healthy ? "" : "bad") },
     { ...CELL, cell: (row) => (row.first ? `${span(row.worker.age_ms / 1000)} ago` : ""), level: (row) => (row.worker.healthy ? "" : "bad") },
-    { cell: of((each) => each.executor) },
+    { class: "half", cell: of((each) => each.executor) },
     { cell: of((each) => each.state), level: of((each) => (each.state === "failed" ? "bad" : each.state === "ready" ? "" : "warn"), "") },
     { cell: of((each) => html("span", {}, html("span", { class: "meter", "aria-hidden": "true" }, parts("", [["fill c1", each.busy]], "")), percent(each.busy, 0))) },
     { ...CELL, cell: of((each) => count(each.batches)) },
     { ...CELL, cell: of((each) => count(each.restarts)), level: of((each) => (each.restarts ? "warn" : ""), "") },
     { cell: of((each) => each.breaker), level: of((each) => (each.breaker === "closed" ? "" : "bad"), "") },
-    { cell: ({ worker, first }) => (first && worker.node ? drain(worker) : "") },
+    { class: "bare", cell: ({ worker, first }) => (first && worker.node ? drain(worker) : "") },
   ], "No worker is known.");
 }
 
@@ -228,16 +228,16 @@ function drain(worker) {
   return worker.state.startsWith("drain") ? act("resume", "Resume", worker.node, given) : act("drain", "Drain", worker.node, given);
 }
 
-const explains = (id, name) => html("button", { type: "button", class: "plain mono", "data-explain": id, "aria-haspopup": "dialog", "aria-label": `Explain ${name}` }, name.slice(0, 13));
+const explains = (id, name, total = "") => html("button", { type: "button", class: "plain mono", "data-explain": id, "data-total": total, "aria-haspopup": "dialog", "aria-label": `Explain ${name}` }, name.slice(0, 13));
 
 export function slow(now) {
   fill(element("slow-table"), now.slow.slice(0, 15), (row) => `${row.at} ${row.request_id}`, [
     { cell: (row) => clock(row.at) },
-    { cell: (row) => explains(row.task_id || row.request_id, row.request_id) },
-    { cell: (row) => `${row.model}.${row.tier}` },
+    { class: "half", cell: (row) => explains(row.task_id || row.request_id, row.request_id, row.total_ms) },
+    { class: "half", cell: (row) => `${row.model}.${row.tier}` },
     { cell: (row) => row.code.toLowerCase().replaceAll("_", " "), level: (row) => (row.code === "OK" ? "" : "bad") },
     { ...CELL, cell: (row) => span(row.total_ms / 1000) },
-    { cell: whereTime },
+    { class: "full", cell: whereTime },
   ], "None lately: every request met its objective.");
 }
 
@@ -253,12 +253,12 @@ function whereTime(row) {
 export function dead(now) {
   element("dead-count").textContent = now.point.dead ? `${count(now.point.dead)} kept${now.point.dead > now.dead.length ? `, the newest ${now.dead.length} shown` : ""}` : "";
   fill(element("dead-table"), now.dead, (row) => row.id, [
-    { keep: true, cell: (row) => html("input", { type: "checkbox", value: row.id, "aria-label": `Select ${row.id}` }) },
+    { class: "bare", keep: true, cell: (row) => html("input", { type: "checkbox", value: row.id, "aria-label": `Select ${row.id}` }) },
     { cell: (row) => clock(row.failed_at) },
-    { cell: (row) => explains(row.id, row.id) },
-    { cell: (row) => `${row.model}.${row.tier}` },
+    { class: "half", cell: (row) => explains(row.id, row.id) },
+    { class: "half", cell: (row) => `${row.model}.${row.tier}` },
     { ...CELL, cell: (row) => count(row.attempts) },
-    { class: "wrap", cell: (row) => row.reason },
+    { class: "wrap full", cell: (row) => row.reason },
   ], "None: no request was given up.");
   for (const button of document.querySelectorAll("#dead button[data-action]")) button.disabled = !now.point.dead;
 }

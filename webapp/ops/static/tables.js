@@ -17,7 +17,9 @@ export function fill(table, rows, key, columns, empty) {
     const name = String(key(each));
     let row = known.get(name);
     known.delete(name);
-    if (!row) row = html("tr", { "data-key": name }, ...columns.map((column) => html(column.header ? "th" : "td", column.header ? { scope: "row" } : {})));
+    // On a phone a row is a card, and its headings stand with its values.
+    const headings = [...table.tHead.rows[0].cells].map((each) => each.textContent);
+    if (!row) row = html("tr", { "data-key": name }, ...columns.map((column, n) => html(column.header ? "th" : "td", { "data-label": headings[n], ...(column.header ? { scope: "row" } : {}) })));
     columns.forEach((column, n) => set(row.cells[n], column, each));
     if (body.rows[place] !== row) body.insertBefore(row, body.rows[place] ?? null);
   });
@@ -25,11 +27,11 @@ export function fill(table, rows, key, columns, empty) {
 }
 
 function set(cell, column, row) {
-  if (column.keep && cell.hasChildNodes()) return;
-  const value = column.cell(row);
   const level = column.level?.(row) ?? "";
   const name = `${column.class ?? ""} ${level}`.trim();
   if (cell.className !== name) cell.className = name;
+  if (column.keep && cell.hasChildNodes()) return;
+  const value = column.cell(row);
   if (value instanceof Node) {
     if (cell.firstElementChild?.outerHTML === value.outerHTML) return;
     // What could be done has been done: the focus goes on to what can be done now.
