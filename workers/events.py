@@ -27,11 +27,17 @@ _FAILURES = 10
 
 
 class EventSampler:
-    """A token bucket in requests per second; a request that gets no token stays invisible to its end."""
+    """A token bucket in requests per second; a request that gets no token stays invisible to its end.
+
+    An empty bucket gives nothing until a tenth of a second's tokens are in it. Else, at full speed, each batch would
+    have one request to show: what a message costs its sender and Flower hardly depends on how many events are in it.
+    """
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = per_second
         self._tokens = per_second
+        self._sip = max(1.0, per_second / 10)
+        self._empty = False
         self._clock = clock
         self._at = clock()
 
@@ -39,8 +45,11 @@ class EventSampler:
         now = self._clock()
         self._tokens = min(self._rate, self._tokens + (now - self._at) * self._rate)
         self._at = now
+        if self._empty and self._tokens < self._sip:
+            return 0
         granted = min(wanted, int(self._tokens))
         self._tokens -= granted
+        self._empty = self._tokens < 1
         return granted
 
 

@@ -11,7 +11,7 @@ from batching.policy import Reason
 from batching.ports import BatchInfo
 from batching.request import Expired, Failed, Ok, Outcome, Request
 from config.tiers import Tier
-from workers.events import TaskEvents
+from workers.events import EventSampler, TaskEvents
 
 SHORT = 1024
 
@@ -177,3 +177,26 @@ def test_a_given_back_batch_leaves_nothing_behind(events: TaskEvents) -> None:
     events.claimed(members, batch(3))
     events.returned(batch(3))
     assert events._shown == {}
+
+
+def test_at_full_speed_the_sample_comes_in_few_large_parts_at_its_rate() -> None:
+    now = [0.0]
+    sampler = EventSampler(100.0, clock=lambda: now[0])
+    taken = []
+    # 150 batches of 50 each second, for ten seconds.
+    for n in range(1500):
+        now[0] = n / 150
+        taken.append(sampler.take(50))
+    granted = [each for each in taken if each]
+    # A second's worth at first, and then what the rate allows.
+    assert sum(taken) == pytest.approx(100 + 100 * 10, abs=20)
+    assert len(granted) <= 2 + 10 * 10
+    assert min(granted) >= 10
+
+
+def test_what_is_below_the_rate_is_shown_whole() -> None:
+    now = [0.0]
+    sampler = EventSampler(100.0, clock=lambda: now[0])
+    for n in range(1000):
+        now[0] = n / 50
+        assert sampler.take(1) == 1
