@@ -63,6 +63,22 @@ COLLAPSED = _counter("collapsed_total", "Requests answered by an identical one t
 CACHE_HITS = _counter("cache_hits_total", "Requests answered from the cache of results.", "model")
 
 
+def buckets(bounds: tuple[float, ...] = SECONDS) -> list[int]:
+    """To count observations in by one thread alone: `counted[bisect_left(bounds, amount)] += 1`; see `observe_all`."""
+    return [0] * (len(bounds) + 1)
+
+
+def observe_all(child: Histogram, counted: list[int], total: float) -> None:
+    """What `observe` would have done for each: it takes two locks and walks the bounds every time.
+
+    Beware: `_sum` and `_buckets` are prometheus_client's own, of the version that constraints.txt pins.
+    """
+    child._sum.inc(total)  # noqa: SLF001 - as said
+    for bucket, number in zip(child._buckets, counted, strict=True):  # noqa: SLF001 - as said
+        if number:
+            bucket.inc(number)
+
+
 class Nothing:
     """In the place of a metric's child where metrics are off."""
 

@@ -41,7 +41,7 @@ from webapp.identity.base import Access, access_of
 from webapp.ledger import DoorLedger
 from webapp.ops import views as ops
 from webapp.services import Services
-from webapp.telemetry import configure, every_second
+from webapp.telemetry import configure, every_second, hand_over
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class BunchApp(flask.Flask):
         if services.ledger is not None:
             services.ledger.start()
         flusher = MetricsFlusher(services.redis)
-        counting = [flusher.flush, services.history.take_if_due] if services.settings.metrics == "on" else []
+        counting = [hand_over, flusher.flush, services.history.take_if_due] if services.settings.metrics == "on" else []
         self._flushing = gevent.spawn(every_second, [*counting, services.slow.flush])
 
     def refuse(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import gevent
 from redis.exceptions import RedisError
@@ -15,10 +15,28 @@ from tasks import metrics, slo
 
 logger = logging.getLogger(__name__)
 
-# Requests, their seconds, the latency from which on one has missed its objective, what counts that, and the latency
-# from which on a request is worth remembering: always, if it failed or everything is logged.
-_Children = tuple[Any, Any, float, Any, float]
-_children: dict[tuple[str, Tier, str], _Children] = {}
+
+class _Tally:
+    """Requests of one model, tier and code since the last second, counted here by this process's one thread.
+
+    `missed_after_s` is the latency from which on one has missed its objective, `remember_after_s` that from which on it
+    is worth remembering: always, if it failed or everything is logged.
+    """
+
+    __slots__ = ("buckets", "missed", "missed_after_s", "remember_after_s", "seconds")
+
+    def __init__(self, missed_after_s: float, remember_after_s: float) -> None:
+        self.missed_after_s = missed_after_s
+        self.remember_after_s = remember_after_s
+        self.clear()
+
+    def clear(self) -> None:
+        self.buckets = metrics.buckets()
+        self.seconds = 0.0
+        self.missed = 0
+
+
+_tallies: dict[tuple[str, Tier, str], _Tally] = {}
 _objectives: dict[Tier, slo.Objective] = slo.objectives(Settings())
 _counting = True
 # Where the log takes a line for each request.
@@ -30,7 +48,8 @@ def configure(settings: Settings) -> None:
     global _counting  # noqa: PLW0603 - this process's, set once at its start
     _counting = settings.metrics == "on"
     _objectives.update(slo.objectives(settings))
-    _children.clear()
+    hand_over()
+    _tallies.clear()
 
 
 def count(model: str, tier: Tier, code: str, seconds: float, shed: str = "") -> bool:
@@ -38,32 +57,34 @@ def count(model: str, tier: Tier, code: str, seconds: float, shed: str = "") -> 
 
     Returns whether `webapp.aftermath` should remember it.
     """
-    children = _children.get((model, tier, code))
-    if children is None:
-        children = _children[model, tier, code] = _make_children(model, tier, code)
-    requests, latency, missed_after_s, missed, remember_after_s = children
-    requests.inc()
-    latency.observe(seconds)
-    if seconds > missed_after_s:
-        missed.inc()
+    tally = _tallies.get((model, tier, code))
+    if tally is None:
+        tally = _tallies[model, tier, code] = _make_tally(tier, code)
+    if _counting:
+        tally.buckets[bisect_left(metrics.SECONDS, seconds)] += 1
+        tally.seconds += seconds
+        if seconds > tally.missed_after_s:
+            tally.missed += 1
     if shed:
         metrics.SHED.labels(tier.value, shed).inc()
-    return seconds > remember_after_s
+    return seconds > tally.remember_after_s
 
 
-def _make_children(model: str, tier: Tier, code: str) -> _Children:
-    objective = _objectives[tier]
-    missed_after_s = slo.missed_after_s(code, objective)
-    if not _counting:
-        nothing = metrics.Nothing()
-        return nothing, nothing, float("inf"), nothing, missed_after_s
-    return (
-        metrics.REQUESTS.labels(model, tier.value, code),
-        metrics.REQUEST_SECONDS.labels(model, tier.value),
-        missed_after_s,
-        metrics.SLO_MISSED.labels(tier.value),
-        -1.0 if _ANSWERS_LOGGER.isEnabledFor(logging.DEBUG) else missed_after_s,
-    )
+def hand_over() -> None:
+    """What has been counted, to the metrics proper; before they are flushed."""
+    for (model, tier, code), tally in _tallies.items():
+        number = sum(tally.buckets)
+        if number:
+            metrics.REQUESTS.labels(model, tier.value, code).inc(number)
+            metrics.observe_all(metrics.REQUEST_SECONDS.labels(model, tier.value), tally.buckets, tally.seconds)
+            metrics.SLO_MISSED.labels(tier.value).inc(tally.missed)
+            tally.clear()
+
+
+def _make_tally(tier: Tier, code: str) -> _Tally:
+    missed_after_s = slo.missed_after_s(code, _objectives[tier])
+    logs_all = _counting and _ANSWERS_LOGGER.isEnabledFor(logging.DEBUG)
+    return _Tally(missed_after_s, -1.0 if logs_all else missed_after_s)
 
 
 def every_second(calls: Sequence[Callable[[], object]], every_s: float = 1.0) -> None:

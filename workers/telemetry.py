@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from celery.worker import state as worker_state
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Outcome, Request
 from config.keys import TASK_NAME, Shard
+from config.tiers import Tier
 from tasks import metrics, trace
 from workers.events import TaskEvents, shown_text
 
@@ -178,12 +180,18 @@ class WorkerTelemetry:
         self._child(metrics.BATCHES, model, batch.reason.value).inc()
         oldest = batch.claimed_ms
         redelivered = 0
+        waited: dict[Tier, tuple[list[int], list[float]]] = {}
         for request in requests:
             if request.enqueued_ms:
                 oldest = min(oldest, request.enqueued_ms)
                 waited_s = max(0, batch.claimed_ms - request.enqueued_ms) / 1000
-                self._child(metrics.QUEUE_SECONDS, model, request.tier.value).observe(waited_s)
+                counted, amounts = waited.setdefault(request.tier, (metrics.buckets(), []))
+                counted[bisect_left(metrics.SECONDS, waited_s)] += 1
+                amounts.append(waited_s)
             redelivered += request.attempt > 1
+        if self._counting:
+            for tier, (counted, amounts) in waited.items():
+                metrics.observe_all(self._child(metrics.QUEUE_SECONDS, model, tier.value), counted, sum(amounts))
         self._child(metrics.BATCH_FILL_SECONDS, model).observe((batch.claimed_ms - oldest) / 1000)
         if redelivered:
             self._child(metrics.REDELIVERED, model).inc(redelivered)

@@ -59,14 +59,15 @@ class Bunch(System):
         self.launch_with(config, {"BUNCH_REQUEST_TIMEOUT_MS": limit, "BUNCH_QUEUE_TIMEOUT_MS": limit})
         self.wait_ready()
 
-    def launch_with(self, config: str, settings: Mapping[str, str]) -> None:
+    def launch_with(self, config: str, settings: Mapping[str, str], *, flower: bool = False) -> None:
         path = self.folder / "bunch.toml"
         path.write_text(config)
         self.processes.start(
             "up",
             [
                 *(sys.executable, "manage.py", "up", "--port", str(self.port), "--config", str(path)),
-                *("--no-flower", "--web-workers", "2", "--workers", "1"),
+                *("--web-workers", "2", "--workers", "1"),
+                *(() if flower else ("--no-flower",)),
             ],
             cwd=ROOT,
             env=self.environment() | dict(settings),

@@ -1,8 +1,13 @@
 """`python -m tests.benchmarks.observability`: what it costs to be watched, at full speed.
 
-The same stack with the no-op model, four times in each round: with nothing counted, by default, with all that an
-installation would switch on, and with every request traced and logged. A round has all of them in turn, so that a drift
-of the machine meets all alike; medians over the rounds are compared.
+The same stack with the no-op model, once for each way of being watched: with nothing counted (twice: how far those two
+are apart is what the measurement cannot see), by default, with Flower beside it as `up` starts it, with all that an
+installation would switch on, and with every request traced and logged. All of them run throughout; a round loads one
+after the other for a few seconds, so that a drift of the machine meets all alike.
+
+What each costs is said in requests a second, and in processor time a request over all of its processes (frontends,
+worker, executor, Valkey, Flower), which is the steadier by far. Of both there is the median, and the better quartile:
+whoever else uses the machine makes a run slower, and never faster.
 """
 
 from __future__ import annotations
@@ -12,25 +17,36 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from statistics import median
+from dataclasses import dataclass
+from statistics import quantiles
 
 import click
 
 from tests.benchmarks.bunch_system import NOOP, ROOT, Bunch
-from tests.benchmarks.load import Load, WrkMissingError, ensure_wrk, run_wrk
+from tests.benchmarks.load import WrkMissingError, ensure_wrk, run_wrk
 from tests.fakes.otlp import collector
 
 logger = logging.getLogger("tests.benchmarks.observability")
 
-OFF, DEFAULT, ON, ALL = "nothing counted", "default", "1% traced, page open, events on", "all traced and logged"
-WAYS = (OFF, DEFAULT, ON, ALL)
+OFF, AGAIN, DEFAULT, FLOWER = "nothing counted", "the same again", "default", "default, with Flower"
+ON, ALL = "1% traced, page open, events on", "all traced and logged"
+WAYS = (OFF, AGAIN, DEFAULT, FLOWER, ON, ALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One timed run. `cpu_us`: microseconds of processor for each request."""
+
+    rps: float
+    cpu_us: float
 
 
 @click.command(help=__doc__)
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--duration", type=click.IntRange(1), default=6, show_default=True, help="Seconds of each timed run.")
+@click.option("--rounds", type=click.IntRange(2), default=10, show_default=True)
+@click.option("--duration", type=click.IntRange(1), default=3, show_default=True, help="Seconds of each timed run.")
 @click.option("--connections", type=click.IntRange(1), default=256, show_default=True)
 def main(rounds: int, duration: int, connections: int) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
@@ -38,42 +54,69 @@ def main(rounds: int, duration: int, connections: int) -> None:
         wrk = ensure_wrk()
     except WrkMissingError as error:
         raise click.ClickException(str(error)) from error
-    loads: dict[str, list[Load]] = {way: [] for way in WAYS}
-    with collector() as received:
+    samples: dict[str, list[Sample]] = {way: [] for way in WAYS}
+    with collector() as received, contextlib.ExitStack() as running:
+        stacks = {way: running.enter_context(_running(way, received.endpoint)) for way in WAYS}
+        for stack in stacks.values():
+            _measure(stack, wrk, connections, 2)
         for number in range(1, rounds + 1):
             # There and back again: who comes first in a round has no advantage over the rounds.
             for way in WAYS if number % 2 else reversed(WAYS):
-                loads[way].append(_measure(way, received.endpoint, wrk, connections, duration))
-                logger.info("round %d, %s: %.0f requests/s", number, way, loads[way][-1].rps)
+                samples[way].append(_measure(stacks[way], wrk, connections, duration))
+            logger.info("round %d: %s", number, ", ".join(f"{samples[way][-1].cpu_us:.1f}" for way in WAYS))
         spans = len(received.spans)
-    base = median(each.rps for each in loads[OFF])
     click.echo(f"{connections} connections, {rounds} rounds of {duration} s; {spans:,} spans received")
-    for way, each in loads.items():
-        rps, p50_ms = (median(getattr(load, name) for load in each) for name in ("rps", "p50_ms"))
-        click.echo(f"{way:34} {rps:9,.0f} requests/s  p50 {p50_ms:6.1f} ms  {rps / base - 1:+.1%}")
+    for way in WAYS:
+        click.echo(_row(way, samples[way], samples[OFF]))
+
+
+def _row(way: str, samples: list[Sample], base: list[Sample]) -> str:
+    cells = [f"{way:32}"]
+    # The better quartile: the first of processor time, the last of requests a second.
+    for name, unit, better in (("cpu_us", "µs of CPU", 0), ("rps", "requests/s", 2)):
+        own, off = ([getattr(each, name) for each in samples], [getattr(each, name) for each in base])
+        for what, place in (("median", 1), ("undisturbed", better)):
+            value, compared = (quantiles(each, n=4, method="inclusive")[place] for each in (own, off))
+            cells.append(f"{value:7,.0f} {unit} {what} {value / compared - 1:+6.1%}")
+    return "  ".join(cells)
 
 
 def _settings(way: str, endpoint: str) -> Mapping[str, str]:
-    match way:
-        case "nothing counted":
-            return {"BUNCH_METRICS": "off"}
-        case "1% traced, page open, events on":
-            return {"BUNCH_OTLP_ENDPOINT": endpoint, "BUNCH_TRACE_SAMPLE_RATIO": "0.01", "BUNCH_LOG_FORMAT": "json"}
-        case "all traced and logged":
-            return {"BUNCH_OTLP_ENDPOINT": endpoint, "BUNCH_TRACE_SAMPLE_RATIO": "1", "BUNCH_LOG_LEVEL": "DEBUG"}
-        case _:
-            return {}
+    if way in {OFF, AGAIN}:
+        return {"BUNCH_METRICS": "off", "BUNCH_EXPLAIN": "off"}
+    if way == ON:
+        return {"BUNCH_OTLP_ENDPOINT": endpoint, "BUNCH_TRACE_SAMPLE_RATIO": "0.01", "BUNCH_LOG_FORMAT": "json"}
+    if way == ALL:
+        return {"BUNCH_OTLP_ENDPOINT": endpoint, "BUNCH_TRACE_SAMPLE_RATIO": "1", "BUNCH_LOG_LEVEL": "DEBUG"}
+    return {}
 
 
-def _measure(way: str, endpoint: str, wrk: str, connections: int, duration_s: int) -> Load:
+def _measure(bunch: Bunch, wrk: str, connections: int, duration_s: int) -> Sample:
+    before = _settled(bunch)
+    load = run_wrk(wrk, bunch.url, bunch.shape, connections=connections, duration_s=duration_s)
+    return Sample(load.rps, (bunch.processes.cpu_s() - before) / load.requests * 1e6)
+
+
+def _settled(bunch: Bunch) -> float:
+    """Its processor time once it has nothing left to do: spans of the last run are still exported for a while."""
+    now = bunch.processes.cpu_s()
+    for _ in range(20):
+        time.sleep(0.1)
+        before, now = now, bunch.processes.cpu_s()
+        if now - before < 0.03:
+            break
+    return now
+
+
+@contextlib.contextmanager
+def _running(way: str, endpoint: str) -> Iterator[Bunch]:
     bunch = Bunch()
     bunch.open_run()
     try:
-        bunch.launch_with(NOOP, _settings(way, endpoint))
+        bunch.launch_with(NOOP, {**_settings(way, endpoint), "BUNCH_FLOWER_PORT": "0"}, flower=way == FLOWER)
         bunch.wait_ready()
         with _watched(bunch) if way in {ON, ALL} else contextlib.nullcontext():
-            run_wrk(wrk, bunch.url, bunch.shape, connections=connections, duration_s=2)
-            return run_wrk(wrk, bunch.url, bunch.shape, connections=connections, duration_s=duration_s)
+            yield bunch
     finally:
         bunch.stop()
 

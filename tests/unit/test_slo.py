@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import Histogram
 
 from config.settings import Settings
 from config.tiers import Tier
@@ -54,10 +59,41 @@ def test_every_request_is_held_against_its_tiers_objective() -> None:
             telemetry.count("m", tier, "INPUT_REJECTED", 5.0)
         assert telemetry.count("m", Tier.FREE, "INFERENCE_FAILED", 0.01)
         assert not telemetry.count("m", Tier.FREE, "OK", 0.01)
+        telemetry.hand_over()
         assert missed(Tier.ENTERPRISE) - before[Tier.ENTERPRISE] == 1
         assert missed(Tier.FREE) - before[Tier.FREE] == 1
     finally:
         telemetry.configure(Settings())
+
+
+@given(st.lists(st.one_of(st.floats(0, 20), st.sampled_from(metrics.SECONDS))))
+def test_what_is_counted_in_passing_is_what_would_have_been_observed(amounts: list[float]) -> None:
+    one, other = (Histogram("x", "", buckets=metrics.SECONDS, registry=None) for _ in range(2))
+    counted = metrics.buckets()
+    for each in amounts:
+        one.observe(each)
+        counted[bisect_left(metrics.SECONDS, each)] += 1
+    metrics.observe_all(other, counted, sum(amounts))
+
+    def told(histogram: Histogram) -> dict[str, float]:
+        (family,) = histogram.collect()
+        return {
+            f"{each.name}{each.labels.get('le')}": each.value for each in family.samples if "created" not in each.name
+        }
+
+    assert told(other) == pytest.approx(told(one))
+
+
+def test_what_was_counted_is_handed_over_once() -> None:
+    def answered() -> float:
+        return metrics.REQUESTS.labels("handed", "paid", "OK")._value.get()
+
+    for _ in range(3):
+        telemetry.count("handed", Tier.PAID, "OK", 0.02)
+    assert answered() == 0
+    telemetry.hand_over()
+    telemetry.hand_over()
+    assert answered() == 3
 
 
 SAMPLES: metrics.Samples = {
