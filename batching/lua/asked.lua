@@ -112,10 +112,12 @@ local EXPIRED = '{"status":"FAILURE","result":{"exc_type":"DeadlineExceeded","ex
 local any_cancelled
 local function is_over(q, waiter, at)
   if any_cancelled == nil then any_cancelled = redis.call('EXISTS', KEYS[CANCELLED]) == 1 end
-  if any_cancelled and redis.call('ZREM', KEYS[CANCELLED], waiter.id) == 1 then
-    if tracked(waiter.message) then
-      redis.call('SET', 'celery-task-meta-' .. waiter.id, state_of(waiter.id, 'REVOKED'), 'PX', waiter.ttl)
-    end
+  local key, asked_for = 'celery-task-meta-' .. waiter.id, tracked(waiter.message)
+  local gone = any_cancelled and redis.call('ZREM', KEYS[CANCELLED], waiter.id) == 1
+  if gone and asked_for then redis.call('SET', key, state_of(waiter.id, 'REVOKED'), 'PX', waiter.ttl) end
+  -- Celery's `revoke` writes no more than the state.
+  if not gone and asked_for then gone = string.find(redis.call('GETRANGE', key, 0, 31), '"REVOKED"', 1, true) end
+  if gone then
     note(q, waiter, 'c')
     return true
   end

@@ -90,6 +90,18 @@ def test_a_thousand_at_once_reach_the_model_once(api: Api, question: str) -> Non
     wait_until(counted, what="all but one are counted")
 
 
+def test_a_model_that_is_loaded_anew_is_asked_anew(api: Api, stack: Stack, question: str) -> None:
+    first, kept = api.infer(question, "counting"), api.infer(question, "counting")
+    assert kept.json["metadata"]["cached"]
+    assert stack.manage("reload", "counting").returncode == 0
+
+    def fresh() -> bool:
+        again = api.infer(question, "counting").json["metadata"]
+        return bool(again["batch_id"] != first.json["metadata"]["batch_id"])
+
+    wait_until(fresh, what="it is computed by what was loaded")
+
+
 class Held:
     """The executors of `counting`, held until `open`."""
 

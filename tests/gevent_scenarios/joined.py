@@ -150,6 +150,15 @@ def one_who_waits_may_be_taken_back_even_when_it_is_computed(stage: Stage) -> No
     assert stage.redis.zcard(KEYS.cancelled()) == 0
 
 
+def one_whom_celery_has_revoked_stays_so(stage: Stage) -> None:
+    first, second = asked(stage), later(stage)
+    revoked = {"status": "REVOKED", "result": None, "task_id": second}
+    stage.redis.set(KEYS.result(second), msgspec.json.encode(revoked))
+    assert stage.serve(SHARED) == 1
+    assert output(stage.client.wait(first)) == ANSWERED
+    assert state(stage, second) == "REVOKED"
+
+
 def each_has_its_own_deadline(stage: Stage) -> None:
     first = asked(stage, timeout_s=0.3)
     hasty, patient = asked(stage, timeout_s=0.2), asked(stage)
