@@ -116,7 +116,9 @@ class Client:
             fresh: to be computed for this caller, whatever was answered to others.
         """
         owner = caller.owner if caller is not None else ""
-        once = self._recogniser.of(model, input, parameters, owner, idempotency_key, call, fresh=fresh)
+        once = None
+        if idempotency_key or model in self._recogniser.asked:
+            once = self._recogniser.of(model, input, parameters, owner, idempotency_key, call, fresh=fresh)
         task_id = owned_id(new_id(), owner) if owner else new_id()
         timeout_ms = max(1, int(timeout_s * 1000))
         settings = self._settings

@@ -12,7 +12,7 @@ and keys are their owner's: how long another one's answer takes would tell what 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -64,13 +64,16 @@ class Repeated:
 
 
 class Recogniser:
-    """Makes a request's `Once`. Another owner's keys and questions are others."""
+    """Makes a request's `Once`. Another owner's keys and questions are others.
+
+    `asked` has the models whose answers are for others too; for requests to any other, `of` need not be called.
+    """
 
     def __init__(self, settings: Settings, keys: Shard) -> None:
         self._keys = keys
         self._keep_ms = settings.cache_ttl_ms
         # Whatever makes the same words another question, but for the owner.
-        self._asked = {
+        self.asked: Mapping[str, str] = {
             name: _hash(name.encode(), model.version.encode(), model.source.encode(), _encode_sorted(model.options))
             for name, model in settings.models.items()
             if model.collapses
@@ -94,7 +97,7 @@ class Recogniser:
             call: whatever else must be the same for a key to be used again, hashed.
             fresh: no earlier request's answer will do.
         """
-        asked = None if fresh else self._asked.get(model)
+        asked = None if fresh else self.asked.get(model)
         if asked is None and not idempotency_key:
             return None
         words = (canonical(input), canonical(parameters))
