@@ -13,7 +13,7 @@ TEST_PROCESSES ?= 3
 PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check lint format chaos flower page bench policies clean
+.PHONY: help demo up test check lint format chaos flower page bench overload policies clean
 
 help: ## What can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -50,6 +50,9 @@ page: $(DEV) | $(TEST_TMP) ## The operations page in headless Chromium; PAGE_PIC
 
 bench: $(DEV) ## The benchmark suite, against its rivals
 	@$(BIN)/python -m tests.benchmarks
+
+overload: $(DEV) ## What each tier gets when too much arrives: the picture and the table of docs/operations.md
+	@$(BIN)/python -m tests.benchmarks.overload --docs
 
 policies: $(DEV) ## Every policy on every workload in virtual time: the pictures and the table of docs/policies.md
 	@$(BIN)/python -m batching.simulator.gallery

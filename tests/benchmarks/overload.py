@@ -15,7 +15,6 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
@@ -36,6 +35,7 @@ MIX: Mix = {Tier.FREE: 70, Tier.PAID: 25, Tier.ENTERPRISE: 5}
 ENTERPRISE_ALONE: Mix = {Tier.ENTERPRISE: 1}
 TIMEOUT_S = 5.0
 RELOAD_S = 4.0
+KILL_AT_S = 3.0
 CONFIG = f"""
 default_model = "gpu"
 
@@ -135,11 +135,11 @@ def executors_of(redis_url: str) -> list[int]:
 
 
 def report(rows: Sequence[Row]) -> str:
-    lines = [f"{'run':<22}{'tier':<12}{'offered/s':>10}{'served':>9}{'p50 ms':>9}{'p95 ms':>9}  codes"]
+    lines = [f"{'run':<36}{'tier':<12}{'offered/s':>10}{'served':>9}{'p50 ms':>9}{'p95 ms':>9}  codes"]
     for row in rows:
         p50, p95 = (f"{value:.0f}" if value is not None else "–" for value in (row.p50_ms, row.p95_ms))
         codes = ", ".join(f"{code}: {count}" for code, count in row.codes.items())
-        lines.append(f"{row.run:<22}{row.tier:<12}{row.offered_rps:>10.1f}{row.served:>9.1%}{p50:>9}{p95:>9}  {codes}")
+        lines.append(f"{row.run:<36}{row.tier:<12}{row.offered_rps:>10.1f}{row.served:>9.1%}{p50:>9}{p95:>9}  {codes}")
     return "\n".join(lines)
 
 
@@ -158,7 +158,11 @@ def measure(url: str, mix: Mix, rps: float, seconds: float, **options: Any) -> R
 
 @click.command(help=__doc__)
 @click.option("--seconds", default=20, show_default=True, type=click.IntRange(10))
-def main(seconds: int) -> None:
+@click.option("--docs", is_flag=True, help="Put table and picture into docs/operations.md.")
+def main(seconds: int, docs: bool) -> None:
+    # Here: that module draws what this one measures.
+    from tests.benchmarks import overload_page
+
     rows: list[Row] = []
     served = Served()
     with served.running("50ms"):
@@ -167,51 +171,27 @@ def main(seconds: int) -> None:
         alone = measure(served.url, ENTERPRISE_ALONE, enterprise_rps, seconds)
         rows += rows_of("enterprise alone", alone, ENTERPRISE_ALONE, seconds)
         over = measure(served.url, MIX, 1.5 * CAPACITY_RPS, seconds)
-        rows += rows_of("mix at 150 %", over, MIX, seconds, after_s=1.0)
+        rows += rows_of("150 % of capacity", over, MIX, seconds, after_s=1.0)
         victims = executors_of(served.redis_url())[: EXECUTORS // 2]
-        half = measure(served.url, MIX, 0.9 * CAPACITY_RPS, seconds, kill=victims, kill_at_s=3.0)
-        rows += rows_of("half killed at 90 %", half, MIX, seconds)
+        half = measure(served.url, MIX, 0.9 * CAPACITY_RPS, seconds, kill=victims, kill_at_s=KILL_AT_S)
+        rows += rows_of("90 %, half of the executors killed", half, MIX, seconds)
     click.echo(f"capacity {CAPACITY_RPS:.0f}/s; {len(warm.answers)} requests to warm up\n")
     click.echo(report(rows))
     click.echo(f"\ngoodput at 150 %: {goodput(over, 2, seconds - 1):.1%} of capacity")
     for tier in TIERS:
         parts = refused_by_second(half, tier, seconds)
-        click.echo(f"refused by second, half killed at 3 s, {tier.value:<10} " + " ".join(f"{p:4.0%}" for p in parts))
+        click.echo(
+            f"refused by second, half killed at {KILL_AT_S:g} s, {tier.value:<10} "
+            + " ".join(f"{p:4.0%}" for p in parts)
+        )
     path = ROOT / "var" / "bench" / f"overload-{datetime.now().astimezone():%Y%m%d-%H%M%S}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    if plot(over, half, seconds, path.with_suffix(".png")):
-        click.echo(f"written: {path.with_suffix('.png')}")
-
-
-def plot(over: Run, half: Run, seconds: int, path: Path) -> bool:
-    """Answers and refusals of each tier over time; False without matplotlib."""
-    try:
-        from matplotlib.figure import Figure  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        return False
-    figure = Figure(figsize=(12, 6), layout="constrained")
-    panels = figure.subplots(2, 2, squeeze=False)
-    for column, (title, run) in enumerate((("150 % of capacity", over), ("90 %, half killed at 3 s", half))):
-        for tier in TIERS:
-            good = [each for each in answers_of(run, tier) if each.status == 200]
-            panels[0][column].plot(
-                range(seconds),
-                [sum(int(each.finished_s) == second for each in good) for second in range(seconds)],
-                label=f"{tier.value} answered",
-            )
-            panels[1][column].plot(
-                [came_s(each) for each in good],
-                [each.latency_s * 1000 for each in good],
-                ".", markersize=2, label=tier.value,
-            )  # fmt: skip
-        panels[0][column].set_title(title)
-        panels[0][column].set_ylabel("answers/s")
-        panels[1][column].set_ylabel("latency, ms")
-        panels[1][column].set_xlabel("seconds")
-        panels[0][column].legend()
-    figure.savefig(path, dpi=110)
-    return True
+    picture = ROOT / "docs" / "images" / "overload.svg" if docs else path.with_suffix(".png")
+    overload_page.draw(picture, over, half, seconds, KILL_AT_S)
+    click.echo(f"written: {picture}")
+    if docs:
+        overload_page.fill(ROOT / "docs" / "operations.md", rows, goodput(over, 2, seconds - 1), half, seconds)
 
 
 if __name__ == "__main__":
