@@ -1,10 +1,10 @@
-"""`python -m tests.benchmarks.identity`: what it costs to know who asks, and to write it down.
+"""`python -m tests.benchmarks.identity`: what it costs to know who asks, to hold it to limits, and to write it down.
 
-The same stack with the no-op model in each of four ways, in turn within each round, so that a drift of the machine
+The same stack with the no-op model in each of five ways, in turn within each round, so that a drift of the machine
 meets all alike; medians over the rounds are compared. Processor time for each request is told by role: it says where a
-cost arises, and a machine that is busy with something else changes it less than it changes the rate. Whoever has a
-credential has limits too, which are checked and never reached here. A token is checked once and then remembered, as
-with any client that keeps it.
+cost arises, and a machine that is busy with something else changes it less than it changes the rate. `scripts` is the
+part of Redis' that scripts took, as Redis counts it. Whoever has a credential has limits too, which are checked and
+never reached here. A token is checked once and then remembered, as with any client that keeps it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,29 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any, cast
 
 import click
 import psutil
 
+from config.redis import connect
 from tests import issuer
 from tests.benchmarks.bunch_system import NOOP, ROOT, Bunch
 from tests.benchmarks.load import Load, WrkMissingError, ensure_wrk, run_wrk
 
 logger = logging.getLogger("tests.benchmarks.identity")
 
-OFF, KEYS, TOKENS, LEDGER = "auth off", "API keys", "tokens (JWT)", "API keys and ledger (SQLite)"
-WAYS = (OFF, KEYS, TOKENS, LEDGER)
+NOTHING, OFF, KEYS = "auth off, admission off", "auth off", "API keys, limits"
+TOKENS, LEDGER = "tokens (JWT), limits", "API keys, limits, ledger (SQLite)"
+WAYS = (NOTHING, OFF, KEYS, TOKENS, LEDGER)
 ROLES = ("web", "redis", "worker", "ops")
+SCRIPTS = "scripts"
 _PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run measured; `cpu_us` is processor time a request, by role."""
+    """What one run measured; `cpu_us` is processor time a request, by role, and of scripts in Redis."""
 
     load: Load
     cpu_us: dict[str, float]
@@ -60,14 +64,17 @@ def main(rounds: int, duration: int, connections: int) -> None:
             costs[way].append(_measure(way, wrk, connections, duration))
             logger.info("round %d, %s: %.0f requests/s", number, way, costs[way][-1].load.rps)
     click.echo(f"{connections} connections, {rounds} rounds of {duration} s; processor time in µs a request")
-    click.echo(f"{'':30}{'requests/s':>12}{'p50 ms':>9}{'errors':>8}" + "".join(f"{role:>9}" for role in ROLES))
+    columns = (*ROLES, SCRIPTS)
+    click.echo(f"{'':34}{'requests/s':>12}{'p50 ms':>9}{'errors':>8}" + "".join(f"{role:>9}" for role in columns))
     for way, each in costs.items():
         rps, p50_ms = (median(getattr(cost.load, name) for cost in each) for name in ("rps", "p50_ms"))
-        cpu_us = "".join(f"{median(cost.cpu_us[role] for cost in each):9.1f}" for role in ROLES)
-        click.echo(f"{way:30}{rps:12,.0f}{p50_ms:9.1f}{sum(cost.load.errors for cost in each):8}{cpu_us}")
+        cpu_us = "".join(f"{median(cost.cpu_us[role] for cost in each):9.1f}" for role in columns)
+        click.echo(f"{way:34}{rps:12,.0f}{p50_ms:9.1f}{sum(cost.load.errors for cost in each):8}{cpu_us}")
 
 
 def _settings(way: str) -> Mapping[str, str]:
+    if way == NOTHING:
+        return {"BUNCH_ADMISSION": "off"}
     if way == OFF:
         return {}
     out_of_reach = {"BUNCH_PAID_RPM": "1000000", "BUNCH_ENTERPRISE_RPM": "1000000", "BUNCH_BURST_MS": "900000"}
@@ -90,7 +97,7 @@ def _measure(way: str, wrk: str, connections: int, duration_s: int) -> Cost:
             wrk, bunch.url, bunch.shape, connections=connections, duration_s=duration_s, credential=credential
         )
         after = _cpu_seconds(bunch)
-        return Cost(load, {role: (after[role] - before[role]) * 1e6 / max(1, load.requests) for role in ROLES})
+        return Cost(load, {role: (after[role] - before[role]) * 1e6 / max(1, load.requests) for role in before})
     finally:
         bunch.stop()
 
@@ -102,12 +109,14 @@ def _cpu_seconds(bunch: Bunch) -> dict[str, float]:
         for process in (main, *main.children(recursive=True)):
             times = process.cpu_times()
             spent[row["role"]] += times.user + times.system
-    return spent
+    with connect(bunch.redis_url()) as redis:
+        scripts = cast("dict[str, Any]", redis.info("commandstats"))["cmdstat_evalsha"]
+    return spent | {SCRIPTS: scripts["usec"] / 1e6}
 
 
 def _credential(way: str, bunch: Bunch) -> str:
     """One that every frontend takes."""
-    if way == OFF:
+    if way in {NOTHING, OFF}:
         return ""
     if way == TOKENS:
         return issuer.token(time.time(), "HS256", tier="paid", exp=int(time.time()) + 3600)
