@@ -142,6 +142,7 @@ class Client:
         rest = self._writer.rest(out, time.time())
         # Not before nothing can fail any more: nobody would forget it.
         pending = self.router.expect(task_id, timeout_s, None if idempotency_key else hung_up)
+        pending.runs_on = bool(idempotency_key)
         self.outbox.put(out, rest, pending, receipt=not waits)
         return pending
 

@@ -108,7 +108,7 @@ class Outbox:
                 logger.warning("cannot queue %d requests: %s", len(batch), error)
                 self._refuse(batch, BackendUnavailable("the queue is not reachable; try again shortly"))
                 if isinstance(error, RedisTimeoutError):
-                    self._on_doubt([item.out.task_id for item in batch])
+                    self._on_doubt([item.out.task_id for item in batch if not item.pending.runs_on])
             except Exception as error:
                 logger.exception("outbox")
                 self._refuse(batch, BackendUnavailable(str(error)))

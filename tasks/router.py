@@ -52,15 +52,19 @@ STORED = "STORED"
 
 
 class Pending:
-    """One request that somebody waits for. `reply` is set once; None after `wait` means that time ran out."""
+    """One request that somebody waits for. `reply` is set once; None after `wait` means that time ran out.
 
-    __slots__ = ("_waiter", "channel", "deadline", "done", "hung_up", "reply", "task_id", "tick")
+    `runs_on` is for whoever sends it: it is not to be taken back, whatever becomes of the one who waits.
+    """
+
+    __slots__ = ("_waiter", "channel", "deadline", "done", "hung_up", "reply", "runs_on", "task_id", "tick")
 
     def __init__(
         self, task_id: str, deadline: float, channel: str = "", hung_up: Callable[[], bool] | None = None
     ) -> None:
         self.task_id = task_id
         self.hung_up = hung_up
+        self.runs_on = False
         self.deadline = deadline
         self.channel = channel
         self.tick = 0
@@ -176,13 +180,13 @@ class Router:
         get_hub().loop.run_callback(pending.settle, reply)
 
     def _refuse_all(self) -> list[str]:
-        """The task ids of those who are told so now."""
+        """The task ids of those who are told so now, and whose requests may be taken back."""
         waiting = [each for each in self._pending.values() if not each.done]
         for pending in waiting:
             self.settle(pending, ShuttingDown("this process is stopping; try again, and another one will answer"))
         for watcher in chain.from_iterable(tuple(self._watched.values())):
             self.settle(watcher, None)
-        return [pending.task_id for pending in waiting]
+        return [pending.task_id for pending in waiting if not pending.runs_on]
 
     def _schedule(self, pending: Pending, at: float) -> None:
         # Never into a tick that has been swept already: a deadline as short as a tick would wait for ever there.

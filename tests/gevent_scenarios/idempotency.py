@@ -9,7 +9,7 @@ import gevent
 
 from config.tiers import Tier
 from tasks.caller import Caller
-from tasks.errors import DeadlineExceeded, IdempotencyConflict, InputRejected, RateLimited
+from tasks.errors import DeadlineExceeded, IdempotencyConflict, InputRejected, RateLimited, ShuttingDown
 from tests.gevent_scenarios.stage import NOBODY, SMALL, Stage, all_of, error_of, output, until
 
 KEY = "order 66"
@@ -105,6 +105,23 @@ def it_goes_on_when_its_caller_has_gone(stage: Stage) -> None:
     stage.client.router.forget(pending)
     assert stage.serve() == 1
     assert stage.ask("x", NOBODY, idempotency_key=KEY) == {"echo": "x"}
+
+
+def a_frontend_that_leaves_does_not_take_it_back(stage: Stage) -> None:
+    leaving = stage.make_client()
+    kept = leaving.submit(NOBODY, Tier.PAID, b'"x"', timeout_s=30, idempotency_key=KEY)
+    other = leaving.submit(NOBODY, Tier.PAID, b'"y"', timeout_s=30)
+    until(lambda: stage.depth() == 2)
+    leaving.router.refuse()
+    for each in (kept, other):
+        assert isinstance(error_of(partial(leaving.wait, each)), ShuttingDown)
+    until(lambda: stage.redis.zcard("bunch:cancelled"))
+    # Asked again elsewhere, before a worker had a look at it.
+    again = stage.submit("x", NOBODY, idempotency_key=KEY)
+    until(lambda: stage.client.outbox.flushes)
+    assert stage.serve() == 2
+    reply = stage.client.wait(again)
+    assert (reply.task_id, output(reply)) == (kept.task_id, {"echo": "x"})
 
 
 def who_was_refused_at_the_door_has_used_no_key(stage: Stage) -> None:

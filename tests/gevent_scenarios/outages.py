@@ -170,11 +170,14 @@ def what_a_refused_flush_may_have_left_is_taken_back(_: Stage) -> None:
             with hanging(valkey):
                 # Its socket takes the flush, and it will run it: its caller has been refused by then.
                 pending = client.submit(NOBODY, Tier.PAID, b'"refused"', timeout_s=LONG_S)
+                # But for one who will ask again by its key.
+                kept = client.submit(NOBODY, Tier.PAID, b'"kept"', timeout_s=LONG_S, idempotency_key="k")
                 quickly(partial(client.wait, pending))
-            until(lambda: stage.depth() == 1)
+                quickly(partial(client.wait, kept))
+            until(lambda: stage.depth() == 2)
             until(lambda: stage.redis.zscore(KEYS.cancelled(), pending.task_id) is not None)
             claim = stage.store.claim(NOBODY, "batch", 10)
-            assert [each.verdict for each in claim.entries] == [Verdict.CANCELLED]
+            assert [each.verdict for each in claim.entries] == [Verdict.CANCELLED, Verdict.RUN]
         finally:
             client.stop()
 
