@@ -176,12 +176,16 @@ local function share(q, key, waiters, result)
   end
 end
 
-local function answer_asked(q, id, result)
-  -- A cache that cannot be written to costs a computation later on, never an answer now.
-  if q.keep_ms > 0 then pcall(keep, q, result) end
+local function end_wait(q, id, result)
   local key = KEYS[WAITING] .. ':' .. q.question
-  local fine, waiters = pcall(waiters_of, key, id)
-  if not fine or not waiters then return end
+  local waiters = waiters_of(key, id)
+  if not waiters then return end
   redis.call('HDEL', key, id)
   if q.shared then share(q, key, waiters, result) else pass_on(q, key, waiters, q.attempt) end
+end
+
+local function answer_asked(q, id, result)
+  -- Whatever is wrong with the keys of others (of another type, say) must not cost this one its own outcome.
+  if q.keep_ms > 0 then pcall(keep, q, result) end
+  pcall(end_wait, q, id, result)
 end

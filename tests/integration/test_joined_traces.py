@@ -159,3 +159,18 @@ def test_more_than_one_step_may_answer_are_answered_in_several(redis: Redis) -> 
     assert not redis.keys("bunch:asked:*")
     door.close()
     redis.flushdb()
+
+
+def test_the_outcome_of_the_first_is_stored_whatever_is_wrong_with_the_others(redis: Redis) -> None:
+    door, store = Door(redis), RedisBatchStore(redis, "w")
+    once = Once(question=f"{8:064x}", asked=KEYS.asked(f"{8:064x}"))
+    first, second = (replace(door.request(Tier.PAID), tracked=True, once=once) for _ in range(2))
+    door.flush([first, second])
+    claim = store.claim(MODEL, "b1", 64)
+    redis.set(KEYS.queue(MODEL, Tier.PAID), "not a list")
+    info = BatchInfo("b1", MODEL, "1", 1, Reason.IDLE, claim.view.now_ms)
+    request = CODEC.decode(claim.entries[0])
+    assert store.finish("b1", [CODEC.encode(request, Cancelled(), info)], last=True)
+    assert msgspec.json.decode(redis.get(KEYS.result(first.task_id)))["status"] == "REVOKED"
+    door.close()
+    redis.flushdb()
