@@ -25,6 +25,9 @@ class Adaptive:
     middle request of a batch must have come just after a batch had ended. Independent callers come at any time, and are
     not waited for.
 
+    Callers who come together are waited for in the same way, from the first of them on, where that has been the rule of
+    late: else the first of a burst would go alone, and all the others wait for a batch of one.
+
     The cost is bounded by the same share. A lone caller (recent batches of one) pays nothing.
 
     With deadlines a batch is kept small enough for the earliest, unless it would then fall behind, and who cannot be in
@@ -40,13 +43,16 @@ class Adaptive:
     def decide(self, queue: QueueView, now: float) -> Decision:
         if queue.in_hand > 0:
             return sparing(ahead(queue, now, self.max_batch_size, self.lead_s), queue, now)
+        expects_company = queue.recent > 1 and queue.learnt.company >= 0.5 > queue.learnt.returning
         due = queue.free_at + self._gathering_s(queue)
         if queue.depth is None:
-            return Look() if now < due else self._go(queue, now)
+            return Look() if now < due or expects_company else self._go(queue, now)
         if queue.depth == 0:
             return Wait()
         if queue.depth >= self.max_batch_size or queue.depth >= queue.recent:
             return self._go(queue, now)
+        if expects_company:
+            due = max(due, queue.oldest_at + self._share_s(queue))
         due = min(due, queue.due_at - queue.learnt.time.late(queue.depth))
         return self._go(queue, now) if now >= due else Wait(until=due)
 
@@ -55,6 +61,9 @@ class Adaptive:
             return -math.inf
         if queue.learnt.returning < 0.5:
             return min(self.least_s, self.max_wait_s) if queue.batch_s < _QUICK_S else -math.inf
+        return self._share_s(queue)
+
+    def _share_s(self, queue: QueueView) -> float:
         return min(max(self.least_s, self.gather * queue.batch_s), self.max_wait_s)
 
     def _go(self, queue: QueueView, now: float) -> Dispatch:

@@ -26,12 +26,14 @@ class Learnt:
 
     `rate` is arrivals per second of late, as this executor sees them: with others on the same queue, between its share
     and the whole. `utilisation` is the share of time that it computes. `returning` is the share of batches, of late,
-    whose callers had come just after a batch had ended. `memory` is the policy's own, see `Learning`.
+    whose callers had come just after a batch had ended; `company` that of batches, of late, the half of which came with
+    its first request or as soon as it had left. `memory` is the policy's own, see `Learning`.
     """
 
     rate: float = 0.0
     utilisation: float = 0.0
     returning: float = 1.0
+    company: float = 0.0
     time: BatchTime = UNKNOWN_TIME
     memory: object = None
 

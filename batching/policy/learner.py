@@ -1,7 +1,7 @@
 """What a claim loop learns from what it does anyway: looks, claims and finished batches.
 
     look, claim ──▶ rate of arrivals          finished ──▶ a + b·n, utilisation
-    claim ──▶ whether callers come back, and the policy's own memory
+    claim ──▶ whether callers come back, or come together, and the policy's own memory
 
 One per executor, in the worker and in the simulator alike. Costs a few sums per batch and look, none per request.
 """
@@ -15,8 +15,10 @@ from batching.policy.timing import BatchTime
 RATE_HALF_LIFE_S = 0.25
 USE_HALF_LIFE_S = 2.0
 # About eight batches.
-_RETURNING_GAIN = 1 / 8
-# Of a batch's time after its end: who comes so soon has been waiting for it.
+_HABIT_GAIN = 1 / 8
+# About four: crowds are few.
+_COMPANY_GAIN = 1 / 4
+# Of a batch's time: who comes so soon after a batch's end has been waiting for it, so soon after another one, with it.
 _SOON = 0.25
 
 
@@ -31,6 +33,10 @@ class Learner:
         self._rate = 0.0
         self._use = 0.0
         self._returning = NOTHING_LEARNT.returning
+        self._company = NOTHING_LEARNT.company
+        # The batch before: when it left, and whether the half of it had come together.
+        self._left_at: float | None = None
+        self._together = False
         self._memory: object = None
         # Requests that have been seen to arrive: those taken, and those that wait.
         self._taken = 0
@@ -64,7 +70,8 @@ class Learner:
         self._taken += size
         self._count(left, now)
         if size > 1 and self._ended_at:
-            self._returning += _RETURNING_GAIN * (self._came_soon(now - middle_s) - self._returning)
+            self._returning += _HABIT_GAIN * (self._came_soon(now - middle_s) - self._returning)
+        self._count_company(size, waited_s, middle_s, now)
         if self._learning is not None:
             self._memory = self._learning.learn(self._memory, Claimed(now, size, waited_s))
         self._publish()
@@ -91,13 +98,21 @@ class Learner:
             return
         self._arrived, self._counted_at = arrived, now
 
+    def _count_company(self, size: int, waited_s: float, middle_s: float, now: float) -> None:
+        """Of the batch before: only now is it known who came right behind it."""
+        soon_s = _SOON * self._time.predict(1)
+        if self._left_at is not None:
+            together = self._together or 0 <= now - middle_s - self._left_at <= soon_s
+            self._company += _COMPANY_GAIN * (float(together) - self._company)
+        self._left_at, self._together = now, size > 1 and waited_s - middle_s <= soon_s
+
     def _came_soon(self, came_at: float) -> float:
         """1 if a request came right after a batch had ended."""
         ended_at = self._ended_at if came_at >= self._ended_at else self._ended_before
         return float(0 <= came_at - ended_at <= _SOON * self._time.predict(1))
 
     def _publish(self) -> None:
-        self._learnt = Learnt(self._rate, self._use, self._returning, self._time, self._memory)
+        self._learnt = Learnt(self._rate, self._use, self._returning, self._company, self._time, self._memory)
 
 
 def _gain(spent_s: float, half_life_s: float) -> float:

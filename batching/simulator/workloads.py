@@ -69,6 +69,7 @@ WORKLOADS = (
     Workload("busy", "1,000 requests/s, 81 % of capacity", Poisson(1000), P99),
     Workload("bursts", "20 requests/s, and each second 200 within 10 ms", Bursts(20, 200, 1.0), P99),
     Workload("small bursts", "20 requests/s, and four times a second 40 within 5 ms", Bursts(20, 40, 0.25, 0.005), P99),
+    Workload("crowds", "twice a second 48 within 5 ms, and nobody else", Bursts(0, 48, 0.5, 0.005), P99),
     Workload("on-off", "900 requests/s for 2 s on the average, then 20/s for 4 s", OnOff(900, 20, 2.0, 4.0), MEAN),
     Workload("diurnal", "a day in two minutes: 50 to 1,000 requests/s", Diurnal(50, 1000, 120), MEAN, duration_s=120),
     Workload("overload", "1,500 requests/s, 122 % of capacity, each given 200 ms", Poisson(1500), GOODPUT,

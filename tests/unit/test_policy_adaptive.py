@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.policy import Adaptive, Dispatch, Look, QueueView, Reason, Wait
+from batching.policy import Adaptive, Dispatch, Learnt, Look, QueueView, Reason, Wait
 
 POLICY = Adaptive(max_batch_size=64, max_wait_s=0.01)
 
@@ -29,6 +29,15 @@ def test_goes_when_the_gathering_is_over_without_another_look() -> None:
 def test_a_lone_caller_never_waits() -> None:
     assert isinstance(POLICY.decide(view(1, recent=1), 0.0001), Dispatch)
     assert isinstance(POLICY.decide(view(None, recent=1), 0.0001), Dispatch)
+
+
+def test_the_first_of_a_crowd_is_joined_by_the_others() -> None:
+    crowds = Learnt(returning=0.0, company=0.9)
+    early, whole = (QueueView(n, oldest_at=5.0, free_at=0.0, batch_s=0.05, recent=48, learnt=crowds) for n in (1, 48))
+    assert POLICY.decide(early, 5.001) == Wait(until=5.01)
+    assert POLICY.decide(whole, 5.001) == Dispatch(64, Reason.IDLE)
+    assert POLICY.decide(early, 5.01) == Dispatch(64, Reason.IDLE)
+    assert POLICY.decide(QueueView(None, recent=48, batch_s=0.05, learnt=crowds), 5.0) == Look()
 
 
 def test_nothing_waits_nothing_to_do() -> None:

@@ -57,6 +57,30 @@ def test_callers_who_come_back_are_known_by_when_they_come(after_s: float, retur
     assert (learner.learnt.returning > 0.9) is returning
 
 
+@pytest.mark.parametrize("first", [1, 48])
+@pytest.mark.parametrize(("spread_s", "company"), [(0.004, True), (0.05, False)])
+def test_those_who_come_together_are_known(first: int, spread_s: float, company: bool) -> None:
+    """48 within `spread_s`, twice a second: each leaves whole, or its first request alone and the others behind it."""
+    learner = Learner(WhenIdle(64))
+    for n in range(20):
+        at, took = 0.5 * n, 0.02 + 0.0005 * first
+        learner.claimed(first, 0, spread_s if first > 1 else 0.0, spread_s / 2 if first > 1 else 0.0, at)
+        learner.finished(first, took, at + took)
+        if first == 1:
+            left = at + took
+            learner.claimed(47, 0, took, left - (at + spread_s / 2), left)
+            learner.finished(47, 0.044, left + 0.044)
+    assert (learner.learnt.company >= 0.5) is company
+
+
+def test_single_requests_have_no_company() -> None:
+    learner = Learner(WhenIdle(64))
+    for n in range(20):
+        learner.claimed(1, 0, 0.0, 0.0, 0.2 * n)
+        learner.finished(1, 0.02, 0.2 * n + 0.02)
+    assert learner.learnt.company == 0.0
+
+
 def claimed(at: float, waited_s: float) -> Claimed:
     return Claimed(at, 8, waited_s)
 
