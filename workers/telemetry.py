@@ -117,7 +117,8 @@ class WorkerTelemetry:
                 self._child(metrics.EXPIRED, model, request.tier.value).inc()
             elif isinstance(outcome, Cancelled):
                 self._child(metrics.CANCELLED, model).inc()
-            elif isinstance(outcome, Failed):
+            elif isinstance(outcome, Failed) and request.position > 0:
+                # Of those who shared it no letter is kept.
                 reason = "executor_lost" if request.lost else "error"
                 self._child(metrics.DEAD_LETTERED, model, reason).inc()
                 logger.warning("given up: %.200s", outcome.message, extra=about(request, batch))
