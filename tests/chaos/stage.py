@@ -52,7 +52,7 @@ MODELS = ("steady", "cursed", "tally")
 # A handful for each model, tier or worker, or bounded by count; and kombu's own.
 FEW = (
     *("bunch:workers", "bunch:share:", "bunch:bell:", "bunch:metrics", "bunch:dead", "bunch:cancelled"),
-    *("_kombu.binding", "bunch.ops"),
+    *("bunch:edition:", "_kombu.binding", "bunch.ops"),
 )
 
 
