@@ -180,5 +180,5 @@ def test_the_page_is_filled_between_its_marks(tmp_path: Path, monkeypatch: pytes
     bare = tmp_path / "bare.md"
     bare.write_text("nothing", encoding="utf-8")
     with pytest.raises(ValueError, match="has no"):
-        capacity_page.fill(bare, [], 1.0)
+        capacity_page.fill(bare, [], {})
     assert DESIGNS[2].objective == Objective(0.2, 0.95)

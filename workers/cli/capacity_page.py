@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from batching.capacity.designs import Replay
 
 _BEGIN, _END = "<!-- designs: begin -->", "<!-- designs: end -->"
 
 
-def fill(page: Path, replays: Sequence[Replay], took_s: float) -> None:
+# Seconds of the processor, by design and policy.
+Took: TypeAlias = Mapping[tuple[str, str], float]
+
+
+def fill(page: Path, replays: Sequence[Replay], took: Took) -> None:
     """Replace what stands between the marks.
 
     Raises:
@@ -21,10 +26,10 @@ def fill(page: Path, replays: Sequence[Replay], took_s: float) -> None:
     _, end, after = rest.partition(_END)
     if not begin or not end:
         raise ValueError(f"{page} has no {_BEGIN} … {_END}")
-    page.write_text(f"{before}{_BEGIN}\n{table(replays, took_s)}\n{_END}{after}", encoding="utf-8")
+    page.write_text(f"{before}{_BEGIN}\n{table(replays, took)}\n{_END}{after}", encoding="utf-8")
 
 
-def table(replays: Sequence[Replay], took_s: float) -> str:
+def table(replays: Sequence[Replay], took: Took) -> str:
     lines = []
     for each in replays:
         design = each.design
@@ -38,20 +43,20 @@ def table(replays: Sequence[Replay], took_s: float) -> str:
             f"when every batch is full. Full batches wait for a GPU, {percentile}, by Allen and Cunneen: "
             + (f"{theory:.1f} ms." if theory < float("inf") else "without bound."),
             "",
-            f"| policy | {percentile} ms | uneven | its fleet holds | uneven | smallest fleet | uneven |",
-            "|---|---|---|---|---|---|---|",
+            f"| policy | {percentile} ms | uneven | its fleet holds | uneven | smallest fleet | uneven | run, s |",
+            "|---|---|---|---|---|---|---|---|",
         ]
         for name, outcome in each.outcomes.items():
             even, uneven = getattr(outcome.even, attribute), getattr(outcome.uneven, attribute)
             lines.append(
                 f"| `{name}` | {even:,.0f} | {uneven:,.0f} | {_yes(outcome.holds_even)} | {_yes(outcome.holds_uneven)} "
-                f"| {outcome.smallest_even or '–'} | {outcome.smallest_uneven or '–'} |"
+                f"| {outcome.smallest_even or '–'} | {outcome.smallest_uneven or '–'} | {took[design.name, name]:.1f} |"
             )
         lines.append("")
     requests = sum(report.requests for each in replays for o in each.outcomes.values() for report in (o.even, o.uneven))
     lines.append(
         f"The runs at the designs' own fleets held {requests / 1e6:.1f} million requests; with the search for "
-        f"the smallest fleets everything took {took_s:.0f} s on one core."
+        f"the smallest fleets everything took {sum(took.values()):.0f} s of one core."
     )
     return "\n".join(lines)
 
