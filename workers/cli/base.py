@@ -114,7 +114,12 @@ Columns = Iterable[tuple[str, Callable[[Any], object]]]
 
 def print_table(rows: Sequence[Any], columns: Columns, empty: str) -> None:
     """`rows` for people."""
-    Console().print(table(rows, columns, empty))
+    console = Console()
+    shown = table(rows, columns, empty)
+    if not console.is_terminal and isinstance(shown, Table):
+        # A pipe has no width: nothing need be folded, or left out, for its sake.
+        console.width = max(console.width, console.measure(shown, options=console.options.update_width(1000)).maximum)
+    console.print(shown)
 
 
 def table(rows: Sequence[Any], columns: Columns, empty: str) -> RenderableType:
@@ -126,7 +131,7 @@ def table(rows: Sequence[Any], columns: Columns, empty: str) -> RenderableType:
     for heading, value in columns:
         column = [value(row) for row in rows]
         number = all(isinstance(cell, int | float) for cell in column)
-        shown.add_column(heading, justify="right" if number else "left", overflow="fold")
+        shown.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=number)
         cells.append([_text(cell) for cell in column])
     for row in zip(*cells, strict=True):
         shown.add_row(*row)
