@@ -127,7 +127,7 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     flower_basic_auth: str = ""
     flower_max_tasks: PositiveInt = 10_000
     flower_persistent: bool = True
-    events_per_second: Annotated[float, msgspec.Meta(ge=1)] = 100.0
+    events_per_second: Annotated[float, msgspec.Meta(ge=1)] = 50.0
     explain: Literal["on", "off"] = "on"
 
     # Not settable by a BUNCH_ name: what the file says about models.

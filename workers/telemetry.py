@@ -70,7 +70,7 @@ class WorkerTelemetry:
     def __init__(
         self,
         dispatcher: Callable[[], Any],
-        events_per_second: float = 100.0,
+        events_per_second: float = 50.0,
         mark_started: Callable[[Sequence[Request]], None] = lambda requests: None,
         *,
         counting: bool = True,
