@@ -291,3 +291,10 @@ def test_thresholds_that_are_fine(environ: dict[str, str]) -> None:
 def test_a_tiers_own_queue_timeout_goes_before_the_common_one() -> None:
     settings = load_settings({"BUNCH_QUEUE_TIMEOUT_MS": "3000", "BUNCH_FREE_QUEUE_TIMEOUT_MS": "1000"})
     assert [settings.queue_timeout_of(tier) for tier in TIERS] == [3000, 3000, 1000]
+
+
+def test_the_shipped_models_are_what_the_readme_says() -> None:
+    shipped = load_settings({"BUNCH_CONFIG": str(Path(__file__).parents[2] / "bunch.toml")})
+    assert shipped.default_model == "minilm"
+    assert shipped.models["minilm"].cache
+    assert not shipped.models["echo"].cache

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from config.settings import Settings, load_settings
+from workers.cli.arrivals import Caller
 from workers.cli.base import print_table
 from workers.cli.load import Answer, Load, Run
 from workers.cli.summary import Summary, mean_batch, summarise
@@ -119,7 +120,9 @@ def _ask(url: str, model: str, sentences: list[str], duration_s: float | None = 
     """As many callers as sentences, at once: each asks once, or again and again for `duration_s`. In their order."""
     load_run = Run(keep_bodies=True)
     bodies = [msgspec.json.encode({"model": model, "input": sentence}) for sentence in sentences]
-    load = Load(url, lambda number: bodies[number % len(bodies)], TIMEOUT_MS / 1000, load_run)
+    # It is the batching that is shown: no sentence is answered from the cache.
+    callers = (Caller(headers={"Cache-Control": "no-cache"}),)
+    load = Load(url, lambda number: bodies[number % len(bodies)], TIMEOUT_MS / 1000, load_run, callers)
     if duration_s is None:
         asyncio.run(load.closed(len(sentences), total=len(sentences)))
     else:
