@@ -135,10 +135,11 @@ class WorkerRegistry:
                 entries = cast("list[bytes]", self._redis.lrange(self._keys.lease(batch_id), 1, -1))
                 self._on_lost(worker_id, model, batch_id, entries)
             returned += max(0, give_back(self._line, self._keys, worker_id, model, batch_id, Blame.ATTEMPT))
-        if self.strike(worker_id, self._ttl_ms if silent_ms is None else silent_ms) and self._on_gone is not None:
-            self._on_gone(worker_id)
-        if returned:
+        struck = self.strike(worker_id, self._ttl_ms if silent_ms is None else silent_ms)
+        if struck or returned:
             logger.warning("worker %s is gone; its %d requests are queued again", worker_id, returned)
+        if struck and self._on_gone is not None:
+            self._on_gone(worker_id)
         return returned
 
     def strike(self, worker_id: str, silent_ms: int = 0) -> bool:

@@ -114,9 +114,13 @@ Columns = Iterable[tuple[str, Callable[[Any], object]]]
 
 def print_table(rows: Sequence[Any], columns: Columns, empty: str) -> None:
     """`rows` for people."""
+    show(table(rows, columns, empty))
+
+
+def show(shown: RenderableType) -> None:
+    """Once, as wide as it is where the output is no terminal."""
     console = Console()
-    shown = table(rows, columns, empty)
-    if not console.is_terminal and isinstance(shown, Table):
+    if not console.is_terminal and not isinstance(shown, str):
         # A pipe has no width: nothing need be folded, or left out, for its sake.
         console.width = max(console.width, console.measure(shown, options=console.options.update_width(1000)).maximum)
     console.print(shown)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 from redis import Redis
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 
 from config.settings import ModelSettings, Settings
 from tasks.controls import Controls, Wishes, with_wishes
@@ -22,6 +22,7 @@ from workers.cli.base import (
     locate,
     print_json,
     redis_of,
+    show,
     table,
     watch_option,
     watched,
@@ -100,7 +101,7 @@ def _show(every_s: float | None, as_json: bool, rows: Callable[[], Any], shown: 
     elif as_json:
         print_json(rows())
     else:
-        Console().print(shown())
+        show(shown())
 
 
 def _workers_table(fleet: Fleet) -> RenderableType:
