@@ -101,8 +101,6 @@ def minilm(policies: Sequence[str], rounds: int) -> None:
     """The learnt line beside the measured one, and who keeps an objective at 80 % of what the model can do."""
     stack = serving(MINILM, policies)
     try:
-        most = {policy: bench(stack, policy, "--concurrency=128", "--duration=6", "--warmup=2") for policy in policies}
-        rate = 0.8 * max(found["rps"] for found in most.values())
         for size in SIZES:
             bench(stack, policies[0], f"--concurrency={size}", "--duration=1.5")
         line = learnt(stack)[f"{policies[0]}/0"]
@@ -111,9 +109,12 @@ def minilm(policies: Sequence[str], rounds: int) -> None:
         for size, took_ms in measured.items():
             print(f"{size:8} {took_ms:13.1f} {line['batch_ms'] + line['item_ms'] * size:11.1f}")
         slo_ms = round(2.5 * measured[SIZES[-1]])
-        print(f"\n{rate:.0f} requests/s (80 % of the most), answered within {slo_ms} ms:")
-        for _ in range(rounds):
-            for policy in policies:
+        print(f"\nanswered within {slo_ms} ms at 80 % of the most that 128 callers got just before:")
+        for turn in range(rounds):
+            # Anew in each round, and each policy first in turn: other work on the machine takes from what it can do.
+            rate = 0.8 * bench(stack, policies[0], "--concurrency=128", "--duration=5", "--warmup=2")["rps"]
+            print(f"{rate:.0f} requests/s")
+            for policy in (*policies[turn % len(policies) :], *policies[: turn % len(policies)]):
                 found = bench(stack, policy, f"--rps={rate:.1f}", "--duration=10", "--warmup=2", f"--slo-ms={slo_ms}")
                 share = found["goodput_rps"] / found["rps"]
                 print(f"  {policy:12} {share:7.1%}   p50 {found['p50_ms']:.0f}  p99 {found['p99_ms']:.0f} ms")
