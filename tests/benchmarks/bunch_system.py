@@ -44,8 +44,8 @@ item_ms = 0
 class Bunch(System):
     """One web process, one worker, one executor, an embedded Valkey.
 
-    On two cores, which the load generator shares, a second web process takes more than it gives: 9,680 requests/s against
-    10,970 (no-op model, 256 connections, two rounds in turns).
+    On two cores, which the load generator shares, a second web process takes more than it gives: 9,680 requests/s
+    against 10,970 (no-op model, 256 connections, two rounds in turns).
     """
 
     name = "bunch"
