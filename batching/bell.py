@@ -37,6 +37,7 @@ class Bell:
             # Redis may only have restarted; whoever waits looks again now, and finds out.
             return False
         except BaseException:
+            # What is still asked on this connection may be answered any time, and would be taken for the next answer.
             self.close()
             raise
 
@@ -49,22 +50,19 @@ class Bell:
         if self._connection is None:
             self._connection = dedicated_connection(self._pool)
         until = time.monotonic() + timeout_s
-        if self._asked and (answer := self._answer(until)) is not None:
-            # An old question's "nothing" says nothing about now.
-            self._asked = False
-            if answer:
-                return True
-        if not self._asked:
-            self._connection.send_command("BLPOP", key, max(until - time.monotonic(), 0.001))
-            self._asked = True
-            answer = self._answer(until)
-            self._asked = answer is None
-        return bool(answer)
+        # An old question's "nothing" says nothing about now.
+        if self._asked and (self._answer(until) or self._asked):
+            return not self._asked
+        self._connection.send_command("BLPOP", key, max(until - time.monotonic(), 0.001))
+        self._asked = True
+        return self._answer(until)
 
-    def _answer(self, until: float) -> bool | None:
-        """Whether what was asked found a token; None: not answered by then."""
+    def _answer(self, until: float) -> bool:
+        """Whether what was asked found a token; it is still asked if there was no answer by then."""
         try:
             left_s = max(until - time.monotonic(), 0.0)
-            return self._connection.read_response(timeout=left_s, disconnect_on_error=False) is not None
+            token = self._connection.read_response(timeout=left_s, disconnect_on_error=False)
         except RedisTimeoutError:
-            return None
+            return False
+        self._asked = False
+        return token is not None

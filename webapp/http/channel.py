@@ -7,6 +7,7 @@ of its own.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import logging
 import math
@@ -30,7 +31,7 @@ _WASTE_BYTES = 64 * 1024
 _NOT_NOW = (BlockingIOError, InterruptedError)
 
 
-class Channel:
+class Channel(abc.ABC):
     """`sock` is a gevent socket; `run()`, a subclass's, is what its greenlet does."""
 
     __slots__ = (
@@ -70,8 +71,9 @@ class Channel:
         self._greenlet = gevent.spawn(self.run)
         self._switch = self._greenlet.switch
 
+    @abc.abstractmethod
     def run(self) -> None:
-        raise NotImplementedError
+        """Until the connection ends."""
 
     def expire(self) -> None:
         """The deadline has passed; called in the hub, which must not block."""
