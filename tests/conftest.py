@@ -6,6 +6,7 @@ come last.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,3 +43,9 @@ def redis(valkey: PrivateValkey) -> Iterator[Redis]:
     client.flushdb()
     yield client
     client.close()
+
+
+def pytest_configure() -> None:
+    """A shell without job control has what it starts in the background ignore Ctrl-C, and so all of its children."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
