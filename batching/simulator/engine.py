@@ -241,15 +241,14 @@ class Simulation:
 
     def _answer(self, feeder: Feeder, batch: Batch) -> None:
         feeder.served += batch.size
-        costs = self._costs
-        begun, item_s = self.now + costs.reply_s + costs.finish_item_s * batch.size, costs.reply_item_s
-        at = begun
+        finish_item_s, item_s = self._draws.way_back()
+        at = begun = self.now + self._costs.reply_s + finish_item_s * batch.size
         answered = self.queues.ledger.answered
         for rank, first, end in batch.runs:
-            answered[rank].append((first, end, at))
+            answered[rank].append((first, end, at, item_s))
             at += item_s * (end - first)
         for rank, index in batch.singles:
-            answered[rank].append((index, index + 1, at))
+            answered[rank].append((index, index + 1, at, item_s))
             at += item_s
         self._come_back(batch.requests(), begun + item_s, item_s)
 

@@ -22,18 +22,26 @@ class Draws:
     """The random numbers of one run."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
-        streams = np.random.SeedSequence(seed).spawn(4)
-        self.arrivals, self.callers, self._service, self._trouble = (np.random.default_rng(each) for each in streams)
+        streams = [np.random.default_rng(each) for each in np.random.SeedSequence(seed).spawn(5)]
+        self.arrivals, self.callers, self._service, self._trouble, back = streams
         self.jitter = scenario.service.jitter
         self._faults = scenario.faults
         self._spreads = self._uniform(self._service)
         self._chances = self._uniform(self._trouble)
+        costs = scenario.overheads
+        self.ways_back = costs.ways_back or ((costs.finish_item_s, costs.reply_item_s),)
+        self._back = self._uniform(back)
         self._computed_s = 0.0
         self._next_crash_s = self._until_crash()
 
     def spread(self) -> float:
         """A factor around 1 for the time of a batch."""
         return 1 + self.jitter * (2 * next(self._spreads) - 1)
+
+    def way_back(self) -> tuple[float, float]:
+        """What each request of a batch adds until the first is answered, and from one answer to the next."""
+        ways = self.ways_back
+        return ways[int(next(self._back) * len(ways))] if len(ways) > 1 else ways[0]
 
     def jitters(self, count: int) -> list[float]:
         return [next(self._chances) for _ in range(count)]

@@ -93,9 +93,12 @@ class Waiting:
 
 @dataclass(slots=True)
 class Ledger:
-    """What became of the requests, per rank: runs (from, to, begun to be answered at), and counts of the others."""
+    """What became of the requests, per rank, and how many.
 
-    answered: list[list[tuple[int, int, float]]] = field(default_factory=lambda: [[], [], []])
+    Runs of those answered: from, to, the moment before the first answer, and from one to the next.
+    """
+
+    answered: list[list[tuple[int, int, float, float]]] = field(default_factory=lambda: [[], [], []])
     expired: Counter[int] = field(default_factory=Counter)
     failed: Counter[int] = field(default_factory=Counter)
     refused: Counter[int] = field(default_factory=Counter)

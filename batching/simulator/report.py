@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from batching.simulator.feeder import Feeder
 from batching.simulator.queues import Lane, Queues
-from batching.simulator.scenario import Overheads, Scenario
+from batching.simulator.scenario import Scenario
 from config.tiers import TIERS
 
 
@@ -62,7 +62,7 @@ def report(scenario: Scenario, queues: Queues, feeders: Sequence[Feeder], served
     submit_s, since = scenario.overheads.submit_s, scenario.warm_up_s
     latencies, arrived, good, last = [], [], 0, scenario.duration_s
     for lane, runs in zip(queues.lanes, queues.ledger.answered, strict=True):
-        came, took, left = _answers(lane, runs, scenario.overheads)
+        came, took, left = _answers(lane, runs, submit_s)
         counted = came >= since
         came, took, left = came[counted], took[counted], left[counted]
         good += int(np.count_nonzero((took <= scenario.slo_s) & (left >= 0)))
@@ -75,7 +75,7 @@ def report(scenario: Scenario, queues: Queues, feeders: Sequence[Feeder], served
     requests = sum(len(lane.times) for lane in queues.lanes) + refused.total()
     offered = sum(_since(lane.times, since + submit_s) for lane in queues.lanes) + refused.total()
     elapsed_s = max(last - since, 1e-9)
-    answered = sum(end - first for runs in queues.ledger.answered for first, end, _ in runs)
+    answered = sum(end - first for runs in queues.ledger.answered for first, end, *_ in runs)
     expired, failed = queues.ledger.expired.total(), queues.ledger.failed.total()
     sizes = [size for at, size in served.batches if at >= since]
     there_s = sum(max(0.0, served.gone.get(each.number, ended_at) - each.started_at) for each in feeders)
@@ -111,21 +111,22 @@ def report(scenario: Scenario, queues: Queues, feeders: Sequence[Feeder], served
 
 
 def _answers(
-    lane: Lane, runs: Sequence[tuple[int, int, float]], costs: Overheads
+    lane: Lane, runs: Sequence[tuple[int, int, float, float]], submit_s: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Of each answered request: when its caller called, how long it took, and how long before its deadline."""
     if not runs:
         return np.empty(0), np.empty(0), np.empty(0)
     table = np.array(runs)
-    first, lengths, at = table[:, 0].astype(np.int64), (table[:, 1] - table[:, 0]).astype(np.int64), table[:, 2]
+    first, lengths = table[:, 0].astype(np.int64), (table[:, 1] - table[:, 0]).astype(np.int64)
     # The positions of all runs, one after the other.
     starts = np.repeat(first - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
     index = starts + np.arange(lengths.sum())
     came = np.asarray(lane.times)[index]
     # Answers of a batch go out one after the other.
-    answered_at = np.repeat(at, lengths) + costs.reply_item_s * (index - np.repeat(first, lengths) + 1)
+    place = index - np.repeat(first, lengths) + 1
+    answered_at = np.repeat(table[:, 2], lengths) + np.repeat(table[:, 3], lengths) * place
     deadline = came + lane.deadline_s if lane.deadlines is None else np.asarray(lane.deadlines)[index]
-    called = came - costs.submit_s if lane.called is None else np.asarray(lane.called)[index]
+    called = came - submit_s if lane.called is None else np.asarray(lane.called)[index]
     return called, answered_at - called, deadline - answered_at
 
 

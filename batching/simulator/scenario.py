@@ -34,6 +34,8 @@ class Overheads:
         reply_s: from then until the first caller has its answer: finish script, reply, HTTP.
         finish_item_s: and what each request of the batch adds to that: outcomes are stored as a whole.
         reply_item_s: between one answer of a batch and the next.
+        ways_back: (`finish_item_s`, `reply_item_s`) of real batches; one of them is drawn for each batch and counts
+            in place of those two. A machine does not answer each batch alike, and who is answered late asks late.
     """
 
     submit_s: float = 0.0
@@ -45,6 +47,7 @@ class Overheads:
     reply_s: float = 0.0
     finish_item_s: float = 0.0
     reply_item_s: float = 0.0
+    ways_back: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

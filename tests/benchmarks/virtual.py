@@ -36,7 +36,7 @@ from batching.simulator import (
     simulate,
 )
 from config.redis import connect
-from tasks.journal import Journal
+from tasks.journal import BatchRecord, Journal
 from tests.benchmarks.bunch_system import Bunch
 from workers.cli.load import Answer, Load, Run
 from workers.cli.simulate import make_maker
@@ -160,24 +160,60 @@ def calibrate(url: str, redis: Redis) -> Overheads:
     # What of it is after the model, the workers have written down.
     stored_ms = [each.reply_ms for each in Journal(redis).records() if len(each.members) == _MAX]
     finish_s = min(both_s, median(stored_ms) / 1000 / _MAX)
-    loop = _drive(url, "flat", Callers(_MAX), 4.0)
+    loop = _drive(url, "flat", Callers(_MAX), 8.0)
+    ways = ways_back(_records(redis, loop), in_s, finish_s)
+    out_s = median(each for _, each in ways)
     ends = sorted(min(each.finished_s for each in batch) for batch in _batches(loop) if len(batch) == _MAX)
     cycle_s = median(after - before for before, after in itertools.pairwise(ends))
-    out_s = max(0.0, (cycle_s - _FLAT_MS / 1000 - fixed_s) / _MAX - in_s - both_s)
-    each_us = " + ".join(f"{each * 1e6:.0f}" for each in (in_s, both_s - finish_s, finish_s, out_s))
-    click.echo(f"{fixed_s * 1000:.2f} ms for a request, and {each_us} µs for each of a batch", err=True)
+    # What is left of a turn of the loop; and no more than callers who do not wait for each other have shown.
+    claim_s = min(both_s - finish_s, max(0.0, (cycle_s - _FLAT_MS / 1000 - fixed_s) / _MAX - in_s - finish_s - out_s))
+    each_us = " + ".join(f"{each * 1e6:.0f}" for each in (in_s, claim_s, finish_s, out_s))
+    late_ms = np.quantile([finish + out for finish, out in ways], [0.05, 0.95]) * _MAX * 1000
+    click.echo(
+        f"{fixed_s * 1000:.2f} ms for a request, and {each_us} µs for each of a batch; "
+        f"{len(ways)} batches of {_MAX} were answered within {late_ms[0]:.1f} to {late_ms[1]:.1f} ms",
+        err=True,
+    )
     # How the fixed part is shared out moves no figure by more than itself: the order is that of the steps' own work.
     return Overheads(
         submit_s=0.3 * fixed_s,
         submit_item_s=in_s,
         look_s=0.1 * fixed_s,
         claim_s=0.25 * fixed_s,
-        claim_item_s=both_s - finish_s,
+        claim_item_s=claim_s,
         collect_s=0.15 * fixed_s,
         reply_s=0.3 * fixed_s,
         finish_item_s=finish_s,
         reply_item_s=out_s,
+        ways_back=tuple(ways),
     )
+
+
+def ways_back(records: Sequence[BatchRecord], in_s: float, finish_s: float) -> list[tuple[float, float]]:
+    """How the callers of each batch came back, from when each of them was in the queue again: `Overheads.ways_back`.
+
+    Args:
+        records: batches of a closed loop, in order; each is made of all who were in the one before it.
+        in_s: what a request costs until it is in the queue, which is a part of the way of each.
+        finish_s: what it usually costs until its batch is stored.
+    """
+    first_s, apart_s = [], []
+    for before, after in itertools.pairwise(records):
+        came_ms = [each.enqueued_ms for each in after.members]
+        first_s.append((min(came_ms) - before.claimed_ms - before.wait_ms - before.turn_ms) / 1000)
+        apart_s.append((max(came_ms) - min(came_ms)) / 1000 / (len(came_ms) - 1))
+    usual_s = median(first_s)
+    return [
+        (max(0.0, finish_s + (first - usual_s) / _MAX), max(0.0, apart - in_s))
+        for first, apart in zip(first_s, apart_s, strict=True)
+    ]
+
+
+def _records(redis: Redis, run: Run) -> list[BatchRecord]:
+    """What the workers have written down of the full batches of a run, in order."""
+    ids = {each.batch_id for each in run.answers}
+    found = [each for each in Journal(redis).records() if each.id in ids and len(each.members) == _MAX]
+    return sorted(found, key=lambda each: each.claimed_ms)
 
 
 def _queue_s(answer: Answer) -> float:

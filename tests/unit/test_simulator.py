@@ -110,6 +110,30 @@ def test_callers_come_back_as_they_are_answered() -> None:
     assert apart.mean_batch < together.mean_batch
 
 
+def test_one_of_the_ways_back_is_drawn_for_each_batch() -> None:
+    """In place of the usual costs, from a stream of its own: all else is as it was."""
+    usual = Overheads(finish_item_s=0.001, reply_item_s=0.002)
+    each = replace(BASE, arrivals=Recorded([float(n) for n in range(40)]), service=Affine(0.1, jitter=0.5))
+    plain = simulate(replace(each, overheads=usual)).latencies_s[1]
+    only = simulate(replace(each, overheads=replace(usual, ways_back=((0.001, 0.002),)))).latencies_s[1]
+    assert only.tolist() == pytest.approx(plain.tolist())
+    some = simulate(replace(each, overheads=replace(usual, ways_back=((0.001, 0.002), (0.03, 0.004))))).latencies_s[1]
+    more_ms = sorted({round(float(more) * 1000, 6) for more in some - plain})
+    assert more_ms == [0, 31]
+
+
+def test_who_is_answered_late_asks_late() -> None:
+    """Two callers, whose answers are now close together and now far apart: `WhenIdle` does not wait for the second."""
+    loop = replace(BASE, arrivals=Callers(2), service=Affine(0.1), policy=idle, duration_s=30.0)
+    costs = Overheads(claim_s=0.001, ways_back=((0.0, 0.0), (0.0, 0.005)))
+    near = simulate(replace(loop, overheads=replace(costs, ways_back=costs.ways_back[:1])), seed=3)
+    sometimes_far = simulate(replace(loop, overheads=costs), seed=3)
+    assert near.mean_batch == pytest.approx(2, abs=0.1)
+    assert sometimes_far.mean_batch is not None
+    assert 1.2 < sometimes_far.mean_batch < 1.8
+    assert simulate(replace(loop, overheads=costs), seed=3) == sometimes_far
+
+
 def test_a_full_batch_is_claimed_behind_the_one_that_computes() -> None:
     """So the cost of a claim is not seen between two batches."""
     costs = Overheads(claim_s=0.004)
