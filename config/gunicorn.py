@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from config.errors import SettingsError
 from config.memory import settle_heap
 from config.settings import load_settings
 
@@ -26,6 +27,21 @@ limit_request_line = 8190
 limit_request_fields = 100
 proc_name = "bunch-web"
 logger_class = "webapp.log.GunicornLog"
+
+
+def on_starting(server: Any) -> None:
+    """On HUP gunicorn reads this file again, and ends when that fails: a typing error would take the frontend away."""
+    reload = server.handle_hup
+
+    def reload_if_right() -> None:
+        try:
+            load_settings()
+        except SettingsError as error:
+            server.log.error("HUP: the settings are not right, and the ones before stay:\n%s", error)
+        else:
+            reload()
+
+    server.handle_hup = reload_if_right
 
 
 def post_fork(server: Any, worker: Any) -> None:

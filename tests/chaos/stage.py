@@ -62,7 +62,7 @@ class Stage(Stack):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, CONFIG.format(folder=folder))
         self.folder = folder
-        self.config = f"--config={self._config}"
+        self.config = f"--config={self.config_file}"
         self.gate = folder / "gate"
         self.tally = folder / "tally"
         self.repaired = folder / "repaired"

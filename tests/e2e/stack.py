@@ -84,21 +84,21 @@ class Stack:
 
     def __init__(self, folder: Path, models: str = MODELS) -> None:
         self._folder = folder
-        self._config = folder / "bunch.toml"
-        self._config.write_text(models)
+        self.config_file = folder / "bunch.toml"
+        self.config_file.write_text(models)
         self.state_dir = folder / "var"
         self._output = folder / "output.txt"
         self._process: subprocess.Popen[bytes] | None = None
         self._environment = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
         self._environment["BUNCH_STATE_DIR"] = str(self.state_dir)
-        self._environment["BUNCH_CONFIG"] = str(self._config)
+        self._environment["BUNCH_CONFIG"] = str(self.config_file)
         self.url = self.redis_url = ""
 
     def start(self, *options: str, **settings: object) -> Self:
         self._environment |= {f"BUNCH_{key.upper()}": str(value) for key, value in settings.items()}
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "manage.py", "up", "--port=0", f"--config={self._config}", *options],
+                [sys.executable, "manage.py", "up", "--port=0", f"--config={self.config_file}", *options],
                 cwd=ROOT, env=self._environment, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
         wait_until(self._is_ready, what="the stack is ready")

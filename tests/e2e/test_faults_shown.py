@@ -22,7 +22,7 @@ def _forgotten(stack: Stack) -> Iterator[None]:
 
 
 def reset(stack: Stack) -> list[dict[str, Any]]:
-    done = stack.manage("reset", MODEL, "--json", f"--config={stack._config}")
+    done = stack.manage("reset", MODEL, "--json", f"--config={stack.config_file}")
     assert done.returncode == 0, done.stderr
     rows: list[dict[str, Any]] = json.loads(done.stdout)
     assert {row["worker"].partition("@")[0] for row in rows} == {"worker1", "worker2"}
@@ -30,7 +30,7 @@ def reset(stack: Stack) -> list[dict[str, Any]]:
 
 
 def row_of(stack: Stack) -> dict[str, Any]:
-    rows = json.loads(stack.manage("models", "--json", f"--config={stack._config}").stdout)
+    rows = json.loads(stack.manage("models", "--json", f"--config={stack.config_file}").stdout)
     found: dict[str, Any] = next(row for row in rows if row["model"] == MODEL)
     return found
 
@@ -55,7 +55,7 @@ def test_the_size_that_memory_had_room_for(stack: Stack, api: Api) -> None:
 
     told(lambda: gauge(api, "bunch_safe_batch_size") == 2, "the metric shows it")
     assert row_of(stack)["safe_batch_size"] == 2
-    assert "2" in stack.manage("workers", f"--config={stack._config}").stdout
+    assert "2" in stack.manage("workers", f"--config={stack.config_file}").stdout
 
     assert sorted(row["safe_size"] or 0 for row in reset(stack)) == [0, 2]
     told(lambda: gauge(api, "bunch_safe_batch_size") is None, "it is forgotten")
@@ -83,6 +83,6 @@ def test_an_open_breaker(stack: Stack, api: Api) -> None:
 
 
 def test_a_model_that_nobody_knows(stack: Stack) -> None:
-    done = stack.manage("reset", "nobody", f"--config={stack._config}")
+    done = stack.manage("reset", "nobody", f"--config={stack.config_file}")
     assert done.returncode == 2
     assert "is not configured" in done.stderr

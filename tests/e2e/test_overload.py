@@ -7,13 +7,15 @@ that a slow machine would miss.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
 from config.tiers import Tier
-from tests.benchmarks.overload import MIX, answers_of, came_s, executors_of, load_mix
+from tests.benchmarks.overload import MIX, Mix, answers_of, came_s, executors_of, load_mix
 from tests.e2e.client import connected
 from tests.e2e.stack import Stack, wait_until
 from workers.cli.load import Answer, Run
@@ -28,6 +30,10 @@ instances = {EXECUTORS}
 max_batch_size = {BATCH}
 """
 
+# Enterprise alone asks for more than there is.
+MOSTLY_ENTERPRISE = {Tier.ENTERPRISE: 80, Tier.PAID: 10, Tier.FREE: 10}
+LOWER = (Tier.PAID, Tier.FREE)
+
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
@@ -39,8 +45,10 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         stack.kill()
 
 
-def offer(stack: Stack, part_of_capacity: float, seconds: float, **options: object) -> dict[Tier, list[Answer]]:
-    run: Run = asyncio.run(load_mix(stack.url, MIX, part_of_capacity * CAPACITY_RPS, seconds, **options))
+def offer(
+    stack: Stack, part_of_capacity: float, seconds: float, mix: Mix = MIX, **options: object
+) -> dict[Tier, list[Answer]]:
+    run: Run = asyncio.run(load_mix(stack.url, mix, part_of_capacity * CAPACITY_RPS, seconds, **options))
     return {tier: answers_of(run, tier) for tier in Tier}
 
 
@@ -77,3 +85,40 @@ def test_half_of_the_executors_are_killed_and_nobody_of_the_highest_tier_notices
     wait_until(lambda: len(executors_of(own.redis_url)) == EXECUTORS, what="it is back")
     again = offer(own, 0.5, 1.0)
     assert {each.status for mine in again.values() for each in mine} == {200}
+
+
+def hang_up(stack: Stack, server: str) -> None:
+    """Tell the frontend to take `server` for its settings."""
+    stack.config_file.write_text(f"{MODELS}\n[server]\n{server}\n")
+    os.kill(stack.pids("web")[0], signal.SIGHUP)
+
+
+def test_lower_tiers_are_shut_out_by_a_long_queue_above_them_and_keep_their_share_beside_a_short_one(
+    own: Stack,
+) -> None:
+    """What docs/oncall.md says of a tier that starves, and what it says to do."""
+    answers = offer(own, 2.0, 4.0, MOSTLY_ENTERPRISE)
+    late = {tier: [each for each in mine if came_s(each) > 2.0] for tier, mine in answers.items()}
+    assert served(late[Tier.ENTERPRISE]) > 0.3
+    for tier in LOWER:
+        assert served(late[tier]) < 0.1
+        assert {each.status for each in late[tier]} <= {200, 503}
+    before = {each.pid for each in own.frontends()}
+    hang_up(own, "enterprise_queue_timeout_ms = 200")
+    wait_until(lambda: own.frontends() and not before & {each.pid for each in own.frontends()}, what="it is replaced")
+    offer(own, 0.5, 0.5)
+    answers = offer(own, 2.0, 4.0, MOSTLY_ENTERPRISE)
+    assert served(answers[Tier.ENTERPRISE]) > 0.2
+    for tier in LOWER:
+        assert served(answers[tier]) > 0.3
+
+
+def test_settings_that_are_not_right_take_no_frontend_away(own: Stack) -> None:
+    before = {each.pid for each in own.frontends()}
+    hang_up(own, "shed_free_ms = 99999")
+    wait_until(lambda: "the ones before stay" in own.logs(), what="it is said")
+    assert "BUNCH_SHED_FREE_MS = 99999" in own.logs()
+    with connected(own.port) as api:
+        assert api.infer("still here").status == 200
+    assert {each.pid for each in own.frontends()} == before
+    assert own.manage("check").returncode == 1

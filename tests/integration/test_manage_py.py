@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.valkey import PrivateValkey, free_port
+from workers.supervisor.state import UpLock, UpState, write
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
@@ -185,3 +186,24 @@ def test_tables_of_an_empty_fleet(manage: Manage, valkey: PrivateValkey) -> None
     models = manage("models", "--json", redis_url=valkey.url)
     assert models.returncode == 1
     assert json.loads(models.stdout)[0]["ready"] == 0
+
+
+def test_models_are_those_of_the_running_up_unless_a_file_is_named(manage: Manage, valkey: PrivateValkey) -> None:
+    """`up --config other.toml` and a `queues` beside it would otherwise mean different models."""
+    served = manage.folder / "served.toml"
+    served.write_text(ECHO.replace("models.echo", "models.served"))
+    state_dir = manage.folder / "var"
+
+    def shown(*arguments: str, **settings: str) -> set[str]:
+        return {row["model"] for row in json.loads(manage("queues", "--json", *arguments, **settings).stdout)}
+
+    with UpLock(state_dir):
+        write(state_dir, UpState(redis_url=valkey.url, config_file=str(served)))
+        assert shown() == {"served"}
+        assert shown(config="bunch.toml") == {"echo"}
+        assert shown("--config", "bunch.toml") == {"echo"}
+        assert manage("pause", "served").returncode == 0
+        assert manage("resume", "served").returncode == 0
+        # Of another server the `up` of this folder knows nothing.
+        assert shown(redis_url=valkey.url.replace("127.0.0.1", "localhost")) == {"echo"}
+    assert shown(redis_url=valkey.url) == {"echo"}

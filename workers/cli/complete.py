@@ -16,7 +16,7 @@ from batching.policy import knobs
 from config.errors import SettingsError
 from tasks.controls import TUNABLE
 from tasks.fleet import Fleet
-from workers.cli.base import locate, redis_of, settings_for
+from workers.cli.base import locate, redis_of, settings_here
 from workers.policies import make_policy
 from workers.supervisor.errors import NotRunning
 
@@ -43,7 +43,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 def model_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     found: Iterable[str] = ()
     with contextlib.suppress(SettingsError):
-        found = settings_for(ctx.params.get("config_file")).models
+        found = settings_here(ctx.params.get("config_file")).models
     return _beginning(found, incomplete)
 
 
@@ -68,7 +68,7 @@ def policy_keys(ctx: click.Context, parameter: click.Parameter, incomplete: str)
     """`key=`, of all that the model's policy has."""
     keys: Iterable[str] = TUNABLE
     with contextlib.suppress(SettingsError):
-        model = settings_for(ctx.params.get("config_file")).models.get(ctx.params.get("model", ""))
+        model = settings_here(ctx.params.get("config_file")).models.get(ctx.params.get("model", ""))
         if model is not None:
             keys = dict.fromkeys((*TUNABLE, *knobs(make_policy(model))))
     return _beginning((f"{key}=" for key in keys), incomplete)

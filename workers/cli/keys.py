@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from config.tiers import TIERS, Tier
 from tasks.apikeys import OWNER
 from tasks.keytable import KeyTableStore
-from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of, settings_for
+from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of, settings_here
 from workers.cli.database import key_store
 from workers.supervisor.errors import NotRunning
 
@@ -47,7 +47,7 @@ def create(
         raise click.BadParameter(
             "must be up to 64 letters, digits and . _ @ -, a letter or digit first", param_hint="--owner"
         )
-    settings = settings_for(config_file)
+    settings = settings_here(config_file)
     store = key_store(settings)
     lifetime = timedelta(days=expires_in_days) if expires_in_days else None
     made = store.create(Tier(tier), _now(), owner=owner or "", rpm=rpm, burst=burst, lifetime=lifetime)
@@ -68,7 +68,7 @@ def create(
 @json_option
 def list_(config_file: Path | None, as_json: bool) -> None:
     """Every key there ever was, the newest first."""
-    rows = key_store(settings_for(config_file)).rows(_now())
+    rows = key_store(settings_here(config_file)).rows(_now())
     if as_json:
         print_json(rows)
         return
@@ -94,7 +94,7 @@ def list_(config_file: Path | None, as_json: bool) -> None:
 @json_option
 def revoke(key_id: str, config_file: Path | None, as_json: bool) -> None:
     """Close a key for good, in every frontend within two seconds. Exit 1 when they could not be told."""
-    store = key_store(settings_for(config_file))
+    store = key_store(settings_here(config_file))
     store.revoke(key_id, _now())
     why = _tell_frontends(config_file, store)
     if as_json:

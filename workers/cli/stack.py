@@ -12,13 +12,13 @@ import msgspec
 import psutil
 
 from workers.cli.base import (
-    config_option,
     fail,
     json_option,
     print_json,
     print_table,
     refuse_cluster,
     settings_for,
+    start_config_option,
     without_password,
 )
 from workers.cli.database import prepare_database
@@ -29,7 +29,7 @@ from workers.supervisor.stack import Options, Stack
 
 
 @click.command()
-@config_option
+@start_config_option
 @click.option("--port", type=click.IntRange(0, 65535), help="HTTP port; 0 takes a free one.  [default: 8000]")
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Worker processes.")
 @click.option("--web-workers", type=click.IntRange(min=1), help="Frontend processes.  [default: 2]")

@@ -34,12 +34,15 @@ class ProcessRow(msgspec.Struct, frozen=True):
 
 
 class UpState(msgspec.Struct, frozen=True):
-    """`redis_url` is the TCP address of an embedded server, so that any client can use it."""
+    """`redis_url` is the TCP address of an embedded server, so that any client can use it; `config_file` is the whole
+    path of what it serves by, empty where no file was named.
+    """
 
     processes: tuple[ProcessRow, ...] = ()
     url: str | None = None
     flower_url: str | None = None
     redis_url: str | None = None
+    config_file: str = ""
 
 
 class UpLock:
