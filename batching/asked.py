@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,14 +16,13 @@ from batching.request import Cancelled, Expired, Outcome, Request
 from config.tiers import TIERS
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """One outcome as the answer to its question.
 
     `keep_ms` is for how long to keep it for those who ask later, 0 if it is not to be kept. Other requests' results are
-    the first `head` bytes of this one's, up to the task id, a task id and times of their own, and `to_later`, or for
-    those who wait now `to_others`. They get it if it is `shared`; else one of them is queued. `attempts` and `lost` are
-    what the question has had: tries, and executors that died of it.
+    the first `head` bytes of this one's, up to the task id, and an id and times of their own. Those who wait now get it
+    if it is `shared`; else one of them is queued. `attempts` and `lost` are what the question has had: tries, and
+    executors that died of it.
     """
 
     question: str
@@ -30,16 +30,13 @@ class Asked:
     claimed_ms: int
     keep_ms: int
     head: int
-    to_later: bytes
-    to_others: bytes
     shared: bool
     attempts: int
     lost: int
 
-    def row(self) -> tuple[object, ...]:
-        """As `lua/asked.lua` takes it, behind the position in the lease."""
-        answer = (self.question, self.keep_ms, self.head, self.to_later, self.to_others)
-        return (*answer, int(self.shared), self.attempts, self.lost)
+    def row(self) -> str:
+        """As `lua/asked.lua` takes it, behind the mark of an announced result."""
+        return f"{self.question};{self.keep_ms};{self.head};{self.shared:d};{self.attempts};{self.lost}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ class Settler:
         if isinstance(outcome, Failed):
             if settled.asked is not None and request.attempt >= self._retry.max_attempts:
                 # Those who wait for it have had its tries as well.
-                settled = replace(settled, asked=replace(settled.asked, shared=True))
+                settled = replace(settled, asked=settled.asked._replace(shared=True))
             return replace(settled, dead_letter=self._codec.dead_letter(request, outcome, info))
         return settled
 

@@ -170,7 +170,7 @@ class RedisBatchStore:
         self._ageing_ms = int(ageing_s * 1000)
         self._look = Script(scripts.source("look", parts=("message",)))
         self._claim = Script(scripts.source("claim", parts=("message", "tiers", "fair")))
-        self._finish = Script(scripts.source("finish", parts=("reply", "asked")))
+        self._finish = Script(scripts.source("finish", parts=("reply", "mark", "asked")))
         self._put_aside = Script(scripts.source("put_aside", parts=("message",)))
 
     @property
@@ -232,21 +232,19 @@ class RedisBatchStore:
             reply_to: i for i, reply_to in enumerate(dict.fromkeys(o.reply_to for o in outcomes if o.reply_to), 1)
         }
         keys = [self._keys.lease(batch_id), self._keys.leases(self._worker_id), self._keys.dead()]
-        more: list[Any] = []
-        for each in outcomes:
-            if each.asked is not None:
-                if not more:
-                    # A batch is of one model, and was claimed at one time.
-                    keys += self._keys_of_asked(each.asked.model)
-                    more += (self._keep.answer_bytes, each.asked.claimed_ms, _TIER_NAMES)
-                more += (each.position, *each.asked.row())
+        asked = next((each.asked for each in outcomes if each.asked is not None), None)
+        common: tuple[object, ...] = ()
+        if asked is not None:
+            # A batch is of one model, and was claimed at one time.
+            keys += self._keys_of_asked(asked.model)
+            common = (self._keep.answer_bytes, asked.claimed_ms, _TIER_NAMES)
         args: list[Any] = [
             batch_id,
             int(last),
             self._keep.count,
             self._keep.age_ms,
             len(channels),
-            len(more),
+            len(common),
             *channels,
         ]
         for each in outcomes:
@@ -257,16 +255,16 @@ class RedisBatchStore:
                 channels.get(each.reply_to, 0),
                 each.result,
                 each.dead_letter,
-                int(each.announce),
+                int(each.announce) if each.asked is None else f"{each.announce:d}{each.asked.row()}",
             )
-        args += more
+        args += common
         stored, *others = self._line.script(self._finish, keys, args)
         return Finished(stored >= 0, tuple(others))
 
     def _keys_of_asked(self, model: str) -> tuple[str, ...]:
         keys = self._keys
-        about = (keys.cached(), keys.edition(model), keys.asked(), keys.cancelled(), keys.bell(model))
-        return (*about, *keys.queues(model))
+        names = (keys.cached(), keys.kept(), keys.edition(model), keys.asked(), keys.joined())
+        return (*names, keys.cancelled(), keys.bell(model), *keys.queues(model))
 
     def put_aside(
         self, model: str, batch_id: str, pauses: Sequence[tuple[int, int]], *, last: bool, count_attempt: bool = True

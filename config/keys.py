@@ -25,9 +25,10 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:request:<request id>` | string | as its result | the task id behind a caller's own X-Request-Id |
 | `bunch:idempotency:<hash>` | string | as its result | of an Idempotency-Key: hash of what was asked, and the task id |
 | `bunch:cached:<question>` | string | `BUNCH_CACHE_TTL_MS` | a kept answer |
-| `bunch:cached` | zset | bounded by bytes | questions with a kept answer, and its bytes → Redis time in ms of its end |
-| `bunch:asked:<question>` | hash | a minute after the last deadline | who waits for its answer: task id → message |
-| `bunch:cached:bytes` | string | kept | what kept answers take |
+| `bunch:kept` | list | bounded by bytes | kept answers, a batch a row: Redis time in ms of its end, bytes, questions |
+| `bunch:kept:bytes` | string | kept | what they take |
+| `bunch:asked:<question>` | string | a minute after the last deadline | the mark of whoever asks it now, for all |
+| `bunch:joined:<question>` | hash | a minute after the last deadline | who waits for its answer: task id → message |
 | `bunch:edition:<model>` | string | kept | how often it has been loaded: answers are kept for one edition |
 | `bunch:arrivals:<second>` | hash | 30 s | requests queued in that second, per queue |
 | `bunch:flush:<id>` | string | 30 s | the answer to one flush of an outbox, so that it can be repeated |
@@ -133,12 +134,20 @@ class Shard:
         return f"bunch:idempotency:{name}{self.tag}"
 
     def cached(self, question: str | None = None) -> str:
-        """The index of kept answers, or one of them."""
+        """A kept answer, or the beginning of all such names."""
         return f"bunch:cached{self.tag}" + ("" if question is None else f":{question}")
 
+    def kept(self) -> str:
+        """Which answers are kept; with `:bytes` behind it, what they take."""
+        return f"bunch:kept{self.tag}"
+
     def asked(self, question: str | None = None) -> str:
-        """Those who wait for one answer, or the beginning of all such names."""
+        """The mark of whoever asks a question, or the beginning of all such names."""
         return f"bunch:asked{self.tag}" + ("" if question is None else f":{question}")
+
+    def joined(self, question: str | None = None) -> str:
+        """Those who wait for another one's answer, or the beginning of all such names."""
+        return f"bunch:joined{self.tag}" + ("" if question is None else f":{question}")
 
     def edition(self, model: str) -> str:
         return f"bunch:edition:{model}{self.tag}"

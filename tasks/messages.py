@@ -64,7 +64,6 @@ class MessageWriter:
     """Writes the messages of one frontend process; `reply_to` is the channel that it listens on."""
 
     def __init__(self, reply_to: str) -> None:
-        self._channel = reply_to
         self._reply_to = _encode(reply_to).decode()
 
     def rest(self, out: Outgoing, now_epoch_s: float) -> bytes:
@@ -81,7 +80,7 @@ class MessageWriter:
         # Of no use to a worker but to say in the ledger whose it was.
         owned = f'"bunch_owner":{_encode(out.owner).decode()},' if out.owner else ""
         # What the scripts and the worker must find again stands at a fixed place.
-        once = f'"bunch_once":"{out.once.mark};{self._channel}",' if out.once is not None and out.once.mark else ""
+        once = f'"bunch_once":"{out.once.mark}",' if out.once is not None and out.once.question else ""
         expires = _iso_second(int(now_epoch_s + out.deadline_ms / 1000) + 1)
         # Both were checked by whoever took them from the caller: nothing in them needs escaping.
         more = f',"traceparent":"{out.traceparent}"' if out.traceparent else ""

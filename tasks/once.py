@@ -11,9 +11,10 @@ and keys are their owner's: how long another one's answer takes would tell what 
 
 from __future__ import annotations
 
-import hashlib
+from binascii import b2a_base64
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 
 import msgspec
 
@@ -22,27 +23,28 @@ from config.settings import Settings
 
 _decode = msgspec.json.decode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
+# 192 bits: nobody finds two questions with one name, and it is a third shorter wherever it travels.
+_QUESTION_BYTES = 24
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Once:
     """By what the submit script knows a request again; every part may be empty.
 
     `claim` is the Redis name of its Idempotency-Key, `fingerprint` a hash of what is asked. `question` is a hash of
-    what others may ask too, `kept` the Redis name of its answer, which is kept for `keep_ms`, `asked` that of those
-    who wait for it.
+    what others may ask too, whose answer is kept for `keep_ms`.
     """
 
     claim: str = ""
     fingerprint: str = ""
     question: str = ""
-    kept: str = ""
     keep_ms: int = 0
-    asked: str = ""
 
     def words(self, request_key: str) -> str:
         """As the submit script takes it, in the place of the request's own name."""
-        return f"{request_key}\n{self.claim}\n{self.fingerprint}\n{self.kept}\n{self.asked}"
+        if request_key or self.claim:
+            return f"{self.question}\n{request_key}\n{self.claim}\n{self.fingerprint}"
+        return self.question
 
     @property
     def mark(self) -> str:
@@ -51,8 +53,8 @@ class Once:
 
 
 def read_mark(header: str) -> tuple[str, int]:
-    """Question, and for how long to keep its answer, of a message's header (mark and reply channel)."""
-    question, keep_ms, _ = header.split(";", 2)
+    """Question, and for how long to keep its answer, of a message's header."""
+    question, _, keep_ms = header.partition(";")
     return question, int(keep_ms)
 
 
@@ -71,14 +73,17 @@ class Recogniser:
 
     def __init__(self, settings: Settings, keys: Shard) -> None:
         self._keys = keys
-        self._keep_ms = settings.cache_ttl_ms
         # Whatever makes the same words another question, but for the owner.
-        self.asked: Mapping[str, str] = {
+        self.asked: Mapping[str, bytes] = {
             name: _hash(name.encode(), model.version.encode(), model.source.encode(), _encode_sorted(model.options))
             for name, model in settings.models.items()
             if model.collapses
         }
-        self._cached = {name for name, model in settings.models.items() if model.cache and settings.cache_ttl_ms > 0}
+        self._keep_ms = {
+            name: settings.cache_ttl_ms if model.cache else 0
+            for name, model in settings.models.items()
+            if name in self.asked
+        }
 
     def of(
         self,
@@ -100,31 +105,29 @@ class Recogniser:
         asked = None if fresh else self.asked.get(model)
         if asked is None and not idempotency_key:
             return None
-        words = (canonical(input), canonical(parameters))
-        claim = fingerprint = question = kept = waiting = ""
+        input, parameters = canonical(input), canonical(parameters)
+        claim = fingerprint = question = ""
         if idempotency_key:
-            claim = self._keys.idempotency(_hash(owner.encode(), idempotency_key.encode())[:32])
-            fingerprint = _hash(model.encode(), *words, call)
-        if asked is not None:
-            question = _hash(asked.encode(), owner.encode(), *words)
-            kept = self._keys.cached(question) if model in self._cached else ""
-            waiting = self._keys.asked(question)
-        return Once(claim, fingerprint, question, kept, self._keep_ms if kept else 0, waiting)
+            claim = self._keys.idempotency(_hash(owner.encode(), idempotency_key.encode()).hex()[:32])
+            fingerprint = _hash(model.encode(), input, parameters, call).hex()
+        if asked is None:
+            return Once(claim, fingerprint)
+        # One call and no lengths but two: what stands before the input has a length of its own, or ends in one.
+        words = b"%b%d:%d:%b%b%b" % (asked, len(owner), len(parameters), owner.encode(), parameters, input)
+        question = b2a_base64(sha256(words).digest()[:_QUESTION_BYTES], newline=False).decode()
+        return Once(claim, fingerprint, question, self._keep_ms[model])
 
 
 def canonical(value: bytes) -> bytes:
     """One spelling for equal values; `value` is JSON as msgspec writes it, where only the order of names is open."""
-    return _encode_sorted(_decode(value)) if b"{" in value else value
+    return _encode_sorted(_decode(value)) if b"{" in value and value != b"{}" else value
 
 
 def call_hash(values: Iterable[bytes]) -> bytes:
     """Of a call that becomes several requests."""
-    return _hash(*map(canonical, values)).encode()
+    return _hash(*map(canonical, values)).hex().encode()
 
 
-def _hash(*parts: bytes) -> str:
-    """SHA-256 in hex; the lengths keep two lists of parts apart that join to the same bytes."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(b"%d:" % len(part) + part)
-    return digest.hexdigest()
+def _hash(*parts: bytes) -> bytes:
+    """SHA-256; the lengths keep two lists of parts apart that join to the same bytes."""
+    return sha256(b"".join(b"%d:%b" % (len(part), part) for part in parts)).digest()

@@ -137,12 +137,14 @@ class Outbox:
         keys = [self._keys.flush(f"{self._name}:{self.flushes}"), self._keys.arrivals()]
         about: list[object] = []
         args: list[object] = []
+        known = False
         for item in batch:
             out = item.out
             kind: object = out.queue if out.quota is None else (out.queue, out.quota)
             named = out.request_key
             if out.once is not None:
-                kind, named = (kind, True), f"{out.once.words(named)}\n{self._channel}"
+                kind, named = (kind, True), out.once.words(named)
+                known = True
             number = classes.get(kind)
             if number is None:
                 number = classes[kind] = len(classes) + 1
@@ -152,9 +154,11 @@ class Outbox:
         for name in models:
             keys += self._rules.keys_of(name)
         keys += [self._keys.quota(key_id) for key_id in quotas]
+        if known:
+            keys += self._rules.known_keys
         counts = (len(models), len(self._rules.shares), len(classes))
         depths = [self._rules.depth_limit(name) for name in models]
-        every = (*counts, *self._rules.general, *depths, *about, *args)
+        every = (*counts, *self._rules.general, self._channel, *depths, *about, *args)
         return cast("bytes", self._line.script(self._script, keys, every))
 
     def _report(self, batch: list[Posted], answer: bytes) -> None:

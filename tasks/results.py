@@ -124,7 +124,7 @@ class CeleryCodec:
         meta = b"".join((head, _encode(request.id), b',"bunch":', about.encode(), b"}"))
         asked = None
         if request.question:
-            asked = _asked(request, outcome, batch, len(head), code)
+            asked = _asked(request, outcome, batch, len(head))
         reply_to = request.reply_to if request.reply_to.startswith(REPLY_PREFIX) else ""
         return Settled(
             request.position,
@@ -196,33 +196,15 @@ def _common(batch: BatchInfo) -> str:
     )
 
 
-def _asked(request: Request, outcome: Outcome, batch: BatchInfo, head: int, code: str) -> Asked:
-    # What was not tried, or may come out otherwise the next time, is not the answer to anybody else's question.
-    untried = isinstance(outcome, Expired | Cancelled)
-    passing = isinstance(outcome, Failed) and outcome.retryable
-    to_others = f'{_common(batch)},"collapsed":true' + (f',"code":"{code}"}}}}' if code else "}}")
-    return Asked(
-        request.question,
-        batch.model,
-        batch.claimed_ms,
-        keep_ms=request.keep_ms if isinstance(outcome, Ok) else 0,
-        head=head,
-        to_later=_to_later(batch),
-        to_others=to_others.encode(),
-        shared=not (untried or passing),
-        attempts=request.attempt - untried,
-        lost=request.lost,
-    )
-
-
-@lru_cache(maxsize=256)
-def _to_later(batch: BatchInfo) -> bytes:
-    """What follows a request's own times in the result of one that was not computed: it took no time."""
-    return (
-        f'"batch_wait_ms":0,"transfer_ms":0,"compute_ms":0,"reason":"{batch.reason.value}",'
-        f'"batch_size":{batch.size},"batch_id":"{batch.batch_id}",'
-        f'"cached":true,"model_version":{_encode(batch.version).decode()}}}}}'
-    ).encode()
+def _asked(request: Request, outcome: Outcome, batch: BatchInfo, head: int) -> Asked:
+    if isinstance(outcome, Ok):
+        keep_ms, shared, attempts = request.keep_ms, True, request.attempt
+    else:
+        # What was not tried, or may come out otherwise the next time, is not the answer to anybody else's question.
+        untried = isinstance(outcome, Expired | Cancelled)
+        passing = isinstance(outcome, Failed) and outcome.retryable
+        keep_ms, shared, attempts = 0, not (untried or passing), request.attempt - untried
+    return Asked(request.question, batch.model, batch.claimed_ms, keep_ms, head, shared, attempts, request.lost)
 
 
 def _now_iso() -> bytes:

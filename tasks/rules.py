@@ -18,7 +18,11 @@ class Rules:
     def __init__(self, settings: Settings, keys: Shard) -> None:
         self.shares = DEFAULT_SHARES
         # Without thresholds nothing asks what the fleet can do; who does not ask need not build the functions.
-        self.parts = ("gcra", "once") if settings.admission == "off" else ("gcra", "pressure", "capacity", "once")
+        self.parts = (
+            ("gcra", "mark", "once")
+            if settings.admission == "off"
+            else ("gcra", "pressure", "capacity", "mark", "once")
+        )
         self.general: tuple[object, ...] = (
             settings.admission,
             settings.capacity_percent / 100,
@@ -28,6 +32,9 @@ class Rules:
             *self.shares,
         )
         self._depth_limits = {name: model.max_queue_depth for name, model in settings.models.items()}
+        self._kept = {name for name, model in settings.models.items() if model.cache and settings.cache_ttl_ms > 0}
+        # Of a flush in which some may have been asked before.
+        self.known_keys = (keys.asked(), keys.joined(), keys.cached())
         self._keys = {name: _keys_of(name, keys) for name in settings.models}
         thresholds = settings.shed_thresholds()
         self._ranks = {
@@ -47,10 +54,11 @@ class Rules:
         quota = out.quota
         rank, threshold = self._ranks[out.queue]
         tier = "" if out.once is None else TIERS[rank - 1].value
+        kept = int(out.model in self._kept)
         if quota is None:
-            return (rank, threshold, *_NO_QUOTA, tier)
+            return (rank, threshold, *_NO_QUOTA, tier, kept)
         number = quotas.setdefault(quota.key_id, len(quotas) + 1)
-        return (rank, threshold, number, quota.interval_us, quota.burst, quota.tag, tier)
+        return (rank, threshold, number, quota.interval_us, quota.burst, quota.tag, tier, kept)
 
 
 def _keys_of(model: str, keys: Shard) -> tuple[str, ...]:

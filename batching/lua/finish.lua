@@ -1,22 +1,22 @@
 -- Store the outcomes of a batch, tell whoever waits, and drop the lease, all or nothing.
 --
 -- KEYS  1 lease  2 leases of the worker  3 dead letters (zset); each is a hash at that name, a colon, and its task id
---       where others may ask the same: 4 kept answers (zset); each is a string at that name, a colon, and its question
---       5 the model's edition (string)  6 beginning of the names of those who wait for an answer (hashes)
---       7 cancelled (zset)  8 bell  9… queues, highest tier first
+--       where others may ask the same: 4 beginning of the names of kept answers (strings)  5 which there are (list), and at
+--       that name and ':bytes' what they take  6 the model's edition (string)  7 beginning of the names of marks (strings)
+--       8 of those who wait (hashes)  9 cancelled (zset)  10 bell  11… queues, highest tier first
 -- ARGV  1 batch id  2 '1' when nothing of the batch remains, else '0'  3 dead letters to keep  4 for how long, in ms
 --       5 number of reply channels  6 number of the arguments of the last kind  7… the channels
 --       then per outcome: position in the lease, task id, result TTL in ms (0: store none), channel number (0: none), result (JSON),
---       the record of a dead letter (JSON), or '', and '1' to publish it on Celery's own channel for the task as well
---       then, if any answers others too: what kept answers may take in all, in bytes, the time of the claim, the names of the
---       tiers, and for each such outcome its position, question, for how long to keep it in ms, bytes up to the task id,
---       what follows a request's own times for those who ask later, and for those who wait; '1' if they get it, '0' if one of
---       them takes its place; the attempts, and executors lost
+--       the record of a dead letter (JSON), or '', and '1' to publish it on Celery's own channel for the task as well, else
+--       '0', and behind that what it is to others, if anything (asked.lua)
+--       then, if any is something to others: what kept answers may take in all, in bytes, the time of the claim, the names of
+--       the tiers
 -- Returns the number stored, or -1 when the lease is gone: somebody else has the requests now, and will answer them; then
 -- who else was settled along with them (asked.lua).
 if redis.call('EXISTS', KEYS[1]) == 0 then return {-1} end
 local at, last = 7 + ARGV[5], #ARGV - ARGV[6]
-local asked = last < #ARGV and read_asked(last + 1)
+local note_outcome, settle_questions, others
+if last < #ARGV then note_outcome, settle_questions, others = answering(last + 1) end
 local stored = 0
 
 local function letter(id)
@@ -46,13 +46,14 @@ local function settle(at)
   local position, id, ttl, channel, result = ARGV[at], ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), ARGV[at + 4]
   if ARGV[at + 5] ~= '' then bury(position, id, ARGV[at + 5]) end
   local key = 'celery-task-meta-' .. id
-  local announce = ARGV[at + 6] == '1'
+  local how = ARGV[at + 6]
+  local announce = string.byte(how) == 49
   if ttl ~= '0' then
     store(key, result, ttl, not announce and ARGV[6 + channel])
     if announce then redis.call('PUBLISH', key, result) end
   end
   if channel > 0 then reply(ARGV[6 + channel], id, result) end
-  if asked and asked[position] then answer_asked(asked[position], id, result) end
+  if #how > 1 then note_outcome(position, how, id, result) end
   if ARGV[2] == '0' then redis.call('LSET', KEYS[1], position, '') end
   stored = stored + 1
 end
@@ -61,10 +62,12 @@ while at <= last do
   if not settled_before(ARGV[at]) then settle(at) end
   at = at + 7
 end
+if settle_questions then settle_questions() end
 send_replies()
 if ARGV[2] == '1' then
   redis.call('DEL', KEYS[1])
   redis.call('SREM', KEYS[2], ARGV[1])
 end
+if not others then return {stored} end
 others[1] = stored
 return others

@@ -4,16 +4,17 @@
 --       then per model: its bell, its capacity (string), its pace (hash), its edition (string), and for each tier, highest
 --       first, the queue and who waits in it (hash)
 --       then per quota: its state (string)
+--       then, if any may have been asked before, the beginnings of the names of marks, of those who wait, of kept answers
 -- ARGV  1 models  2 tiers  3 classes  4 form of the thresholds  5 headroom  6 part of Redis' memory to be used
---       7 ageing in ms  8 share of an aged tier  then the shares of the tiers
+--       7 ageing in ms  8 share of an aged tier  then the shares of the tiers, and the channel that replies go to
 --       then per model: depth limit of each of its queues
 --       then per class (model, tier and quota): number of the model, of the tier, threshold, number of the quota (0: none),
 --       its interval in µs, its burst, the tag of its key, its tier's name when its requests may have been asked before,
---       else ''
+--       else '', and '1' if answers of its model are kept
 --       then per message: class number, deadline in ms from now, queue limit in ms from now, the key for the caller's own
 --       request id ('' if it gave none), the rest of the message from the stamp's tracked mark on. Where requests may have
---       been asked before that key is the first of several lines: the name of its Idempotency-Key, the hash of what it asks,
---       the names of a kept answer and of those who wait for one (hash), the channel that its reply goes to
+--       been asked before, instead of that key: the question ('' if it is nobody else's), and if it has any of them, in
+--       lines of their own, that key, the name of its Idempotency-Key, and the hash of what it asks under that
 -- Returns one character per message: '0' queued, or why it was not (below; tasks/refusals.py reads it). If any was not, a
 -- line feed, and for each of those: ms until a retry is worth it;what is left of its quota;ms until that is whole again. Of
 -- one that was REPEATED the first is the id of the request whose outcome it gets; of one that was ANSWERED or has JOINED
@@ -37,7 +38,7 @@ if form ~= 'off' then
     shares = {tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])},
   }
 end
-local at = 8 + tiers
+local at = 9 + tiers
 
 local models = {}
 local key = 2
@@ -78,7 +79,7 @@ for c = 1, classes_count do
   local class = {
     model = model, rank = rank, threshold = tonumber(ARGV[at + 3]), quota = tonumber(ARGV[at + 4]), added = 0, own = 0,
     by_preference = 0, by_age = 0, state = false, interval = 0, burst = 0, tag = false, head = '', calm = -1, fresh = fresh,
-    once = ARGV[at + 8] ~= '' and ARGV[at + 8],
+    once = ARGV[at + 8] ~= '' and ARGV[at + 8], kept = ARGV[at + 9] == '1', marked = '', times = '',
   }
   if model.rate > 0 then class.by_preference, class.by_age = drain_factors(model, rule, rank) end
   if class.quota > 0 then
@@ -89,14 +90,14 @@ for c = 1, classes_count do
   end
   classes[c] = class
   any_once = any_once or class.once
-  at = at + 8
+  at = at + 9
 end
 
 -- Up to how many may wait in all for nobody of this class to be refused, whatever exactly waits: the common case, in
 -- which one comparison is all that a request costs.
 local function calm_of(class, deadline, queue_limit)
   local model = class.model
-  if class.once or class.quota > 0 or model.memory > most_memory then return -1 end
+  if class.quota > 0 or model.memory > most_memory then return -1 end
   local calm = model.limit - 1
   if form == 'off' or (model.rate <= 0 and form == 'drain') then return calm end
   calm = math.min(calm, room_of(model, rule, class.rank, class.threshold, queue_limit))
@@ -181,7 +182,8 @@ if any_once then
   over_rate, refusal, refuse = judges()
   known_before, conclude = recognition({
     refusal = refusal, over_rate = over_rate, track = track, id_of = id_of, tats = tats, spent = spent, unheld = {},
-    now = now, most_memory = most_memory, prefix = PREFIX,
+    now = now, most_memory = most_memory, prefix = PREFIX, classes = classes, first = at + 1, channel = ARGV[9 + tiers],
+    asked = KEYS[#KEYS - 2] .. ':', joined = KEYS[#KEYS - 1] .. ':', cached = KEYS[#KEYS] .. ':',
   })
 end
 
@@ -200,10 +202,11 @@ for i = at + 1, #ARGV, 5 do
     class.head, class.calm = head, calm_of(class, tonumber(deadline), tonumber(limit))
   end
   local why, later
-  if model.waiting > class.calm then
+  if class.once then
+    why, later = known_before(class, tonumber(deadline), tonumber(limit), i, head)
+  elseif model.waiting > class.calm then
     if not refusal then over_rate, refusal, refuse = judges() end
-    local judge = class.once and known_before or refusal
-    why, later = judge(class, tonumber(deadline), tonumber(limit), i, head)
+    why, later = refusal(class, tonumber(deadline), tonumber(limit))
   end
   if why then
     refuse(class, why, later)

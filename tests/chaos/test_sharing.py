@@ -104,8 +104,7 @@ def test_killed_workers_cost_no_caller_its_answer(stack: Stack) -> None:
         assert all(each.answered for each in callers)
 
         def left() -> list[bytes]:
-            return [
-                key for key in redis.keys("*") if key.startswith((b"bunch:asked:", b"bunch:lease:", b"bunch.shared."))
-            ]
+            names = (b"bunch:asked:", b"bunch:joined:", b"bunch:lease:", b"bunch.shared.")
+            return [key for key in redis.keys("*") if key.startswith(names)]
 
         wait_until(lambda: not left(), what="nothing is left over")

@@ -123,7 +123,7 @@ def held(api: Api, tmp_path: Path) -> Iterator[Held]:
 
 
 def waiting(store: Redis) -> int:
-    return sum(store.hlen(each) - 1 for each in store.keys("bunch:asked:*"))
+    return len(store.keys("bunch:asked:*")) + sum(map(store.hlen, store.keys("bunch:joined:*")))
 
 
 def queued(store: Redis) -> list[int]:

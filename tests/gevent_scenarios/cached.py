@@ -137,11 +137,14 @@ def an_idempotency_key_of_a_kept_answer(stage: Stage) -> None:
 
 def a_cache_that_is_broken_costs_a_computation(stage: Stage) -> None:
     computed(stage, "x")
-    (key,) = [each for each in stage.redis.keys("bunch:cached:*") if not each.endswith(b":bytes")]
+    (key,) = stage.redis.keys("bunch:cached:*")
     stage.redis.delete(key)
     stage.redis.lpush(key, "not a string")
     assert not about(computed(stage, "x")).cached
-    stage.redis.set("bunch:cached", "not an index")
+    stage.redis.delete("bunch:kept")
+    stage.redis.set("bunch:kept", "not a list")
+    assert not about(computed(stage, "y")).cached
+    stage.redis.set(key, "not an answer")
     assert not about(computed(stage, "x")).cached
 
 

@@ -87,7 +87,8 @@ class Stage:
 
     def waiting(self) -> int:
         """How many wait for an answer that somebody else has asked for, themselves included."""
-        return sum(max(0, self.redis.hlen(each) - 1) for each in self.redis.keys("bunch:asked:*"))
+        joined = sum(map(self.redis.hlen, self.redis.keys("bunch:joined:*")))
+        return len(self.redis.keys("bunch:asked:*")) + joined
 
     def claim(self, model: str) -> Claim:
         self._batches += 1

@@ -47,7 +47,7 @@ class World:
         for _ in range(self.rng.randint(1, 4)):
             tier = self.rng.choice(TIERS)
             question = f"{self.rng.randrange(QUESTIONS):064x}"
-            once = Once(question=question, asked=KEYS.asked(question))
+            once = Once(question=question)
             timeout_ms = self.rng.choice((60_000, 60_000, 2))
             batch.append(replace(self.door.request(tier, None, timeout_ms), tracked=self.rng.random() < 0.5, once=once))
             self.sent[batch[-1].task_id] = tier
@@ -132,6 +132,7 @@ def test_each_ends_once_and_nothing_is_left(redis: Redis, seed: int) -> None:
     assert Counter(world.ends.values()) == {1: len(world.sent)}
     assert world.store.look(MODEL).depth == 0
     assert not redis.keys("bunch:asked:*")
+    assert not redis.keys("bunch:joined:*")
     assert not redis.keys("bunch:lease:*")
     assert not redis.zcard(KEYS.delayed(MODEL))
     # Who had ended before is forgotten with time.
@@ -141,7 +142,7 @@ def test_each_ends_once_and_nothing_is_left(redis: Redis, seed: int) -> None:
 
 def test_more_than_one_step_may_answer_are_answered_in_several(redis: Redis) -> None:
     door, store = Door(redis), RedisBatchStore(redis, "w")
-    once = Once(question=f"{7:064x}", asked=KEYS.asked(f"{7:064x}"))
+    once = Once(question=f"{7:064x}")
     assert door.flush([replace(door.request(Tier.PAID), once=once) for _ in range(10)]) == [None] * 10
     output = Ok(b'"' + b"x" * 20_000_000 + b'"')
     served = 0
@@ -157,13 +158,14 @@ def test_more_than_one_step_may_answer_are_answered_in_several(redis: Redis) -> 
     assert served == 10
     assert not store.claim(MODEL, "b9", 64).entries
     assert not redis.keys("bunch:asked:*")
+    assert not redis.keys("bunch:joined:*")
     door.close()
     redis.flushdb()
 
 
 def test_the_outcome_of_the_first_is_stored_whatever_is_wrong_with_the_others(redis: Redis) -> None:
     door, store = Door(redis), RedisBatchStore(redis, "w")
-    once = Once(question=f"{8:064x}", asked=KEYS.asked(f"{8:064x}"))
+    once = Once(question=f"{8:064x}")
     first, second = (replace(door.request(Tier.PAID), tracked=True, once=once) for _ in range(2))
     door.flush([first, second])
     claim = store.claim(MODEL, "b1", 64)

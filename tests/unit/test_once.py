@@ -97,14 +97,14 @@ def test_who_shares_keeps_nothing_and_who_keeps_shares() -> None:
     keeps = recogniser(cache=True).of("m", b"1", NO_PARAMETERS, "")
     assert shares is not None
     assert keeps is not None
-    assert (bool(shares.asked), shares.kept, shares.keep_ms) == (True, "", 0)
-    assert (bool(keeps.asked), bool(keeps.kept), keeps.keep_ms) == (True, True, 300_000)
+    assert (shares.question, shares.keep_ms) == (keeps.question, 0)
+    assert keeps.keep_ms == 300_000
     assert recogniser(cache=True).of("m", b"1", NO_PARAMETERS, "", fresh=True) is None
     without = Settings(models={"m": ModelSettings(name="m", source="a:B", cache=True)}, cache_ttl_ms=0)
     nothing = Recogniser(without, Shard()).of("m", b"1", NO_PARAMETERS, "")
     assert nothing is not None
-    assert (bool(nothing.asked), nothing.kept, nothing.keep_ms) == (True, "", 0)
-    assert read_mark(f"{keeps.mark};bunch:reply:x") == (keeps.question, 300_000)
+    assert (bool(nothing.question), nothing.keep_ms) == (True, 0)
+    assert read_mark(keeps.mark) == (keeps.question, 300_000)
 
 
 def test_a_call_of_many_is_another_with_one_more() -> None:
