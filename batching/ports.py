@@ -23,7 +23,7 @@ class UnreadableMessage(Exception):
         return self.why
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BatchInfo:
     """What every request of a batch has in common.
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
+
 from config.tiers import Tier
 
 
@@ -51,23 +53,20 @@ class Request:
     keep_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ok:
+class Ok(msgspec.Struct, frozen=True):
     """`output` is JSON bytes, encoded by the executor and never decoded again on the way to the caller."""
 
     output: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(msgspec.Struct, frozen=True):
     """The model's own refusal of one input."""
 
     message: str
     exc_type: str = "InputRejected"
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """An error that is not the caller's. `code` is one of the contract's; `retryable`: it may pass the next time."""
 
     message: str
@@ -77,15 +76,13 @@ class Failed:
     retryable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Expired:
+class Expired(msgspec.Struct, frozen=True):
     """Dropped before the executor: the deadline, or the queue's age limit, had passed."""
 
     message: str = "the request's time had passed before a GPU was free"
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(msgspec.Struct, frozen=True):
     """Dropped before the executor: cancelled by its caller."""
 
     message: str = "the request was cancelled"

@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 
 from kombu.exceptions import OperationalError
+from msgspec import structs
 from redis.exceptions import RedisError
 
 from batching.asked import Finished, others_of
@@ -155,7 +156,7 @@ class Settler:
             instead = self._codec.encode(request, Failed(_UNSTORABLE, code="INTERNAL"), info)
             if wanted.dead_letter:
                 # The answer matters more than the record of it.
-                instead = replace(wanted, dead_letter=b"")
+                instead = structs.replace(wanted, dead_letter=b"")
             for each in (wanted, instead):
                 call = partial(self._store.finish, info.batch_id, [each], last=False)
                 try:
@@ -186,8 +187,8 @@ class Settler:
         if isinstance(outcome, Failed):
             if settled.asked is not None and request.attempt >= self._retry.max_attempts:
                 # Those who wait for it have had its tries as well.
-                settled = replace(settled, asked=settled.asked._replace(shared=True))
-            return replace(settled, dead_letter=self._codec.dead_letter(request, outcome, info))
+                settled = structs.replace(settled, asked=settled.asked._replace(shared=True))
+            return structs.replace(settled, dead_letter=self._codec.dead_letter(request, outcome, info))
         return settled
 
     def _lost_lease(self, info: BatchInfo) -> None:

@@ -15,6 +15,7 @@ from enum import Enum
 from itertools import chain
 from typing import Any, Protocol, cast
 
+import msgspec
 from redis import Redis
 
 from batching import scripts
@@ -38,8 +39,7 @@ class Verdict(str, Enum):
     CANCELLED = "c"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One message of a lease. `position` counts from 1, as in the lease's list."""
 
     position: int
@@ -72,8 +72,7 @@ class Claim:
     view: View
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True):
     """One outcome, ready to be stored.
 
     `reply_to` is a frontend's channel, or empty; `dead_letter` what an operator should know of a request that was

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from hiredis import pack_command
 from redis import BlockingConnectionPool, Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -98,14 +99,16 @@ class Line:
         if self._connection is None:
             self._connection = dedicated_connection(self._pool)
         connection = self._connection
-        connection.send_command(*command)
+        # redis-py's own `send_command` copies all arguments twice on the way to the same function.
+        packed = (pack_command(command),)
+        connection.send_packed_command(packed, check_health=False)
         try:
             return connection.read_response()
         except NoScriptError:
             assert script is not None
             connection.send_command("SCRIPT", "LOAD", script.source)
             connection.read_response()
-            connection.send_command(*command)
+            connection.send_packed_command(packed, check_health=False)
             return connection.read_response()
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import gevent
+import msgspec
 from gevent.event import Event
 from redis import Redis
 from redis.exceptions import RedisError
@@ -37,8 +38,7 @@ MAX_FLUSH = 512
 MAX_FLUSH_BYTES = 4 * 1024 * 1024
 
 
-@dataclass(slots=True)
-class Posted:
+class Posted(msgspec.Struct):
     out: Outgoing
     rest: bytes
     pending: Pending

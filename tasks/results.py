@@ -208,4 +208,9 @@ def _asked(request: Request, outcome: Outcome, batch: BatchInfo, head: int) -> A
 
 
 def _now_iso() -> bytes:
-    return datetime.now(UTC).isoformat().encode()
+    return _iso(time.time_ns() // 1_000_000)
+
+
+@lru_cache(maxsize=16)
+def _iso(epoch_ms: int) -> bytes:
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").encode()

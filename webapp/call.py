@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
+
+import msgspec
 
 from tasks.caller import Caller
 from tasks.client import new_id
@@ -38,8 +39,7 @@ STATUS_LINES: dict[int, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """`headers` are those beside Content-Type, Content-Length and X-Request-Id."""
 
     status: int

@@ -88,7 +88,8 @@ def read_body(call: Call, decoder: msgspec.json.Decoder[Body]) -> Body:
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
         raise _too_deep()
     # Each member needs a colon: with no more colons than fields that were read, no name can be there twice.
-    if raw.count(b":") > sum(value is not None for value in msgspec.structs.astuple(body)):
+    colons = raw.count(b":")
+    if colons > 1 and colons > sum(value is not None for value in msgspec.structs.astuple(body)):
         _refuse_doubled_names(raw)
     return body
 

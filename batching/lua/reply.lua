@@ -27,14 +27,39 @@ local function store(key, result, ttl, channel)
   results[n + 1], results[n + 2], results[n + 3], results[n + 4] = key, result, ttl, channel
 end
 
+-- Lua's stack holds so many arguments, and some more.
+local MOST_WORDS = 2000
+
+-- Keys and values of one TTL. One command for all is less than two thirds of the work, but only Valkey 9.1 and Redis 8.4
+-- have it; whatever keeps it from being run, SET says it better.
+local function set_all(words, first, last, ttl)
+  local count = (last - first + 1) / 2
+  if count > 1 then
+    local command = {'MSETEX', count, unpack(words, first, last)}
+    command[#command + 1], command[#command + 2] = 'PX', ttl
+    if type(redis.pcall(unpack(command))) ~= 'table' then return end
+  end
+  for i = first, last, 2 do redis.call('SET', words[i], words[i + 1], 'PX', ttl) end
+end
+
 local function send_replies()
   local heard = {}
   for channel, to in pairs(replies) do
     heard[channel] = redis.call('PUBLISH', channel, '[' .. table.concat(to, ',') .. ']') > 0
   end
+  local by_ttl = {}
   for i = 1, #results, 4 do
     local ttl = results[i + 2]
     if heard[results[i + 3]] and tonumber(ttl) > HEARD_MS then ttl = HEARD_MS end
-    redis.call('SET', results[i], results[i + 1], 'PX', ttl)
+    local pairs_of = by_ttl[ttl]
+    if not pairs_of then
+      pairs_of = {}
+      by_ttl[ttl] = pairs_of
+    end
+    local n = #pairs_of
+    pairs_of[n + 1], pairs_of[n + 2] = results[i], results[i + 1]
+  end
+  for ttl, pairs_of in pairs(by_ttl) do
+    for first = 1, #pairs_of, MOST_WORDS do set_all(pairs_of, first, math.min(first + MOST_WORDS - 1, #pairs_of), ttl) end
   end
 end

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec import structs
 from redis.exceptions import RedisError
 
 from batching.policy import Reason
@@ -56,7 +56,7 @@ def finish(store: RedisBatchStore, claim: Claim, model: str = "m") -> None:
         outcome = _BY_VERDICT.get(entry.verdict, lambda value=value: answer(value))()
         settled = _CODEC.encode(request, outcome, info)
         if wish == "whisper":
-            settled = replace(settled, reply_to="", announce=False)
+            settled = structs.replace(settled, reply_to="", announce=False)
         if wish != "vanish":
             results.append(settled)
     store.finish(claim.batch_id, results, last=True)

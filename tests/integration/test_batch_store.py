@@ -19,6 +19,7 @@ from config.keys import Shard
 from config.tiers import TIERS, Tier
 from tasks.deadletters import DeadLetters
 from tasks.results import DeadLetter
+from tests.valkey import PrivateValkey
 
 KEYS = Shard()
 MODEL = "m"
@@ -126,6 +127,36 @@ def test_an_answer_that_was_heard_is_not_kept_long(
     store.finish("b1", [Settled(1, "t0", 60_000, "bunch:reply:a", b"{}", announce=known)], last=True)
     assert kept_ms - 5000 < redis.pttl(KEYS.result("t0")) <= kept_ms
     listener.close()
+
+
+def test_results_are_stored_also_by_a_server_without_msetex() -> None:
+    """It came with Valkey 9.1 and Redis 8.4."""
+    server = PrivateValkey("--rename-command", "MSETEX", "")
+    server.start()
+    try:
+        with server.client() as redis:
+            store = RedisBatchStore(redis, "w1")
+            for i in range(3):
+                put(redis, f"t{i}")
+            store.claim(MODEL, "b1", 3)
+            assert store.finish("b1", [Settled(i + 1, f"t{i}", 60_000, "", b"%d" % i) for i in range(3)], last=True)
+            assert redis.mget([KEYS.result(f"t{i}") for i in range(3)]) == [b"0", b"1", b"2"]
+            assert all(50_000 < redis.pttl(KEYS.result(f"t{i}")) <= 60_000 for i in range(3))
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("count", [1, 1001])
+def test_results_of_different_times_to_live(store: RedisBatchStore, redis: Redis, count: int) -> None:
+    for i in range(2 * count):
+        put(redis, f"t{i}")
+    store.claim(MODEL, "b1", 2 * count)
+    outcomes = [Settled(i + 1, f"t{i}", 60_000 if i % 2 else 20_000, "", b"%d" % i) for i in range(2 * count)]
+    assert store.finish("b1", outcomes, last=True)
+    for i in (0, 1, 2 * count - 2, 2 * count - 1):
+        assert redis.get(KEYS.result(f"t{i}")) == b"%d" % i
+        most = 60_000 if i % 2 else 20_000
+        assert most - 10_000 < redis.pttl(KEYS.result(f"t{i}")) <= most
 
 
 def test_a_large_reply_is_sent_by_reference(store: RedisBatchStore, redis: Redis) -> None:

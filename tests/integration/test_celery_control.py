@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import pytest
 
+from config.keys import RESULT_PREFIX
 from tests.integration.celery_harness import PATIENCE_S, plain_worker, wait_until
 from tests.integration.celery_rig import Rig, running
 from tests.valkey import free_port
@@ -119,29 +120,12 @@ def test_over_the_sampling_rate_a_task_is_seen_whole_or_not_at_all(rig: Rig, nam
 
 def test_batches_are_as_large_as_they_may_be_while_requests_wait(rig: Rig, name: str) -> None:
     """clokep/celery-batches#17: asked for 1000, always 48, which is what its worker prefetches."""
-    full = _full(rig)
     with rig.occupied():
         results = [rig.infer(f"{name}{n}").apply_async() for n in range(10 * FULL)]
     for each in results:
         each.get(timeout=PATIENCE_S)
-    # Full ones only: what a test before this one computed may be counted late.
-    wait_until(lambda: _full(rig) >= full + 10, "the batches are counted")
-    assert _full(rig) == full + 10
-
-
-def _full(rig: Rig) -> float:
-    sizes = _sizes(rig)
-    return sizes["64.0"] - sizes["48.0"]
-
-
-def _sizes(rig: Rig) -> dict[str, float]:
-    """The cumulative buckets of `bunch_batch_size`."""
-    found: dict[str, float] = {"1.0": 0.0, "48.0": 0.0, "64.0": 0.0}
-    for field, raw in rig.redis.hgetall("bunch:metrics").items():
-        sample, labels = json.loads(field)
-        if sample == "bunch_batch_size_bucket":
-            found[labels["le"]] = float(raw)
-    return found
+    stored = rig.redis.mget([RESULT_PREFIX + each.id for each in results])
+    assert {json.loads(raw)["bunch"]["batch_size"] for raw in stored} == {FULL}
 
 
 def test_a_worker_with_a_long_batch_answers_at_once(rig: Rig) -> None:

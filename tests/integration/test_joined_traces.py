@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec import structs
 from redis import Redis
 
 from batching.asked import others_of
@@ -49,7 +49,9 @@ class World:
             question = f"{self.rng.randrange(QUESTIONS):064x}"
             once = Once(question=question)
             timeout_ms = self.rng.choice((60_000, 60_000, 2))
-            batch.append(replace(self.door.request(tier, None, timeout_ms), tracked=self.rng.random() < 0.5, once=once))
+            batch.append(
+                structs.replace(self.door.request(tier, None, timeout_ms), tracked=self.rng.random() < 0.5, once=once)
+            )
             self.sent[batch[-1].task_id] = tier
         assert self.door.flush(batch) == [None] * len(batch)
 
@@ -143,7 +145,7 @@ def test_each_ends_once_and_nothing_is_left(redis: Redis, seed: int) -> None:
 def test_more_than_one_step_may_answer_are_answered_in_several(redis: Redis) -> None:
     door, store = Door(redis), RedisBatchStore(redis, "w")
     once = Once(question=f"{7:064x}")
-    assert door.flush([replace(door.request(Tier.PAID), once=once) for _ in range(10)]) == [None] * 10
+    assert door.flush([structs.replace(door.request(Tier.PAID), once=once) for _ in range(10)]) == [None] * 10
     output = Ok(b'"' + b"x" * 20_000_000 + b'"')
     served = 0
     for number in range(2):
@@ -166,7 +168,7 @@ def test_more_than_one_step_may_answer_are_answered_in_several(redis: Redis) -> 
 def test_the_outcome_of_the_first_is_stored_whatever_is_wrong_with_the_others(redis: Redis) -> None:
     door, store = Door(redis), RedisBatchStore(redis, "w")
     once = Once(question=f"{8:064x}")
-    first, second = (replace(door.request(Tier.PAID), tracked=True, once=once) for _ in range(2))
+    first, second = (structs.replace(door.request(Tier.PAID), tracked=True, once=once) for _ in range(2))
     door.flush([first, second])
     claim = store.claim(MODEL, "b1", 64)
     redis.set(KEYS.queue(MODEL, Tier.PAID), "not a list")

@@ -138,7 +138,8 @@ class Stack:
                 "redis", "valkey", command, stop_stage=9, stop_timeout_s=30.0, probe=answers_ping(self._redis)
             )
             # On TERM it writes what its log on disk lacks, and goes.
-            specs.insert(0, replace(valkey, start_stage=0, hasty_signal=signal.SIGTERM))
+            environment = {**self.valkey.environment, **valkey.environment}
+            specs.insert(0, replace(valkey, environment=environment, start_stage=0, hasty_signal=signal.SIGTERM))
         return specs
 
     def _worker(self, number: int) -> ChildSpec:

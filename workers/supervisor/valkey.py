@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -24,6 +25,15 @@ class EmbeddedValkey:
         """None when the path would be longer than the kernel takes."""
         path = self.folder / "valkey.sock"
         return path if len(str(path).encode()) <= _MAX_SOCKET_PATH else None
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What it runs faster with.
+
+        A batch takes and gives back hundreds of strings of the same size at once; glibc's allocator keeps seven of a
+        size at hand by itself, and spends a tenth of the server's time on those beyond.
+        """
+        return {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=2000"}
 
     @property
     def tcp_url(self) -> str:
