@@ -28,6 +28,15 @@ def offer_to_the_oom_killer() -> None:
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
 
 
+def oom_kills() -> int:
+    """How many processes the kernel of this machine has killed for want of memory since it started, in any container; 0
+    where it does not say. Unlike `dmesg`, it is open to everybody, in a container as well.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/vmstat").read_text().split("\noom_kill ")[1].split()[0])
+    return 0
+
+
 def limit_memory(size_bytes: int) -> None:
     """What this process may allocate, in bytes; beyond it allocations fail. 0: no limit.
 

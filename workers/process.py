@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from config.logging import current_format
+from config.memory import oom_kills
 from config.settings import ModelSettings
 from workers.frames import FrameReader, NotReady, Passing, Ran, Ready, Start, encode
 
@@ -57,6 +58,7 @@ class ChildProcess:
         self._reader = FrameReader(ours, Ready | NotReady | Passing | Ran)
         # The end of the pipe is not enough: a process that the model started may hold it open.
         self._death = _open_pidfd(self._process.pid)
+        self._oom_kills = oom_kills()
         start = Start(
             model,
             name,
@@ -132,6 +134,9 @@ class ChildProcess:
         code = self._process.wait()
         if code >= 0:
             return f"exited with status {code}"
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            # Not whom: that is in the kernel's log, which is seldom open to us.
+            return "was killed by SIGKILL; the kernel has killed for want of memory meanwhile"
         try:
             return f"was killed by {signal.Signals(-code).name}"
         except ValueError:

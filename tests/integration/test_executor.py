@@ -318,6 +318,20 @@ def test_what_it_tells_about_its_health(build: Start) -> None:
     assert changes == [ready, starting, ready, ExecutorState.STOPPED]
 
 
+def test_what_the_kernel_kills_for_want_of_memory_is_said_to_be_so(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = 7
+    monkeypatch.setattr("workers.process.oom_kills", lambda: kills)
+    executor = start()
+    executor.send(work("a", {"do": "signal", "name": "SIGKILL"}))
+    assert lost(executor).reason.endswith("was killed by SIGKILL")
+    assert executor.wait_ready(LONG_S)
+    kills = 8
+    executor.send(work("b", {"do": "signal", "name": "SIGKILL"}))
+    assert lost(executor).reason.endswith("was killed by SIGKILL; the kernel has killed for want of memory meanwhile")
+
+
 def test_a_failing_on_change_harms_nothing(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise RuntimeError("listener")
