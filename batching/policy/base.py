@@ -27,13 +27,17 @@ class Learnt:
     `rate` is arrivals per second of late, as this executor sees them: with others on the same queue, between its share
     and the whole. `utilisation` is the share of time that it computes. `returning` is the share of batches, of late,
     whose callers had come just after a batch had ended; `company` that of batches, of late, the half of which came with
-    its first request or as soon as it had left. `memory` is the policy's own, see `Learning`.
+    its first request or as soon as it had left. `callers` is how many there were when the last batch ended: those in
+    it, and those who waited; 0 when nobody has looked at once. `back_s` is how long after that the middle one of those
+    who come back was there. `memory` is the policy's own, see `Learning`.
     """
 
     rate: float = 0.0
     utilisation: float = 0.0
-    returning: float = 1.0
+    returning: float = 0.75
     company: float = 0.0
+    callers: int = 0
+    back_s: float = 0.0
     time: BatchTime = UNKNOWN_TIME
     memory: object = None
 

@@ -34,7 +34,7 @@ POLICIES: Mapping[str, type[AnyPolicy]] = {
 # Where bunch.toml gives no max_wait_ms: what the designs that a policy comes from use, and for `adaptive` a bound that
 # the share of a batch's time seldom meets.
 DEFAULT_MAX_WAIT_S: Mapping[str, float] = {
-    "adaptive": 0.01,
+    "adaptive": 0.02,
     "idle": 0.0,
     "fixed": 0.05,
     "ewma": 0.1,

@@ -16,7 +16,7 @@ from batching.policy import POLICIES, make
 from batching.simulator.engine import simulate
 from batching.simulator.report import Report
 from batching.simulator.scenario import Scenario
-from batching.simulator.workloads import MAX_BATCH_SIZE, OVERHEADS, WORKLOADS, Workload
+from batching.simulator.workloads import MAX_BATCH_SIZE, WORKLOADS, Workload
 
 SEED = 1
 PAGE = Path("docs/policies.md")
@@ -37,7 +37,7 @@ def run(workload: Workload, policy: str, seed: int = SEED) -> Report:
             max_batch_size=MAX_BATCH_SIZE,
             executors=workload.executors,
             deadlines_s=(workload.deadlines_s,) * 3,
-            overheads=OVERHEADS,
+            overheads=workload.overheads,
             warm_up_s=workload.duration_s / 20,
         ),
         seed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,19 @@ FLAT_MODEL = Affine(batch_s=0.050, item_s=0.0001, jitter=0.05)
 # What a request costs beside the model on a small machine with two cores, Redis included.
 OVERHEADS = Overheads(
     submit_s=0.0010, look_s=0.0003, claim_s=0.0006, collect_s=0.0003, reply_s=0.0010, reply_item_s=0.00002
+)
+# One on which other things run, too: how 24 batches of 64 were answered there, from the quickest way back to the
+# slowest (0.3 to 13 ms), as `tests.benchmarks.virtual` measures it.
+_WAYS_BACK_US = (
+    *((3, 1), (20, 1), (9, 17), (39, 0), (40, 1), (0, 49), (20, 33), (25, 33), (31, 33), (37, 33), (38, 33), (39, 33)),
+    *((60, 17), (0, 80), (67, 17), (86, 0), (38, 49), (91, 1), (102, 0), (113, 0), (40, 80), (68, 80), (55, 112)),
+    (210, 0),
+)
+UNEVEN = replace(
+    OVERHEADS,
+    submit_item_s=0.00006,
+    claim_item_s=0.00006,
+    ways_back=tuple((finish / 1e6, reply / 1e6) for finish, reply in _WAYS_BACK_US),
 )
 
 
@@ -61,6 +74,7 @@ class Workload:
     duration_s: float = 60.0
     executors: int = 1
     deadlines_s: tuple[float, float] = (math.inf, math.inf)
+    overheads: Overheads = OVERHEADS
 
 
 WORKLOADS = (
@@ -77,6 +91,11 @@ WORKLOADS = (
              deadlines_s=(0.2, 0.2)),
     Workload("deadlines", "900 requests/s, each given 60 to 300 ms", Poisson(900), GOODPUT, deadlines_s=(0.06, 0.3)),
     Workload("callers", "64 callers who ask again when they are answered", Callers(64), ANSWERS),
+    Workload("stragglers", "the same on a busy machine, where no two batches are answered alike", Callers(64), ANSWERS,
+             overheads=UNEVEN),
+    Workload("flat stragglers", "the same with a model of 50 ms a batch", Callers(64), ANSWERS, service=FLAT_MODEL,
+             overheads=UNEVEN),
+    Workload("too many to wait for", "100 callers on that machine", Callers(100), ANSWERS, overheads=UNEVEN),
     Workload("many callers", "256 callers, a model of 50 ms a batch", Callers(256), ANSWERS, service=FLAT_MODEL),
     Workload("thinking", "100 callers who think for 50 ms", Callers(100, 0.05), MEAN),
     Workload("two executors", "1,200 requests/s on two", Poisson(1200), MEAN, executors=2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.policy import Adaptive, Dispatch, Learnt, Look, QueueView, Reason, Wait
+from batching.policy import Adaptive, BatchTime, Dispatch, Learnt, Look, QueueView, Reason, Wait
 
 POLICY = Adaptive(max_batch_size=64, max_wait_s=0.01)
 
@@ -38,6 +38,76 @@ def test_the_first_of_a_crowd_is_joined_by_the_others() -> None:
     assert POLICY.decide(whole, 5.001) == Dispatch(64, Reason.IDLE)
     assert POLICY.decide(early, 5.01) == Dispatch(64, Reason.IDLE)
     assert POLICY.decide(QueueView(None, recent=48, batch_s=0.05, learnt=crowds), 5.0) == Look()
+
+
+def known(a_s: float, b_s: float, callers: int, back_s: float = 0.01) -> Learnt:
+    return Learnt(returning=1.0, callers=callers, back_s=back_s, time=BatchTime(a_s, b_s, weight=20.0))
+
+
+def test_all_who_are_known_are_waited_for_and_not_only_as_many_as_came_of_late() -> None:
+    """64 who have fallen apart into 50 and 14: the 14 wait when the 50 are answered, and all go together."""
+    policy = Adaptive(64, 0.02)
+    learnt = known(0.05, 0.0, callers=64)
+    some, all_ = (QueueView(n, free_at=1.0, batch_s=0.05, recent=50, learnt=learnt) for n in (50, 64))
+    assert policy.decide(some, 1.002) == Wait(until=1.0 + 0.3 * 0.05)
+    assert policy.decide(all_, 1.002) == Dispatch(64, Reason.FULL)
+    # One has left: the 63 go when all are there.
+    fewer = QueueView(63, free_at=1.0, batch_s=0.05, recent=64, learnt=known(0.05, 0.0, callers=63))
+    assert policy.decide(fewer, 1.002) == Dispatch(64, Reason.IDLE)
+
+
+def test_halves_in_turn_where_they_are_served_sooner() -> None:
+    """With 64 callers who need 15 ms to come back, and a model that takes 2 ms for a batch and 1 for each input."""
+    policy = Adaptive(64, 0.02)
+    cheap, dear = known(0.002, 0.001, callers=64), known(0.05, 0.0, callers=64)
+    half = QueueView(32, free_at=1.0, batch_s=0.034, recent=32, learnt=cheap)
+    assert policy.decide(half, 1.0) == Dispatch(32, Reason.IDLE)
+    # And the other half behind it, before it has ended.
+    assert policy.decide(QueueView(40, in_hand=1, free_at=1.0, batch_s=0.034, recent=32, learnt=cheap), 0.996) == (
+        Dispatch(32, Reason.FULL)
+    )
+    assert isinstance(policy.decide(QueueView(32, free_at=1.0, batch_s=0.05, recent=32, learnt=dear), 1.0), Wait)
+
+
+@given(
+    depth=st.integers(0, 200),
+    callers=st.integers(0, 300),
+    recent=st.integers(0, 64),
+    a_s=st.floats(0, 1),
+    b_s=st.floats(0, 0.1),
+    back_s=st.floats(0, 1),
+    since_s=st.floats(0, 20),
+    max_wait_s=st.floats(0, 1),
+    in_hand=st.integers(0, 2),
+)
+def test_nobody_is_waited_for_longer_than_one_batch_more_would_take(
+    depth: int,
+    callers: int,
+    recent: int,
+    a_s: float,
+    b_s: float,
+    back_s: float,
+    since_s: float,
+    max_wait_s: float,
+    in_hand: int,
+) -> None:
+    policy = Adaptive(64, max_wait_s)
+    learnt = known(a_s, b_s, callers, back_s)
+    decision = policy.decide(
+        QueueView(
+            depth, oldest_at=0.0, in_hand=in_hand, batch_s=a_s + 64 * b_s, free_at=0.0, recent=recent, learnt=learnt
+        ),
+        since_s,
+    )
+    if isinstance(decision, Dispatch):
+        assert 1 <= decision.size <= 64
+        assert decision.size >= min(64, -(-callers // 2))
+    if depth and not in_hand:
+        bound = min(max(policy.least_s, min(a_s, policy.gather * (a_s + 64 * b_s))), max_wait_s)
+        if since_s >= bound or depth >= min(64, callers or recent):
+            assert isinstance(decision, Dispatch)
+        if isinstance(decision, Wait):
+            assert since_s < decision.until <= bound
 
 
 def test_nothing_waits_nothing_to_do() -> None:

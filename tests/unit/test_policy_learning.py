@@ -57,6 +57,46 @@ def test_callers_who_come_back_are_known_by_when_they_come(after_s: float, retur
     assert (learner.learnt.returning > 0.9) is returning
 
 
+def test_callers_are_known_though_they_have_fallen_apart_into_two_groups() -> None:
+    """51 and 13 of them, 20 ms + 0.5 ms each, in turn: each group is back 9 ms after its own answers."""
+    learner, sizes = Learner(WhenIdle(64)), (51, 13)
+    now, back_at = 0.0, 0.0
+    for n in range(40):
+        size, took = sizes[n % 2], 0.02 + 0.0005 * sizes[n % 2]
+        learner.claimed(size, 0, now - back_at, now - back_at, now)
+        now, back_at = now + took, now + 0.009
+        learner.finished(size, took, now)
+        learner.looked(sizes[(n + 1) % 2], now + 0.001)
+        assert n < 2 or learner.learnt.callers == 64
+    assert learner.learnt.returning >= 0.5
+    assert learner.learnt.back_s == pytest.approx(0.009, abs=0.001)
+
+
+def test_callers_are_counted_only_before_the_first_can_be_back() -> None:
+    learner = Learner(WhenIdle(64))
+    for n in range(20):
+        learner.claimed(50, 0, 0.0, 0.0, n * 0.1)
+        learner.finished(50, 0.05, n * 0.1 + 0.05)
+        learner.looked(14, n * 0.1 + 0.051)
+    assert learner.learnt.callers == 64
+    for n in range(3):
+        learner.claimed(50, 0, 0.0, 0.0, 3 + n * 0.1)
+        learner.finished(50, 0.05, 3 + n * 0.1 + 0.05)
+        learner.looked(40, 3 + n * 0.1 + 0.06)
+        # For two batches they may be the same.
+        assert learner.learnt.callers == (64 if n < 2 else 0)
+
+
+def test_who_came_by_itself_while_one_was_served_is_no_caller_who_comes_back() -> None:
+    learner = Learner(WhenIdle(64))
+    for n in range(20):
+        learner.claimed(1, 0, 0.012, 0.012, n * 0.05)
+        learner.finished(1, 0.02, n * 0.05 + 0.02)
+        learner.looked(1, n * 0.05 + 0.02)
+    assert learner.learnt.callers == 2
+    assert learner.learnt.returning < 0.1
+
+
 @pytest.mark.parametrize("first", [1, 48])
 @pytest.mark.parametrize(("spread_s", "company"), [(0.004, True), (0.05, False)])
 def test_those_who_come_together_are_known(first: int, spread_s: float, company: bool) -> None:

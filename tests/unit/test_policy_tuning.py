@@ -41,7 +41,7 @@ def test_changes_come_as_people_write_them() -> None:
 def test_another_policy_keeps_what_both_have() -> None:
     assert retuned(FixedWindow(64, 0.05), {"policy": "slo", "slo_ms": 200}) == SloAware(64, 0.05, slo_s=0.2)
     assert retuned(FixedWindow(64, 0.05), {"policy": "idle"}) == WhenIdle(64)
-    assert retuned(WhenIdle(8), {"policy": "adaptive"}) == Adaptive(8, 0.01)
+    assert retuned(WhenIdle(8), {"policy": "adaptive"}) == Adaptive(8, 0.02)
 
 
 @pytest.mark.parametrize(
