@@ -13,9 +13,10 @@ import click
 
 from tests.benchmarks import report
 from tests.benchmarks.bunch_system import ROOT
-from tests.benchmarks.load import WrkMissingError, ensure_wrk
+from tests.benchmarks.load import ensure_wrk
 from tests.benchmarks.measure import Outcome, Plan, measure
 from tests.benchmarks.registry import SYSTEMS
+from tests.benchmarks.rounds import say_on_stderr
 from tests.benchmarks.system import MODELS, Model, System
 from tests.benchmarks.venvs import VenvFailedError, pins_of
 
@@ -62,13 +63,10 @@ def main(
     model: str,
     json_path: Path | None,
 ) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    say_on_stderr()
     # A polite kill must stop the systems as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        wrk = ensure_wrk()
-    except WrkMissingError as error:
-        raise click.ClickException(str(error)) from error
+    wrk = ensure_wrk()
 
     models: Sequence[Model] = [name for name in MODELS if model in {name, "both"}]
     plan = Plan(models, connections, rounds, duration, warmup)

@@ -27,7 +27,8 @@ import psutil
 from config.redis import connect
 from tests import issuer
 from tests.benchmarks.bunch_system import NOOP, ROOT, Bunch
-from tests.benchmarks.load import Load, WrkMissingError, ensure_wrk, run_wrk
+from tests.benchmarks.load import Load, ensure_wrk, run_wrk
+from tests.benchmarks.rounds import by_turns, say_on_stderr
 
 logger = logging.getLogger("tests.benchmarks.identity")
 
@@ -52,15 +53,11 @@ class Cost:
 @click.option("--duration", type=click.IntRange(1), default=6, show_default=True, help="Seconds of each timed run.")
 @click.option("--connections", type=click.IntRange(1), default=64, show_default=True)
 def main(rounds: int, duration: int, connections: int) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    try:
-        wrk = ensure_wrk()
-    except WrkMissingError as error:
-        raise click.ClickException(str(error)) from error
+    say_on_stderr()
+    wrk = ensure_wrk()
     costs: dict[str, list[Cost]] = {way: [] for way in WAYS}
-    for number in range(1, rounds + 1):
-        # There and back again: who comes first in a round has no advantage over the rounds.
-        for way in WAYS if number % 2 else reversed(WAYS):
+    for number, ways in by_turns(WAYS, rounds):
+        for way in ways:
             costs[way].append(_measure(way, wrk, connections, duration))
             logger.info("round %d, %s: %.0f requests/s", number, way, costs[way][-1].load.rps)
     click.echo(f"{connections} connections, {rounds} rounds of {duration} s; processor time in µs a request")

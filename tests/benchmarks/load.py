@@ -15,6 +15,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from tests.benchmarks.shapes import Shape
 
 logger = logging.getLogger(__name__)
@@ -24,7 +26,7 @@ _TIMEOUT_S = 10
 _SCRIPT = Path(__file__).parent / "wrk" / "infer.lua"
 
 
-class WrkMissingError(Exception):
+class WrkMissingError(click.ClickException):
     """`wrk` is not on this machine and could not be installed."""
 
 

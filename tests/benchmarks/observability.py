@@ -26,7 +26,8 @@ from statistics import quantiles
 import click
 
 from tests.benchmarks.bunch_system import NOOP, ROOT, Bunch
-from tests.benchmarks.load import WrkMissingError, ensure_wrk, run_wrk
+from tests.benchmarks.load import ensure_wrk, run_wrk
+from tests.benchmarks.rounds import by_turns, say_on_stderr
 from tests.fakes.otlp import collector
 
 logger = logging.getLogger("tests.benchmarks.observability")
@@ -49,19 +50,15 @@ class Sample:
 @click.option("--duration", type=click.IntRange(1), default=3, show_default=True, help="Seconds of each timed run.")
 @click.option("--connections", type=click.IntRange(1), default=256, show_default=True)
 def main(rounds: int, duration: int, connections: int) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    try:
-        wrk = ensure_wrk()
-    except WrkMissingError as error:
-        raise click.ClickException(str(error)) from error
+    say_on_stderr()
+    wrk = ensure_wrk()
     samples: dict[str, list[Sample]] = {way: [] for way in WAYS}
     with collector() as received, contextlib.ExitStack() as running:
         stacks = {way: running.enter_context(_running(way, received.endpoint)) for way in WAYS}
         for stack in stacks.values():
             _measure(stack, wrk, connections, 2)
-        for number in range(1, rounds + 1):
-            # There and back again: who comes first in a round has no advantage over the rounds.
-            for way in WAYS if number % 2 else reversed(WAYS):
+        for number, ways in by_turns(WAYS, rounds):
+            for way in ways:
                 samples[way].append(_measure(stacks[way], wrk, connections, duration))
             logger.info("round %d: %s", number, ", ".join(f"{samples[way][-1].cpu_us:.1f}" for way in WAYS))
         spans = len(received.spans)

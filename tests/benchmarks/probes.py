@@ -13,7 +13,6 @@ import asyncio
 import json
 import logging
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -28,6 +27,7 @@ from tests.benchmarks.http_client import Connection
 from tests.benchmarks.load import ensure_wrk, run_wrk
 from tests.benchmarks.open_loop import arrivals, ideal_p50_ms, open_loop
 from tests.benchmarks.registry import SYSTEMS
+from tests.benchmarks.rounds import say_on_stderr
 from tests.benchmarks.system import MODEL_LIMIT_RPS, System
 from tests.benchmarks.verify import verify_echo
 
@@ -146,7 +146,7 @@ _OF_BUNCH: dict[str, Callable[[int], dict[str, Any]]] = {
 @click.option("--system", "name", type=click.Choice(list(SYSTEMS)), default=Bunch.name, show_default=True)
 @click.option("--duration", type=click.IntRange(1), default=8, show_default=True, help="Seconds of each load.")
 def main(probes: tuple[str, ...], name: str, duration: int) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    say_on_stderr()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     wanted = probes or (*_OF_ANY_SYSTEM, *(_OF_BUNCH if name == Bunch.name else ()))
     if name != Bunch.name and not set(wanted) <= set(_OF_ANY_SYSTEM):

@@ -11,7 +11,8 @@ from pathlib import Path
 from redis import Redis
 
 from tasks.fleet import Fleet
-from tests.e2e.stack import ROOT, wait_until
+from tests.e2e.stack import ROOT
+from tests.waiting import wait_until
 
 LEASE_TTL_S = 1.0
 

@@ -18,7 +18,8 @@ from redis.exceptions import RedisError
 
 from config.keys import Shard
 from tasks.fleet import Fleet, WorkerRow
-from tests.e2e.stack import ROOT, Stack, wait_until
+from tests.e2e.stack import ROOT, Stack
+from tests.waiting import wait_until
 from workers.supervisor.probes import get
 
 KEYS = Shard()

@@ -12,9 +12,9 @@ from tests.chaos.callers import Callers
 from tests.chaos.conftest import FAULTS
 from tests.chaos.faults import ALL, DEADLY, LAST, SHORT, Fault, Scene, kill_frontend, kill_worker, strike, table
 from tests.chaos.stage import Stage
-from tests.e2e.stack import wait_until
 from tests.fakes.proxy import LossyProxy
 from tests.valkey import free_port
+from tests.waiting import wait_until
 from workers.supervisor.probes import get
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300 + 60 * FAULTS)]

@@ -14,7 +14,7 @@ from redis import Redis
 from config.tiers import Tier
 from tests.chaos.stage import KEYS, Stage
 from tests.e2e.client import Api
-from tests.e2e.stack import wait_until
+from tests.waiting import wait_until
 
 CLIENTS = 1000
 QUEUE = KEYS.queue("tally", Tier.PAID)

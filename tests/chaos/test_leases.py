@@ -14,8 +14,8 @@ from redis import Redis
 from batching.registry import WorkerRegistry
 from tests.chaos.books import KEYS, Ledger
 from tests.chaos.lone import LoneWorkers
-from tests.e2e.stack import wait_until
 from tests.valkey import PrivateValkey
+from tests.waiting import wait_until
 
 SENT = 20
 # Workers beat once a second, and a busy machine holds one up.

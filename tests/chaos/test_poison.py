@@ -12,7 +12,7 @@ from tasks.deadletters import DeadLetters
 from tests.chaos.conftest import long_only
 from tests.chaos.stage import Stage
 from tests.e2e.client import Answer, Api
-from tests.e2e.stack import wait_until
+from tests.waiting import wait_until
 
 SIZE = 64
 PATIENCE_MS = 60_000

@@ -15,8 +15,9 @@ from tests.chaos.callers import Callers
 from tests.chaos.conftest import FAULTS
 from tests.chaos.stage import left_in
 from tests.e2e.client import connected
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.valkey import PrivateValkey
+from tests.waiting import wait_until
 
 RESTARTS = FAULTS or 5
 # What Python and its allocator may do; a leak of one connection's buffers a restart would be more.

@@ -14,7 +14,8 @@ import pytest
 
 from config.tiers import TIERS
 from tests.e2e.client import Api, connected
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.chaos
 

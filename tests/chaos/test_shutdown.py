@@ -15,8 +15,9 @@ from tests.chaos.books import Ledger
 from tests.chaos.conftest import long_only
 from tests.chaos.lone import LoneWorkers
 from tests.e2e.client import connected
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.valkey import PrivateValkey
+from tests.waiting import wait_until
 
 BATCH = 4
 SENT = 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from batching.request import Failed, Ok, Rejected
 from config.settings import ModelSettings
 from tests.fakes.executor import InlineExecutor
 from tests.fakes.models import LoadsLater, Puppet
+from tests.waiting import wait_until
 from workers.executor import ProcessExecutor
 
 LONG_S = 30.0
@@ -69,14 +69,7 @@ def hold(path: Path) -> dict[str, str]:
 
 
 def await_inside(path: Path) -> None:
-    until(lambda: path.with_suffix(".begun").exists())
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
+    wait_until(lambda: path.with_suffix(".begun").exists())
 
 
 def next_event(executor: Executor) -> Event:
@@ -201,7 +194,7 @@ def test_a_failed_start_says_why_and_is_tried_again(make: Make, tmp_path: Path) 
     weights = tmp_path / "weights"
     executor = make(until=weights)
     executor.start()
-    until(lambda: executor.state is ExecutorState.FAILED)
+    wait_until(lambda: executor.state is ExecutorState.FAILED)
     assert "RuntimeError: the weights are missing" in (executor.error or "")
     with pytest.raises(ExecutorGone):
         executor.send(work("a", 1))
@@ -225,7 +218,7 @@ def test_stop_lets_the_current_batch_finish(ready: Executor, tmp_path: Path) -> 
             return True
         return False
 
-    until(refuses)
+    wait_until(refuses)
     gate.touch()
     stopping.join(LONG_S)
     assert ready.state is ExecutorState.STOPPED

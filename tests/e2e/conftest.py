@@ -10,7 +10,8 @@ from redis import Redis
 
 from tests.e2e.client import Api, connected
 from tests.e2e.gate import Gate
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.e2e.client import Api
-from tests.e2e.stack import wait_until
+from tests.waiting import wait_until
 
 EXECUTORS = 2
 

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
@@ -17,11 +15,10 @@ import psutil
 from redis import Redis
 
 from config.redis import connect
+from tests.waiting import PATIENCE_S, wait_until
 from workers.supervisor import state
 
 ROOT = Path(__file__).parents[2]
-# Far more than anything here takes: it turns a hang into a failure.
-PATIENCE_S = 90.0
 
 MODELS = """\
 default_model = "echo"
@@ -185,11 +182,3 @@ class Stack:
     def _is_ready(self) -> bool:
         assert self.process.poll() is None, self.logs()
         return "ready" in self._output.read_text().splitlines()
-
-
-def wait_until(condition: Callable[[], object], *, what: str, patience_s: float = PATIENCE_S) -> None:
-    """Return as soon as it holds."""
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {patience_s:g} s: {what}"
-        time.sleep(0.05)

@@ -21,8 +21,9 @@ from tasks.apikeys import new_key
 from tests import issuer
 from tests.e2e.client import Answer
 from tests.e2e.hostile import BODIES, HEADS
-from tests.e2e.stack import PATIENCE_S, Stack, wait_until
+from tests.e2e.stack import PATIENCE_S, Stack
 from tests.integration.http_server_harness import Client
+from tests.waiting import wait_until
 from webapp.identity import keyring
 
 MODELS = """\

@@ -15,7 +15,8 @@ from redis import Redis
 from tasks.explain import explain
 from tests.e2e.client import Api
 from tests.e2e.gate import Gate
-from tests.e2e.stack import PATIENCE_S, ROOT, Stack, wait_until
+from tests.e2e.stack import PATIENCE_S, ROOT, Stack
+from tests.waiting import wait_until
 
 STAGES = ["admission", "queue", "batch_wait", "transfer", "compute", "reply"]
 

@@ -24,8 +24,9 @@ from celery import Celery
 
 from config.settings import Settings
 from tests.e2e.client import Api, connected
-from tests.e2e.stack import PATIENCE_S, Stack, wait_until
+from tests.e2e.stack import PATIENCE_S, Stack
 from tests.valkey import free_port
+from tests.waiting import wait_until
 
 REQUESTS = int(os.environ.get("FLOWER_REQUESTS", "4000"))
 LONG = REQUESTS >= 100_000

@@ -15,7 +15,8 @@ import pytest
 
 from config.keys import Shard
 from tests.e2e.client import connected
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
+from tests.waiting import wait_until
 from workers.cli.arrivals import Caller
 from workers.cli.load import Answer, Load, Run
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.e2e.client import Api
 from tests.e2e.gate import Gate
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
+from tests.waiting import wait_until
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from redis import Redis
 
 from tests.e2e.client import Api
 from tests.e2e.gate import EXECUTORS, Gate
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.integration.http_server_harness import Client, post
+from tests.waiting import wait_until
 from workers.cli.load import Load, Run
 
 WAITING = 500

@@ -15,7 +15,8 @@ import pytest
 from redis import Redis
 
 from tests.e2e.client import Answer, Api
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
+from tests.waiting import wait_until
 
 
 @pytest.fixture

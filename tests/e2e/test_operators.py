@@ -16,8 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.client import Api
 from tests.e2e.gate import Gate
-from tests.e2e.stack import PATIENCE_S, Stack, wait_until
+from tests.e2e.stack import PATIENCE_S, Stack
 from tests.valkey import free_port
+from tests.waiting import wait_until
 
 CONTRACT_METRICS = {
     *("bunch_requests", "bunch_request_seconds", "bunch_queue_seconds", "bunch_queue_depth"),

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.client import Api
-from tests.e2e.stack import PATIENCE_S, wait_until
+from tests.e2e.stack import PATIENCE_S
+from tests.waiting import wait_until
 from webapp.ops.views import STATIC
 
 

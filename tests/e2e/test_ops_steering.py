@@ -11,8 +11,9 @@ import pytest
 from tasks.controls import Controls
 from tasks.fleet import Fleet
 from tests.e2e.client import Api
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.e2e.test_ops import act, events
+from tests.waiting import wait_until
 
 
 def will(api: Api, name: str, **arguments: Any) -> str:

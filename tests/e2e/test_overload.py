@@ -17,7 +17,8 @@ import pytest
 from config.tiers import Tier
 from tests.benchmarks.overload import MIX, Mix, answers_of, came_s, executors_of, load_mix
 from tests.e2e.client import connected
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
+from tests.waiting import wait_until
 from workers.cli.load import Answer, Run
 
 EXECUTORS, BATCH, BATCH_S = 2, 8, 0.1

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.client import Api
 from tests.e2e.gate import Gate
-from tests.e2e.stack import wait_until
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(

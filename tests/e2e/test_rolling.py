@@ -17,8 +17,9 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.integration.http_server_harness import Client, Gone, post
+from tests.waiting import wait_until
 
 MODELS = """\
 [models.echo]

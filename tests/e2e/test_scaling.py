@@ -6,7 +6,8 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.e2e.client import Api
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
+from tests.waiting import wait_until
 
 
 def test_a_worker_is_added_and_drained_and_nobody_notices(stack: Stack, api: Api) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.client import Api, connected
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.fakes.otlp import Collector, ReceivedSpan, collector
+from tests.waiting import wait_until
 
 MODELS = """\
 default_model = "echo"

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.client import Api
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
+from tests.waiting import wait_until
 
 MODEL = "simulated"
 RPS = 40

@@ -20,7 +20,8 @@ from tasks.errors import (
 )
 from tasks.results import Reply, decode_details
 from tests.fakes.worker import finish
-from tests.gevent_scenarios.stage import KEYS, LONG_S, NOBODY, SERVED, SMALL, Stage, all_of, error_of, output, until
+from tests.gevent_scenarios.stage import KEYS, LONG_S, NOBODY, SERVED, SMALL, Stage, all_of, error_of, output
+from tests.waiting import wait_until
 
 
 def every_answer_belongs_to_its_question(stage: Stage) -> None:
@@ -38,7 +39,7 @@ def every_answer_belongs_to_its_question(stage: Stage) -> None:
 def all_of_one_turn_go_in_one_flush(stage: Stage) -> None:
     before = stage.client.outbox.flushes
     pendings = [stage.submit(i, NOBODY) for i in range(100)]
-    until(lambda: stage.depth() == 100)
+    wait_until(lambda: stage.depth() == 100)
     assert stage.client.outbox.flushes == before + 1
     assert stage.serve() == 100
     assert [output(stage.client.wait(each)) for each in pendings] == [{"echo": i} for i in range(100)]
@@ -46,7 +47,7 @@ def all_of_one_turn_go_in_one_flush(stage: Stage) -> None:
 
 def the_answer_tells_about_its_batch(stage: Stage) -> None:
     pendings = [stage.submit(i, NOBODY) for i in range(3)]
-    until(lambda: stage.depth() == 3)
+    wait_until(lambda: stage.depth() == 3)
     stage.serve()
     details = [decode_details(stage.client.wait(each).bunch) for each in pendings]
     assert {(each.batch_size, each.tier, each.attempt) for each in details} == {(3, "paid", 1)}
@@ -56,7 +57,7 @@ def the_answer_tells_about_its_batch(stage: Stage) -> None:
 def errors_keep_their_names_and_their_neighbours(stage: Stage) -> None:
     inputs = ["fine", {"do": "reject", "text": "not é"}, {"do": "fail", "text": "broke"}, "fine too"]
     pendings = [stage.submit(each, NOBODY) for each in inputs]
-    until(lambda: stage.depth() == 4)
+    wait_until(lambda: stage.depth() == 4)
     stage.serve()
     first, rejected, failed, last = wait_all(stage.client, pendings)
     assert isinstance(first, Reply)
@@ -114,9 +115,9 @@ def large_results_come_by_reference(stage: Stage) -> None:
 
 def a_lost_subscription_costs_nobody_an_answer(stage: Stage) -> None:
     pendings = [stage.submit(i, NOBODY) for i in range(100)]
-    until(lambda: stage.depth() == 100)
+    wait_until(lambda: stage.depth() == 100)
     for number in range(5):
-        until(lambda: stage.client.router.connected)
+        wait_until(lambda: stage.client.router.connected)
         claim = stage.store.claim(NOBODY, f"b{number}", 20)
         assert len(claim.entries) == 20
         stage.redis.client_kill_filter(_type="pubsub")
@@ -149,7 +150,7 @@ def what_waits_can_be_taken_back(stage: Stage) -> None:
 
 def whoever_waits_for_what_is_taken_back_is_told(stage: Stage) -> None:
     pending = stage.submit("x", NOBODY, request_id="the-callers-own")
-    until(lambda: stage.depth() == 1)
+    wait_until(lambda: stage.depth() == 1)
     assert stage.client.task_of("the-callers-own") == pending.task_id
     assert stage.client.cancel(pending.task_id) == "PENDING"
     stage.serve()
@@ -170,10 +171,10 @@ def callers_who_hang_up_are_not_computed_for(stage: Stage) -> None:
     gone = [False]
     pending = stage.submit("x", NOBODY, hung_up=lambda: gone[0])
     staying = stage.submit("y", NOBODY, hung_up=lambda: False)
-    until(lambda: stage.depth() == 2)
+    wait_until(lambda: stage.depth() == 2)
     gone[0] = True
     assert type(error_of(partial(stage.client.wait, pending))) is CallerGone
-    until(lambda: stage.redis.zcard(KEYS.cancelled()) == 1)
+    wait_until(lambda: stage.redis.zcard(KEYS.cancelled()) == 1)
     claim = stage.store.claim(NOBODY, "b1", 2)
     assert sorted(each.verdict.name for each in claim.entries) == ["CANCELLED", "RUN"]
     finish(stage.store, claim)
@@ -183,7 +184,7 @@ def callers_who_hang_up_are_not_computed_for(stage: Stage) -> None:
 def results_are_kept_as_long_as_was_promised(stage: Stage) -> None:
     waited = stage.submit(1, NOBODY, timeout_s=5.0, waits=True)
     polled = stage.submit(2, NOBODY, timeout_s=5.0, waits=False)
-    until(lambda: stage.depth() == 2)
+    wait_until(lambda: stage.depth() == 2)
     stage.serve()
     stage.client.wait(waited)
     assert _ttl_ms(stage.redis, waited.task_id) <= stage.settings.sync_result_ttl_ms
@@ -192,7 +193,7 @@ def results_are_kept_as_long_as_was_promised(stage: Stage) -> None:
 
 def tiers_have_queues_of_their_own(stage: Stage) -> None:
     pendings = [stage.client.submit(NOBODY, tier, b"1", timeout_s=5.0) for tier in Tier]
-    until(lambda: stage.depth() == 3)
+    wait_until(lambda: stage.depth() == 3)
     assert [stage.redis.llen(queue) for queue in KEYS.queues(NOBODY)] == [1, 1, 1]
     stage.serve()
     assert [decode_details(stage.client.wait(each).bunch).tier for each in pendings] == [tier.value for tier in Tier]

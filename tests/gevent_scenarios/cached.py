@@ -12,7 +12,8 @@ from config.tiers import Tier
 from tasks.caller import Caller
 from tasks.errors import DeadlineExceeded, IdempotencyConflict, RateLimited
 from tasks.results import Details, Reply, decode_details
-from tests.gevent_scenarios.stage import KEPT, NOBODY, Stage, all_of, error_of, until
+from tests.gevent_scenarios.stage import KEPT, NOBODY, Stage, all_of, error_of
+from tests.waiting import wait_until
 
 ANN = Caller("k1", "ann", Tier.PAID)
 
@@ -20,7 +21,7 @@ ANN = Caller("k1", "ann", Tier.PAID)
 def computed(stage: Stage, value: Any, **options: Any) -> Reply:
     """Asked, and answered by the model."""
     pending = stage.submit(value, KEPT, **options)
-    until(lambda: stage.serve(KEPT), "somebody asks the model")
+    wait_until(lambda: stage.serve(KEPT), "somebody asks the model")
     return stage.client.wait(pending)
 
 
@@ -78,7 +79,7 @@ def what_differs_is_another_question(stage: Stage) -> None:
 
 
 def _served(stage: Stage, pending: Any) -> Any:
-    until(stage.serve)
+    wait_until(stage.serve)
     return pending
 
 
@@ -94,7 +95,7 @@ def another_version_is_another_question(stage: Stage) -> None:
     stage.settings = type(stage.settings)(redis_url=stage.url, models=models, default_model=KEPT)
     client = stage.make_client()
     pending = client.submit(KEPT, Tier.PAID, b'"x"', timeout_s=30)
-    until(lambda: stage.serve(KEPT))
+    wait_until(lambda: stage.serve(KEPT))
     assert not about(client.wait(pending)).cached
 
 
@@ -109,13 +110,13 @@ def failures_are_not_kept(stage: Stage) -> None:
     for wish in ({"do": "reject", "text": "no"}, {"do": "fail", "text": "broken"}):
         for _ in range(2):
             pending = stage.submit(wish, KEPT)
-            until(lambda: stage.serve(KEPT), "the model is asked each time")
+            wait_until(lambda: stage.serve(KEPT), "the model is asked each time")
             error_of(partial(stage.client.wait, pending))
     late = error_of(partial(stage.ask, "x", KEPT, 0.1))
     assert isinstance(late, DeadlineExceeded)
     # A caller is told a moment before its time is over.
     gevent.sleep(0.1)
-    until(lambda: stage.serve(KEPT))
+    wait_until(lambda: stage.serve(KEPT))
     assert not stage.redis.keys("bunch:cached:*")
 
 

@@ -17,7 +17,8 @@ from config.tiers import Tier
 from tasks.app import make_app
 from tasks.errors import InferenceFailed, InputRejected
 from tests.fakes.worker import finish
-from tests.gevent_scenarios.stage import NOBODY, Stage, all_of, until
+from tests.gevent_scenarios.stage import NOBODY, Stage, all_of
+from tests.waiting import wait_until
 
 PAID = "bunch.m.paid"
 
@@ -43,13 +44,13 @@ def raised(result: AsyncResult | GroupResult, timeout_s: float) -> Exception:
 
 def nothing_is_left(stage: Stage) -> None:
     assert stage.client.router.size == 0
-    until(lambda: stage.channels() == [stage.client.router.channel], "the subscription ended")
+    wait_until(lambda: stage.channels() == [stage.client.router.channel], "the subscription ended")
 
 
 def get_waits_and_returns_the_output(stage: Stage) -> None:
     result = AsyncResult(later(stage, "x"), app=app_of(stage))
     waiting = gevent.spawn(result.get, timeout=20.0)
-    until(lambda: stage.client.router.size == 1)
+    wait_until(lambda: stage.client.router.size == 1)
     began = time.monotonic()
     stage.serve()
     assert waiting.get(timeout=15) == {"echo": "x"}
@@ -97,7 +98,7 @@ def a_timeout_is_celerys_own_and_leaves_nothing(stage: Stage) -> None:
 def an_answer_without_a_message_is_found_at_the_end(stage: Stage) -> None:
     task_id = later(stage, {"do": "whisper"})
     waiting = gevent.spawn(AsyncResult(task_id, app=app_of(stage)).get, timeout=1.0)
-    until(lambda: stage.client.router.size == 1)
+    wait_until(lambda: stage.client.router.size == 1)
     gevent.sleep(0.2)
     stage.serve()
     assert waiting.get(timeout=15) == {"echo": {"do": "whisper"}}
@@ -108,7 +109,7 @@ def a_group_comes_in_its_order(stage: Stage) -> None:
     ids = [later(stage, i) for i in range(20)]
     group = GroupResult("a-group", [AsyncResult(each, app=app) for each in ids], app=app)
     waiting = gevent.spawn(group.get, timeout=20.0)
-    until(lambda: stage.client.router.size == 1)
+    wait_until(lambda: stage.client.router.size == 1)
     stage.serve()
     assert waiting.get(timeout=15) == [{"echo": i} for i in range(20)]
     nothing_is_left(stage)
@@ -159,7 +160,7 @@ def a_result_of_another_frontends_is_waited_for(stage: Stage) -> None:
     other = stage.make_client()
     pending = other.submit(NOBODY, Tier.PAID, b'"x"', timeout_s=20.0, waits=False)
     waiting = gevent.spawn(AsyncResult(other.receipt(pending), app=app_of(stage)).get, timeout=20.0)
-    until(lambda: stage.client.router.size == 1)
+    wait_until(lambda: stage.client.router.size == 1)
     stage.serve()
     assert waiting.get(timeout=15) == {"echo": "x"}
 
@@ -168,7 +169,7 @@ def without_a_client_it_is_celerys_own_backend(stage: Stage) -> None:
     app = make_app(stage.settings, result_backend=backend_url(stage.url, "tasks.backend:BunchBackend"))
     result = AsyncResult(later(stage, "x"), app=app)
     waiting = gevent.spawn(result.get, timeout=20.0)
-    until(lambda: len(stage.channels()) == 2)
+    wait_until(lambda: len(stage.channels()) == 2)
     stage.serve()
     assert waiting.get(timeout=15) == {"echo": "x"}
     # Before the interpreter goes: Celery's finalizer of a result wants a living greenlet.

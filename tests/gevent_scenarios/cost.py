@@ -7,12 +7,13 @@ from functools import partial
 
 import gevent
 
-from tests.gevent_scenarios.stage import NOBODY, Stage, all_of, until
+from tests.gevent_scenarios.stage import NOBODY, Stage, all_of
+from tests.waiting import wait_until
 
 
 def five_hundred_waiters_with_nothing_to_do_cost_almost_nothing(stage: Stage) -> None:
     waiting = [gevent.spawn(stage.ask, i, NOBODY) for i in range(500)]
-    until(lambda: stage.depth() == 500)
+    wait_until(lambda: stage.depth() == 500)
     began = time.process_time()
     gevent.sleep(3.0)
     assert time.process_time() - began < 0.5
@@ -30,7 +31,7 @@ def idle_waiters_cost_nothing_while_others_are_answered(stage: Stage) -> None:
     load(stage, callers=20, rounds=10)
     alone = load(stage, callers=20, rounds=50)
     waiting = [gevent.spawn(stage.ask, i, NOBODY) for i in range(800)]
-    until(lambda: stage.depth() == 800)
+    wait_until(lambda: stage.depth() == 800)
     beside = load(stage, callers=20, rounds=50)
     assert beside < 2 * alone, f"{alone * 1e6:.0f} µs of CPU a request, {beside * 1e6:.0f} beside 800 that wait"
     gevent.killall(waiting)

@@ -10,7 +10,8 @@ import gevent
 from config.tiers import Tier
 from tasks.caller import Caller
 from tasks.errors import DeadlineExceeded, IdempotencyConflict, InputRejected, RateLimited, ShuttingDown
-from tests.gevent_scenarios.stage import NOBODY, SMALL, Stage, all_of, error_of, output, until
+from tests.gevent_scenarios.stage import NOBODY, SMALL, Stage, all_of, error_of, output
+from tests.waiting import wait_until
 
 KEY = "order 66"
 
@@ -20,7 +21,7 @@ def twins(stage: Stage, value: Any = "x", **options: Any) -> list[Any]:
     other = stage.make_client()
     options = {"idempotency_key": KEY, **options}
     first = stage.submit(value, NOBODY, **options)
-    until(stage.depth)
+    wait_until(stage.depth)
     second = other.submit(NOBODY, Tier.PAID, b'"%b"' % value.encode(), timeout_s=30, **options)
     return [partial(stage.client.wait, first), partial(other.wait, second)]
 
@@ -45,7 +46,7 @@ def while_the_first_is_under_way_the_second_waits_with_it(stage: Stage) -> None:
 
 def of_many_at_once_one_is_run(stage: Stage) -> None:
     pendings = [stage.submit("x", NOBODY, idempotency_key=KEY) for _ in range(50)]
-    until(stage.depth)
+    wait_until(stage.depth)
     assert stage.serve() == 1
     replies = all_of(partial(stage.client.wait, each) for each in pendings)
     assert len({each.task_id for each in replies}) == 1
@@ -77,7 +78,7 @@ def keys_belong_to_their_owners(stage: Stage) -> None:
 def a_refusal_of_the_model_is_an_outcome(stage: Stage) -> None:
     ask = partial(stage.ask, {"do": "reject", "text": "no"}, NOBODY, idempotency_key=KEY)
     waiting = stage.submit({"do": "reject", "text": "no"}, NOBODY, idempotency_key=KEY)
-    until(stage.serve)
+    wait_until(stage.serve)
     assert isinstance(error_of(partial(stage.client.wait, waiting)), InputRejected)
     assert isinstance(error_of(ask), InputRejected)
     assert stage.depth() == 0
@@ -89,9 +90,9 @@ def what_was_never_run_may_be_asked_for_again(stage: Stage) -> None:
     # A caller is told a moment before its time is over.
     gevent.sleep(0.1)
     # The first is found to be too late; then the second is the first.
-    until(stage.serve)
+    wait_until(stage.serve)
     waiting = stage.submit("x", NOBODY, idempotency_key=KEY)
-    until(stage.depth)
+    wait_until(stage.depth)
     assert stage.serve() == 1
     assert output(stage.client.wait(waiting)) == {"echo": "x"}
     taken_back = stage.client.receipt(stage.submit("y", NOBODY, idempotency_key="other", waits=False))
@@ -101,7 +102,7 @@ def what_was_never_run_may_be_asked_for_again(stage: Stage) -> None:
 
 def it_goes_on_when_its_caller_has_gone(stage: Stage) -> None:
     pending = stage.submit("x", NOBODY, idempotency_key=KEY, hung_up=lambda: True)
-    until(stage.depth)
+    wait_until(stage.depth)
     stage.client.router.forget(pending)
     assert stage.serve() == 1
     assert stage.ask("x", NOBODY, idempotency_key=KEY) == {"echo": "x"}
@@ -111,14 +112,14 @@ def a_frontend_that_leaves_does_not_take_it_back(stage: Stage) -> None:
     leaving = stage.make_client()
     kept = leaving.submit(NOBODY, Tier.PAID, b'"x"', timeout_s=30, idempotency_key=KEY)
     other = leaving.submit(NOBODY, Tier.PAID, b'"y"', timeout_s=30)
-    until(lambda: stage.depth() == 2)
+    wait_until(lambda: stage.depth() == 2)
     leaving.router.refuse()
     for each in (kept, other):
         assert isinstance(error_of(partial(leaving.wait, each)), ShuttingDown)
-    until(lambda: stage.redis.zcard("bunch:cancelled"))
+    wait_until(lambda: stage.redis.zcard("bunch:cancelled"))
     # Asked again elsewhere, before a worker had a look at it.
     again = stage.submit("x", NOBODY, idempotency_key=KEY)
-    until(lambda: stage.client.outbox.flushes)
+    wait_until(lambda: stage.client.outbox.flushes)
     assert stage.serve() == 2
     reply = stage.client.wait(again)
     assert (reply.task_id, output(reply)) == (kept.task_id, {"echo": "x"})

@@ -19,7 +19,8 @@ from tasks.errors import CallerGone, DeadlineExceeded, InferenceFailed, InputRej
 from tasks.results import CeleryCodec, Details, Reply, decode_details
 from tasks.router import Pending
 from tests.fakes.worker import finish
-from tests.gevent_scenarios.stage import KEYS, NOBODY, SHARED, Stage, all_of, error_of, output, until
+from tests.gevent_scenarios.stage import KEYS, NOBODY, SHARED, Stage, all_of, error_of, output
+from tests.waiting import wait_until
 
 ANSWERED = {"echo": "x"}
 
@@ -32,7 +33,7 @@ def asked(stage: Stage, tier: Tier = Tier.PAID, **options: Any) -> Pending:
     """The same, and it has reached Redis."""
     before = stage.waiting()
     pending = ask(stage, tier, **options)
-    until(lambda: stage.waiting() > before, "it is among those who wait")
+    wait_until(lambda: stage.waiting() > before, "it is among those who wait")
     return pending
 
 
@@ -40,7 +41,7 @@ def later(stage: Stage, **options: Any) -> str:
     """The task id of one who polls."""
     before = stage.waiting()
     task_id = stage.client.receipt(ask(stage, waits=False, **options))
-    until(lambda: stage.waiting() > before)
+    wait_until(lambda: stage.waiting() > before)
     return task_id
 
 
@@ -58,7 +59,7 @@ def a_thousand_at_once_reach_the_model_once(stage: Stage) -> None:
     other = stage.make_client()
     mine = [ask(stage) for _ in range(500)]
     theirs = [other.submit(SHARED, Tier.FREE, b'"x"', timeout_s=30) for _ in range(500)]
-    until(lambda: stage.waiting() == 1000)
+    wait_until(lambda: stage.waiting() == 1000)
     assert sum(stage.depths(SHARED)) == 1
     assert stage.serve(SHARED) == 1
     replies = all_of(
@@ -77,7 +78,7 @@ def what_differs_is_computed(stage: Stage) -> None:
     ann = Caller("k", "ann", Tier.PAID)
     others = [{"value": "y"}, {"parameters": b'{"k":1}'}, {"fresh": True}, {"caller": ann}]
     pendings = [ask(stage), *(ask(stage, **each) for each in others)]
-    until(lambda: sum(stage.depths(SHARED)) == 5)
+    wait_until(lambda: sum(stage.depths(SHARED)) == 5)
     assert stage.serve(SHARED) == 5
     assert len({about(stage.client.wait(each)).batch_size for each in pendings}) == 1
 
@@ -102,7 +103,7 @@ def one_who_comes_while_it_is_computed_joins(stage: Stage) -> None:
     finish(stage.store, claimed, SHARED)
     assert [output(stage.client.wait(each)) for each in (first, second)] == [ANSWERED] * 2
     third = ask(stage)
-    until(lambda: sum(stage.depths(SHARED)) == 1, "what is not kept is computed anew")
+    wait_until(lambda: sum(stage.depths(SHARED)) == 1, "what is not kept is computed anew")
     assert stage.serve(SHARED) == 1
     assert output(stage.client.wait(third)) == ANSWERED
 
@@ -124,7 +125,7 @@ def when_the_first_hangs_up_the_next_takes_its_place(stage: Stage) -> None:
     second = asked(stage)
     gone.append(True)
     assert isinstance(error_of(partial(stage.client.wait, first)), CallerGone)
-    until(lambda: stage.redis.zcard(KEYS.cancelled()))
+    wait_until(lambda: stage.redis.zcard(KEYS.cancelled()))
     assert [stage.serve(SHARED), stage.serve(SHARED)] == [1, 1]
     assert output(stage.client.wait(second)) == ANSWERED
 
@@ -191,7 +192,7 @@ def a_higher_tier_moves_all_of_them_up(stage: Stage) -> None:
 
 def also_of_one_flush(stage: Stage) -> None:
     pendings = [ask(stage, tier) for tier in (Tier.FREE, Tier.FREE, Tier.PAID, Tier.FREE, Tier.ENTERPRISE, Tier.PAID)]
-    until(lambda: stage.waiting() == 6)
+    wait_until(lambda: stage.waiting() == 6)
     assert stage.depths(SHARED) == (1, 0, 0)
     assert stage.serve(SHARED) == 1
     assert [output(stage.client.wait(each)) for each in pendings] == [ANSWERED] * 6
@@ -273,7 +274,7 @@ def one_that_got_lost_holds_nobody_up_beyond_its_deadline(stage: Stage) -> None:
     assert isinstance(error_of(partial(stage.client.wait, first)), DeadlineExceeded)
     gevent.sleep(0.1)
     third = ask(stage)
-    until(lambda: sum(stage.depths(SHARED)) == 1)
+    wait_until(lambda: sum(stage.depths(SHARED)) == 1)
     assert stage.serve(SHARED) == 1
     assert [output(stage.client.wait(each)) for each in (second, third)] == [ANSWERED] * 2
 
@@ -283,7 +284,7 @@ def one_that_is_late_answers_itself_alone(stage: Stage) -> None:
     claimed = stage.claim(SHARED)
     gevent.sleep(0.4)
     second = ask(stage)
-    until(lambda: sum(stage.depths(SHARED)) == 1)
+    wait_until(lambda: sum(stage.depths(SHARED)) == 1)
     finish(stage.store, claimed, SHARED)
     assert state(stage, first) == "SUCCESS"
     assert stage.waiting() == 1
@@ -296,11 +297,11 @@ def a_broken_key_costs_a_computation(stage: Stage) -> None:
     (mark,) = stage.redis.keys("bunch:asked:*")
     stage.redis.set(mark.replace(b"asked", b"joined"), "not a hash")
     second = ask(stage)
-    until(lambda: sum(stage.depths(SHARED)) == 2)
+    wait_until(lambda: sum(stage.depths(SHARED)) == 2)
     stage.redis.delete(mark)
     stage.redis.lpush(mark, "not a string")
     third = ask(stage)
-    until(lambda: sum(stage.depths(SHARED)) == 3)
+    wait_until(lambda: sum(stage.depths(SHARED)) == 3)
     assert stage.serve(SHARED) == 3
     assert [output(stage.client.wait(each)) for each in (first, second, third)] == [ANSWERED] * 3
 
@@ -330,7 +331,7 @@ def _raise(reply: Reply) -> None:
 
 def models_that_share_nothing_are_as_before(stage: Stage) -> None:
     pendings = [stage.submit("x", NOBODY) for _ in range(3)]
-    until(lambda: stage.depth() == 3)
+    wait_until(lambda: stage.depth() == 3)
     assert stage.serve() == 3
     assert [output(stage.client.wait(each)) for each in pendings] == [ANSWERED] * 3
     assert stage.waiting() == 0

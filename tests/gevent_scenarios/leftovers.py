@@ -16,7 +16,8 @@ from tasks.client import wait_all
 from tasks.errors import DeadlineExceeded, ShuttingDown
 from tasks.results import Reply
 from tests.fakes.worker import finish
-from tests.gevent_scenarios.stage import KEYS, NOBODY, Stage, all_of, error_of, output, until
+from tests.gevent_scenarios.stage import KEYS, NOBODY, Stage, all_of, error_of, output
+from tests.waiting import wait_until
 
 
 def ten_thousand_requests_of_which_a_fifth_time_out(stage: Stage) -> None:
@@ -83,11 +84,11 @@ def a_busy_process_forgets_no_deadline(stage: Stage) -> None:
 def a_killed_caller_leaves_nothing(stage: Stage) -> None:
     waiting = [gevent.spawn(stage.ask, i, NOBODY) for i in range(50)]
     waiting += [gevent.spawn(stage.client.result, "foreign", 30.0) for _ in range(5)]
-    until(lambda: stage.depth() == 50)
+    wait_until(lambda: stage.depth() == 50)
     gevent.killall(waiting)
     assert stage.client.router.size == 0
     assert not any(stage.client.router._ticks.values())
-    until(lambda: stage.channels() == [stage.client.router.channel])
+    wait_until(lambda: stage.channels() == [stage.client.router.channel])
     # Their answers are nobody's.
     stage.serve()
     assert stage.ask("still well") == {"echo": "still well"}
@@ -98,10 +99,10 @@ def a_killed_caller_of_many_leaves_nothing(stage: Stage) -> None:
         wait_all(stage.client, [stage.submit(i, NOBODY, timeout_s=0.4) for i in range(20)])
 
     waiting = gevent.spawn(bulk)
-    until(lambda: stage.depth() == 20)
+    wait_until(lambda: stage.depth() == 20)
     waiting.kill()
     # Those that it had not come to yet go with their deadline.
-    until(lambda: stage.client.router.size == 0)
+    wait_until(lambda: stage.client.router.size == 0)
 
 
 def a_submission_that_fails_leaves_nothing(stage: Stage) -> None:
@@ -125,17 +126,17 @@ def watching_a_foreign_id_leaves_no_subscription(stage: Stage) -> None:
     assert reply is not None
     assert reply.status == "PENDING"
     assert stage.client.router.size == 0
-    until(lambda: set(stage.channels()) == own, "the subscription ended")
+    wait_until(lambda: set(stage.channels()) == own, "the subscription ended")
 
     watchers = [gevent.spawn(stage.client.result, task_id, 20.0) for _ in range(3)]
-    until(lambda: len(stage.channels()) == 3)
+    wait_until(lambda: len(stage.channels()) == 3)
     began = time.monotonic()
     stage.serve()
     gevent.joinall(watchers, timeout=15, raise_error=True)
     assert [output(each.value) for each in watchers] == [{"echo": "x"}] * 3
     assert time.monotonic() - began < 10
     assert stage.client.router.size == 0
-    until(lambda: set(stage.channels()) == own, "the subscription ended")
+    wait_until(lambda: set(stage.channels()) == own, "the subscription ended")
 
 
 def watching_does_not_miss_what_happens_meanwhile(stage: Stage) -> None:
@@ -150,14 +151,14 @@ def watching_does_not_miss_what_happens_meanwhile(stage: Stage) -> None:
 def watching_survives_a_lost_subscription(stage: Stage) -> None:
     task_id = stage.client.receipt(stage.submit("x", NOBODY, waits=False))
     watcher = gevent.spawn(stage.client.result, task_id, 20.0)
-    until(lambda: len(stage.channels()) == 2)
+    wait_until(lambda: len(stage.channels()) == 2)
     claim = stage.store.claim(NOBODY, "b1", 1)
     stage.redis.client_kill_filter(_type="pubsub")
     finish(stage.store, claim)
     began = time.monotonic()
     assert output(watcher.get(timeout=15)) == {"echo": "x"}
     assert time.monotonic() - began < 10
-    until(lambda: stage.channels() == [stage.client.router.channel])
+    wait_until(lambda: stage.channels() == [stage.client.router.channel])
 
 
 def an_unknown_id_is_not_waited_for(stage: Stage) -> None:
@@ -178,10 +179,10 @@ def hundreds_may_ask_for_results_at_once(stage: Stage) -> None:
 
 def a_stopped_client_lets_everybody_go(stage: Stage) -> None:
     client = stage.make_client()
-    until(lambda: client.router.connected)
+    wait_until(lambda: client.router.connected)
     pendings = [client.submit(NOBODY, Tier.PAID, b"1", timeout_s=20.0) for _ in range(3)]
     waiting = [gevent.spawn(error_of, partial(client.wait, each)) for each in pendings]
-    until(lambda: stage.depth() == 3)
+    wait_until(lambda: stage.depth() == 3)
     client.stop()
     began = time.monotonic()
     gevent.joinall(waiting, timeout=15)
@@ -192,11 +193,11 @@ def a_stopped_client_lets_everybody_go(stage: Stage) -> None:
 
 def a_client_that_has_to_go_tells_those_who_wait_and_those_who_come(stage: Stage) -> None:
     client = stage.make_client()
-    until(lambda: client.router.connected)
+    wait_until(lambda: client.router.connected)
     polled = client.receipt(client.submit(NOBODY, Tier.PAID, b"1", timeout_s=20.0, waits=False))
     watching = gevent.spawn(client.result, polled, 20.0)
     waiting = gevent.spawn(error_of, partial(client.wait, client.submit(NOBODY, Tier.PAID, b"1", timeout_s=20.0)))
-    until(lambda: stage.depth() == 2)
+    wait_until(lambda: stage.depth() == 2)
     client.router.refuse()
     began = time.monotonic()
     late = error_of(lambda: client.wait(client.submit(NOBODY, Tier.PAID, b"1", timeout_s=20.0)))
@@ -204,7 +205,7 @@ def a_client_that_has_to_go_tells_those_who_wait_and_those_who_come(stage: Stage
     assert [type(waiting.value), type(late)] == [ShuttingDown] * 2
     assert watching.value.status == "PENDING"
     # Whoever was refused asks again elsewhere; the one that is polled for is somebody's still.
-    until(lambda: stage.redis.zcard(KEYS.cancelled()) == 2)
+    wait_until(lambda: stage.redis.zcard(KEYS.cancelled()) == 2)
     assert stage.redis.zscore(KEYS.cancelled(), polled) is None
     assert time.monotonic() - began < 10
     assert client.router.size == 0

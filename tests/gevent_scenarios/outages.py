@@ -18,8 +18,9 @@ from tasks.client import Client
 from tasks.errors import BackendUnavailable, DeadlineExceeded
 from tests.fakes.proxy import LossyProxy
 from tests.fakes.worker import StandInWorker, serve
-from tests.gevent_scenarios.stage import KEYS, LONG_S, NOBODY, SERVED, Stage, all_of, error_of, output, until
+from tests.gevent_scenarios.stage import KEYS, LONG_S, NOBODY, SERVED, Stage, all_of, error_of, output
 from tests.valkey import PrivateValkey
+from tests.waiting import wait_until
 
 
 @contextmanager
@@ -75,13 +76,13 @@ def a_redis_that_is_gone_is_told_at_once_and_used_again_as_soon_as_it_is_back(_:
             assert stage.ask("after", timeout_s=20.0) == {"echo": "after"}
             assert time.monotonic() - began < 10
             assert stage.client.result("never-issued") is None
-            until(lambda: stage.channels() == [stage.client.router.channel])
+            wait_until(lambda: stage.channels() == [stage.client.router.channel])
 
 
 def callers_in_flight_end_by_their_deadlines(_: Stage) -> None:
     with own_server() as (valkey, stage):
         waiting = [gevent.spawn(error_of, partial(stage.ask, i, NOBODY, timeout_s=2.0)) for i in range(50)]
-        until(lambda: stage.depth() == 50)
+        wait_until(lambda: stage.depth() == 50)
         valkey.kill()
         began = time.monotonic()
         gevent.joinall(waiting, timeout=20, raise_error=True)
@@ -95,7 +96,7 @@ def callers_in_flight_end_by_their_deadlines(_: Stage) -> None:
 def answers_stored_during_an_outage_of_the_subscription_are_found(_: Stage) -> None:
     with own_server() as (_valkey, stage):
         pendings = [stage.submit(i, NOBODY) for i in range(20)]
-        until(lambda: stage.depth() == 20)
+        wait_until(lambda: stage.depth() == 20)
         # Nobody may subscribe, everything else goes on.
         stage.redis.config_set("maxclients", len(stage.redis.client_list()) - 1)
         stage.redis.client_kill_filter(_type="pubsub")
@@ -110,7 +111,7 @@ def deadlines_hold_while_redis_hangs(_: Stage) -> None:
     with own_server() as (valkey, stage):
         sent = stage.submit("sent", NOBODY, timeout_s=0.6, hung_up=lambda: False)
         gone = stage.submit("gone", NOBODY, timeout_s=20.0, hung_up=lambda: True)
-        until(lambda: stage.depth() == 2)
+        wait_until(lambda: stage.depth() == 2)
         with hanging(valkey):
             began = time.monotonic()
             late = [stage.submit(i, NOBODY, timeout_s=0.3) for i in range(5)]
@@ -135,7 +136,7 @@ def what_nobody_waits_for_any_more_is_not_queued_late(_: Stage) -> None:
             for each in late:
                 error_of(partial(stage.client.wait, each))
         last = stage.submit("last", NOBODY, timeout_s=20.0)
-        until(lambda: stage.depth() >= 2)
+        wait_until(lambda: stage.depth() >= 2)
         assert stage.serve() == 2
         assert [output(stage.client.wait(each)) for each in (first, last)] == [{"echo": "first"}, {"echo": "last"}]
 
@@ -150,8 +151,8 @@ def a_flush_is_not_queued_twice_when_its_reply_got_lost(_: Stage) -> None:
             for number in range(3):
                 proxy.lose_reply_to(b"EVALSHA")
                 pendings = [stage.submit((number, i), NOBODY) for i in range(10)]
-                until(lambda: proxy.lost == number + 1)  # noqa: B023 - called before the next round
-                until(lambda: direct.depth() >= 10)
+                wait_until(lambda: proxy.lost == number + 1)  # noqa: B023 - called before the next round
+                wait_until(lambda: direct.depth() >= 10)
                 assert stage.ask("after") == {"echo": "after"}
                 assert direct.serve() == 10
                 answers = [output(stage.client.wait(each)) for each in pendings]
@@ -174,8 +175,8 @@ def what_a_refused_flush_may_have_left_is_taken_back(_: Stage) -> None:
                 kept = client.submit(NOBODY, Tier.PAID, b'"kept"', timeout_s=LONG_S, idempotency_key="k")
                 quickly(partial(client.wait, pending))
                 quickly(partial(client.wait, kept))
-            until(lambda: stage.depth() == 2)
-            until(lambda: stage.redis.zscore(KEYS.cancelled(), pending.task_id) is not None)
+            wait_until(lambda: stage.depth() == 2)
+            wait_until(lambda: stage.redis.zscore(KEYS.cancelled(), pending.task_id) is not None)
             claim = stage.store.claim(NOBODY, "batch", 10)
             assert [each.verdict for each in claim.entries] == [Verdict.CANCELLED, Verdict.RUN]
         finally:
@@ -189,7 +190,7 @@ def a_subscription_that_went_dead_is_replaced_within_seconds(_: Stage) -> None:
         stage = Stage(proxy.url)
         try:
             pendings = [stage.submit(i, NOBODY, timeout_s=30.0) for i in range(20)]
-            until(lambda: stage.depth() == 20)
+            wait_until(lambda: stage.depth() == 20)
             # Connections of the pool lie idle, and are dead afterwards as well.
             all_of(partial(stage.client.result, "never-issued") for _ in range(5))
             began = time.monotonic()

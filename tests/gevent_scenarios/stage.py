@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from tasks.errors import BunchError
 from tasks.results import Reply
 from tasks.router import Pending
 from tests.fakes.worker import finish, serve
+from tests.waiting import wait_until
 
 KEYS = Shard()
 SERVED = "m"
@@ -54,7 +54,7 @@ class Stage:
         self._clients: list[Client] = []
         self._batches = 0
         self.client = self.make_client()
-        until(lambda: self.client.router.connected)
+        wait_until(lambda: self.client.router.connected)
 
     def make_client(self) -> Client:
         """Another frontend, as far as Redis can tell; it may take a moment until it listens."""
@@ -115,13 +115,6 @@ def error_of(call: Callable[[], Any]) -> BunchError:
     except BunchError as error:
         return error
     raise AssertionError(f"nothing was raised, but {got!r} came back")
-
-
-def until(condition: Callable[[], Any], what: str = "it") -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} never came true"
-        gevent.sleep(0.01)
 
 
 def all_of(calls: Iterable[Callable[[], Any]]) -> list[Any]:

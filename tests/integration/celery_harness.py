@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +15,7 @@ from redis import Redis
 from config.keys import TASK_NAME
 from tasks.fleet import Fleet, ready_models
 from tests.valkey import PrivateValkey
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 40.0
@@ -112,15 +112,6 @@ _ALONE = ("--without-gossip", "--without-mingle", "--loglevel=INFO")
 def wait_for_models(redis: Redis, *models: str) -> None:
     fleet = Fleet(redis)
     wait_until(lambda: set(models) <= ready_models(fleet.healthy()), f"{models} are ready")
-
-
-def wait_until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
-    """Return what it returned as soon as that is true."""
-    deadline = time.monotonic() + patience_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {patience_s:g} s: {what}"
-        time.sleep(0.02)
-    return found
 
 
 def plain_client(url: str, **settings: Any) -> Celery:

@@ -17,9 +17,9 @@ from tests.integration.celery_harness import (
     plain_client,
     plain_worker,
     wait_for_models,
-    wait_until,
 )
 from tests.valkey import PrivateValkey
+from tests.waiting import wait_until
 
 MODELS = """\
 [models.echo]

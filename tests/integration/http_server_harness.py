@@ -9,11 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+
+from tests.waiting import wait_until
 
 _ROOT = Path(__file__).parents[2]
 # Far more than anything here takes: it turns a hang into a failure.
@@ -212,12 +213,3 @@ class Server:
         except OSError:
             return False
         return True
-
-
-def wait_until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    """Returns as soon as it holds. Raises `TimeoutError`."""
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{condition} did not come true within {patience_s} s")
-        time.sleep(0.02)

@@ -23,7 +23,8 @@ from config.tiers import Tier
 from tasks.fleet import ExecutorRow, Fleet, WorkerRow
 from tasks.metrics import SharedMetrics
 from tasks.scale import KEPT_S, ScaleBoard
-from tests.integration.test_supervisor import PATIENCE_S, ROOT, DummyUp, wait_for
+from tests.integration.test_supervisor import PATIENCE_S, ROOT, DummyUp
+from tests.waiting import wait_until
 from workers.autoscaler import Autoscaler, Gauge, LocalUp
 
 KEYS = Shard()
@@ -168,10 +169,10 @@ def test_workers_of_up_are_really_added_and_drained(up: DummyUp) -> None:
     scaler = autoscale(up, *quick, "--min", "1", "--max", "3")
     try:
         # Nothing is served, so what waits would never be drained.
-        wait_for(lambda: processes(up) == ["running"] * 3, up.text)
+        wait_until(lambda: processes(up) == ["running"] * 3, up.text)
         redis.delete(KEYS.queue("m", Tier.PAID))
-        wait_for(lambda: beat(redis, 0.0, 0.0, 0.0) or len(processes(up)) < 3, up.text)
-        wait_for(lambda: beat(redis, 0.0) or processes(up) == ["running"], up.text)
+        wait_until(lambda: beat(redis, 0.0, 0.0, 0.0) or len(processes(up)) < 3, up.text)
+        wait_until(lambda: beat(redis, 0.0) or processes(up) == ["running"], up.text)
     finally:
         scaler.send_signal(signal.SIGINT)
         said, _ = scaler.communicate(timeout=PATIENCE_S)

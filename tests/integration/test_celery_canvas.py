@@ -10,8 +10,9 @@ import pytest
 from celery import chain, chord, group
 from celery.exceptions import ChordError
 
-from tests.integration.celery_harness import PATIENCE_S, wait_until
+from tests.integration.celery_harness import PATIENCE_S
 from tests.integration.celery_rig import Rig, running
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

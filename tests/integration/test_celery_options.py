@@ -15,8 +15,9 @@ from celery.exceptions import TaskRevokedError
 
 from config.keys import RESULT_PREFIX
 from tests.fakes.messages import celery_message
-from tests.integration.celery_harness import PATIENCE_S, close_client, plain_client, wait_until
+from tests.integration.celery_harness import PATIENCE_S, close_client, plain_client
 from tests.integration.celery_rig import Rig, running
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,9 @@ import pytest
 
 from config.errors import SettingsError
 from config.settings import load_settings
-from tests.integration.celery_harness import PATIENCE_S, ROOT, wait_until
+from tests.integration.celery_harness import PATIENCE_S, ROOT
 from tests.valkey import PrivateValkey, free_port
+from tests.waiting import wait_until
 from workers.models.http import HttpModel
 
 MODELS = """\

@@ -21,8 +21,9 @@ from config.tiers import Tier
 from tasks.messages import read_payload
 from tasks.results import DeadLetter
 from tests.fakes.messages import celery_message, our_message
-from tests.integration.celery_harness import MOODY, ROOT, bunch_worker, plain_client, wait_for_models, wait_until
+from tests.integration.celery_harness import MOODY, ROOT, bunch_worker, plain_client, wait_for_models
 from tests.valkey import PrivateValkey
+from tests.waiting import wait_until
 
 KEYS = Shard()
 MODELS = '[models.m]\nsource = "workers.models.echo:Echo"\n'

@@ -19,6 +19,7 @@ from batching.executor import Done, ExecutorGone, ExecutorState, Lost, Work
 from batching.request import Failed, Ok, Rejected
 from config.settings import ModelSettings
 from tests.processes import alive
+from tests.waiting import wait_until
 from workers.executor import FIRST_BACKOFF_S, ProcessExecutor, _Handed
 
 LONG_S = 30.0
@@ -72,13 +73,6 @@ def lost(executor: ProcessExecutor) -> Lost:
     return event
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
-
-
 def test_prints_of_the_model_stay_out_of_the_protocol(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     executor = start()
     assert run(executor, {"do": "print", "text": "hello from the model"}, "next") == ["printed", "next"]
@@ -101,7 +95,7 @@ def test_a_model_that_takes_more_memory_than_it_may_fails_at_that_input_alone(st
 def test_a_memory_limit_that_cannot_be_set_is_why_the_model_does_not_start(build: Start) -> None:
     executor = build(max_memory_bytes=2**64 - 1)
     executor.start()
-    until(lambda: executor.state is ExecutorState.FAILED)
+    wait_until(lambda: executor.state is ExecutorState.FAILED)
     assert "setrlimit" in str(executor.error)
 
 
@@ -197,7 +191,7 @@ def test_a_large_batch_is_handed_over_while_the_model_computes(start: Start, tmp
     executor = start()
     gate = tmp_path / "gate"
     executor.send(work("first", {"do": "hold", "path": str(gate)}))
-    until(gate.with_suffix(".begun").exists)
+    wait_until(gate.with_suffix(".begun").exists)
     executor.send(work("large", "x" * 20_000_000))
     gate.touch()
     events = [executor.receive(LONG_S) for _ in range(2)]
@@ -208,7 +202,7 @@ def test_a_blocked_send_ends_when_the_child_is_killed(start: Start, tmp_path: Pa
     executor = start(timeout_ms=500)
     gate = tmp_path / "never"
     executor.send(work("hung", {"do": "hold", "path": str(gate)}))
-    until(gate.with_suffix(".begun").exists)
+    wait_until(gate.with_suffix(".begun").exists)
     assert executor.pid
     # Stopped as a whole: its other thread would read on.
     os.kill(executor.pid, signal.SIGSTOP)
@@ -226,7 +220,7 @@ def test_what_the_model_started_neither_hides_its_death_nor_outlives_it(start: S
     told = tmp_path / "pid"
     executor.send(work("a", {"do": do, "path": str(told)}))
     assert "exited with status 4" in lost(executor).reason
-    until(lambda: not alive(int(told.read_text())))
+    wait_until(lambda: not alive(int(told.read_text())))
     assert executor.wait_ready(LONG_S)
 
 
@@ -268,7 +262,7 @@ def test_a_function_gets_strings_only_and_others_are_refused_one_by_one(start: S
 def test_a_failed_start_says_why(build: Start, settings: dict[str, Any], told: str) -> None:
     executor = build(**settings)
     executor.start()
-    until(lambda: executor.state is ExecutorState.FAILED)
+    wait_until(lambda: executor.state is ExecutorState.FAILED)
     assert told in (executor.error or "")
     assert executor.last_error == executor.error
 
@@ -277,7 +271,7 @@ def test_starts_are_repeated_ever_more_slowly(build: Start) -> None:
     executor = build("tests.fakes.models:DiesLoading")
     began = time.monotonic()
     executor.start()
-    until(lambda: executor.restarts == 3)
+    wait_until(lambda: executor.restarts == 3)
     assert time.monotonic() - began >= FIRST_BACKOFF_S * (1 + 2 + 4)
 
 
@@ -353,7 +347,7 @@ def test_no_process_is_left_after_a_stop(start: Start) -> None:
 def test_a_stop_while_starting_does_not_wait_for_the_model(build: Start) -> None:
     executor = build("tests.fakes.models:LoadsForever")
     executor.start()
-    until(lambda: executor.pid is not None)
+    wait_until(lambda: executor.pid is not None)
     pid = executor.pid
     assert pid is not None
     executor.stop(LONG_S)

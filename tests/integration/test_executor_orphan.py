@@ -8,8 +8,9 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tests.e2e.stack import ROOT, wait_until
+from tests.e2e.stack import ROOT
 from tests.processes import alive
+from tests.waiting import wait_until
 
 PARENT = """
     import json, sys, threading

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,11 +22,10 @@ from tests.gevent_scenarios import (
     limits,
     outages,
 )
-from tests.integration.celery_harness import wait_until
+from tests.integration.celery_harness import CeleryProcess
 from tests.scenes import Theatre, scenarios
 from tests.valkey import PrivateValkey
-
-ROOT = Path(__file__).parents[2]
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -111,24 +107,26 @@ def test_a_plain_celery_client_elsewhere_gets_the_results(theatre: Theatre, url:
 
 @pytest.fixture
 def plain_worker(url: str, tmp_path: Path) -> Iterator[None]:
-    command = [sys.executable, "-m", "celery", "-A", "tests.fakes.plain_infer", "worker", "-P", "solo", "-l", "INFO"]
-    queues = ["-Q", "bunch.nobody.paid", "--without-gossip", "--without-mingle", "--without-heartbeat"]
-    path = tmp_path / "worker.log"
-    with path.open("wb") as log:
-        process = subprocess.Popen(
-            [*command, *queues], cwd=ROOT, env={**os.environ, "PLAIN_URL": url}, stdout=log, stderr=log
-        )
+    alone = ("-l", "INFO", "--without-gossip", "--without-mingle", "--without-heartbeat")
+    arguments = (
+        "-A",
+        "tests.fakes.plain_infer",
+        "worker",
+        "-P",
+        "solo",
+        "-l",
+        "INFO",
+        "-Q",
+        "bunch.nobody.paid",
+        *alone,
+    )
+    worker = CeleryProcess(tmp_path, "worker", arguments, PLAIN_URL=url).start()
     try:
         # The scenario's times are those of an answer, not of a start.
-        wait_until(lambda: b" ready." in path.read_bytes(), "Celery's worker is ready")
+        wait_until(lambda: " ready." in worker.said(), "Celery's worker is ready")
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        finally:
-            process.kill()
-            process.wait()
+        worker.stop()
 
 
 def test_a_plain_celery_worker_answers(theatre: Theatre, url: str, plain_worker: None) -> None:

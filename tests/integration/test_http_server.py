@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.http_server_harness import Client, Gone, Server, get, post, wait_until
+from tests.integration.http_server_harness import Client, Gone, Server, get, post
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

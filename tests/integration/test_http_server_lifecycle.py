@@ -14,7 +14,8 @@ from typing import Self
 
 import pytest
 
-from tests.integration.http_server_harness import Client, Gone, Server, get, post, wait_until
+from tests.integration.http_server_harness import Client, Gone, Server, get, post
+from tests.waiting import wait_until
 
 
 @pytest.fixture

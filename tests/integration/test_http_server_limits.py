@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.http_server_harness import PATIENCE_S, Client, Server, get, post, wait_until
+from tests.integration.http_server_harness import PATIENCE_S, Client, Server, get, post
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

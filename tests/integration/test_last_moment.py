@@ -15,8 +15,9 @@ from redis import Redis
 from config.keys import Shard
 from config.tiers import Tier
 from tests.e2e.client import Answer, Api, connected
-from tests.e2e.stack import PATIENCE_S, ROOT, wait_until
+from tests.e2e.stack import PATIENCE_S, ROOT
 from tests.valkey import PrivateValkey, free_port
+from tests.waiting import wait_until
 from workers.supervisor.probes import get
 
 # Nobody serves it: who asks waits.

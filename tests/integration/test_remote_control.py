@@ -19,9 +19,9 @@ from tests.integration.celery_harness import (
     infer,
     plain_client,
     wait_for_models,
-    wait_until,
 )
 from tests.valkey import PrivateValkey
+from tests.waiting import wait_until
 
 NODE = "bunch@here"
 QUICK_S = 1.0

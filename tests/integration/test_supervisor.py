@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from redis import Redis
+
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
@@ -45,7 +46,7 @@ class DummyUp:
         return self._process
 
     def wait_ready(self) -> DummyUp:
-        wait_for(lambda: "ready" in self.text().splitlines(), self.text)
+        wait_until(lambda: "ready" in self.text().splitlines(), self.text)
         self.look()
         return self
 
@@ -86,13 +87,6 @@ def up(tmp_path: Path) -> Iterator[DummyUp]:
         process.kill()
 
 
-def wait_for(condition: Callable[[], bool], explain: Callable[[], object] = lambda: "") -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, explain()
-        time.sleep(0.05)
-
-
 def _runs(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -109,7 +103,7 @@ def test_stops_the_frontend_first_and_valkey_last(up: DummyUp) -> None:
     up.start(f"web=--stop-when {drained}").wait_ready()
     redis = up.pid("redis")
     up.process.send_signal(signal.SIGTERM)
-    wait_for(lambda: "web asked" in up.record())
+    wait_until(lambda: "web asked" in up.record())
     states = up.rows()
     drained.touch()
 
@@ -137,10 +131,10 @@ def test_a_worker_that_dies_while_the_frontend_drains_is_started_again(up: Dummy
     up.start(f"web=--stop-when {drained}").wait_ready()
     worker = up.pid("worker")
     up.process.send_signal(signal.SIGTERM)
-    wait_for(lambda: "web asked" in up.record())
+    wait_until(lambda: "web asked" in up.record())
 
     os.kill(worker, signal.SIGKILL)
-    wait_for(lambda: up.record().count("worker1 started") == 2, up.text)
+    wait_until(lambda: up.record().count("worker1 started") == 2, up.text)
     drained.touch()
 
     assert up.process.wait(PATIENCE_S) == 0
@@ -154,7 +148,7 @@ def test_what_dies_is_started_again_and_takes_its_own_children_along(up: DummyUp
     (grandchild,) = psutil.Process(before).children()
 
     os.kill(before, signal.SIGKILL)
-    wait_for(lambda: up.rows()["worker"]["restarts"] == 1 and up.rows()["worker"]["state"] == "running", up.text)
+    wait_until(lambda: up.rows()["worker"]["restarts"] == 1 and up.rows()["worker"]["state"] == "running", up.text)
 
     assert up.pid("worker") != before
     assert not _runs(grandchild)
@@ -169,7 +163,7 @@ def test_valkey_comes_back_on_its_port_with_what_it_held(up: DummyUp) -> None:
         client.set("accepted", "yes")
         assert client.execute_command("WAITAOF", 1, 0, 10_000) == [1, 0]
     os.kill(up.pid("redis"), signal.SIGKILL)
-    wait_for(lambda: up.rows()["redis"]["restarts"] == 1 and up.rows()["redis"]["state"] == "running", up.text)
+    wait_until(lambda: up.rows()["redis"]["restarts"] == 1 and up.rows()["redis"]["state"] == "running", up.text)
 
     with Redis.from_url(url) as client:
         assert client.get("accepted") == b"yes"
@@ -178,7 +172,7 @@ def test_valkey_comes_back_on_its_port_with_what_it_held(up: DummyUp) -> None:
 def test_the_second_signal_kills_what_still_drains(up: DummyUp) -> None:
     up.start("worker1=--deaf").wait_ready()
     up.process.send_signal(signal.SIGINT)
-    wait_for(lambda: "worker1 asked" in up.record())
+    wait_until(lambda: "worker1 asked" in up.record())
 
     up.process.send_signal(signal.SIGINT)
 
@@ -194,29 +188,29 @@ def test_kill_9_of_the_supervisor_leaves_nothing(up: DummyUp) -> None:
 
     os.killpg(up.process.pid, signal.SIGKILL)
 
-    wait_for(lambda: up.left() == [], up.left)
+    wait_until(lambda: up.left() == [], up.left)
 
 
 def test_kill_9_of_the_supervisor_leaves_nothing_while_children_start(up: DummyUp) -> None:
     up.start()
-    wait_for(lambda: (up.state_dir / "up.json").exists() and up.pid("redis") > 0 and len(up.look()) >= 3)
+    wait_until(lambda: (up.state_dir / "up.json").exists() and up.pid("redis") > 0 and len(up.look()) >= 3)
 
     up.process.kill()
 
-    wait_for(lambda: up.left() == [], up.left)
+    wait_until(lambda: up.left() == [], up.left)
 
 
 def test_a_guardian_that_was_killed_is_replaced(up: DummyUp) -> None:
     up.start("worker1=--deaf").wait_ready()
     (guardian,) = [each for each in up.look() if "guardian.py" in " ".join(each.cmdline())]
     guardian.kill()
-    wait_for(
+    wait_until(
         lambda: any("guardian.py" in " ".join(each.cmdline()) for each in up.look() if each != guardian and _runs(each))
     )
 
     up.process.kill()
 
-    wait_for(lambda: up.left() == [], up.left)
+    wait_until(lambda: up.left() == [], up.left)
 
 
 def test_one_up_per_state_folder(up: DummyUp) -> None:
@@ -245,7 +239,7 @@ def test_gives_up_on_a_child_that_cannot_start_and_shows_why(up: DummyUp) -> Non
 def test_shows_only_warnings_and_worse_of_what_children_say(up: DummyUp) -> None:
     up.start("ops=--say '2026-01-01 00:00:00 ERROR   tasks: lost'", "web=--say 'INFO all is well'").wait_ready()
 
-    wait_for(lambda: "ops | 2026-01-01 00:00:00 ERROR   tasks: lost" in up.text(), up.text)
+    wait_until(lambda: "ops | 2026-01-01 00:00:00 ERROR   tasks: lost" in up.text(), up.text)
     assert "all is well" not in up.text()
     assert "all is well" in (up.state_dir / "log" / "web.log").read_text()
 
@@ -261,7 +255,7 @@ def test_a_reader_that_goes_away_ends_nothing(up: DummyUp) -> None:
         up.look()
         process.stdout.close()
         os.kill(up.pid("worker"), signal.SIGKILL)
-        wait_for(lambda: up.rows()["worker"]["restarts"] == 1 and up.rows()["worker"]["state"] == "running")
+        wait_until(lambda: up.rows()["worker"]["restarts"] == 1 and up.rows()["worker"]["state"] == "running")
 
         process.send_signal(signal.SIGHUP)
         assert process.wait(PATIENCE_S) == 0

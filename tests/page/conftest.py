@@ -11,8 +11,9 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
 from tests.e2e.client import Api, connected
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.tools import chromium
+from tests.waiting import wait_until
 
 MODELS = """\
 default_model = "simulated"

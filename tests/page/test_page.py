@@ -18,8 +18,9 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
 from tests.e2e.client import Api
-from tests.e2e.stack import PATIENCE_S, ROOT, Stack, wait_until
+from tests.e2e.stack import PATIENCE_S, ROOT, Stack
 from tests.e2e.test_operators import Scrape, settled
+from tests.waiting import wait_until
 
 # Where look-worthy pictures go; without it they are taken, and thrown away.
 PICTURES = os.environ.get("PAGE_PICTURES", "")

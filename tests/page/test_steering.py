@@ -11,9 +11,10 @@ import pytest
 from tasks.controls import Controls, Wishes
 from tasks.fleet import Fleet
 from tests.e2e.client import Api
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.page.conftest import Seen
 from tests.page.test_page import load, picture, serious
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
