@@ -7,6 +7,7 @@ ConfigError
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +35,8 @@ class SettingsError(ConfigError):
 
     def __str__(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)
+
+
+def not_of_kind(error: Exception, kind: Any) -> str:
+    """What would be right, of a value that could not be converted to `kind`; msgspec does not name the choices."""
+    return f"must be one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else str(error)

@@ -18,7 +18,7 @@ import msgspec
 from config import auth
 from config.auth import is_loopback
 from config.declared import BrokenSchema, read_schema
-from config.errors import Problem, SettingsError
+from config.errors import Problem, SettingsError, not_of_kind
 from config.schema import ModelSettings, Settings
 from config.tiers import Tier
 
@@ -66,7 +66,7 @@ def load_settings(environ: Mapping[str, str] | None = None, config_file: str | N
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             problems.append(Problem(str(path), "…", f"is not valid TOML: {error}"))
     elif chosen:
-        problems.append(Problem(PREFIX + "CONFIG", chosen, "no such file"))
+        problems.append(Problem("--config" if config_file else PREFIX + "CONFIG", chosen, "no such file"))
 
     values: dict[str, Any] = {}
     _read_table(_table(document, "server", problems), values, problems)
@@ -175,7 +175,7 @@ def _convert(
     try:
         values[field] = msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
-        problems.append(Problem(key, auth.shown(field, value), str(error)))
+        problems.append(Problem(key, auth.shown(field, value), not_of_kind(error, kind)))
 
 
 def _contradictions(settings: Settings) -> list[Problem]:

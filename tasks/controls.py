@@ -14,6 +14,7 @@ import msgspec
 from redis import Redis
 
 from batching.policy import TuneError, make
+from config.errors import not_of_kind
 from config.keys import Shard
 from config.settings import ModelSettings
 from config.tiers import TIERS, Tier
@@ -81,7 +82,7 @@ def checked(changes: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any
             given = msgspec.json.decode(value) if key == "options" and isinstance(value, str) else value
             found[key] = msgspec.convert(given, _TYPES[key], strict=False)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            raise BadChange(f"{key} = {value!r}: {error}") from error
+            raise BadChange(f"{key} = {value!r}: {not_of_kind(error, _TYPES[key])}") from error
     return found
 
 

@@ -85,7 +85,8 @@ def drain(state: Any, **_: Any) -> str:
     """Claim nothing more in this worker, and finish what it has in hand."""
     runner = _runner(state)
     runner.steering.drain()
-    return f"draining; {sum(loop.in_hand for loop in runner.steering.loops)} batches in hand"
+    in_hand = sum(loop.in_hand for loop in runner.steering.loops)
+    return f"draining; {in_hand} batch{'' if in_hand == 1 else 'es'} in hand"
 
 
 @control_command(args=[("model", str)], variadic="changes", signature="<model> [key=value …]")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.controls import Controls
 from tests.valkey import PrivateValkey, free_port
 from workers.supervisor.state import UpLock, UpState, write
 
@@ -186,6 +187,44 @@ def test_tables_of_an_empty_fleet(manage: Manage, valkey: PrivateValkey) -> None
     models = manage("models", "--json", redis_url=valkey.url)
     assert models.returncode == 1
     assert json.loads(models.stdout)[0]["ready"] == 0
+
+
+def test_a_file_that_is_not_there_is_named_as_it_was_given(manage: Manage) -> None:
+    assert "--config" in problems(manage("check", "--json", "--config", "nowhere.toml"))
+    assert "BUNCH_CONFIG" in problems(manage("check", "--json", config="nowhere.toml"))
+
+
+def test_what_can_be_chosen_is_said(manage: Manage) -> None:
+    manage.config(ECHO + 'policy = "best"\n')
+    assert "adaptive, idle, fixed" in problems(manage("check", "--json"))["[models.echo] policy"]
+
+
+def test_flower_on_a_taken_port_is_one_line(manage: Manage, valkey: PrivateValkey) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = manage("flower", redis_url=valkey.url, flower_port=str(taken.getsockname()[1]))
+    assert done.returncode == 1
+    assert "is taken" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bench_says_why_nothing_was_answered(manage: Manage) -> None:
+    done = manage("bench", "--url", f"http://127.0.0.1:{free_port()}", "--rps=20", "--duration=0.3")
+    assert done.returncode == 1
+    assert "no answer: is it up" in done.stderr
+
+
+def test_a_reload_that_was_refused_is_shown_with_its_reason(manage: Manage, valkey: PrivateValkey) -> None:
+    with valkey.client() as client:
+        client.flushdb()
+        controls = Controls(client)
+        controls.refuse("echo", controls.reload("echo", {"source": "nowhere:X"}).generation, "no module 'nowhere'")
+    shown = manage("models", redis_url=valkey.url).stdout
+    assert "the reload of echo was refused, and what ran before goes on:\nno module 'nowhere'" in shown
+    paused = manage("pause", "echo", "--tier=free", redis_url=valkey.url).stdout
+    assert "paused           free\n" in paused
+    assert "max_wait_ms      –\n" in paused
 
 
 def test_models_are_those_of_the_running_up_unless_a_file_is_named(manage: Manage, valkey: PrivateValkey) -> None:

@@ -30,6 +30,8 @@ from workers.supervisor.errors import NotRunning
 
 _BAR = 40
 _BINS = 12
+# Of an answer that is no 200, shown when there was nothing else.
+_WORDS = 300
 _TIERS = tuple(tier.value for tier in TIERS)
 
 
@@ -109,6 +111,8 @@ def bench(
         plot(plot_file, test.counted(), summary)
         click.echo(f"written: {plot_file}", err=as_json)
     if not summary.codes.get("200"):
+        for status, body in sorted(run.refusals.items()):
+            click.echo(f"{status or 'no answer'}: {_words(body) or 'is it up, and is this its address?'}", err=True)
         fail()
 
 
@@ -244,3 +248,8 @@ def _show(summary: Summary, latencies_s: list[float]) -> None:
 
 def _or_dash(value: float | None) -> float | str:
     return "–" if value is None else value
+
+
+def _words(body: bytes) -> str:
+    """What a refusal says."""
+    return body.decode(errors="replace").strip()[:_WORDS]

@@ -169,7 +169,7 @@ def _report(
         print_json({**state, "workers": replies, "silent": silent})
     else:
         for key, value in state.items():
-            click.echo(f"{key:16} {value}")
+            click.echo(f"{key:16} {_shown(value)}")
         print_table(
             sorted(replies.items()),
             [("worker", lambda row: row[0]), ("says", lambda row: _said(row[1]))],
@@ -184,3 +184,12 @@ def _report(
 def _said(reply: dict[str, Any]) -> str:
     told = reply.get("ok", reply.get("error", reply))
     return told if isinstance(told, str) else "follows"
+
+
+def _shown(value: object) -> str:
+    """For people, who do not read Python."""
+    if isinstance(value, dict):
+        return " ".join(f"{key}={each}" for key, each in value.items()) or "–"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "–"
+    return "–" if value is None else str(value)

@@ -130,8 +130,14 @@ def _workers_table(fleet: Fleet) -> RenderableType:
 
 def _models_table(settings: Settings, redis: Redis) -> RenderableType:
     healthy = Fleet(redis, lease_ttl_s=settings.lease_ttl_s).healthy()
+    rows = _model_rows(settings, redis)
+    refused = [
+        f"\nthe reload of {row['model']} was refused, and what ran before goes on:\n{row['reload_refused']}"
+        for row in rows
+        if row["reload_refused"]
+    ]
     shown = table(
-        _model_rows(settings, redis),
+        rows,
         [
             ("model", lambda row: row["model"]),
             ("version", lambda row: row["version"]),
@@ -146,7 +152,7 @@ def _models_table(settings: Settings, redis: Redis) -> RenderableType:
         ],
         empty="no models are configured; add one to bunch.toml",
     )
-    return Group(shown, *_errors(healthy))
+    return Group(shown, *refused, *_errors(healthy))
 
 
 def _model_rows(settings: Settings, redis: Redis) -> list[dict[str, Any]]:

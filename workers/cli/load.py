@@ -62,10 +62,14 @@ class Answer:
 
 @dataclass(slots=True)
 class Run:
-    """What a load did. `keep_bodies` holds every body, for a run whose answers are looked at."""
+    """What a load did. `keep_bodies` holds every body, for a run whose answers are looked at.
+
+    `refusals` are the first body of each status but 200.
+    """
 
     keep_bodies: bool = False
     answers: list[Answer] = field(default_factory=list)
+    refusals: dict[int, bytes] = field(default_factory=dict)
     elapsed_s: float = 0.0
     waiting: int = 0
     out_of_sockets: int = 0
@@ -88,6 +92,8 @@ class Run:
                 status = NO_ANSWER
             else:
                 size, batch_id = metadata.batch_size, metadata.batch_id
+        else:
+            self.refusals.setdefault(status, body)
         kept = body if self.keep_bodies else b""
         service_s = latency_s if service_s is None else service_s
         self.answers.append(Answer(number, status, latency_s, finished_s, size, batch_id, kept, tier, service_s))

@@ -12,7 +12,7 @@ import msgspec
 from config.settings import Settings
 from workers.cli.base import config_option, locate, refuse_cluster
 from workers.cli.database import prepare_database
-from workers.supervisor import roles
+from workers.supervisor import ports, roles
 from workers.supervisor.stack import role_environment
 
 
@@ -47,7 +47,8 @@ def ops(config_file: Path | None, name: str) -> None:
 def flower(config_file: Path | None) -> None:
     """Flower, the live page on workers, queues and tasks."""
     settings = locate(config_file)
-    _become(roles.flower(settings), settings)
+    port = ports.require_free(settings.flower_host, settings.flower_port, "BUNCH_FLOWER_PORT")
+    _become(roles.flower(settings, port), settings)
 
 
 def _become(command: tuple[str, ...], settings: Settings) -> None:
