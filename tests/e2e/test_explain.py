@@ -82,11 +82,13 @@ def test_a_request_its_batch_and_its_neighbours(api: Api, stack: Stack, store: R
 
 
 def test_a_callers_own_id_finds_it_and_a_failure_says_why(api: Api, stack: Stack) -> None:
-    api.post("/v1/inference", {"input": {"fail": "no luck"}, "model": "moody"}, X_Request_Id="case-4711")
+    api.post("/v1/inference", {"input": {"fail": "no luck \x1b]0;"}, "model": "moody"}, X_Request_Id="case-4711")
     about = explained(stack, "case-4711", code=1)
     assert (about["request_id"], about["status"]) == ("case-4711", "failed")
     assert about["error"]["code"] == "INFERENCE_FAILED"
     assert "no luck" in about["error"]["message"]
+    # What an exception quotes does not steer the terminal.
+    assert "no luck �]0;" in stack.manage("explain", "case-4711").stdout
     unknown = stack.manage("explain", "case-0")
     assert (unknown.returncode, len(unknown.stderr.splitlines())) == (1, 1)
 

@@ -119,6 +119,7 @@ def test_a_replayed_request_runs_again(api: Api) -> None:
         ("nothing", {}, {}, "NOT_FOUND"),
         ("drop", {}, {}, "INVALID_INPUT"),
         ("drop", {"arguments": {"ids": [1]}}, {}, "INVALID_INPUT"),
+        ("drop", {"ids": "all"}, {}, "INVALID_INPUT"),
         ("drop", {"arguments": {"ids": "all"}}, {"Sec_Fetch_Site": "cross-site"}, "FORBIDDEN"),
         ("drop", {"arguments": {"ids": "all"}}, {"Content_Type": "text/plain"}, "UNSUPPORTED_MEDIA_TYPE"),
     ],

@@ -58,13 +58,21 @@ def dlq(tmp_path: Path, valkey: PrivateValkey) -> Dlq:
     return Dlq(tmp_path, valkey.url)
 
 
-def bury(redis: Redis, task_id: str, message: bytes, *, model: str = "m", tier: Tier = Tier.PAID) -> None:
+def bury(
+    redis: Redis,
+    task_id: str,
+    message: bytes,
+    *,
+    model: str = "m",
+    tier: Tier = Tier.PAID,
+    reason: str = "the model raised",
+) -> None:
     """Claim a message and give it up, as a worker does."""
     store = RedisBatchStore(redis, "w")
     redis.lpush(KEYS.queue(model, tier), message)
     store.claim(model, f"b-{task_id}", 1)
     record = DeadLetter(
-        task_id, model, tier.value, "the model raised", "ValueError", "Traceback: here", 3, 1, f"b-{task_id}", 7, 1e9
+        task_id, model, tier.value, reason, "ValueError", "Traceback: here", 3, 1, f"b-{task_id}", 7, 1e9
     )
     settled = Settled(1, task_id, 60_000, "", b'{"status":"FAILURE"}', msgspec.json.encode(record))
     assert store.finish(f"b-{task_id}", [settled], last=True)
@@ -116,6 +124,14 @@ def test_show_prints_record_traceback_and_the_decoded_input(dlq: Dlq, redis: Red
 def test_what_a_caller_wrote_cannot_steer_the_terminal(dlq: Dlq, redis: Redis) -> None:
     bury(redis, "t", b"{\x1b[2Jbroken")
     assert "\x1b" not in dlq("show", "t").stdout
+
+
+def test_what_an_exception_quotes_is_neither_markup_nor_a_command_to_the_terminal(dlq: Dlq, redis: Redis) -> None:
+    """One such letter made the whole list unreadable: rich stops at a tag that closes nothing."""
+    bury(redis, "t", our_message("t", b"1"), reason="[red]x[/red] \x1b]0;title\x07 [/y]")
+    done = dlq("list")
+    assert done.returncode == 0, done.stderr
+    assert "[red]x[/red] �]0;title� [/y]" in done.stdout
 
 
 def test_show_of_a_message_that_nobody_can_read(dlq: Dlq, redis: Redis) -> None:

@@ -34,14 +34,17 @@ class Manage:
     def config(self, text: str) -> None:
         (self.folder / "bunch.toml").write_text(text or ECHO)
 
-    def __call__(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, *arguments: str, stdout: int = subprocess.PIPE, **settings: str
+    ) -> subprocess.CompletedProcess[str]:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
         named = {f"BUNCH_{key.upper()}": value for key, value in settings.items()}
         return subprocess.run(
             [sys.executable, str(ROOT / "manage.py"), *arguments],
             cwd=self.folder,
             env=inherited | {"BUNCH_STATE_DIR": str(self.folder / "var")} | named,
-            capture_output=True,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
             text=True,
             timeout=60,
             check=False,
@@ -225,6 +228,17 @@ def test_a_reload_that_was_refused_is_shown_with_its_reason(manage: Manage, valk
     paused = manage("pause", "echo", "--tier=free", redis_url=valkey.url).stdout
     assert "paused           free\n" in paused
     assert "max_wait_ms      –\n" in paused
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(manage: Manage) -> None:
+    """`manage.py … | head`."""
+    nobody_reads, ours = os.pipe()
+    os.close(nobody_reads)
+    try:
+        done = manage("simulate", "--rps=20", "--duration=1", "--policy=idle", stdout=ours)
+    finally:
+        os.close(ours)
+    assert "Error" not in done.stderr
 
 
 def test_models_are_those_of_the_running_up_unless_a_file_is_named(manage: Manage, valkey: PrivateValkey) -> None:

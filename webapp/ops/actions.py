@@ -16,7 +16,7 @@ from webapp.services import Services
 logger = logging.getLogger(__name__)
 
 
-class ActionBody(msgspec.Struct):
+class ActionBody(msgspec.Struct, forbid_unknown_fields=True):
     """`POST /ops/actions/<name>`."""
 
     arguments: dict[str, Any] = {}

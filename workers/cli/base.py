@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from config.errors import SettingsError
 from config.redis import connect
@@ -51,6 +52,9 @@ watch_option = click.option(
 )
 
 
+_CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
+
+
 class OneLineErrors(click.Group):
     """Shows an error as one line and exits 1; `--debug` shows where it came from as well."""
 
@@ -58,6 +62,9 @@ class OneLineErrors(click.Group):
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except BrokenPipeError:
+            # Who reads along has seen enough, as `head` has; click ends without a word.
             raise
         except Exception as error:
             if ctx.params.get("debug"):
@@ -69,7 +76,7 @@ def describe(error: Exception) -> str:
     """An error for a person; our own say what to do, others are named."""
     if isinstance(error, SettingsError):
         return "the settings are not right:\n" + "\n".join(f"  {problem}" for problem in error.problems)
-    text = " ".join(str(error).split()) or "no further words"
+    text = printable(" ".join(str(error).split())) or "no further words"
     known = type(error).__module__.split(".")[0] in {"batching", "config", "tasks", "workers"}
     return text if known else f"{type(error).__name__}: {text}"
 
@@ -162,8 +169,13 @@ def table(rows: Sequence[Any], columns: Columns, empty: str) -> RenderableType:
         shown.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=whole)
         cells.append([_text(cell) for cell in column])
     for row in zip(*cells, strict=True):
-        shown.add_row(*row)
+        shown.add_row(*map(as_written, row))
     return shown
+
+
+def as_written(text: str) -> Text:
+    """For rich, which would look for its markup in a string."""
+    return Text(printable(text))
 
 
 def watched(every_s: float, look: Callable[[], RenderableType]) -> None:
@@ -197,3 +209,8 @@ def _text(cell: object) -> str:
     if isinstance(cell, float):
         return f"{cell:,.1f}"
     return f"{cell:,}" if isinstance(cell, int) else str(cell)
+
+
+def printable(text: str) -> str:
+    """What callers and models wrote must not steer the operator's terminal."""
+    return text.translate(_CONTROL)

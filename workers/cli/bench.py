@@ -19,7 +19,7 @@ import msgspec
 
 from config.tiers import TIERS
 from workers.cli.arrivals import Caller
-from workers.cli.base import fail, json_option, print_json, print_table, settings_for
+from workers.cli.base import fail, json_option, print_json, print_table, printable, settings_for
 from workers.cli.board import watch
 from workers.cli.load import Answer, Load, MakeBody, Run
 from workers.cli.plot import FORMATS, plot
@@ -252,4 +252,4 @@ def _or_dash(value: float | None) -> float | str:
 
 def _words(body: bytes) -> str:
     """What a refusal says."""
-    return body.decode(errors="replace").strip()[:_WORDS]
+    return printable(body.decode(errors="replace").strip()[:_WORDS])

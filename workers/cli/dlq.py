@@ -14,11 +14,10 @@ from config.settings import Settings
 from tasks.deadletters import DeadLetters
 from tasks.messages import read_payload
 from tasks.results import DeadLetter
-from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
+from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, printable, redis_of
 
 _ids = click.argument("ids", nargs=-1, metavar="ID…")
 _MAX_SHOWN = 4_000
-_CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 
 
 @click.group()
@@ -43,7 +42,7 @@ def list_(config_file: Path | None, as_json: bool) -> None:
             ("tier", lambda row: row.tier),
             ("attempts", lambda row: row.attempts),
             ("failed", lambda row: _when(row.failed_at)),
-            ("reason", lambda row: _printable(row.reason)),
+            ("reason", lambda row: row.reason),
         ],
         empty="no dead letters",
     )
@@ -65,11 +64,11 @@ def show(task_id: str, config_file: Path | None, as_json: bool) -> None:
         return
     for name, value in msgspec.to_builtins(record).items():
         if name != "traceback":
-            click.echo(f"{name:12} {_when(value) if name == 'failed_at' else _printable(str(value))}")
+            click.echo(f"{name:12} {_when(value) if name == 'failed_at' else printable(str(value))}")
     for name, raw in payload.items():
         click.echo(f"\n{name}\n{_shortened(raw if isinstance(raw, str) else _spelt_out(raw))}")
     if record.traceback:
-        click.echo(f"\ntraceback\n{_printable(record.traceback.rstrip())}")
+        click.echo(f"\ntraceback\n{printable(record.traceback.rstrip())}")
 
 
 @dlq.command()
@@ -187,12 +186,7 @@ def _spelt_out(raw: msgspec.Raw) -> str:
 
 def _shortened(text: str) -> str:
     more = len(text) - _MAX_SHOWN
-    return _printable(text if more <= 0 else f"{text[:_MAX_SHOWN]}… {more:,} more characters; --json has all")
-
-
-def _printable(text: str) -> str:
-    """What callers and models wrote must not steer the operator's terminal."""
-    return text.translate(_CONTROL)
+    return printable(text if more <= 0 else f"{text[:_MAX_SHOWN]}… {more:,} more characters; --json has all")
 
 
 def _when(epoch_s: float) -> str:

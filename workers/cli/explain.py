@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.explain import explain as look_up
-from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
+from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, printable, redis_of
 
 _BAR = 40
 
@@ -41,9 +41,9 @@ def explain(request_id: str, config_file: Path | None, as_json: bool) -> None:
 def _show(about: dict[str, Any]) -> None:
     for name in ("request_id", "task_id", "status", "model", "tier", "attempt", "where"):
         if about[name] is not None:
-            click.echo(f"{name:11} {about[name]}")
+            _line(name, about[name])
     if about["error"]:
-        click.echo(f"error       {about['error']['code']}: {about['error']['message']}")
+        _line("error", f"{about['error']['code']}: {about['error']['message']}")
     if about["stages"]:
         _show_stages(about)
     if about["batch"]:
@@ -82,9 +82,9 @@ def _show_batch(batch: dict[str, Any]) -> None:
     click.echo(f"\nbatch       {batch['id']}, {batch['size']} requests")
     for name, key in (("released", "reason"), ("worker", "worker"), ("executor", "executor"), ("passes", "passes")):
         if batch.get(key):
-            click.echo(f"{name:11} {batch[key]}")
+            _line(name, batch[key])
     if batch.get("ended"):
-        click.echo(f"ended       {batch['ended']}")
+        _line("ended", batch["ended"])
     if batch["neighbours"]:
         print_table(
             batch["neighbours"],
@@ -96,3 +96,7 @@ def _show_batch(batch: dict[str, Any]) -> None:
             ],
             empty="",
         )
+
+
+def _line(name: str, value: object) -> None:
+    click.echo(f"{name:11} {printable(str(value))}")

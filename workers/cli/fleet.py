@@ -16,6 +16,7 @@ from config.settings import ModelSettings, Settings
 from tasks.controls import Controls, Wishes, with_wishes
 from tasks.fleet import ExecutorRow, Fleet, WorkerRow, breakers, safe_sizes
 from workers.cli.base import (
+    as_written,
     config_option,
     fail,
     json_option,
@@ -125,7 +126,7 @@ def _workers_table(fleet: Fleet) -> RenderableType:
         ],
         empty="no worker has reported; start one with `manage.py worker`",
     )
-    return Group(shown, *_errors(rows))
+    return Group(shown, *map(as_written, _errors(rows)))
 
 
 def _models_table(settings: Settings, redis: Redis) -> RenderableType:
@@ -152,7 +153,7 @@ def _models_table(settings: Settings, redis: Redis) -> RenderableType:
         ],
         empty="no models are configured; add one to bunch.toml",
     )
-    return Group(shown, *refused, *_errors(healthy))
+    return Group(shown, *map(as_written, refused + _errors(healthy)))
 
 
 def _model_rows(settings: Settings, redis: Redis) -> list[dict[str, Any]]:
