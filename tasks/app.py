@@ -13,6 +13,7 @@ from celery.signals import setup_logging
 from config.celery import celery_config
 from config.logging import logging_config
 from config.settings import Settings, load_settings
+from tasks.bystander import BystanderStep
 from tasks.choring import ChoresStep
 
 
@@ -44,6 +45,6 @@ def __getattr__(name: str) -> Celery:
         use_our_logging(settings)
         app = globals()["app"] = make_app(settings)
         app.bunch_settings = settings
-        app.steps["worker"].add(ChoresStep)
+        app.steps["worker"].update({BystanderStep, ChoresStep})
         return app
     raise AttributeError(name)

@@ -164,6 +164,14 @@ def test_remote_control_is_answered_during_a_long_batch(celery: Celery, gate: Ga
             assert stats[name]["bunch"]["in_hand"] == 1
 
 
+def test_the_ops_worker_is_no_error_among_the_answers(celery: Celery, stack: Stack) -> None:
+    for command in ("bunch_stats", "explain"):
+        replies = celery.control.broadcast(command, reply=True, timeout=PATIENCE_S / 10, limit=3)
+        (ops,) = (reply for each in replies for name, reply in each.items() if name.startswith("ops@"))
+        assert ops == {"ok": "serves no model"}
+    assert "KeyError" not in (stack.state_dir / "log" / "ops.log").read_text()
+
+
 class Flower:
     """Its API, as anybody on this machine may ask it."""
 

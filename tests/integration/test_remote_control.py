@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.worker.control import Panel
 
+from tasks.bystander import COMMANDS
 from tasks.fleet import Fleet
 from tests.integration.celery_harness import (
     PATIENCE_S,
@@ -22,6 +24,7 @@ from tests.integration.celery_harness import (
 )
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
+from workers import remote
 
 NODE = "bunch@here"
 QUICK_S = 1.0
@@ -251,3 +254,9 @@ def test_a_shutdown_by_remote_control_is_a_warm_one(rig: Rig) -> None:
     assert rig._worker is not None
     assert rig._worker.process.wait(PATIENCE_S) == 0
     assert Fleet(rig.redis).workers() == []
+
+
+def test_the_ops_worker_knows_each_command_by_name() -> None:
+    """It answers that it serves nothing, where Celery would log a traceback."""
+    ours = {name for name, command in Panel.data.items() if command.__module__ == remote.__name__}
+    assert ours - {"pool_restart"} == set(COMMANDS)
