@@ -19,8 +19,7 @@ from config.tiers import TIERS
 class Asked(NamedTuple):
     """One outcome as the answer to its question.
 
-    `keep_ms` is for how long to keep it for those who ask later, 0 if it is not to be kept. Other requests' results are
-    the first `head` bytes of this one's, up to the task id, and an id and times of their own. Those who wait now get it
+    `keep_ms` is for how long to keep it for those who ask later, 0 if it is not to be kept. Those who wait now get it
     if it is `shared`; else one of them is queued. `attempts` and `lost` are what the question has had: tries, and
     executors that died of it.
     """
@@ -29,14 +28,13 @@ class Asked(NamedTuple):
     model: str
     claimed_ms: int
     keep_ms: int
-    head: int
     shared: bool
     attempts: int
     lost: int
 
     def row(self) -> str:
         """As `lua/asked.lua` takes it, behind the mark of an announced result."""
-        return f"{self.question};{self.keep_ms};{self.head};{self.shared:d};{self.attempts};{self.lost}"
+        return f"{self.question};{self.keep_ms};{self.shared:d};{self.attempts};{self.lost}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ class RedisBatchStore:
         self._ageing_ms = int(ageing_s * 1000)
         self._look = Script(scripts.source("look", parts=("message",)))
         self._claim = Script(scripts.source("claim", parts=("message", "tiers", "fair")))
-        self._finish = Script(scripts.source("finish", parts=("reply", "mark", "asked")))
+        self._finish = Script(scripts.source("finish", parts=("reply", "question", "asked")))
         self._put_aside = Script(scripts.source("put_aside", parts=("message",)))
 
     @property

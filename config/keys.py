@@ -24,9 +24,8 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:cancelled` | zset | trimmed by score | task id → Redis time in ms after which it can be forgotten |
 | `bunch:request:<request id>` | string | as its result | the task id behind a caller's own X-Request-Id |
 | `bunch:idempotency:<hash>` | string | as its result | of an Idempotency-Key: hash of what was asked, and the task id |
-| `bunch:cached:<question>` | string | `BUNCH_CACHE_TTL_MS` | a kept answer |
-| `bunch:kept` | list | bounded by bytes | kept answers, a batch a row: Redis time in ms of its end, bytes, questions |
-| `bunch:kept:bytes` | string | kept | what they take |
+| `bunch:cached:<edition>:<question>` | string | `BUNCH_CACHE_TTL_MS` | a kept answer |
+| `bunch:kept` | list | bounded by bytes | kept answers, a batch a row: Redis time in ms of its end, bytes, names |
 | `bunch:asked:<question>` | string | a minute after the last deadline | the mark of whoever asks it now, for all |
 | `bunch:joined:<question>` | hash | a minute after the last deadline | who waits for its answer: task id → message |
 | `bunch:edition:<model>` | string | kept | how often it has been loaded: answers are kept for one edition |
@@ -133,12 +132,12 @@ class Shard:
     def idempotency(self, name: str) -> str:
         return f"bunch:idempotency:{name}{self.tag}"
 
-    def cached(self, question: str | None = None) -> str:
-        """A kept answer, or the beginning of all such names."""
-        return f"bunch:cached{self.tag}" + ("" if question is None else f":{question}")
+    def cached(self, question: str | None = None, edition: str = "") -> str:
+        """An answer kept of an edition of its model, or the beginning of all such names."""
+        return f"bunch:cached{self.tag}" + ("" if question is None else f":{edition}:{question}")
 
     def kept(self) -> str:
-        """Which answers are kept; with `:bytes` behind it, what they take."""
+        """Which answers are kept."""
         return f"bunch:kept{self.tag}"
 
     def asked(self, question: str | None = None) -> str:

@@ -108,7 +108,7 @@ class CeleryCodec:
             f'{{"admission_ms":{admitted_ms},"queue_ms":{waited_ms},"tier":"{request.tier.value}",'
             f'"attempt":{request.attempt},{_common(batch)}' + (f',"code":"{code}"}}' if code else "}")
         )
-        head = b"".join(
+        meta = b"".join(
             (
                 b'{"status":"',
                 status,
@@ -119,12 +119,15 @@ class CeleryCodec:
                 b',"children":[],"date_done":"',
                 _now_iso(),
                 b'","task_id":',
+                _encode(request.id),
+                b',"bunch":',
+                about.encode(),
+                b"}",
             )
         )
-        meta = b"".join((head, _encode(request.id), b',"bunch":', about.encode(), b"}"))
         asked = None
         if request.question:
-            asked = _asked(request, outcome, batch, len(head))
+            asked = _asked(request, outcome, batch)
         reply_to = request.reply_to if request.reply_to.startswith(REPLY_PREFIX) else ""
         return Settled(
             request.position,
@@ -196,7 +199,7 @@ def _common(batch: BatchInfo) -> str:
     )
 
 
-def _asked(request: Request, outcome: Outcome, batch: BatchInfo, head: int) -> Asked:
+def _asked(request: Request, outcome: Outcome, batch: BatchInfo) -> Asked:
     if isinstance(outcome, Ok):
         keep_ms, shared, attempts = request.keep_ms, True, request.attempt
     else:
@@ -204,7 +207,7 @@ def _asked(request: Request, outcome: Outcome, batch: BatchInfo, head: int) -> A
         untried = isinstance(outcome, Expired | Cancelled)
         passing = isinstance(outcome, Failed) and outcome.retryable
         keep_ms, shared, attempts = 0, not (untried or passing), request.attempt - untried
-    return Asked(request.question, batch.model, batch.claimed_ms, keep_ms, head, shared, attempts, request.lost)
+    return Asked(request.question, batch.model, batch.claimed_ms, keep_ms, shared, attempts, request.lost)
 
 
 def _now_iso() -> bytes:

@@ -18,11 +18,8 @@ class Rules:
     def __init__(self, settings: Settings, keys: Shard) -> None:
         self.shares = DEFAULT_SHARES
         # Without thresholds nothing asks what the fleet can do; who does not ask need not build the functions.
-        self.parts = (
-            ("gcra", "mark", "once")
-            if settings.admission == "off"
-            else ("gcra", "pressure", "capacity", "mark", "once")
-        )
+        thresholds_parts = () if settings.admission == "off" else ("pressure", "capacity")
+        self.parts = ("gcra", *thresholds_parts, "question", "once")
         self.general: tuple[object, ...] = (
             settings.admission,
             settings.capacity_percent / 100,

@@ -6,86 +6,78 @@ local OVERHEAD = 300
 local LARGEST = 1 / 64
 -- In bytes of results: when it is used up, one of those who still wait asks again, for the rest.
 local MOST_AT_ONCE = 67108864
--- How many rows of answers that are gone by themselves one step forgets.
+-- How many rows of answers that have gone by themselves one step forgets.
 local MOST_FORGOTTEN = 64
 
--- Built only where a batch has such outcomes. `from` is where their common arguments begin.
--- Returns what notes one of them, what settles all, and who was settled beside the batch, as rows: <position of the one
--- computed>;<s, x or c>;<rank>;<enqueued>;<result TTL>;<id>;<owner>
-local function answering(from)
-  local most, claimed_ms, tiers = tonumber(ARGV[from]), tonumber(ARGV[from + 1]), {}
-  -- Before the rows goes how many were stored.
-  local outcomes, others = {}, {0}
-
-  -- <'1' or '0': announced><question>;<for how long to keep it>;<bytes up to the task id>;<'1' if others get it, '0' if
-  -- one of them takes its place>;<attempts>;<lost>
-  local function note_outcome(position, about, id, result)
-    local question, keep_ms, head = string.match(about, '^.([^;]+);(%d+);(%d+)')
-    outcomes[#outcomes + 1] =
-      {position = position, about = about, question = question, keep_ms = keep_ms, head = head, id = id, result = result}
-  end
-
-  -- The oldest make room. Rows stand in the order in which they end: <time of its end>;<bytes>;<questions>. A question that
-  -- was answered anew has two rows, and counts twice until the first of them goes, the answer with it.
-  local function make_room(size, now)
-    local rows, room = KEYS[KEPT], KEYS[KEPT] .. ':bytes'
-    local bytes, forgotten = tonumber(redis.call('GET', room) or '0'), 0
-    while true do
-      local row = redis.call('LINDEX', rows, 0)
-      if not row then
-        bytes = 0
-        break
+-- What makes room for so many bytes more of kept answers: the oldest go. A row is of one batch: <time of its end>;<bytes
+-- before it>;<bytes with it>;<edition>;<questions>, where bytes are of all answers that were ever kept. An answer that was
+-- given anew has two rows, and counts twice until the first of them goes, the answer with it. Returns the bytes before.
+local function make_room(size, most, now)
+  local newest = redis.call('LINDEX', KEYS[KEPT], -1)
+  local total, forgotten = newest and tonumber(string.match(newest, '^%d+;%d+;(%d+)')) or 0, 0
+  while true do
+    local row = redis.call('LINDEX', KEYS[KEPT], 0)
+    if not row then return 0 end
+    local ends, before, edition, questions = string.match(row, '^(%d+);(%d+);%d+;([^;]*);(.*)$')
+    local gone = tonumber(ends) <= now
+    if total - before + size <= most and (not gone or forgotten == MOST_FORGOTTEN) then return total end
+    redis.call('LPOP', KEYS[KEPT])
+    forgotten = forgotten + 1
+    if not gone then
+      local names = {}
+      for question in string.gmatch(questions, '[^,]+') do
+        names[#names + 1] = KEYS[CACHED] .. ':' .. edition .. ':' .. question
       end
-      local ends, took, questions = string.match(row, '^(%d+);(%d+);(.*)$')
-      local gone = tonumber(ends) <= now
-      if bytes + size <= most and (not gone or forgotten == MOST_FORGOTTEN) then break end
-      redis.call('LPOP', rows)
-      bytes, forgotten = bytes - took, forgotten + 1
-      if not gone then
-        local names = {}
-        for question in string.gmatch(questions, '[^,]+') do names[#names + 1] = KEYS[CACHED] .. ':' .. question end
-        redis.call('DEL', unpack(names))
-      end
+      redis.call('DEL', unpack(names))
     end
-    redis.call('SET', room, string.format('%.0f', bytes + size))
   end
+end
 
+local function keep_row(row, edition, most, now)
   -- Room first: what makes it may have answered one of these before.
-  local function keep_row(row)
-    if #row.questions == 0 then return end
-    local now = now_ms()
-    make_room(row.size, now)
-    for j = 1, #row.questions do
-      redis.call('SET', KEYS[CACHED] .. ':' .. row.questions[j], row.entries[j], 'PX', row.keep_ms[j])
+  local total = make_room(row.size, most, now)
+  local prefix = KEYS[CACHED] .. ':' .. edition .. ':'
+  local keep_ms, ends, last = nil, nil, 0
+  for j = 1, #row do
+    local q = row[j]
+    if q.keep_ms ~= keep_ms then
+      keep_ms, ends = q.keep_ms, string.format('%.0f', now + q.keep_ms)
+      last = math.max(last, ends)
     end
-    local ends = now + math.max(unpack(row.keep_ms))
-    redis.call('RPUSH', KEYS[KEPT], string.format('%.0f;%.0f;%s', ends, row.size, table.concat(row.questions, ',')))
+    redis.call('SET', prefix .. q.question, q.result, 'PXAT', ends)
+    row[j] = q.question
   end
+  redis.call('RPUSH', KEYS[KEPT],
+    string.format('%.0f;%.0f;%.0f;%s;%s', last, total, total + row.size, edition, table.concat(row, ',')))
+end
 
-  local function new_row()
-    return {questions = {}, entries = {}, keep_ms = {}, size = 0}
-  end
-
-  local function keep_answers()
-    local edition, largest, row = redis.call('GET', KEYS[EDITION]) or '', most * LARGEST, new_row()
-    for j = 1, #outcomes do
-      local q = outcomes[j]
-      if q.keep_ms ~= '0' then
-        local entry = edition .. ';' .. q.head .. '\n' .. q.result
-        if #entry + OVERHEAD <= largest then
-          local n = #row.questions + 1
-          row.questions[n], row.entries[n], row.keep_ms[n] = q.question, entry, q.keep_ms
-          row.size = row.size + #entry + OVERHEAD
-          -- The oldest go by rows: none shall be much of all.
-          if row.size > largest or n == 1000 then
-            keep_row(row)
-            row = new_row()
-          end
-        end
+local function keep_answers(outcomes, edition, most)
+  local now, largest, row = now_ms(), most * LARGEST, {size = 0}
+  for j = 1, #outcomes do
+    local q = outcomes[j]
+    local size = #q.result + OVERHEAD
+    if q.keep_ms ~= '0' and size <= largest then
+      row[#row + 1] = q
+      row.size = row.size + size
+      -- The oldest go by rows: none shall be much of all.
+      if row.size > largest or #row == 1000 then
+        keep_row(row, edition, most, now)
+        row = {size = 0}
       end
     end
-    keep_row(row)
   end
+  if #row > 0 then keep_row(row, edition, most, now) end
+end
+
+-- Before the rows of those who were settled beside the batch goes how many were stored. A row: <position of the one
+-- computed>;<s, x or c>;<rank>;<enqueued>;<result TTL>;<id>;<owner>
+local others = {0}
+
+-- What ends the wait of those who have joined a question. Built only where some have: nobody else shall pay for these
+-- functions. `from` is where the common arguments begin.
+local function ending(from)
+  local claimed_ms, tiers = tonumber(ARGV[from + 1]), {}
+  for tier in string.gmatch(ARGV[from + 2], '[^;]+') do tiers[#tiers + 1] = tier end
 
   local function waiter_of(id, value)
     local message = string.sub(value, 2)
@@ -180,15 +172,17 @@ local function answering(from)
     local keep = redis.call('PTTL', q.waiting)
     redis.call('HDEL', q.waiting, heir.id)
     local joined = redis.call('EXISTS', q.waiting) == 1
-    redis.call('SET', q.mark, mark_of(heir.rank, joined, heir.deadline, heir.enqueued, heir.id), 'PX', keep)
+    local mark = string.format('%d%d%013.0f%013.0f%s', heir.rank, joined and 1 or 0, heir.deadline, heir.enqueued, heir.id)
+    redis.call('SET', q.mark, mark, 'PX', keep)
     if redis.call('EXISTS', KEYS[BELL]) == 0 then redis.call('LPUSH', KEYS[BELL], 1) end
   end
 
   -- Others get the bytes of this one's result, with an id and times of their own.
   local function share(q, waiters, attempt)
-    local head = string.sub(q.result, 1, q.head)
+    local size = bytes_before_id(q.result)
+    local head = string.sub(q.result, 1, size)
     local at = string.match(
-      q.result, '^"[^"]*","bunch":{"admission_ms":%d+,"queue_ms":%d+,"tier":"%a+","attempt":%d+,()', q.head + 1)
+      q.result, '^"[^"]*","bunch":{"admission_ms":%d+,"queue_ms":%d+,"tier":"%a+","attempt":%d+,()', size + 1)
     local tail = string.sub(q.result, at, -3) .. ',"collapsed":true}}'
     local spent, ended, left = 0, {}, {}
     for _, waiter in ipairs(waiters) do
@@ -210,38 +204,45 @@ local function answering(from)
     end
   end
 
-  local function end_wait(q)
-    if #tiers == 0 then
-      for tier in string.gmatch(ARGV[from + 2], '[^;]+') do tiers[#tiers + 1] = tier end
-    end
+  return function(q)
     local shared, attempt, lost = string.match(q.about, '(%d);(%d+);(%d+)$')
     q.waiting = KEYS[JOINED] .. ':' .. q.question
     local waiters = waiters_of(q)
     if shared == '1' then share(q, waiters, attempt) else pass_on(q, waiters, tonumber(attempt), tonumber(lost)) end
   end
+end
 
-  local function end_questions()
-    for i = 1, #outcomes, 1000 do
-      local names, last, over = {}, math.min(i + 999, #outcomes), {}
-      for j = i, last do names[#names + 1] = KEYS[ASKED] .. ':' .. outcomes[j].question end
-      local marks = redis.call('MGET', unpack(names))
-      for j = i, last do
-        local q, mark = outcomes[j], marks[j - i + 1]
-        q.mark = names[j - i + 1]
-        -- One that is late answers itself alone.
-        if mark and string.sub(mark, MARK_ID) == q.id and not (is_joined(mark) and pcall(end_wait, q)) then
-          over[#over + 1] = q.mark
-        end
-      end
-      if #over > 0 then redis.call('DEL', unpack(over)) end
+-- All outcomes that are something to others. `noted` is where in ARGV each begins; behind the last of its arguments stands
+-- <'1' or '0': announced><question>;<for how long to keep it>;<'1' if others get it, '0' if one of them takes its
+-- place>;<attempts>;<lost>
+local function settle_questions(noted, from)
+  local outcomes, edition, end_wait = {}, '', nil
+  for i = 1, #noted, 1000 do
+    local names, last, over = {}, math.min(i + 999, #noted), {}
+    for j = i, last do
+      local at = noted[j]
+      local question, keep_ms = string.match(ARGV[at + 6], '^.([^;]+);(%d+)')
+      outcomes[j] = {
+        position = ARGV[at], id = ARGV[at + 1], result = ARGV[at + 4], about = ARGV[at + 6], question = question,
+        keep_ms = keep_ms, mark = false, waiting = false,
+      }
+      names[#names + 1] = KEYS[ASKED] .. ':' .. question
     end
+    local count = #names
+    names[count + 1] = KEYS[EDITION]
+    local marks = redis.call('MGET', unpack(names))
+    edition = marks[count + 1] or ''
+    for j = i, last do
+      local q, mark = outcomes[j], marks[j - i + 1]
+      -- One that is late answers itself alone.
+      if mark and string.sub(mark, MARK_ID) == q.id then
+        q.mark = names[j - i + 1]
+        if is_joined(mark) then end_wait = end_wait or ending(from) end
+        if not (is_joined(mark) and pcall(end_wait, q)) then over[#over + 1] = q.mark end
+      end
+    end
+    if #over > 0 then redis.call('DEL', unpack(over)) end
   end
-
-  local function settle_questions()
-    end_questions()
-    -- Whatever is wrong with the keys of others (of another type, say) must not cost these their own outcome.
-    pcall(keep_answers)
-  end
-
-  return note_outcome, settle_questions, others
+  -- Whatever is wrong with the keys of others (of another type, say) must not cost these their own outcome.
+  pcall(keep_answers, outcomes, edition, tonumber(ARGV[from]))
 end

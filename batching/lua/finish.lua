@@ -1,9 +1,9 @@
 -- Store the outcomes of a batch, tell whoever waits, and drop the lease, all or nothing.
 --
 -- KEYS  1 lease  2 leases of the worker  3 dead letters (zset); each is a hash at that name, a colon, and its task id
---       where others may ask the same: 4 beginning of the names of kept answers (strings)  5 which there are (list), and at
---       that name and ':bytes' what they take  6 the model's edition (string)  7 beginning of the names of marks (strings)
---       8 of those who wait (hashes)  9 cancelled (zset)  10 bell  11… queues, highest tier first
+--       where others may ask the same: 4 beginning of the names of kept answers (strings)  5 which there are (list)
+--       6 the model's edition (string)  7 beginning of the names of marks (strings)  8 of those who wait (hashes)
+--       9 cancelled (zset)  10 bell  11… queues, highest tier first
 -- ARGV  1 batch id  2 '1' when nothing of the batch remains, else '0'  3 dead letters to keep  4 for how long, in ms
 --       5 number of reply channels  6 number of the arguments of the last kind  7… the channels
 --       then per outcome: position in the lease, task id, result TTL in ms (0: store none), channel number (0: none), result (JSON),
@@ -15,8 +15,7 @@
 -- who else was settled along with them (asked.lua).
 if redis.call('EXISTS', KEYS[1]) == 0 then return {-1} end
 local at, last = 7 + ARGV[5], #ARGV - ARGV[6]
-local note_outcome, settle_questions, others
-if last < #ARGV then note_outcome, settle_questions, others = answering(last + 1) end
+local noted = last < #ARGV and {}
 local stored = 0
 
 local function letter(id)
@@ -53,7 +52,7 @@ local function settle(at)
     if announce then redis.call('PUBLISH', key, result) end
   end
   if channel > 0 then reply(ARGV[6 + channel], id, result) end
-  if #how > 1 then note_outcome(position, how, id, result) end
+  if #how > 1 then noted[#noted + 1] = at end
   if ARGV[2] == '0' then redis.call('LSET', KEYS[1], position, '') end
   stored = stored + 1
 end
@@ -62,12 +61,11 @@ while at <= last do
   if not settled_before(ARGV[at]) then settle(at) end
   at = at + 7
 end
-if settle_questions then settle_questions() end
+if noted then settle_questions(noted, last + 1) end
 send_replies()
 if ARGV[2] == '1' then
   redis.call('DEL', KEYS[1])
   redis.call('SREM', KEYS[2], ARGV[1])
 end
-if not others then return {stored} end
 others[1] = stored
 return others

@@ -1,8 +1,8 @@
 -- Whether a request has been asked before: tasks/once.py says what for.
 --
--- Whoever asks a question first leaves a mark (batching/lua/mark.lua), those who join it wait in a hash: task id →
--- <rank><message>. batching/lua/asked.lua ends their wait, and keeps the answer: <edition>;<bytes up to the task
--- id>\n<result of the one that was computed>. Ranks there count from 0.
+-- Whoever asks a question first leaves a mark (batching/lua/question.lua), those who join it wait in a hash: task id →
+-- <rank><message>. batching/lua/asked.lua ends their wait, and keeps the answer, which is the result of the one that was
+-- computed, under a name that has the model's edition in it. Ranks there count from 0.
 local CONFLICT, REPEATED, ANSWERED, JOINED = '7', '8', 'a', 'j'
 -- More stand for themselves: one step of Redis' must not read or answer any number.
 local MOST_WAITERS, MOST_BYTES = 4096, 67108864
@@ -13,42 +13,49 @@ local SEARCHED = 512
 -- As in batching/lua/reply.lua.
 local HEARD_MS = 10000
 
--- Built only in a flush in which some may have been asked before: nobody else shall pay for these functions. `door` is
--- what submit.lua knows: refusal, over_rate, track, id_of, tats, spent, unheld, now, most_memory, prefix, classes, first,
--- channel, and the beginnings of the names: asked, joined, cached.
--- Returns the judge of such requests, and what is to be called when all have been judged.
-local function recognition(door)
-  local replies, results = {}, {}
-  -- Of each question of this flush what was there, and as it is now; for how long to leave marks that are new.
-  local answers, marks, keep_marks = {}, {}, {}
-
-  -- One step for all of them: a call costs more than what it finds.
-  local function read_known()
-    local questions = {}
-    for i = door.first, #ARGV, 5 do
-      if door.classes[tonumber(ARGV[i])].once then
-        local question = ARGV[i + 3]
-        local line = string.find(question, '\n', 1, true)
-        if line then question = string.sub(question, 1, line - 1) end
-        if question ~= '' and marks[question] == nil then
-          marks[question] = false
-          questions[#questions + 1] = question
+-- What is there of each question of a flush: its mark, its kept answer; false where there is none. One step for all: a
+-- call costs more than what it finds. `names` has the beginnings of the names.
+local function read_questions(first, classes, names)
+  local marks, answers, questions, editions = {}, {}, {}, {}
+  for i = first, #ARGV, 5 do
+    local class = classes[tonumber(ARGV[i])]
+    if class.once then
+      local question = ARGV[i + 3]
+      local line = string.find(question, '\n', 1, true)
+      if line then question = string.sub(question, 1, line - 1) end
+      if question ~= '' and marks[question] == nil then
+        marks[question], answers[question] = false, false
+        local model = class.model
+        if class.kept and not model.kept_in then
+          local edition = redis.pcall('GET', model.edition_key)
+          model.kept_in = names.cached .. (type(edition) == 'string' and edition or '') .. ':'
         end
-      end
-    end
-    for from = 1, #questions, 256 do
-      local names, last = {}, math.min(from + 255, #questions)
-      for j = from, last do
-        names[#names + 1], names[#names + 2] = door.asked .. questions[j], door.cached .. questions[j]
-      end
-      local found = redis.call('MGET', unpack(names))
-      for j = from, last do
-        local at = 2 * (j - from) + 1
-        marks[questions[j]], answers[questions[j]] = found[at], found[at + 1]
+        questions[#questions + 1], editions[#editions + 1] = question, model.kept_in or names.cached
       end
     end
   end
-  read_known()
+  for from = 1, #questions, 256 do
+    local wanted, last, n = {}, math.min(from + 255, #questions), 0
+    for j = from, last do
+      wanted[n + 1], wanted[n + 2] = names.asked .. questions[j], editions[j] .. questions[j]
+      n = n + 2
+    end
+    local found = redis.call('MGET', unpack(wanted))
+    for j = from, last do
+      local at = 2 * (j - from) + 1
+      marks[questions[j]], answers[questions[j]] = found[at], found[at + 1]
+    end
+  end
+  return marks, answers
+end
+
+-- Built only in a flush in which some have been asked before, or may have been under a key: nobody else shall pay for
+-- these functions. `door` is what submit.lua knows: over_rate, refused, track, lead, id_of, tats, spent, names, now,
+-- most_memory, prefix, channel, marks, answers, lasts (for how long to leave marks that are new).
+-- Returns the judge of such requests, and what is to be called when all have been judged.
+local function recognition(door)
+  local marks, answers, lasts, names = door.marks, door.answers, door.lasts, door.names
+  local replies, results, unheld = {}, {}, {}
 
   local function spend(class, due)
     if due then door.tats[class.state], door.spent[class.state] = due, true end
@@ -69,30 +76,32 @@ local function recognition(door)
     return id, print == fingerprint
   end
 
-  local function edition_of(model)
-    if not model.edition then
-      local edition = redis.pcall('GET', model.edition_key)
-      model.edition = type(edition) == 'string' and edition or ''
+  -- Of a kept answer what stands before the task id, and what follows a request's own times, with none of them.
+  local parted = {}
+  local function parts_of(question)
+    local parts = parted[question]
+    if parts == nil then
+      local result, about, version = answers[question], nil, nil
+      local head = bytes_before_id(result)
+      if head then
+        about, version = string.match(
+          result, '^"[^"]*","bunch":{.-("reason":"[^"]*","batch_size":%d+,"batch_id":"[^"]*","cached":)false(.*)$', head + 1)
+      end
+      parts = about and {
+        before = string.sub(result, 1, head),
+        after = '"batch_wait_ms":0,"transfer_ms":0,"compute_ms":0,' .. about .. 'true' .. version,
+      }
+      parted[question] = parts or false
     end
-    return model.edition
-  end
-
-  -- A kept answer of this edition of the model: what stands before the task id, and what follows a request's own times,
-  -- with none of them; else nothing.
-  local function kept_answer(entry, edition)
-    local of, size, at = string.match(entry, '^([^;]*);(%d+)\n()')
-    if of ~= edition then return nil end
-    local about, version = string.match(
-      entry, '^"[^"]*","bunch":{.-("reason":"[^"]*","batch_size":%d+,"batch_id":"[^"]*","cached":)false(.*)$', at + size)
-    if not about then return nil end
-    return string.sub(entry, at, at + size - 1), '"batch_wait_ms":0,"transfer_ms":0,"compute_ms":0,' .. about .. 'true' .. version
+    return parts
   end
 
   -- What has its answer already is finished as a worker would do it.
-  local function answer(class, before, after, rest, request_key)
+  local function answer(class, parts, rest, request_key)
     local id, keep = door.id_of(rest), field(rest, TTL - door.prefix, 9)
     local key = 'celery-task-meta-' .. id
-    local result = before .. '"' .. id .. '","bunch":{"admission_ms":0,"queue_ms":0,"tier":"' .. class.once .. '","attempt":1,' .. after
+    local result = parts.before .. '"' .. id .. '","bunch":{"admission_ms":0,"queue_ms":0,"tier":"' .. class.once
+      .. '","attempt":1,' .. parts.after
     if string.byte(rest, 1) == 49 then
       redis.call('SET', key, result, 'PX', keep)
       redis.call('PUBLISH', key, result)
@@ -106,6 +115,10 @@ local function recognition(door)
     replies[#replies + 1] = #result <= 65536 and result or ('{"task_id":"' .. id .. '","status":"STORED"}')
   end
 
+  local function is_ours(message)
+    return string.sub(message, 1, #HEAD) == HEAD
+  end
+
   -- Where in a queue the first stands that came no earlier, counted from its head. They stand in the order in which they
   -- came but for a few at the head, that came back or took another's place.
   local function place_of(queue, enqueued)
@@ -113,17 +126,13 @@ local function recognition(door)
     while low < high do
       local middle = math.floor((low + high) / 2)
       local there = redis.call('LINDEX', queue, -middle)
-      if string.sub(there, 1, #HEAD) ~= HEAD or field(there, ENQUEUED, 13) < enqueued then
-        low = middle + 1
-      else
-        high = middle
-      end
+      if is_ours(there) and field(there, ENQUEUED, 13) >= enqueued then high = middle else low = middle + 1 end
     end
     return low
   end
 
   local function is_of(message, id)
-    return string.sub(message, 1, #HEAD) == HEAD and string.sub(message, ID, ID + #id) == id .. '"'
+    return is_ours(message) and string.sub(message, ID, ID + #id) == id .. '"'
   end
 
   local function scan(queue, from, last, id, enqueued)
@@ -131,7 +140,7 @@ local function recognition(door)
       local there = redis.call('LRANGE', queue, -at - 15, -at)
       for j = #there, 1, -1 do
         if is_of(there[j], id) then return there[j] end
-        if string.sub(there[j], 1, #HEAD) == HEAD and field(there[j], ENQUEUED, 13) > enqueued then return nil end
+        if is_ours(there[j]) and field(there[j], ENQUEUED, 13) > enqueued then return nil end
       end
       if #there < 16 then return nil end
     end
@@ -155,38 +164,38 @@ local function recognition(door)
     -- With no thresholds a queue in which nothing is put has not been counted.
     if model.depths[rank] then model.depths[rank], model.waiting = model.depths[rank] - 1, model.waiting - 1 end
     local key = string.sub(found, KEY, KEY + 7)
-    if key ~= NO_KEY then door.unheld[#door.unheld + 1] = {KEYS[at + 1], key} end
+    if key ~= NO_KEY then unheld[#unheld + 1] = {KEYS[at + 1], key} end
     return found
   end
 
   -- One more waits for the answer, until its own deadline.
   local function enter(question, id, rank, message, deadline)
-    local waiting, last = door.joined .. question, deadline + GRACE_MS
+    local waiting, last = names.joined .. question, deadline + GRACE_MS
     redis.call('HSET', waiting, id, (rank - 1) .. message)
     local longer = redis.call('PTTL', waiting) < last
     if longer then redis.call('PEXPIRE', waiting, last) end
     local mark = marks[question]
     if longer or not is_joined(mark) then
-      keep_marks[question] = math.max(last, keep_marks[question] or redis.call('PTTL', door.asked .. question))
+      lasts[question] = math.max(last, lasts[question] or redis.call('PTTL', names.asked .. question))
       marks[question] = string.sub(mark, 1, 1) .. '1' .. string.sub(mark, 3)
     end
   end
 
   -- What becomes of one more that asks what is asked already: 'lead', for all who come after it; 'join' those who wait;
   -- 'alone'.
-  local function part_in(question, class, deadline, queue_limit, id, message, refused)
+  local function part_in(question, class, deadline, queue_limit, id, message)
     local mark = marks[question]
-    local rank, due, enqueued = string.byte(mark) - 47, field(mark, MARK_DEADLINE, 13), field(mark, MARK_ENQUEUED, 13)
     -- Lost, or so late that nobody should wait for it; if it comes to an end, then to its own.
-    if due <= door.now then return 'lead' end
-    local there = redis.call('HLEN', door.joined .. question)
+    if field(mark, MARK_DEADLINE, 13) <= door.now then return 'lead' end
+    local there = redis.call('HLEN', names.joined .. question)
     if there >= MOST_WAITERS or there * #message > MOST_BYTES then return 'alone' end
-    if class.rank < rank and not refused(class, deadline, queue_limit) then
+    local rank = string.byte(mark) - 47
+    if class.rank < rank and not door.refused(class, deadline, queue_limit) then
       local first = string.sub(mark, MARK_ID)
-      local moved = withdraw(class.model, rank, first, enqueued)
+      local moved = withdraw(class.model, rank, first, field(mark, MARK_ENQUEUED, 13))
       if moved then
         -- It goes on waiting, for this one.
-        enter(question, first, rank, moved, due - door.now)
+        enter(question, first, rank, moved, field(mark, MARK_DEADLINE, 13) - door.now)
         return 'lead'
       end
     end
@@ -194,21 +203,14 @@ local function recognition(door)
     return 'join'
   end
 
-  local function take_lead(question, class, id, deadline)
-    if class.marked ~= class.head then
-      class.marked = class.head
-      class.times = string.sub(class.head, DEADLINE, DEADLINE + 12) .. string.sub(class.head, ENQUEUED, ENQUEUED + 12)
-    end
-    local joined = marks[question] and is_joined(marks[question])
-    marks[question] = (class.rank - 1) .. (joined and '1' or '0') .. class.times .. id
-    keep_marks[question] = math.max(deadline + GRACE_MS, joined and redis.call('PTTL', door.joined .. question) or 0)
+  local function part_of(question, class, deadline, queue_limit, id, message)
+    if not marks[question] then return 'lead' end
+    -- What is wrong with the keys of those who wait must not cost anybody an answer.
+    local fine, part = pcall(part_in, question, class, deadline, queue_limit, id, message)
+    return fine and part or 'alone'
   end
 
-  local function refused(class, deadline, queue_limit)
-    if class.model.waiting > class.calm then return door.refusal(class, deadline, queue_limit) end
-  end
-
-  -- Why one more of a class whose requests may have been asked before does not go into the queue; as `refusal`.
+  -- Why one that may have been asked before does not go into the queue; as `refusal`.
   local function known_before(class, deadline, queue_limit, i, head)
     local question, request_key, claim, fingerprint = ARGV[i + 3], '', '', ''
     if string.find(question, '\n', 1, true) then
@@ -217,41 +219,39 @@ local function recognition(door)
     local rest, why, due = ARGV[i + 4], nil, nil
     local id = door.id_of(rest)
     ARGV[i + 3] = request_key
-    if class.quota > 0 then
-      why, due = door.over_rate(class)
-      if why then return why, due end
-    end
+    why, due = door.over_rate(class)
+    if why then return why, due end
     if claim ~= '' then
       local known, same = first_of(claim, fingerprint)
       if known then spend(class, due) end
       if known and not same then return CONFLICT, 0 end
       if known then return REPEATED, known end
     end
-    local before, after, part
+    local parts, part
     if question ~= '' and class.model.memory <= door.most_memory then
-      local entry = class.kept and answers[question]
-      if entry then before, after = kept_answer(entry, edition_of(class.model)) end
-      if not before and marks[question] then
-        -- What is wrong with the keys of those who wait must not cost anybody an answer.
-        local fine, found = pcall(part_in, question, class, deadline, queue_limit, id, head .. rest, refused)
-        part = fine and found or 'alone'
-      elseif not before then
-        part = 'lead'
-      end
+      parts = answers[question] and parts_of(question)
+      part = not parts and part_of(question, class, deadline, queue_limit, id, head .. rest)
     end
-    if before then
-      answer(class, before, after, rest, request_key)
+    if parts then
+      answer(class, parts, rest, request_key)
       why = ANSWERED
     elseif part == 'join' then
       if string.byte(rest, 1) == 49 then door.track(rest, deadline, request_key) end
       why = JOINED
     else
-      local no, later = refused(class, deadline, queue_limit)
+      local no, later = door.refused(class, deadline, queue_limit)
       if no then return no, later end
       due = later or due
     end
     if why then spend(class, due) end
-    if part == 'lead' then take_lead(question, class, id, deadline) end
+    if part == 'lead' then
+      local joined = marks[question] and is_joined(marks[question])
+      door.lead(question, class, deadline, rest)
+      if joined then
+        lasts[question] = math.max(lasts[question], redis.call('PTTL', names.joined .. question))
+        marks[question] = string.sub(marks[question], 1, 1) .. '1' .. string.sub(marks[question], 3)
+      end
+    end
     if claim ~= '' then
       redis.call('SET', claim, fingerprint .. ';' .. id, 'PX', deadline + field(rest, TTL - door.prefix, 9))
     end
@@ -259,13 +259,11 @@ local function recognition(door)
   end
 
   local function conclude()
-    -- Not before all are queued that they speak of.
-    for question, keep in pairs(keep_marks) do redis.call('SET', door.asked .. question, marks[question], 'PX', keep) end
     local heard = #replies > 0 and redis.call('PUBLISH', door.channel, '[' .. table.concat(replies, ',') .. ']') > 0
     for j = 1, #results, 3 do
       redis.call('SET', results[j], results[j + 1], 'PX', heard and math.min(results[j + 2], HEARD_MS) or results[j + 2])
     end
-    for _, each in ipairs(door.unheld) do
+    for _, each in ipairs(unheld) do
       if redis.call('HINCRBY', each[1], each[2], -1) <= 0 then redis.call('HDEL', each[1], each[2]) end
     end
   end

@@ -45,7 +45,7 @@ local key = 2
 for m = 1, models_count do
   local model = {
     -- Tier i has its queue at KEYS[queues + 2 * i], and behind it who waits there.
-    bell = KEYS[key + 1], queues = key + 3, edition_key = KEYS[key + 4], edition = false,
+    bell = KEYS[key + 1], queues = key + 3, edition_key = KEYS[key + 4], kept_in = false,
     -- All fields at once: a table that grows is built anew.
     depths = {}, fresh = {}, waiting = 0, limit = tonumber(ARGV[at + m]), keyed = false,
     rate = 0, first_ms = 0, full_ms = 0, full = 1, memory = 0, arrivals = false,
@@ -79,7 +79,7 @@ for c = 1, classes_count do
   local class = {
     model = model, rank = rank, threshold = tonumber(ARGV[at + 3]), quota = tonumber(ARGV[at + 4]), added = 0, own = 0,
     by_preference = 0, by_age = 0, state = false, interval = 0, burst = 0, tag = false, head = '', calm = -1, fresh = fresh,
-    once = ARGV[at + 8] ~= '' and ARGV[at + 8], kept = ARGV[at + 9] == '1', marked = '', times = '',
+    once = ARGV[at + 8] ~= '' and ARGV[at + 8], kept = ARGV[at + 9] == '1', marked = '', mark = '',
   }
   if model.rate > 0 then class.by_preference, class.by_age = drain_factors(model, rule, rank) end
   if class.quota > 0 then
@@ -177,13 +177,32 @@ local function track(rest, deadline, request_key)
   if request_key ~= '' then redis.call('SET', request_key, id, 'PX', keep) end
 end
 
-local over_rate, refusal, refuse, known_before, conclude
+local over_rate, refusal, refuse
+
+-- Of a flush in which some may have been asked before.
+local marks, answers, lasts, names, lead, known_before, conclude
 if any_once then
-  over_rate, refusal, refuse = judges()
-  known_before, conclude = recognition({
-    refusal = refusal, over_rate = over_rate, track = track, id_of = id_of, tats = tats, spent = spent, unheld = {},
-    now = now, most_memory = most_memory, prefix = PREFIX, classes = classes, first = at + 1, channel = ARGV[9 + tiers],
-    asked = KEYS[#KEYS - 2] .. ':', joined = KEYS[#KEYS - 1] .. ':', cached = KEYS[#KEYS] .. ':',
+  names = {asked = KEYS[#KEYS - 2] .. ':', joined = KEYS[#KEYS - 1] .. ':', cached = KEYS[#KEYS] .. ':'}
+  marks, answers = read_questions(at + 1, classes, names)
+  lasts = {}
+  lead = function(question, class, deadline, rest)
+    if class.marked ~= class.head then
+      class.marked = class.head
+      class.mark = (class.rank - 1) .. '0' .. string.sub(class.head, DEADLINE, DEADLINE + 12)
+        .. string.sub(class.head, ENQUEUED, ENQUEUED + 12)
+    end
+    marks[question], lasts[question] = class.mark .. id_of(rest), deadline + GRACE_MS
+  end
+end
+
+local function acquaintance()
+  if not refusal then over_rate, refusal, refuse = judges() end
+  return recognition({
+    over_rate = over_rate, track = track, lead = lead, id_of = id_of, tats = tats, spent = spent, names = names, now = now,
+    most_memory = most_memory, prefix = PREFIX, channel = ARGV[9 + tiers], marks = marks, answers = answers, lasts = lasts,
+    refused = function(class, deadline, queue_limit)
+      if class.model.waiting > class.calm then return refusal(class, deadline, queue_limit) end
+    end,
   })
 end
 
@@ -202,8 +221,11 @@ for i = at + 1, #ARGV, 5 do
     class.head, class.calm = head, calm_of(class, tonumber(deadline), tonumber(limit))
   end
   local why, later
-  if class.once then
+  local question = class.once and ARGV[i + 3]
+  if question and (marks[question] ~= false or answers[question]) then
+    if not known_before then known_before, conclude = acquaintance() end
     why, later = known_before(class, tonumber(deadline), tonumber(limit), i, head)
+    question = false
   elseif model.waiting > class.calm then
     if not refusal then over_rate, refusal, refuse = judges() end
     why, later = refusal(class, tonumber(deadline), tonumber(limit))
@@ -211,7 +233,8 @@ for i = at + 1, #ARGV, 5 do
   if why then
     refuse(class, why, later)
   else
-    if string.byte(rest, 1) == 49 then track(rest, deadline, ARGV[i + 3]) end
+    if string.byte(rest, 1) == 49 then track(rest, deadline, question and '' or ARGV[i + 3]) end
+    if question then lead(question, class, deadline, rest) end
     local fresh, depths, rank = class.fresh, model.depths, class.rank
     fresh[#fresh + 1] = head .. rest
     depths[rank] = depths[rank] + 1
@@ -251,6 +274,14 @@ for state in pairs(spent) do
   redis.call('SET', state, string.format('%.0f', tats[state]), 'PX', math.max(1, math.ceil((tats[state] - now_us) / 1000)))
 end
 
+if lasts then
+  -- Not before all are queued that they speak of.
+  local last, ends
+  for question, keep in pairs(lasts) do
+    if keep ~= last then last, ends = keep, string.format('%.0f', now + keep) end
+    redis.call('SET', names.asked .. question, marks[question], 'PXAT', ends)
+  end
+end
 if conclude then conclude() end
 
 local said = table.concat(statuses)

@@ -91,7 +91,11 @@ def test_a_thousand_at_once_reach_the_model_once(api: Api, question: str) -> Non
     wait_until(counted, what="all but one are counted")
 
 
-def test_a_model_that_is_loaded_anew_is_asked_anew(api: Api, stack: Stack, question: str) -> None:
+def test_a_model_that_is_loaded_anew_is_asked_anew(api: Api, stack: Stack, store: Redis, question: str) -> None:
+    def loads() -> int:
+        return int(store.get("bunch:edition:counting") or 0)
+
+    loaded = loads()
     first, kept = api.infer(question, "counting"), api.infer(question, "counting")
     assert kept.json["metadata"]["cached"]
     assert stack.manage("reload", "counting").returncode == 0
@@ -101,6 +105,7 @@ def test_a_model_that_is_loaded_anew_is_asked_anew(api: Api, stack: Stack, quest
         return bool(again["batch_id"] != first.json["metadata"]["batch_id"])
 
     wait_until(fresh, what="it is computed by what was loaded")
+    wait_until(lambda: loads() == loaded + 2, what="both workers have loaded it")
 
 
 class Held:

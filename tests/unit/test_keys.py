@@ -31,7 +31,7 @@ NAMES = {
     "idempotency": lambda shard: shard.idempotency("0f"),
     "asked": lambda shard: shard.asked("0f"),
     "joined": lambda shard: shard.joined("0f"),
-    "cached": lambda shard: shard.cached("0f"),
+    "cached": lambda shard: shard.cached("0f", "3"),
     "kept": lambda shard: shard.kept(),
     "edition": lambda shard: shard.edition("minilm"),
     "arrivals": lambda shard: shard.arrivals(17),
