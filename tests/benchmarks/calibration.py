@@ -1,0 +1,163 @@
+"""What the machinery costs on this machine: `Overheads` for the simulator, measured apart from what it is to foretell.
+
+Three loads: now and then a request for a model that takes no time (the fixed part of a request's way), and batches of
+64 of a model of 50 ms, sent at once and by callers who wait (what each request of a batch adds to each stretch of the
+way, and how the callers of each batch came back).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import fields
+from statistics import median
+
+import click
+import msgspec
+import numpy as np
+from redis import Redis
+
+from batching.simulator import Arrivals, Callers, Overheads, Recorded
+from tasks.journal import BatchRecord, Journal
+from workers.cli.load import Answer, Load, Run
+
+MAX = 64
+TIMEOUT_S = 9.0
+# Of the model by which batches of 64 are measured.
+FLAT_MS = 50.0
+# For bunch.toml.
+MODELS = f"""
+[models.echo]
+source = "workers.models.echo:Echo"
+max_batch_size = {MAX}
+
+[models.flat]
+source = "workers.models.simulated:Simulated"
+max_batch_size = {MAX}
+max_wait_ms = 2000
+policy = "fixed"
+options = {{ batch_ms = {FLAT_MS}, item_ms = 0 }}
+"""
+
+
+def calibrate(url: str, redis: Redis) -> Overheads:
+    """What the machinery costs: a lone request's way, and what each of 64 in a batch adds to each stretch of it."""
+    drive(url, "echo", Callers(1), 2.0)
+    # Seldom, so that everything has gone to sleep between two, as it does under the loads compared.
+    seldom = drive(url, "echo", Recorded(np.arange(0, 5, 0.07).tolist()), 5.0)
+    fixed_s = median(each.latency_s for each in seldom.answers)
+    once = drive(url, "flat", Recorded(np.repeat(np.arange(0, 4, 0.3), MAX).tolist()), 4.0)
+    # The first of a batch waits in the queue for the last.
+    in_s = median(max(map(_queue_s, batch)) for batch in _batches(once)) / MAX
+    first_s = median(min(each.latency_s for each in batch) for batch in _batches(once))
+    both_s = max(0.0, (first_s - FLAT_MS / 1000 - fixed_s) / MAX - in_s)
+    # What of it is after the model, the workers have written down.
+    stored_ms = [each.reply_ms for each in _records(redis, once)]
+    finish_s = min(both_s, median(stored_ms) / 1000 / MAX)
+    loop = drive(url, "flat", Callers(MAX), 8.0)
+    came = returns(_records(redis, loop))
+    # Those who come back one after the other are not taken in faster than that.
+    in_s = min(in_s, median(apart for _, apart in came))
+    ways = ways_back(came, in_s, finish_s)
+    out_s = median(each for _, each in ways)
+    ends = sorted(min(each.finished_s for each in batch) for batch in _batches(loop) if len(batch) == MAX)
+    cycle_s = median(after - before for before, after in itertools.pairwise(ends))
+    # What is left of a turn of the loop; and no more than callers who do not wait for each other have shown.
+    claim_s = min(both_s - finish_s, max(0.0, (cycle_s - FLAT_MS / 1000 - fixed_s) / MAX - in_s - finish_s - out_s))
+    each_us = " + ".join(f"{each * 1e6:.0f}" for each in (in_s, claim_s, finish_s, out_s))
+    late_ms = np.quantile([finish + out for finish, out in ways], [0.05, 0.95]) * MAX * 1000
+    click.echo(
+        f"{fixed_s * 1000:.2f} ms for a request, and {each_us} µs for each of a batch; "
+        f"{len(ways)} batches of {MAX} were answered within {late_ms[0]:.1f} to {late_ms[1]:.1f} ms",
+        err=True,
+    )
+    # How the fixed part is shared out moves no figure by more than itself: the order is that of the steps' own work.
+    return Overheads(
+        submit_s=0.3 * fixed_s,
+        submit_item_s=in_s,
+        look_s=0.1 * fixed_s,
+        claim_s=0.25 * fixed_s,
+        claim_item_s=claim_s,
+        collect_s=0.15 * fixed_s,
+        reply_s=0.3 * fixed_s,
+        finish_item_s=finish_s,
+        reply_item_s=out_s,
+        ways_back=tuple(ways),
+    )
+
+
+def returns(records: Sequence[BatchRecord]) -> list[tuple[float, float]]:
+    """How callers came back: seconds from a batch's end until the first was in the queue, and from one to the next.
+
+    Args:
+        records: batches of a closed loop, in order; each is made of all who were in the one before it.
+    """
+    found = []
+    for before, after in itertools.pairwise(records):
+        ended_ms = before.claimed_ms + before.wait_ms + before.turn_ms
+        came_ms = [each.enqueued_ms for each in after.members]
+        first_ms, last_ms = min(came_ms), max(came_ms)
+        if first_ms - ended_ms > before.turn_ms:
+            # A batch that was not full is missing here.
+            continue
+        found.append(((first_ms - ended_ms) / 1000, (last_ms - first_ms) / 1000 / (len(came_ms) - 1)))
+    return found
+
+
+def ways_back(came: Sequence[tuple[float, float]], in_s: float, finish_s: float) -> list[tuple[float, float]]:
+    """What of their returns is the answers' way: `Overheads.ways_back`.
+
+    Args:
+        in_s: what a request costs until it is in the queue.
+        finish_s: what it usually costs until its batch is stored; a first who is later than usual makes that longer.
+    """
+    usual_s = median(first for first, _ in came)
+    return [(max(0.0, finish_s + (first - usual_s) / MAX), max(0.0, apart - in_s)) for first, apart in came]
+
+
+def _records(redis: Redis, run: Run) -> list[BatchRecord]:
+    """What the workers have written down of the full batches of a run, in order."""
+    ids = {each.batch_id for each in run.answers}
+    found = [each for each in Journal(redis).records() if each.id in ids and len(each.members) == MAX]
+    return sorted(found, key=lambda each: each.claimed_ms)
+
+
+def _queue_s(answer: Answer) -> float:
+    return float(msgspec.json.decode(answer.body)["metadata"]["queue_ms"]) / 1000
+
+
+def _batches(run: Run) -> list[list[Answer]]:
+    found: dict[str, list[Answer]] = {}
+    for each in run.answers:
+        found.setdefault(each.batch_id, []).append(each)
+    return list(found.values())
+
+
+def pooled(found: Sequence[Overheads]) -> Overheads:
+    """Of several calibrations: the median of each cost, and the ways back of all."""
+    ways = tuple(way for each in found for way in each.ways_back)
+    costs = {
+        field.name: median(getattr(each, field.name) for each in found)
+        for field in fields(Overheads)
+        if field.name != "ways_back"
+    }
+    return Overheads(**costs, ways_back=ways)
+
+
+def drive(url: str, model: str, arrivals: Arrivals, duration_s: float) -> Run:
+    """Send one load to one model; the bodies of the answers are kept for those of `flat`."""
+    run = Run(keep_bodies=model == "flat")
+
+    def body(number: int) -> bytes:
+        return msgspec.json.encode({"model": model, "input": f"request {number}"})
+
+    load = Load(url, body, TIMEOUT_S, run)
+    if isinstance(arrivals, Callers):
+        asyncio.run(load.closed(arrivals.callers, duration_s=duration_s))
+    else:
+        assert isinstance(arrivals, Recorded)
+        asyncio.run(load.at(arrivals.at_s))
+    time.sleep(0.3)
+    return run
