@@ -22,7 +22,8 @@ _RATE_OVER_S = 5
 class ExecutorRow(msgspec.Struct, frozen=True):
     """One executor, as its worker reports it. `busy` is the fraction of the last second spent in the model.
 
-    `safe_size` is the largest batch that its device's memory had room for, None while any will do.
+    `safe_size` is the largest batch that its device's memory had room for, None while any will do. As learnt from the
+    last dozen batches, None before: `one_ms` is what one of one request takes, `rate_rps` what full ones come to.
     """
 
     model: str
@@ -35,6 +36,8 @@ class ExecutorRow(msgspec.Struct, frozen=True):
     pid: int | None = None
     breaker: str = "closed"
     safe_size: int | None = None
+    one_ms: float | None = None
+    rate_rps: float | None = None
 
 
 class WorkerRow(msgspec.Struct, frozen=True):

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 # Far more than anything here takes: it turns a hang into a failure.
 PATIENCE_S = 90.0
-_PAUSE_S = 0.02
+# Between two looks: short at first, and soon as long as one that costs its server something may be repeated.
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.005, 0.05
 
 Found = TypeVar("Found")
 
@@ -24,13 +25,14 @@ def wait_until(
     Raises:
         AssertionError: it did not come true within `patience_s`.
     """
-    deadline = time.monotonic() + patience_s
+    deadline, pause_s = time.monotonic() + patience_s, _FIRST_PAUSE_S
     while not (found := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(
                 f"not within {patience_s:g} s: {what() if callable(what) else what or _place(condition)}"
             )
-        time.sleep(_PAUSE_S)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, _LAST_PAUSE_S)
     return found
 
 

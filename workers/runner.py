@@ -26,7 +26,7 @@ from redis.exceptions import RedisError
 from batching.breaker import SharedBreaker
 from batching.executor import ExecutorState
 from batching.loop import ClaimLoop
-from batching.policy import Learner, name_of
+from batching.policy import Learner, Pace, name_of
 from batching.ports import FollowUp, Observer
 from batching.priorities import PriorityLists
 from batching.registry import ModelPace, WorkerRegistry, make_worker_id, model_pace
@@ -288,6 +288,7 @@ class WorkerRunner:
                 executor.pid,
                 self._breakers[model.name].state.value,
                 loop.safe_size,
+                *_speed(loop.pace, loop.safe_size or model.max_batch_size),
             )
             for (model, executor), loop in zip(self._executors, self._loops, strict=True)
         )
@@ -337,3 +338,8 @@ def _in_parallel(calls: list[Callable[[], None]]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def _speed(pace: Pace, size: int) -> tuple[float | None, float | None]:
+    """Milliseconds of a batch of one, and requests a second in batches of `size`."""
+    return (round(pace.seconds(1) * 1000, 1), round(pace.rate(size), 1)) if pace.known else (None, None)

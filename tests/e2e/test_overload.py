@@ -7,10 +7,12 @@ that a slow machine would miss.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -53,6 +55,10 @@ def offer(
     return {tier: answers_of(run, tier) for tier in Tier}
 
 
+def executors(stack: Stack) -> list[dict[str, Any]]:
+    return [each for row in json.loads(stack.manage("workers", "--json").stdout) for each in row["models"]]
+
+
 def served(answers: list[Answer]) -> float:
     return sum(each.status == 200 for each in answers) / len(answers)
 
@@ -69,6 +75,10 @@ def test_at_150_percent_the_lowest_tier_pays(own: Stack) -> None:
     medians = {tier: sorted(each.latency_s for each in mine if each.status == 200) for tier, mine in answers.items()}
     enterprise, free = (medians[tier][len(medians[tier]) // 2] for tier in (Tier.ENTERPRISE, Tier.FREE))
     assert enterprise < free
+    for executor in executors(own):
+        # A batch takes no less than it is told to; how much more is the machine's affair.
+        assert executor["one_ms"] >= 1000 * BATCH_S - 1
+        assert 0 < executor["rate_rps"] <= BATCH / BATCH_S + 1
     with connected(own.port) as api:
         shed = [line for line in api.get("/metrics").body.decode().splitlines() if line.startswith("bunch_shed_total{")]
     assert any('reason="pressure"' in line and 'tier="free"' in line for line in shed)

@@ -46,8 +46,9 @@ def api(stack: Stack) -> Iterator[Api]:
         yield api
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not for longer: its event loop counts as running meanwhile, and other tests have loops of their own."""
     path = chromium()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])

@@ -121,6 +121,8 @@ def _workers_table(fleet: Fleet) -> RenderableType:
             ("executor state", lambda pair: pair[1].state if pair[1] else "–"),
             ("busy %", lambda pair: pair[1].busy * 100 if pair[1] else 0.0),
             ("batches", lambda pair: pair[1].batches if pair[1] else 0),
+            ("one takes ms", lambda pair: _learnt(pair[1] and pair[1].one_ms)),
+            ("can do /s", lambda pair: _learnt(pair[1] and pair[1].rate_rps)),
             ("breaker", lambda pair: pair[1].breaker if pair[1] else "–"),
             ("safe batch", lambda pair: (pair[1] and pair[1].safe_size) or "–"),
         ],
@@ -193,3 +195,7 @@ def _remarks(row: dict[str, Any]) -> str:
 def _errors(rows: list[WorkerRow]) -> list[str]:
     failed: list[ExecutorRow] = [each for row in rows for each in row.models if each.error]
     return [f"\n{each.executor} did not start:\n{each.error}" for each in failed]
+
+
+def _learnt(value: float | None) -> float | str:
+    return "–" if value is None else value

@@ -217,6 +217,8 @@ export function workers(now) {
     { cell: of((each) => each.state), level: of((each) => (each.state === "failed" ? "bad" : each.state === "ready" ? "" : "warn"), "") },
     { cell: of((each) => html("span", {}, html("span", { class: "meter", "aria-hidden": "true" }, parts("", [["fill c1", each.busy]], "")), percent(each.busy, 0))) },
     { ...CELL, cell: of((each) => count(each.batches)) },
+    { ...CELL, cell: of((each) => (each.one_ms === null ? "–" : `${short(each.one_ms)} ms`)) },
+    { ...CELL, cell: of((each) => (each.rate_rps === null ? "–" : count(each.rate_rps))) },
     { ...CELL, cell: of((each) => count(each.restarts)), level: of((each) => (each.restarts ? "warn" : ""), "") },
     { cell: of((each) => each.breaker), level: of((each) => (each.breaker === "closed" ? "" : "bad"), "") },
     { class: "bare", cell: ({ worker, first }) => (first && worker.node ? drain(worker) : "") },
