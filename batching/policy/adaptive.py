@@ -14,6 +14,9 @@ from batching.policy.slo import sparing
 _QUICK_S = 0.01
 # Of the time in which half of the callers are back: until the last of them has been taken.
 _LAST = 1.5
+# Of the usual share, and at most, where the number of callers is not known.
+_LESS = 2 / 3
+_LESS_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ class Adaptive:
         return min(max(self.least_s, share_s), self.max_wait_s)
 
     def _share_s(self, queue: QueueView) -> float:
-        return min(max(self.least_s, self.gather * queue.batch_s), self.max_wait_s)
+        """Where it is not known how many come. A long wait would see to it that many do, whoever they are."""
+        return min(max(self.least_s, _LESS * self.gather * queue.batch_s), self.max_wait_s, _LESS_S)
 
     def _go(self, queue: QueueView, now: float, most: int) -> Dispatch:
         planned = plan(queue, now, most, queue.due_at)

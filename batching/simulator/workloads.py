@@ -99,4 +99,6 @@ WORKLOADS = (
     Workload("many callers", "256 callers, a model of 50 ms a batch", Callers(256), ANSWERS, service=FLAT_MODEL),
     Workload("thinking", "100 callers who think for 50 ms", Callers(100, 0.05), MEAN),
     Workload("two executors", "1,200 requests/s on two", Poisson(1200), MEAN, executors=2),
+    Workload("six executors", "1,000 requests/s on six, a model of 50 ms a batch", Poisson(1000), MEAN,
+             service=FLAT_MODEL, executors=6),
 )  # fmt: skip
