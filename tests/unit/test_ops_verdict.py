@@ -62,6 +62,14 @@ def test_when_all_is_well_there_is_nothing_to_say() -> None:
         ({"workers": (worker(executor(), executor(state="failed", error="x\nNoGpu: none")),)}, "warn", "NoGpu"),
         ({"workers": (worker(executor(breaker="open")),)}, "warn", "breaker open"),
         ({"workers": (worker(executor(busy=0.97)),)}, "warn", "busy 97%"),
+        (
+            {
+                "workers": (worker(executor(busy=0.97, rate_rps=100.0)),),
+                "queues": (QueueRow("a", "free", 1, 10, 60.0), QueueRow("a", "paid", 1, 1, 35.0)),
+            },
+            "warn",
+            "busy 97% of the time: 95 requests a second are let in, and they can do 100",
+        ),
         ({"before": 3}, "warn", "1 of 3 workers"),
         (
             {"workers": (worker(executor()), worker(state="drained")), "healthy": (worker(executor()),)},
@@ -96,6 +104,12 @@ def test_what_callers_notice_comes_first() -> None:
         )
     ]
     assert levels == ["bad", "warn", "warn"]
+
+
+def test_busy_with_small_batches_is_no_finding() -> None:
+    """A policy that lets nobody wait keeps an executor busy at a third of what it can do."""
+    busy = worker(executor(busy=0.97, rate_rps=100.0))
+    assert found(workers=(busy,), queues=(QueueRow("a", "free", 1, 10, 30.0),)) == []
 
 
 def test_the_status_is_that_of_the_health_page() -> None:

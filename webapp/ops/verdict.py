@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from config.tiers import Tier
-from tasks.fleet import QueueRow, WorkerRow, breakers, ready_models
+from tasks.fleet import ExecutorRow, QueueRow, WorkerRow, breakers, ready_models
 from tasks.slo import Objective
 
 # Google's SRE workbook: at this rate an hour uses up a fiftieth of thirty days' budget, and somebody is woken.
@@ -53,7 +53,7 @@ def findings(
         *_burning(standings),
         *_waiting(queues, objectives),
         *_broken(healthy),
-        *_busy(healthy),
+        *_busy(healthy, queues),
     ]
     return sorted(found, key=lambda each: each.level != "bad")
 
@@ -147,17 +147,27 @@ def _broken(healthy: Sequence[WorkerRow]) -> list[Finding]:
     return found
 
 
-def _busy(healthy: Sequence[WorkerRow]) -> list[Finding]:
-    busy: dict[str, list[float]] = {}
+def _busy(healthy: Sequence[WorkerRow], queues: Sequence[QueueRow]) -> list[Finding]:
+    """Which models have no room left.
+
+    Busy alone is no sign of it: a policy that lets nobody wait keeps executors busy with small batches long before that,
+    and these grow as more arrives.
+    """
+    ready: dict[str, list[ExecutorRow]] = {}
     for worker in healthy:
         for each in worker.models:
             if each.state == "ready":
-                busy.setdefault(each.model, []).append(each.busy)
-    return [
-        Finding("warn", f"{model}: executors are busy {sum(each) / len(each):.0%} of the time.", "workers")
-        for model, each in busy.items()
-        if sum(each) / len(each) > _BUSY
-    ]
+                ready.setdefault(each.model, []).append(each)
+    found = []
+    for model, rows in ready.items():
+        busy = sum(each.busy for each in rows) / len(rows)
+        rates = [each.rate_rps for each in rows if each.rate_rps]
+        can_rps = sum(rates) if len(rates) == len(rows) else 0.0
+        come_rps = sum(row.arrival_rps for row in queues if row.model == model)
+        if busy > _BUSY and come_rps >= _BUSY * can_rps:
+            known = f": {come_rps:,.0f} requests a second are let in, and they can do {can_rps:,.0f}" if can_rps else ""
+            found.append(Finding("warn", f"{model}: executors are busy {busy:.0%} of the time{known}.", "workers"))
+    return found
 
 
 def _number(count: int, noun: str) -> str:
