@@ -150,8 +150,8 @@ def _broken(healthy: Sequence[WorkerRow]) -> list[Finding]:
 def _busy(healthy: Sequence[WorkerRow], queues: Sequence[QueueRow]) -> list[Finding]:
     """Which models have no room left.
 
-    Busy alone is no sign of it: a policy that lets nobody wait keeps executors busy with small batches long before that,
-    and these grow as more arrives.
+    Busy alone is no sign of it: a policy that lets nobody wait keeps executors busy with small batches long before
+    then, and these grow as more arrives.
     """
     ready: dict[str, list[ExecutorRow]] = {}
     for worker in healthy:
