@@ -46,9 +46,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_memory_bytes: NaturalInt = 0
     direct: bool = False
     direct_concurrency: PositiveInt = 16
-    # That equal requests have equal answers is for whoever serves the model to say.
+    # Equal requests have equal answers: one that was given lately is given again. `collapse` alone: only to those who
+    # ask at the same time.
+    cache: bool = True
     collapse: bool = False
-    cache: bool = False
     options: dict[str, Any] = {}
     # JSON Schemas; a string is a file beside `bunch.toml`, which `load_settings` has put in its place.
     input_schema: dict[str, Any] | str | None = None

@@ -16,6 +16,7 @@ from typing import Any
 from tests.benchmarks.shapes import input_output
 from tests.benchmarks.system import Model, System
 from tests.benchmarks.verify import NotReadyError
+from tests.configs import uncached
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +47,8 @@ class Bunch(System):
 
     On two cores, which the load generator shares, a second web process takes more than it gives: 9,680 requests/s
     against 10,970 (no-op model, 256 connections, two rounds in turns).
+
+    Without a cache, as all the others are.
     """
 
     name = "bunch"
@@ -65,7 +68,7 @@ class Bunch(System):
 
     def launch_with(self, config: str, settings: Mapping[str, str], *, flower: bool = False) -> None:
         path = self.folder / "bunch.toml"
-        path.write_text(config)
+        path.write_text(uncached(config))
         self.processes.start(
             "up",
             [

@@ -78,7 +78,7 @@ class Ledger:
 
     def __init__(self, redis: Redis, model: str) -> None:
         self._model = model
-        settings = Settings(models={model: ModelSettings(name=model, source="not:Asked")}, admission="off")
+        settings = Settings(models={model: ModelSettings(name=model, source="not:Asked", cache=False)}, admission="off")
         self._line = Line(redis)
         self._outbox = Outbox(redis, "ledger", Rules(settings, KEYS), lambda pending, value: None, KEYS)
         self._look = Script(_LOOK)

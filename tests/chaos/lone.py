@@ -11,6 +11,7 @@ from pathlib import Path
 from redis import Redis
 
 from tasks.fleet import Fleet
+from tests.configs import uncached
 from tests.e2e.stack import ROOT
 from tests.waiting import wait_until
 
@@ -22,7 +23,7 @@ class LoneWorkers:
 
     def __init__(self, folder: Path, config: str, url: str, redis: Redis, **settings: object) -> None:
         self._config = folder / "bunch.toml"
-        self._config.write_text(config)
+        self._config.write_text(uncached(config))
         given = {"redis_url": url, "state_dir": folder / "var", "lease_ttl_ms": int(LEASE_TTL_S * 1000)} | settings
         self._environment = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
         self._environment |= {f"BUNCH_{name.upper()}": str(value) for name, value in given.items()}

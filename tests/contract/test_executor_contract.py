@@ -39,7 +39,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
         name = "Puppet" if until is None else "LoadsLater"
         options = {} if until is None else {"until": str(until)}
         source = f"tests.fakes.models:{name}"
-        return ProcessExecutor(ModelSettings(name="m", source=source, options=options), 0)
+        return ProcessExecutor(ModelSettings(name="m", source=source, cache=False, options=options), 0)
 
     def build(until: Path | None = None) -> Executor:
         made.append(inline(until) if request.param == "inline" else process(until))

@@ -15,6 +15,7 @@ import psutil
 from redis import Redis
 
 from config.redis import connect
+from tests.configs import uncached
 from tests.waiting import PATIENCE_S, wait_until
 from workers.supervisor import state
 
@@ -82,7 +83,7 @@ class Stack:
     def __init__(self, folder: Path, models: str = MODELS) -> None:
         self._folder = folder
         self.config_file = folder / "bunch.toml"
-        self.config_file.write_text(models)
+        self.config_file.write_text(uncached(models))
         self.state_dir = folder / "var"
         self._output = folder / "output.txt"
         self._process: subprocess.Popen[bytes] | None = None

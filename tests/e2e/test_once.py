@@ -58,7 +58,7 @@ def test_a_caller_may_want_it_computed(api: Api, question: str, control: str) ->
     assert kept.json["results"][0]["output"] == first.json["output"]
 
 
-def test_a_model_that_did_not_ask_for_it_computes_each(api: Api, question: str) -> None:
+def test_a_model_without_a_cache_computes_each(api: Api, question: str) -> None:
     answers = [api.infer(question, "moody") for _ in range(2)]
     assert not any(each.json["metadata"]["cached"] for each in answers)
     assert len({each.json["metadata"]["batch_id"] for each in answers}) == 2

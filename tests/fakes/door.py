@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 def settings_for(**values: object) -> Settings:
     depth = cast("int", values.pop("max_queue_depth", 20_000))
-    model = ModelSettings(name=MODEL, source="tests:Nothing", max_queue_depth=depth)
+    model = ModelSettings(name=MODEL, source="tests:Nothing", max_queue_depth=depth, cache=False)
     return Settings(models={MODEL: model}, default_model=MODEL, **values)  # type: ignore[arg-type]
 
 

@@ -35,10 +35,10 @@ LONG_S = 30.0
 
 def settings_for(url: str) -> Settings:
     models = {
-        name: ModelSettings(name=name, source="tests:Nothing", max_queue_depth=depth)
+        name: ModelSettings(name=name, source="tests:Nothing", max_queue_depth=depth, cache=False)
         for name, depth in ((SERVED, 20_000), (NOBODY, 20_000), (SMALL, 3))
     }
-    models[SHARED] = ModelSettings(name=SHARED, source="tests:Nothing", collapse=True)
+    models[SHARED] = ModelSettings(name=SHARED, source="tests:Nothing", cache=False, collapse=True)
     models[KEPT] = ModelSettings(name=KEPT, source="tests:Nothing", cache=True)
     return Settings(redis_url=url, models=models, default_model=SERVED)
 

@@ -14,6 +14,7 @@ from redis import Redis
 
 from config.keys import TASK_NAME
 from tasks.fleet import Fleet, ready_models
+from tests.configs import uncached
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
@@ -71,7 +72,7 @@ def bunch_worker(
 ) -> CeleryProcess:
     """Our worker over `models`, the text of a bunch.toml. `start` it, then `wait_for_models`."""
     config = folder / f"{name}.toml"
-    config.write_text(models)
+    config.write_text(uncached(models))
     named = {f"BUNCH_{key.upper()}": str(value) for key, value in settings.items()}
     return CeleryProcess(
         folder,

@@ -27,6 +27,7 @@ source = "tests.integration.celery_witness:Witness"
 options = {{ path = "{seen}" }}
 policy = "idle"
 timeout_ms = 30000
+cache = false
 """
 
 

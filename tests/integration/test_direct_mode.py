@@ -19,6 +19,7 @@ import pytest
 
 from config.errors import SettingsError
 from config.settings import load_settings
+from tests.configs import uncached
 from tests.integration.celery_harness import PATIENCE_S, ROOT
 from tests.valkey import PrivateValkey, free_port
 from tests.waiting import wait_until
@@ -117,7 +118,7 @@ class Frontend:
 
     def __init__(self, folder: Path, valkey: PrivateValkey, models: str) -> None:
         self.port = free_port()
-        (folder / "bunch.toml").write_text(models)
+        (folder / "bunch.toml").write_text(uncached(models))
         self._log = folder / "web.log"
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
         self._environment = inherited | {

@@ -36,7 +36,9 @@ def build() -> Iterator[Start]:
         on_change: Callable[[], None] | None = None,
         **settings: Any,
     ) -> ProcessExecutor:
-        made.append(ProcessExecutor(ModelSettings(name="m", source=source, **settings), 0, on_change=on_change))
+        made.append(
+            ProcessExecutor(ModelSettings(name="m", source=source, cache=False, **settings), 0, on_change=on_change)
+        )
         return made[-1]
 
     yield make

@@ -43,6 +43,7 @@ def test_callers_are_drawn_by_their_weight() -> None:
 
 def test_without_a_mix_there_is_one_caller_without_a_tier() -> None:
     assert callers_of(None, ()) == [Caller()]
+    assert callers_of(None, (), cache=False) == [Caller(headers={"Cache-Control": "no-cache"})]
     assert callers_of(None, ("s3cret=",)) == [Caller(headers={"Authorization": "Bearer s3cret="})]
 
 

@@ -23,7 +23,7 @@ values = st.recursive(
 
 
 def recogniser(**about: object) -> Recogniser:
-    model = ModelSettings(**{"name": "m", "source": "a:B", **about})  # type: ignore[arg-type]
+    model = ModelSettings(**{"name": "m", "source": "a:B", "cache": False, **about})  # type: ignore[arg-type]
     return Recogniser(Settings(models={"m": model}, default_model="m"), Shard())
 
 
@@ -105,6 +105,18 @@ def test_who_shares_keeps_nothing_and_who_keeps_shares() -> None:
     assert nothing is not None
     assert (bool(nothing.question), nothing.keep_ms) == (True, 0)
     assert read_mark(keeps.mark) == (keeps.question, 300_000)
+
+
+def test_answers_are_kept_unless_their_model_says_otherwise() -> None:
+    models = {
+        "says nothing": ModelSettings(name="says nothing", source="a:B"),
+        "draws lots": ModelSettings(name="draws lots", source="a:B", cache=False),
+    }
+    of = Recogniser(Settings(models=models), Shard()).of
+    kept = of("says nothing", b"1", NO_PARAMETERS, "")
+    assert kept is not None
+    assert kept.keep_ms == 300_000
+    assert of("draws lots", b"1", NO_PARAMETERS, "") is None
 
 
 def test_a_call_of_many_is_another_with_one_more() -> None:

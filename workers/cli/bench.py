@@ -63,6 +63,7 @@ _TIERS = tuple(tier.value for tier in TIERS)
 @click.option(
     "--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw the run: FILE.png or .svg."
 )
+@click.option("--cache", is_flag=True, help="Kept answers will do.  [default: each request is computed]")
 @json_option
 def bench(
     rps: float | None,
@@ -78,12 +79,14 @@ def bench(
     mix: str | None,
     keys: tuple[str, ...],
     plot_file: Path | None,
+    cache: bool,
     as_json: bool,
 ) -> None:
     """Load a running stack and measure. Exit 1 when nothing was answered with 200.
 
-    Percentiles are of the 200s and corrected for coordinated omission; mean batch is requests per batch. When the
-    client and not the server is the limit, that is said: then use more of them, on other machines.
+    Each request is computed, whatever is kept of earlier runs, unless --cache is given. Percentiles are of the 200s and
+    corrected for coordinated omission; mean batch is requests per batch. When the client and not the server is the
+    limit, that is said: then use more of them, on other machines.
     """
     if rps is not None and concurrency is not None:
         raise click.UsageError("--rps and --concurrency exclude each other: an open or a closed loop")
@@ -91,7 +94,7 @@ def bench(
         raise click.UsageError("--burst goes with --rps: only an open loop has arrivals of its own")
     if plot_file is not None and plot_file.suffix not in FORMATS:
         raise click.BadParameter(f"must end in {' or '.join(FORMATS)}", param_hint="--plot")
-    callers = callers_of(mix, keys)
+    callers = callers_of(mix, keys, cache=cache)
     target = (url or _running_url()).rstrip("/") + "/v1/inference"
     raise_file_limit()
     run = Run()
@@ -163,21 +166,27 @@ class _Test:
         )
 
 
-def callers_of(mix: str | None, keys: tuple[str, ...]) -> list[Caller]:
-    """From `enterprise=1,paid=3` and `paid=SECRET` or `SECRET`. Raises click.BadParameter."""
+def callers_of(mix: str | None, keys: tuple[str, ...], *, cache: bool = True) -> list[Caller]:
+    """From `enterprise=1,paid=3` and `paid=SECRET` or `SECRET`. Without `cache` they want each computed.
+
+    Raises:
+        click.BadParameter: with the option that is wrong.
+    """
     secrets = dict(_secret(each) for each in keys)
     weights = _weights(mix) if mix else {}
     if stray := [tier for tier in secrets if tier and tier not in weights]:
         raise click.BadParameter(f"{stray[0]} is not in --mix", param_hint="--key")
     if not weights:
-        return [Caller(headers=_headers("", secrets))]
-    return [Caller(tier, _headers(tier, secrets), weight) for tier, weight in weights.items()]
+        return [Caller(headers=_headers("", secrets, cache))]
+    return [Caller(tier, _headers(tier, secrets, cache), weight) for tier, weight in weights.items()]
 
 
-def _headers(tier: str, secrets: Mapping[str, str]) -> dict[str, str]:
+def _headers(tier: str, secrets: Mapping[str, str], cache: bool) -> dict[str, str]:
     """With a key of its own a tier is the key's; without, the caller names it, as one may where auth is off."""
     secret = secrets.get(tier) or secrets.get("")
     named = {"X-Tier": tier} if tier and tier not in secrets else {}
+    if not cache:
+        named["Cache-Control"] = "no-cache"
     return named | ({"Authorization": f"Bearer {secret}"} if secret else {})
 
 
