@@ -21,6 +21,7 @@ from config.tiers import TIERS, Tier
 from tasks.once import Once
 from tasks.results import CeleryCodec
 from tests.fakes.door import MODEL, Door
+from tests.fakes.messages import celery_message
 
 KEYS = Shard()
 CODEC = CeleryCodec(60_000)
@@ -176,5 +177,27 @@ def test_the_outcome_of_the_first_is_stored_whatever_is_wrong_with_the_others(re
     request = CODEC.decode(claim.entries[0])
     assert store.finish("b1", [CODEC.encode(request, Cancelled(), info)], last=True)
     assert msgspec.json.decode(redis.get(KEYS.result(first.task_id)))["status"] == "REVOKED"
+    door.close()
+    redis.flushdb()
+
+
+@pytest.mark.parametrize("place", [0, 1, 250, 499, 500])
+def test_one_who_moves_up_is_found_in_a_long_queue(redis: Redis, place: int) -> None:
+    door = Door(redis, admission="off")
+    queue = KEYS.queue(MODEL, Tier.FREE)
+    once = Once(question=f"{9:064x}")
+    sent = [door.request(Tier.FREE) for _ in range(500)]
+    sent.insert(place, structs.replace(door.request(Tier.FREE), once=once))
+    for start in range(0, len(sent), 50):
+        door.flush(sent[start : start + 50])
+    # Anybody's, in the middle, and one that came back to the head.
+    redis.linsert(queue, "BEFORE", redis.lindex(queue, 200), celery_message())
+    redis.rpush(queue, redis.lpop(queue) if place < 500 else b"{}")
+    door.flush([structs.replace(door.request(Tier.ENTERPRISE), once=once)])
+    left = b"".join(redis.lrange(queue, 0, -1))
+    assert sent[place].task_id.encode() + b'"' not in left
+    assert redis.llen(queue) == len(sent) + (place == 500)
+    assert redis.llen(KEYS.queue(MODEL, Tier.ENTERPRISE)) == 1
+    assert redis.hlen(KEYS.joined(once.question)) == 1
     door.close()
     redis.flushdb()
