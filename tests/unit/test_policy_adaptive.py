@@ -40,6 +40,15 @@ def test_the_first_of_a_crowd_is_joined_by_the_others() -> None:
     assert POLICY.decide(QueueView(None, recent=48, batch_s=0.05, learnt=crowds), 5.0) == Look()
 
 
+def test_where_nobody_knows_how_many_come_the_wait_is_short() -> None:
+    """Long ones would deceive several executors: in 20 ms as many come as if they had come back."""
+    crowds, slow = Learnt(returning=0.0, company=0.9), Adaptive(64, 0.05)
+    first = QueueView(1, oldest_at=5.0, free_at=0.0, batch_s=0.2, recent=48, learnt=crowds)
+    assert slow.decide(first, 5.001) == Wait(until=5.01)
+    # A loop has just begun.
+    assert slow.decide(QueueView(1, oldest_at=5.0, free_at=5.0, batch_s=0.2, recent=48), 5.001) == Wait(until=5.01)
+
+
 def known(a_s: float, b_s: float, callers: int, back_s: float = 0.01) -> Learnt:
     return Learnt(returning=1.0, callers=callers, back_s=back_s, time=BatchTime(a_s, b_s, weight=20.0))
 
