@@ -63,11 +63,14 @@ class MessageWriter:
     def rest(self, out: Outgoing, now_epoch_s: float) -> bytes:
         """The message from the tracked mark of its stamp on; the submit script puts the stamp's head in front.
 
-        What protocol 2 calls optional is left out: three hundred bytes that would be written to disk twice.
+        What protocol 2 calls optional is left out: two hundred bytes that would be written to disk twice.
         """
         task_id = out.task_id
         tag = NO_KEY if out.quota is None else out.quota.tag
-        body = f'[[{out.input.decode()}],{{"parameters":{out.parameters.decode()}}},{{}}]'
+        body = (
+            f'[[{out.input.decode()}],{{"parameters":{out.parameters.decode()}}},'
+            '{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
+        )
         # Rounded up to whole seconds: the stamp is what Bunch goes by, this header is for other Celery workers.
         # Of no use to a worker but to say in the ledger whose it was.
         owned = f'"bunch_owner":{_encode(out.owner).decode()},' if out.owner else ""

@@ -55,8 +55,7 @@ def test_our_message_is_kombus_and_protocol_2(kombu_message) -> None:
     args, kwargs, embed = message.payload
     assert args == [{"text": "é"}]
     assert kwargs == {"parameters": {"k": 1}}
-    # Nothing follows; Celery takes what is not there for None.
-    assert embed == {}
+    assert embed == {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
 def test_our_message_makes_a_celery_request(kombu_message) -> None:
