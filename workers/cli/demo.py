@@ -44,6 +44,8 @@ _SHOWN = (3, 10, 34, 60, 70, 120)
 _MIN_SAME_TOPIC = 0.5
 _RECOMPUTED = 8
 _MIN_COSINE = 0.999
+# Of both in the same way: by itself the model leaves a core to the others, of two that is half.
+_CORES = len(os.sched_getaffinity(0))
 _CONFIG = f"""\
 default_model = "{_BATCHED}"
 
@@ -54,10 +56,12 @@ admission = "off"
 
 [models.{_BATCHED}]
 source = "workers.models.minilm:MiniLM"
+options = {{ threads = {_CORES} }}
 max_batch_size = 64
 
 [models.{_SINGLE}]
 source = "workers.models.minilm:MiniLM"
+options = {{ threads = {_CORES} }}
 max_batch_size = 1
 """
 

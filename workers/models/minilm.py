@@ -25,9 +25,6 @@ MAX_TOKENS = 256
 MAX_CHARS_PER_TOKEN = 20
 # CLS and SEP, which frame every text.
 _FRAME_TOKENS = 2
-# Threads wait for each other at each step. Where the steps are short, one that shares its core with the frontend costs
-# more than it does: with one sentence on two busy cores, 15 a second instead of 100; with 64, 500 instead of 290.
-_MANY_TOKENS = 256
 # Float32 says no more about numbers of this size, and each digit is a byte on its way through Redis.
 _DECIMALS = 7
 
@@ -36,13 +33,11 @@ class MiniLM:
     """Refuses, each on its own: what is no string, empty texts, texts over `max_tokens` (at most 512).
 
     Args:
-        threads: CPU threads of one batch; 0: all cores that this process may use for a large batch, all but one, which
-            the worker, Redis and the frontend need, for a small one.
+        threads: CPU threads of one batch; 0: all cores that this process may use but one, which the worker, Redis
+            and the frontend need.
     """
 
     _encoder: BertEncoder
-    # Threads for small batches, and for large ones.
-    _cores: tuple[int, int]
     _tokenizer: Tokenizer
 
     def __init__(self, max_tokens: int = MAX_TOKENS, threads: int = 0) -> None:
@@ -58,8 +53,8 @@ class MiniLM:
 
         from workers.models.bert import BertEncoder
 
-        cores = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
-        self._cores = (self._threads, self._threads) if self._threads else (max(1, cores - 1), cores)
+        spare = min(torch.get_num_threads(), len(os.sched_getaffinity(0)) - 1)
+        torch.set_num_threads(self._threads or max(1, spare))
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         folder = get_model_path()
@@ -100,15 +95,9 @@ class MiniLM:
                 sequences.append(ids)
                 places.append(place)
         if sequences:
-            self._use_cores(sum(map(len, sequences)))
             vectors = self._encoder.embed(sequences).double().round(decimals=_DECIMALS).tolist()
             for place, vector in zip(places, vectors, strict=True):
                 outputs[place] = vector
-
-    def _use_cores(self, tokens: int) -> None:
-        import torch
-
-        torch.set_num_threads(self._cores[tokens >= _MANY_TOKENS])
 
     def _refuse(self, value: object) -> InputRejected | None:
         if not isinstance(value, str):
