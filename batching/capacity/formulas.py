@@ -80,8 +80,8 @@ def batches(rps: float, executors: int, max_batch_size: int, batch_s: float) -> 
     return Queueing(executors, rps / max_batch_size * batch_s, batch_s, 1 / max_batch_size)
 
 
-# Measured: commands that Redis runs, those inside the scripts included, per request and per batch with its flush;
-# docs/architecture.md has the table.
+# Measured on a server without MSETEX: commands that Redis runs, those inside the scripts included, per request and per
+# batch with its flush. docs/architecture.md has a table with it.
 _COMMANDS_PER_REQUEST = 1.05
 _COMMANDS_PER_BATCH = 45.0
 _SCRIPTS_PER_BATCH = 4.5

@@ -133,7 +133,7 @@ def _show(found: Plan, options: dict[str, Any], live: Live | None) -> None:
         ("  raw, at 70 % …", f"{found.raw:,}, {found.by_formula:,}", "rate / rate of one, and over the headroom"),
         ("web processes", f"{found.web_processes:,}", f"rate / {options['web_rps']:,.0f} / {options['headroom']}"),
         ("connections", f"{found.connections:,}", "rate × latency"),
-        ("Redis commands/s", f"{found.redis.commands_per_s:,.0f}", "1 per request, 45 per batch, inside scripts too"),
+        ("Redis commands/s", f"{found.redis.commands_per_s:,.0f}", "1 per request and 45 per batch; with MSETEX fewer"),
         ("Redis calls/s", f"{found.redis.round_trips_per_s:,.0f}", "scripts and bells"),
         ("Redis memory", f"{found.redis.memory_bytes / 2**20:,.0f} MiB", "rate × size × time kept, and what waits"),
         ("queueing", f"{found.queueing_wait_s * 1000:,.1f} ms", "a full batch for a free GPU, by Allen and Cunneen"),
