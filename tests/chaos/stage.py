@@ -86,7 +86,7 @@ class Stage(Stack):
         extra = {f"BUNCH_{key.upper()}": str(value) for key, value in settings.items()}
         with (self.state_dir / "log" / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "manage.py", role, f"--config={self._config}", *options],
+                [sys.executable, "manage.py", role, self.config, *options],
                 cwd=ROOT, env=self._environment | extra, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
