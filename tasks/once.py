@@ -11,7 +11,7 @@ and keys are their owner's: how long another one's answer takes would tell what 
 
 from __future__ import annotations
 
-from binascii import b2a_base64
+from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -114,7 +114,7 @@ class Recogniser:
             return Once(claim, fingerprint)
         # One call and no lengths but two: what stands before the input has a length of its own, or ends in one.
         words = b"%b%d:%d:%b%b%b" % (asked, len(owner), len(parameters), owner.encode(), parameters, input)
-        question = b2a_base64(sha256(words).digest()[:_QUESTION_BYTES], newline=False).decode()
+        question = urlsafe_b64encode(sha256(words).digest()[:_QUESTION_BYTES]).decode()
         return Once(claim, fingerprint, question, self._keep_ms[model])
 
 
