@@ -22,7 +22,7 @@ from config.errors import Problem, SettingsError, not_of_kind
 from config.schema import ModelSettings, Settings
 from config.tiers import Tier
 
-__all__ = ["PREFIX", "ModelSettings", "Settings", "is_loopback", "load_settings"]
+__all__ = ["PREFIX", "ModelSettings", "Settings", "file_is_named", "is_loopback", "load_settings"]
 
 PREFIX = "BUNCH_"
 DEFAULT_CONFIG_FILE = "bunch.toml"
@@ -43,6 +43,11 @@ _MODEL_TYPES: dict[str, Any] = {
 }
 # BUNCH_CONFIG names the file; it is read before the settings that the file may hold.
 _OTHER_NAMES = {"config"}
+
+
+def file_is_named() -> bool:
+    """Whether the environment says which file holds models and settings."""
+    return bool(os.environ.get(PREFIX + "CONFIG"))
 
 
 def load_settings(environ: Mapping[str, str] | None = None, config_file: str | None = None) -> Settings:

@@ -14,34 +14,16 @@ from batching.policy import DEFAULT_SHARES, allocate
 from batching.registry import WorkerRegistry, make_worker_id
 from batching.scripts import source
 from batching.stamp import HEAD, Stamp, read_stamp, write_stamp
-from batching.store import Blame, Keep, RedisBatchStore, Settled, Verdict
+from batching.store import Blame, RedisBatchStore, Settled, Verdict
 from config.keys import Shard
 from config.tiers import TIERS, Tier
-from tasks.deadletters import DeadLetters
-from tasks.results import DeadLetter
+from tests.integration.queueing import KEYS, MODEL, now_ms, put
 from tests.valkey import PrivateValkey
-
-KEYS = Shard()
-MODEL = "m"
 
 
 @pytest.fixture
 def store(redis: Redis) -> RedisBatchStore:
     return RedisBatchStore(redis, "w1")
-
-
-def now_ms(redis: Redis) -> int:
-    seconds, micros = redis.time()
-    return seconds * 1000 + micros // 1000
-
-
-def put(redis: Redis, task_id: str, tier: Tier = Tier.PAID, *, limit_in_ms: int = 60_000) -> bytes:
-    now = now_ms(redis)
-    stamp = Stamp(now + 90_000, now + limit_in_ms, now, 0, 0, True, 60_000, task_id)
-    message = write_stamp(stamp) + b'","id":"' + task_id.encode() + b'"}}'
-    redis.lpush(KEYS.queue(MODEL, tier), message)
-    redis.set(KEYS.result(task_id), '{"status":"PENDING"}')
-    return message
 
 
 def ids(claim) -> list[str]:
@@ -374,48 +356,3 @@ def test_a_repeated_retry_does_nothing(store: RedisBatchStore, redis: Redis) -> 
     for _ in range(2):
         assert store.put_aside(MODEL, "b1", [(1, 60_000)], last=False)
     assert redis.zcard(KEYS.delayed(MODEL)) == 1
-
-
-def test_dead_letters_are_kept_with_their_message_and_bounded(redis: Redis) -> None:
-    store = RedisBatchStore(redis, "w1", keep=Keep(count=3))
-    messages = {}
-    for i in range(5):
-        messages[f"t{i}"] = put(redis, f"t{i}")
-        store.claim(MODEL, f"b{i}", 1)
-        store.finish(f"b{i}", [Settled(1, f"t{i}", 1000, "", b"{}", b'{"reason":"x"}')], last=True)
-    assert redis.zrange(KEYS.dead(), 0, -1) == [b"t2", b"t3", b"t4"]
-    assert redis.hgetall(KEYS.dead("t4")) == {b"message": messages["t4"], b"rank": b"1", b"record": b'{"reason":"x"}'}
-    assert not redis.exists(KEYS.dead("t0"), KEYS.dead("t1"))
-
-
-def test_a_replayed_dead_letter_runs_again_under_its_own_id(store: RedisBatchStore, redis: Redis) -> None:
-    put(redis, "t0", limit_in_ms=50)
-    store.claim(MODEL, "b0", 1)
-    store.give_back(MODEL, "b0", Blame.SUSPECT)
-    store.claim(MODEL, "b1", 1)
-    record = DeadLetter("t0", MODEL, "paid", "died", "InferenceFailed", "", 2, 1, "b1", 0, 0.0)
-    store.finish("b1", [Settled(1, "t0", 1000, "", b"{}", msgspec.json.encode(record))], last=True)
-    letters = DeadLetters(redis)
-    assert [letter.id for letter in letters.newest()] == ["t0"]
-    assert letters.replay("t0", 30.0, 60.0)
-    assert not letters.replay("t0", 30.0, 60.0)
-    assert letters.ids() == []
-    assert msgspec.json.decode(redis.get(KEYS.result("t0")))["status"] == "PENDING"
-    claim = store.claim(MODEL, "b2", 1)
-    stamp = read_stamp(claim.entries[0].message)
-    assert (stamp.task_id, stamp.attempt, stamp.lost, stamp.tracked) == ("t0", 0, 0, True)
-    assert 29_000 < stamp.deadline_ms - now_ms(redis) <= 30_000
-
-
-@pytest.mark.parametrize("headers", ["{}", '{"lang": "py", "empty": []}'])
-def test_a_replayed_message_of_a_celery_client_is_as_it_was(store: RedisBatchStore, redis: Redis, headers: str) -> None:
-    message = f'{{"body": "W10=", "headers": {headers}, "properties": {{"x": 1}}}}'.encode()
-    redis.lpush(KEYS.queue(MODEL, Tier.PAID), message)
-    for batch in ("b0", "b1"):
-        store.claim(MODEL, batch, 1)
-        store.give_back(MODEL, batch, Blame.SUSPECT)
-    store.claim(MODEL, "b2", 1)
-    record = DeadLetter("t0", MODEL, "paid", "died", "InferenceFailed", "", 2, 2, "b2", 0, 0.0)
-    store.finish("b2", [Settled(1, "t0", 1000, "", b"{}", msgspec.json.encode(record))], last=True)
-    assert DeadLetters(redis).replay("t0", 30.0, 60.0)
-    assert redis.lindex(KEYS.queue(MODEL, Tier.PAID), 0) == message

@@ -20,7 +20,7 @@ from config.keys import Shard
 from config.redis import Line, Script, will_repeat
 from config.tiers import Tier
 from tasks.results import CeleryCodec
-from tests.integration.test_batch_store import MODEL, put
+from tests.integration.queueing import MODEL, put
 from tests.valkey import PrivateValkey, free_port
 
 KEYS = Shard()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 import traceback
@@ -23,7 +22,7 @@ from rich.text import Text
 
 from config.errors import SettingsError
 from config.redis import connect
-from config.settings import PREFIX, Settings, load_settings
+from config.settings import Settings, file_is_named, load_settings
 from workers.supervisor import state
 from workers.supervisor.errors import NotRunning
 
@@ -91,7 +90,7 @@ def settings_here(config_file: Path | None) -> Settings:
     `up --config other.toml` and a `queues` beside it would otherwise mean different models.
     """
     settings = settings_for(config_file)
-    if config_file or os.environ.get(PREFIX + "CONFIG"):
+    if config_file or file_is_named():
         return settings
     running = state.read(Path(settings.state_dir))
     if running is None or not running.config_file or settings.redis_url not in {"", running.redis_url}:

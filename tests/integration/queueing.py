@@ -1,0 +1,26 @@
+"""Messages of ours put into a queue by hand, for tests of the scripts that take them out."""
+
+from __future__ import annotations
+
+from redis import Redis
+
+from batching.stamp import Stamp, write_stamp
+from config.keys import Shard
+from config.tiers import Tier
+
+KEYS = Shard()
+MODEL = "m"
+
+
+def now_ms(redis: Redis) -> int:
+    seconds, micros = redis.time()
+    return seconds * 1000 + micros // 1000
+
+
+def put(redis: Redis, task_id: str, tier: Tier = Tier.PAID, *, limit_in_ms: int = 60_000) -> bytes:
+    now = now_ms(redis)
+    stamp = Stamp(now + 90_000, now + limit_in_ms, now, 0, 0, True, 60_000, task_id)
+    message = write_stamp(stamp) + b'","id":"' + task_id.encode() + b'"}}'
+    redis.lpush(KEYS.queue(MODEL, tier), message)
+    redis.set(KEYS.result(task_id), '{"status":"PENDING"}')
+    return message
