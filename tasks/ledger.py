@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 from redis import Redis
@@ -31,8 +31,11 @@ MAX_BUFFERED = 50_000
 _MAX_ID = 64
 
 
-class LedgerRow(msgspec.Struct, frozen=True, array_like=True):
-    """One request that ended. Times are epoch milliseconds; `error` is the contract's code, or empty."""
+class LedgerRow(NamedTuple):
+    """One request that ended. Times are epoch milliseconds; `error` is the contract's code, if it failed.
+
+    The fields are the columns of the database, in their order: rows go there as they are.
+    """
 
     id: str
     owner: str
@@ -43,7 +46,7 @@ class LedgerRow(msgspec.Struct, frozen=True, array_like=True):
     completed_ms: int
     latency_ms: int
     attempts: int
-    error: str = ""
+    error: str | None = None
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -64,7 +64,7 @@ class LedgerObserver(NullObserver):
                     completed_ms,
                     max(0, completed_ms - created_ms),
                     request.attempt if batch.compute_s else request.attempt - 1,
-                    code_of(outcome),
+                    code_of(outcome) or None,
                 )
             )
 

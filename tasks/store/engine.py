@@ -80,6 +80,8 @@ def _prepare_sqlite(connection: sqlite3.Connection, _: Any) -> None:
     connection.isolation_level = None
     _write_ahead(connection)
     connection.execute("PRAGMA foreign_keys=ON")
+    # 32 MiB: ids are random, so a full index of the ledger is written to all over.
+    connection.execute("PRAGMA cache_size=-32768")
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
-from sqlalchemy import Engine, Insert, delete, select
+from sqlalchemy import Engine, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
@@ -13,7 +14,8 @@ from tasks.store.engine import reason_of
 from tasks.store.errors import StoreUnavailable
 from tasks.store.tables import LedgerLine
 
-_CHUNK = 1_000
+# Rows a transaction. Ids are random: the more of them at once, the more share a page of their index.
+_CHUNK = 5_000
 _OLD_AT_ONCE = 5_000
 
 
@@ -22,9 +24,14 @@ class LedgerStore:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        dialect = postgresql if engine.dialect.name == "postgresql" else sqlite
+        on_postgresql = engine.dialect.name == "postgresql"
+        dialect = postgresql if on_postgresql else sqlite
         # A row that is there already was sent twice; the first is as good.
-        self._insert: Insert = dialect.insert(LedgerLine).on_conflict_do_nothing(index_elements=["id"])
+        insert = dialect.insert(LedgerLine).on_conflict_do_nothing(index_elements=["id"])
+        # Compiled once, and handed the rows as they are: half of what a dictionary for each of them costs.
+        style: Literal["format", "qmark"] = "format" if on_postgresql else "qmark"
+        compiled = insert.compile(dialect=dialect.dialect(paramstyle=style), column_keys=LedgerRow._fields)
+        self._insert = str(compiled)
 
     def write(self, rows: Sequence[LedgerRow]) -> int:
         """Returns how many the database would not take whatever is done, each by itself: they are lost."""
@@ -43,10 +50,9 @@ class LedgerStore:
             raise StoreUnavailable(reason_of(error)) from error
 
     def _write(self, rows: Sequence[LedgerRow]) -> int:
-        values = [_values(row) for row in rows]
         try:
             with self._engine.begin() as connection:
-                connection.execute(self._insert, values)
+                connection.exec_driver_sql(self._insert, list(rows))
         except (DataError, IntegrityError) as error:
             if len(rows) == 1:
                 return 1
@@ -57,18 +63,3 @@ class LedgerStore:
             return 0
         middle = len(rows) // 2
         return self._write(rows[:middle]) + self._write(rows[middle:])
-
-
-def _values(row: LedgerRow) -> dict[str, object]:
-    return {
-        "id": row.id,
-        "owner": row.owner,
-        "tier": row.tier,
-        "model": row.model,
-        "status": row.status,
-        "created_ms": row.created_ms,
-        "completed_ms": row.completed_ms,
-        "latency_ms": row.latency_ms,
-        "attempts": row.attempts,
-        "error": row.error or None,
-    }

@@ -55,16 +55,16 @@ INFO = BatchInfo("b1", "echo", "1", 1, Reason.IDLE, claimed_ms=1200, compute_s=0
 @pytest.mark.parametrize(
     ("outcome", "status", "error"),
     [
-        (Ok(b"1"), "completed", ""),
+        (Ok(b"1"), "completed", None),
         (Rejected("no"), "failed", "INPUT_REJECTED"),
         (Rejected("no", "InvalidInput"), "failed", "INVALID_INPUT"),
         (Failed("broke"), "failed", "INFERENCE_FAILED"),
         (Expired(), "failed", "DEADLINE_EXCEEDED"),
-        (Cancelled(), "cancelled", ""),
+        (Cancelled(), "cancelled", None),
     ],
 )
 def test_a_row_for_each_outcome(
-    stream: Stream, buffer: LedgerBuffer, outcome: Outcome, status: str, error: str
+    stream: Stream, buffer: LedgerBuffer, outcome: Outcome, status: str, error: str | None
 ) -> None:
     now = 10.0
     observer = LedgerObserver(buffer, clock=lambda: now)
@@ -131,4 +131,4 @@ def test_an_answer_from_the_cache_is_a_request_that_took_no_attempt(stream: Stre
     buffer.flush()
     (row,) = stream.rows
     assert (row.id, row.owner, row.tier, row.model, row.status) == ("id", "acme", "free", "echo", "completed")
-    assert (row.latency_ms, row.attempts, row.error) == (0, 0, "")
+    assert (row.latency_ms, row.attempts, row.error) == (0, 0, None)
