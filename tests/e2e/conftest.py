@@ -18,8 +18,9 @@ from tests.waiting import wait_until
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     each = Stack(tmp_path_factory.mktemp("stack"))
     try:
-        # What is refused at the door never reaches what most tests look at; `test_overload` has a stack of its own.
-        yield each.start("--web-workers=2", "--workers=2", "--no-flower", admission="off")
+        # What is refused at the door, or waits for two seconds while the machine stands still, never reaches what most
+        # tests look at; `test_overload` has a stack of its own.
+        yield each.start("--web-workers=2", "--workers=2", "--no-flower", admission="off", queue_timeout_ms=10_000)
         each.stop()
     finally:
         each.kill()

@@ -18,7 +18,7 @@ import pytest
 
 from config.tiers import Tier
 from tests.benchmarks.overload import MIX, Mix, answers_of, came_s, executors_of, load_mix
-from tests.e2e.client import connected
+from tests.e2e.client import Api, connected
 from tests.e2e.stack import Stack
 from tests.waiting import wait_until
 from workers.cli.load import Answer, Run
@@ -104,6 +104,35 @@ def hang_up(stack: Stack, server: str) -> None:
     os.kill(stack.pids("web")[0], signal.SIGHUP)
 
 
+def set_to(stack: Stack, server: str) -> None:
+    """The frontend runs with `server` for its settings."""
+    before = {each.pid for each in stack.frontends()}
+    hang_up(stack, server)
+    wait_until(
+        lambda: stack.frontends() and not before & {each.pid for each in stack.frontends()}, what="it is replaced"
+    )
+
+
+def computed(api: Api) -> float:
+    """Requests that reached the model so far."""
+    lines = api.get("/metrics").body.decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("bunch_batch_size_sum{"))
+
+
+def test_what_waits_too_long_in_the_queue_is_not_computed(own: Stack) -> None:
+    set_to(own, 'admission = "off"\nqueue_timeout_ms = 500')
+    with connected(own.port) as api:
+        before = computed(api)
+        # Enough for five times as long.
+        bulk = api.post("/v1/inference/bulk", {"inputs": list(range(int(2.5 * CAPACITY_RPS))), "timeout_ms": 10_000})
+        states = Counter(each.get("error", "OK") for each in bulk.json["results"])
+        assert states.keys() == {"OK", "DEADLINE_EXCEEDED"}
+        assert states["OK"] < states["DEADLINE_EXCEEDED"]
+        wait_until(lambda: computed(api) - before >= states["OK"], what="they are counted")
+        assert computed(api) - before == states["OK"]
+    set_to(own, "")
+
+
 def test_lower_tiers_are_shut_out_by_a_long_queue_above_them_and_keep_their_share_beside_a_short_one(
     own: Stack,
 ) -> None:
@@ -114,9 +143,7 @@ def test_lower_tiers_are_shut_out_by_a_long_queue_above_them_and_keep_their_shar
     for tier in LOWER:
         assert served(late[tier]) < 0.1
         assert {each.status for each in late[tier]} <= {200, 503}
-    before = {each.pid for each in own.frontends()}
-    hang_up(own, "enterprise_queue_timeout_ms = 200")
-    wait_until(lambda: own.frontends() and not before & {each.pid for each in own.frontends()}, what="it is replaced")
+    set_to(own, "enterprise_queue_timeout_ms = 200")
     offer(own, 0.5, 0.5)
     answers = offer(own, 2.0, 4.0, MOSTLY_ENTERPRISE)
     assert served(answers[Tier.ENTERPRISE]) > 0.2
