@@ -128,4 +128,4 @@ def _readable(fields: dict[bytes, bytes]) -> list[LedgerRow]:
 
 def bounded_id(task_id: str) -> str:
     """A Celery client may call its tasks what it likes."""
-    return task_id[:_MAX_ID].replace("\0", "")
+    return task_id if len(task_id) <= _MAX_ID and "\0" not in task_id else task_id[:_MAX_ID].replace("\0", "")

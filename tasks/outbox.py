@@ -131,7 +131,8 @@ class Outbox:
     def _flush(self, batch: list[Posted]) -> bytes:
         self.flushes += 1
         models: dict[str, int] = {}
-        # The key itself for requests without a quota: the common case, and no tuple for each.
+        # The queue itself for requests without a quota: the common case, and no tuple for each. A key whose limits have
+        # just been changed is held to the ones before for the rest of a flush.
         classes: dict[object, int] = {}
         quotas: dict[str, int] = {}
         keys = [self._keys.flush(f"{self._name}:{self.flushes}"), self._keys.arrivals()]
@@ -140,7 +141,7 @@ class Outbox:
         known = False
         for item in batch:
             out = item.out
-            kind: object = out.queue if out.quota is None else (out.queue, out.quota)
+            kind: object = out.queue if out.quota is None else (out.queue, out.quota.key_id)
             named = out.request_key
             if out.once is not None:
                 kind, named = (kind, True), out.once.words(named)

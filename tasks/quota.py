@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from functools import lru_cache
 
 from batching.policy import Gcra
 from batching.stamp import NO_KEY
 from config.settings import Settings
 from tasks.caller import Caller
+
+_MAX_KNOWN = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,19 @@ class Quotas:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # The same few callers ask over and over; a checksum for each of their requests would be a waste.
-        self._of = lru_cache(maxsize=4096)(self._make)
+        # By credential, and for the caller that it made: what a key or a token may do can change.
+        self._known: dict[str, tuple[Caller, Quota]] = {}
 
     def of(self, caller: Caller | None) -> Quota | None:
         """None for a caller without a key, who has no limits."""
-        return self._of(caller) if caller is not None and caller.key_id else None
+        if caller is None or not caller.key_id:
+            return None
+        known = self._known.get(caller.key_id)
+        if known is None or (known[0] is not caller and known[0] != caller):
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known[caller.key_id] = known = (caller, self._make(caller))
+        return known[1]
 
     def _make(self, caller: Caller) -> Quota:
         rpm = self._settings.rpm_of(caller.tier) if caller.rpm is None else caller.rpm

@@ -51,20 +51,24 @@ class LedgerObserver(NullObserver):
         # By Redis' clock, as the request's other times; and it goes on as ours does.
         since_s = self._clock() - self._claimed_at.get(batch.batch_id, self._clock())
         completed_ms = batch.claimed_ms + round(since_s * 1000)
+        # What never reached the model has not had the attempt that it was claimed for.
+        unused = 0 if batch.compute_s else 1
         for request, outcome in settled:
             created_ms = request.enqueued_ms or batch.claimed_ms
+            # What nearly all are is told apart without a look at the rest.
+            status, error = (COMPLETED, None) if type(outcome) is Ok else (_status(outcome), code_of(outcome) or None)
             self._buffer.note(
                 LedgerRow(
                     bounded_id(request.id),
                     request.owner,
                     request.tier.value,
                     batch.model,
-                    _status(outcome),
+                    status,
                     created_ms,
                     completed_ms,
                     max(0, completed_ms - created_ms),
-                    request.attempt if batch.compute_s else request.attempt - 1,
-                    code_of(outcome) or None,
+                    request.attempt - unused,
+                    error,
                 )
             )
 

@@ -93,11 +93,11 @@ for c = 1, classes_count do
   at = at + 9
 end
 
--- Up to how many may wait in all for nobody of this class to be refused, whatever exactly waits: the common case, in
--- which one comparison is all that a request costs.
+-- Up to how many may wait in all, and those of its own key once more, for nobody of this class to be refused, whatever
+-- exactly waits: the common case, in which one comparison is all that a request costs.
 local function calm_of(class, deadline, queue_limit)
   local model = class.model
-  if class.quota > 0 or model.memory > most_memory then return -1 end
+  if model.memory > most_memory then return -1 end
   local calm = model.limit - 1
   if form == 'off' or (model.rate <= 0 and form == 'drain') then return calm end
   calm = math.min(calm, room_of(model, rule, class.rank, class.threshold, queue_limit))
@@ -108,18 +108,18 @@ end
 local statuses, details = {}, {}
 local tats, spent = {}, {}
 
+-- State of a quota by its key: models and tiers of one caller share it.
+local function tat_of(class)
+  local tat = tats[class.state]
+  if not tat then
+    tat = tonumber(redis.call('GET', class.state) or 0)
+    tats[class.state] = tat
+  end
+  return tat
+end
+
 -- Built when the first request is not let in without a look: who is calm shall not pay for these functions.
 local function judges()
-  -- State of a quota by its key: models and tiers of one caller share it.
-  local function tat_of(class)
-    local tat = tats[class.state]
-    if not tat then
-      tat = tonumber(redis.call('GET', class.state) or 0)
-      tats[class.state] = tat
-    end
-    return tat
-  end
-
   local function over_rate(class)
     if class.quota == 0 then return nil end
     local due, early = gcra_take(tat_of(class), now_us, class.interval, class.burst)
@@ -201,7 +201,7 @@ local function acquaintance()
     over_rate = over_rate, track = track, lead = lead, id_of = id_of, tats = tats, spent = spent, names = names, now = now,
     most_memory = most_memory, prefix = PREFIX, channel = ARGV[9 + tiers], marks = marks, answers = answers, lasts = lasts,
     refused = function(class, deadline, queue_limit)
-      if class.model.waiting > class.calm then return refusal(class, deadline, queue_limit) end
+      if class.quota > 0 or class.model.waiting > class.calm then return refusal(class, deadline, queue_limit) end
     end,
   })
 end
@@ -226,9 +226,16 @@ for i = at + 1, #ARGV, 5 do
     if not known_before then known_before, conclude = acquaintance() end
     why, later = known_before(class, tonumber(deadline), tonumber(limit), i, head)
     question = false
-  elseif model.waiting > class.calm then
-    if not refusal then over_rate, refusal, refuse = judges() end
-    why, later = refusal(class, tonumber(deadline), tonumber(limit))
+  else
+    local calm = model.waiting + class.own <= class.calm
+    if calm and class.quota > 0 then
+      later = gcra_take(tat_of(class), now_us, class.interval, class.burst)
+      calm = later
+    end
+    if not calm then
+      if not refusal then over_rate, refusal, refuse = judges() end
+      why, later = refusal(class, tonumber(deadline), tonumber(limit))
+    end
   end
   if why then
     refuse(class, why, later)

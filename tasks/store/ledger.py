@@ -15,7 +15,7 @@ from tasks.store.errors import StoreUnavailable
 from tasks.store.tables import LedgerLine
 
 # Rows a transaction. Ids are random: the more of them at once, the more share a page of their index.
-_CHUNK = 5_000
+_CHUNK = 20_000
 _OLD_AT_ONCE = 5_000
 
 

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 # With the ops worker's second between database and Redis, a revocation is known everywhere within two.
 POLL_EVERY_S = 0.5
+# A key can be written in many ways, since any word may stand for its tier.
+MAX_REMEMBERED = 10_000
 
 
 class KeyRing:
@@ -32,6 +34,9 @@ class KeyRing:
         self._store = store
         self._clock = clock
         self._callers: dict[str, tuple[ApiKey, Caller]] = {}
+        # What has opened since the table came, as it was sent: form, hash and comparison are as dear as a tenth of the
+        # whole request. Python's hash of a string is keyed, so the time of a look tells nothing about what is in here.
+        self._opened: dict[str, tuple[ApiKey, Caller]] = {}
         self._version = ""
         self._greenlet: gevent.Greenlet[..., None] | None = None
 
@@ -53,6 +58,19 @@ class KeyRing:
         Raises:
             BackendUnavailable: no table has ever come, so nobody can be told apart.
         """
+        known = self._opened.get(text) or self._open(text)
+        if known is None:
+            return None
+        key, caller = known
+        return None if key.expires_at and key.expires_at <= self._clock() else caller
+
+    def take(self, table: KeyTable) -> None:
+        """What is valid from now on."""
+        self._callers = {key.id: (key, key.caller()) for key in table.keys.values()}
+        self._version = table.version
+        self._opened = {}
+
+    def _open(self, text: str) -> tuple[ApiKey, Caller] | None:
         parts = split_key(text)
         if parts is None:
             return None
@@ -60,14 +78,12 @@ class KeyRing:
             raise BackendUnavailable("the keys are not known yet; try again shortly")
         key_id, secret = parts
         key, caller = self._callers.get(key_id, (NOBODY, None))
-        if not key.opens_with(secret) or (key.expires_at and key.expires_at <= self._clock()):
+        if not key.opens_with(secret) or caller is None:
             return None
-        return caller
-
-    def take(self, table: KeyTable) -> None:
-        """What is valid from now on."""
-        self._callers = {key.id: (key, key.caller()) for key in table.keys.values()}
-        self._version = table.version
+        if len(self._opened) >= MAX_REMEMBERED:
+            self._opened.clear()
+        self._opened[text] = known = (key, caller)
+        return known
 
     def _poll(self) -> None:
         while True:
