@@ -186,7 +186,10 @@ class WorkerTelemetry:
             if request.enqueued_ms:
                 oldest = min(oldest, request.enqueued_ms)
                 waited_s = max(0, batch.claimed_ms - request.enqueued_ms) / 1000
-                counted, amounts = waited.setdefault(request.tier, (metrics.buckets(), []))
+                known = waited.get(request.tier)
+                if known is None:
+                    known = waited[request.tier] = (metrics.buckets(), [])
+                counted, amounts = known
                 counted[bisect_left(metrics.SECONDS, waited_s)] += 1
                 amounts.append(waited_s)
             redelivered += request.attempt > 1

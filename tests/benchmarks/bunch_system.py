@@ -73,7 +73,7 @@ class Bunch(System):
             "up",
             [
                 *(sys.executable, "manage.py", "up", "--port", str(self.port), "--config", str(path)),
-                *("--web-workers", "2", "--workers", "1"),
+                *("--web-workers", "1", "--workers", "1"),
                 *(() if flower else ("--no-flower",)),
             ],
             cwd=ROOT,
