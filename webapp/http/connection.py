@@ -22,7 +22,7 @@ from webapp.http.errors import (
     request_id_from,
     request_id_from_raw,
 )
-from webapp.http.head import Head, check_beginning
+from webapp.http.head import Head, Template, check_beginning
 from webapp.http.response import CONTINUE, Response, error_response
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _RECV_BODY_BYTES = 64 * 1024
 class Connection(Channel):
     """Serves one request after the other, in a greenlet of its own."""
 
-    __slots__ = ("_base", "_service", "_used", "idle")
+    __slots__ = ("_base", "_service", "_template", "_templates_left", "_used", "idle")
 
     def __init__(self, service: HttpService, sock: Any, base_environ: dict[str, Any]) -> None:
         super().__init__(sock, service.limits)
@@ -46,6 +46,8 @@ class Connection(Channel):
         self._base = base_environ
         base_environ["gunicorn.socket"] = sock
         base_environ["bunch.disconnected"] = self.disconnected
+        self._template: Template | None = None
+        self._templates_left = 3
         # Whether it has carried a request.
         self._used = False
         # Waiting between two requests, with nothing of the next one received.
@@ -61,7 +63,7 @@ class Connection(Channel):
                 if received is None:
                     return
                 raw = received
-                head = Head(raw, self._base, self._limits)
+                head = self._head_of(raw)
                 environ = head.environ
                 if head.chunked:
                     body = self._read_chunked(head)
@@ -82,6 +84,17 @@ class Connection(Channel):
             logger.debug("connection ended: %r", error)
         finally:
             self._close(linger=linger)
+
+    def _head_of(self, raw: bytes) -> Head:
+        """Raises `RequestRefusedError`."""
+        head = None if self._template is None else self._template.read(raw)
+        if head is None:
+            head = Head(raw, self._base, self._limits)
+            # Not of a connection's only request, and no more for a client whose heads differ each time.
+            if self._used and self._templates_left:
+                self._templates_left -= 1
+                self._template = Template.of(head, raw, self._limits)
+        return head
 
     def _read_head(self) -> bytes | None:
         """The next request's head; None when client or deadline ended the connection between two requests."""
