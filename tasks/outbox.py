@@ -139,6 +139,7 @@ class Outbox:
         about: list[object] = []
         args: list[object] = []
         known = False
+        run = deadline_ms = queue_limit_ms = size_at = began = 0
         for item in batch:
             out = item.out
             kind: object = out.queue if out.quota is None else (out.queue, out.quota.key_id)
@@ -151,7 +152,13 @@ class Outbox:
                 number = classes[kind] = len(classes) + 1
                 model = models.setdefault(out.model, len(models) + 1)
                 about += (model, *self._rules.of_class(out, quotas))
-            args += (number, out.deadline_ms, out.queue_limit_ms, named, item.rest)
+            # What neighbours have in common is said once: a word more for each costs Redis as much as we do to send it.
+            if number != run or out.deadline_ms != deadline_ms or out.queue_limit_ms != queue_limit_ms:
+                run, deadline_ms, queue_limit_ms = number, out.deadline_ms, out.queue_limit_ms
+                args += (run, deadline_ms, queue_limit_ms, 0)
+                size_at, began = len(args) - 1, len(args)
+            args += (named, item.rest)
+            args[size_at] = (len(args) - began) // 2
         for name in models:
             keys += self._rules.keys_of(name)
         keys += [self._keys.quota(key_id) for key_id in quotas]

@@ -13,26 +13,32 @@ local SEARCHED = 512
 -- As in batching/lua/reply.lua.
 local HEARD_MS = 10000
 
+-- Words of a run of messages before the messages.
+local RUN = 4
+
 -- What is there of each question of a flush: its mark, its kept answer; false where there is none. One step for all: a
 -- call costs more than what it finds. `names` has the beginnings of the names.
 local function read_questions(first, classes, names)
   local marks, answers, questions, editions = {}, {}, {}, {}
-  for i = first, #ARGV, 5 do
-    local class = classes[tonumber(ARGV[i])]
-    if class.once then
-      local question = ARGV[i + 3]
-      local line = string.find(question, '\n', 1, true)
-      if line then question = string.sub(question, 1, line - 1) end
-      if question ~= '' and marks[question] == nil then
-        marks[question], answers[question] = false, false
-        local model = class.model
-        if class.kept and not model.kept_in then
-          local edition = redis.pcall('GET', model.edition_key)
-          model.kept_in = names.cached .. (type(edition) == 'string' and edition or '') .. ':'
-        end
-        questions[#questions + 1], editions[#editions + 1] = question, model.kept_in or names.cached
-      end
+  local function note(question, class)
+    local line = string.find(question, '\n', 1, true)
+    if line then question = string.sub(question, 1, line - 1) end
+    if question == '' or marks[question] ~= nil then return end
+    marks[question], answers[question] = false, false
+    local model = class.model
+    if class.kept and not model.kept_in then
+      local edition = redis.pcall('GET', model.edition_key)
+      model.kept_in = names.cached .. (type(edition) == 'string' and edition or '') .. ':'
     end
+    questions[#questions + 1], editions[#editions + 1] = question, model.kept_in or names.cached
+  end
+  local run = first
+  while run <= #ARGV do
+    local class, after = classes[tonumber(ARGV[run])], run + RUN + 2 * ARGV[run + 3]
+    if class.once then
+      for i = run + RUN, after - 1, 2 do note(ARGV[i], class) end
+    end
+    run = after
   end
   for from = 1, #questions, 256 do
     local wanted, last, n = {}, math.min(from + 255, #questions), 0
@@ -212,13 +218,13 @@ local function recognition(door)
 
   -- Why one that may have been asked before does not go into the queue; as `refusal`.
   local function known_before(class, deadline, queue_limit, i, head)
-    local question, request_key, claim, fingerprint = ARGV[i + 3], '', '', ''
+    local question, request_key, claim, fingerprint = ARGV[i], '', '', ''
     if string.find(question, '\n', 1, true) then
       question, request_key, claim, fingerprint = string.match(question, '^(.-)\n(.-)\n(.-)\n(.*)$')
     end
-    local rest, why, due = ARGV[i + 4], nil, nil
+    local rest, why, due = ARGV[i + 1], nil, nil
     local id = door.id_of(rest)
-    ARGV[i + 3] = request_key
+    ARGV[i] = request_key
     why, due = door.over_rate(class)
     if why then return why, due end
     if claim ~= '' then

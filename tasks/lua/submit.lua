@@ -11,10 +11,11 @@
 --       then per class (model, tier and quota): number of the model, of the tier, threshold, number of the quota (0: none),
 --       its interval in µs, its burst, the tag of its key, its tier's name when its requests may have been asked before,
 --       else '', and '1' if answers of its model are kept
---       then per message: class number, deadline in ms from now, queue limit in ms from now, the key for the caller's own
---       request id ('' if it gave none), the rest of the message from the stamp's tracked mark on. Where requests may have
---       been asked before, instead of that key: the question ('' if it is nobody else's), and if it has any of them, in
---       lines of their own, that key, the name of its Idempotency-Key, and the hash of what it asks under that
+--       then per run of messages that have these in common: class number, deadline in ms from now, queue limit in ms from
+--       now, number of messages; then per message: the key for the caller's own request id ('' if it gave none), the rest
+--       of the message from the stamp's tracked mark on. Where requests may have been asked before, instead of that key:
+--       the question ('' if it is nobody else's), and if it has any of them, in lines of their own, that key, the name of
+--       its Idempotency-Key, and the hash of what it asks under that
 -- Returns one character per message: '0' queued, or why it was not (below; tasks/refusals.py reads it). If any was not, a
 -- line feed, and for each of those: ms until a retry is worth it;what is left of its quota;ms until that is whole again. Of
 -- one that was REPEATED the first is the id of the request whose outcome it gets; of one that was ANSWERED or has JOINED
@@ -206,52 +207,51 @@ local function acquaintance()
   })
 end
 
-local head, class, model, last_number, last_deadline, last_limit
-for i = at + 1, #ARGV, 5 do
-  local number, deadline, limit, rest = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 4]
-  if deadline ~= last_deadline or limit ~= last_limit then
-    head = string.format('%s%013d;%013d;%013d;00;0;', HEAD, now + deadline, now + limit, now)
-    last_deadline, last_limit = deadline, limit
-  end
-  if number ~= last_number then
-    class, last_number = classes[tonumber(number)], number
-    model = class.model
-  end
+local run = at + 1
+while run <= #ARGV do
+  local class, deadline, limit = classes[tonumber(ARGV[run])], tonumber(ARGV[run + 1]), tonumber(ARGV[run + 2])
+  local after = run + RUN + 2 * ARGV[run + 3]
+  local model = class.model
+  local head = string.format('%s%013d;%013d;%013d;00;0;', HEAD, now + deadline, now + limit, now)
   if class.head ~= head then
-    class.head, class.calm = head, calm_of(class, tonumber(deadline), tonumber(limit))
+    class.head, class.calm = head, calm_of(class, deadline, limit)
   end
-  local why, later
-  local question = class.once and ARGV[i + 3]
-  if question and (marks[question] ~= false or answers[question]) then
-    if not known_before then known_before, conclude = acquaintance() end
-    why, later = known_before(class, tonumber(deadline), tonumber(limit), i, head)
-    question = false
-  else
-    local calm = model.waiting + class.own <= class.calm
-    if calm and class.quota > 0 then
-      later = gcra_take(tat_of(class), now_us, class.interval, class.burst)
-      calm = later
+  local fresh, depths, rank = class.fresh, model.depths, class.rank
+  for i = run + RUN, after - 1, 2 do
+    local rest = ARGV[i + 1]
+    local why, later
+    local question = class.once and ARGV[i]
+    if question and (marks[question] ~= false or answers[question]) then
+      if not known_before then known_before, conclude = acquaintance() end
+      why, later = known_before(class, deadline, limit, i, head)
+      question = false
+    else
+      local calm = model.waiting + class.own <= class.calm
+      if calm and class.quota > 0 then
+        later = gcra_take(tat_of(class), now_us, class.interval, class.burst)
+        calm = later
+      end
+      if not calm then
+        if not refusal then over_rate, refusal, refuse = judges() end
+        why, later = refusal(class, deadline, limit)
+      end
     end
-    if not calm then
-      if not refusal then over_rate, refusal, refuse = judges() end
-      why, later = refusal(class, tonumber(deadline), tonumber(limit))
+    if why then
+      refuse(class, why, later)
+    else
+      if string.byte(rest, 1) == 49 then track(rest, deadline, question and '' or ARGV[i]) end
+      if question then lead(question, class, deadline, rest) end
+      fresh[#fresh + 1] = head .. rest
+      depths[rank] = depths[rank] + 1
+      model.waiting = model.waiting + 1
+      if class.quota > 0 then
+        class.own, class.added = class.own + 1, class.added + 1
+        tats[class.state], spent[class.state] = later, true
+      end
+      statuses[#statuses + 1] = QUEUED
     end
   end
-  if why then
-    refuse(class, why, later)
-  else
-    if string.byte(rest, 1) == 49 then track(rest, deadline, question and '' or ARGV[i + 3]) end
-    if question then lead(question, class, deadline, rest) end
-    local fresh, depths, rank = class.fresh, model.depths, class.rank
-    fresh[#fresh + 1] = head .. rest
-    depths[rank] = depths[rank] + 1
-    model.waiting = model.waiting + 1
-    if class.quota > 0 then
-      class.own, class.added = class.own + 1, class.added + 1
-      tats[class.state], spent[class.state] = later, true
-    end
-    statuses[#statuses + 1] = QUEUED
-  end
+  run = after
 end
 
 local counted = KEYS[2] .. string.format('%.0f', math.floor(now / 1000))

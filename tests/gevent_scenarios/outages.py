@@ -83,6 +83,9 @@ def callers_in_flight_end_by_their_deadlines(_: Stage) -> None:
     with own_server() as (valkey, stage):
         waiting = [gevent.spawn(error_of, partial(stage.ask, i, NOBODY, timeout_s=2.0)) for i in range(50)]
         wait_until(lambda: stage.depth() == 50)
+        # That they are in the queue has been heard as well, once the queue has said so of another: who does not know is
+        # told at once.
+        stage.client.receipt(stage.submit("another", NOBODY, waits=False))
         valkey.kill()
         began = time.monotonic()
         gevent.joinall(waiting, timeout=20, raise_error=True)

@@ -19,7 +19,7 @@ from redis import Redis
 import tasks.outbox
 from batching import scripts
 from batching.registry import ModelPace, WorkerRegistry
-from batching.stamp import read_stamp
+from batching.stamp import NO_KEY, read_stamp
 from batching.store import RedisBatchStore
 from config.keys import Shard
 from config.redis import connect
@@ -201,6 +201,27 @@ def test_a_quota_is_one_for_all_tiers_and_flushes_and_is_whole_again_later(redis
         assert time.monotonic() < until
     assert not redis.exists(KEYS.quota("other"))
     assert 0 < redis.pttl(KEYS.quota("k")) <= 1001
+
+
+def test_each_of_a_mixed_flush_has_its_own_queue_deadline_and_key(redis: Redis, door: Door) -> None:
+    """Neighbours that have these in common are sent as one run."""
+    rng = random.Random(7)
+    quotas = [None, Quota.of("a", 6000, 600), Quota.of("b", 6000, 600)]
+    kinds = [(tier, quota, timeout_ms) for tier in Tier for quota in quotas for timeout_ms in (5_000, 7_000)]
+    batch = [door.request(*each) for kind in rng.choices(kinds, k=60) for each in [kind] * rng.randint(1, 3)]
+    assert door.flush(batch) == [None] * len(batch)
+    sent = {out.task_id: out for out in batch}
+    for tier in Tier:
+        messages = redis.lrange(KEYS.queue(MODEL, tier), 0, -1)
+        stamps = [stamp for each in reversed(messages) if (stamp := read_stamp(each))]
+        assert [each.task_id for each in stamps] == [
+            out.task_id for out in batch if out.queue == KEYS.queue(MODEL, tier)
+        ]
+        for stamp in stamps:
+            out = sent[stamp.task_id]
+            assert stamp.deadline_ms - stamp.enqueued_ms == out.deadline_ms
+            assert stamp.limit_ms - stamp.enqueued_ms == out.queue_limit_ms
+            assert stamp.key == (out.quota.tag if out.quota else NO_KEY)
 
 
 def test_a_flush_sent_again_is_not_counted_again(redis: Redis, door: Door) -> None:

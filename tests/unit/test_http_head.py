@@ -16,7 +16,7 @@ from webapp.http.errors import (
     RequestLineTooLongError,
     RequestRefusedError,
 )
-from webapp.http.head import Head, check_beginning
+from webapp.http.head import Head, Template, check_beginning
 from webapp.http.limits import ServerLimits
 
 LIMITS = ServerLimits()
@@ -104,6 +104,77 @@ class TestBeginning:
         raw = b"GET /a?b HTTP/1.1\r\nHost: h\r\nA: b\r\n\r\n"
         for end in range(1, len(raw)):
             check_beginning(raw[:end], LIMITS)
+
+
+_FIRST = (
+    b"POST /v1/inference?a=b HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer k\r\nContent-Length: 12\r\n"
+    b"X-Content-Length: 7\r\n\r\n"
+)
+
+
+def _facts(head: Head) -> tuple[object, ...]:
+    return tuple(getattr(head, name) for name in Head.__slots__)
+
+
+class TestTemplate:
+    def _template(self, raw: bytes = _FIRST, limits: ServerLimits = LIMITS) -> Template:
+        template = Template.of(Head(raw, {"SERVER_NAME": "x"}, limits), raw, limits)
+        assert template is not None
+        return template
+
+    def test_the_same_head_with_a_longer_body(self) -> None:
+        head = self._template().read(_FIRST.replace(b"12", b"3456"))
+        assert head is not None
+        assert (head.content_length, head.environ["CONTENT_LENGTH"]) == (3456, "3456")
+        assert (head.environ["SERVER_NAME"], head.environ["HTTP_AUTHORIZATION"]) == ("x", "Bearer k")
+
+    def test_each_has_an_environ_of_its_own(self) -> None:
+        template = self._template()
+        for _ in range(2):
+            head = template.read(_FIRST)
+            assert head is not None
+            assert "mine" not in head.environ
+            head.environ["mine"] = 1
+
+    @pytest.mark.parametrize(
+        "length", [b"", b"0", b"012", b"+12", b"1 2", b"-1", b"1_2", b"12, 12", b"1234567890", "²".encode()]
+    )
+    def test_what_is_no_plain_length_is_for_the_parser(self, length: bytes) -> None:
+        assert self._template().read(_FIRST.replace(b" 12", b" " + length)) is None
+
+    def test_what_has_become_too_long_is_for_the_parser(self) -> None:
+        template = self._template(limits=ServerLimits(request_line_bytes=100, header_bytes=len(_FIRST)))
+        assert template.read(_FIRST) is not None
+        assert template.read(_FIRST.replace(b"12", b"123")) is None
+
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            b"GET / HTTP/1.1\r\nHost: h\r\n\r\n",
+            b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n",
+            b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nX: " + 3000 * b"x" + b"\r\n\r\n",
+        ],
+    )
+    def test_what_is_not_kept(self, raw: bytes) -> None:
+        assert Template.of(Head(raw, {}, LIMITS), raw, LIMITS) is None
+
+    @given(st.data())
+    def test_what_it_reads_the_parser_reads_alike(self, data: st.DataObject) -> None:
+        start = data.draw(st.integers(0, len(_FIRST)))
+        end = data.draw(st.integers(start, min(len(_FIRST), start + 6)))
+        put = data.draw(st.binary(max_size=6) | st.integers(0, 10**10).map(lambda each: b"%d" % each))
+        raw = _FIRST[:start] + put + _FIRST[end:]
+        read = self._template().read(raw)
+        if read is not None:
+            assert _facts(read) == _facts(Head(raw, {"SERVER_NAME": "x"}, LIMITS))
+
+    @given(st.integers(1, 10**9 - 1))
+    def test_every_length(self, length: int) -> None:
+        raw = _FIRST.replace(b"12", b"%d" % length)
+        read = self._template().read(raw)
+        assert read is not None
+        assert _facts(read) == _facts(Head(raw, {"SERVER_NAME": "x"}, LIMITS))
 
 
 _BITS = st.sampled_from([
