@@ -33,7 +33,7 @@ class Asked(NamedTuple):
     lost: int
 
     def row(self) -> str:
-        """As `lua/asked.lua` takes it, behind the mark of an announced result."""
+        """As `lua/asked.lua` takes it."""
         return f"{self.question};{self.keep_ms};{self.shared:d};{self.attempts};{self.lost}"
 
 

@@ -246,16 +246,25 @@ class RedisBatchStore:
             len(common),
             *channels,
         ]
+        run: tuple[object, ...] = ()
+        count_at = 0
         for each in outcomes:
-            args += (
-                each.position,
-                each.task_id,
+            # What neighbours have in common is said once.
+            shared = (
                 each.ttl_ms,
                 channels.get(each.reply_to, 0),
-                each.result,
                 each.dead_letter,
-                int(each.announce) if each.asked is None else f"{each.announce:d}{each.asked.row()}",
+                int(each.announce),
+                3 if each.asked is None else 4,
             )
+            if shared != run:
+                run = shared
+                count_at = len(args) + len(run)
+                args += (*run, 0)
+            args[count_at] += 1
+            args += (each.position, each.task_id, each.result)
+            if each.asked is not None:
+                args.append(each.asked.row())
         args += common
         stored, *others = self._line.script(self._finish, keys, args)
         return Finished(stored >= 0, tuple(others))

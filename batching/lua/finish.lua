@@ -6,9 +6,10 @@
 --       9 cancelled (zset)  10 bell  11… queues, highest tier first
 -- ARGV  1 batch id  2 '1' when nothing of the batch remains, else '0'  3 dead letters to keep  4 for how long, in ms
 --       5 number of reply channels  6 number of the arguments of the last kind  7… the channels
---       then per outcome: position in the lease, task id, result TTL in ms (0: store none), channel number (0: none), result (JSON),
---       the record of a dead letter (JSON), or '', and '1' to publish it on Celery's own channel for the task as well, else
---       '0', and behind that what it is to others, if anything (asked.lua)
+--       then per run of outcomes that have these in common: result TTL in ms (0: store none), channel number (0: none), the
+--       record of a dead letter (JSON), or '', '1' to publish it on Celery's own channel for the task as well, else '0',
+--       words of an outcome, number of outcomes; then per outcome: position in the lease, task id, result (JSON), and, if
+--       it is something to others, what (asked.lua)
 --       then, if any is something to others: what kept answers may take in all, in bytes, the time of the claim, the names of
 --       the tiers
 -- Returns the number stored, or -1 when the lease is gone: somebody else has the requests now, and will answer them; then
@@ -41,25 +42,29 @@ local function settled_before(position)
   return ARGV[2] == '0' and redis.call('LINDEX', KEYS[1], position) == ''
 end
 
-local function settle(at)
-  local position, id, ttl, channel, result = ARGV[at], ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), ARGV[at + 4]
-  if ARGV[at + 5] ~= '' then bury(position, id, ARGV[at + 5]) end
+local function settle(at, ttl, channel, record, announce)
+  local position, id, result = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  if record ~= '' then bury(position, id, record) end
   local key = 'celery-task-meta-' .. id
-  local how = ARGV[at + 6]
-  local announce = string.byte(how) == 49
   if ttl ~= '0' then
-    store(key, result, ttl, not announce and ARGV[6 + channel])
+    store(key, result, ttl, not announce and channel)
     if announce then redis.call('PUBLISH', key, result) end
   end
-  if channel > 0 then reply(ARGV[6 + channel], id, result) end
-  if #how > 1 then noted[#noted + 1] = at end
+  if channel then reply(channel, id, result) end
   if ARGV[2] == '0' then redis.call('LSET', KEYS[1], position, '') end
   stored = stored + 1
 end
 
 while at <= last do
-  if not settled_before(ARGV[at]) then settle(at) end
-  at = at + 7
+  local ttl, number, record, announce = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3] == '1'
+  local words, first = tonumber(ARGV[at + 4]), at + 6
+  at = first + words * ARGV[at + 5]
+  for i = first, at - 1, words do
+    if not settled_before(ARGV[i]) then
+      settle(i, ttl, number > 0 and ARGV[6 + number], record, announce)
+      if words > 3 then noted[#noted + 1] = i end
+    end
+  end
 end
 if noted then settle_questions(noted, last + 1) end
 send_replies()
