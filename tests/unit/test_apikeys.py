@@ -14,6 +14,7 @@ from tasks.apikeys import MAX_LENGTH, ApiKey, digest_of, new_key, split_key
 from tasks.caller import Caller
 from tasks.errors import BackendUnavailable
 from tasks.keytable import KeyTable
+from webapp.identity import keyring
 from webapp.identity.keyring import KeyRing
 
 
@@ -91,6 +92,21 @@ def test_a_table_without_it_revokes_a_key() -> None:
     assert ring.find(text) is not None
     ring.take(KeyTable("database:2", {}))
     assert ring.find(text) is None
+
+
+def test_what_is_remembered_is_bounded_and_opens_for_the_same_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyring, "MAX_REMEMBERED", 10)
+    key_id, text, digest = new_key(Tier.PAID)
+    ring = ring_with(ApiKey(id=key_id, digest=digest, owner="acme", tier=Tier.PAID))
+    caller = ring.find(text)
+    assert caller is not None
+    assert ring.find(text) is caller
+    for number in range(25):
+        # Any word may stand for the tier, so one key can be written in endless ways.
+        assert ring.find(text.replace("_paid_", f"_{'x' * (number + 1)}_")) is caller
+        assert len(ring._opened) <= 10
+    assert ring.find(new_key(Tier.PAID)[1]) is None
+    assert len(ring._opened) <= 10
 
 
 class Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 import pytest
 from hypothesis import given
@@ -127,6 +128,12 @@ class TestTemplate:
         assert head is not None
         assert (head.content_length, head.environ["CONTENT_LENGTH"]) == (3456, "3456")
         assert (head.environ["SERVER_NAME"], head.environ["HTTP_AUTHORIZATION"]) == ("x", "Bearer k")
+
+    def test_it_does_not_hold_on_to_what_it_was_made_from(self) -> None:
+        head = Head(_FIRST, {}, LIMITS)
+        template = Template.of(head, _FIRST, LIMITS)
+        head.environ["wsgi.input"] = "a body"
+        assert not any(held in gc.get_referents(template) for held in (head, head.environ))
 
     def test_each_has_an_environ_of_its_own(self) -> None:
         template = self._template()

@@ -205,12 +205,13 @@ class Template:
     Comparing costs a tenth of parsing. Whatever differs in anything else is for `Head` to read.
     """
 
-    __slots__ = ("_after", "_before", "_environ", "_head", "_longest")
+    __slots__ = ("_after", "_before", "_environ", "_expects_continue", "_http11", "_is_head", "_keep_alive", "_longest")
 
     def __init__(self, head: Head, before: bytes, after: bytes, limits: ServerLimits) -> None:
-        self._head = head
-        # The application changes its own.
+        # Not the head itself: its own environ is the application's, and gets the body.
         self._environ = head.environ.copy()
+        self._expects_continue, self._keep_alive = head.expects_continue, head.keep_alive
+        self._http11, self._is_head = head.http11, head.is_head
         self._before, self._after = before, after
         self._longest = limits.header_bytes
 
@@ -232,16 +233,15 @@ class Template:
         digits = raw[start:end]
         if not digits.isdigit() or digits[0] == _ZERO or len(raw) > self._longest:
             return None
-        first = self._head
         head = Head.__new__(Head)
         head.chunked = False
         head.content_length = int(digits)
         head.environ = environ = self._environ.copy()
         environ["CONTENT_LENGTH"] = digits.decode("ascii")
-        head.expects_continue = first.expects_continue
-        head.http11 = first.http11
-        head.is_head = first.is_head
-        head.keep_alive = first.keep_alive
+        head.expects_continue = self._expects_continue
+        head.http11 = self._http11
+        head.is_head = self._is_head
+        head.keep_alive = self._keep_alive
         return head
 
 
