@@ -22,10 +22,15 @@ class NoBatches(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of one model since the start of its metrics."""
+    """Of one model since the start of its metrics.
+
+    `batches` are counted when they are claimed, those `computed` when their `compute_s` is known: of a few batches, one
+    that is inside the model at a reading would make them all look a good deal quicker.
+    """
 
     batches: float
     requests: float
+    computed: float
     compute_s: float
 
 
@@ -48,15 +53,24 @@ def fit(totals: Sequence[Totals]) -> BatchTimes:
         NoBatches: no batch has run.
     """
     windows = [
-        (after.batches - before.batches, after.requests - before.requests, after.compute_s - before.compute_s)
+        (
+            after.batches - before.batches,
+            after.requests - before.requests,
+            after.computed - before.computed,
+            after.compute_s - before.compute_s,
+        )
         for before, after in itertools.pairwise(totals)
     ]
-    points = [(requests / count, took / count, count) for count, requests, took in windows if count > 0]
+    points = [
+        (requests / claimed, took / computed, computed)
+        for claimed, requests, computed, took in windows
+        if claimed > 0 and computed > 0
+    ]
     if not points:
         last = totals[-1]
-        if not last.batches:
+        if not last.computed:
             raise NoBatches("no batch of this model has run yet; send it some load")
-        return BatchTimes(last.compute_s / last.batches, 0.0, "the mean of all its batches; none ran meanwhile")
+        return BatchTimes(last.compute_s / last.computed, 0.0, "the mean of all its batches; none ran meanwhile")
     sizes, times, weights = (np.array(each) for each in zip(*points, strict=True))
     mean_size, mean_s = np.average(sizes, weights=weights), np.average(times, weights=weights)
     spread = np.average((sizes - mean_size) ** 2, weights=weights)
@@ -80,5 +94,6 @@ def read_totals(metrics: SharedMetrics, model: str) -> Totals:
     return Totals(
         values.get("bunch_batch_size_count", 0.0),
         values.get("bunch_batch_size_sum", 0.0),
+        values.get("bunch_compute_seconds_count", 0.0),
         values.get("bunch_compute_seconds_sum", 0.0),
     )

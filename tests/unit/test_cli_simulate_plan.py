@@ -138,10 +138,10 @@ def test_wrong_usage_of_tune_is_named_without_a_system(arguments: tuple[str, ...
 
 def totals(*batches: tuple[float, float, float]) -> list[Totals]:
     """Running sums of (batches, mean size, mean seconds) per second."""
-    sums, out = [0.0, 0.0, 0.0], [Totals(0, 0, 0)]
+    sums, out = [0.0, 0.0, 0.0], [Totals(0, 0, 0, 0)]
     for count, size, seconds in batches:
         sums = [sums[0] + count, sums[1] + count * size, sums[2] + count * seconds]
-        out.append(Totals(*sums))
+        out.append(Totals(sums[0], sums[1], sums[0], sums[2]))
     return out
 
 
@@ -152,13 +152,20 @@ def test_the_line_through_what_was_measured() -> None:
     assert "3 readings" in times.how
 
 
+def test_a_batch_that_is_inside_the_model_makes_the_others_no_quicker() -> None:
+    assert fit([Totals(0, 0, 0, 0), Totals(6, 96, 5, 0.25)]).batch_s == pytest.approx(0.05)
+    assert fit([Totals(6, 96, 5, 0.25)]).batch_s == pytest.approx(0.05)
+    with pytest.raises(NoBatches):
+        fit([Totals(1, 16, 0, 0.0)])
+
+
 def test_sizes_that_do_not_vary_tell_no_slope() -> None:
     times = fit(totals((10, 4, 0.022), (9, 4, 0.022)))
     assert (times.batch_s, times.item_s) == (pytest.approx(0.022), 0.0)
 
 
 def test_nothing_to_measure_is_said() -> None:
-    quiet = [Totals(50, 100, 1.0)] * 3
+    quiet = [Totals(50, 100, 50, 1.0)] * 3
     assert fit(quiet).batch_s == pytest.approx(0.02)
     with pytest.raises(NoBatches, match="no batch"):
         fit(totals())
