@@ -77,6 +77,7 @@ def worker(redis: Redis) -> None:
     for name, value in (
         ("bunch_batch_size_count", 50),
         ("bunch_batch_size_sum", 50),
+        ("bunch_compute_seconds_count", 50),
         ("bunch_compute_seconds_sum", 1.0),
     ):
         redis.hincrbyfloat(KEYS.metrics(), msgspec.json.encode([name, {"model": "m"}]).decode(), value)
