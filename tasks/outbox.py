@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import gevent
 import msgspec
@@ -137,9 +137,9 @@ class Outbox:
         quotas: dict[str, int] = {}
         keys = [self._keys.flush(f"{self._name}:{self.flushes}"), self._keys.arrivals()]
         about: list[object] = []
-        args: list[object] = []
+        args: list[Any] = []
         known = False
-        run = deadline_ms = queue_limit_ms = size_at = began = 0
+        run = deadline_ms = queue_limit_ms = count_at = 0
         for item in batch:
             out = item.out
             kind: object = out.queue if out.quota is None else (out.queue, out.quota.key_id)
@@ -155,10 +155,10 @@ class Outbox:
             # What neighbours have in common is said once: a word more for each costs Redis as much as we do to send it.
             if number != run or out.deadline_ms != deadline_ms or out.queue_limit_ms != queue_limit_ms:
                 run, deadline_ms, queue_limit_ms = number, out.deadline_ms, out.queue_limit_ms
+                count_at = len(args) + 3
                 args += (run, deadline_ms, queue_limit_ms, 0)
-                size_at, began = len(args) - 1, len(args)
+            args[count_at] += 1
             args += (named, item.rest)
-            args[size_at] = (len(args) - began) // 2
         for name in models:
             keys += self._rules.keys_of(name)
         keys += [self._keys.quota(key_id) for key_id in quotas]
