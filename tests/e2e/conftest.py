@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from redis import Redis
 
+from config.keys import Shard
 from tests.e2e.client import Api, connected
 from tests.e2e.gate import Gate
 from tests.e2e.stack import Stack
 from tests.waiting import wait_until
+
+KEYS = Shard()
 
 
 @pytest.fixture(scope="session")
@@ -33,18 +37,29 @@ def api(stack: Stack) -> Iterator[Api]:
 
 
 @pytest.fixture
-def well(api: Api) -> Api:
+def well(api: Api, stack: Stack) -> Api:
     """The API of a stack in which nothing is broken any more.
 
-    A breaker that an earlier test has opened is closed by the first good request.
+    A breaker that an earlier test has opened is closed by the first good request. What workers say of themselves is up
+    to a heartbeat old, so it counts from the second one on: the first may have been on its way.
     """
+    with stack.redis() as redis:
 
-    def is_well() -> bool:
-        api.all(range(4), "moody")
-        api.all(range(4), "quartet")
-        return bool(api.get("/internal/health").json["status"] == "healthy")
+        def beats() -> dict[bytes, float]:
+            return dict(cast("list[tuple[bytes, float]]", redis.zrange(KEYS.workers(), 0, -1, withscores=True)))
 
-    wait_until(is_well, what="the stack is healthy")
+        def heard_again() -> None:
+            before = beats()
+            wait_until(lambda: all(beats().get(name) != at for name, at in before.items()), what="all workers beat")
+
+        def is_well() -> bool:
+            api.all(range(4), "moody")
+            api.all(range(4), "quartet")
+            heard_again()
+            heard_again()
+            return bool(api.get("/internal/health").json["status"] == "healthy")
+
+        wait_until(is_well, what="the stack is healthy")
     return api
 
 

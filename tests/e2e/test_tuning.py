@@ -56,8 +56,7 @@ def test_a_plan_from_what_is_measured(stack: Stack, slow: None) -> None:
     assert plan["feasible"] is True
     assert plan["measured"]["model"] == MODEL
     assert plan["measured"]["rps"] <= 1.1 * RPS
-    # 50 ms + 0.1 ms·n, and what a busy machine adds.
-    assert 45 <= plan["measured"]["batch_ms"] + 16 * plan["measured"]["item_ms"] <= 150
+    assert is_as_given(plan["measured"])
     assert plan["gpus"] == 1
     assert plan["p99_ms"] < 2000
 
@@ -76,7 +75,7 @@ def test_the_tuner_finds_what_holds_and_the_system_confirms_it(stack: Stack, slo
     assert found["outcome"] == "kept", found["why"]
     assert "confirmed" in found["why"]
     assert "from their last" in found["service"]["from"]
-    assert 40 <= found["service"]["batch_ms"] <= 150
+    assert is_as_given(found["service"])
     assert found["recorded"]["requests"] >= 100
     assert found["simulated"]["best"]["attainment"] > found["simulated"]["now"]["attainment"]
     assert found["live"]["after"]["attainment"] > found["live"]["before"]["attainment"]
@@ -84,6 +83,15 @@ def test_the_tuner_finds_what_holds_and_the_system_confirms_it(stack: Stack, slo
     best = found["simulated"]["best"]["settings"]
     assert {key: {**holds, **holds["policy_options"]}[key] for key in best} == best
     assert all(reply["ok"]["policy"] == holds["policy"] for reply in holds["workers"].values())
+
+
+def is_as_given(measured: dict[str, float]) -> bool:
+    """What a usual batch takes: 50 ms + 0.1 ms·n, and what a busy machine adds.
+
+    Its two parts are anybody's guess while all batches hold about as many.
+    """
+    usual = RPS * 0.4
+    return 45 <= measured["batch_ms"] + measured["item_ms"] * usual <= 150
 
 
 def now(stack: Stack) -> dict[str, Any]:
