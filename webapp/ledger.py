@@ -9,7 +9,7 @@ import gevent
 from config.tiers import Tier
 from tasks.client import new_id
 from tasks.errors import BunchError
-from tasks.ledger import COMPLETED, REFUSED, LedgerBuffer, LedgerRow
+from tasks.ledger import COMPLETED, REFUSED, LedgerBuffer, RowGroup
 from tasks.messages import Outgoing
 
 FLUSH_EVERY_S = 0.5
@@ -35,14 +35,12 @@ class DoorLedger:
         now_ms, latency_ms = int(time.time() * 1000), round(seconds * 1000)
         # Under an id of its own: the task's was never told to anybody.
         self._buffer.note(
-            LedgerRow(
-                new_id(), owner, tier.value, model, REFUSED, now_ms - latency_ms, now_ms, latency_ms, 0, error.code
-            )
+            RowGroup([new_id()], [now_ms - latency_ms], owner, tier.value, model, REFUSED, now_ms, 0, error.code)
         )
 
     def answered(self, out: Outgoing, tier: Tier) -> None:
         now_ms = int(time.time() * 1000)
-        self._buffer.note(LedgerRow(out.task_id, out.owner, tier.value, out.model, COMPLETED, now_ms, now_ms, 0, 0))
+        self._buffer.note(RowGroup([out.task_id], [now_ms], out.owner, tier.value, out.model, COMPLETED, now_ms, 0))
 
     def _flush_forever(self) -> None:
         while True:

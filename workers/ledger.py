@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from batching.ports import BatchInfo, NullObserver
 from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
-from tasks.ledger import CANCELLED, COMPLETED, FAILED, LedgerBuffer, LedgerRow, bounded_id
+from tasks.ledger import CANCELLED, COMPLETED, FAILED, LedgerBuffer, RowGroup, bounded_id
 from tasks.results import code_of
 
 FLUSH_EVERY_S = 0.25
@@ -53,24 +53,21 @@ class LedgerObserver(NullObserver):
         completed_ms = batch.claimed_ms + round(since_s * 1000)
         # What never reached the model has not had the attempt that it was claimed for.
         unused = 0 if batch.compute_s else 1
+        groups: dict[tuple[object, ...], RowGroup] = {}
         for request, outcome in settled:
-            created_ms = request.enqueued_ms or batch.claimed_ms
             # What nearly all are is told apart without a look at the rest.
             status, error = (COMPLETED, None) if type(outcome) is Ok else (_status(outcome), code_of(outcome) or None)
-            self._buffer.note(
-                LedgerRow(
-                    bounded_id(request.id),
-                    request.owner,
-                    request.tier.value,
-                    batch.model,
-                    status,
-                    created_ms,
-                    completed_ms,
-                    max(0, completed_ms - created_ms),
-                    request.attempt - unused,
-                    error,
+            alike = (request.owner, request.tier, status, request.attempt, error)
+            group = groups.get(alike)
+            if group is None:
+                attempts = request.attempt - unused
+                group = groups[alike] = RowGroup(
+                    [], [], request.owner, request.tier.value, batch.model, status, completed_ms, attempts, error
                 )
-            )
+            group.ids.append(bounded_id(request.id))
+            group.created_ms.append(request.enqueued_ms or batch.claimed_ms)
+        for group in groups.values():
+            self._buffer.note(group)
 
     def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
         self._claimed_at.pop(batch.batch_id, None)

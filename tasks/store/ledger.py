@@ -9,7 +9,7 @@ from sqlalchemy import Engine, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
-from tasks.ledger import LedgerRow
+from tasks.ledger import LedgerRow, Row
 from tasks.store.engine import reason_of
 from tasks.store.errors import StoreUnavailable
 from tasks.store.tables import LedgerLine
@@ -33,7 +33,7 @@ class LedgerStore:
         compiled = insert.compile(dialect=dialect.dialect(paramstyle=style), column_keys=LedgerRow._fields)
         self._insert = str(compiled)
 
-    def write(self, rows: Sequence[LedgerRow]) -> int:
+    def write(self, rows: Sequence[Row]) -> int:
         """Returns how many the database would not take whatever is done, each by itself: they are lost."""
         refused = 0
         for start in range(0, len(rows), _CHUNK):
@@ -49,7 +49,7 @@ class LedgerStore:
         except SQLAlchemyError as error:
             raise StoreUnavailable(reason_of(error)) from error
 
-    def _write(self, rows: Sequence[LedgerRow]) -> int:
+    def _write(self, rows: Sequence[Row]) -> int:
         try:
             with self._engine.begin() as connection:
                 connection.exec_driver_sql(self._insert, list(rows))

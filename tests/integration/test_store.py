@@ -19,7 +19,7 @@ from tasks import metrics
 from tasks.apikeys import split_key
 from tasks.chores import Chores
 from tasks.keytable import KeyTableStore
-from tasks.ledger import COMPLETED, REFUSED, LedgerBuffer, LedgerRow, LedgerStream
+from tasks.ledger import COMPLETED, REFUSED, LedgerBuffer, LedgerRow, LedgerStream, RowGroup
 from tasks.store.engine import make_engine, migrate
 from tasks.store.errors import StoreUnavailable, UnknownKey
 from tasks.store.keys import KeyStore
@@ -68,6 +68,11 @@ def row(number: int, **others: object) -> LedgerRow:
         "created_ms": NOW_MS - 20, "completed_ms": NOW_MS, "latency_ms": 20, "attempts": 1,
     }  # fmt: skip
     return LedgerRow(**(fields | others))  # type: ignore[arg-type]
+
+
+def group(*numbers: int) -> RowGroup:
+    ids, created_ms = [f"id-{number}" for number in numbers], [NOW_MS - 20] * len(numbers)
+    return RowGroup(ids, created_ms, "acme", "paid", "echo", COMPLETED, NOW_MS, 1)
 
 
 def lines(engine: Engine) -> int:
@@ -175,7 +180,7 @@ def test_an_older_state_never_comes_last(engine: Engine, redis: Redis) -> None:
 def test_rows_reach_the_database_once(engine: Engine, chores: Chores, redis: Redis) -> None:
     stream = LedgerStream(redis)
     for start in range(0, 1500, 300):
-        assert stream.add([row(number) for number in range(start, start + 300)])
+        assert stream.add([group(*range(start, start + 100)), group(*range(start + 100, start + 300))])
     twice = stream.oldest(1)
     chores.keep_ledger()
     assert lines(engine) == 1500
@@ -214,15 +219,15 @@ def test_the_stream_is_bounded_and_what_it_lacks_is_counted(redis: Redis) -> Non
     dropped = metrics.LEDGER_DROPPED.labels("stream_full")
     before = dropped._value.get()
     for number in range(8):
-        buffer.note(row(number))
+        buffer.note(group(number))
     buffer.flush()
     for number in range(5):
-        buffer.note(row(100 + number))
+        buffer.note(group(100 + number))
     buffer.flush()
     assert dropped._value.get() - before == 5
     assert [len(entry.rows) for entry in stream.oldest(10)] == [8]
     stream.forget(stream.oldest(10))
-    assert stream.add([row(1)])
+    assert stream.add([group(1)])
 
 
 def test_a_database_that_is_away_keeps_the_rows_in_the_stream(postgres: PrivatePostgres, redis: Redis) -> None:
@@ -231,7 +236,7 @@ def test_a_database_that_is_away_keeps_the_rows_in_the_stream(postgres: PrivateP
     engine = make_engine(settings)
     chores = Chores(settings, redis, now=NOW.timestamp)
     stream = LedgerStream(redis)
-    assert stream.add([row(1)])
+    assert stream.add([group(1)])
     with pytest.raises(StoreUnavailable) as caught:
         chores.keep_ledger()
     with pytest.raises(StoreUnavailable):
@@ -252,7 +257,7 @@ def test_a_database_that_is_away_keeps_the_rows_in_the_stream(postgres: PrivateP
 def test_what_nobody_of_us_wrote_is_passed_over(engine: Engine, chores: Chores, redis: Redis) -> None:
     redis.xadd("bunch:ledger", {"rows": "rubbish"})
     redis.xadd("bunch:ledger", {"other": "field"})
-    assert LedgerStream(redis).add([row(1)])
+    assert LedgerStream(redis).add([group(1)])
     chores.keep_ledger()
     assert lines(engine) == 1
     assert LedgerStream(redis).oldest(10) == []

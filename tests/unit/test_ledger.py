@@ -10,7 +10,7 @@ from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, 
 from config.tiers import Tier
 from tasks import ledger, metrics
 from tasks.errors import DeadlineExceeded, InputRejected, ServiceOverloaded
-from tasks.ledger import LedgerBuffer, LedgerRow, bounded_id
+from tasks.ledger import LedgerBuffer, LedgerRow, RowGroup, bounded_id
 from tasks.messages import Outgoing
 from webapp.ledger import DoorLedger
 from workers.ledger import LedgerObserver
@@ -24,12 +24,12 @@ class Stream:
         self.entries = 0
         self.away = False
 
-    def add(self, rows: list[LedgerRow]) -> bool:
+    def add(self, groups: list[RowGroup]) -> bool:
         if self.away:
             from redis.exceptions import ConnectionError as RedisConnectionError
 
             raise RedisConnectionError
-        self.rows += rows
+        self.rows += [LedgerRow._make(row) for group in groups for row in group.rows()]
         self.entries += 1
         return True
 
@@ -84,9 +84,11 @@ def test_what_never_reached_the_model_had_no_attempt(stream: Stream, buffer: Led
 
 def test_rows_travel_together(stream: Stream, buffer: LedgerBuffer) -> None:
     observer = LedgerObserver(buffer)
-    observer.finished([(request(number), Ok(b"1")) for number in range(ledger.MAX_ROWS_AN_ENTRY + 1)], INFO)
+    for start in range(0, 1000, 100):
+        observer.finished([(request(number), Ok(b"1")) for number in range(start, start + 100)], INFO)
     buffer.flush()
-    assert (len(stream.rows), stream.entries) == (ledger.MAX_ROWS_AN_ENTRY + 1, 2)
+    assert [row.id for row in stream.rows] == [f"id-{number}" for number in range(1000)]
+    assert stream.entries == 1000 / ledger.ROWS_AN_ENTRY
 
 
 def test_an_outage_of_redis_is_waited_for(stream: Stream, buffer: LedgerBuffer) -> None:
@@ -101,12 +103,39 @@ def test_an_outage_of_redis_is_waited_for(stream: Stream, buffer: LedgerBuffer) 
 
 
 def test_but_not_for_ever(buffer: LedgerBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "MAX_BUFFERED", 2)
+    monkeypatch.setattr(ledger, "MAX_BUFFERED", 4)
     dropped = metrics.LEDGER_DROPPED.labels("redis_away")
     before = dropped._value.get()
-    LedgerObserver(buffer).finished([(request(number), Ok(b"1")) for number in range(5)], INFO)
-    assert len(buffer) == 2
-    assert dropped._value.get() - before == 3
+    for size in (3, 2, 1):
+        LedgerObserver(buffer).finished([(request(number), Ok(b"1")) for number in range(size)], INFO)
+    assert len(buffer) == 4
+    assert dropped._value.get() - before == 2
+
+
+def test_what_ended_together_but_not_alike_is_told_apart(stream: Stream, buffer: LedgerBuffer) -> None:
+    settled: list[tuple[Request, Outcome]] = [
+        (request(1), Ok(b"1")),
+        (request(2, owner="other", enqueued_ms=1100), Ok(b"1")),
+        (request(3, tier=Tier.FREE), Ok(b"1")),
+        (request(4, attempt=2), Ok(b"1")),
+        (request(5), Rejected("no")),
+        (request(6, enqueued_ms=1150), Ok(b"1")),
+        (request(7, enqueued_ms=0), Ok(b"1")),
+        (request(8, enqueued_ms=2000), Ok(b"1")),
+    ]
+    LedgerObserver(buffer).finished(settled, INFO)
+    buffer.flush()
+    rows = {row.id: row for row in stream.rows}
+    assert {(row.model, row.completed_ms) for row in rows.values()} == {("echo", 1200)}
+    assert [(rows[f"id-{n}"].created_ms, rows[f"id-{n}"].latency_ms) for n in range(1, 9)] == [
+        *((1000, 200), (1100, 100), (1000, 200), (1000, 200), (1000, 200), (1150, 50)),
+        # Not queued by us; by a clock that is ahead.
+        *((1200, 0), (2000, 0)),
+    ]
+    assert [n for n in range(1, 9) if rows[f"id-{n}"].owner != "acme"] == [2]
+    assert [n for n in range(1, 9) if rows[f"id-{n}"].tier != "paid"] == [3]
+    assert [n for n in range(1, 9) if rows[f"id-{n}"].attempts != 1] == [4]
+    assert [n for n in range(1, 9) if rows[f"id-{n}"].error] == [5]
 
 
 def test_ids_of_celery_clients_are_cut_to_what_fits() -> None:
