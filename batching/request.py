@@ -9,7 +9,6 @@ Request ──executor──▶ Ok        the model's output for this input
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
@@ -17,8 +16,7 @@ import msgspec
 from config.tiers import Tier
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(msgspec.Struct, eq=False):
     """One claimed message, decoded as far as the worker needs it.
 
     `input` and `parameters` stay JSON bytes: only the executor, on a core of its own, turns them into objects.

@@ -21,13 +21,14 @@ carry none: they never expire in the scripts and count attempts in a header of t
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 HEAD = b'{"headers":{"bunch":"1;'
 NO_KEY = "00000000"
-_STAMP = re.compile(
-    re.escape(HEAD) + rb'(\d{13});(\d{13});(\d{13});(\d\d);(\d);([01]);(\d{9});([0-9a-fA-F]{8});([^"]+)"'
-)
+_TIMES = re.compile(re.escape(HEAD) + rb"(\d{13});(\d{13});(\d{13});(\d\d);(\d);([01]);(\d{9});([0-9a-fA-F]{8});")
+# Where the id begins.
+_ID = len(HEAD) + 68
 
 
 class Stamp(NamedTuple):
@@ -46,10 +47,24 @@ class Stamp(NamedTuple):
 
 def read_stamp(message: bytes) -> Stamp | None:
     """The stamp of one of our own messages; None for anybody else's, and for what only begins like ours."""
-    found = _STAMP.match(message)
+    times = read_times(message)
+    if times is None:
+        return None
+    task_id = message[_ID : message.index(b'"', _ID)]
+    return times._replace(task_id=task_id.decode(errors="replace"))
+
+
+def read_times(message: bytes) -> Stamp | None:
+    """The stamp but for its id, which is left empty: for the messages of one flush it is the same, and is read once."""
+    return _times(message[:_ID]) if message.find(b'"', _ID) > _ID else None
+
+
+@lru_cache(maxsize=256)
+def _times(head: bytes) -> Stamp | None:
+    found = _TIMES.fullmatch(head)
     if found is None:
         return None
-    deadline, limit, enqueued, attempt, lost, tracked, ttl, key, task_id = found.groups()
+    deadline, limit, enqueued, attempt, lost, tracked, ttl, key = found.groups()
     return Stamp(
         int(deadline),
         int(limit),
@@ -58,7 +73,7 @@ def read_stamp(message: bytes) -> Stamp | None:
         int(lost),
         tracked == b"1",
         int(ttl),
-        task_id.decode(errors="replace"),
+        "",
         key.decode(),
     )
 

@@ -18,7 +18,7 @@ from kombu.compression import decompress
 
 from batching.ports import UnreadableMessage
 from batching.request import Request
-from batching.stamp import NO_KEY, read_stamp
+from batching.stamp import NO_KEY, read_stamp, read_times
 from batching.store import Entry, Verdict
 from config.keys import TASK_NAME
 from config.tiers import TIERS
@@ -289,7 +289,7 @@ def _traceparent(header: Any) -> str:
 
 
 def _read_times(request: Request, raw: bytes, headers: _Headers) -> None:
-    stamp = read_stamp(raw)
+    stamp = read_times(raw)
     if stamp is None:
         request.deadline_ms = _epoch_ms(headers.expires)
         request.eta_ms = _epoch_ms(headers.eta)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from functools import lru_cache
 
 import msgspec
 
@@ -96,6 +95,8 @@ class CeleryCodec:
 
     def __init__(self, default_ttl_ms: int) -> None:
         self._default_ttl_ms = default_ttl_ms
+        # What the results of the batch at hand have in common; with several loops, of one of theirs.
+        self._common: tuple[BatchInfo | None, str, bytes] = (None, "", b"")
 
     def decode(self, entry: Entry) -> Request:
         return read_message(entry, self._default_ttl_ms)
@@ -104,9 +105,12 @@ class CeleryCodec:
         status, result, code, traceback = _parts(outcome)
         waited_ms = max(0, batch.claimed_ms - request.enqueued_ms) if request.enqueued_ms else 0
         admitted_ms = max(0, request.enqueued_ms - request.sent_ms) if request.sent_ms and request.enqueued_ms else 0
+        of, common, date_done = self._common
+        if of is not batch:
+            _, common, date_done = self._common = (batch, _times(batch), _now_iso())
         about = (
             f'{{"admission_ms":{admitted_ms},"queue_ms":{waited_ms},"tier":"{request.tier.value}",'
-            f'"attempt":{request.attempt},{_common(batch)}' + (f',"code":"{code}"}}' if code else "}")
+            f'"attempt":{request.attempt},{common}' + (f',"code":"{code}"}}' if code else "}")
         )
         meta = b"".join(
             (
@@ -117,7 +121,7 @@ class CeleryCodec:
                 b',"traceback":',
                 traceback,
                 b',"children":[],"date_done":"',
-                _now_iso(),
+                date_done,
                 b'","task_id":',
                 _encode(request.id),
                 b',"bunch":',
@@ -188,8 +192,7 @@ def _error(exc_type: str, message: str, module: str = "tasks.errors") -> bytes:
     return _encode({"exc_type": exc_type, "exc_message": [message], "exc_module": module})
 
 
-@lru_cache(maxsize=256)
-def _common(batch: BatchInfo) -> str:
+def _times(batch: BatchInfo) -> str:
     transfer_s = max(0.0, batch.turn_s - batch.compute_s)
     return (
         f'"batch_wait_ms":{batch.wait_s * 1000:.3f},"transfer_ms":{transfer_s * 1000:.3f},'
@@ -211,9 +214,4 @@ def _asked(request: Request, outcome: Outcome, batch: BatchInfo) -> Asked:
 
 
 def _now_iso() -> bytes:
-    return _iso(time.time_ns() // 1_000_000)
-
-
-@lru_cache(maxsize=16)
-def _iso(epoch_ms: int) -> bytes:
-    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").encode()
+    return datetime.now(UTC).isoformat(timespec="milliseconds").encode()

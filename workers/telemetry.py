@@ -19,6 +19,7 @@ from batching.request import Cancelled, Expired, Failed, Outcome, Request
 from config.keys import TASK_NAME, Shard
 from config.tiers import Tier
 from tasks import metrics, trace
+from workers.active import make_walkable
 from workers.events import TaskEvents, shown_text
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,9 @@ class WorkerTelemetry:
         self._mark_started = mark_started
         self._counting = counting
         self._events = TaskEvents(dispatcher, events_per_second)
-        self._active: dict[str, list[ActiveRequest]] = {}
+        self._active = make_walkable(worker_state.active_requests)
+        # By batch, those that somebody may name.
+        self._named: dict[str, dict[str, ActiveRequest]] = {}
         self._children: dict[tuple[Any, ...], Any] = {}
 
     def serves(self, model: str) -> None:
@@ -93,12 +96,13 @@ class WorkerTelemetry:
 
     def claimed(self, requests: Sequence[Request], batch: BatchInfo) -> None:
         now = time.time()
-        active = [ActiveRequest(each, batch, now) for each in requests]
-        self._active[batch.batch_id] = active
-        worker_state.active_requests.update(active)
+        batch_id = batch.batch_id
+        self._active.enter(batch_id, len(requests), lambda: [ActiveRequest(each, batch, now) for each in requests])
         # By id as well: `revoke` leaves the state of a task alone that it finds among the active.
         # Nobody can name the others: their ids are told with their answers.
-        worker_state.requests.update((each.id, each) for each in active if each.tracked)
+        if any(each.tracked for each in requests):
+            self._named[batch_id] = named = {each.id: each for each in self._active.look(batch_id) if each.tracked}
+            worker_state.requests.update(named)
         self._mark_started(requests)
         self._count_claim(requests, batch)
         try:
@@ -151,12 +155,9 @@ class WorkerTelemetry:
             logger.debug("events not sent: %s", error)
 
     def _leave(self, batch: BatchInfo) -> int:
-        active = self._active.pop(batch.batch_id, ())
-        worker_state.active_requests.difference_update(active)
-        for each in active:
-            if each.tracked:
-                worker_state.requests.pop(each.id, None)
-        return len(active)
+        for task_id in self._named.pop(batch.batch_id, ()):
+            worker_state.requests.pop(task_id, None)
+        return self._active.leave(batch.batch_id)
 
     def _child(self, metric: Any, *labels: str) -> Any:
         """`labels()` takes a lock and builds strings at each call; the children are few and never go away."""

@@ -127,30 +127,27 @@ local function next_of(i, want)
 end
 
 local held = {}
-local function no_longer_waits(i, message)
-  local key = key_of(message)
+local function no_longer_waits(i, key)
   if key ~= NO_KEY then
     held[i] = held[i] or {}
     held[i][key] = (held[i][key] or 0) + 1
   end
 end
 
-local function hopeless(message)
-  if margin <= 0 then return false end
-  local deadline = field(message, DEADLINE, 13)
-  return deadline > 0 and deadline <= now + margin
-end
-
 local any_cancelled = redis.call('EXISTS', KEYS[4]) == 1
 local entries, dropped, taken = {}, 0, 0
 local closed = false
+-- Of the last stamp that was found good.
+local read, limit, deadline, key
 local function pop(i, want)
   while want > 0 and dropped < MAX_DROPPED and not closed do
     local messages = next_of(i, want)
     if not messages then return want end
+    local rank = (i - 1) .. ''
+    local to_run = rank .. '-'
     for j = 1, #messages do
       local message = messages[j]
-      local verdict = '-'
+      local verdict
       local ours = stamped(message)
       local limit_here = suspect_size(message, ours)
       if (limit_here ~= nil) ~= (only ~= nil) or (limit_here and taken >= limit_here) then
@@ -164,11 +161,14 @@ local function pop(i, want)
         want = size - taken
       end
       if ours then
-        no_longer_waits(i, message)
-        local limit = field(message, LIMIT, 13)
+        if read ~= good then
+          read, limit, deadline = good, field(message, LIMIT, 13), field(message, DEADLINE, 13)
+          key = string.sub(message, KEY, KEY + 7)
+        end
+        no_longer_waits(i, key)
         if limit > 0 and limit <= now then
           verdict = 'x'
-        elseif hopeless(message) then
+        elseif margin > 0 and deadline > 0 and deadline <= now + margin then
           verdict = 'h'
         elseif any_cancelled and redis.call('ZREM', KEYS[4], task_id(message)) == 1 then
           verdict = 'c'
@@ -177,13 +177,14 @@ local function pop(i, want)
           redis.call('SET', result_prefix .. id, state_of(id, 'STARTED'), 'XX', 'KEEPTTL')
         end
       end
-      if verdict == '-' then
+      if verdict then
+        dropped = dropped + 1
+        entries[#entries + 1] = rank .. verdict .. message
+      else
         want = want - 1
         taken = taken + 1
-      else
-        dropped = dropped + 1
+        entries[#entries + 1] = to_run .. message
       end
-      entries[#entries + 1] = (i - 1) .. verdict .. message
     end
   end
   return want

@@ -7,8 +7,17 @@ local D13 = string.rep('%d', 13)
 local X8 = string.rep('%x', 8)
 local STAMP = '^' .. HEAD .. D13 .. ';' .. D13 .. ';' .. D13 .. ';%d%d;%d;[01];' .. D9 .. ';' .. X8 .. ';[^"]+"'
 
+-- Neighbours came with the same flush, and their stamps are alike up to the id: what was found good is not looked at again.
+local good
 local function stamped(message)
-  return string.find(message, STAMP) ~= nil
+  local head = string.sub(message, 1, ID - 1)
+  if head == good then
+    local quote = string.find(message, '"', ID, true)
+    return quote ~= nil and quote > ID
+  end
+  if not string.find(message, STAMP) then return false end
+  good = head
+  return true
 end
 
 -- Only to tell callers apart, so the whole stamp need not be looked at.
