@@ -126,14 +126,8 @@ local function next_of(i, want)
   return chosen
 end
 
+-- How many of each key no longer wait, by queue.
 local held = {}
-local function no_longer_waits(i, key)
-  if key ~= NO_KEY then
-    held[i] = held[i] or {}
-    held[i][key] = (held[i][key] or 0) + 1
-  end
-end
-
 local any_cancelled = redis.call('EXISTS', KEYS[4]) == 1
 local entries, dropped, taken = {}, 0, 0
 local closed = false
@@ -145,6 +139,8 @@ local function pop(i, want)
     if not messages then return want end
     local rank = (i - 1) .. ''
     local to_run = rank .. '-'
+    local counts = held[i] or {}
+    held[i] = counts
     for j = 1, #messages do
       local message = messages[j]
       local verdict
@@ -165,7 +161,7 @@ local function pop(i, want)
           read, limit, deadline = good, field(message, LIMIT, 13), field(message, DEADLINE, 13)
           key = string.sub(message, KEY, KEY + 7)
         end
-        no_longer_waits(i, key)
+        if key ~= NO_KEY then counts[key] = (counts[key] or 0) + 1 end
         if limit > 0 and limit <= now then
           verdict = 'x'
         elseif margin > 0 and deadline > 0 and deadline <= now + margin then

@@ -19,12 +19,27 @@ end
 -- caller who asks once more. So it need not lie about for long: at thousands a second that would be most of what Redis holds.
 local HEARD_MS = 10000
 
--- What is to be stored, four a result: key, value, TTL, and the channel of a frontend that alone waits for it, if any.
+-- What is to be stored, by the channel of a frontend that alone waits for it, if any, and by TTL: key, value, key, value, …
 local results = {}
 
+local function results_of(channel, ttl)
+  local by_ttl = results[channel or '']
+  if not by_ttl then
+    by_ttl = {}
+    results[channel or ''] = by_ttl
+  end
+  local words = by_ttl[ttl]
+  if not words then
+    words = {}
+    by_ttl[ttl] = words
+  end
+  return words
+end
+
 local function store(key, result, ttl, channel)
-  local n = #results
-  results[n + 1], results[n + 2], results[n + 3], results[n + 4] = key, result, ttl, channel
+  local words = results_of(channel, ttl)
+  local n = #words
+  words[n + 1], words[n + 2] = key, result
 end
 
 -- Lua's stack holds so many arguments, and some more.
@@ -47,19 +62,10 @@ local function send_replies()
   for channel, to in pairs(replies) do
     heard[channel] = redis.call('PUBLISH', channel, '[' .. table.concat(to, ',') .. ']') > 0
   end
-  local by_ttl = {}
-  for i = 1, #results, 4 do
-    local ttl = results[i + 2]
-    if heard[results[i + 3]] and tonumber(ttl) > HEARD_MS then ttl = HEARD_MS end
-    local pairs_of = by_ttl[ttl]
-    if not pairs_of then
-      pairs_of = {}
-      by_ttl[ttl] = pairs_of
+  for channel, by_ttl in pairs(results) do
+    for ttl, words in pairs(by_ttl) do
+      if heard[channel] and tonumber(ttl) > HEARD_MS then ttl = HEARD_MS end
+      for first = 1, #words, MOST_WORDS do set_all(words, first, math.min(first + MOST_WORDS - 1, #words), ttl) end
     end
-    local n = #pairs_of
-    pairs_of[n + 1], pairs_of[n + 2] = results[i], results[i + 1]
-  end
-  for ttl, pairs_of in pairs(by_ttl) do
-    for first = 1, #pairs_of, MOST_WORDS do set_all(pairs_of, first, math.min(first + MOST_WORDS - 1, #pairs_of), ttl) end
   end
 end

@@ -1,6 +1,7 @@
 -- How often one key may ask: batching/policy/gcra.py is the same arithmetic, and tests hold the two together.
-local function gcra_take(tat, now, interval, burst)
-  local due = math.max(tat, now) + interval
+-- `count` at once, or one: all of them or none.
+local function gcra_take(tat, now, interval, burst, count)
+  local due = math.max(tat, now) + interval * (count or 1)
   local early = due - burst * interval - now
   if early > 0 then return nil, early end
   return due, 0
