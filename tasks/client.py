@@ -264,12 +264,17 @@ def error_of(reply: Reply) -> BunchError:
 
 
 def _make_ids(block: int = 256) -> Iterator[str]:
-    """Random ids in uuid4's form; one system call for 256 of them."""
+    """Random ids in the form of a UUID of version 8, behind five digits that count up every four seconds for 48 days.
+
+    So ids that come together lie together in an index, as those of RFC 9562's version 7 do; but 48 bits of time would
+    leave too few random ones beside an owner's (`tasks.ownership`). One system call for 256 of them.
+    """
     while True:
         random = os.urandom(16 * block).hex()
+        moment = f"{int(time.time()) >> 2 & 0xFFFFF:05x}"
         for start in range(0, 32 * block, 32):
             h = random[start : start + 32]
-            yield f"{h[:8]}-{h[8:12]}-4{h[13:16]}-a{h[17:20]}-{h[20:]}"
+            yield f"{moment}{h[5:8]}-{h[8:12]}-8{h[13:16]}-a{h[17:20]}-{h[20:]}"
 
 
 _ids = _make_ids()

@@ -1,10 +1,11 @@
 """Whose request it is, said by its task id itself.
 
-    3f2a91c4-07be-4d15-a     the first 18 random digits: 72 bits
-                         6e0-9b1c…  the last 12: a hash of the owner and of what is before them
+    3f2a9                            the time, roughly
+         1c4-07be-8d15-a6e0-9b           62 random bits
+                              1c60d2f47a the last ten digits: a hash of the owner and of what is before them
 
 Whoever asks about an id is asked whose it would have to be: nothing is stored, nothing is looked up, and every process
-knows the same. A stranger's id is answered like one that never was. With auth off, ids are random throughout.
+knows the same. A stranger's id is answered like one that never was. With auth off, all behind the time is random.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import hashlib
 import hmac
 from functools import lru_cache
 
-_TAG = 12
+_TAG = 10
 
 
 def owned_id(task_id: str, owner: str) -> str:
-    """A random id, made `owner`'s."""
+    """A new id, made `owner`'s."""
     head = task_id[:-_TAG]
     return head + _tag(head, owner)
 

@@ -80,7 +80,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _: Any) -> None:
     connection.isolation_level = None
     _write_ahead(connection)
     connection.execute("PRAGMA foreign_keys=ON")
-    # 32 MiB: ids are random, so a full index of the ledger is written to all over.
+    # 32 MiB: what the ledger's indexes are written to in one transaction.
     connection.execute("PRAGMA cache_size=-32768")
 
 

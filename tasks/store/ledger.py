@@ -14,7 +14,7 @@ from tasks.store.engine import reason_of
 from tasks.store.errors import StoreUnavailable
 from tasks.store.tables import LedgerLine
 
-# Rows a transaction. Ids are random: the more of them at once, the more share a page of their index.
+# Rows a transaction. The more at once, the more of them share a page of an index.
 _CHUNK = 20_000
 _OLD_AT_ONCE = 5_000
 
