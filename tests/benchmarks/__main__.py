@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from tests.benchmarks import report
-from tests.benchmarks.bunch_system import ROOT
+from tests.benchmarks.bunch_system import ROOT, Bunch
 from tests.benchmarks.load import ensure_wrk
 from tests.benchmarks.measure import Outcome, Plan, measure
 from tests.benchmarks.registry import SYSTEMS
@@ -72,7 +72,9 @@ def main(
     plan = Plan(models, connections, rounds, duration, warmup)
     path = json_path or ROOT / "var" / "bench" / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}.json"
     prepared, unprepared = _prepare(systems)
-    versions = {system.name: pins_of(system.home or system.name) for system in prepared if system.name != report.OURS}
+    versions = {
+        system.name: pins_of(system.home or system.name) for system in prepared if not isinstance(system, Bunch)
+    }
 
     def keep(outcome: Outcome) -> None:
         report.write_json(path, report.as_json(plan, outcome, versions))

@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,17 @@ item_ms = 0
 """
 
 
+def _config_of(model: Model) -> str:
+    return NOOP if model == "noop" else _SIMULATED.format(timeout_ms=3000, batch_ms=50)
+
+
+# Limits are checked, and never reached.
+OUT_OF_REACH = {"BUNCH_PAID_RPM": "1000000", "BUNCH_ENTERPRISE_RPM": "1000000", "BUNCH_BURST_MS": "900000"}
+WITH_KEYS = OUT_OF_REACH | {"BUNCH_AUTH": "keys"}
+WITH_LEDGER = {"BUNCH_LEDGER_RETENTION_DAYS": "1"}
+_PATIENCE_S = 30.0
+
+
 class Bunch(System):
     """One web process, one worker, one executor, an embedded Valkey.
 
@@ -56,7 +68,7 @@ class Bunch(System):
     start_limit_s = 120.0
 
     def launch(self, model: Model) -> None:
-        self.launch_with(NOOP if model == "noop" else _SIMULATED.format(timeout_ms=3000, batch_ms=50), {})
+        self.launch_with(_config_of(model), {})
 
     def start_slow(self, batch_ms: int) -> None:
         """Serve a model that takes `batch_ms` a batch, with every time limit above it."""
@@ -119,3 +131,40 @@ class Bunch(System):
 
     def web_pids(self) -> list[int]:
         return [int(process["pid"]) for process in self.status()["processes"] if process["role"] == "web"]
+
+    def make_key(self) -> str:
+        """An API key of the tier `paid` that every frontend knows."""
+        command = [sys.executable, "manage.py", "keys", "create", "--tier", "paid", "--json"]
+        done = subprocess.run(
+            command, cwd=ROOT, env=self.environment(), capture_output=True, text=True, check=True, timeout=_PATIENCE_S
+        )
+        secret = str(json.loads(done.stdout)["secret"])
+        until = time.monotonic() + _PATIENCE_S
+        # All web processes, whichever answers.
+        while not all(self._knows(secret) for _ in range(20)):
+            if time.monotonic() > until:
+                raise NotReadyError("the key never became known")
+            time.sleep(0.5)
+        return secret
+
+    def _knows(self, secret: str) -> bool:
+        headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/v1/inference", b'{"input": 1}', headers)
+        try:
+            with urllib.request.urlopen(request, timeout=10):
+                return True
+        except urllib.error.HTTPError:
+            return False
+
+
+class GuardedBunch(Bunch):
+    """With what a server for strangers needs: API keys, limits, a ledger in SQLite. The rivals have none of that."""
+
+    name = "bunch_guarded"
+
+    def launch(self, model: Model) -> None:
+        self.launch_with(_config_of(model), WITH_KEYS | WITH_LEDGER)
+
+    def wait_ready(self) -> None:
+        super().wait_ready()
+        self.shape = replace(Bunch.shape, credential=self.make_key())

@@ -12,11 +12,14 @@ class Connection:
     Raises `OSError` or `asyncio.IncompleteReadError` when the connection breaks; it is of no use then.
     """
 
-    def __init__(self, base_url: str, path: str) -> None:
+    def __init__(self, base_url: str, path: str, credential: str = "") -> None:
         parts = urlsplit(base_url)
         self._host = parts.hostname or "127.0.0.1"
         self._port = parts.port or 80
-        self._head = f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n".encode()
+        bearer = f"Authorization: Bearer {credential}\r\n" if credential else ""
+        self._head = (
+            f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n{bearer}Content-Type: application/json\r\n".encode()
+        )
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 

@@ -9,15 +9,10 @@ never reached here. A token is checked once and then remembered, as with any cli
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, cast
 
@@ -26,7 +21,7 @@ import psutil
 
 from config.redis import connect
 from tests import issuer
-from tests.benchmarks.bunch_system import NOOP, ROOT, Bunch
+from tests.benchmarks.bunch_system import NOOP, OUT_OF_REACH, WITH_KEYS, WITH_LEDGER, Bunch
 from tests.benchmarks.load import Load, ensure_wrk, run_wrk
 from tests.benchmarks.rounds import by_turns, say_on_stderr
 
@@ -37,7 +32,6 @@ TOKENS, LEDGER = "tokens (JWT), limits", "API keys, limits, ledger (SQLite)"
 WAYS = (NOTHING, OFF, KEYS, TOKENS, LEDGER)
 ROLES = ("web", "redis", "worker", "ops")
 SCRIPTS = "scripts"
-_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -74,11 +68,10 @@ def _settings(way: str) -> Mapping[str, str]:
         return {"BUNCH_ADMISSION": "off"}
     if way == OFF:
         return {}
-    out_of_reach = {"BUNCH_PAID_RPM": "1000000", "BUNCH_ENTERPRISE_RPM": "1000000", "BUNCH_BURST_MS": "900000"}
     if way == TOKENS:
         claims = {"AUDIENCE": issuer.AUDIENCE, "ISSUER": issuer.ISSUER, "SECRET": issuer.SECRET}
-        return out_of_reach | {"BUNCH_AUTH": "jwt"} | {f"BUNCH_JWT_{name}": value for name, value in claims.items()}
-    return out_of_reach | {"BUNCH_AUTH": "keys"} | ({"BUNCH_LEDGER_RETENTION_DAYS": "1"} if way == LEDGER else {})
+        return OUT_OF_REACH | {"BUNCH_AUTH": "jwt"} | {f"BUNCH_JWT_{name}": value for name, value in claims.items()}
+    return WITH_KEYS | (WITH_LEDGER if way == LEDGER else {})
 
 
 def _measure(way: str, wrk: str, connections: int, duration_s: int) -> Cost:
@@ -87,12 +80,10 @@ def _measure(way: str, wrk: str, connections: int, duration_s: int) -> Cost:
     try:
         bunch.launch_with(NOOP, _settings(way))
         bunch.wait_ready()
-        credential = _credential(way, bunch)
-        run_wrk(wrk, bunch.url, bunch.shape, connections=connections, duration_s=2, credential=credential)
+        shape = replace(bunch.shape, credential=_credential(way, bunch))
+        run_wrk(wrk, bunch.url, shape, connections=connections, duration_s=2)
         before = _cpu_seconds(bunch)
-        load = run_wrk(
-            wrk, bunch.url, bunch.shape, connections=connections, duration_s=duration_s, credential=credential
-        )
+        load = run_wrk(wrk, bunch.url, shape, connections=connections, duration_s=duration_s)
         after = _cpu_seconds(bunch)
         return Cost(load, {role: (after[role] - before[role]) * 1e6 / max(1, load.requests) for role in before})
     finally:
@@ -117,27 +108,7 @@ def _credential(way: str, bunch: Bunch) -> str:
         return ""
     if way == TOKENS:
         return issuer.token(time.time(), "HS256", tier="paid", exp=int(time.time()) + 3600)
-    command = [sys.executable, "manage.py", "keys", "create", "--tier", "paid", "--json"]
-    environment = bunch.environment()
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=30)
-    secret = str(json.loads(done.stdout)["secret"])
-    until = time.monotonic() + _PATIENCE_S
-    # Both web processes, whichever answers.
-    while not all(_is_known(bunch, secret) for _ in range(20)):
-        if time.monotonic() > until:
-            raise click.ClickException("the key never became known")
-        time.sleep(0.5)
-    return secret
-
-
-def _is_known(bunch: Bunch, secret: str) -> bool:
-    headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{bunch.url}/v1/inference", b'{"input": 1}', headers)
-    try:
-        with urllib.request.urlopen(request, timeout=10):
-            return True
-    except urllib.error.HTTPError:
-        return False
+    return bunch.make_key()
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ def ensure_wrk() -> str:
     return found
 
 
-def run_wrk(wrk: str, base_url: str, shape: Shape, *, connections: int, duration_s: int, credential: str = "") -> Load:
-    """Drive one system for `duration_s`, with a bearer's `credential` if there is one. Raises `WrkFailedError`."""
+def run_wrk(wrk: str, base_url: str, shape: Shape, *, connections: int, duration_s: int) -> Load:
+    """Drive one system for `duration_s`. Raises `WrkFailedError`."""
     command = [
         wrk,
         f"--threads={min(2, connections)}",
@@ -72,7 +72,7 @@ def run_wrk(wrk: str, base_url: str, shape: Shape, *, connections: int, duration
         shape.prefix,
         shape.suffix,
         secrets.token_hex(4),
-        *((credential,) if credential else ()),
+        *((shape.credential,) if shape.credential else ()),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=duration_s + 60)
     return parse(done.stdout, done.stderr)

@@ -10,12 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A POST body is `prefix + input + suffix`; inputs here never need JSON escapes."""
+    """A POST body is `prefix + input + suffix`; inputs here never need JSON escapes. `credential` is a bearer's."""
 
     path: str
     prefix: str
     suffix: str
     read: Callable[[Any], str]
+    credential: str = ""
 
     def body(self, text: str) -> bytes:
         return f"{self.prefix}{text}{self.suffix}".encode()

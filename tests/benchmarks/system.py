@@ -31,7 +31,7 @@ class System(abc.ABC):
     name: ClassVar[str]
     # The system whose folder and virtual environment this one uses; its own when empty.
     home: ClassVar[str] = ""
-    shape: ClassVar[Shape]
+    shape: Shape
     start_limit_s: ClassVar[float] = 90.0
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ async def _wait(base_url: str, shape: Shape, dead: Callable[[], list[str]], limi
     while time.monotonic() < until:
         if ended := dead():
             raise NotReadyError(f"ended while starting: {', '.join(ended)}")
-        connection = Connection(base_url, shape.path)
+        connection = Connection(base_url, shape.path, shape.credential)
         try:
             async with asyncio.timeout(ask_limit_s):
                 await _ask(connection, shape, f"hello {secrets.token_hex(4)}")
@@ -71,7 +71,7 @@ async def _verify(base_url: str, shape: Shape, callers: int, each: int) -> None:
     run = secrets.token_hex(4)
 
     async def caller(number: int) -> None:
-        connection = Connection(base_url, shape.path)
+        connection = Connection(base_url, shape.path, shape.credential)
         try:
             for turn in range(each):
                 await _ask(connection, shape, f"question {run} {number} {turn}")
