@@ -100,14 +100,17 @@ local function next_of(i, want)
   local queue = KEYS[QUEUES + i]
   local messages = redis.call('RPOP', queue, want)
   if not messages or only or depths[i] <= want then return messages end
-  local keys, seen, named, twice = {}, {}, false, false
+  local keys, seen, named, twice, several = {}, {}, false, false, false
   for j = 1, #messages do
     local key = key_of(messages[j])
-    named, twice = named or key ~= NO_KEY, twice or seen[key]
+    named, twice, several = named or key ~= NO_KEY, twice or seen[key], several or (j > 1 and key ~= keys[1])
     keys[j], seen[key] = key, true
   end
-  -- No keys at all, or one request of each already.
+  -- No keys at all, or one request of each already, or nobody else's behind these.
   if not (named and twice) or want >= WINDOW then return messages end
+  if not several and tonumber(redis.call('HGET', KEYS[QUEUES + count + i], keys[1]) or 0) >= depths[i] then
+    return messages
+  end
   local behind = redis.call('RPOP', queue, WINDOW - want)
   if not behind then return messages end
   for j = 1, #behind do
