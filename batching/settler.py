@@ -80,11 +80,10 @@ class Settler:
         final: list[tuple[Request, Outcome]] = []
         again: list[tuple[Request, Failed, float]] = []
         for request, outcome in outcomes:
-            pause_s = self._pause(request, outcome, now_ms)
-            if pause_s is None or not isinstance(outcome, Failed):
-                final.append((request, outcome))
-            else:
+            if isinstance(outcome, Failed) and (pause_s := self._pause(request, outcome, now_ms)) is not None:
                 again.append((request, outcome, pause_s))
+            else:
+                final.append((request, outcome))
         if again and not self._put_aside(again, info, last=last and not final):
             return
         if final or not again:
@@ -98,8 +97,8 @@ class Settler:
         self._until_taken(lambda: self._store.give_back(self._model, info.batch_id, blame))
         self._observer.returned(requests, info, why)
 
-    def _pause(self, request: Request, outcome: Outcome, now_ms: float) -> float | None:
-        if not (isinstance(outcome, Failed) and outcome.retryable):
+    def _pause(self, request: Request, outcome: Failed, now_ms: float) -> float | None:
+        if not outcome.retryable:
             return None
         left_s = (request.deadline_ms - now_ms) / 1000 if request.deadline_ms else float("inf")
         return self._retry.pause(request.attempt, left_s, self._jitter())

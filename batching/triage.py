@@ -14,6 +14,13 @@ from config.tiers import TIERS
 logger = logging.getLogger(__name__)
 
 _UNREADABLE_TTL_MS = 600_000
+# A name of our own: of an enumeration each look costs a call.
+_RUN = Verdict.RUN
+_BY_VERDICT: dict[Verdict, Outcome] = {
+    Verdict.EXPIRED: Expired(),
+    Verdict.HOPELESS: Expired("its deadline would have passed before its batch was done"),
+    Verdict.CANCELLED: Cancelled(),
+}
 
 
 class Triage:
@@ -50,11 +57,12 @@ class Triage:
         return run, settled, early
 
     def _known_outcome(self, request: Request, entry: Entry, now_ms: int) -> Outcome | None:
-        if entry.verdict is Verdict.EXPIRED or 0 < request.deadline_ms <= now_ms:
+        verdict = entry.verdict
+        if 0 < request.deadline_ms <= now_ms:
             return Expired()
-        if entry.verdict is Verdict.HOPELESS:
-            return Expired("its deadline would have passed before its batch was done")
-        if entry.verdict is Verdict.CANCELLED or self._is_revoked(request.id):
+        if verdict is not _RUN:
+            return _BY_VERDICT[verdict]
+        if self._is_revoked(request.id):
             return Cancelled()
         if self._retry.exhausted(request.attempt, request.lost):
             return Failed(_given_up(request))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import flask
@@ -45,7 +46,7 @@ from webapp.telemetry import configure, every_second, hand_over
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[..., Answer]
+Handler = Callable[[Services, Call], Answer]
 
 HOT: dict[tuple[str, str], Handler] = {
     ("POST", "/v1/inference"): inference.infer,
@@ -53,7 +54,7 @@ HOT: dict[tuple[str, str], Handler] = {
     ("POST", "/api/inference"): inference.simple,
 }
 
-ROUTES: tuple[tuple[str, str, Handler], ...] = (
+ROUTES: tuple[tuple[str, str, Callable[..., Answer]], ...] = (
     *((method, path, handler) for (method, path), handler in HOT.items()),
     ("POST", "/v1/inference/bulk", inference.bulk),
     ("GET", "/v1/models", models.list_models),
@@ -118,21 +119,23 @@ class BunchApp(flask.Flask):
         return (answer.body,)
 
 
-def answered(handler: Handler, access: Access, services: Services, call: Call, **path: str) -> Answer:
+def answered(handler: Handler, access: Access, services: Services, call: Call) -> Answer:
     """Identify the caller and run a handler; every error becomes an answer in the contract's shape."""
     tracer = services.tracer
-    span = None if tracer is None else tracer.begin(call)
-    answer = _answered(handler, access, services, call, **path)
-    if tracer is not None and span is not None:
+    if tracer is None:
+        return _answered(handler, access, services, call)
+    span = tracer.begin(call)
+    answer = _answered(handler, access, services, call)
+    if span is not None:
         tracer.end(span, answer)
     return answer
 
 
-def _answered(handler: Handler, access: Access, services: Services, call: Call, **path: str) -> Answer:
+def _answered(handler: Handler, access: Access, services: Services, call: Call) -> Answer:
     try:
         if access is not Access.PUBLIC:
             call.caller = services.identity.identify(call, access)
-        return handler(services, call, **path)
+        return handler(services, call)
     except BunchError as error:
         return bunch_error_answer(error, call.request_id)
     except ApiError as error:
@@ -164,9 +167,11 @@ def create_app(services: Services) -> BunchApp:
     return app
 
 
-def _view(services: Services, handler: Handler, access: Access) -> Callable[..., flask.Response]:
+def _view(services: Services, handler: Callable[..., Answer], access: Access) -> Callable[..., flask.Response]:
+    """`handler` takes the parts of the path by their names as well."""
+
     def view(**path: str) -> flask.Response:
-        return _response(answered(handler, access, services, Call(flask.request.environ), **path))
+        return _response(answered(partial(handler, **path), access, services, Call(flask.request.environ)))
 
     return view
 

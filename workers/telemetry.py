@@ -183,17 +183,19 @@ class WorkerTelemetry:
         oldest = batch.claimed_ms
         redelivered = 0
         waited: dict[Tier, tuple[list[int], list[float]]] = {}
+        enqueued_ms, tier = -1, None
         for request in requests:
-            if request.enqueued_ms:
-                oldest = min(oldest, request.enqueued_ms)
-                waited_s = max(0, batch.claimed_ms - request.enqueued_ms) / 1000
-                known = waited.get(request.tier)
-                if known is None:
-                    known = waited[request.tier] = (metrics.buckets(), [])
-                counted, amounts = known
-                counted[bisect_left(metrics.SECONDS, waited_s)] += 1
-                amounts.append(waited_s)
             redelivered += request.attempt > 1
+            # Neighbours came together: for them it is all known.
+            if request.enqueued_ms != enqueued_ms or request.tier is not tier:
+                enqueued_ms, tier = request.enqueued_ms, request.tier
+                oldest = min(oldest, enqueued_ms or oldest)
+                waited_s = max(0, batch.claimed_ms - enqueued_ms) / 1000
+                bucket = bisect_left(metrics.SECONDS, waited_s)
+                counted, amounts = waited.get(tier) or waited.setdefault(tier, (metrics.buckets(), []))
+            if enqueued_ms:
+                counted[bucket] += 1
+                amounts.append(waited_s)
         if self._counting:
             for tier, (counted, amounts) in waited.items():
                 metrics.observe_all(self._child(metrics.QUEUE_SECONDS, model, tier.value), counted, sum(amounts))

@@ -48,6 +48,19 @@ def _kind_of(name: str) -> int:
     return kind
 
 
+# Status as the application gives it -> as it is sent. An application uses few.
+_statuses: dict[str, str] = {}
+
+
+def _status_of(given: str) -> str:
+    status = given + " " if len(given) == 3 else given
+    if not _STATUS.fullmatch(status):
+        raise ValueError(f"not a status: {given!r}")
+    if len(_statuses) < _CACHE_MAX:
+        _statuses[given] = status
+    return status
+
+
 class _Clock:
     """The Date field's value, formatted once a second."""
 
@@ -132,11 +145,7 @@ class Response:
                 exc_info = None
         elif self.status is not None:
             raise RuntimeError("start_response was called twice without exc_info")
-        if len(status) == 3:
-            status += " "
-        if not _STATUS.fullmatch(status):
-            raise ValueError(f"not a status: {status!r}")
-        self.status = status
+        self.status = _statuses.get(status) or _status_of(status)
         self.headers = headers
         return self.write
 
