@@ -247,7 +247,7 @@ class RedisBatchStore:
             *channels,
         ]
         run: tuple[object, ...] = ()
-        count_at = 0
+        position = count_at = 0
         for each in outcomes:
             # What neighbours have in common is said once.
             shared = (
@@ -255,14 +255,15 @@ class RedisBatchStore:
                 channels.get(each.reply_to, 0),
                 each.dead_letter,
                 int(each.announce),
-                3 if each.asked is None else 4,
+                2 if each.asked is None else 3,
             )
-            if shared != run:
-                run = shared
-                count_at = len(args) + len(run)
-                args += (*run, 0)
+            if shared != run or each.position != position:
+                run, position = shared, each.position
+                count_at = len(args) + len(run) + 1
+                args += (*run, position, 0)
+            position += 1
             args[count_at] += 1
-            args += (each.position, each.task_id, each.result)
+            args += (each.task_id, each.result)
             if each.asked is not None:
                 args.append(each.asked.row())
         args += common

@@ -212,17 +212,17 @@ local function ending(from)
   end
 end
 
--- All outcomes that are something to others. `noted` is where in ARGV each begins; the last of its arguments is
+-- All outcomes that are something to others. `noted` is where in ARGV each begins, and its position; the last of its words is
 -- <question>;<for how long to keep it>;<'1' if others get it, '0' if one of them takes its place>;<attempts>;<lost>
 local function settle_questions(noted, from)
   local outcomes, edition, end_wait = {}, '', nil
   for i = 1, #noted, 1000 do
     local names, last, over = {}, math.min(i + 999, #noted), {}
     for j = i, last do
-      local at = noted[j]
-      local question, keep_ms = string.match(ARGV[at + 3], '^([^;]+);(%d+)')
+      local at, position = unpack(noted[j])
+      local question, keep_ms = string.match(ARGV[at + 2], '^([^;]+);(%d+)')
       outcomes[j] = {
-        position = ARGV[at], id = ARGV[at + 1], result = ARGV[at + 2], about = ARGV[at + 3], question = question,
+        position = position, id = ARGV[at], result = ARGV[at + 1], about = ARGV[at + 2], question = question,
         keep_ms = keep_ms, mark = false, waiting = false,
       }
       names[#names + 1] = KEYS[ASKED] .. ':' .. question

@@ -8,8 +8,8 @@
 --       5 number of reply channels  6 number of the arguments of the last kind  7… the channels
 --       then per run of outcomes that have these in common: result TTL in ms (0: store none), channel number (0: none), the
 --       record of a dead letter (JSON), or '', '1' to publish it on Celery's own channel for the task as well, else '0',
---       words of an outcome, number of outcomes; then per outcome: position in the lease, task id, result (JSON), and, if
---       it is something to others, what (asked.lua)
+--       words of an outcome, position of the first in the lease, number of outcomes, which stand there behind each other;
+--       then per outcome: task id, result (JSON), and, if it is something to others, what (asked.lua)
 --       then, if any is something to others: what kept answers may take in all, in bytes, the time of the claim, the names of
 --       the tiers
 -- Returns the number stored, or -1 when the lease is gone: somebody else has the requests now, and will answer them; then
@@ -42,8 +42,8 @@ local function settled_before(position)
   return ARGV[2] == '0' and redis.call('LINDEX', KEYS[1], position) == ''
 end
 
-local function settle(at, ttl, channel, record, announce)
-  local position, id, result = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+local function settle(at, position, ttl, channel, record, announce)
+  local id, result = ARGV[at], ARGV[at + 1]
   if record ~= '' then bury(position, id, record) end
   local key = 'celery-task-meta-' .. id
   if ttl ~= '0' then
@@ -57,13 +57,14 @@ end
 
 while at <= last do
   local ttl, number, record, announce = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3] == '1'
-  local words, first = tonumber(ARGV[at + 4]), at + 6
-  at = first + words * ARGV[at + 5]
+  local words, position, first = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5]), at + 7
+  at = first + words * ARGV[at + 6]
   for i = first, at - 1, words do
-    if not settled_before(ARGV[i]) then
-      settle(i, ttl, number > 0 and ARGV[6 + number], record, announce)
-      if words > 3 then noted[#noted + 1] = i end
+    if not settled_before(position) then
+      settle(i, position, ttl, number > 0 and ARGV[6 + number], record, announce)
+      if words > 2 then noted[#noted + 1] = {i, position} end
     end
+    position = position + 1
   end
 end
 if noted then settle_questions(noted, last + 1) end

@@ -14,7 +14,7 @@ local SEARCHED = 512
 local HEARD_MS = 10000
 
 -- Words of a run of messages before the messages.
-local RUN = 4
+local RUN = 5
 
 -- What is there of each question of a flush: its mark, its kept answer; false where there is none. One step for all: a
 -- call costs more than what it finds. `names` has the beginnings of the names.
@@ -34,7 +34,7 @@ local function read_questions(first, classes, names)
   end
   local run = first
   while run <= #ARGV do
-    local class, after = classes[tonumber(ARGV[run])], run + RUN + 2 * ARGV[run + 3]
+    local class, after = classes[tonumber(ARGV[run])], run + RUN + ARGV[run + 3] * ARGV[run + 4]
     if class.once then
       for i = run + RUN, after - 1, 2 do note(ARGV[i], class) end
     end

@@ -12,10 +12,11 @@
 --       its interval in µs, its burst, the tag of its key, its tier's name when its requests may have been asked before,
 --       else '', and '1' if answers of its model are kept
 --       then per run of messages that have these in common: class number, deadline in ms from now, queue limit in ms from
---       now, number of messages; then per message: the key for the caller's own request id ('' if it gave none), the rest
---       of the message from the stamp's tracked mark on. Where requests may have been asked before, instead of that key:
---       the question ('' if it is nobody else's), and if it has any of them, in lines of their own, that key, the name of
---       its Idempotency-Key, and the hash of what it asks under that
+--       now, words of a message, number of messages; then per message: if it has two words, the key for the caller's own
+--       request id ('' if it gave none), and the rest of the message from the stamp's tracked mark on. Where requests may
+--       have been asked before, instead of that key: the question ('' if it is nobody else's), and if it has any of them,
+--       in lines of their own, that key, the name of its Idempotency-Key, and the hash of what it asks under that; it is
+--       never empty then
 -- Returns one character per message: '0' queued, or why it was not (below; tasks/refusals.py reads it). If any was not, a
 -- line feed, and for each of those: ms until a retry is worth it;what is left of its quota;ms until that is whole again. Of
 -- one that was REPEATED the first is the id of the request whose outcome it gets; of one that was ANSWERED or has JOINED
@@ -207,11 +208,11 @@ local function acquaintance()
   })
 end
 
-local function judge_one_by_one(class, deadline, limit, first, last, head)
+local function judge_one_by_one(class, deadline, limit, first, last, words, head)
   local model, fresh, rank = class.model, class.fresh, class.rank
   local depths = model.depths
-  for i = first, last, 2 do
-    local rest = ARGV[i + 1]
+  for i = first, last, words do
+    local rest = ARGV[i + words - 1]
     local why, later
     local question = class.once and ARGV[i]
     if question and (marks[question] ~= false or answers[question]) then
@@ -232,7 +233,7 @@ local function judge_one_by_one(class, deadline, limit, first, last, head)
     if why then
       refuse(class, why, later)
     else
-      if string.byte(rest, 1) == 49 then track(rest, deadline, question and '' or ARGV[i]) end
+      if string.byte(rest, 1) == 49 then track(rest, deadline, (question or words == 1) and '' or ARGV[i]) end
       if question then lead(question, class, deadline, rest) end
       fresh[#fresh + 1] = head .. rest
       depths[rank] = depths[rank] + 1
@@ -264,26 +265,27 @@ end
 local run = at + 1
 while run <= #ARGV do
   local class, deadline, limit = classes[tonumber(ARGV[run])], tonumber(ARGV[run + 1]), tonumber(ARGV[run + 2])
-  local after = run + RUN + 2 * ARGV[run + 3]
+  local words, count = tonumber(ARGV[run + 3]), tonumber(ARGV[run + 4])
+  local first = run + RUN
+  local after = first + words * count
   local model = class.model
   local head = string.format('%s%013d;%013d;%013d;00;0;', HEAD, now + deadline, now + limit, now)
   if class.head ~= head then
     class.head, class.calm = head, calm_of(class, deadline, limit)
   end
   local fresh, depths, rank = class.fresh, model.depths, class.rank
-  local count = (after - run - RUN) / 2
   if all_are_let_in(class, count) then
     local n = #fresh
-    for i = run + RUN, after - 1, 2 do
-      local rest = ARGV[i + 1]
-      if string.byte(rest, 1) == 49 then track(rest, deadline, ARGV[i]) end
+    for i = first, after - 1, words do
+      local rest = ARGV[i + words - 1]
+      if string.byte(rest, 1) == 49 then track(rest, deadline, words == 1 and '' or ARGV[i]) end
       n = n + 1
       fresh[n] = head .. rest
     end
     depths[rank], model.waiting = depths[rank] + count, model.waiting + count
     statuses[#statuses + 1] = string.rep(QUEUED, count)
   else
-    judge_one_by_one(class, deadline, limit, run + RUN, after - 1, head)
+    judge_one_by_one(class, deadline, limit, first, after - 1, words, head)
   end
   run = after
 end
