@@ -139,7 +139,8 @@ class Outbox:
         about: list[object] = []
         args: list[Any] = []
         known = False
-        run = deadline_ms = queue_limit_ms = words = count_at = 0
+        run: tuple[int, ...] = ()
+        count_at = 0
         for item in batch:
             out = item.out
             kind: object = out.queue if out.quota is None else (out.queue, out.quota.key_id)
@@ -153,18 +154,15 @@ class Outbox:
                 model = models.setdefault(out.model, len(models) + 1)
                 about += (model, *self._rules.of_class(out, quotas))
             # What neighbours have in common is said once: a word more for each costs Redis as much as we do to send it.
-            needs = 2 if named else 1
-            if (
-                number != run
-                or out.deadline_ms != deadline_ms
-                or out.queue_limit_ms != queue_limit_ms
-                or needs != words
-            ):
-                run, deadline_ms, queue_limit_ms, words = number, out.deadline_ms, out.queue_limit_ms, needs
-                count_at = len(args) + 4
-                args += (run, deadline_ms, queue_limit_ms, words, 0)
+            shared = (number, out.deadline_ms, out.queue_limit_ms, 2 if named else 1)
+            if shared != run:
+                run = shared
+                count_at = len(args) + len(run)
+                args += (*run, 0)
             args[count_at] += 1
-            args += (named, item.rest) if needs == 2 else (item.rest,)
+            if named:
+                args.append(named)
+            args.append(item.rest)
         for name in models:
             keys += self._rules.keys_of(name)
         keys += [self._keys.quota(key_id) for key_id in quotas]

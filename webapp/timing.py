@@ -10,25 +10,29 @@ import msgspec
 
 from tasks.results import Reply
 
-# By the names that `explain` has for them.
-STAGES = ("admission", "queue", "batch_wait", "transfer", "compute", "reply")
-
 
 class _Times(msgspec.Struct):
-    admission_ms: float = 0.0
-    queue_ms: float = 0.0
+    # By Redis' clock, which counts whole milliseconds here.
+    admission_ms: int = 0
+    queue_ms: int = 0
     batch_wait_ms: float = 0.0
     transfer_ms: float = 0.0
     compute_ms: float = 0.0
 
 
-_HEADER = ", ".join(f"{stage};dur=%.3f" for stage in STAGES)
 _decode = msgspec.json.Decoder(_Times).decode
 
 
 def timed(reply: Reply, latency_ms: float) -> tuple[float, tuple[tuple[str, str], ...]]:
-    """The time that the reply took, in ms, and the header."""
+    """The time that the reply took, in ms, and the header, with the names that `explain` has for the parts."""
     times = _decode(reply.bunch)
-    known = (times.admission_ms, times.queue_ms, times.batch_wait_ms, times.transfer_ms, times.compute_ms)
-    reply_ms = max(0.0, latency_ms - sum(known))
-    return reply_ms, (("Server-Timing", _HEADER % (*known, reply_ms)),)
+    admission, queue, compute = times.admission_ms, times.queue_ms, times.compute_ms
+    batch_wait, transfer = times.batch_wait_ms, times.transfer_ms
+    reply_ms = latency_ms - admission - queue - batch_wait - transfer - compute
+    if reply_ms < 0:
+        reply_ms = 0.0
+    header = (
+        f"admission;dur={admission}, queue;dur={queue}, batch_wait;dur={batch_wait:.3f}, transfer;dur={transfer:.3f}, "
+        f"compute;dur={compute:.3f}, reply;dur={reply_ms:.3f}"
+    )
+    return reply_ms, (("Server-Timing", header),)

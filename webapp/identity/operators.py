@@ -44,5 +44,7 @@ def credential(call: Call) -> str:
     header = call.header("HTTP_AUTHORIZATION")
     if header is None:
         return ""
+    if header.startswith("Bearer "):
+        return header[7:].strip()
     scheme, _, text = header.partition(" ")
     return text.strip() if scheme.lower() == "bearer" else "?"
