@@ -15,6 +15,7 @@ long as somebody waits and no longer.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -22,8 +23,7 @@ from typing import Any, cast
 
 import gevent
 import msgspec
-from gevent import get_hub
-from gevent.hub import Waiter
+from gevent import get_hub, getcurrent
 from gevent.lock import RLock
 from redis import Redis
 from redis.exceptions import RedisError
@@ -57,7 +57,7 @@ class Pending:
     `runs_on` is for whoever sends it: it is not to be taken back, whatever becomes of the one who waits.
     """
 
-    __slots__ = ("_waiter", "channel", "deadline", "done", "hung_up", "reply", "runs_on", "task_id", "tick")
+    __slots__ = ("_waiter", "channel", "deadline", "done", "due", "hung_up", "reply", "runs_on", "task_id")
 
     def __init__(
         self, task_id: str, deadline: float, channel: str = "", hung_up: Callable[[], bool] | None = None
@@ -67,17 +67,19 @@ class Pending:
         self.runs_on = False
         self.deadline = deadline
         self.channel = channel
-        self.tick = 0
+        # When the router has to see to it.
+        self.due = deadline
         self.reply: Any = None
         self.done = False
-        self._waiter: Waiter[Any] | None = None
+        self._waiter: Any = None
 
     def wait(self) -> Any:
         """Block this greenlet until `settle`; the router settles everything by its deadline at the latest."""
         if not self.done:
-            self._waiter = Waiter()
+            self._waiter = getcurrent()
             try:
-                self._waiter.get()
+                while not self.done:
+                    get_hub().switch()
             finally:
                 self._waiter = None
         return self.reply
@@ -89,7 +91,7 @@ class Pending:
         self.reply = reply
         self.done = True
         if self._waiter is not None:
-            self._waiter.switch(None)
+            self._waiter.switch()
 
 
 class Router:
@@ -109,8 +111,8 @@ class Router:
         self._clock = clock
         self._pending: dict[str, Pending] = {}
         self._watched: dict[str, list[Pending]] = {}
-        self._ticks: dict[int, set[Pending]] = {}
-        self._swept = int(clock() / _TICK_S)
+        # Nobody is due before this.
+        self._next = math.inf
         self._connection: Any = None
         self._sending = RLock()
         self._greenlets: list[gevent.Greenlet[..., None]] = []
@@ -162,9 +164,6 @@ class Router:
     def forget(self, pending: Pending) -> None:
         """Leave nothing behind, whatever ended the wait."""
         pending.done = True
-        bucket = self._ticks.get(pending.tick)
-        if bucket is not None:
-            bucket.discard(pending)
         if not pending.channel:
             self._pending.pop(pending.task_id, None)
             return
@@ -189,9 +188,9 @@ class Router:
         return [pending.task_id for pending in waiting if not pending.runs_on]
 
     def _schedule(self, pending: Pending, at: float) -> None:
-        # Never into a tick that has been swept already: a deadline as short as a tick would wait for ever there.
-        pending.tick = max(int(at / _TICK_S), self._swept + 1)
-        self._ticks.setdefault(pending.tick, set()).add(pending)
+        """Costs a comparison: nearly all are answered in time, and then nobody has looked at any of this."""
+        pending.due = at
+        self._next = min(self._next, at)
 
     def _read(self) -> None:
         backoff = 0.0
@@ -311,13 +310,12 @@ class Router:
                 logger.exception("sweep of deadlines")
 
     def _sweep_until(self, now: float) -> None:
-        current = int(now / _TICK_S)
-        due: list[Pending] = []
-        for tick in range(self._swept + 1, current + 1):
-            due += self._ticks.pop(tick, ())
-        self._swept = current
-        if due:
-            self._last_look(due, now)
+        soon = now + _TICK_S / 2
+        if soon < self._next:
+            return
+        waiting = [*self._pending.values(), *chain.from_iterable(self._watched.values())]
+        self._next = min((each.due for each in waiting if each.due > soon), default=math.inf)
+        self._last_look([each for each in waiting if each.due <= soon], soon)
 
     def _look_for_hang_ups(self) -> None:
         gone = [each for each in self._pending.values() if not each.done and each.hung_up and each.hung_up()]
@@ -327,12 +325,12 @@ class Router:
             # Not here: a Redis that hangs must not hold up everybody else's deadline.
             gevent.spawn(self._on_hang_up, [pending.task_id for pending in gone])
 
-    def _last_look(self, due: Iterable[Pending], now: float) -> None:
+    def _last_look(self, due: Iterable[Pending], until: float) -> None:
         looked_up: list[str] = []
         for pending in due:
             if pending.done:
                 continue
-            if pending.deadline <= now + _TICK_S / 2:
+            if pending.deadline <= until:
                 # Whoever would forget it may have been killed before it came to wait.
                 self._pending.pop(pending.task_id, None)
                 get_hub().loop.run_callback(pending.settle, None)

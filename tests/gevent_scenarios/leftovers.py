@@ -32,10 +32,6 @@ def ten_thousand_requests_of_which_a_fifth_time_out(stage: Stage) -> None:
 
     router = stage.client.router
     assert router.size == 0
-    assert router._ticks == {} or not any(router._ticks.values())
-    # One for each twentieth of a second ahead of now at most; those of the requests that were answered in time
-    # are empty, and go when their moment comes.
-    assert len(router._ticks) < 5 / 0.05 + 3
     assert stage.channels() == [router.channel]
     assert stage.redis.pubsub_numsub(router.channel) == [(router.channel.encode(), 1)]
     assert objects() - before < 500
@@ -87,7 +83,6 @@ def a_killed_caller_leaves_nothing(stage: Stage) -> None:
     wait_until(lambda: stage.depth() == 50)
     gevent.killall(waiting)
     assert stage.client.router.size == 0
-    assert not any(stage.client.router._ticks.values())
     wait_until(lambda: stage.channels() == [stage.client.router.channel])
     # Their answers are nobody's.
     stage.serve()
