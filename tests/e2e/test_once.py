@@ -16,6 +16,7 @@ import pytest
 from redis import Redis
 
 from tests.e2e.client import Answer, Api
+from tests.e2e.gate import EXECUTORS
 from tests.e2e.stack import Stack
 from tests.waiting import wait_until
 
@@ -115,15 +116,20 @@ class Held:
     def __init__(self, api: Api, folder: Path) -> None:
         self._path = folder / "gate"
         self._api = api
-        self._held = [api.later({"hold": str(self._path), "n": n}, "counting") for n in range(2)]
-        for task_id in self._held:
-            wait_until(partial(lambda each: api.result(each)["status"] == "STARTED", task_id), what="it is held")
+        self._held: list[str] = []
+        # One by one: together they might be one batch, and the other executor free.
+        for n in range(EXECUTORS):
+            self._held.append(api.later({"hold": str(self._path), "n": n}, "counting"))
+            wait_until(partial(self._has_started, self._held[-1]), what="an executor is held")
 
     def open(self) -> None:
         """Returns when they have ended, and nothing of them is left for the next test to count."""
         self._path.touch()
         for task_id in self._held:
             wait_until(partial(self._has_ended, task_id), what="it goes on")
+
+    def _has_started(self, task_id: str) -> bool:
+        return bool(self._api.result(task_id)["status"] == "STARTED")
 
     def _has_ended(self, task_id: str) -> bool:
         # Of one that was held for too long nothing may be known any more.
