@@ -291,7 +291,7 @@ def test_one_that_does_not_drain_in_its_time_is_killed(make: Make, spec: ChildSp
         sys.executable,
         "-S",
         "-c",
-        "import signal, time; signal.signal(15, signal.SIG_IGN); print(); time.sleep(600)",
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)",
     )
     stubborn = replace(spec, name="worker2", command=deaf, log_file=tmp_path / "worker2.log", stop_timeout_s=10.0)
     supervisor = make(spec, stubborn)
