@@ -11,8 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from statistics import quantiles
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+import msgspec
 import pytest
 from redis import Redis
 
@@ -20,7 +21,7 @@ import tasks.outbox
 from batching import scripts
 from batching.registry import ModelPace, WorkerRegistry
 from batching.stamp import NO_KEY, read_stamp
-from batching.store import RedisBatchStore
+from batching.store import Claim, Entry, RedisBatchStore
 from config.keys import Shard
 from config.redis import connect
 from config.tiers import Tier
@@ -358,3 +359,41 @@ def test_the_time_to_come_again_is_about_the_truth(redis: Redis, tier: Tier) -> 
         steps += 1
     assert steps / 10 / 2 <= refused.retry_after_s <= steps / 10 * 2
     door.close()
+
+
+def test_only_where_somebody_else_waits_more_are_taken_than_are_wanted(redis: Redis, door: Door) -> None:
+    def taken() -> int:
+        """How often the claim of a batch of ten took from a queue."""
+        redis.config_resetstat()
+        claimed.append(store.claim(MODEL, f"b{len(claimed)}", 10))
+        commands = cast("dict[str, dict[str, int]]", redis.info("commandstats"))
+        return commands["cmdstat_rpop"]["calls"]
+
+    store = RedisBatchStore(redis, "w1", ageing_s=3600)
+    claimed: list[Claim] = []
+    one, other = Quota.of("one", 60_000, 1000), Quota.of("other", 60_000, 1000)
+    first = [door.request(Tier.PAID, one) for _ in range(60)]
+    door.flush(first)
+    assert taken() == 1
+    assert [stamp_of(each) for each in claimed[0].entries] == [each.task_id for each in first[:10]]
+    late = door.request(Tier.PAID, other)
+    door.flush([late])
+    assert taken() == 2
+    assert [stamp_of(each) for each in claimed[1].entries] == [each.task_id for each in (*first[10:19], late)]
+
+
+def stamp_of(entry: Entry) -> str:
+    stamp = read_stamp(entry.message)
+    assert stamp is not None
+    return stamp.task_id
+
+
+def test_a_flush_of_requests_with_names_of_their_own_and_without(redis: Redis, door: Door) -> None:
+    outs = [door.request(Tier.PAID) for _ in range(7)]
+    for n in (1, 2, 5):
+        outs[n] = msgspec.structs.replace(outs[n], request_key=f"name-{n}", tracked=True)
+    assert reasons(door.flush(outs)) == [""] * 7
+    entries = RedisBatchStore(redis, "w1").claim(MODEL, "b", 10).entries
+    assert [stamp_of(each) for each in entries] == [each.task_id for each in outs]
+    names = {n: cast("bytes | None", redis.get(f"name-{n}")) for n in range(7)}
+    assert names == {n: outs[n].task_id.encode() if n in {1, 2, 5} else None for n in range(7)}
