@@ -19,6 +19,7 @@ from config import auth
 from config.auth import is_loopback
 from config.declared import BrokenSchema, read_schema
 from config.errors import Problem, SettingsError, not_of_kind
+from config.foreign import made_by_kubernetes
 from config.schema import ModelSettings, Settings
 from config.tiers import Tier
 
@@ -114,7 +115,7 @@ def _read_table(table: Mapping[str, Any], values: dict[str, Any], problems: list
 
 def _read_environment(environ: Mapping[str, str], values: dict[str, Any], problems: list[Problem]) -> None:
     for name, value in environ.items():
-        if not name.startswith(PREFIX):
+        if not name.startswith(PREFIX) or made_by_kubernetes(name, value):
             continue
         key = name.removeprefix(PREFIX).lower()
         if key in _TYPES:
