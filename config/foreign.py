@@ -6,9 +6,7 @@ import re
 
 # What Kubernetes tells each container of a Service `bunch`, or `bunch-…`, in its namespace: kubelet's
 # `envvars.FromServices`, and Docker's links before it.
-_BY_NAME = re.compile(
-    r"BUNCH_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
-)
+_BY_NAME = re.compile(r"BUNCH_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _LINK = re.compile(r"(tcp|udp|sctp)://", re.IGNORECASE)
 
 
