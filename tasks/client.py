@@ -34,6 +34,9 @@ from tasks.rules import Rules
 logger = logging.getLogger(__name__)
 
 _TAKE_BACK_EVERY_S = 0.5
+# Callers are told no more: the error names the server's address.
+_NO_QUEUE = "the queue is not reachable; try again shortly"
+_NO_RESULTS = "the result store is not reachable; try again shortly"
 
 
 class Client:
@@ -196,7 +199,7 @@ class Client:
         try:
             found = self._cancel(keys=[self._keys.result(task_id), self._keys.cancelled()], args=[task_id])
         except RedisError as error:
-            raise BackendUnavailable(f"the queue is not reachable: {error}") from error
+            raise BackendUnavailable(_NO_QUEUE) from error
         return cast("bytes", found).decode()
 
     def task_of(self, request_id: str, owner: str = "") -> str:
@@ -204,7 +207,7 @@ class Client:
         try:
             known = cast("bytes | None", self._redis.get(self._keys.request(_scoped(request_id, owner))))
         except RedisError as error:
-            raise BackendUnavailable(f"the result store is not reachable: {error}") from error
+            raise BackendUnavailable(_NO_RESULTS) from error
         return known.decode() if known else request_id
 
     def _answered(self, out: Outgoing) -> None:
@@ -234,7 +237,7 @@ class Client:
         try:
             raw = cast("bytes | None", self._redis.get(self._keys.result(task_id)))
         except RedisError as error:
-            raise BackendUnavailable(f"the result store is not reachable: {error}") from error
+            raise BackendUnavailable(_NO_RESULTS) from error
         return decode_reply(raw) if raw else None
 
 

@@ -11,6 +11,7 @@ BunchError                 `code` is the contract's; the frontend maps codes to 
 ├── Refused                not let in; carries when to come again
 │   ├── ServiceOverloaded  too much waits already
 │   └── RateLimited        this caller asks for too much
+├── ModelUnavailable       nobody can run this model now
 ├── ShuttingDown           the frontend leaves, and its time for draining is over
 └── BackendUnavailable     Redis is away, or did not answer in time
 """
@@ -91,6 +92,11 @@ class RateLimited(Refused):
 
 class BackendUnavailable(BunchError):
     code = "BACKEND_UNAVAILABLE"
+    retry_after_s = 1.0
+
+
+class ModelUnavailable(BunchError):
+    code = "MODEL_UNAVAILABLE"
     retry_after_s = 1.0
 
 

@@ -109,9 +109,9 @@ class Outbox:
                 self._refuse(batch, BackendUnavailable("the queue is not reachable; try again shortly"))
                 if isinstance(error, RedisTimeoutError):
                     self._on_doubt([item.out.task_id for item in batch if not item.pending.runs_on])
-            except Exception as error:
+            except Exception:
                 logger.exception("outbox")
-                self._refuse(batch, BackendUnavailable(str(error)))
+                self._refuse(batch, BackendUnavailable("the queue could not take it; try again shortly"))
             else:
                 self._report(batch, statuses)
 

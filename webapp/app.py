@@ -41,6 +41,7 @@ from webapp.identity import make_identity
 from webapp.identity.base import Access, access_of
 from webapp.ledger import DoorLedger
 from webapp.ops import views as ops
+from webapp.readiness import Readiness
 from webapp.services import Services
 from webapp.telemetry import configure, every_second, hand_over
 
@@ -234,6 +235,7 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
         slow=SlowLog(redis),
         direct=DirectModels(settings),
         identity=make_identity(settings, redis),
+        readiness=Readiness(redis, fleet, tuple(settings.models)),
         declared=declared_by(settings),
         ledger=ledger,
     )

@@ -25,7 +25,7 @@ import msgspec
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
 from tasks.client import Client
-from tasks.errors import BackendUnavailable, BunchError, DeadlineExceeded, InferenceFailed
+from tasks.errors import BackendUnavailable, DeadlineExceeded, InferenceFailed, ModelUnavailable
 from tasks.results import Reply
 from tasks.router import Pending
 
@@ -33,13 +33,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_EXCERPT = 300
 _MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
-
-
-class ModelUnavailable(BunchError):
-    """The model's API did not answer, or not now."""
-
-    code = "MODEL_UNAVAILABLE"
-    retry_after_s = 1.0
 
 
 class _Answer(msgspec.Struct):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from itertools import accumulate
 from typing import Annotated, Any, TypeVar
 
@@ -13,7 +14,7 @@ from config.settings import Settings
 from webapp.call import Call
 from webapp.errors import ApiError
 
-Milliseconds = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
+Milliseconds = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)]
 
 # Whoever reads a request further on (worker, executor, the model itself) recurses for each level, on stacks of other
 # depths than ours: far below the recursion limit of all of them, so that no input can be read here and not there.
@@ -23,6 +24,12 @@ _encode = msgspec.json.Encoder().encode
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")
 _FRESH = frozenset({"no-cache", "no-store"})
+# Without what people put between the parts of the name. The second is IANA's alias; a charset that is left empty says
+# as little as one that is left out.
+_UTF_8 = frozenset({"utf8", "csutf8", ""})
+_NO_SEPARATORS = {ord(each): None for each in "-_ "}
+# Content codings that leave a body as it is.
+_PLAIN = frozenset({"", "identity"})
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKETS = b"[{]}"
 _NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
@@ -96,18 +103,23 @@ def read_body(call: Call, decoder: msgspec.json.Decoder[Body]) -> Body:
 
 def _require_json(call: Call) -> None:
     content_type = call.header("CONTENT_TYPE")
-    if content_type != "application/json":
-        media_type, *parameters = (content_type or "").lower().split(";")
-        charsets = [
-            value.strip(' "')
-            for name, _, value in (each.partition("=") for each in parameters)
-            if name.strip() == "charset"
-        ]
-        if media_type.strip() != "application/json" or any(each != "utf-8" for each in charsets):
-            raise ApiError("UNSUPPORTED_MEDIA_TYPE", "send Content-Type: application/json, in UTF-8")
+    if content_type != "application/json" and not _is_json(content_type or ""):
+        raise ApiError("UNSUPPORTED_MEDIA_TYPE", "send Content-Type: application/json, in UTF-8")
     encoding = call.header("HTTP_CONTENT_ENCODING")
-    if encoding is not None and encoding.lower() != "identity":
+    if encoding is not None and encoding.strip().lower() not in _PLAIN:
         raise ApiError("UNSUPPORTED_MEDIA_TYPE", f"Content-Encoding {encoding[:64]!r} is not read; send it plain")
+
+
+@lru_cache(maxsize=64)
+def _is_json(content_type: str) -> bool:
+    """JSON whose charset, if it names one, is a spelling of UTF-8."""
+    media_type, *parameters = content_type.lower().split(";")
+    charsets = [
+        value.strip(" \t\"'").translate(_NO_SEPARATORS)
+        for name, _, value in (each.partition("=") for each in parameters)
+        if name.strip() == "charset"
+    ]
+    return media_type.strip() == "application/json" and all(each in _UTF_8 for each in charsets)
 
 
 def _depth(raw: bytes) -> int:
@@ -154,10 +166,13 @@ def model_name(settings: Settings, asked: str | None) -> str:
 
 
 def timeout_s(settings: Settings, call: Call, asked_ms: float | None) -> float:
-    """The caller's deadline in seconds from now: body over header, never above the server's own limit."""
+    """The caller's deadline in seconds from now, above 0: body over header, never above the server's own limit."""
     header = call.header("HTTP_X_TIMEOUT_MS")
     if header is not None:
         header_ms = milliseconds(header, "X-Timeout-Ms", "INVALID_HEADER")
+        if not header_ms:
+            # With no time at all nothing can be answered, and only the caller can mend that.
+            raise ApiError("INVALID_HEADER", "X-Timeout-Ms must be above 0; leave it out for the server's own limit")
         asked_ms = header_ms if asked_ms is None else asked_ms
     if asked_ms is None:
         return settings.request_timeout_s

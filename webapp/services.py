@@ -18,6 +18,7 @@ from webapp.declared import Declared
 from webapp.direct import DirectModels
 from webapp.identity.base import Identity
 from webapp.ledger import DoorLedger
+from webapp.readiness import Readiness
 
 if TYPE_CHECKING:
     from webapp.tracing import RequestTracer
@@ -38,6 +39,7 @@ class Services:
     slow: SlowLog
     direct: DirectModels
     identity: Identity
+    readiness: Readiness
     declared: Mapping[str, Declared] = field(default_factory=dict)
     ledger: DoorLedger | None = None
     tracer: RequestTracer | None = None

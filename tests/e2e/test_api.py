@@ -174,12 +174,13 @@ def test_a_timeout_beyond_all_numbers_is_the_servers_own(api: Api) -> None:
     assert api.post("/v1/inference", {"input": 1}, X_Timeout_Ms="9" * 400).status == 200
 
 
-def test_no_time_is_no_answer(api: Api) -> None:
+def test_whoever_gives_no_time_is_told_so(api: Api) -> None:
     for prefer in ({}, {"Prefer": "respond-async"}):
         answer = api.post("/v1/inference", {"input": 1, "timeout_ms": 0}, **prefer)
-        assert (answer.status, answer.error) == (504, "DEADLINE_EXCEEDED")
-    answer = api.post("/v1/inference", {"input": 1}, X_Timeout_Ms="0")
-    assert (answer.status, answer.error) == (504, "DEADLINE_EXCEEDED")
+        assert (answer.status, answer.error) == (400, "INVALID_INPUT")
+    for path, body in (("/v1/inference/bulk", {"inputs": [1]}), ("/v1/predict", {"input_data": 1})):
+        answer = api.post(path, body, X_Timeout_Ms="0")
+        assert (answer.status, answer.error) == (400, "INVALID_HEADER")
 
 
 def test_an_unknown_model_is_not_found_and_the_known_are_named(api: Api) -> None:

@@ -21,6 +21,7 @@ from tests.gevent_scenarios import (
     leftovers,
     limits,
     outages,
+    readiness,
 )
 from tests.integration.celery_harness import CeleryProcess
 from tests.scenes import Theatre, scenarios
@@ -84,6 +85,12 @@ def test_cached(theatre: Theatre, url: str, scenario: str) -> None:
 @scenarios(outages)
 def test_outages(theatre: Theatre, valkey: PrivateValkey, scenario: str) -> None:
     theatre.play(valkey.url, outages, scenario)
+
+
+@scenarios(readiness)
+def test_readiness(theatre: Theatre, redis: Redis, valkey: PrivateValkey, scenario: str) -> None:
+    """Of an empty database, without a worker."""
+    theatre.play(valkey.url, readiness, scenario)
 
 
 @scenarios(celery_results)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.settings import Settings
 from webapp.call import Call
 from webapp.errors import ApiError
-from webapp.request import MAX_DEPTH, InferenceBody, read_body
+from webapp.request import MAX_DEPTH, InferenceBody, read_body, timeout_s
 
 _decoder = msgspec.json.Decoder(InferenceBody)
 
@@ -107,6 +108,10 @@ def test_what_is_not_json_is_refused(raw: bytes) -> None:
         (b'{"input":1,"model":7}', "model"),
         (b'{"input":1,"parameters":[]}', "parameters"),
         (b'{"input":1,"timeout_ms":-1}', "timeout_ms"),
+        (b'{"input":1,"timeout_ms":0}', "timeout_ms"),
+        (b'{"input":1,"timeout_ms":0.0}', "timeout_ms"),
+        (b'{"input":1,"timeout_ms":-0.5}', "timeout_ms"),
+        (b'{"input":1,"timeout_ms":1e-400}', "timeout_ms"),
         (b'{"input":1,"timeout_ms":"5"}', "timeout_ms"),
         (b'{"input":1,"timeout_ms":true}', "timeout_ms"),
     ],
@@ -124,6 +129,11 @@ def test_a_wrong_value_is_refused_with_its_field(raw: bytes, field: str) -> None
         "Application/JSON; charset=UTF-8",
         'application/json;charset="utf-8"',
         "application/json; v=1",
+        "application/json; charset=utf8",
+        "application/json;CHARSET=UTF_8",
+        "application/json; charset = 'Utf 8' ; v=1",
+        "application/json; charset=csUTF8",
+        "application/json; charset=",
     ],
 )
 def test_json_by_any_spelling(content_type: str) -> None:
@@ -132,7 +142,11 @@ def test_json_by_any_spelling(content_type: str) -> None:
 
 @pytest.mark.parametrize(
     "content_type",
-    [None, "", "text/plain", "application/jsonx", "application/json; charset=latin-1", "text/json, application/json"],
+    [
+        *(None, "", "text/plain", "application/jsonx", "application/json; charset=latin-1"),
+        *("text/json, application/json", "application/json; charset=utf-16", "application/json; charset=utf-8-sig"),
+        "application/json; charset=utf-8; charset=latin-1",
+    ],
 )
 def test_another_media_type_is_refused(content_type: str | None) -> None:
     assert refusal(b'{"input":1}', content_type).code == "UNSUPPORTED_MEDIA_TYPE"
@@ -140,4 +154,25 @@ def test_another_media_type_is_refused(content_type: str | None) -> None:
 
 def test_a_compressed_body_is_refused() -> None:
     assert refusal(b'{"input":1}', HTTP_CONTENT_ENCODING="gzip").code == "UNSUPPORTED_MEDIA_TYPE"
-    assert read(b'{"input":1}', HTTP_CONTENT_ENCODING="identity").input == 1
+    assert refusal(b'{"input":1}', HTTP_CONTENT_ENCODING="identity, br").code == "UNSUPPORTED_MEDIA_TYPE"
+    for plain in ("identity", "Identity", "", " "):
+        assert read(b'{"input":1}', HTTP_CONTENT_ENCODING=plain).input == 1
+
+
+@pytest.mark.parametrize(
+    "header", ["0", "0.0", "0e5", "1e-400", "-1", "-0", "soon", "", "1,2", "NaN", "Infinity", "0x10"]
+)
+def test_a_header_that_leaves_no_time_is_refused_whatever_the_body_says(header: str) -> None:
+    for in_body in (None, 50.0):
+        with pytest.raises(ApiError) as refused:
+            timeout_s(Settings(), Call({"HTTP_X_TIMEOUT_MS": header}), in_body)
+        assert refused.value.code == "INVALID_HEADER"
+        assert "X-Timeout-Ms" in refused.value.message
+
+
+def test_a_deadline_is_the_body_s_then_the_header_s_and_never_beyond_the_server_s() -> None:
+    settings = Settings(request_timeout_ms=2000)
+    assert timeout_s(settings, Call({}), None) == 2
+    assert timeout_s(settings, Call({"HTTP_X_TIMEOUT_MS": "0.5"}), None) == 0.0005
+    assert timeout_s(settings, Call({"HTTP_X_TIMEOUT_MS": "1500"}), 30) == 0.03
+    assert timeout_s(settings, Call({"HTTP_X_TIMEOUT_MS": "1e999"}), None) == 2

@@ -18,6 +18,7 @@ from tasks.scale import ScaleBoard
 from webapp.call import Answer, Call
 from webapp.errors import ApiError
 from webapp.ops.verdict import status as overall
+from webapp.request import model_name
 from webapp.services import Services
 
 _encode = msgspec.json.Encoder().encode
@@ -32,17 +33,24 @@ def alive(services: Services, call: Call) -> Answer:
 
 
 def ready(services: Services, call: Call) -> Answer:
-    """`GET /readyz`: Redis answers, and every model has at least one executor that takes batches."""
-    try:
-        served = ready_models(services.fleet.healthy())
-    except RedisError as error:
-        raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
+    """`GET /readyz[?model=m]`: Redis answers, and a model, or `m`, has an executor that takes batches.
+
+    For strangers and for probes, which wait a second: it tells no address, and asks Redis once a second at most.
+    """
+    settings = services.settings
+    asked = call.query("model")
+    models = list(settings.models) if asked is None else [model_name(settings, asked)]
+    standing = services.readiness.look()
+    if standing is None:
+        raise ApiError("BACKEND_UNAVAILABLE", "Redis does not answer")
     if not services.identity.ready:
         raise ApiError("BACKEND_UNAVAILABLE", "the keys of the callers are not known yet")
-    missing = [name for name in services.settings.models if name not in served]
-    if missing:
-        raise ApiError("MODEL_UNAVAILABLE", f"no healthy worker for {', '.join(missing)}")
-    return Answer(200, _encode({"status": "ready", "models": sorted(served)}), call.request_id)
+    served = [name for name in models if name in standing.served]
+    missing = [name for name in models if name not in standing.served]
+    if not served:
+        raise ApiError("MODEL_UNAVAILABLE", f"no healthy worker for {', '.join(missing) or 'any model'}")
+    body = {"status": "ready", "models": sorted(served), "unavailable_models": missing}
+    return Answer(200, _encode(body), call.request_id)
 
 
 def health(services: Services, call: Call) -> Answer:

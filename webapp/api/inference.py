@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TypeVar
 
@@ -119,7 +119,10 @@ def bulk(services: Services, call: Call) -> Answer:
     declared = services.declared.get(model)
     if declared is not None:
         declared.check_parameters(body.parameters)
-    refusals = [None] * len(body.inputs) if declared is None else declared.refusals(body.inputs)
+    unavailable = services.readiness.refusal(model)
+    refusals: Sequence[BunchError | None] = [unavailable] * len(body.inputs)
+    if declared is not None:
+        refusals = [each or unavailable for each in declared.refusals(body.inputs)]
     tier = call.caller.tier
     limit_s = timeout_s(settings, call, body.timeout_ms)
     parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
@@ -143,7 +146,7 @@ def bulk(services: Services, call: Call) -> Answer:
             call=whole,
             fresh=fresh,
         )
-        if limit_s > 0 and refusal is None
+        if refusal is None
         else None
         for number, (value, refusal) in enumerate(zip(values, refusals, strict=True))
     ]
@@ -152,9 +155,11 @@ def bulk(services: Services, call: Call) -> Answer:
     for value, pending, refusal in zip(values, pendings, refusals, strict=True):
         try:
             if pending is None:
-                raise refusal or DeadlineExceeded("no time was given")
+                assert refusal is not None
+                raise refusal
             reply = _waiting(services, call, model, tier, value, parameters, started + limit_s)(pending)
-        except BunchError as error:
+        except BunchError as why:
+            error = services.readiness.explained(why, model, tier) if isinstance(why, DeadlineExceeded) else why
             count(model, tier, error.code, perf_counter() - started, error.reason)
             errors.append(error)
             if services.ledger is not None:
@@ -228,8 +233,9 @@ def _run(
     pending: Pending | None = None
     outcome: Outcome | None = None
     try:
-        if limit_s <= 0:
-            raise DeadlineExceeded("no time was given")
+        unavailable = services.readiness.refusal(model)
+        if unavailable is not None:
+            raise unavailable
         pending = services.client.submit(
             model,
             tier,
@@ -255,6 +261,8 @@ def _run(
         code, shed = error.code, error.reason
         if services.ledger is not None:
             services.ledger.note(call.caller.owner, tier, model, error, perf_counter() - started)
+        if isinstance(error, DeadlineExceeded):
+            raise services.readiness.explained(error, model, tier) from error
         raise
     finally:
         took_s = perf_counter() - started

@@ -1,0 +1,181 @@
+"""Which models are served, as `/readyz` says it and as callers are told: the whole frontend, with workers that only say
+that they are there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gevent
+import msgspec
+from flask.testing import FlaskClient
+from redis import Redis
+
+from batching.registry import WorkerRegistry
+from config.settings import Settings
+from config.tiers import Tier
+from tasks.controls import Controls
+from tasks.fleet import ExecutorRow, WorkerRow
+from tests.fakes.worker import StandInWorker
+from tests.gevent_scenarios.outages import hanging
+from tests.gevent_scenarios.stage import KEYS, NOBODY, SERVED, SMALL, Stage, all_of
+from tests.valkey import PrivateValkey
+from tests.waiting import wait_until
+from webapp.app import create_app, make_services
+from webapp.readiness import FRESH_S
+
+# A command to a Redis that hangs gives up after five seconds.
+_LONG_BEFORE_REDIS_GIVES_UP_S = 3.5
+
+
+@contextmanager
+def frontend(settings: Settings) -> Iterator[FlaskClient]:
+    app = create_app(make_services(settings))
+    app.start()
+    try:
+        yield app.test_client()
+    finally:
+        app.stop()
+
+
+def says(redis: Redis, **states: str) -> None:
+    """A worker's heartbeat: model → state of its one executor."""
+    rows = tuple(ExecutorRow(model, f"{model}/0", state) for model, state in states.items())
+    row = WorkerRow("w1", "host", 1, 0.0, rows)
+    WorkerRegistry(redis, lease_ttl_s=60.0).beat(row.id, msgspec.json.encode(row))
+
+
+def looks(redis: Redis) -> int:
+    """How often anybody has read the register of workers."""
+    return int(redis.info("commandstats").get("cmdstat_zrange", {"calls": 0})["calls"])
+
+
+def is_ready(client: FlaskClient, query: str = "") -> tuple[int, Any]:
+    answer = client.get(f"/readyz{query}")
+    return answer.status_code, answer.json
+
+
+def post(client: FlaskClient, path: str, body: dict[str, object], **headers: str) -> tuple[int, Any]:
+    answer = client.post(path, json=body, headers=headers)
+    return answer.status_code, answer.json
+
+
+def one_model_that_is_not_served_does_not_take_the_others_along(stage: Stage) -> None:
+    says(stage.redis, **{SERVED: "ready", SMALL: "failed"})
+    with frontend(stage.settings) as client:
+        status, body = is_ready(client)
+        assert (status, body["status"], body["models"]) == (200, "ready", [SERVED])
+        assert set(body["unavailable_models"]) == set(stage.settings.models) - {SERVED}
+        assert is_ready(client, f"?model={SERVED}")[0] == 200
+        status, body = is_ready(client, f"?model={SMALL}")
+        assert (status, body["error"]) == (503, "MODEL_UNAVAILABLE")
+        assert SMALL in body["message"]
+        assert is_ready(client, "?model=else")[1]["error"] == "UNKNOWN_MODEL"
+
+        says(stage.redis, **{SERVED: "starting", SMALL: "ready"})
+        wait_until(lambda: is_ready(client, f"?model={SMALL}")[0] == 200)
+        assert is_ready(client, f"?model={SERVED}")[0] == 503
+        assert is_ready(client)[0] == 200
+
+        says(stage.redis, **{SERVED: "starting", SMALL: "failed"})
+        wait_until(lambda: is_ready(client)[0] == 503)
+        body = is_ready(client)[1]
+        assert body["error"] == "MODEL_UNAVAILABLE"
+        assert all(name in body["message"] for name in stage.settings.models)
+
+
+def probes_cost_redis_one_look_a_second(stage: Stage) -> None:
+    says(stage.redis, **{SERVED: "ready"})
+    with frontend(stage.settings) as client:
+        assert is_ready(client)[0] == 200
+        before, began = looks(stage.redis), time.monotonic()
+        statuses = all_of([lambda: is_ready(client)[0]] * 200)
+        assert set(statuses) == {200}
+        assert looks(stage.redis) - before <= (time.monotonic() - began) / FRESH_S + 1
+
+
+def a_redis_that_hangs_is_told_before_a_probe_gives_up(_: Stage) -> None:
+    valkey = PrivateValkey()
+    valkey.start()
+    stage = Stage(valkey.url)
+    try:
+        says(stage.redis, **{SERVED: "ready"})
+        with frontend(stage.settings) as client:
+            assert is_ready(client)[0] == 200
+            with hanging(valkey):
+                gevent.sleep(FRESH_S)
+                for query in ("", f"?model={SERVED}"):
+                    began = time.monotonic()
+                    status, body = is_ready(client, query)
+                    assert time.monotonic() - began < _LONG_BEFORE_REDIS_GIVES_UP_S
+                    assert (status, body["error"]) == (503, "BACKEND_UNAVAILABLE")
+                    assert "127.0.0.1" not in body["message"]
+            wait_until(lambda: is_ready(client)[0] == 200)
+    finally:
+        stage.close()
+        valkey.stop()
+
+
+def a_model_that_was_never_loaded_is_refused_at_once(stage: Stage) -> None:
+    with frontend(stage.settings) as client:
+        asked: list[tuple[str, dict[str, object], dict[str, str]]] = [
+            ("/v1/inference", {"input": 1, "model": NOBODY}, {}),
+            ("/v1/inference", {"input": 1, "model": NOBODY}, {"Prefer": "respond-async"}),
+            ("/v1/inference", {"input": 1, "model": NOBODY}, {"Idempotency-Key": "k"}),
+            ("/v1/predict", {"input_data": 1, "model_id": NOBODY}, {}),
+            ("/v1/inference/bulk", {"inputs": [1, 2], "model": NOBODY}, {}),
+            ("/api/inference", {"input": "for the default one"}, {}),
+        ]
+        for path, body, headers in asked:
+            status, answer = post(client, path, body, **headers)
+            assert (status, answer["error"]) == (503, "MODEL_UNAVAILABLE"), path
+            assert answer["retry_after_ms"] >= 1000
+        assert stage.depth() == stage.depth(SERVED) == 0
+
+        # The very first request after it has been loaded, whatever has been seen a moment before.
+        stage.redis.incr(KEYS.edition(NOBODY))
+        assert post(client, "/v1/inference", {"input": 1, "model": NOBODY}, Prefer="respond-async")[0] == 202
+        says(stage.redis, **{SERVED: "ready"})
+        assert post(client, "/v1/inference", {"input": 1}, Prefer="respond-async")[0] == 202
+
+
+def what_was_loaded_once_waits_and_a_late_answer_says_why(stage: Stage) -> None:
+    stage.redis.incr(KEYS.edition(NOBODY))
+    late: dict[str, object] = {"input": 1, "model": NOBODY, "timeout_ms": 200}
+    with frontend(stage.settings) as client:
+        status, answer = post(client, "/v1/inference", late)
+        assert (status, answer["error"]) == (504, "DEADLINE_EXCEEDED")
+        assert f"no executor is ready for {NOBODY}" in answer["message"]
+
+        says(stage.redis, **{NOBODY: "ready"})
+        Controls(stage.redis).pause(NOBODY, [Tier.FREE])
+        gevent.sleep(FRESH_S)
+        assert "paused" not in post(client, "/v1/inference", late)[1]["message"]
+        message = post(client, "/v1/inference", late, **{"X-Tier": "free"})[1]["message"]
+        assert f"{NOBODY} is paused for free" in message
+        bulk = {**late, "inputs": [1, 2]}
+        del bulk["input"]
+        results = post(client, "/v1/inference/bulk", bulk, **{"X-Tier": "free"})[1]["results"]
+        assert ["paused for free" in each["message"] for each in results] == [True, True]
+
+        Controls(stage.redis).resume(NOBODY)
+        gevent.sleep(FRESH_S)
+        assert "paused" not in post(client, "/v1/inference", late, **{"X-Tier": "free"})[1]["message"]
+
+
+def who_knows_a_model_asks_redis_nothing_more(stage: Stage) -> None:
+    stage.redis.incr(KEYS.edition(SERVED))
+    worker = StandInWorker(stage.url)
+    worker.start()
+    try:
+        with frontend(stage.settings) as client:
+            assert post(client, "/v1/inference", {"input": 1})[0] == 200
+            before = looks(stage.redis)
+            assert before
+            assert [post(client, "/v1/inference", {"input": n})[0] for n in range(20)] == [200] * 20
+            assert looks(stage.redis) == before
+    finally:
+        worker.stop()

@@ -1,0 +1,128 @@
+"""Which models are served, as far as this frontend knows: one look at Redis answers everybody who wants to know.
+
+    GET /readyz ──────────────┐                    ┌─ one at a time, shared by all who ask meanwhile
+    a model never served? ────┼──▶ Readiness.look ─┴─▶ register of workers, what is paused, what was ever loaded
+    504: why? ────────────────┘          └ Redis does not say in time: None
+
+A request asks nothing for a model that was ready once: a name in a set.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import gevent
+from redis import Redis
+from redis.exceptions import RedisError
+
+from config.keys import Shard
+from config.tiers import Tier
+from tasks.controls import Controls
+from tasks.errors import DeadlineExceeded, ModelUnavailable
+from tasks.fleet import Fleet, ready_models
+
+logger = logging.getLogger(__name__)
+
+FRESH_S = 1.0
+# A probe waits for a second: with this, and the way there and back, it is told in time.
+PROBE_S = 0.5
+# A caller whose time is over is kept no longer than deadlines are kept to.
+_REASON_S = 0.03
+_REQUIRE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """`served` models have an executor that takes batches, `known` ones have had one at some time; `paused` are tiers
+    of which nothing is claimed, by model.
+    """
+
+    served: frozenset[str]
+    known: frozenset[str]
+    paused: Mapping[str, frozenset[Tier]]
+
+
+class Readiness:
+    """For the greenlets of one process. `clock` gives monotonic seconds."""
+
+    def __init__(
+        self, redis: Redis, fleet: Fleet, models: tuple[str, ...], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._redis = redis
+        self._fleet = fleet
+        self._controls = Controls(redis)
+        self._models = models
+        self._clock = clock
+        self._known: frozenset[str] = frozenset()
+        self._last: Standing | None = None
+        # When the last look that has ended began, and the one that is under way.
+        self._looked_at = float("-inf")
+        self._began = float("-inf")
+        self._looking: gevent.Greenlet[..., None] | None = None
+
+    def look(self, within_s: float = PROBE_S, max_age_s: float = FRESH_S) -> Standing | None:
+        """What was seen no longer than `max_age_s` ago; None when Redis cannot be asked, or takes longer than that."""
+        asked_at = self._clock()
+        until = asked_at + within_s
+        while self._looked_at < asked_at - max_age_s:
+            if self._looking is None:
+                self._began = self._clock()
+                self._looking = gevent.spawn(self._look)
+            # A look that others have waited for in vain is not waited for again.
+            left_s = min(until, self._began + within_s) - self._clock()
+            if left_s <= 0 or not self._ended(self._looking, left_s):
+                return None
+        return self._last
+
+    def refusal(self, model: str) -> ModelUnavailable | None:
+        """Of a request for a model that no executor was ever ready for: it would wait for nothing."""
+        if model in self._known:
+            return None
+        standing = self.look(_REQUIRE_S, max_age_s=0.0)
+        # While Redis is away the queue says so itself, or the model is asked without it.
+        if standing is None or model in standing.known:
+            return None
+        return ModelUnavailable(f"no executor has been ready for {model} yet: it still loads, or no worker has it")
+
+    def explained(self, error: DeadlineExceeded, model: str, tier: Tier) -> DeadlineExceeded:
+        """The same, with what has kept `model` from answering, where that is known."""
+        standing = self.look(_REASON_S)
+        if standing is None:
+            return error
+        if tier in standing.paused.get(model, ()):
+            return DeadlineExceeded(f"{error.message}: {model} is paused for {tier.value}")
+        if model not in standing.served:
+            return DeadlineExceeded(f"{error.message}: no executor is ready for {model}")
+        return error
+
+    @staticmethod
+    def _ended(looking: gevent.Greenlet[..., None], within_s: float) -> bool:
+        looking.join(within_s)
+        return bool(looking.dead)
+
+    def _look(self) -> None:
+        try:
+            self._last = self._seen()
+            self._known |= self._last.known
+        except RedisError as error:
+            self._last = None
+            logger.debug("readiness: %s", error)
+        except Exception:
+            self._last = None
+            logger.exception("readiness")
+        finally:
+            self._looked_at = self._began
+            self._looking = None
+
+    def _seen(self) -> Standing:
+        served = ready_models(self._fleet.healthy())
+        names = [Shard().edition(name) for name in self._models]
+        loads = cast("list[bytes | None]", self._redis.mget(names)) if names else []
+        # A server that has lost its data does not know of the loads before.
+        known = {name for name, times in zip(self._models, loads, strict=True) if times} | served
+        paused = {name: wishes.paused for name, wishes in self._controls.read(self._models).items() if wishes.paused}
+        return Standing(frozenset(served & set(self._models)), frozenset(known), paused)
