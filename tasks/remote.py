@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
-
-from redis import Redis
+from typing import TYPE_CHECKING, Any, cast
 
 from config.settings import Settings
-from tasks.app import make_app
 from tasks.fleet import Fleet, WorkerRow
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 REPLY_WITHIN_S = 2.0
 
@@ -24,6 +24,9 @@ def tell(
     expected = nodes if nodes is not None else [row.node for row in _alive(settings, redis)]
     if not expected:
         return {}
+    # Celery takes longer to load than all else of a command, and only who tells somebody something needs it.
+    from tasks.app import make_app
+
     app = make_app(settings)
     try:
         replies = app.control.broadcast(

@@ -1,30 +1,28 @@
-"""What every command shares: errors in one line, tables or JSON, and where the running stack is."""
+"""What every command shares: tables or JSON, and where the running stack is."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import click
 import msgspec
-from redis import Redis
-from redis.exceptions import RedisError
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
-from config.errors import SettingsError
-from config.redis import connect
 from config.settings import Settings, file_is_named, load_settings
+from workers.cli.group import printable
 from workers.supervisor import state
 from workers.supervisor.errors import NotRunning
+
+# Every press of Tab imports this module; redis and rich take longer to load than a completion may.
+if TYPE_CHECKING:
+    from redis import Redis
+    from rich.console import RenderableType
+    from rich.text import Text
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 _config_file = click.Path(dir_okay=False, path_type=Path)
@@ -49,35 +47,6 @@ watch_option = click.option(
     metavar="[SECONDS]",
     help="Again and again, until Ctrl-C; every second when not said otherwise.",
 )
-
-
-_CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
-
-
-class OneLineErrors(click.Group):
-    """Shows an error as one line and exits 1; `--debug` shows where it came from as well."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except BrokenPipeError:
-            # Who reads along has seen enough, as `head` has; click ends without a word.
-            raise
-        except Exception as error:
-            if ctx.params.get("debug"):
-                traceback.print_exc()
-            raise click.ClickException(describe(error)) from error
-
-
-def describe(error: Exception) -> str:
-    """An error for a person; our own say what to do, others are named."""
-    if isinstance(error, SettingsError):
-        return "the settings are not right:\n" + "\n".join(f"  {problem}" for problem in error.problems)
-    text = printable(" ".join(str(error).split())) or "no further words"
-    known = type(error).__module__.split(".")[0] in {"batching", "config", "tasks", "workers"}
-    return text if known else f"{type(error).__name__}: {text}"
 
 
 def settings_for(config_file: Path | None) -> Settings:
@@ -119,6 +88,8 @@ def locate(config_file: Path | None) -> Settings:
 
 
 def redis_of(settings: Settings) -> Redis:
+    from config.redis import connect
+
     return connect(settings.redis_url)
 
 
@@ -127,6 +98,10 @@ CLUSTER = "is a Redis Cluster, for which Celery has no transport; name a single 
 
 def refuse_cluster(settings: Settings) -> None:
     """Before anything is started on one: it would half work. A server that does not answer is for others to name."""
+    from redis.exceptions import RedisError
+
+    from config.redis import connect
+
     for url in {settings.redis_url, settings.control_url} - {""}:
         with contextlib.suppress(RedisError, ValueError), connect(url, timeout_s=2.0) as client:
             if cast("dict[str, Any]", client.info("cluster")).get("cluster_enabled"):
@@ -147,6 +122,8 @@ def print_table(rows: Sequence[Any], columns: Columns, empty: str) -> None:
 
 def show(shown: RenderableType) -> None:
     """Once, as wide as it is where the output is no terminal."""
+    from rich.console import Console
+
     console = Console()
     if not console.is_terminal and not isinstance(shown, str):
         # A pipe has no width: nothing need be folded, or left out, for its sake.
@@ -158,6 +135,8 @@ def table(rows: Sequence[Any], columns: Columns, empty: str) -> RenderableType:
     """`columns` are heading and value, right-aligned where the value is a number."""
     if not rows:
         return empty
+    from rich.table import Table
+
     shown = Table(box=None, pad_edge=False, header_style="bold")
     cells = []
     for heading, value in columns:
@@ -174,11 +153,15 @@ def table(rows: Sequence[Any], columns: Columns, empty: str) -> RenderableType:
 
 def as_written(text: str) -> Text:
     """For rich, which would look for its markup in a string."""
+    from rich.text import Text
+
     return Text(printable(text))
 
 
 def watched(every_s: float, look: Callable[[], RenderableType]) -> None:
     """Show what `look` returns, again and again in the same place, until Ctrl-C."""
+    from rich.live import Live
+
     with contextlib.suppress(KeyboardInterrupt), Live(look(), auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
@@ -208,8 +191,3 @@ def _text(cell: object) -> str:
     if isinstance(cell, float):
         return f"{cell:,.1f}"
     return f"{cell:,}" if isinstance(cell, int) else str(cell)
-
-
-def printable(text: str) -> str:
-    """What callers and models wrote must not steer the operator's terminal."""
-    return text.translate(_CONTROL)

@@ -19,8 +19,9 @@ import msgspec
 
 from config.tiers import TIERS
 from workers.cli.arrivals import Caller
-from workers.cli.base import fail, json_option, print_json, print_table, printable, settings_for
+from workers.cli.base import fail, json_option, print_json, print_table, settings_for
 from workers.cli.board import watch
+from workers.cli.group import printable
 from workers.cli.load import Answer, Load, MakeBody, Run
 from workers.cli.plot import FORMATS, plot
 from workers.cli.strain import Strain, judge, raise_file_limit

@@ -6,18 +6,15 @@ Asked for at each press of Tab, so whatever is not at hand (no settings, no stac
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Iterable
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
-from redis.exceptions import RedisError
 
-from batching.policy import knobs
+from config.environ import ROOT
 from config.errors import SettingsError
-from tasks.controls import TUNABLE
-from tasks.fleet import Fleet
 from workers.cli.base import locate, redis_of, settings_here
-from workers.policies import make_policy
 from workers.supervisor.errors import NotRunning
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -30,14 +27,23 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 def completion(ctx: click.Context, shell: str) -> None:
     r"""Print what makes SHELL complete commands, options, models and workers.
 
-    bash: `source <(./manage.py completion bash)`
+    bash: `source <(./manage.py completion bash)`; then `./manage.py <Tab>`, from any folder. Nothing need be activated.
     """
     root = ctx.find_root()
     name = root.info_name or "manage.py"
     variable = f"_{name}_COMPLETE".replace("-", "_").replace(".", "_").upper()
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(root.command, {}, name, variable).source())
+    click.echo(_by_its_path(kind(root.command, {}, name, variable).source(), name))
+
+
+def _by_its_path(script: str, name: str) -> str:
+    """Click's script, for a program that is in no folder of PATH: zsh's gives up on one, fish's runs it by name."""
+    path = shlex.quote(str(ROOT / name))
+    script = script.replace(f"    (( ! $+commands[{name}] )) && return 1\n", "")
+    for shell in ("bash_complete $1", f"zsh_complete {name}"):
+        script = script.replace(shell, f"{shell.split()[0]} {path}")
+    return script.replace(f"(commandline -t) {name}", f"(commandline -t) {path}")
 
 
 def model_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -48,6 +54,10 @@ def model_names(ctx: click.Context, parameter: click.Parameter, incomplete: str)
 
 
 def node_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from redis.exceptions import RedisError
+
+    from tasks.fleet import Fleet
+
     found: Iterable[str] = ()
     with contextlib.suppress(SettingsError, NotRunning, RedisError):
         settings = locate(ctx.params.get("config_file"))
@@ -66,6 +76,10 @@ def change_names(keys: Iterable[str]) -> Completer:
 
 def policy_keys(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """`key=`, of all that the model's policy has."""
+    from batching.policy import knobs
+    from tasks.controls import TUNABLE
+    from workers.policies import make_policy
+
     keys: Iterable[str] = TUNABLE
     with contextlib.suppress(SettingsError):
         model = settings_here(ctx.params.get("config_file")).models.get(ctx.params.get("model", ""))

@@ -14,7 +14,8 @@ from config.settings import Settings
 from tasks.deadletters import DeadLetters
 from tasks.messages import read_payload
 from tasks.results import DeadLetter
-from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, printable, redis_of
+from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
+from workers.cli.group import printable
 
 _ids = click.argument("ids", nargs=-1, metavar="ID…")
 _MAX_SHOWN = 4_000

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.explain import explain as look_up
-from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, printable, redis_of
+from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
+from workers.cli.group import printable
 
 _BAR = 40
 

@@ -1,26 +1,15 @@
-"""`up` and `status`."""
+"""`up`."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import click
 import msgspec
-import psutil
 
-from workers.cli.base import (
-    fail,
-    json_option,
-    print_json,
-    print_table,
-    refuse_cluster,
-    settings_for,
-    start_config_option,
-    without_password,
-)
+from workers.cli.base import refuse_cluster, settings_for, start_config_option, without_password
 from workers.cli.database import prepare_database
 from workers.supervisor import state
 from workers.supervisor.run import run
@@ -52,35 +41,6 @@ def up(config_file: Path | None, port: int | None, workers: int, web_workers: in
     screen.line("stopped")
 
 
-@click.command()
-@json_option
-def status(as_json: bool) -> None:
-    """What `up` started: roles, pids, states, uptimes. Exit 1 when something is not running."""
-    state_dir = Path(settings_for(None).state_dir)
-    now = state.read(state_dir)
-    shown = now or state.UpState()
-    if as_json:
-        print_json(shown)
-    else:
-        print_table(
-            shown.processes,
-            [
-                ("role", lambda row: row.role),
-                ("name", lambda row: row.name),
-                ("pid", lambda row: str(row.pid or "–")),
-                ("state", lambda row: row.state),
-                ("uptime", lambda row: _uptime(row.pid)),
-                ("restarts", lambda row: row.restarts),
-            ],
-            empty=f"nothing runs in {state_dir}; start it with `manage.py up`",
-        )
-        for name, url in (("http", shown.url), ("flower", shown.flower_url), ("redis", shown.redis_url)):
-            if url:
-                click.echo(f"{name:7} {without_password(url)}")
-    if not shown.processes or any(row.state != "running" for row in shown.processes):
-        fail()
-
-
 def _say_ready(stack: Stack, screen: Screen) -> None:
     settings = stack.settings
     screen.line()
@@ -100,15 +60,3 @@ def curl_line(url: str, model: str, *, with_key: bool = False) -> str:
     body = json.dumps({"model": model, "input": "A bunch of celery"})
     key = ' -H "Authorization: Bearer $KEY"' if with_key else ""
     return f"curl {url}/v1/inference{key} -H 'Content-Type: application/json' -d '{body}'"
-
-
-def _uptime(pid: int | None) -> str:
-    try:
-        seconds = time.time() - psutil.Process(pid).create_time() if pid else None
-    except psutil.Error:
-        seconds = None
-    if seconds is None:
-        return "–"
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"

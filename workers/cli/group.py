@@ -1,0 +1,81 @@
+"""The command line itself: commands are found by name, and imported when they are asked for.
+
+Every press of Tab runs it, so what lists the commands may not load what they need.
+"""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Mapping
+from typing import Any, cast
+
+import click
+from click.shell_completion import CompletionItem
+
+from config.errors import SettingsError
+
+_CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
+
+
+class OneLineErrors(click.Group):
+    """Shows an error as one line and exits 1; `--debug` shows where it came from as well."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except BrokenPipeError:
+            # Who reads along has seen enough, as `head` has; click ends without a word.
+            raise
+        except Exception as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            raise click.ClickException(describe(error)) from error
+
+
+class LazyGroup(OneLineErrors):
+    """A group whose commands are imported one by one, each when it is run or asked for its help.
+
+    Args:
+        lazy: by name, where a command is (`package.module:attribute`) and the line that lists it.
+    """
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lazy = lazy
+        # Stand for the real ones wherever names and help lines are all that is needed: lists, completion, near misses.
+        self.commands = {name: click.Command(name, short_help=line) for name, (_, line) in lazy.items()}
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.lazy:
+            return None
+        module, _, attribute = self.lazy[cmd_name][0].partition(":")
+        return cast("click.Command", getattr(importlib.import_module(module), attribute))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        limit = formatter.width - 6 - max(map(len, self.commands))
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, self.commands[name].get_short_help_str(limit)) for name in sorted(self.commands)]
+            )
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = [name for name in sorted(self.commands) if name.startswith(incomplete)]
+        named = [CompletionItem(name, help=self.commands[name].get_short_help_str()) for name in found]
+        return named + click.Command.shell_complete(self, ctx, incomplete)
+
+
+def describe(error: Exception) -> str:
+    """An error for a person; our own say what to do, others are named."""
+    if isinstance(error, SettingsError):
+        return "the settings are not right:\n" + "\n".join(f"  {problem}" for problem in error.problems)
+    text = printable(" ".join(str(error).split())) or "no further words"
+    known = type(error).__module__.split(".")[0] in {"batching", "config", "tasks", "workers"}
+    return text if known else f"{type(error).__name__}: {text}"
+
+
+def printable(text: str) -> str:
+    """What callers and models wrote must not steer the operator's terminal."""
+    return text.translate(_CONTROL)

@@ -1,0 +1,54 @@
+"""`status`: what `up` started."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from workers.cli.base import fail, json_option, print_json, print_table, settings_for, without_password
+from workers.supervisor import state
+
+
+@click.command()
+@json_option
+def status(as_json: bool) -> None:
+    """What `up` started: roles, pids, states, uptimes. Exit 1 when something is not running."""
+    state_dir = Path(settings_for(None).state_dir)
+    now = state.read(state_dir)
+    shown = now or state.UpState()
+    if as_json:
+        print_json(shown)
+    else:
+        print_table(
+            shown.processes,
+            [
+                ("role", lambda row: row.role),
+                ("name", lambda row: row.name),
+                ("pid", lambda row: str(row.pid or "–")),
+                ("state", lambda row: row.state),
+                ("uptime", lambda row: _uptime(row.pid)),
+                ("restarts", lambda row: row.restarts),
+            ],
+            empty=f"nothing runs in {state_dir}; start it with `manage.py up`",
+        )
+        for name, url in (("http", shown.url), ("flower", shown.flower_url), ("redis", shown.redis_url)):
+            if url:
+                click.echo(f"{name:7} {without_password(url)}")
+    if not shown.processes or any(row.state != "running" for row in shown.processes):
+        fail()
+
+
+def _uptime(pid: int | None) -> str:
+    import psutil
+
+    try:
+        seconds = time.time() - psutil.Process(pid).create_time() if pid else None
+    except psutil.Error:
+        seconds = None
+    if seconds is None:
+        return "–"
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
