@@ -12,12 +12,16 @@ from batching.store import Entry, Settled
 
 
 class UnreadableMessage(Exception):
-    """A message on a queue is not a task of ours in any protocol that we know. `task_id` is empty if it names none."""
+    """A message on a queue is not a task of ours in any protocol that we know.
 
-    def __init__(self, why: str, task_id: str = "") -> None:
-        super().__init__(why, task_id)
+    `task_id` is empty if it names none. `canvas` is the whole message when something was to follow after the task.
+    """
+
+    def __init__(self, why: str, task_id: str = "", canvas: bytes = b"") -> None:
+        super().__init__(why, task_id, canvas)
         self.why = why
         self.task_id = task_id
+        self.canvas = canvas
 
     def __str__(self) -> str:
         return self.why

@@ -2,13 +2,14 @@
 
 Written: one template, four splices (id, expiry, reply address, body). Any Celery worker can read it.
 Read: ours and any Celery client's (protocol 1 and 2; JSON; base64 or UTF-8 body; compressed or not). What cannot be a
-task raises `batching.ports.UnreadableMessage`.
+task raises `batching.ports.UnreadableMessage`, under the id that the message names, wherever it names it.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -22,6 +23,7 @@ from batching.stamp import NO_KEY, read_stamp, read_times
 from batching.store import Entry, Verdict
 from config.keys import TASK_NAME
 from config.tiers import TIERS
+from tasks.named import named
 from tasks.once import Once, read_mark
 from tasks.quota import Quota
 from tasks.trace import valid
@@ -105,12 +107,11 @@ class _Embed(msgspec.Struct):
 
 
 class _Headers(msgspec.Struct):
-    task: str = ""
-    id: str = ""
+    task: str | None = ""
+    id: str | int | None = ""
     eta: str | float | None = None
     expires: str | float | None = None
     ignore_result: bool | None = False
-    bunch_attempt: int = 0
     bunch_sent: int = 0
     bunch_owner: str = ""
     bunch_once: str = ""
@@ -124,11 +125,19 @@ class _Properties(msgspec.Struct):
     body_encoding: str | None = None
 
 
+_NO_HEADERS = _Headers()
+_NO_PROPERTIES = _Properties()
+
+
 class _Envelope(msgspec.Struct):
+    """Clients in other languages leave out what is empty, send null, or `[]` for an empty table (PHP); kombu takes all
+    three for empty.
+    """
+
     body: str
-    headers: _Headers
-    properties: _Properties
-    content_type: str = msgspec.field(name="content-type", default="application/json")
+    headers: _Headers | list[Any] | None = None
+    properties: _Properties | list[Any] | None = None
+    content_type: str | None = msgspec.field(name="content-type", default="application/json")
 
 
 class _Keywords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,19 +146,26 @@ class _Keywords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Protocol1(msgspec.Struct):
-    """The body of Celery's protocol 1, where the task's headers are in the body (Celery 3, other languages)."""
+    """The body of Celery's protocol 1, where the task's headers are in the body (Celery 3, other languages).
 
-    task: str
-    id: str
+    With headers of protocol 2 above it, those go first (`celery.worker.strategy.hybrid_to_proto2`).
+    """
+
+    task: str | None = ""
+    id: str | int | None = ""
     args: list[msgspec.Raw] = []
     kwargs: _Keywords = _Keywords()
-    eta: str | None = None
+    eta: str | float | None = None
     expires: str | float | None = None
     callbacks: list[Any] | None = None
     errbacks: list[Any] | None = None
     chord: Any = None
 
 
+_JSON = frozenset({"application/json", None})
+_BRACES = frozenset({"{", b"{"})
+# As `batching/lua/message.lua` counts deliveries of anybody else's message.
+_COUNTED = re.compile(rb'"headers": \{"bunch_attempt": (\d\d?)')
 # RecursionError: an input nested a thousand deep is JSON all the same.
 _UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 _envelope = msgspec.json.Decoder(_Envelope)
@@ -164,29 +180,25 @@ def read_message(entry: Entry, default_ttl_ms: int) -> Request:
         default_ttl_ms: how long to keep the result of a message that does not say.
 
     Raises:
-        UnreadableMessage: with what is wrong, and the task id where there is one.
+        UnreadableMessage: with what is wrong, the task id if the message names one anywhere, and whether anything was
+            to follow after the task.
     """
     raw = entry.message
+    body: bytes | str = b""
+    part = "not a task message: "
     try:
         envelope = _envelope.decode(raw)
-    except _UNREADABLE as error:
-        raise UnreadableMessage(f"not a task message: {error}") from error
-    headers = envelope.headers
-    try:
+        part = ""
         body = _text(envelope)
-        if headers.task:
-            args, keywords, embed = _body.decode(body)
-        else:
-            headers, args, keywords, embed = _from_protocol1(body, headers)
+        headers, args, keywords, embed = _parts(envelope, body)
         request = _request(entry, headers, envelope.properties, args, keywords)
         request.result_ttl_ms = 0 if headers.ignore_result else default_ttl_ms
         _read_times(request, raw, headers)
         if headers.bunch_once:
             request.question, request.keep_ms = read_mark(headers.bunch_once)
-    except UnreadableMessage:
-        raise
-    except _UNREADABLE as error:
-        raise UnreadableMessage(str(error), headers.id) from error
+    except (UnreadableMessage, *_UNREADABLE) as error:
+        who = named(raw, body)
+        raise UnreadableMessage(f"{part}{error}", who.task_id, raw if who.is_followed else b"") from error
     if embed.callbacks or embed.errbacks or embed.chain or embed.chord:
         request.canvas = raw
     return request
@@ -199,41 +211,51 @@ def read_payload(message: bytes) -> tuple[bytes, bytes]:
 
 
 def read_canvas(message: bytes) -> dict[str, Any]:
-    """All that Celery knows of a request (`celery.app.task.Context`), of a message that `read_message` could read."""
+    """All that Celery knows of a request (`celery.app.task.Context`), of a message whose `Request.canvas` it is."""
     envelope = _envelope.decode(message)
-    body = _decode(_text(envelope))
-    if not envelope.headers.task:
-        return {**body, "chain": None}
+    # Not msgspec: what follows after a task is told also when its arguments are no strict JSON.
+    body = json.loads(_text(envelope))
+    headers = json.loads(message).get("headers") or {}
+    if isinstance(body, dict):
+        return {**body, **(headers if _headers(envelope).task else {}), "chain": None}
     args, kwargs, embed = body
-    return {**_decode(message)["headers"], **embed, "args": args, "kwargs": kwargs}
+    return {**headers, **embed, "args": args, "kwargs": kwargs}
 
 
 def without_expiry(message: bytes) -> bytes:
     """A queued message that may be run whenever its turn comes; ours, whose expiry is in the stamp, as it is."""
     try:
         envelope = _envelope.decode(message)
-        body = b"" if envelope.headers.task else _text(envelope)
-        expires = envelope.headers.expires or (_protocol1.decode(body).expires if body else None)
+        headers = _headers(envelope)
+        body = b"" if headers.task else _text(envelope)
+        expires = headers.expires or (_protocol1.decode(body).expires if body else None)
     except (UnreadableMessage, msgspec.MsgspecError, ValueError):
         return message
     if not expires or read_stamp(message) is not None:
         return message
     document = json.loads(message)
-    if envelope.headers.task:
+    if headers.task:
         document["headers"]["expires"] = None
     else:
         document["body"] = json.dumps({**json.loads(body), "expires": None})
-        document["properties"]["body_encoding"] = "utf-8"
-        document["headers"].pop("compression", None)
+        document["properties"] = {**(document.get("properties") or {}), "body_encoding": "utf-8"}
+        document["headers"] = {
+            key: value for key, value in (document.get("headers") or {}).items() if key != "compression"
+        }
     # As kombu writes it: the scripts count attempts in a header that they find by its spelling.
     return json.dumps(document).encode()
 
 
+def _headers(envelope: _Envelope) -> _Headers:
+    return envelope.headers if isinstance(envelope.headers, _Headers) else _NO_HEADERS
+
+
 def _text(envelope: _Envelope) -> bytes | str:
-    headers = envelope.headers
-    if envelope.content_type != "application/json":
-        raise UnreadableMessage(f"content type {envelope.content_type!r}; only JSON is read", headers.id)
-    if headers.compression is None and envelope.properties.body_encoding != "base64":
+    headers = _headers(envelope)
+    if envelope.content_type not in _JSON:
+        raise UnreadableMessage(f"content type {envelope.content_type!r}; only JSON is read")
+    encoding = envelope.properties.body_encoding if isinstance(envelope.properties, _Properties) else None
+    if headers.compression is None and encoding != "base64":
         return envelope.body
     body = base64.b64decode(envelope.body, validate=True)
     if headers.compression is None:
@@ -241,22 +263,38 @@ def _text(envelope: _Envelope) -> bytes | str:
     try:
         plain: bytes = decompress(body, headers.compression)  # type: ignore[no-untyped-call]
     except Exception as error:
-        raise UnreadableMessage(f"cannot decompress {headers.compression!r}: {error!r}", headers.id) from error
+        raise UnreadableMessage(f"cannot decompress {headers.compression!r}: {error!r}") from error
     return plain
 
 
-def _from_protocol1(body: bytes | str, outer: _Headers) -> tuple[_Headers, list[msgspec.Raw], _Keywords, _Embed]:
+def _parts(envelope: _Envelope, body: bytes | str) -> tuple[_Headers, list[msgspec.Raw], _Keywords, _Embed]:
+    headers = _headers(envelope)
+    if headers.task and body[:1] not in _BRACES:
+        return headers, *_body.decode(body)
     old = _protocol1.decode(body)
-    headers = _Headers(old.task, old.id, old.eta, old.expires, bunch_attempt=outer.bunch_attempt)
-    return headers, old.args, old.kwargs, _Embed(old.callbacks, old.errbacks, None, old.chord)
+    merged = _Headers(
+        headers.task or old.task,
+        headers.id or old.id,
+        headers.eta or old.eta,
+        headers.expires or old.expires,
+        headers.ignore_result,
+        traceparent=headers.traceparent,
+        request_id=headers.request_id,
+    )
+    return merged, old.args, old.kwargs, _Embed(old.callbacks, old.errbacks, None, old.chord)
 
 
 def _request(
-    entry: Entry, headers: _Headers, properties: _Properties, args: list[msgspec.Raw], keywords: _Keywords
+    entry: Entry,
+    headers: _Headers,
+    properties: _Properties | list[Any] | None,
+    args: list[msgspec.Raw],
+    keywords: _Keywords,
 ) -> Request:
     if headers.task != TASK_NAME:
-        raise UnreadableMessage(f"task {headers.task!r} is not {TASK_NAME!r}", headers.id)
-    if not headers.id:
+        raise UnreadableMessage(f"task {headers.task!r} is not {TASK_NAME!r}")
+    task_id = headers.id if isinstance(headers.id, str) else str(headers.id or "")
+    if not task_id:
         raise UnreadableMessage("it has no task id")
     # `send_task("bunch.infer", [input], {"parameters": …})`; the second positional argument is the parameters too.
     twice = (args and keywords.input is not msgspec.UNSET) or (
@@ -265,17 +303,15 @@ def _request(
     given = args[0] if args else keywords.input
     parameters = args[1] if len(args) > 1 else keywords.parameters
     if given is msgspec.UNSET or len(args) > 2 or twice:
-        raise UnreadableMessage("bunch.infer takes one input, and parameters", headers.id)
+        raise UnreadableMessage("bunch.infer takes one input, and parameters")
     options = NO_PARAMETERS if parameters is msgspec.UNSET else bytes(parameters)
     return Request(
-        id=headers.id,
+        id=task_id,
         tier=TIERS[entry.rank],
         position=entry.position,
         input=bytes(given),
         parameters=NO_PARAMETERS if options == b"null" else options,
-        attempt=headers.bunch_attempt + 1,
-        lost=headers.bunch_attempt,
-        reply_to=properties.reply_to or "",
+        reply_to=(properties.reply_to or "") if isinstance(properties, _Properties) else "",
         sent_ms=headers.bunch_sent,
         owner=headers.bunch_owner,
         traceparent=_traceparent(headers.traceparent) if headers.traceparent else "",
@@ -291,6 +327,9 @@ def _traceparent(header: Any) -> str:
 def _read_times(request: Request, raw: bytes, headers: _Headers) -> None:
     stamp = read_times(raw)
     if stamp is None:
+        counted = _COUNTED.search(raw)
+        request.lost = int(counted[1]) if counted else 0
+        request.attempt = request.lost + 1
         request.deadline_ms = _epoch_ms(headers.expires)
         request.eta_ms = _epoch_ms(headers.eta)
         return

@@ -64,7 +64,8 @@ local function with_attempt(message, lost)
       return string.sub(message, 1, from - 1) .. COUNTED .. '1' .. comma .. string.sub(message, to + 1)
     end
   end
-  return message
+  -- None at all, null, or spelled otherwise: in front of everything, so that a later one holds for whoever reads JSON.
+  return (string.gsub(message, '^%s*{', '{' .. COUNTED .. '1}, ', 1))
 end
 
 -- Retries whose pause is over go to the head of their queue. `first` is the number of the first queue in KEYS.

@@ -226,6 +226,30 @@ def test_counts_in_messages_without_headers(world: World) -> None:
 @pytest.mark.parametrize(
     "message",
     [
+        b'{"body": "f", "headers": null, "properties": {}}',
+        b'{"body": "f", "headers":[], "properties": {}}',
+        b' {"properties": {}, "body": "f"}',
+        b'{"headers" : {"lang": "php"}, "body": "f"}',
+    ],
+)
+def test_counts_in_messages_whose_headers_are_not_there(world: World, message: bytes) -> None:
+    """Without a count, what kills each executor that it meets would never be given up."""
+    world.put(message, Tier.FREE)
+    for attempt in (1, 2, 3):
+        world.store.claim(MODEL, f"b{attempt}", 1)
+        world.store.give_back(MODEL, f"b{attempt}", Blame.SUSPECT)
+        (queued,) = world.queued(Tier.FREE)
+        assert b'"headers": {"bunch_attempt": %d}' % attempt in queued
+        # Of a name that comes twice JSON's readers take the last.
+        assert {"headers": None, **msgspec.json.decode(message)} == {
+            **msgspec.json.decode(queued),
+            "headers": msgspec.json.decode(message).get("headers"),
+        }
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
         b"",
         b"\x00\xff",
         b'{"headers":{"bunch":"1;',

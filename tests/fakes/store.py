@@ -372,6 +372,8 @@ def with_attempt(message: bytes, *, lost: bool) -> bytes:
     counted = _COUNTED.search(message)
     if counted:
         return message[: counted.start(1)] + b"%d" % min(int(counted[1]) + 1, 99) + message[counted.end(1) :]
-    return _HEADERS.sub(
-        lambda found: b'"headers": {"bunch_attempt": 1' + (b"}" if found[1] else b", "), message, count=1
-    )
+    if _HEADERS.search(message):
+        return _HEADERS.sub(
+            lambda found: b'"headers": {"bunch_attempt": 1' + (b"}" if found[1] else b", "), message, count=1
+        )
+    return re.sub(rb"^\s*\{", b'{"headers": {"bunch_attempt": 1}, ', message, count=1)
