@@ -9,6 +9,7 @@ Request ──executor──▶ Ok        the model's output for this input
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TypeAlias
 
 import msgspec
@@ -64,14 +65,32 @@ class Rejected(msgspec.Struct, frozen=True):
     exc_type: str = "InputRejected"
 
 
+class Words(str, Enum):
+    """Whose words a failure's message and traceback are, which decides who may read them (`tasks.disclosure`).
+
+    `ours` are this project's, for everybody. `input` are the model's about this one input. `call` are the model's about
+    a call with several inputs, or what an API said that we asked: they may hold anybody's data.
+    """
+
+    OURS = "ours"
+    INPUT = "input"
+    CALL = "call"
+
+
 class Failed(msgspec.Struct, frozen=True):
-    """An error that is not the caller's. `code` is one of the contract's; `retryable`: it may pass the next time."""
+    """An error that is not the caller's. `code` is one of the contract's; `retryable`: it may pass the next time.
+
+    `message` and `traceback` are all that is known, as log and dead letter have it. `public` is what a caller is told
+    in place of a message that is not for callers; empty: that the model failed, and no more.
+    """
 
     message: str
     exc_type: str = "InferenceFailed"
     code: str = "INFERENCE_FAILED"
     traceback: str | None = None
     retryable: bool = False
+    words: Words = Words.OURS
+    public: str = ""
 
 
 class Expired(msgspec.Struct, frozen=True):

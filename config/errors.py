@@ -39,4 +39,8 @@ class SettingsError(ConfigError):
 
 def not_of_kind(error: Exception, kind: Any) -> str:
     """What would be right, of a value that could not be converted to `kind`; msgspec does not name the choices."""
-    return f"must be one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else str(error)
+    # One of them with a default that is none of the choices is a union with None.
+    for each in (kind, *get_args(kind)):
+        if get_origin(each) is Literal:
+            return f"must be one of {', '.join(get_args(each))}"
+    return str(error)

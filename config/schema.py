@@ -130,6 +130,8 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     flower_persistent: bool = True
     events_per_second: Annotated[float, msgspec.Meta(ge=1)] = 50.0
     explain: Literal["on", "off"] = "on"
+    # Who reads a model's own exception text. None: callers where auth is off, else operators alone.
+    error_detail: Literal["caller", "operator"] | None = None
 
     # Not settable by a BUNCH_ name: what the file says about models.
     models: Mapping[str, ModelSettings] = {}

@@ -12,12 +12,14 @@ import time
 from datetime import UTC, datetime
 
 import msgspec
+from msgspec import structs
 
 from batching.asked import Asked
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
 from batching.store import Entry, Settled
 from config.keys import REPLY_PREFIX
+from tasks.disclosure import Disclosure
 from tasks.messages import read_message
 
 _encode = msgspec.json.Encoder().encode
@@ -93,8 +95,9 @@ FINISHED = frozenset({"SUCCESS", "FAILURE", "REVOKED", "REJECTED", "IGNORED"})
 class CeleryCodec:
     """`batching.ports.Codec`: Celery's messages in, Celery's results out."""
 
-    def __init__(self, default_ttl_ms: int) -> None:
+    def __init__(self, default_ttl_ms: int, disclosure: Disclosure | None = None) -> None:
         self._default_ttl_ms = default_ttl_ms
+        self._disclosure = disclosure or Disclosure()
         # What the results of the batch at hand have in common; with several loops, of one of theirs.
         self._common: tuple[BatchInfo | None, str, bytes] = (None, "", b"")
 
@@ -102,6 +105,9 @@ class CeleryCodec:
         return read_message(entry, self._default_ttl_ms)
 
     def encode(self, request: Request, outcome: Outcome, batch: BatchInfo) -> Settled:
+        if isinstance(outcome, Failed):
+            message, details = self._disclosure.told(outcome, request.owner)
+            outcome = structs.replace(outcome, message=message, traceback=details)
         status, result, code, traceback = _parts(outcome)
         waited_ms = max(0, batch.claimed_ms - request.enqueued_ms) if request.enqueued_ms else 0
         admitted_ms = max(0, request.enqueued_ms - request.sent_ms) if request.sent_ms and request.enqueued_ms else 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from workers.models import InputRejected
+from workers.models import InputRejected, TransientError
 
 _LOOK_EVERY_S = 0.02
 
@@ -44,6 +44,7 @@ class Moody:
     | `sleep`  | seconds  | the whole batch takes so much longer                            |
     | `hold`   | a path   | the whole batch waits until there is a file                     |
     | `nest`   | a number | this input's output is a list in a list in a list, so many deep |
+    | `busy`   | anything | `predict` raises a transient error that quotes all of its inputs  |
     | `room`   | a number | there is no memory for more inputs than that                    |
     """
 
@@ -60,6 +61,8 @@ class Moody:
                 raise MemoryError
             if "raise" in wish:
                 raise ValueError(wish["raise"])
+            if "busy" in wish:
+                raise TransientError(f"cannot take {inputs} now")
             time.sleep(wish.get("sleep", 0))
             if "hold" in wish:
                 _hold(Path(wish["hold"]))

@@ -9,7 +9,8 @@ Off unless `[models.<name>] direct = true`. Without batches an API serves a frac
 `direct_concurrency` calls of a web process run at once, and nobody waits for a place. A caller who does not wait
 (`Prefer: respond-async`) is refused as before: there is nowhere to put the answer.
 
-The call is the one that `workers.models.http` makes of a batch; a test holds the two together.
+What the API says is logged; callers are told its status. The call is the one that `workers.models.http` makes of a
+batch; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import msgspec
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
 from tasks.client import Client
+from tasks.disclosure import without_secrets
 from tasks.errors import BackendUnavailable, DeadlineExceeded, InferenceFailed, ModelUnavailable
 from tasks.results import Reply
 from tasks.router import Pending
@@ -32,6 +34,7 @@ from tasks.router import Pending
 logger = logging.getLogger(__name__)
 
 _MAX_EXCERPT = 300
+_MAX_READ = 65_536
 _MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -117,17 +120,28 @@ class DirectModel:
         try:
             answer = self._client.post(self._url, content=body)
         except self._failed_to_ask as error:
-            raise ModelUnavailable(f"the model's API could not be asked: {type(error).__name__}: {error}") from error
+            public = f"the model's API could not be asked: {type(error).__name__}"
+            self._log(public, str(error))
+            raise ModelUnavailable(public) from None
         if not answer.is_success:
             kind = ModelUnavailable if answer.status_code in _MAY_PASS else InferenceFailed
-            raise kind(f"the model's API answered {answer.status_code}: {answer.text[:_MAX_EXCERPT]}")
+            public = f"the model's API answered {answer.status_code}"
+            self._log(public, answer.text[:_MAX_READ])
+            raise kind(public)
         try:
             outputs = _decode(answer.content).outputs
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InferenceFailed(f'the model\'s API must answer {{"outputs": [...]}}: {error}') from error
+            public = 'the model\'s API must answer {"outputs": [...]}'
+            self._log(public, str(error))
+            raise InferenceFailed(public) from None
         if len(outputs) != 1:
             raise InferenceFailed(f"the model's API gave {len(outputs)} outputs for one input")
         return _encode(outputs[0])
+
+    def _log(self, public: str, said: str) -> None:
+        """What the API said is for operators; without the headers that it was sent."""
+        excerpt = without_secrets(said, self._model.options.get("headers", {}).values())[:_MAX_EXCERPT]
+        logger.warning("%s: %s", public, excerpt, extra={"model": self._model.name})
 
 
 class DirectModels:

@@ -12,6 +12,7 @@ from config.celery import model_queues
 from config.keys import TASK_NAME
 from config.settings import Settings, load_settings
 from tasks.app import make_app, use_our_logging
+from tasks.disclosure import Disclosure
 from workers import pools, remote, resets
 from workers.active import make_walkable
 from workers.canvas import CanvasFollowUp
@@ -31,7 +32,7 @@ def make_worker_app(settings: Settings) -> Celery:
     pools.require_threads()
     make_walkable(worker_state.active_requests)
     remote.register()
-    app.bunch_runner = WorkerRunner(settings, CanvasFollowUp(app))
+    app.bunch_runner = WorkerRunner(settings, CanvasFollowUp(app, Disclosure(settings.error_detail, settings.auth)))
     app.task(name=TASK_NAME, ignore_result=False, shared=False)(_never_called)
     return app
 

@@ -17,8 +17,9 @@ from celery import Celery, group, signature, states
 from celery.app.task import Context
 from celery.exceptions import TaskRevokedError
 
-from batching.request import Cancelled, Ok, Outcome, Request
+from batching.request import Cancelled, Failed, Ok, Outcome, Request
 from tasks import errors
+from tasks.disclosure import Disclosure
 from tasks.errors import BunchError
 from tasks.messages import read_canvas
 
@@ -26,8 +27,9 @@ from tasks.messages import read_canvas
 class CanvasFollowUp:
     """`batching.ports.FollowUp` over a Celery app."""
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(self, app: Celery, disclosure: Disclosure | None = None) -> None:
         self._app = app
+        self._disclosure = disclosure or Disclosure()
 
     def follow(self, request: Request, outcome: Outcome) -> None:
         """Send callbacks, the rest of the chain and the chord's count. At least once: a crash before the result is
@@ -53,7 +55,10 @@ class CanvasFollowUp:
                 state=states.REVOKED,
             )
         else:
-            backend.mark_as_failure(request.id, _exception(outcome), request=context, store_result=kept)
+            message = outcome.message
+            if isinstance(outcome, Failed):
+                message, _ = self._disclosure.told(outcome, request.owner)
+            backend.mark_as_failure(request.id, _exception(outcome, message), request=context, store_result=kept)
 
     def _send_next(self, context: Context, value: Any) -> None:
         family = {"parent_id": context.id, "root_id": context.root_id or context.id}
@@ -68,8 +73,7 @@ class CanvasFollowUp:
             following.apply_async((value,), chain=context.chain[:-1], **family)
 
 
-def _exception(outcome: Outcome) -> Exception:
-    assert not isinstance(outcome, Ok)
+def _exception(outcome: Outcome, message: str) -> Exception:
     known = getattr(errors, getattr(outcome, "exc_type", "DeadlineExceeded"), errors.InferenceFailed)
     cls = known if isinstance(known, type) and issubclass(known, BunchError) else errors.InferenceFailed
-    return cls(outcome.message)
+    return cls(message)

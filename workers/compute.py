@@ -10,6 +10,9 @@ alone fails: about 2·log2(n) extra passes for each. A model that fails whatever
 come through after so many, and the rest fails with it. Out of memory is halved too, and the worker is told which size
 had room, unless the halves lead to one input that is too large by itself.
 
+What was said of a call with several inputs may quote any of them, and is marked so: no caller reads it
+(`tasks.disclosure`).
+
 Runs in the executor's child process. Nothing here holds on to an exception: its frames would hold the batch's tensors.
 """
 
@@ -23,10 +26,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
+from batching.request import Words
 from workers.costs import Budget
 from workers.frames import ItemError
-from workers.models import InputRejected, InvalidInput, Model, TransientError
+from workers.models import InputRejected, InvalidInput, Model, TransientError, UpstreamError
 
 MAX_MESSAGE = 2_000
 MAX_TRACEBACK = 16_000
@@ -105,16 +110,17 @@ class BatchComputer:
             if error is None:
                 barren = 0
                 continue
-            barren += 1
+            # One input refused by raising is an answer as well: the model works.
+            barren = 0 if error.rejected and len(members) == 1 else barren + 1
             if error.out_of_memory:
                 # Too large even alone: that is the input's fault, and says nothing about how many others fit.
                 learned = len(members) // 2 or None
             if len(members) == 1 or error.retryable or barren > _barren_limit(len(batch.members)):
-                batch.fail(members, error)
+                batch.fail(members, error if len(members) == 1 else _of_the_call(error))
                 if error.retryable or len(members) > 1:
                     # Not for one input's sake: the rest would fail in the same way.
                     for rest in parts:
-                        batch.fail(rest, error)
+                        batch.fail(rest, _of_the_call(error))
                     break
             else:
                 half = len(members) // 2
@@ -227,6 +233,11 @@ def _barren_limit(size: int) -> int:
     return 2 * max(1, math.ceil(math.log2(size))) + 4 if size > 1 else 1
 
 
+def _of_the_call(error: ItemError) -> ItemError:
+    """As an outcome of inputs that it may not be about: nobody's refusal, and no caller's to read."""
+    return structs.replace(error, rejected=False, exc_type=ItemError("").exc_type, words=Words.CALL)
+
+
 def contract_broken(outputs: object, count: int) -> str | None:
     """What is wrong with a return value of `predict` for `count` inputs; None when nothing is.
 
@@ -242,7 +253,7 @@ def contract_broken(outputs: object, count: int) -> str | None:
 
 
 def describe(error: BaseException) -> ItemError:
-    """An exception as text, cut to a size that a result can carry."""
+    """An exception as text about one input, cut to a size that a result can carry."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001
@@ -258,6 +269,8 @@ def describe(error: BaseException) -> ItemError:
         traceback=format_traceback(error) if error.__traceback__ else None,
         retryable=isinstance(error, TransientError | ConnectionError | TimeoutError),
         out_of_memory=out_of_memory,
+        words=Words.CALL if isinstance(error, UpstreamError) else Words.INPUT,
+        public=error.public if isinstance(error, UpstreamError) else "",
     )
 
 
@@ -284,7 +297,7 @@ def encode_output(output: object) -> bytes | ItemError:
         if encoded.count(b"[") + encoded.count(b"{") > MAX_DEPTH and depth_of(encoded) > MAX_DEPTH:
             return ItemError(f"the model's output is nested more than {MAX_DEPTH} deep, which readers refuse")
     except Exception as error:  # noqa: BLE001  (a model's objects may raise anything)
-        return ItemError(f"the model's output is not JSON: {describe(error).message}")
+        return ItemError(f"the model's output is not JSON: {describe(error).message}", words=Words.INPUT)
     return encoded
 
 

@@ -19,9 +19,12 @@ from typing import Any
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
 from config.keys import TASK_NAME, Shard
+from tasks.disclosure import Disclosure
 
 SHOWN_BYTES = 256
 _MAX_TRACEBACK = 1000
+# Why is in the log: the words may be about another request of the batch.
+_AGAIN = "tried again after a pause"
 # Failures for each request of the sample. When everything fails, a sample of that will do as well.
 _FAILURES = 10
 
@@ -77,9 +80,11 @@ class TaskEvents:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         shard: Shard | None = None,
+        disclosure: Disclosure | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._keys = shard or Shard()
+        self._disclosure = disclosure or Disclosure()
         self._wall = wall
         self._sample = EventSampler(per_second, clock)
         self._failures = EventSampler(per_second * _FAILURES, clock)
@@ -118,7 +123,7 @@ class TaskEvents:
                 self._tell(dispatcher, shown)
                 for request in requests:
                     if shown.requests.pop(request.id, None):
-                        dispatcher.send("task-retried", uuid=request.id, exception=_cut(why), traceback="")
+                        dispatcher.send("task-retried", uuid=request.id, exception=_AGAIN, traceback="")
         # With the rest of the batch, whose end follows at once.
 
     def returned(self, batch: BatchInfo) -> None:
@@ -145,8 +150,28 @@ class TaskEvents:
                         dispatcher.send("task-started", uuid=request.id, timestamp=began)
                     visible = True
                 if visible:
-                    _ended(dispatcher, request, outcome, batch)
+                    self._ended(dispatcher, request, outcome, batch)
         dispatcher.flush(errors=False)
+
+    def _ended(self, dispatcher: Any, request: Request, outcome: Outcome, batch: BatchInfo) -> None:
+        match outcome:
+            case Ok():
+                runtime = batch.compute_s
+                dispatcher.send("task-succeeded", uuid=request.id, result=shown_text(outcome.output), runtime=runtime)
+            case Cancelled():
+                dispatcher.send("task-revoked", uuid=request.id, terminated=False, signum=None, expired=False)
+            case Expired():
+                dispatcher.send("task-revoked", uuid=request.id, terminated=False, signum=None, expired=True)
+            case Rejected() | Failed():
+                message, traceback = outcome.message, None
+                if isinstance(outcome, Failed):
+                    message, traceback = self._disclosure.told(outcome, request.owner)
+                dispatcher.send(
+                    "task-failed",
+                    uuid=request.id,
+                    exception=f"{_cut(outcome.exc_type)}({_cut(message)!r})",
+                    traceback=(traceback or "")[-_MAX_TRACEBACK:],
+                )
 
     def _tell(self, dispatcher: Any, shown: _Shown) -> None:
         if not shown.told:
@@ -185,25 +210,6 @@ class TaskEvents:
             batch_id=batch.batch_id,
             timestamp=at,
         )
-
-
-def _ended(dispatcher: Any, request: Request, outcome: Outcome, batch: BatchInfo) -> None:
-    match outcome:
-        case Ok():
-            runtime = batch.compute_s
-            dispatcher.send("task-succeeded", uuid=request.id, result=shown_text(outcome.output), runtime=runtime)
-        case Cancelled():
-            dispatcher.send("task-revoked", uuid=request.id, terminated=False, signum=None, expired=False)
-        case Expired():
-            dispatcher.send("task-revoked", uuid=request.id, terminated=False, signum=None, expired=True)
-        case Rejected() | Failed():
-            traceback = outcome.traceback if isinstance(outcome, Failed) else None
-            dispatcher.send(
-                "task-failed",
-                uuid=request.id,
-                exception=f"{_cut(outcome.exc_type)}({_cut(outcome.message)!r})",
-                traceback=(traceback or "")[-_MAX_TRACEBACK:],
-            )
 
 
 def shown_text(raw: bytes) -> str:

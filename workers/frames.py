@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from batching.request import Words
 from config.settings import ModelSettings
 
 HEADER = struct.Struct("!Q")
@@ -62,7 +63,10 @@ class NotReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ItemError(msgspec.Struct, frozen=True, array_like=True):
-    """Why one input, or a whole batch, has no output. `rejected`: the model refused, nothing broke."""
+    """Why one input, or a whole batch, has no output. `rejected`: the model refused, nothing broke.
+
+    `words` and `public` as in `batching.request.Failed`.
+    """
 
     message: str
     rejected: bool = False
@@ -70,6 +74,8 @@ class ItemError(msgspec.Struct, frozen=True, array_like=True):
     traceback: str | None = None
     retryable: bool = False
     out_of_memory: bool = False
+    words: Words = Words.OURS
+    public: str = ""
 
 
 class Passing(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -19,4 +19,10 @@ def to_outcome(entry: bytes | ItemError) -> Ok | Rejected | Failed:
     if entry.rejected:
         return Rejected(entry.message, entry.exc_type)
     # Alone in its batch and still too large: another time there may be room.
-    return Failed(entry.message, traceback=entry.traceback, retryable=entry.retryable or entry.out_of_memory)
+    return Failed(
+        entry.message,
+        traceback=entry.traceback,
+        retryable=entry.retryable or entry.out_of_memory,
+        words=entry.words,
+        public=entry.public,
+    )

@@ -35,6 +35,7 @@ from config.keys import Shard
 from config.memory import settle_heap
 from config.redis import connect
 from config.settings import ModelSettings, Settings, load_settings
+from tasks.disclosure import Disclosure
 from tasks.explain import explain
 from tasks.fleet import ExecutorRow, WorkerRow
 from tasks.journal import Journal
@@ -82,7 +83,8 @@ class WorkerRunner:
         self._priorities = PriorityLists(self._redis)
         keep = Keep(answer_bytes=settings.cache_max_bytes)
         store = RedisBatchStore(self._redis, self.worker_id, keep=keep, ageing_s=settings.ageing_ms / 1000)
-        codec = CeleryCodec(settings.result_ttl_ms)
+        disclosure = Disclosure(settings.error_detail, settings.auth)
+        codec = CeleryCodec(settings.result_ttl_ms, disclosure)
         self._journal = BatchJournal(journal, self.worker_id) if settings.explain == "on" else None
         self._ledger = LedgerObserver(LedgerBuffer(LedgerStream(self._redis))) if settings.keeps_ledger else None
         self._tracer: Any = None
@@ -96,6 +98,7 @@ class WorkerRunner:
             settings.events_per_second,
             mark_started=StartedMarks(self._redis),
             counting=settings.metrics == "on",
+            disclosure=disclosure,
         )
         for name in settings.models:
             self._telemetry.serves(name)

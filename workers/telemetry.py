@@ -19,6 +19,7 @@ from batching.request import Cancelled, Expired, Failed, Outcome, Request
 from config.keys import TASK_NAME, Shard
 from config.tiers import Tier
 from tasks import metrics, trace
+from tasks.disclosure import Disclosure
 from workers.active import make_walkable
 from workers.events import TaskEvents, shown_text
 
@@ -75,10 +76,11 @@ class WorkerTelemetry:
         mark_started: Callable[[Sequence[Request]], None] = lambda requests: None,
         *,
         counting: bool = True,
+        disclosure: Disclosure | None = None,
     ) -> None:
         self._mark_started = mark_started
         self._counting = counting
-        self._events = TaskEvents(dispatcher, events_per_second)
+        self._events = TaskEvents(dispatcher, events_per_second, disclosure=disclosure)
         self._active = make_walkable(worker_state.active_requests)
         # By batch, those that somebody may name.
         self._named: dict[str, dict[str, ActiveRequest]] = {}

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batching.request import Words
 from workers.compute import MAX_MESSAGE, MAX_TRACEBACK, BatchComputer, Computed
 from workers.frames import ItemError
 from workers.models import InputRejected, InvalidInput
@@ -256,7 +257,7 @@ def test_an_exception_among_the_outputs_is_one_inputs_alone() -> None:
     computed = compute(lambda inputs, _: outputs, *range(5))
     assert computed.outcomes == [
         b"1",
-        ItemError("ValueError: no"),
+        ItemError("ValueError: no", words=Words.INPUT),
         ItemError("too long", rejected=True, exc_type="InputRejected"),
         ItemError("no text", rejected=True, exc_type="InvalidInput"),
         b"5",

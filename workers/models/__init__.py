@@ -8,6 +8,7 @@ Exceptions that concern models:
     ├── LoadError          the source in bunch.toml does not lead to a model; says what would
     ├── TransientError     raise it, or a subclass: what failed may pass the next time (ConnectionError and TimeoutError
     │                      are taken so too); the batch is tried again as a whole, after a pause
+    ├── UpstreamError      an API that the model asks failed; what it said is no caller's to read, `public` is
     └── InputRejected      return it as an input's output: the model refuses that input (422)
         └── InvalidInput   the input has the wrong form for this model (400)
 """
@@ -37,6 +38,17 @@ class InvalidInput(InputRejected):
 
 class TransientError(Exception):
     """The model could not do it now; the inputs are not to blame."""
+
+
+class UpstreamError(Exception):
+    """`message` is for log and dead letter. `public` is what callers are told: nothing that came from the API."""
+
+    def __init__(self, message: str, public: str) -> None:
+        super().__init__(message, public)
+        self.public = public
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class LoadError(Exception):

@@ -4,7 +4,8 @@
 
 The call succeeds or fails as a whole. An API that is not reached in time, or says that it cannot now (429, 5xx), is
 asked again after a pause; any other answer but 2xx is an error like a model's own, so the batch is asked for in parts
-until the input that the API cannot take is found.
+until the input that the API cannot take is found. What the API says goes to the log and the dead letter, without the
+headers that it was sent; callers are told its status.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from typing import Any
 import httpx
 import msgspec
 
-from workers.models import TransientError
+from tasks.disclosure import without_secrets
+from workers.models import TransientError, UpstreamError
 
 MAX_EXCERPT = 300
+# Cut to the excerpt afterwards: of half a secret nobody would know that it is one.
+MAX_READ = 65_536
 # Gives up before the executor's own time limit would kill the process: a slow API is not a broken executor.
 _SHARE_OF_TIMEOUT = 0.9
 
@@ -25,7 +29,7 @@ _SHARE_OF_TIMEOUT = 0.9
 _MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
-class ApiError(Exception):
+class ApiError(UpstreamError):
     """The API did not answer as it should."""
 
 
@@ -59,6 +63,7 @@ class HttpModel:
     ) -> None:
         self._url = url
         self._timeout_s = timeout_ms / 1000 * _SHARE_OF_TIMEOUT
+        self._secrets = tuple((headers or {}).values())
         self._headers = {**(headers or {}), "Content-Type": "application/json", "Accept": "application/json"}
         self._verify = verify
         self._transport = transport
@@ -82,12 +87,19 @@ class HttpModel:
                 self._url, content=msgspec.json.encode({"inputs": inputs, "parameters": parameters})
             )
         except httpx.HTTPError as error:
-            raise ApiUnavailable(f"the model's API could not be asked: {type(error).__name__}: {error}") from error
+            public = f"the model's API could not be asked: {type(error).__name__}"
+            # Not `from`: what the library says of a header that it refuses has the header's value in it.
+            raise ApiUnavailable(self._logged(f"{public}: {error}"), public) from None
         if not answer.is_success:
-            excerpt = answer.text[:MAX_EXCERPT]
+            public = f"the model's API answered {answer.status_code}"
             kind = ApiUnavailable if answer.status_code in _MAY_PASS else ApiError
-            raise kind(f"the model's API answered {answer.status_code}: {excerpt}")
+            excerpt = self._logged(answer.text[:MAX_READ])[:MAX_EXCERPT]
+            raise kind(f"{public}: {excerpt}", public)
         try:
             return msgspec.json.decode(answer.content, type=_Answer).outputs
         except msgspec.MsgspecError as error:
-            raise ApiError(f'the model\'s API must answer {{"outputs": [...]}}: {error}') from error
+            public = 'the model\'s API must answer {"outputs": [...]}'
+            raise ApiError(f"{public}: {error}", public) from None
+
+    def _logged(self, text: str) -> str:
+        return without_secrets(text, self._secrets)
