@@ -78,6 +78,9 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
 
     redis_url: str = ""
     broker_url: str = ""
+    # Of the embedded server: what survives a crash, and how much it may hold; 0: a quarter of the machine's memory.
+    durability: Literal["memory", "second", "disk", "replica"] = "second"
+    redis_max_memory_bytes: NaturalInt = 0
     result_ttl_ms: Milliseconds = 600_000
     sync_result_ttl_ms: Milliseconds = 60_000
     http_host: str = "127.0.0.1"

@@ -31,6 +31,8 @@ DEFAULT_CONFIG_FILE = "bunch.toml"
 _MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _SOURCE = re.compile(r"https?://\S+|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
+_LEAST_MEMORY_BYTES = 64 * 1024 * 1024
+
 # Of a value that may be long, in a line about it.
 _SHOWN = 120
 
@@ -229,6 +231,22 @@ def _contradictions(settings: Settings) -> list[Problem]:
                     "so long expire before they are computed",
                 )
             )
+    if settings.durability == "replica":
+        found.append(
+            Problem(
+                "BUNCH_DURABILITY",
+                "replica",
+                "is not there yet; disk writes each request to disk before it is accepted",
+            )
+        )
+    if 0 < settings.redis_max_memory_bytes < _LEAST_MEMORY_BYTES:
+        found.append(
+            Problem(
+                "BUNCH_REDIS_MAX_MEMORY_BYTES",
+                settings.redis_max_memory_bytes,
+                f"must be {_LEAST_MEMORY_BYTES} or more, or 0 for a quarter of the machine's memory",
+            )
+        )
     return found + _bad_addresses(settings)
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
+from config.private import make_private, touch_private
 from config.settings import Settings
 from tasks.store.errors import StoreUnavailable
 
@@ -38,7 +39,8 @@ def make_engine(settings: Settings) -> Engine:
     url = database_url(settings)
     if url.get_backend_name() == "sqlite":
         if url.database:
-            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+            make_private(Path(url.database).parent)
+            touch_private(Path(url.database))
         engine = sqlalchemy.create_engine(url, connect_args={"timeout": _PATIENCE_S})
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_immediate)

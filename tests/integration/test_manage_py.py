@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from config.settings import Settings
 from tasks.controls import Controls
 from tests.valkey import PrivateValkey, free_port
+from workers.cli.servers import must_have_password
 from workers.supervisor.state import UpLock, UpState, write
 
 ROOT = Path(__file__).parents[2]
@@ -260,3 +262,43 @@ def test_models_are_those_of_the_running_up_unless_a_file_is_named(manage: Manag
         # Of another server the `up` of this folder knows nothing.
         assert shown(redis_url=valkey.url.replace("127.0.0.1", "localhost")) == {"echo"}
     assert shown(redis_url=valkey.url) == {"echo"}
+
+
+@pytest.mark.parametrize("auth", ["off", "keys"])
+def test_check_warns_of_a_server_that_lets_everybody_in(manage: Manage, valkey: PrivateValkey, auth: str) -> None:
+    """On loopback: who may ask there may be known."""
+    done = manage("check", "--json", http_port="0", redis_url=valkey.url, auth=auth)
+    (warning,) = json.loads(done.stdout)["warnings"]
+    assert (done.returncode, warning["key"]) == (0, "BUNCH_REDIS_URL")
+    assert "without a password" in warning["fix"]
+
+
+def test_check_has_nothing_to_say_of_a_server_with_a_password(manage: Manage) -> None:
+    server = PrivateValkey("--requirepass", "a-secret")
+    server.url = server.url.replace("//", "//:a-secret@")
+    server.start()
+    try:
+        done = manage("check", "--json", http_port="0", redis_url=server.url, auth="keys")
+        shown = manage("check", http_port="0", redis_url=server.url, auth="keys").stdout
+    finally:
+        server.stop()
+    assert json.loads(done.stdout) == {"ok": True, "problems": [], "warnings": []}
+    assert "a-secret" not in done.stdout + shown
+
+
+def test_with_keys_a_server_beyond_loopback_must_ask_for_a_password(valkey: PrivateValkey) -> None:
+    settings = Settings(auth="keys", redis_url="redis://192.0.2.1/0")
+    assert must_have_password(settings, settings.redis_url)
+    assert not must_have_password(settings, valkey.url)
+    assert not must_have_password(settings, "unix:///run/valkey.sock?db=0")
+    assert not must_have_password(Settings(), settings.redis_url)
+
+
+def test_status_shows_no_secret_of_a_server_that_was_configured(manage: Manage) -> None:
+    state_dir = manage.folder / "var"
+    with UpLock(state_dir):
+        write(state_dir, UpState(redis_url="redis://user:a-secret@redis.example:6379/0"))
+        for options in ((), ("--json",)):
+            done = manage("status", *options)
+            assert "a-secret" not in done.stdout
+            assert "redis.example" in done.stdout

@@ -76,7 +76,7 @@ def test_nothing_listens_beyond_loopback() -> None:
 
 
 def test_redis_keeps_what_was_accepted() -> None:
-    command = SERVICES["valkey"]["command"]
+    command = shlex.split(SERVICES["valkey"]["command"][-1])
     assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
     assert command[command.index("--appendonly") + 1] == "yes"
 

@@ -298,3 +298,16 @@ def test_the_shipped_models_are_what_the_readme_says() -> None:
     assert shipped.default_model == "minilm"
     assert shipped.models["minilm"].cache
     assert not shipped.models["echo"].cache
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("DURABILITY", "replica", "disk"),
+        ("DURABILITY", "none", "memory, second, disk"),
+        ("REDIS_MAX_MEMORY_BYTES", "1000", "67108864"),
+        ("REDIS_MAX_MEMORY_BYTES", "-1", "Expected"),
+    ],
+)
+def test_what_the_embedded_server_cannot_do_is_refused(name: str, value: str, said: str) -> None:
+    assert said in problems_of({f"BUNCH_{name}": value})[f"BUNCH_{name}"]

@@ -187,6 +187,12 @@ def without_password(url: str) -> str:
     return url.replace(f":{password}@", ":…@", 1) if password else url
 
 
+def without_credentials(url: str) -> str:
+    """The same server, as a stranger would ask it."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
 def _text(cell: object) -> str:
     if isinstance(cell, float):
         return f"{cell:,.1f}"

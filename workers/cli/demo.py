@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from config.private import restrict_umask
 from config.settings import Settings, load_settings
 from workers.cli.arrivals import Caller
 from workers.cli.base import print_table
@@ -82,6 +83,7 @@ def demo() -> None:
 
     Exit 1 when an answer is missing or wrong, or when nothing was batched.
     """
+    restrict_umask()
     screen = Screen(sys.stdout)
     with _temporary_settings() as settings, state.UpLock(Path(settings.state_dir)):
         stack = Stack(settings, Options(give_up_on_errors=True))
@@ -92,7 +94,7 @@ def demo() -> None:
 @contextlib.contextmanager
 def _temporary_settings() -> Iterator[Settings]:
     folder = Path(load_settings().state_dir) / f"demo-{os.getpid()}"
-    folder.mkdir(parents=True)
+    folder.mkdir(mode=0o700, parents=True)
     try:
         config_file = folder / "bunch.toml"
         config_file.write_text(_CONFIG, encoding="utf-8")

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from config.private import restrict_umask
 from config.settings import Settings
 from workers.cli.base import config_option, locate, refuse_cluster
 from workers.cli.database import prepare_database
@@ -54,5 +55,6 @@ def flower(config_file: Path | None) -> None:
 def _become(command: tuple[str, ...], settings: Settings) -> None:
     refuse_cluster(settings)
     absolute = msgspec.structs.replace(settings, state_dir=str(Path(settings.state_dir).resolve()))
+    restrict_umask()
     sys.stdout.flush()
     os.execve(command[0], command, role_environment(absolute))  # noqa: S606

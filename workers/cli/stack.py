@@ -9,12 +9,15 @@ from pathlib import Path
 import click
 import msgspec
 
+from config.private import restrict_umask, tighten
 from workers.cli.base import refuse_cluster, settings_for, start_config_option, without_password
 from workers.cli.database import prepare_database
 from workers.supervisor import state
 from workers.supervisor.run import run
 from workers.supervisor.screen import Screen
 from workers.supervisor.stack import Options, Stack
+
+_HOW_TO_GET_IN = "   (with its password: manage.py status --json)"
 
 
 @click.command()
@@ -34,7 +37,10 @@ def up(config_file: Path | None, port: int | None, workers: int, web_workers: in
     settings = msgspec.structs.replace(settings, **{k: v for k, v in given.items() if v is not None})
     refuse_cluster(settings)
     screen = Screen(sys.stdout)
+    restrict_umask()
     with state.UpLock(Path(settings.state_dir)):
+        if open_to_others := tighten(Path(settings.state_dir)):
+            screen.line(open_to_others, style="yellow")
         prepare_database(settings, screen.line)
         stack = Stack(settings, Options(workers=workers, flower=not no_flower))
         run(stack, screen, lambda: _say_ready(stack, screen))
@@ -49,7 +55,7 @@ def _say_ready(stack: Stack, screen: Screen) -> None:
     if stack.flower_url:
         screen.line(f"flower  {stack.flower_url}")
     redis_url = stack.valkey.tcp_url if stack.valkey else settings.redis_url
-    screen.line(f"redis   {without_password(redis_url)}")
+    screen.line(f"redis   {without_password(redis_url)}" + (_HOW_TO_GET_IN if stack.valkey else ""))
     screen.line(f"logs    {stack.state_dir / 'log'}")
     screen.line("try     " + curl_line(stack.url, settings.default_model, with_key=settings.auth != "off"))
     screen.line()

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import click
+import msgspec
 
 from workers.cli.base import fail, json_option, print_json, print_table, settings_for, without_password
 from workers.supervisor import state
@@ -19,7 +20,7 @@ def status(as_json: bool) -> None:
     now = state.read(state_dir)
     shown = now or state.UpState()
     if as_json:
-        print_json(shown)
+        print_json(_for_scripts(shown))
     else:
         print_table(
             shown.processes,
@@ -38,6 +39,16 @@ def status(as_json: bool) -> None:
                 click.echo(f"{name:7} {without_password(url)}")
     if not shown.processes or any(row.state != "running" for row in shown.processes):
         fail()
+
+
+def _for_scripts(shown: state.UpState) -> state.UpState:
+    """The password of an embedded server is made up at each start, so here is where to get it; others are configured
+    elsewhere.
+    """
+    embedded = any(row.role == "redis" for row in shown.processes)
+    if embedded or not shown.redis_url:
+        return shown
+    return msgspec.structs.replace(shown, redis_url=without_password(shown.redis_url))
 
 
 def _uptime(pid: int | None) -> str:

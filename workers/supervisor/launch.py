@@ -20,6 +20,8 @@ _PR_SET_PDEATHSIG = 1
 
 def main(arguments: list[str]) -> None:
     guardian_fd, parent_pid, stop_signal, *command = arguments
+    # Sockets, databases and whatever a model writes: for this user alone.
+    os.umask(0o077)
     with contextlib.suppress(BrokenPipeError):  # a guardian that was killed is told by the supervisor
         os.write(int(guardian_fd), f"+{os.getpid()} {stop_signal}\n".encode())
     os.close(int(guardian_fd))

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from config.environ import ROOT
+from config.private import make_private
 from config.settings import Settings, is_loopback
 
 _PYTHON = sys.executable
@@ -47,7 +48,7 @@ def _persistence(settings: Settings) -> tuple[str, ...]:
     if not settings.flower_persistent:
         return ("--persistent=False",)
     folder = Path(settings.state_dir).resolve() / "flower"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     return ("--persistent=True", f"--db={folder / 'flower'}", f"--state-save-interval={_FLOWER_SAVES_MS}")
 
 

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from batching.registry import WorkerRegistry
 from config.environ import child_environment
+from config.private import make_private
 from config.redis import connect
 from config.settings import Settings
 from tasks import metrics
@@ -62,7 +63,7 @@ class Stack:
         state_dir = Path(settings.state_dir).resolve()
         http_port = ports.require_free(settings.http_host, settings.http_port, "--port or BUNCH_HTTP_PORT")
         self.state_dir = state_dir
-        self.valkey = None if settings.redis_url else EmbeddedValkey(state_dir, ports.free_port())
+        self.valkey = None if settings.redis_url else _embedded(settings, state_dir)
         self.settings = msgspec.structs.replace(
             settings,
             http_port=http_port,
@@ -77,7 +78,7 @@ class Stack:
         self.flower_url = url(settings.flower_host, self.settings.flower_port) if options.flower else None
 
     def supervisor(self, guard: Guard, report: Report) -> Supervisor:
-        (self.state_dir / "log").mkdir(parents=True, exist_ok=True)
+        make_private(self.state_dir / "log")
         return Supervisor(
             self._specs(),
             guard,
@@ -202,6 +203,10 @@ class Stack:
     @cached_property
     def _environment(self) -> dict[str, str]:
         return role_environment(self.settings)
+
+
+def _embedded(settings: Settings, state_dir: Path) -> EmbeddedValkey:
+    return EmbeddedValkey(state_dir, ports.free_port(), settings.durability, settings.redis_max_memory_bytes)
 
 
 def role_environment(settings: Settings) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Self
 
 import msgspec
 
+from config.private import make_private, write_private
 from workers.supervisor.errors import AlreadyRunning
 
 LOCK = "up.lock"
@@ -34,8 +35,8 @@ class ProcessRow(msgspec.Struct, frozen=True):
 
 
 class UpState(msgspec.Struct, frozen=True):
-    """`redis_url` is the TCP address of an embedded server, so that any client can use it; `config_file` is the whole
-    path of what it serves by, empty where no file was named.
+    """`redis_url` is the TCP address of an embedded server, with its password, so that any client can use it;
+    `config_file` is the whole path of what it serves by, empty where no file was named.
     """
 
     processes: tuple[ProcessRow, ...] = ()
@@ -58,7 +59,7 @@ class UpLock:
         Raises:
             AlreadyRunning: naming the process that holds it.
         """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self._path.parent)
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         for _ in range(_LOCK_TRIES):
             if _try_lock(self._fd):
@@ -110,12 +111,12 @@ def read(state_dir: Path) -> UpState | None:
 
 
 def write(state_dir: Path, state: UpState) -> None:
-    _replace(state_dir / FILE, msgspec.json.encode(state))
+    write_private(state_dir / FILE, msgspec.json.encode(state))
 
 
 def want(state_dir: Path, workers: int) -> None:
     """Ask the `up` of this folder for so many workers; it follows within a moment."""
-    _replace(state_dir / WANTED, f"{workers}\n".encode())
+    write_private(state_dir / WANTED, f"{workers}\n".encode())
 
 
 def wanted(state_dir: Path) -> int | None:
@@ -125,11 +126,3 @@ def wanted(state_dir: Path) -> int | None:
     except (FileNotFoundError, ValueError):
         return None
     return workers if workers >= 1 else None
-
-
-def _replace(path: Path, content: bytes) -> None:
-    new = path.with_name(path.name + ".new")
-    # Redis URLs may carry a password.
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-    new.replace(path)

@@ -1,0 +1,83 @@
+"""For `check`: the Redis or Valkey servers that the settings name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from redis.exceptions import RedisError
+
+from config.errors import Problem
+from config.redis import connect
+from config.settings import Settings, is_loopback
+from workers.cli.base import CLUSTER, without_credentials, without_password
+
+# What Celery 5.7 and the scripts ask for; Valkey says which Redis it is compatible with.
+MIN_REDIS = (6, 2)
+
+
+def server_problems(settings: Settings) -> Iterator[Problem]:
+    """What keeps Bunch from working, or lets others in where callers are told apart."""
+    for key, url in _servers(settings).items():
+        yield from _server(key, url)
+        if must_have_password(settings, url):
+            yield from _without_password(key, url)
+
+
+def server_warnings(settings: Settings) -> Iterator[Problem]:
+    """What works, and may not be meant."""
+    for key, url in _servers(settings).items():
+        if not must_have_password(settings, url):
+            yield from _without_password(key, url)
+
+
+def must_have_password(settings: Settings, url: str) -> bool:
+    """Where callers are told apart, and others than this machine's users may reach the server."""
+    host = urlsplit(url).hostname
+    return settings.auth != "off" and host is not None and not is_loopback(host)
+
+
+def _servers(settings: Settings) -> dict[str, str]:
+    """The configured ones, each once."""
+    servers = {"BUNCH_REDIS_URL": settings.redis_url, "BUNCH_BROKER_URL": settings.broker_url}
+    if settings.broker_url == settings.redis_url:
+        del servers["BUNCH_BROKER_URL"]
+    return {key: url for key, url in servers.items() if url}
+
+
+def _server(key: str, url: str) -> Iterator[Problem]:
+    shown = without_password(url)
+    try:
+        client = connect(url, timeout_s=2.0)
+        info = client.info()
+        policy = client.config_get("maxmemory-policy") if info.get("maxmemory") else {}
+    except (RedisError, ValueError) as error:
+        yield Problem(key, shown, f"must name a Redis or Valkey server that answers: {error}")
+        return
+    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
+    if version < MIN_REDIS:
+        yield Problem(key, shown, f"is Redis {info['redis_version']}; 6.2 or newer is needed")
+    if info.get("cluster_enabled"):
+        yield Problem(key, shown, CLUSTER)
+    if policy.get("maxmemory-policy", "noeviction") != "noeviction":
+        yield Problem(
+            key,
+            shown,
+            f"throws away what was accepted when memory is full ({policy['maxmemory-policy']}); "
+            "set its maxmemory-policy to noeviction",
+        )
+
+
+def _without_password(key: str, url: str) -> Iterator[Problem]:
+    if urlsplit(url).scheme not in {"redis", "rediss"}:
+        # A socket has the permissions of a file.
+        return
+    with contextlib.suppress(RedisError, ValueError), connect(without_credentials(url), timeout_s=2.0) as stranger:
+        stranger.ping()
+        yield Problem(
+            key,
+            without_password(url),
+            "lets in whoever reaches it, without a password: they can read every result, and ask as anybody; "
+            "set requirepass there, and redis://:<password>@host:port/0 here",
+        )
