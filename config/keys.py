@@ -37,8 +37,8 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:scale` | string | a minute | what the autoscaler saw and wants, JSON |
 | `bunch:controls:<model>` | hash | kept | what operators asked for: paused tiers, tuned settings, a reload, JSON each |
 | `bunch:reloading:<model>` | string | a minute, renewed | the worker that is restarting an executor of the model |
-| `bunch:batch:<batch>` | string | as its longest result | one batch as its worker saw it, for `explain`, JSON |
-| `bunch:attempts:<id>` | list | as its result | batches that a request was in and that did not settle it |
+| `bunch:record:<which>` | stream | `all` an hour, `failed` a day; bounded by bytes | what became of requests |
+| `bunch:record:size:<which>` | hash | as its stream | its bytes, and up to when it was cut for want of room |
 | `bunch:keys` | hash | kept | API key's id → what a frontend must know of it, JSON; never the key itself |
 | `bunch:keys:version` | string | kept | which state of the database that is: `<database>:<number>` |
 | `bunch:ledger` | stream | until in the database | what became of requests, some hundred an entry; bounded |
@@ -46,7 +46,6 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:history` | list | an hour of points | the last hour as the operations page shows it, JSON, the newest last |
 | `bunch:history:<step>` | string | 10 s | somebody has taken that step's point |
 | `bunch:slow` | list | bounded by count | requests that were slow lately, JSON, the newest first |
-| `bunch:slow:explained` | list | bounded by count | what `explain` said of them, JSON, the newest first |
 | `bunch:reply:<process>` | channel | – | outcomes for the callers that wait in one frontend process |
 """
 
@@ -164,11 +163,11 @@ class Shard:
     def reloading(self, model: str) -> str:
         return f"bunch:reloading:{model}{self.tag}"
 
-    def batch(self, batch_id: str) -> str:
-        return f"bunch:batch:{batch_id}{self.tag}"
+    def record(self, which: str) -> str:
+        return f"bunch:record:{which}{self.tag}"
 
-    def attempts(self, task_id: str) -> str:
-        return f"bunch:attempts:{task_id}{self.tag}"
+    def record_size(self, which: str) -> str:
+        return f"bunch:record:size:{which}{self.tag}"
 
     def metrics(self) -> str:
         return f"bunch:metrics{self.tag}"
@@ -199,9 +198,6 @@ class Shard:
 
     def slow(self) -> str:
         return f"bunch:slow{self.tag}"
-
-    def slow_explained(self) -> str:
-        return f"bunch:slow:explained{self.tag}"
 
 
 def reply_channel(process_id: str) -> str:

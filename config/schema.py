@@ -135,6 +135,8 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     explain: Literal["on", "off"] = "on"
     # Who reads a model's own exception text. None: callers where auth is off, else operators alone.
     error_detail: Literal["caller", "operator"] | None = None
+    # Three quarters for all requests of the last hour, one for those of a day that failed.
+    explain_max_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 67_108_864
 
     # Not settable by a BUNCH_ name: what the file says about models.
     models: Mapping[str, ModelSettings] = {}

@@ -1,17 +1,17 @@
 """`explain`: one request's life, put together from what lies in Redis anyway.
 
-    bunch:request:<request id> ─▶ task id ─▶ celery-task-meta-<id> ─▶ bunch:batch:<batch>      it has ended
-                                          ├▶ leases                                            an executor has it
-                                          ├▶ queues, pauses                                    it waits
-                                          ├▶ bunch:attempts:<id> ─▶ earlier batches            it was tried before
-                                          └▶ bunch:dead:<id>                                   its result has expired
+    bunch:request:<request id> ─▶ task id ─▶ bunch:record:…             the batches that it was in
+                                          ├▶ celery-task-meta-<id>      its outcome, while that is kept
+                                          ├▶ leases                     an executor has it
+                                          ├▶ queues, pauses             it waits
+                                          └▶ bunch:dead:<id>            it was given up
 
 A look at one request, for a person: a few round trips, and for one that waits as many as its queue has thousands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -22,13 +22,15 @@ from batching.store import parse_entries
 from config.keys import Shard
 from config.tiers import TIERS
 from tasks.deadletters import DeadLetters
-from tasks.journal import BatchRecord, Journal
+from tasks.journal import UNSETTLED, BatchRecord, Journal, Member
+from tasks.ownership import made_at_ms
 from tasks.results import FINISHED, Details, Reply, decode_details, decode_error, decode_reply
 
 STAGES = ("admission", "queue", "batch_wait", "transfer", "compute", "reply")
 _CHUNK = 1000
 _MAX_NEIGHBOURS = 100
 
+_Found = tuple[BatchRecord, Member]
 _STATES = {"SUCCESS": "completed", "FAILURE": "failed", "REVOKED": "cancelled", "STARTED": "running"}
 
 
@@ -43,52 +45,10 @@ def explain(redis: Redis, models: Iterable[str], name: str, shard: Shard | None 
         RedisError: Redis cannot be asked.
     """
     keys = shard or Shard()
-    task_id = _task_id(redis, keys, name)
-    ended, about, reply = _look(redis, keys, name, task_id)
-    if ended:
-        return about
-    waiting = _found(redis, keys, tuple(models), task_id)
-    if waiting is not None:
-        return about | waiting
-    letter = DeadLetters(redis, keys).show(task_id)
-    if letter is not None:
-        record = letter[0]
-        return about | {
-            "status": "failed",
-            "model": record.model,
-            "tier": record.tier,
-            "attempt": record.attempts,
-            "where": "a dead letter; its result has expired",
-            "batch": _batch(Journal(redis, keys).batch(record.batch_id), task_id),
-            "error": {"code": "INFERENCE_FAILED", "type": record.exc_type, "message": record.reason},
-        }
-    if reply is None and not about["attempts"]:
-        return None
-    if reply is not None:
-        # Between a queue and a lease as we looked: the state that it had is all there is to say.
-        about["status"] = _STATES.get(reply.status, "queued")
-    return about
-
-
-def explain_ended(redis: Redis, task_id: str, shard: Shard | None = None) -> dict[str, Any] | None:
-    """As `explain`, of a request whose result is kept; None of any other. Three round trips, whatever waits.
-
-    Raises:
-        RedisError: Redis cannot be asked.
-    """
-    ended, about, _ = _look(redis, shard or Shard(), task_id, task_id)
-    return about if ended else None
-
-
-def _task_id(redis: Redis, keys: Shard, name: str) -> str:
-    known = cast("bytes | None", redis.get(keys.request(name)))
-    return known.decode() if known else name
-
-
-def _look(redis: Redis, keys: Shard, name: str, task_id: str) -> tuple[bool, dict[str, Any], Reply | None]:
-    """Whether it has ended, what is known of it by its result and its earlier attempts, and the result."""
+    task_id, found = _known(redis, keys, name)
+    settled = _settled(found)
     raw = cast("bytes | None", redis.get(keys.result(task_id)))
-    journal = Journal(redis, keys)
+    reply = decode_reply(raw) if raw else None
     about: dict[str, Any] = {
         "request_id": name,
         "task_id": task_id,
@@ -100,19 +60,81 @@ def _look(redis: Redis, keys: Shard, name: str, task_id: str) -> tuple[bool, dic
         "accounted_ms": None,
         "where": None,
         "batch": None,
-        "attempts": [_attempt(each, task_id) for each in journal.earlier(task_id)],
+        "attempts": [_attempt(*each) for each in found if each is not settled],
         "error": None,
     }
-    reply = decode_reply(raw) if raw else None
     if reply is not None and reply.status in FINISHED:
-        return True, about | _ended(journal, task_id, reply), reply
-    return False, about, reply
+        return about | _ended(task_id, reply, settled[0] if settled else None)
+    waiting = _waits(redis, keys, tuple(models), task_id)
+    if waiting is not None:
+        return about | waiting
+    if settled is not None:
+        return about | _recorded(*settled)
+    letter = DeadLetters(redis, keys).show(task_id)
+    if letter is not None:
+        record = letter[0]
+        return about | {
+            "status": "failed",
+            "model": record.model,
+            "tier": record.tier,
+            "attempt": record.attempts,
+            "where": "a dead letter; its result has expired",
+            "error": {"code": "INFERENCE_FAILED", "type": record.exc_type, "message": record.reason},
+        }
+    if reply is None and not about["attempts"]:
+        return None
+    if reply is not None:
+        # Between a queue and a lease as we looked: the state that it had is all there is to say.
+        about["status"] = _STATES.get(reply.status, "queued")
+    return about
 
 
-def _ended(journal: Journal, task_id: str, reply: Reply) -> dict[str, Any]:
+def explain_recorded(redis: Redis, name: str, owner: str = "", shard: Shard | None = None) -> dict[str, Any] | None:
+    """As `explain`, of a request that has ended, from the record alone; None of any that `owner` may not know of.
+
+    Raises:
+        RedisError: Redis cannot be asked.
+    """
+    settled = _settled(Journal(redis, shard).find(name, owner))
+    return {"request_id": name, "task_id": settled[1].id} | _recorded(*settled) if settled else None
+
+
+def why_unknown(redis: Redis, name: str, shard: Shard | None = None) -> str:
+    """A sentence about a request of which nothing is known. Raises RedisError."""
+    reach = Journal(redis, shard).reach()
+    made_ms = made_at_ms(name, reach.now_ms)
+    far = "an hour"
+    if reach.cut:
+        far = (
+            f"{reach.seconds / 60:.0f} min at this rate"
+            if reach.seconds >= 90
+            else f"{reach.seconds:.0f} s at this rate"
+        )
+    if made_ms is None:
+        return f"nothing is known of {name}: never issued, or older than the record reaches: {far}"
+    if made_ms < reach.since_ms:
+        more = " (BUNCH_EXPLAIN_MAX_BYTES)" if reach.cut else ""
+        return f"{name} is older than the record reaches: {far}{more}; it is not among the failures of the last day"
+    return f"nothing is known of {name}: never issued here, or its process was killed before it wrote it down"
+
+
+def _settled(found: Iterable[_Found]) -> _Found | None:
+    """How it ended, the newest if a caller has given several one id."""
+    return max((each for each in found if each[1].code != UNSETTLED), key=lambda each: each[0].claimed_ms, default=None)
+
+
+def _known(redis: Redis, keys: Shard, name: str) -> tuple[str, list[_Found]]:
+    """The task id behind a name, the newest if a caller has given it to several, and the batches that it was in."""
+    pointer = cast("bytes | None", redis.get(keys.request(name)))
+    task_id = pointer.decode() if pointer else name
+    found = Journal(redis, keys).find(task_id)
+    if found and not pointer:
+        task_id = found[-1][1].id
+    return task_id, [each for each in found if each[1].id == task_id]
+
+
+def _ended(task_id: str, reply: Reply, record: BatchRecord | None) -> dict[str, Any]:
     details = decode_details(reply.bunch)
-    record = journal.batch(details.batch_id) if details.batch_id else None
-    stages = _stages(details, record)
     error = None
     if reply.status != "SUCCESS":
         told = decode_error(reply.result) if bytes(reply.result) != b"null" else None
@@ -121,19 +143,6 @@ def _ended(journal: Journal, task_id: str, reply: Reply) -> dict[str, Any]:
             "type": told.exc_type if told else None,
             "message": told.text if told else None,
         }
-    return {
-        "status": _STATES.get(reply.status, "failed"),
-        "model": record.model if record else None,
-        "tier": details.tier or None,
-        "attempt": details.attempt,
-        "stages": stages,
-        "accounted_ms": round(sum(each["ms"] or 0.0 for each in stages), 3),
-        "batch": _batch(record, task_id) or _batch_of(details),
-        "error": error,
-    }
-
-
-def _stages(details: Details, record: BatchRecord | None) -> list[dict[str, Any]]:
     times = {
         "admission": details.admission_ms,
         "queue": details.queue_ms,
@@ -143,11 +152,52 @@ def _stages(details: Details, record: BatchRecord | None) -> list[dict[str, Any]
         # Until it was stored and published. What came then, the frontend alone knows: it is in the answer's metadata.
         "reply": record.reply_ms if record else None,
     }
-    return [{"stage": name, "ms": times[name]} for name in STAGES]
+    return {
+        "status": _STATES.get(reply.status, "failed"),
+        "model": record.model if record else None,
+        "tier": details.tier or None,
+        "attempt": details.attempt,
+        **_stages(times),
+        "batch": _batch(record, task_id) or _batch_of(details),
+        "error": error,
+    }
+
+
+def _recorded(record: BatchRecord, mine: Member) -> dict[str, Any]:
+    """What has ended and whose result is gone."""
+    times: dict[str, float | None] = {}
+    if record.id:
+        times = {
+            "admission": mine.admission_ms if mine.admission_ms >= 0 else None,
+            "queue": mine.queue_ms if mine.queue_ms >= 0 else None,
+            "batch_wait": record.wait_ms,
+            "transfer": round(max(0.0, record.turn_ms - record.compute_ms), 3),
+            "compute": record.compute_ms,
+            "reply": record.reply_ms,
+        }
+    status = {"OK": "completed", "CANCELLED": "cancelled"}.get(mine.code, "failed")
+    exc_type, _, message = mine.error.partition(": ")
+    return {
+        "status": status,
+        "model": record.model,
+        "tier": mine.tier,
+        "attempt": mine.attempt,
+        **_stages(times),
+        "where": "joined another's equal request" if mine in record.joined else None if record.id else record.why,
+        "batch": _batch(record, mine.id) if record.id else None,
+        "error": None
+        if status == "completed"
+        else {"code": mine.code, "type": exc_type or None, "message": message or None},
+    }
+
+
+def _stages(times: Mapping[str, float | None]) -> dict[str, Any]:
+    stages = [{"stage": name, "ms": times[name]} for name in STAGES if name in times]
+    return {"stages": stages, "accounted_ms": round(sum(times[name] or 0.0 for name in times), 3) if times else None}
 
 
 def _batch(record: BatchRecord | None, task_id: str) -> dict[str, Any] | None:
-    if record is None:
+    if record is None or not record.id:
         return None
     neighbours = [each for each in record.members if each.id != task_id]
     return {
@@ -182,10 +232,9 @@ def _batch_of(details: Details) -> dict[str, Any] | None:
     }
 
 
-def _attempt(record: BatchRecord, task_id: str) -> dict[str, Any]:
-    mine = next((each for each in record.members if each.id == task_id), None)
+def _attempt(record: BatchRecord, mine: Member) -> dict[str, Any]:
     return {
-        "attempt": mine.attempt if mine else None,
+        "attempt": mine.attempt,
         "batch_id": record.id,
         "size": len(record.members),
         "worker": record.worker,
@@ -196,7 +245,7 @@ def _attempt(record: BatchRecord, task_id: str) -> dict[str, Any]:
     }
 
 
-def _found(redis: Redis, keys: Shard, models: Sequence[str], task_id: str) -> dict[str, Any] | None:
+def _waits(redis: Redis, keys: Shard, models: Sequence[str], task_id: str) -> dict[str, Any] | None:
     """Where a request is that has not ended: in a lease, in a queue, or put aside."""
     for worker, batch_id, header, entries in _leases(redis, keys):
         for entry in parse_entries(entries):

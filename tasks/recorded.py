@@ -29,11 +29,11 @@ class Past:
     batch: str
 
 
-def read(journal: Journal, model: str) -> list[Past]:
-    """All that the journal still knows of `model`, by arrival. Raises RedisError."""
+def read(journal: Journal, model: str, since_ms: float = 0) -> list[Past]:
+    """All that the journal knows of `model` that ended since then, by arrival. Raises RedisError."""
     found: dict[str, Past] = {}
-    for record in journal.records():
-        if record.model == model:
+    for record in journal.records(since_ms):
+        if record.model == model and record.id:
             found.update(_settled(record))
     return sorted(found.values(), key=lambda each: each.arrived_ms)
 
@@ -42,8 +42,9 @@ def _settled(record: BatchRecord) -> Iterable[tuple[str, Past]]:
     ended_ms = record.claimed_ms + record.wait_ms + record.turn_ms + record.reply_ms
     for each in record.members:
         # A plain Celery client's message has no time of its own.
-        if each.code != UNSETTLED and each.enqueued_ms:
-            yield each.id, Past(each.enqueued_ms, max(ended_ms, each.enqueued_ms), each.rank, each.code, record.id)
+        if each.code != UNSETTLED and each.queue_ms >= 0:
+            arrived_ms = record.claimed_ms - each.queue_ms
+            yield each.id, Past(arrived_ms, max(ended_ms, arrived_ms), each.rank, each.code, record.id)
 
 
 def arrivals(past: Iterable[Past], since_ms: float, until_ms: float) -> tuple[list[float], list[int]]:

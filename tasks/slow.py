@@ -1,18 +1,14 @@
-"""The requests that took longer than their tier's objective allows: the slowest of each second, the newest hundred.
-
-What `explain` says of each is kept beside them: the result that it comes from is gone a minute after its caller has it.
-"""
+"""The requests that took longer than their tier's objective allows: the slowest of each second, the newest hundred."""
 
 from __future__ import annotations
 
 import heapq
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 from redis import Redis
 
 from config.keys import Shard
-from tasks.explain import explain_ended
 
 KEPT = 100
 _A_SECOND = 5
@@ -68,8 +64,6 @@ class SlowLog:
         self._keys = shard or Shard()
         self._noted: list[tuple[float, int, SlowRequest]] = []
         self._count = 0
-        # Explained a flush later: its batch is written down a moment after its answer.
-        self._to_explain: list[str] = []
 
     def note(self, request: SlowRequest) -> None:
         """Kept if it is among the slowest since the last flush: when everything is slow, few tell as much as all."""
@@ -84,28 +78,12 @@ class SlowLog:
         """Raises RedisError; what was not sent is forgotten."""
         noted, self._noted = self._noted, []
         newest = sorted((each for *_, each in noted), key=lambda each: each.at)
-        to_explain, self._to_explain = self._to_explain, [each.task_id for each in newest if each.task_id]
-        self._push(self._keys.slow(), [_encode(each) for each in newest])
-        explained = (explain_ended(self._redis, each, self._keys) for each in to_explain)
-        self._push(self._keys.slow_explained(), [msgspec.json.encode(each) for each in explained if each])
-
-    def explained(self, name: str) -> dict[str, Any] | None:
-        """What `explain` said of one of the newest, by its task id. Raises RedisError."""
-        for raw in cast("list[bytes]", self._redis.lrange(self._keys.slow_explained(), 0, KEPT - 1)):
-            # A hundred documents, one of which is read.
-            if name.encode() in raw:
-                about: dict[str, Any] = msgspec.json.decode(raw)
-                if about["task_id"] == name:
-                    return about
-        return None
-
-    def _push(self, key: str, rows: list[bytes]) -> None:
-        if not rows:
+        if not newest:
             return
         pipeline = self._redis.pipeline(transaction=True)
-        pipeline.lpush(key, *rows)
-        pipeline.ltrim(key, 0, KEPT - 1)
-        pipeline.expire(key, _LIFETIME_S)
+        pipeline.lpush(self._keys.slow(), *map(_encode, newest))
+        pipeline.ltrim(self._keys.slow(), 0, KEPT - 1)
+        pipeline.expire(self._keys.slow(), _LIFETIME_S)
         pipeline.execute()
 
     def newest(self, limit: int = KEPT) -> list[SlowRequest]:

@@ -23,12 +23,15 @@ from werkzeug.exceptions import HTTPException, NotFound
 from config.celery import backend_url
 from config.redis import connect
 from config.settings import Settings, load_settings
+from config.tiers import Tier
 from tasks.app import make_app
 from tasks.client import Client
 from tasks.errors import BunchError
 from tasks.fleet import Fleet
 from tasks.history import History
+from tasks.journal import Journal
 from tasks.ledger import LedgerBuffer, LedgerStream
+from tasks.messages import Outgoing
 from tasks.metrics import MetricsFlusher, SharedMetrics
 from tasks.slow import SlowLog
 from tasks.trace import trace_id
@@ -42,6 +45,7 @@ from webapp.identity.base import Access, access_of
 from webapp.ledger import DoorLedger
 from webapp.ops import views as ops
 from webapp.readiness import Readiness
+from webapp.record import DoorRecord
 from webapp.services import Services
 from webapp.telemetry import configure, every_second, hand_over
 
@@ -95,6 +99,8 @@ class BunchApp(flask.Flask):
             services.ledger.start()
         flusher = MetricsFlusher(services.redis)
         counting = [hand_over, flusher.flush, services.history.take_if_due] if services.settings.metrics == "on" else []
+        if services.record is not None:
+            counting.append(services.record.flush)
         self._flushing = gevent.spawn(every_second, [*counting, services.slow.flush])
 
     def refuse(self) -> None:
@@ -225,10 +231,18 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
     fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
     shared = SharedMetrics(redis)
     ledger = DoorLedger(LedgerBuffer(LedgerStream(redis))) if settings.keeps_ledger else None
+    journal = Journal(redis, max_bytes=settings.explain_max_bytes)
+    record = DoorRecord(journal) if settings.explain == "on" else None
+    told = [each.answered for each in (ledger, record) if each is not None]
+
+    def answered(out: Outgoing, tier: Tier) -> None:
+        for each in told:
+            each(out, tier)
+
     return Services(
         settings=settings,
         redis=redis,
-        client=Client(settings, redis, on_answered=ledger.answered) if ledger else Client(settings, redis),
+        client=Client(settings, redis, on_answered=answered),
         fleet=fleet,
         metrics=shared,
         history=History(redis, fleet, shared, tuple(settings.models)),
@@ -238,6 +252,7 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
         readiness=Readiness(redis, fleet, tuple(settings.models)),
         declared=declared_by(settings),
         ledger=ledger,
+        record=record,
     )
 
 

@@ -13,7 +13,7 @@ from tasks.ledger import COMPLETED, REFUSED, LedgerBuffer, RowGroup
 from tasks.messages import Outgoing
 
 FLUSH_EVERY_S = 0.5
-_AT_THE_DOOR = frozenset({"SERVICE_OVERLOADED", "RATE_LIMITED", "BACKEND_UNAVAILABLE", "MODEL_UNAVAILABLE"})
+AT_THE_DOOR = frozenset({"SERVICE_OVERLOADED", "RATE_LIMITED", "BACKEND_UNAVAILABLE", "MODEL_UNAVAILABLE"})
 
 
 class DoorLedger:
@@ -30,7 +30,7 @@ class DoorLedger:
         self._buffer.flush()
 
     def note(self, owner: str, tier: Tier, model: str, error: BunchError, seconds: float) -> None:
-        if error.code not in _AT_THE_DOOR:
+        if error.code not in AT_THE_DOOR:
             return
         now_ms, latency_ms = int(time.time() * 1000), round(seconds * 1000)
         # Under an id of its own: the task's was never told to anybody.

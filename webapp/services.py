@@ -19,6 +19,7 @@ from webapp.direct import DirectModels
 from webapp.identity.base import Identity
 from webapp.ledger import DoorLedger
 from webapp.readiness import Readiness
+from webapp.record import DoorRecord
 
 if TYPE_CHECKING:
     from webapp.tracing import RequestTracer
@@ -42,5 +43,6 @@ class Services:
     readiness: Readiness
     declared: Mapping[str, Declared] = field(default_factory=dict)
     ledger: DoorLedger | None = None
+    record: DoorRecord | None = None
     tracer: RequestTracer | None = None
     description: bytes = b""

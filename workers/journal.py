@@ -1,6 +1,6 @@
 """The worker's side of the journal: every batch noted in passing, written a few times a second.
 
-    claim loops ──append──▶ [ … ] ──one pipeline──▶ bunch:batch:<id>
+    claim loops ──append──▶ [ … ] ──one script──▶ bunch:record:all, and bunch:record:failed
 
 Nothing of it is on a caller's way: a record is written after its batch is settled, by a thread of its own. What a
 worker that is killed has noted in its last moments is lost, and with it no more than an explanation.
@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from redis.exceptions import RedisError
 
 from batching.ports import BatchInfo
-from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
+from batching.request import Cancelled, Failed, Ok, Outcome, Rejected, Request
 from config.tiers import TIERS
+from tasks.gist import gist
 from tasks.journal import BatchRecord, Journal, Member
+from tasks.results import code_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class _Open:
 
     claimed_at: float = 0.0
     members: dict[int, Member] = field(default_factory=dict)
-    keep_ms: int = 0
+    joined: list[Member] = field(default_factory=list)
     why: str = ""
 
 
@@ -49,7 +51,7 @@ class BatchJournal:
         self._worker = worker
         self._clock = clock
         self._open: dict[str, _Open] = {}
-        self._noted: deque[tuple[BatchRecord, int]] = deque(maxlen=_MAX_NOTED)
+        self._noted: deque[BatchRecord] = deque(maxlen=_MAX_NOTED)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
@@ -78,18 +80,26 @@ class BatchJournal:
 
     def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
         known = self._of(batch)
-        members, keep_ms = known.members, known.keep_ms
+        members, claimed_ms = known.members, batch.claimed_ms
         # For each request that there is: nothing is called here that need not be.
         for request, outcome in settled:
+            enqueued_ms = request.enqueued_ms
+            code, error = ("OK", "") if type(outcome) is Ok else _told(outcome)
+            member = Member(
+                request.id,
+                _RANKS[request.tier],
+                request.attempt,
+                max(0, enqueued_ms - request.sent_ms) if enqueued_ms and request.sent_ms else -1,
+                max(0, claimed_ms - enqueued_ms) if enqueued_ms else -1,
+                code,
+                request.request_id,
+                error,
+            )
             if request.position < 0:
                 # It shares a member's outcome, and was in no batch.
-                continue
-            code = "OK" if type(outcome) is Ok else _code(outcome)
-            members[request.position] = Member(
-                request.id, _RANKS[request.tier], request.attempt, request.sent_ms, request.enqueued_ms, code
-            )
-            keep_ms = max(keep_ms, request.result_ttl_ms)
-        known.keep_ms = keep_ms
+                known.joined.append(member)
+            else:
+                members[request.position] = member
         # Those that were settled at the claim come first, by themselves; the batch they came with follows.
         if not batch.size or known.claimed_at:
             self._end(known, batch)
@@ -97,27 +107,27 @@ class BatchJournal:
     def retried(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
         known = self._of(batch)
         known.why = why
-        self._add(known, requests)
+        self._add(known, requests, batch)
 
     def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
         known = self._of(batch)
         known.why = why
-        self._add(known, requests)
+        self._add(known, requests, batch)
         self._end(known, batch)
 
     def _of(self, batch: BatchInfo) -> _Open:
         return self._open.setdefault(batch.batch_id, _Open())
 
     @staticmethod
-    def _add(known: _Open, unsettled: Sequence[Request]) -> None:
+    def _add(known: _Open, unsettled: Sequence[Request], batch: BatchInfo) -> None:
         for each in unsettled:
-            rank = _RANKS[each.tier]
-            known.members[each.position] = Member(each.id, rank, each.attempt, each.sent_ms, each.enqueued_ms)
-            known.keep_ms = max(known.keep_ms, each.result_ttl_ms)
+            waited_ms = max(0, batch.claimed_ms - each.enqueued_ms) if each.enqueued_ms else -1
+            member = Member(each.id, _RANKS[each.tier], each.attempt, queue_ms=waited_ms, request_id=each.request_id)
+            known.members[each.position] = member
 
     def _end(self, known: _Open, batch: BatchInfo) -> None:
         self._open.pop(batch.batch_id, None)
-        if not known.members:
+        if not known.members and not known.joined:
             return
         took_s = self._clock() - known.claimed_at if known.claimed_at else 0.0
         record = BatchRecord(
@@ -135,8 +145,9 @@ class BatchJournal:
             passes=batch.passes,
             why=known.why[:_MAX_WHY],
             members=tuple(known.members.values()),
+            joined=tuple(known.joined),
         )
-        self._noted.append((record, known.keep_ms))
+        self._noted.append(record)
 
     def _run(self) -> None:
         while not self._stop.wait(FLUSH_EVERY_S):
@@ -146,18 +157,13 @@ class BatchJournal:
                 logger.exception("journal")
 
 
-def _code(outcome: Outcome) -> str:
-    match outcome:
-        case Ok():
-            return "OK"
-        case Rejected():
-            return "INVALID_INPUT" if outcome.exc_type == "InvalidInput" else "INPUT_REJECTED"
-        case Failed():
-            return outcome.code
-        case Expired():
-            return "DEADLINE_EXCEEDED"
-        case Cancelled():
-            return "CANCELLED"
+def _told(outcome: Outcome) -> tuple[str, str]:
+    """The contract's code of what is no output, and the line that says why."""
+    if isinstance(outcome, Cancelled):
+        return "CANCELLED", ""
+    if isinstance(outcome, Rejected | Failed):
+        return code_of(outcome), gist(f"{outcome.exc_type}: {outcome.message}")
+    return code_of(outcome), ""
 
 
 def _ms(seconds: float) -> float:

@@ -74,7 +74,7 @@ class WorkerRunner:
         self._stop = threading.Event()
         # Frontends must not count on an executor that has just died: then the heart does not wait for its next beat.
         self._news = threading.Event()
-        journal = Journal(self._redis)
+        journal = Journal(self._redis, max_bytes=settings.explain_max_bytes)
         on_lost = journal.lost if settings.explain == "on" else None
         self._registry = WorkerRegistry(
             self._redis, settings.lease_ttl_s, on_lost=on_lost, on_gone=lambda _: self._telemetry.gone()

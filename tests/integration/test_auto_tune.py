@@ -53,9 +53,9 @@ class System:
         until_ms = self._at_ms + seconds * 1000
         while self._at_ms < until_ms:
             self._count += 1
-            member = Member(f"r{self._count}", 1, 0, 0, int(self._at_ms - took_ms), "OK")
+            member = Member(f"r{self._count}", 1, 0, 0, round(took_ms), "OK")
             record = BatchRecord(id=f"b{self._count}", model="m", claimed_ms=int(self._at_ms), members=[member])
-            Journal(self.redis).write([(record, 60_000)])
+            Journal(self.redis).write([record])
             self._at_ms += self.every_ms
 
     def tuned(self) -> dict[str, object]:

@@ -95,17 +95,6 @@ def test_what_waits_aside_and_what_nobody_knows(redis: Redis, store: RedisBatchS
     assert explain(redis, [MODEL], "nobody") is None
 
 
-def test_it_is_kept_as_long_as_the_result_and_costs_no_key_a_request(
-    redis: Redis, store: RedisBatchStore, journal: BatchJournal
-) -> None:
-    put(redis, *(f"t{n}" for n in range(8)))
-    run(store, journal, "b1")
-    keys = {key.decode() for key in redis.keys("bunch:*")}
-    assert {key for key in keys if key.startswith(("bunch:batch:", "bunch:attempts:"))} == {"bunch:batch:b1"}
-    kept, result = redis.pttl(Shard().batch("b1")), redis.pttl(Shard().result("t0"))
-    assert kept >= result - 1_000
-
-
 def test_admission_is_from_the_senders_clock_and_never_negative(
     redis: Redis, store: RedisBatchStore, journal: BatchJournal
 ) -> None:

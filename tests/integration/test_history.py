@@ -72,27 +72,6 @@ def test_slow_requests_are_bounded_over_time(redis: Redis) -> None:
     assert log.newest(1)[0].request_id == f"r{KEPT + 19}"
 
 
-def test_what_is_said_of_them_outlives_their_results(redis: Redis) -> None:
-    log = SlowLog(redis)
-    result = KEYS.result("t")
-    redis.set(result, b'{"status":"SUCCESS","result":1,"traceback":null,"children":[],"task_id":"t"}')
-    log.note(slow(1))
-    log.flush()
-    # Its batch is written down a moment after its answer.
-    assert log.explained("t") is None
-    log.flush()
-    redis.delete(result)
-    about = log.explained("t")
-    assert about is not None
-    assert about["status"] == "completed"
-    assert log.explained("other") is None
-    redis.set(result, b'{"status":"SUCCESS","result":1,"traceback":null,"children":[],"task_id":"t"}')
-    for n in range(2 * KEPT):
-        log.note(slow(n))
-        log.flush()
-    assert redis.llen(KEYS.slow_explained()) == KEPT
-
-
 def test_where_the_time_went_comes_from_the_answer() -> None:
     known = with_metadata(
         slow(1), b'{"queue_ms":7,"compute_ms":2.5,"batch_size":3,"batch_id":"b","attempt":2,"more":1}'

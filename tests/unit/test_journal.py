@@ -20,10 +20,10 @@ class Store:
     """`tasks.journal.Journal` that keeps what it is given, or is away."""
 
     def __init__(self) -> None:
-        self.written: list[tuple[BatchRecord, int]] = []
+        self.written: list[BatchRecord] = []
         self.away = False
 
-    def write(self, records: Iterable[tuple[BatchRecord, int]]) -> None:
+    def write(self, records: Iterable[BatchRecord]) -> None:
         if self.away:
             raise RedisConnectionError("away")
         self.written += records
@@ -54,19 +54,18 @@ def info(size: int, **fields: Any) -> BatchInfo:
 
 
 def test_a_settled_batch_with_its_times(journal: BatchJournal, store: Store, clock: list[float]) -> None:
-    one, two = request("one", result_ttl_ms=70_000), request("two", 2, result_ttl_ms=90_000)
+    one, two = request("one"), request("two", 2)
     journal.claimed([one, two], info(2))
     clock[0] += 0.5
     journal.finished([(one, Ok(b"1")), (two, Rejected("no"))], info(2, compute_s=0.2, wait_s=0.1, turn_s=0.3))
     journal.flush()
-    ((record, keep_ms),) = store.written
-    assert keep_ms == 90_000
+    (record,) = store.written
     assert (record.id, record.worker, record.executor, record.reason) == ("b1", "w", "m/0", "full")
     times = (record.wait_ms, record.turn_ms, record.compute_ms, record.reply_ms)
     assert times == pytest.approx((100, 300, 200, 100))
-    assert [(each.id, each.code, each.sent_ms) for each in record.members] == [
-        ("one", "OK", 890),
-        ("two", "INPUT_REJECTED", 890),
+    assert [(each.id, each.code, each.error, each.admission_ms, each.queue_ms) for each in record.members] == [
+        ("one", "OK", "", 10, 100),
+        ("two", "INPUT_REJECTED", "InputRejected: no", 10, 100),
     ]
 
 
@@ -76,7 +75,7 @@ def test_one_record_for_what_was_settled_early_and_late(journal: BatchJournal, s
     journal.claimed([good], info(1))
     journal.finished([(good, Ok(b"1"))], info(1, turn_s=0.1))
     journal.flush()
-    ((record, _),) = store.written
+    (record,) = store.written
     assert {each.id: each.code for each in record.members} == {"late": "DEADLINE_EXCEEDED", "good": "OK"}
 
 
@@ -85,7 +84,7 @@ def test_a_batch_that_was_given_back_says_why(journal: BatchJournal, store: Stor
     journal.claimed([one], info(1))
     journal.returned([one], info(1), "the process was killed by SIGSEGV")
     journal.flush()
-    ((record, _),) = store.written
+    (record,) = store.written
     assert record.why == "the process was killed by SIGSEGV"
     assert record.members[0].code == UNSETTLED
 
@@ -96,7 +95,7 @@ def test_a_retry_among_others(journal: BatchJournal, store: Store) -> None:
     journal.retried([one], info(2), "a passing fault")
     journal.finished([(two, Failed("broke"))], info(2, turn_s=0.1))
     journal.flush()
-    ((record, _),) = store.written
+    (record,) = store.written
     assert {each.id: each.code for each in record.members} == {"one": UNSETTLED, "two": "INFERENCE_FAILED"}
     assert record.why == "a passing fault"
 
@@ -109,7 +108,18 @@ def test_while_redis_is_away_the_newest_are_kept_and_no_more(journal: BatchJourn
     store.away = False
     journal.flush()
     assert len(store.written) == 2_000
-    assert store.written[-1][0].members[0].id == "r2999"
+    assert store.written[-1].members[0].id == "r2999"
+
+
+def test_who_shares_an_outcome_was_in_no_batch_and_is_told_of_all_the_same(journal: BatchJournal, store: Store) -> None:
+    asked, joined = request("asked"), request("joined", -1, request_id="case-1")
+    journal.claimed([asked], info(1))
+    journal.finished([(asked, Ok(b"1")), (joined, Ok(b"1"))], info(1, turn_s=0.1))
+    journal.flush()
+    (record,) = store.written
+    assert [each.id for each in record.members] == ["asked"]
+    assert [(each.id, each.request_id, each.code) for each in record.joined] == [("joined", "case-1", "OK")]
+    assert record.of("case-1") == record.joined[0]
 
 
 def test_nothing_of_a_batch_is_left_behind(journal: BatchJournal) -> None:

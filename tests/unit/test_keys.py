@@ -44,12 +44,11 @@ NAMES = {
     "rate": lambda shard: shard.rate(17),
     "controls": lambda shard: shard.controls("minilm"),
     "reloading": lambda shard: shard.reloading("minilm"),
-    "batch": lambda shard: shard.batch("b1"),
-    "attempts": lambda shard: shard.attempts("id"),
+    "record": lambda shard: shard.record("all"),
+    "record_size": lambda shard: shard.record_size("all"),
     "history": lambda shard: shard.history(),
     "history_turn": lambda shard: shard.history_turn(17),
     "slow": lambda shard: shard.slow(),
-    "slow_explained": lambda shard: shard.slow_explained(),
 }
 METHODS = {name for name in vars(Shard) if not name.startswith("_") and name not in {"tag", "queues", "priorities"}}
 

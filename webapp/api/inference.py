@@ -164,6 +164,8 @@ def bulk(services: Services, call: Call) -> Answer:
             errors.append(error)
             if services.ledger is not None:
                 services.ledger.note(call.caller.owner, tier, model, error, perf_counter() - started)
+            if services.record is not None and pending is not None:
+                services.record.note(call, pending.task_id, model, tier, error)
             failed = {"error": error.code, "message": error.message}
             results.append(_encode(failed if pending is None else {"task_id": pending.task_id, **failed}))
         else:
@@ -261,6 +263,8 @@ def _run(
         code, shed = error.code, error.reason
         if services.ledger is not None:
             services.ledger.note(call.caller.owner, tier, model, error, perf_counter() - started)
+        if services.record is not None and pending is not None:
+            services.record.note(call, pending.task_id, model, tier, error)
         if isinstance(error, DeadlineExceeded):
             raise services.readiness.explained(error, model, tier) from error
         raise

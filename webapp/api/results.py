@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
+from redis.exceptions import RedisError
 
 from tasks.client import error_of
+from tasks.errors import BackendUnavailable
+from tasks.explain import explain_recorded
 from tasks.ownership import belongs_to
 from tasks.results import Reply, decode_details
 from webapp.call import Answer, Call
@@ -16,6 +22,7 @@ _encode = msgspec.json.Encoder().encode
 
 # Celery's states in the words of the contract; RETRY and RECEIVED are still to come.
 _STATES = {"SUCCESS": "SUCCESS", "FAILURE": "FAILURE", "REVOKED": "CANCELLED", "STARTED": "STARTED"}
+_ABOUT_ITS_INPUT = frozenset({"INPUT_REJECTED", "INVALID_INPUT"})
 _LIFE = {"SUCCESS": "completed", "FAILURE": "failed", "CANCELLED": "failed", "STARTED": "processing"}
 
 
@@ -53,13 +60,18 @@ def cancel_result(services: Services, call: Call, task_id: str) -> Answer:
 
 def get_request(services: Services, call: Call, request_id: str) -> Answer:
     """One request's life by its request id or task id."""
-    task_id = services.client.task_of(request_id, call.caller.owner)
-    if not belongs_to(task_id, call.caller.owner):
+    owner = call.caller.owner
+    task_id = services.client.task_of(request_id, owner)
+    reply = services.client.result(task_id) if belongs_to(task_id, owner) else None
+    if reply is not None:
+        return Answer(200, _encode(_described(request_id, task_id, reply)), call.request_id)
+    try:
+        about = explain_recorded(services.redis, request_id, owner)
+    except RedisError as error:
+        raise BackendUnavailable(f"the record is not reachable: {error}") from error
+    if about is None:
         raise _unknown(request_id)
-    reply = services.client.result(task_id)
-    if reply is None:
-        raise _unknown(request_id)
-    return Answer(200, _encode(_described(request_id, task_id, reply)), call.request_id)
+    return Answer(200, _encode(_remembered(about)), call.request_id)
 
 
 def _described(request_id: str, task_id: str, reply: Reply) -> dict[str, object]:
@@ -80,6 +92,32 @@ def _described(request_id: str, task_id: str, reply: Reply) -> dict[str, object]
         "attempt": details.attempt,
         "error": {"error": error.code, "message": error.message} if error else None,
     }
+
+
+def _remembered(about: Mapping[str, Any]) -> dict[str, object]:
+    """From the record of requests, when its result has expired."""
+    took = {each["stage"]: each["ms"] for each in about["stages"]}
+    batch, error = about["batch"] or {}, about["error"]
+    return {
+        "request_id": about["request_id"],
+        "task_id": about["task_id"],
+        "status": "completed" if about["status"] == "completed" else "failed",
+        "latency_ms": round((took.get("queue") or 0.0) + (took.get("compute") or 0.0), 3) if took else None,
+        "queue_ms": took.get("queue"),
+        "compute_ms": took.get("compute"),
+        "batch_id": batch.get("id"),
+        "batch_size": batch.get("size"),
+        "tier": about["tier"],
+        "attempt": about["attempt"],
+        "error": {"error": error["code"], "message": _told(error, about["where"])} if error else None,
+    }
+
+
+def _told(error: Mapping[str, Any], where: str | None) -> str:
+    """The model's words about this very input, or ours; what a whole batch failed of may be about somebody else's."""
+    if error["code"] in _ABOUT_ITS_INPUT:
+        return error["message"] or ""
+    return where or "the model failed"
 
 
 def _require_owner(call: Call, task_id: str) -> None:

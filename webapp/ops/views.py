@@ -14,7 +14,7 @@ import gevent
 import msgspec
 from redis.exceptions import RedisError
 
-from tasks.explain import explain
+from tasks.explain import explain, why_unknown
 from webapp.call import Answer, Call
 from webapp.errors import ApiError
 from webapp.ops import actions, gate
@@ -73,16 +73,12 @@ def act(services: Services, call: Call, name: str) -> Answer:
 def explained(services: Services, call: Call, name: str) -> Answer:
     """`GET /ops/explain/<request id or task id>`: what `tasks.explain` knows of it."""
     try:
-        about = explain(services.redis, services.settings.models, name) or services.slow.explained(name)
+        about = explain(services.redis, services.settings.models, name)
+        unknown = "" if about else why_unknown(services.redis, name)
     except RedisError as error:
         raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
-    if about is None:
-        waited_s, polled_s = services.settings.sync_result_ttl_ms / 1000, services.settings.result_ttl_s
-        raise ApiError(
-            "UNKNOWN_TASK",
-            "nothing is known of it (any more): a request is explained for as long as its result is kept, "
-            f"{waited_s:g} s where its caller waited and {polled_s:g} s where it polls; longer among the slow ones",
-        )
+    if unknown:
+        raise ApiError("UNKNOWN_TASK", unknown)
     headers = (*_HEADERS, ("Cache-Control", "no-store"))
     return Answer(200, msgspec.json.encode(about), call.request_id, headers=headers)
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.explain import explain as look_up
+from tasks.explain import why_unknown
 from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
 from workers.cli.group import printable
 
@@ -24,13 +25,14 @@ _BAR = 40
 def explain(request_id: str, config_file: Path | None, as_json: bool) -> None:
     """Where the time of a request went: its stages, its batch and neighbours, earlier attempts, its error.
 
-    REQUEST_ID is the X-Request-Id or the task id of an answer; known for as long as the result is kept. Exit 1 when it
-    is not, or the request failed.
+    REQUEST_ID is the X-Request-Id or the task id of an answer; known for an hour, for a day if it failed, and for less
+    where BUNCH_EXPLAIN_MAX_BYTES is reached before. Exit 1 when it is not known, or the request failed.
     """
     settings = locate(config_file)
-    about = look_up(redis_of(settings), settings.models, request_id)
+    redis = redis_of(settings)
+    about = look_up(redis, settings.models, request_id)
     if about is None:
-        raise click.ClickException(f"nothing is known of {request_id}: never issued, or its result has expired")
+        raise click.ClickException(why_unknown(redis, request_id))
     if as_json:
         print_json(about)
     else:

@@ -138,7 +138,7 @@ class Tuner:
             self._say(f"watching {self._file.name} for {wanted.window_s:g} s")
             before, past, until_ms = self._watch()
         elif wanted.trace is None:
-            past = read(self._journal, self._file.name)
+            past = read(self._journal, self._file.name, until_ms - wanted.record_s * 1000)
         recorded, source = self._arrivals(past, until_ms)
         service = self._service()
         tuned = self._tuned()
@@ -192,7 +192,7 @@ class Tuner:
         until_ms = self._clock.now_ms()
         self._clock.sleep(_WRITTEN_S)
         refused = refused_at_the_door(self._metrics, name) - refused
-        past = read(self._journal, name)
+        past = read(self._journal, name, until_ms - 1000 * max(self._wanted.record_s, self._wanted.window_s))
         return window(past, since_ms, until_ms, self._wanted.objective.slo_s, refused), past, until_ms
 
     def _arrivals(self, past: list[Past], until_ms: float) -> tuple[Recorded, str]:

@@ -153,7 +153,7 @@ class Stack:
         loaded = models_loaded(Fleet(self._redis, lease_ttl_s=settings.lease_ttl_s))
         command = roles.worker(settings, name)
         spec = self._spec("worker", name, command, stop_stage=1, stop_timeout_s=self._drain_s, probe=loaded)
-        on_lost = Journal(self._redis).lost if settings.explain == "on" else None
+        on_lost = Journal(self._redis, max_bytes=settings.explain_max_bytes).lost if settings.explain == "on" else None
         on_gone = self._count_gone if settings.metrics == "on" else None
         registry = WorkerRegistry(self._redis, settings.lease_ttl_s, on_lost=on_lost, on_gone=on_gone)
         give_back = leases_given_back(registry)
