@@ -87,8 +87,8 @@ def test_the_batchs_record_is_of_those_who_were_in_it() -> None:
         def __init__(self) -> None:
             self.records: list[BatchRecord] = []
 
-        def write(self, noted: list[tuple[BatchRecord, int]]) -> None:
-            self.records += [record for record, _ in noted]
+        def write(self, noted: list[BatchRecord]) -> None:
+            self.records += noted
 
     written = Written()
     journal = BatchJournal(written, "w")  # type: ignore[arg-type]
@@ -98,3 +98,4 @@ def test_the_batchs_record_is_of_those_who_were_in_it() -> None:
     journal.flush()
     (record,) = written.records
     assert [member.id for member in record.members] == ["id-1"]
+    assert [member.id for member in record.joined] == [each.id for each, _ in others_of(ROWS, [pair])[0]]
