@@ -23,6 +23,9 @@ _MIN_TOKEN = 16
 # RFC 7518, 3.2: a key of the hash's size at least.
 _MIN_SECRET_BYTES = 32
 _TOKEN = re.compile(r"[!-~]+")
+# What tells several tokens from one.
+_LISTS = frozenset(":,")
+_OPERATOR = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 _DATABASE = re.compile(r"(sqlite|postgresql(\+psycopg)?|postgres)://")
 
 
@@ -43,6 +46,16 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
     jwt_leeway_ms: Annotated[int, msgspec.Meta(ge=0, le=300_000)] = 0
     database_url: str = ""
     ledger_retention_days: Annotated[int, msgspec.Meta(ge=0, le=36_500)] = 0
+
+    @property
+    def service_tokens(self) -> dict[str, str]:
+        """Operators' names and tokens: `name:token,name:token`; a token alone is `operator`'s."""
+        if not self.service_token:
+            return {}
+        if not _LISTS.intersection(self.service_token):
+            return {"operator": self.service_token}
+        pairs = (each.partition(":") for each in self.service_token.split(","))
+        return {name.strip(): token.strip() for name, _, token in pairs}
 
     @property
     def takes_keys(self) -> bool:
@@ -68,6 +81,11 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
         return ((RSA, ELLIPTIC) if self.jwt_jwks else ()) + ((SHARED,) if self.jwt_secret else ())
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """The parts of a setting that may have several, with commas."""
+    return tuple(each.strip() for each in text.split(",") if each.strip())
+
+
 def shown(field: str, value: object) -> object:
     """A bad value of a known setting, as it may be printed."""
     return "…" if field in SECRET_FIELDS else value
@@ -80,13 +98,24 @@ def shown_of_unknown(value: object) -> object:
 
 def contradictions(settings: AuthSettings) -> Iterator[Problem]:
     """What does not fit together; no secret is named."""
-    token = settings.service_token
-    if token and not (_TOKEN.fullmatch(token) and len(token) >= _MIN_TOKEN):
-        yield Problem("BUNCH_SERVICE_TOKEN", "…", f"must be {_MIN_TOKEN} or more printable characters without spaces")
+    yield from _operator_problems(settings)
     if settings.database_url and not _DATABASE.match(settings.database_url):
         yield Problem("BUNCH_DATABASE_URL", "…", "must start with sqlite:// or postgresql://")
     if settings.takes_tokens:
         yield from _token_problems(settings)
+
+
+def _operator_problems(settings: AuthSettings) -> Iterator[Problem]:
+    tokens = settings.service_tokens
+    parts = settings.service_token.split(",") if tokens else []
+    if len(parts) != len(tokens) or not all(map(_OPERATOR.fullmatch, tokens)) or not all(tokens.values()):
+        yield Problem(
+            "BUNCH_SERVICE_TOKEN",
+            "…",
+            "several tokens are written name:token,name:token, each name once, of letters, digits, . - and _",
+        )
+    elif not all(_TOKEN.fullmatch(each) and len(each) >= _MIN_TOKEN for each in tokens.values()):
+        yield Problem("BUNCH_SERVICE_TOKEN", "…", f"must be {_MIN_TOKEN} or more printable characters without spaces")
 
 
 def _token_problems(settings: AuthSettings) -> Iterator[Problem]:
@@ -102,13 +131,30 @@ def _token_problems(settings: AuthSettings) -> Iterator[Problem]:
             yield Problem("BUNCH_JWT_ALGORITHMS", settings.jwt_algorithms, f"{SHARED} needs BUNCH_JWT_SECRET")
         if {RSA, ELLIPTIC} & set(settings.token_algorithms) and not settings.jwt_jwks:
             yield Problem("BUNCH_JWT_ALGORITHMS", settings.jwt_algorithms, "RS256 and ES256 need BUNCH_JWT_JWKS")
-    if settings.jwt_secret and len(settings.jwt_secret.encode()) < _MIN_SECRET_BYTES:
+    yield from _secret_problems(settings.jwt_secret)
+    yield from _source_problems(settings)
+
+
+def _secret_problems(secret: str) -> Iterator[Problem]:
+    if secret and len(secret.encode()) < _MIN_SECRET_BYTES:
         yield Problem("BUNCH_JWT_SECRET", "…", f"must be {_MIN_SECRET_BYTES} bytes or more: shorter ones are guessed")
-    if "-----BEGIN" in settings.jwt_secret:
+    if "-----BEGIN" in secret:
         yield Problem("BUNCH_JWT_SECRET", "…", "is a PEM key, not a shared secret; public keys go into BUNCH_JWT_JWKS")
+
+
+def _source_problems(settings: AuthSettings) -> Iterator[Problem]:
     url = urlsplit(settings.jwt_jwks)
-    if url.scheme == "http" and not is_loopback(url.hostname or ""):
+    if url.scheme not in {"http", "https"} or is_loopback(url.hostname or ""):
+        return
+    if url.scheme == "http":
         yield Problem("BUNCH_JWT_JWKS", settings.jwt_jwks, "must be https://: who can change the keys can be anybody")
+    for name in ("jwt_issuer", "jwt_audience"):
+        if not getattr(settings, name):
+            yield Problem(
+                f"BUNCH_{name.upper()}",
+                "",
+                "must be set beside a BUNCH_JWT_JWKS elsewhere: its owner signs tokens for others with the same keys",
+            )
 
 
 def is_loopback(host: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from config.auth import AuthSettings
+from config.auth import AuthSettings, listed
 from config.tiers import Tier
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -85,6 +85,10 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     sync_result_ttl_ms: Milliseconds = 60_000
     http_host: str = "127.0.0.1"
     http_port: Port = 8000
+    # With auth off: names, besides this machine's own, under which callers are served.
+    allowed_hosts: str = ""
+    # Sites whose pages may call from a browser.
+    cors_origins: str = ""
     web_workers: PositiveInt = 2
     request_timeout_ms: Milliseconds = 10_000
     queue_timeout_ms: Milliseconds = 2_000
@@ -142,6 +146,16 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     models: Mapping[str, ModelSettings] = {}
     default_model: str = ""
     config_file: str = ""
+
+    @property
+    def host_names(self) -> frozenset[str]:
+        """`allowed_hosts`, each in lower case."""
+        return frozenset(listed(self.allowed_hosts.lower()))
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """`cors_origins`, as browsers send them."""
+        return frozenset(listed(self.cors_origins.lower()))
 
     @property
     def result_ttl_s(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ PREFIX = "BUNCH_"
 DEFAULT_CONFIG_FILE = "bunch.toml"
 
 _MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?|[0-9a-f:]+")
+_ORIGIN = re.compile(r"\*|https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 _SOURCE = re.compile(r"https?://\S+|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 _LEAST_MEMORY_BYTES = 64 * 1024 * 1024
@@ -195,9 +197,10 @@ def _contradictions(settings: Settings) -> list[Problem]:
                 "BUNCH_HTTP_HOST",
                 settings.http_host,
                 "with BUNCH_AUTH=off only a loopback address is served; set BUNCH_AUTH=keys, or keep 127.0.0.1 and "
-                "put a proxy that authenticates in front",
+                "put a proxy that authenticates in front, with its name in BUNCH_ALLOWED_HOSTS",
             )
         )
+    found += _bad_names(settings)
     if not is_loopback(settings.flower_host) and not settings.flower_basic_auth:
         found.append(
             Problem(
@@ -248,6 +251,20 @@ def _contradictions(settings: Settings) -> list[Problem]:
             )
         )
     return found + _bad_addresses(settings)
+
+
+def _bad_names(settings: Settings) -> Iterator[Problem]:
+    hosts = [each for each in settings.host_names if not _HOST_NAME.fullmatch(each)]
+    if hosts:
+        fix = "must be host names with commas, without ports or wildcards"
+        yield Problem("BUNCH_ALLOWED_HOSTS", ", ".join(hosts), fix)
+    origins = [each for each in settings.origins if not _ORIGIN.fullmatch(each)]
+    if origins:
+        fix = "must be origins with commas, without a path: https://app.example, http://localhost:3000; or *"
+        yield Problem("BUNCH_CORS_ORIGINS", ", ".join(origins), fix)
+    if settings.auth == "off" and "*" in settings.origins:
+        fix = "with BUNCH_AUTH=off any page that somebody on this machine opens could ask; name the origins"
+        yield Problem("BUNCH_CORS_ORIGINS", "*", fix)
 
 
 def _bad_addresses(settings: Settings) -> list[Problem]:

@@ -35,8 +35,9 @@ from tasks.messages import Outgoing
 from tasks.metrics import MetricsFlusher, SharedMetrics
 from tasks.slow import SlowLog
 from tasks.trace import trace_id
-from webapp.api import health, inference, models, openapi, results
+from webapp.api import about, health, inference, models, openapi, results
 from webapp.call import STATUS_LINES, Answer, Call
+from webapp.cors import Cors
 from webapp.declared import declared_by
 from webapp.direct import DirectModels
 from webapp.errors import ApiError, bunch_error_answer, error_answer
@@ -68,6 +69,7 @@ ROUTES: tuple[tuple[str, str, Callable[..., Answer]], ...] = (
     ("GET", "/internal/requests/<request_id>", results.get_request),
     ("GET", "/internal/health", health.health),
     ("GET", "/internal/scale", health.scale),
+    ("GET", "/", about.root),
     ("GET", "/healthz", health.alive),
     ("GET", "/readyz", health.ready),
     ("GET", "/metrics", health.metrics),
@@ -171,6 +173,9 @@ def create_app(services: Services) -> BunchApp:
     app.add_url_rule("/ops/events", "GET /ops/events", lambda: _streamed(services, events), methods=["GET"])
     app.register_error_handler(HTTPException, _http_error)
     app.after_request(_with_request_id)
+    origins = services.settings.origins
+    if origins:
+        app.wsgi_app = Cors(app.wsgi_app, origins)  # type: ignore[method-assign]
     return app
 
 

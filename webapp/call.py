@@ -14,9 +14,13 @@ import msgspec
 from tasks.caller import Caller
 from tasks.client import new_id
 from tasks.trace import valid
+from webapp.http.forwarded import NOTED, was_forwarded
 
 JSON = "application/json"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+_OTHER_HEADERS = (("X-Content-Type-Options", "nosniff"),)
+_JSON_HEADERS = (*_OTHER_HEADERS, ("Cache-Control", "no-store"))
 
 STATUS_LINES: dict[int, str] = {
     200: "200 OK",
@@ -40,7 +44,7 @@ STATUS_LINES: dict[int, str] = {
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`headers` are those beside Content-Type, Content-Length and X-Request-Id."""
+    """`headers` are those that not every answer of its kind has."""
 
     status: int
     body: bytes
@@ -49,10 +53,12 @@ class Answer(msgspec.Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
 
     def header_list(self) -> list[tuple[str, str]]:
+        """Whatever it is, no browser guesses; what is JSON is about somebody or of this moment, and nobody keeps it."""
         return [
             ("Content-Type", self.content_type),
             ("Content-Length", str(len(self.body))),
             ("X-Request-Id", self.request_id),
+            *(_JSON_HEADERS if self.content_type == JSON else _OTHER_HEADERS),
             *self.headers,
         ]
 
@@ -118,6 +124,13 @@ class Call:
     def span(self) -> Any:
         """OpenTelemetry's span of this request; None unless it is sampled."""
         return self._environ.get("bunch.span")
+
+    @property
+    def was_forwarded(self) -> bool:
+        """Whether a proxy has passed it on."""
+        # As the server has noted it; where another one has made the environ, as it is.
+        noted: str | None = self._environ.get(NOTED)
+        return was_forwarded(self._environ) if noted is None else noted == "1"
 
     @property
     def hung_up(self) -> Callable[[], bool] | None:

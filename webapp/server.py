@@ -29,7 +29,8 @@
 Refusals (4xx above) never reach the application and always close: see `webapp.http.errors`.
 
 The environ holds, besides WSGI's keys: `gunicorn.socket`; `bunch.disconnected()`, true once the client has hung
-up; `bunch.shutting_down()`, true once this worker has been told to stop. Not offered: TLS and HTTP/2 (a proxy's
+up; `bunch.shutting_down()`, true once this worker has been told to stop; `bunch.forwarded`, `1` if a proxy has passed
+the request on. Not offered: TLS and HTTP/2 (a proxy's
 work), `X-Forwarded-*`, gunicorn's `pre_request` and `post_request` hooks, and its control socket, whose thread
 does not run in a patched master: set `control_socket_disable`.
 """

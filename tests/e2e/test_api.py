@@ -278,3 +278,38 @@ def test_an_id_that_was_never_issued(api: Api) -> None:
         for unknown in (str(uuid.uuid4()), "x", "%00%ff", "a" * 4000):
             answer = api.call(method, path + unknown)
             assert (answer.status, answer.error) == (404, "UNKNOWN_TASK")
+
+
+def test_no_answer_is_guessed_at_and_none_of_json_is_kept(api: Api) -> None:
+    for answer in (
+        *(api.get(path) for path in ("/", "/healthz", "/readyz", "/v1/models", "/nothing", "/v1/result/none")),
+        *(api.infer(1), api.infer(1, "nobody"), api.get("/openapi.json"), api.get("/internal/health")),
+        api.post("/v1/inference/bulk", {"inputs": [1]}),
+        api.call("PUT", "/v1/inference"),
+        # Refused by the server itself, before any application.
+        api.get("/", Expect="the-unexpected"),
+        api.post("/v1/inference", {"input": "x" * 2_000_000}),
+    ):
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+    for path in ("/metrics", "/ops", "/ops/static/page.js"):
+        assert api.get(path).headers["x-content-type-options"] == "nosniff"
+
+
+def test_whoever_finds_the_port_is_told_what_it_is(api: Api) -> None:
+    answer = api.get("/")
+    assert (answer.status, answer.json["name"]) == (200, "Bunch")
+    for name, path in answer.json["links"].items():
+        found = api.get(path)
+        # A link to what takes POST is a link all the same.
+        assert found.status == (405 if name == "inference" else 200), path
+
+
+def test_no_page_of_another_site_may_call(api: Api) -> None:
+    for path in ("/v1/inference", "/", "/metrics"):
+        preflight = {"Origin": "https://app.example", "Access_Control_Request_Method": "POST"}
+        answer = api.call("OPTIONS", path, **preflight)
+        assert (answer.status, answer.body) == (200, b"")
+        assert "OPTIONS" in answer.headers["allow"]
+        assert not [name for name in answer.headers if name.startswith("access-control")]

@@ -40,6 +40,7 @@ max_batch_size = 1
 source = "tests.models:Moody"
 """
 SERVICE_TOKEN = "the-token-of-those-who-run-it"
+NEXT_TOKEN = "the-token-that-comes-after-it"
 _addresses = (f"127.0.{1 + number // 250}.{1 + number % 250}" for number in count(2))
 
 
@@ -126,7 +127,7 @@ def fort(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fort]:
     settings = {
         "auth": "keys,jwt", "jwt_jwks": folder / "jwks.json", "jwt_secret": issuer.SECRET,
         "jwt_audience": issuer.AUDIENCE, "jwt_issuer": issuer.ISSUER,
-        "service_token": SERVICE_TOKEN, "ledger_retention_days": 1, "log_level": "DEBUG",
+        "service_token": f"ann:{SERVICE_TOKEN},ben:{NEXT_TOKEN}", "ledger_retention_days": 1, "log_level": "DEBUG",
     }  # fmt: skip
     try:
         each.stack.start("--web-workers=2", "--workers=1", "--no-flower", **settings)
@@ -220,6 +221,16 @@ def test_where_somebody_has_no_business(fort: Fort, attack: str) -> None:
     assert (answer.status, answer.error) == (status, code)
 
 
+def test_what_an_operator_does_is_logged_with_the_name_of_the_token(fort: Fort) -> None:
+    for name, token in (("ann", SERVICE_TOKEN), ("ben", NEXT_TOKEN)):
+        body = json.dumps({"arguments": {"model": "slow", "tier": "free"}, "confirm": True}).encode()
+        assert fort.call("POST", "/ops/actions/resume", body, bearer(token)).status == 200
+        wait_until(lambda name=name: f"action resume by {name}:" in fort.logged(), what="the log says who it was")
+    both = f"ann:{SERVICE_TOKEN},ben:{NEXT_TOKEN}"
+    for wrong in (both, f"ann:{SERVICE_TOKEN}", f"ben:{NEXT_TOKEN}", "ben"):
+        assert fort.call("GET", "/metrics", None, bearer(wrong)).status == 401
+
+
 def test_a_neighbours_request_looks_like_one_that_never_was(fort: Fort) -> None:
     never = "00000000-0000-4000-a000-000000000000"
     theirs, nobodys = (fort.ask("bob", "GET", f"/v1/result/{task_id}") for task_id in (fort.task_id, never))
@@ -302,7 +313,7 @@ def test_log_injection_and_secrets_in_logs(fort: Fort) -> None:
     assert "CRITICAL webapp: forged" in logged
     assert not any(line.startswith(forged) for line in logged.splitlines())
     assert "\x1b[2J" not in logged
-    for name, secret in {**fort.secrets, "jwt": issuer.SECRET}.items():
+    for name, secret in {**fort.secrets, "jwt": issuer.SECRET, "ben": NEXT_TOKEN}.items():
         assert secret not in logged, name
         assert secret.rpartition("_")[2] not in logged, name
 

@@ -43,7 +43,7 @@ def test_whom_a_path_is_for(path: str, access: Access) -> None:
 
 def test_few_paths_are_open_to_strangers() -> None:
     assert {path for _, path, _ in ROUTES if access_of(path) is Access.PUBLIC} <= {
-        *("/healthz", "/readyz", "/openapi.json", "/docs", "/ops", "/ops/static/<name>"),
+        *("/", "/healthz", "/readyz", "/openapi.json", "/docs", "/ops", "/ops/static/<name>"),
     }
 
 
@@ -106,6 +106,88 @@ def test_the_same_rule_holds_for_what_the_page_does(auth: str, token: str, statu
 def test_on_loopback_it_may_choose_its_tier() -> None:
     call = Call({"HTTP_X_TIER": "enterprise"})
     assert Anybody(Settings()).identify(call, Access.TENANT) is ANYBODY[Tier.ENTERPRISE]
-    assert Anybody(Settings(http_host="10.0.0.1")).identify(call, Access.TENANT) is ANYBODY[Tier.PAID]
     with pytest.raises(ApiError, match="X-Tier"):
         Anybody(Settings()).identify(Call({"HTTP_X_TIER": "gold"}), Access.TENANT)
+
+
+# What came through a proxy, whichever of its fields it adds, or was asked for under a name of somebody else's.
+NOT_FROM_HERE: list[dict[str, str]] = [
+    {"HTTP_X_FORWARDED_FOR": "192.0.2.1"},
+    {"HTTP_X_FORWARDED_PROTO": "https"},
+    {"HTTP_X_FORWARDED_HOST": "localhost"},
+    {"HTTP_FORWARDED": "for=127.0.0.1"},
+    {"HTTP_VIA": "1.1 proxy"},
+    {"HTTP_X_REAL_IP": "127.0.0.1"},
+    {"HTTP_TRUE_CLIENT_IP": ""},
+    {"HTTP_HOST": "rebound.example:8000"},
+    {"HTTP_HOST": "10.0.0.1:80"},
+    {"HTTP_HOST": "localhost.rebound.example"},
+    {"HTTP_HOST": "127.0.0.1.rebound.example"},
+    {"HTTP_HOST": ""},
+    {"HTTP_HOST": "[::"},
+]
+FROM_HERE: list[dict[str, str]] = [
+    *({}, {"HTTP_HOST": "127.0.0.1:8000"}, {"HTTP_HOST": "localhost"}, {"HTTP_HOST": "LocalHost:80"}),
+    *({"HTTP_HOST": "[::1]:8000"}, {"HTTP_HOST": "127.9.9.9"}),
+]
+
+
+def answer_to(identity: Identity, access: Access, environ: dict[str, str]) -> str:
+    """The refusal, or the key id and tier of whoever it was taken for."""
+    try:
+        caller = identity.identify(Call(environ), access)
+    except ApiError as error:
+        return error.code
+    return f"{caller.key_id} {caller.tier.value}"
+
+
+@pytest.mark.parametrize("environ", NOT_FROM_HERE)
+def test_what_loopback_opens_is_shut_to_proxies_and_other_names(environ: dict[str, str]) -> None:
+    anybody = Anybody(Settings())
+    for access in (Access.TENANT, Access.EITHER, Access.OPERATOR):
+        assert answer_to(anybody, access, environ) == "FORBIDDEN"
+        assert answer_to(anybody, access, {**environ, "HTTP_X_TIER": "enterprise"}) == "FORBIDDEN"
+    settings = Settings(auth="keys")
+    bearer = Bearer(settings, None, None, KeySet(settings))
+    for access in (Access.EITHER, Access.OPERATOR):
+        assert answer_to(bearer, access, environ) == "UNAUTHENTICATED"
+
+
+@pytest.mark.parametrize("environ", FROM_HERE)
+def test_programs_on_this_machine_are_served(environ: dict[str, str]) -> None:
+    anybody = Anybody(Settings())
+    assert answer_to(anybody, Access.TENANT, {**environ, "HTTP_X_TIER": "free"}) == " free"
+    assert answer_to(anybody, Access.EITHER, environ) == " paid"
+    settings = Settings(auth="keys")
+    for identity in (anybody, Bearer(settings, None, None, KeySet(settings))):
+        assert answer_to(identity, Access.OPERATOR, environ) == "loopback free"
+
+
+@pytest.mark.parametrize("environ", NOT_FROM_HERE)
+def test_a_service_token_is_as_good_from_anywhere(environ: dict[str, str]) -> None:
+    sent = {**environ, "HTTP_AUTHORIZATION": f"Bearer {TOKEN}"}
+    for access in (Access.EITHER, Access.OPERATOR):
+        assert answer_to(Anybody(Settings(service_token=TOKEN)), access, sent) == "operator free"
+    assert answer_to(Anybody(Settings(service_token=TOKEN)), Access.TENANT, sent) == "FORBIDDEN"
+
+
+def test_a_proxy_that_authenticates_is_let_in_under_the_name_that_was_set() -> None:
+    anybody = Anybody(Settings(allowed_hosts="models.example, Proxy.example"))
+    behind = {"HTTP_X_FORWARDED_FOR": "192.0.2.1", "HTTP_X_TIER": "enterprise"}
+    for host in ("models.example", "proxy.example:443", "PROXY.EXAMPLE"):
+        # Whoever is behind it does not choose a tier, and is no operator.
+        assert answer_to(anybody, Access.TENANT, {**behind, "HTTP_HOST": host}) == " paid"
+        assert answer_to(anybody, Access.OPERATOR, {**behind, "HTTP_HOST": host}) == "FORBIDDEN"
+    for host in ("127.0.0.1", "other.example", "models.example.rebound.example"):
+        assert answer_to(anybody, Access.TENANT, {**behind, "HTTP_HOST": host}) == "FORBIDDEN"
+
+
+def test_operators_have_tokens_of_their_own_and_are_known_by_name() -> None:
+    old, new = "the-one-that-goes-out-of-use", "the:one:that:replaces:it"
+    settings = Settings(auth="keys", service_token=f"ann:{old}, ben-2:{new}")
+    for identity in (Anybody(settings), Bearer(settings, None, None, KeySet(settings))):
+        for name, token in (("ann", old), ("ben-2", new)):
+            for access in (Access.OPERATOR, Access.EITHER):
+                assert answer_to(identity, access, {"HTTP_AUTHORIZATION": f"Bearer {token}"}) == f"{name} free"
+        for wrong in (f"ann:{old}", f"ann:{new}", settings.service_token, "ann", ""):
+            assert answer_to(identity, Access.OPERATOR, {"HTTP_AUTHORIZATION": f"Bearer {wrong}"}) == "UNAUTHENTICATED"

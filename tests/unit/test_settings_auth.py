@@ -57,6 +57,14 @@ def test_strangers_are_served_only_with_auth() -> None:
         ({"auth": "jwt", "jwt_secret": SECRET, "jwt_algorithms": "RS256"}, "BUNCH_JWT_ALGORITHMS", "JWT_JWKS"),
         ({"service_token": "short"}, "BUNCH_SERVICE_TOKEN", "16"),
         ({"service_token": "one with spaces in it"}, "BUNCH_SERVICE_TOKEN", "spaces"),
+        ({"service_token": f"ann:{'x' * 16},{'y' * 16}"}, "BUNCH_SERVICE_TOKEN", "name:token"),
+        ({"service_token": f"ann:{'x' * 16},ann:{'y' * 16}"}, "BUNCH_SERVICE_TOKEN", "once"),
+        ({"service_token": f"ann:{'x' * 16},ben:short"}, "BUNCH_SERVICE_TOKEN", "16"),
+        ({"service_token": f"ann lee:{'x' * 16}"}, "BUNCH_SERVICE_TOKEN", "name:token"),
+        ({"auth": "jwt", "jwt_jwks": "https://issuer.example/jwks", "jwt_audience": "us"}, "BUNCH_JWT_ISSUER", "JWKS"),
+        ({"auth": "jwt", "jwt_jwks": "https://issuer.example/jwks", "jwt_issuer": "it"}, "BUNCH_JWT_AUDIENCE", "JWKS"),
+        ({"allowed_hosts": "models.example:443"}, "BUNCH_ALLOWED_HOSTS", "ports"),
+        ({"allowed_hosts": "*.example"}, "BUNCH_ALLOWED_HOSTS", "wildcards"),
         ({"database_url": "mysql://h/db"}, "BUNCH_DATABASE_URL", "postgresql://"),
         ({"ledger_retention_days": "-1"}, "BUNCH_LEDGER_RETENTION_DAYS", ">= 0"),
     ],
@@ -88,6 +96,7 @@ def test_algorithms_are_those_that_there_is_a_key_for(named: dict[str, str], alg
         {"auth": "jwt", "jwt_secret": "hunter2"},
         {"database_url": "mysql://u:hunter2@h/db"},
         {"redis_url": "http://u:hunter2@h"},
+        {"service_token": "ann:hunter2,ben"},
         # Misspelt, and so not known to be a secret.
         {"service_tokn": "hunter2"},
         {"servce_token": "hunter2"},
@@ -97,6 +106,21 @@ def test_algorithms_are_those_that_there_is_a_key_for(named: dict[str, str], alg
 )
 def test_no_secret_is_printed(named: dict[str, str]) -> None:
     assert "hunter2" not in "\n".join(problems_of(**named).values())
+
+
+def test_tokens_of_operators_have_names_if_there_are_several() -> None:
+    assert settings_of(service_token="").service_tokens == {}
+    token = "a-token-of-operators"
+    assert settings_of(service_token=token).service_tokens == {"operator": token}
+    both = settings_of(service_token=f"ann:{token}, ben:x:{token}").service_tokens
+    assert both == {"ann": token, "ben": f"x:{token}"}
+
+
+def test_who_signs_for_others_too_must_be_told_apart_from_them() -> None:
+    named = {"auth": "jwt", "jwt_jwks": "https://issuer.example/jwks", "jwt_issuer": "it", "jwt_audience": "us"}
+    assert settings_of(**named).jwt_audience == "us"
+    for own in (JWKS, "http://127.0.0.1:9/jwks", "https://localhost/jwks"):
+        assert settings_of(auth="jwt", jwt_jwks=own).jwt_jwks == own
 
 
 def test_a_database_is_opened_only_where_it_is_needed() -> None:

@@ -25,6 +25,7 @@ from httptools import (
     HttpRequestParser,
 )
 
+from webapp.http import forwarded
 from webapp.http.errors import (
     HeadTooLargeError,
     InvalidHeaderError,
@@ -103,6 +104,7 @@ class Head:
         self.is_head = method == b"HEAD"
         environ["SERVER_PROTOCOL"] = "HTTP/1.1" if self.http11 else "HTTP/1.0"
         self._read_fields(raw)
+        forwarded.note(environ)
         self._read_target(target.decode("ascii"))
         self._read_host()
         self._read_framing()

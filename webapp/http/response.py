@@ -280,6 +280,7 @@ def error_response(status: str, code: str, message: str, request_id: str, *, kee
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         f"X-Request-Id: {request_id}\r\nDate: {_clock.date()}\r\n"
+        "X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n"
         f"Connection: {'keep-alive' if keep_alive else 'close'}\r\n\r\n"
     )
     return head.encode("latin-1") + (b"" if is_head else body)

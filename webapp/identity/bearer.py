@@ -23,7 +23,7 @@ from webapp.errors import ApiError
 from webapp.identity.base import CHALLENGE, Access
 from webapp.identity.jwks import KeySet
 from webapp.identity.keyring import KeyRing
-from webapp.identity.operators import OPERATOR, Operators, credential
+from webapp.identity.operators import Operators, credential
 from webapp.identity.penalties import LONGEST_PAUSE_S, Penalties
 from webapp.identity.tokens import TokenVerifier
 
@@ -58,21 +58,20 @@ class Bearer:
         return (self._ring is None or self._ring.loaded) and (self._tokens is None or self._jwks.loaded)
 
     def identify(self, call: Call, access: Access) -> Caller:
+        if access is not Access.TENANT:
+            # A tenant at a path that is for both is that tenant.
+            found = self._operators.admit(call) if access is Access.OPERATOR else self._operators.named(call)
+            if found is None and access is Access.EITHER and not call.header("HTTP_AUTHORIZATION"):
+                found = self._operators.admit(call)
+            if found is not None:
+                return found
         text = credential(call)
-        if access is not Access.TENANT and self._is_operator(text, access):
-            return OPERATOR
         caller = self._tenant(text)
         if caller is None:
             raise self._refusal(call, text)
         if access is Access.OPERATOR:
             raise ApiError("FORBIDDEN", "this is for operators, who send the service token")
         return caller
-
-    def _is_operator(self, text: str, access: Access) -> bool:
-        if access is Access.OPERATOR or not text:
-            return self._operators.admit(text)
-        # A tenant at a path that is for both is that tenant.
-        return self._operators.include(text)
 
     def _tenant(self, text: str) -> Caller | None:
         if not text:

