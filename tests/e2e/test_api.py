@@ -241,7 +241,6 @@ def test_a_method_that_a_path_does_not_have(api: Api, path: str, allowed: set[st
 @pytest.mark.parametrize(
     "path",
     [
-        "/",
         "/v1",
         "/v1/inference/",
         "//v1/inference",
