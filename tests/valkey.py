@@ -37,12 +37,13 @@ class PrivateValkey:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
+        """With more arguments, for this life of it alone."""
         self._process = subprocess.Popen(
             [
                 str(get_binary_path()),
                 "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", self._folder.name,
-                "--logfile", str(Path(self._folder.name) / "valkey.log"), *self._arguments,
+                "--logfile", str(Path(self._folder.name) / "valkey.log"), *self._arguments, *more,
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
