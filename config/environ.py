@@ -20,20 +20,16 @@ def child_environment(
         settings: setting names in lower case; None and "" leave what is inherited, so that an unset one
             stays unset.
         extra: defaults for names of other programs, such as `FLOWER_…`; what is inherited goes first.
-        import_from: folders besides the checkout from which a model's source may be imported.
+        import_from: folders besides the checkout and the working directory from which a model's source may be imported.
     """
     environment = dict(os.environ)
     inherited = environment.get("PYTHONPATH", "")
-    folders = [str(ROOT), *import_from, *inherited.split(os.pathsep)]
+    # Celery (`cwd_in_path`) and gunicorn (`Application.chdir`, by PWD) put the working directory in front of all,
+    # unless it is on the path already: somebody's own `tasks.py` and `config.py` may lie there.
+    here = (str(Path.cwd()), environment.get("PWD", ""))
+    folders = [str(ROOT), *import_from, *here, *inherited.split(os.pathsep)]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
     environment.update(
         {PREFIX + name.upper(): str(value) for name, value in settings.items() if value not in {None, ""}}
     )
     return {**(extra or {}), **environment}
-
-
-def let_openmp_sleep() -> None:
-    """Unless somebody said otherwise: its threads wait by spinning, which beside one busy process costs most of the
-    throughput (measured on two cores: 6 texts/s one by one instead of 59) and stalls batches for seconds.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -26,7 +26,9 @@ from config.logging import log_to_stderr
 from config.memory import limit_memory, offer_to_the_oom_killer
 from workers.compute import Batch, BatchComputer, format_traceback
 from workers.costs import Budget
+from workers.forked import end_if_forked, keep_apart
 from workers.frames import FrameReader, NotReady, Passing, Ran, Ready, Run, Start, encode
+from workers.model_path import make_way
 from workers.models import LoadError, load_model
 from workers.models.function import FunctionModel
 
@@ -46,21 +48,22 @@ def _serve(sock: socket.socket) -> None:
     # Inherited across exec on purpose, once. A process that the model starts must not hold our pipe open.
     sock.set_inheritable(False)
     faulthandler.enable()
-    _leave_signals_to_the_parent()
+    keep_apart(sock, _leave_signals_to_the_parent())
     reader = FrameReader(sock, Start | Run)
     start = reader.next()
     if not isinstance(start, Start):
         return
     _die_with(start.parent_pid)
     offer_to_the_oom_killer()
-    sys.path[:] = start.sys_path
     sys.argv = [start.name]
     _configure_output(start)
     try:
         computer, version = _load(start, lambda: sock.sendall(encode(Passing())))
     except BaseException as error:  # noqa: BLE001  (whatever stops a model from loading is to be told)
+        end_if_forked(error)
         sock.sendall(encode(NotReady(str(error) if isinstance(error, LoadError) else format_traceback(error))))
         return
+    end_if_forked()
     # What loading made stays until the end: the collector need not walk it in the middle of a batch.
     gc.collect()
     gc.freeze()
@@ -103,6 +106,7 @@ def _decoded_ahead(reader: FrameReader, computer: BatchComputer) -> Iterator[tup
 
 def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str]:
     limit_memory(start.model.max_memory_bytes)
+    make_way([os.fsdecode(each) for each in start.path], start.model.source)
     model: Any = load_model(start.model)
     model.load(start.model.device)
     warmup = getattr(model, "warmup", None)
@@ -124,13 +128,12 @@ def _budget(start: Start, model: Any) -> Budget | None:
     return Budget(cost, settings.max_batch_cost, settings.group_by_cost)
 
 
-def _leave_signals_to_the_parent() -> None:
+def _leave_signals_to_the_parent() -> dict[int, Any]:
     """Ctrl-C and TERM reach whole process groups; only the parent knows what is still to be answered.
 
-    Handlers rather than SIG_IGN, which programs that the model starts would inherit.
+    Handlers rather than SIG_IGN, which programs that the model starts would inherit. Returns those that were there.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+    return {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
 
 
 def _die_with(parent_pid: int) -> None:

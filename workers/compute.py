@@ -30,6 +30,7 @@ from msgspec import structs
 
 from batching.request import Words
 from workers.costs import Budget
+from workers.forked import end_if_forked
 from workers.frames import ItemError
 from workers.models import InputRejected, InvalidInput, Model, TransientError, UpstreamError
 
@@ -140,7 +141,9 @@ class BatchComputer:
             outputs = self._model.predict(values, options)
         except BaseException as error:  # noqa: BLE001
             # SystemExit and asyncio.CancelledError too: a library that ends "the program" must not end the executor.
+            end_if_forked(error)
             return describe(error)
+        end_if_forked()
         broken = contract_broken(outputs, len(members))
         if broken:
             batch.fail(members, ItemError(broken))

@@ -52,12 +52,16 @@ class ProcessExecutor:
 
     Args:
         on_change: called without arguments after every change of state, from the supervisor's thread.
+        folder: of bunch.toml; first on the model's path.
     """
 
-    def __init__(self, model: ModelSettings, index: int, *, on_change: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, model: ModelSettings, index: int, *, on_change: Callable[[], None] | None = None, folder: str = ""
+    ) -> None:
         self.name = f"{model.name}/{index}"
         self._model = model
         self._on_change = on_change
+        self._folder = folder
         self._state = ExecutorState.STARTING
         self._changed = threading.Condition()
         self._error: str | None = None
@@ -200,7 +204,7 @@ class ProcessExecutor:
         self._become(ExecutorState.STARTING)
         self._starts += 1
         model = self._model
-        child = ChildProcess(model, self.name)
+        child = ChildProcess(model, self.name, self._folder)
         self._pid = child.pid
         try:
             # Replaced while it was starting: then the next one counts.

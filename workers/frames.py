@@ -38,7 +38,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
     model: ModelSettings
     name: str
     parent_pid: int
-    sys_path: list[str]
+    # As the file system has them: a folder's name need not be text.
+    path: list[bytes]
     log_level: int
     log_format: str = "text"
 

@@ -23,6 +23,7 @@ from config.logging import current_format
 from config.memory import oom_kills
 from config.settings import ModelSettings
 from workers.frames import FrameReader, NotReady, Passing, Ran, Ready, Start, encode
+from workers.model_path import model_path
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
 # The arguments after it are for whoever reads `ps`, too.
@@ -31,20 +32,21 @@ _BUFFER_BYTES = 1 << 20
 
 
 class ChildProcess:
-    """Constructing starts it. One thread reads, waits and kills; another may write.
+    """Constructing starts it. One thread reads, waits and kills; another may write. `folder` is that of bunch.toml.
 
     Raises:
         OSError: no process, or no descriptors, to be had.
     """
 
-    def __init__(self, model: ModelSettings, name: str) -> None:
+    def __init__(self, model: ModelSettings, name: str, folder: str = "") -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, f"bunch executor {name}", _ROOT, str(theirs.fileno())],
+                    # -P: not even a moment with the working directory in front.
+                    [sys.executable, "-P", "-c", _BOOT, f"bunch executor {name}", _ROOT, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
                     # A session of its own: Ctrl-C in a terminal does not reach it, and whatever the model
@@ -63,7 +65,7 @@ class ChildProcess:
             model,
             name,
             os.getpid(),
-            [str(each) for each in sys.path],
+            [os.fsencode(each) for each in model_path(folder, sys.path)],
             logging.getLogger().getEffectiveLevel(),
             current_format(),
         )

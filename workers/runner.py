@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -103,8 +104,9 @@ class WorkerRunner:
         for name in settings.models:
             self._telemetry.serves(name)
         observer = self._observer()
+        folder = str(Path(settings.config_file).parent) if settings.config_file else ""
         self._executors: list[tuple[ModelSettings, ProcessExecutor]] = [
-            (model, ProcessExecutor(model, index, on_change=self._news.set))
+            (model, ProcessExecutor(model, index, on_change=self._news.set, folder=folder))
             for model in settings.models.values()
             for index in range(model.instances)
         ]

@@ -80,8 +80,9 @@ max_wait_ms = 1500
 class Stack:
     """`start` returns when it answers; `stop` when nothing of it is left, or raises."""
 
-    def __init__(self, folder: Path, models: str = MODELS) -> None:
+    def __init__(self, folder: Path, models: str = MODELS, cwd: Path = ROOT) -> None:
         self._folder = folder
+        self._cwd = cwd
         self.config_file = folder / "bunch.toml"
         self.config_file.write_text(uncached(models))
         self.state_dir = folder / "var"
@@ -96,8 +97,8 @@ class Stack:
         self._environment |= {f"BUNCH_{key.upper()}": str(value) for key, value in settings.items()}
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "manage.py", "up", "--port=0", f"--config={self.config_file}", *options],
-                cwd=ROOT, env=self._environment, stdout=output, stderr=subprocess.STDOUT,
+                [sys.executable, ROOT / "manage.py", "up", "--port=0", f"--config={self.config_file}", *options],
+                cwd=self._cwd, env=self._environment, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
         wait_until(self._is_ready, what="the stack is ready")
         status = json.loads(self.manage("status", "--json").stdout)

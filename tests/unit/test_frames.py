@@ -23,7 +23,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 MODEL = ModelSettings(name="m", source="a.b:C", options={"path": "x", "n": 1, "deep": {"list": [1.5, None]}})
 MESSAGES = [
-    Start(MODEL, "m/0", 1, ["/a"], 20),
+    Start(MODEL, "m/0", 1, [b"/a", b"/\xff"], 20),
     Run("b1", [b'"one"', b"2"], [b"{}", b'{"k":1}']),
     Run("b2", [], []),
 ]

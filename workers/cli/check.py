@@ -6,6 +6,8 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import click
@@ -18,6 +20,7 @@ from config.settings import ModelSettings, Settings
 from workers.cli.base import fail, json_option, print_json, settings_for, start_config_option, without_password
 from workers.cli.database import database_problems
 from workers.cli.servers import server_problems, server_warnings
+from workers.model_path import make_way, model_path
 from workers.models import load_model
 from workers.policies import make_policy
 from workers.supervisor import ports, state
@@ -102,23 +105,46 @@ def _models(settings: Settings) -> Iterator[Problem]:
     if not settings.models:
         where = settings.config_file or "bunch.toml"
         yield Problem(where, "", 'serves nothing; add [models.<name>] with source = "package.module:Name"')
-    # As in the worker: from where `manage.py` runs, and from beside the file that names the models.
-    for folder in (os.getcwd(), str(Path(settings.config_file).parent) if settings.config_file else ""):  # noqa: PTH109
-        if folder and folder not in sys.path:
-            sys.path.append(folder)
+    # As in the worker: from beside the file that names the models, and from where `manage.py` runs.
+    folder = str(Path(settings.config_file).parent) if settings.config_file else ""
+    path = model_path(folder, [*sys.path, str(Path.cwd())])
     for name, model in settings.models.items():
-        yield from _model(name, model)
+        yield from _model(name, model, path)
 
 
-def _model(name: str, model: ModelSettings) -> Iterator[Problem]:
+def _model(name: str, model: ModelSettings, path: list[str]) -> Iterator[Problem]:
     try:
         make_policy(model)
     except SettingsError as error:
         yield from error.problems
+    broken = _error_of(model, path)
+    if broken:
+        yield Problem(f"[models.{name}] source", model.source, broken)
+
+
+def _error_of(model: ModelSettings, path: list[str]) -> str:
+    """What keeps it from being made, or empty. Tried in a fork: it imports as in its executor, and may do anything."""
+    fork = get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    trial = fork.Process(target=_try, args=(theirs, model, path))
+    trial.start()
+    theirs.close()
     try:
+        error = ours.recv_bytes().decode()
+    except EOFError:
+        error = "its process ended while it was imported"
+    trial.join()
+    return error
+
+
+def _try(answer: Connection, model: ModelSettings, path: list[str]) -> None:
+    error = ""
+    try:
+        make_way(path, model.source)
         load_model(model)
-    except Exception as error:  # noqa: BLE001 - a model's module may raise anything
-        yield Problem(f"[models.{name}] source", model.source, f"{type(error).__name__}: {error}")
+    except BaseException as raised:  # noqa: BLE001 - a model's module may raise anything
+        error = f"{type(raised).__name__}: {raised}"
+    answer.send_bytes(error.encode(errors="backslashreplace"))
 
 
 def _ports(settings: Settings) -> Iterator[Problem]:

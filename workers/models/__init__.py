@@ -1,43 +1,37 @@
-"""Models, and what a model must look like to be served.
+"""Models: from `source` in bunch.toml to an object that predicts.
 
     Model.load(device) once in the executor's process, then Model.predict(inputs, parameters) for every batch
 
-Exceptions that concern models:
+What a model's author imports stands in `bunch`. Exceptions that concern models, beside those:
 
     Exception
     ├── LoadError          the source in bunch.toml does not lead to a model; says what would
-    ├── TransientError     raise it, or a subclass: what failed may pass the next time (ConnectionError and TimeoutError
-    │                      are taken so too); the batch is tried again as a whole, after a pause
-    ├── UpstreamError      an API that the model asks failed; what it said is no caller's to read, `public` is
-    └── InputRejected      return it as an input's output: the model refuses that input (422)
-        └── InvalidInput   the input has the wrong form for this model (400)
+    └── UpstreamError      an API that the model asks failed; what it said is no caller's to read, `public` is
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
+from bunch import InputRejected, InvalidInput, Model, Output, TransientError
 from config.settings import ModelSettings
+from workers.models.function import FunctionModel
+
+__all__ = [
+    "InputRejected",
+    "InvalidInput",
+    "LoadError",
+    "Model",
+    "Output",
+    "TransientError",
+    "UpstreamError",
+    "effective_version",
+    "load_model",
+]
 
 MAX_FUNCTION_BATCH = 100
 _DEFAULT_VERSION = "1"
-
-
-class InputRejected(Exception):
-    """A model's refusal of one input. `message` is what the caller reads."""
-
-    def __init__(self, message: str = "the model refused this input") -> None:
-        super().__init__(message)
-        self.message = message
-
-
-class InvalidInput(InputRejected):
-    """The input is not of the form that this model takes."""
-
-
-class TransientError(Exception):
-    """The model could not do it now; the inputs are not to blame."""
 
 
 class UpstreamError(Exception):
@@ -53,25 +47,6 @@ class UpstreamError(Exception):
 
 class LoadError(Exception):
     """`source` or `options` of a model cannot be used as they are."""
-
-
-@runtime_checkable
-class Model(Protocol):
-    """A class source, constructed as `Source(**options)` in the executor's process.
-
-    Optional beside these: `warmup()`, called once after `load`; `version`, a string that callers are told
-    unless bunch.toml gives one; `cost(input) -> int`, how much of `max_batch_cost` an input takes (tokens, say).
-    """
-
-    def load(self, device: str) -> None:
-        """Make ready to predict. `device` as in bunch.toml: `auto`, `cpu`, `cuda:0`, …"""
-
-    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
-        """Exactly one output per input, in order; `parameters[i]` belongs to `inputs[i]`.
-
-        An output is whatever JSON can say, a numpy or torch value, or an exception instance, which fails that
-        input alone. The lists and what they hold are this batch's own.
-        """
 
 
 def load_model(settings: ModelSettings) -> Model:
@@ -104,8 +79,6 @@ def load_model(settings: ModelSettings) -> Model:
             f"{source} is a function, which takes 1 to {MAX_FUNCTION_BATCH} strings; "
             f"max_batch_size is {settings.max_batch_size}, set it to {MAX_FUNCTION_BATCH} or less"
         )
-    from workers.models.function import FunctionModel
-
     return FunctionModel(found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from workers.models import InvalidInput
+from bunch import InvalidInput
 
 
 class FunctionModel:

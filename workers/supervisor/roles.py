@@ -9,7 +9,8 @@ from config.environ import ROOT
 from config.private import make_private
 from config.settings import Settings, is_loopback
 
-_PYTHON = sys.executable
+# -P: in the folder from which somebody starts us lie their own `tasks.py` and `config.py`.
+_PYTHON = (sys.executable, "-P")
 _FLOWER_SAVES_MS = 60_000
 
 
@@ -25,7 +26,7 @@ def ops(settings: Settings, name: str = "ops") -> tuple[str, ...]:
 def web() -> tuple[str, ...]:
     """Host, port and worker count stand in `config/gunicorn.py`, which reads the settings."""
     return (
-        *(_PYTHON, "-m", "gunicorn"),
+        *(*_PYTHON, "-m", "gunicorn"),
         f"--config={ROOT / 'config' / 'gunicorn.py'}",
         "webapp.app:application",
     )
@@ -33,7 +34,7 @@ def web() -> tuple[str, ...]:
 
 def flower(settings: Settings, port: int | None = None) -> tuple[str, ...]:
     return (
-        *(_PYTHON, "-m", "celery", "--app=tasks.app", "flower"),
+        *(*_PYTHON, "-m", "celery", "--app=tasks.app", "flower"),
         f"--address={settings.flower_host}",
         f"--port={settings.flower_port if port is None else port}",
         f"--max-tasks={settings.flower_max_tasks}",
@@ -68,7 +69,7 @@ def _celery(app: str, command: str, name: str, settings: Settings, *options: str
     # Celery's banner is no JSON.
     quiet = ("--quiet",) if settings.log_format == "json" else ()
     return (
-        *(_PYTHON, "-m", "celery", *quiet, f"--app={app}", command, f"--hostname={node}"),
+        *(*_PYTHON, "-m", "celery", *quiet, f"--app={app}", command, f"--hostname={node}"),
         # Gossip and mingle are for workers that elect and share; ours meet in Redis.
         *("--without-gossip", "--without-mingle", f"--loglevel={settings.log_level}"),
         *options,
