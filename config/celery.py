@@ -42,7 +42,7 @@ def celery_config(settings: Settings, *, result_backend: str = "") -> dict[str, 
         "broker_connection_retry_on_startup": True,
         # An outage has no length after which a worker should give up; by default it does after a hundred tries.
         "broker_connection_max_retries": None,
-        # What Redis says of a state of its own (READONLY, UNBLOCKED, OOM, MISCONF, NOPERM) is a `channel_error` to kombu,
+        # What Redis says of a state of its own (READONLY, UNBLOCKED, OOM, MISCONF) is a `channel_error` to kombu,
         # of which a consumer ends (`celery.worker.consumer.Consumer.start`). It passes as an outage does.
         "broker_channel_error_retry": True,
         "broker_pool_limit": 10,
