@@ -21,17 +21,33 @@ class ExecutorState(str, Enum):
     STOPPED = "stopped"
 
 
+class Cause(str, Enum):
+    """Why the process behind an executor was replaced."""
+
+    EXIT = "exit"
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    DEVICE = "device"
+    """Its device failed; every later batch would have failed too."""
+    BARREN = "barren"
+    """Nothing came through any more."""
+    RELOAD = "reload"
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """A batch on its way in: n inputs and n parameters as JSON bytes.
 
     `safe_size` is the largest part of it that the device's memory is known to have room for, None while any will do.
+    `suspect`: an executor's process has ended with these inputs inside. `last_try`: some of them are not tried again.
     """
 
     batch_id: str
     inputs: Sequence[bytes]
     parameters: Sequence[bytes]
     safe_size: int | None = None
+    suspect: bool = False
+    last_try: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +69,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The executor died, or was killed for taking too long.
+    """The executor died, or was killed for taking too long, or its process was done for.
 
     `inside` was being computed and may be the cause; the batches in `waiting` never reached the model.
     """
@@ -61,6 +77,12 @@ class Lost:
     inside: str | None
     waiting: tuple[str, ...]
     reason: str
+    cause: Cause = Cause.EXIT
+
+    @property
+    def convicts_alone(self) -> bool:
+        """Whether the next process can tell by itself which of the inputs it was, if it gets each of them alone."""
+        return self.cause in {Cause.DEVICE, Cause.BARREN}
 
 
 Event: TypeAlias = Done | Lost

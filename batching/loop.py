@@ -312,7 +312,10 @@ class ClaimLoop:
             self._in_hand[info.batch_id] = _InHand(run, info, self._clock())
         self._sizes = (self._sizes[1], len(run))
         self._observer.claimed(run, info)
-        work = Work(info.batch_id, [each.input for each in run], [each.parameters for each in run], self._safe_size)
+        last_try = max(each.attempt for each in run) >= self._model.max_attempts
+        inputs, parameters = [each.input for each in run], [each.parameters for each in run]
+        # Suspects are claimed by themselves, so all of them are, or none.
+        work = Work(info.batch_id, inputs, parameters, self._safe_size, suspect=run[0].lost > 0, last_try=last_try)
         try:
             self._executor.send(work)
         except ExecutorGone as error:
@@ -371,9 +374,10 @@ class ClaimLoop:
             self._breaker.record(self._clock(), ok=False)
         for batch_id in (event.inside, *event.waiting):
             batch = self._take(batch_id) if batch_id else None
-            if batch_id and batch:
-                blame = Blame.SUSPECT if batch_id == event.inside else Blame.NOTHING
-                self._settler.give_back(batch.requests, batch.info, blame, event.reason)
+            if batch and batch_id == event.inside:
+                self._settler.lost(batch.requests, batch.info, event)
+            elif batch:
+                self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, event.reason)
 
     def _take(self, batch_id: str, *, compute: bool = False) -> _InHand | None:
         """The batch leaves the hands of the executor: the feeder may claim at once, before this one is stored."""

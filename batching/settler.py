@@ -3,7 +3,7 @@
     outcome ──▶ an output, a refusal, out of time  ──finish──▶ result and reply
               │ a failure that may pass, in time   ──put_aside──▶ a jittered pause, an attempt counted
               │ any other failure                  ──finish──▶ result and reply, and a dead letter
-    executor dead ──give_back──▶ the head of its queue
+    executor dead ──give_back──▶ the head of its queue; of a request that was alone in it for the last time: finish
 
 Redis away: the outcomes are held and offered until it takes them, or the worker has to stop. Redis refuses them, for
 what they are and not for a state of its own: offered a few times more, then one by one, so that what it will not take
@@ -24,7 +24,9 @@ from msgspec import structs
 from redis.exceptions import RedisError
 
 from batching.asked import Finished, others_of
+from batching.executor import Lost
 from batching.policy import RetryPolicy
+from batching.policy.suspects import rounds
 from batching.ports import BatchInfo, Codec, FollowUp, Observer
 from batching.request import Failed, Outcome, Request
 from batching.store import BatchStore, Blame, Settled
@@ -91,10 +93,24 @@ class Settler:
         else:
             self._observer.finished((), info)
 
-    def give_back(self, requests: Sequence[Request], info: BatchInfo, blame: Blame, why: str) -> None:
+    def lost(self, requests: Sequence[Request], info: BatchInfo, event: Lost) -> None:
+        """The executor died with these inside."""
+        alone = requests[0] if len(requests) == 1 else None
+        if event.convicts_alone:
+            # A suspect that was alone already would have been told guilty, so it was another's fault.
+            blame = Blame.NOTHING if alone and alone.lost else Blame.SUSPECT
+            self.give_back(requests, info, blame, event.reason, rounds(self._retry.max_attempts))
+        elif alone and self._retry.exhausted(alone.attempt + 1, alone.lost + 1):
+            counted = structs.replace(alone, attempt=alone.attempt + 1, lost=alone.lost + 1)
+            why = f"gave up: {counted.lost} processes ended with this request inside; the last one: {event.reason}"
+            self.settle([(counted, Failed(why))], info, last=True)
+        else:
+            self.give_back(requests, info, Blame.SUSPECT, event.reason)
+
+    def give_back(self, requests: Sequence[Request], info: BatchInfo, blame: Blame, why: str, losses: int = 1) -> None:
         extra = {"batch_id": info.batch_id, "model": info.model}
         logger.warning("%s: gave back %d requests: %s", self._name, len(requests), why, extra=extra)
-        self._until_taken(lambda: self._store.give_back(self._model, info.batch_id, blame))
+        self._until_taken(lambda: self._store.give_back(self._model, info.batch_id, blame, losses))
         self._observer.returned(requests, info, why)
 
     def _pause(self, request: Request, outcome: Failed, now_ms: float) -> float | None:

@@ -141,8 +141,11 @@ class BatchStore(Protocol):
     ) -> bool:
         """Requests to come back after a pause, as `(position, pause in ms)`. False: the lease was gone."""
 
-    def give_back(self, model: str, batch_id: str, blame: Blame) -> int:
-        """Return what the lease holds to the head of its queues; how many, -1 when the lease was gone."""
+    def give_back(self, model: str, batch_id: str, blame: Blame, losses: int = 1) -> int:
+        """Return what the lease holds to the head of its queues; how many, -1 when the lease was gone.
+
+        A suspect has `losses` behind it then, or one more than before if that is more.
+        """
 
     def wait_for_bell(self, model: str, timeout_s: float) -> bool:
         """Block until a producer rings, at most `timeout_s`; whether one did."""
@@ -282,8 +285,8 @@ class RedisBatchStore:
         args = (batch_id, int(last), int(count_attempt), *chain.from_iterable(pauses))
         return cast("int", self._line.script(self._put_aside, keys, args)) >= 0
 
-    def give_back(self, model: str, batch_id: str, blame: Blame) -> int:
-        return give_back(self._line, self._keys, self._worker_id, model, batch_id, blame)
+    def give_back(self, model: str, batch_id: str, blame: Blame, losses: int = 1) -> int:
+        return give_back(self._line, self._keys, self._worker_id, model, batch_id, blame, losses)
 
     def wait_for_bell(self, model: str, timeout_s: float) -> bool:
         bell: Bell | None = getattr(self._lines, "bell", None)
@@ -295,10 +298,10 @@ class RedisBatchStore:
 _GIVE_BACK = Script(scripts.source("give_back", parts=("message",)))
 
 
-def give_back(line: Line, keys: Shard, worker_id: str, model: str, batch_id: str, blame: Blame) -> int:
+def give_back(line: Line, keys: Shard, worker_id: str, model: str, batch_id: str, blame: Blame, losses: int = 1) -> int:
     """Run `give_back.lua` for a lease of `worker_id`, which need not be this process."""
     names = (keys.lease(batch_id), keys.leases(worker_id), keys.bell(model), *keys.queues(model))
-    return cast("int", line.script(_GIVE_BACK, names, (batch_id, blame.value)))
+    return cast("int", line.script(_GIVE_BACK, names, (batch_id, blame.value, losses)))
 
 
 def parse_entries(raw: Sequence[bytes]) -> tuple[Entry, ...]:

@@ -71,7 +71,7 @@ class Triage:
 
 def _given_up(request: Request) -> str:
     if request.lost:
-        return f"gave up: the executor died {request.lost} times with this request inside"
+        return f"gave up: {request.lost} processes ended with this request inside"
     return f"gave up after {request.attempt - 1} deliveries"
 
 

@@ -56,6 +56,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     parameters_schema: dict[str, Any] | str | None = None
 
     @property
+    def is_url(self) -> bool:
+        """Whether the model is somebody else's fixed API."""
+        return self.source.startswith(("http://", "https://"))
+
+    @property
     def collapses(self) -> bool:
         """Whoever may get the answer of five minutes ago may get that of now."""
         return self.collapse or self.cache
@@ -112,6 +117,8 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     burst_ms: Milliseconds = 10_000
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1_048_576
     max_bulk_items: PositiveInt = 1_000
+    # Of one output, as JSON. Redis itself takes no value above 512 MB.
+    max_output_bytes: Annotated[int, msgspec.Meta(ge=1024, le=268_435_456)] = 16_777_216
     # Of models with `cache`; 0 keeps nothing.
     cache_ttl_ms: UpToMilliseconds = 300_000
     cache_max_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 67_108_864

@@ -212,7 +212,7 @@ def _contradictions(settings: Settings) -> list[Problem]:
         found.append(Problem("default_model", settings.default_model, f"must be one of {', '.join(settings.models)}"))
     found += _limits_out_of_order(settings)
     for name, model in settings.models.items():
-        if model.direct and not model.source.startswith(("http://", "https://")):
+        if model.direct and not model.is_url:
             found.append(
                 Problem(
                     f"[models.{name}] direct",

@@ -20,7 +20,8 @@ _RATE_OVER_S = 5
 
 
 class ExecutorRow(msgspec.Struct, frozen=True):
-    """One executor, as its worker reports it. `busy` is the fraction of the last second spent in the model.
+    """One executor, as its worker reports it. `busy` is the fraction of the last second spent in the model. `error` is
+    why it did not start or, while it is starting, why the process before was replaced.
 
     `safe_size` is the largest batch that its device's memory had room for, None while any will do. As learnt from the
     last dozen batches, None before: `one_ms` is what one of one request takes, `rate_rps` what full ones come to.

@@ -27,6 +27,7 @@ from tasks import slo
 REGISTRY = CollectorRegistry(auto_describe=False)
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)
+LOAD_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
 
 
@@ -48,6 +49,10 @@ BATCH_FILL_SECONDS = _histogram(
 BATCHES = _counter("batches_total", "Batches by what released them.", "model", "reason")
 COMPUTE_SECONDS = _histogram("compute_seconds", "One batch inside the model.", SECONDS, "model")
 BUSY_SECONDS = _counter("executor_busy_seconds_total", "Time inside the model.", "model", "executor")
+REPLACEMENTS = _counter("executor_replacements_total", "Executor processes that were replaced.", "model", "reason")
+EXECUTOR_LOAD_SECONDS = _histogram(
+    "executor_load_seconds", "From the start of an executor's process until its model is loaded.", LOAD_SECONDS, "model"
+)
 RETRIES = _counter("retries_total", "Requests given back for another attempt.", "model", "reason")
 REDELIVERED = _counter("redelivered_total", "Requests that ran again after an attempt was lost.", "model")
 CANCELLED = _counter("cancelled_before_compute_total", "Requests taken back before the model saw them.", "model")

@@ -35,6 +35,8 @@ from workers.models.function import FunctionModel
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+# For whoever watches processes from outside; the worker has been told why.
+_FAULTY = 70
 
 
 def main(descriptor: int) -> None:
@@ -69,7 +71,9 @@ def _serve(sock: socket.socket) -> None:
     gc.freeze()
     sock.sendall(encode(Ready(version)))
     for run, batch in _decoded_ahead(reader, computer):
-        computed = computer.compute(batch, run.safe_size)
+        computed = computer.compute(
+            batch, run.safe_size, suspect=run.suspect, last_try=run.last_try, may_end=run.may_end
+        )
         ran = Ran(
             run.batch_id,
             computed.compute_s,
@@ -77,8 +81,13 @@ def _serve(sock: socket.socket) -> None:
             computed.passes,
             computed.safe_size,
             computed.collapsed,
+            computed.fault,
         )
         sock.sendall(encode(ran))
+        if computed.fault is not None:
+            # Without the clean-up of a library whose device has failed: that may hang.
+            logging.shutdown()
+            os._exit(_FAULTY)
 
 
 def _decoded_ahead(reader: FrameReader, computer: BatchComputer) -> Iterator[tuple[Run, Batch]]:
@@ -114,7 +123,15 @@ def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str
         warmup()
     version = getattr(model, "version", "")
     refuse = model.refuse if isinstance(model, FunctionModel) else None
-    computer = BatchComputer(model, refuse, on_pass, _budget(start, model), collapse=start.model.collapses)
+    computer = BatchComputer(
+        model,
+        refuse,
+        on_pass,
+        _budget(start, model),
+        collapse=start.model.collapses,
+        watched=not start.model.is_url,
+        max_output_bytes=start.max_output_bytes,
+    )
     return computer, version if isinstance(version, str) else ""
 
 

@@ -8,7 +8,10 @@
 An exception says nothing about which input it is for, so the batch is run again in halves, down to the culprit, which
 alone fails: about 2·log2(n) extra passes for each. A model that fails whatever it is given is told by that: no pass has
 come through after so many, and the rest fails with it. Out of memory is halved too, and the worker is told which size
-had room, unless the halves lead to one input that is too large by itself.
+had room, unless the halves lead to one input that is too large by itself. An error that may pass is not halved, but put
+to the worker, which tries all of it again; on the last try it is halved like any other.
+
+What poisons the process is not halved: the rest would fail of it too (`workers.health`).
 
 What was said of a call with several inputs may quote any of them, and is marked so: no caller reads it
 (`tasks.disclosure`).
@@ -29,9 +32,11 @@ import msgspec
 from msgspec import structs
 
 from batching.request import Words
-from workers.costs import Budget
+from workers.costs import Budget, cut
+from workers.device_faults import is_device_fault
 from workers.forked import end_if_forked
-from workers.frames import ItemError
+from workers.frames import Fault, ItemError
+from workers.health import LAST_WORDS, Harvest, Health, Sample
 from workers.models import InputRejected, InvalidInput, Model, TransientError, UpstreamError
 
 MAX_MESSAGE = 2_000
@@ -50,7 +55,8 @@ INVALID = "InvalidInput"
 
 class Computed(msgspec.Struct, frozen=True):
     """`passes` counts calls of predict; `safe_size` is what memory had room for, None unless it ran out here;
-    `collapsed` counts the inputs that were answered by an equal one's output.
+    `collapsed` counts the inputs that were answered by an equal one's output. With a `fault` that is not settled there
+    are no outcomes.
     """
 
     compute_s: float
@@ -58,6 +64,7 @@ class Computed(msgspec.Struct, frozen=True):
     passes: int = 0
     safe_size: int | None = None
     collapsed: int = 0
+    fault: Fault | None = None
 
 
 class BatchComputer:
@@ -68,6 +75,8 @@ class BatchComputer:
         on_pass: called before each call of predict but a batch's first: the batch is alive, its time starts anew.
         budget: what one call may cost, or None.
         collapse: equal inputs with equal parameters go to the model once, and share what comes of it.
+        watched: whether its process can be poisoned. One that only asks somebody else cannot.
+        max_output_bytes: of one output, as JSON; 0: any size.
     """
 
     def __init__(
@@ -78,12 +87,16 @@ class BatchComputer:
         budget: Budget | None = None,
         *,
         collapse: bool = False,
+        watched: bool = False,
+        max_output_bytes: int = 0,
     ) -> None:
         self._model = model
         self._refuse = refuse
         self._on_pass = on_pass
         self._budget = budget
         self._collapse = collapse
+        self._health = Health(self._retry) if watched else None
+        self._max_output_bytes = max_output_bytes
 
     def decode(self, inputs: Sequence[bytes], parameters: Sequence[bytes]) -> Batch:
         """Shapes: n inputs and n parameters. Touches no code of the model, so another thread may do it meanwhile."""
@@ -93,13 +106,45 @@ class BatchComputer:
         """Shapes: n inputs and n parameters in, n outcomes out; at most `safe_size` of them in one call."""
         return self.compute(self.decode(inputs, parameters), safe_size)
 
-    def compute(self, batch: Batch, safe_size: int | None = None) -> Computed:
-        """As `run`, for a batch that has been decoded before; once."""
+    def compute(
+        self,
+        batch: Batch,
+        safe_size: int | None = None,
+        *,
+        suspect: bool = False,
+        last_try: bool = False,
+        may_end: bool = True,
+    ) -> Computed:
+        """As `run`, for a batch that has been decoded before; once.
+
+        Args:
+            suspect: a process has ended with these inputs inside.
+            last_try: some of them are not tried again.
+            may_end: whether this process may ask to be replaced.
+        """
+        health = self._health
+        fault = health.before(suspect=suspect) if health and may_end else None
+        if fault is not None:
+            return Computed(0.0, [], fault=fault)
+        computed = self._compute(batch, safe_size, last_try=last_try)
+        if health is None or not batch.members:
+            return computed
+        fault = health.after(batch.harvest(), suspect=suspect, may_end=may_end)
+        if fault is None:
+            return computed
+        if not fault.settled:
+            return structs.replace(computed, outcomes=[], fault=fault)
+        # What had come through before the fault showed is not to be trusted.
+        through = [each for each in batch.members if isinstance(batch.known[each], bytes)]
+        batch.fail(through, ItemError(LAST_WORDS[fault.cause]))
+        return structs.replace(computed, outcomes=batch.outcomes(), fault=fault)
+
+    def _compute(self, batch: Batch, safe_size: int | None, *, last_try: bool) -> Computed:
         passes = 0
         barren = 0
         compute_s = 0.0
         learned: int | None = None
-        parts = [piece for part in self._affordable(batch)[::-1] for piece in _cut(part, safe_size)]
+        parts = [piece for part in self._affordable(batch)[::-1] for piece in cut(part, safe_size)]
         while parts:
             members = parts.pop()
             if passes:
@@ -116,9 +161,10 @@ class BatchComputer:
             if error.out_of_memory:
                 # Too large even alone: that is the input's fault, and says nothing about how many others fit.
                 learned = len(members) // 2 or None
-            if len(members) == 1 or error.retryable or barren > _barren_limit(len(batch.members)):
+            hopeless = error.device_fault or (error.retryable and not last_try)
+            if len(members) == 1 or hopeless or barren > _barren_limit(len(batch.members), error):
                 batch.fail(members, error if len(members) == 1 else _of_the_call(error))
-                if error.retryable or len(members) > 1:
+                if hopeless or len(members) > 1:
                     # Not for one input's sake: the rest would fail in the same way.
                     for rest in parts:
                         batch.fail(rest, _of_the_call(error))
@@ -147,10 +193,19 @@ class BatchComputer:
         broken = contract_broken(outputs, len(members))
         if broken:
             batch.fail(members, ItemError(broken))
+            batch.miscounted = True
             return None
         for index, output in zip(members, outputs, strict=True):
-            batch.known[index] = encode_output(output)
+            batch.known[index] = encode_output(output, self._max_output_bytes)
         return None
+
+    def _retry(self, sample: Sample) -> ItemError | None:
+        """An input that came through before, once more; what failed, if anything did."""
+        self._on_pass()
+        again = Batch([sample[0]], [sample[1]], self._decode)
+        error = self._predict(again, again.members)
+        outcome = error or again.known[0]
+        return outcome if isinstance(outcome, ItemError) and not outcome.rejected else None
 
     def _decode(self, raw: bytes, raw_parameters: bytes) -> tuple[Any, dict[str, Any]]:
         try:
@@ -190,6 +245,8 @@ class Batch:
             except InputRejected as refusal:
                 self.known[index] = describe(refusal)
         self.members = list(self._decoded)
+        # Whether the model returned anything but one output each, which says that it could compute.
+        self.miscounted = False
 
     def fresh(self, members: list[int]) -> tuple[list[Any], list[dict[str, Any]]]:
         """Inputs and parameters that no call has seen: what a model does to its inputs stays in that call."""
@@ -213,6 +270,9 @@ class Batch:
         for index in members:
             self.known[index] = error
 
+    def harvest(self) -> Harvest:
+        return Harvest([(self._raw[each], self.known[each]) for each in self.members], miscounted=self.miscounted)
+
     def outcomes(self) -> list[bytes | ItemError]:
         return [self.known[self.same.get(index, index)] for index in range(len(self._raw))]
 
@@ -223,17 +283,15 @@ def _repeats(raw: Sequence[tuple[bytes, bytes]]) -> dict[int, int]:
     return {index: seen for index, pair in enumerate(raw) if (seen := first.setdefault(pair, index)) != index}
 
 
-def _cut(members: list[int], safe_size: int | None) -> list[list[int]]:
-    """Into parts that memory has room for; the last one is run first."""
-    if not members:
-        return []
-    size = safe_size or len(members)
-    return [members[start : start + size] for start in range(0, len(members), size)][::-1]
+def _barren_limit(size: int, error: ItemError) -> int:
+    """How many passes in a row may fail before it is the model's fault: the way down to one culprit, twice.
 
-
-def _barren_limit(size: int) -> int:
-    """How many passes in a row may fail before it is the model's fault: the way down to one culprit, twice."""
-    return 2 * max(1, math.ceil(math.log2(size))) + 4 if size > 1 else 1
+    Of errors that may pass half as many: in an outage each pass takes its whole time-out.
+    """
+    if size == 1:
+        return 1
+    most = 2 * max(1, math.ceil(math.log2(size))) + 4
+    return most // 2 if error.retryable else most
 
 
 def _of_the_call(error: ItemError) -> ItemError:
@@ -274,6 +332,7 @@ def describe(error: BaseException) -> ItemError:
         out_of_memory=out_of_memory,
         words=Words.CALL if isinstance(error, UpstreamError) else Words.INPUT,
         public=error.public if isinstance(error, UpstreamError) else "",
+        device_fault=not out_of_memory and is_device_fault(error),
     )
 
 
@@ -288,19 +347,24 @@ def format_traceback(error: BaseException) -> str:
     return text if len(text) <= MAX_TRACEBACK else f"…{text[-MAX_TRACEBACK:]}"
 
 
-def encode_output(output: object) -> bytes | ItemError:
-    """One output as strict JSON, or why it cannot be."""
+def encode_output(output: object, max_bytes: int = 0) -> bytes | ItemError:
+    """One output as strict JSON, or why it cannot be. `max_bytes` 0: of any size."""
     if isinstance(output, BaseException):
         return describe(output)
     try:
         encoded = _encoder.encode(output)
+        if 0 < max_bytes < len(encoded):
+            return ItemError(f"the model's output is {len(encoded)} bytes of JSON; at most {max_bytes} are taken")
         # msgspec writes NaN and the infinities as null; the bytes tell cheaply that there is none.
         if b"null" in encoded and _has_non_finite(msgspec.to_builtins(output, enc_hook=_to_list)):
             return ItemError("the model's output holds NaN or Infinity, which JSON cannot carry")
         if encoded.count(b"[") + encoded.count(b"{") > MAX_DEPTH and depth_of(encoded) > MAX_DEPTH:
             return ItemError(f"the model's output is nested more than {MAX_DEPTH} deep, which readers refuse")
     except Exception as error:  # noqa: BLE001  (a model's objects may raise anything)
-        return ItemError(f"the model's output is not JSON: {describe(error).message}", words=Words.INPUT)
+        why = describe(error)
+        # A tensor's values are fetched here, so an error of the call that made them may be met only now.
+        message = f"the model's output is not JSON: {why.message}"
+        return ItemError(message, device_fault=why.device_fault, words=Words.INPUT)
     return encoded
 
 

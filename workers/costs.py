@@ -45,3 +45,11 @@ class Budget:
                 parts.append([member])
                 spent = cost
         return parts
+
+
+def cut(members: list[int], safe_size: int | None) -> list[list[int]]:
+    """Into parts that memory has room for; the last one is run first."""
+    if not members:
+        return []
+    size = safe_size or len(members)
+    return [members[start : start + size] for start in range(0, len(members), size)][::-1]

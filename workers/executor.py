@@ -13,55 +13,61 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import queue
 import select
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from batching.executor import Event, ExecutorGone, ExecutorState, Lost, Work
+from batching.executor import Cause, Event, ExecutorGone, ExecutorState, Lost, Work
 from config.settings import ModelSettings
-from workers.frames import BrokenFrames, ItemError, NotReady, Passing, Ran, Ready, Run, encode
+from workers.frames import BrokenFrames, Fault, ItemError, NotReady, Passing, Ran, Ready, Run, encode
+from workers.handed import Handed
 from workers.models import effective_version
 from workers.outcomes import to_done
-from workers.process import ChildProcess
+from workers.process import EXIT_GRACE_S, ChildProcess, Death, StartFailed, milliseconds
+from workers.recovery import Patience
 
 logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
-# A child that was told to end has nothing more to answer: only its own clean-up, for instance of CUDA.
-_EXIT_GRACE_S = 2.0
-
-
-@dataclass(slots=True, eq=False)
-class _Handed:
-    """A batch in the child's hands. `since` is when it came to the front: only that one is being computed."""
-
-    batch_id: str
-    size: int
-    since: float
+_FAULTS = {
+    Cause.DEVICE: "its device failed, and with it every later batch would have",
+    Cause.BARREN: "nothing came through it any more",
+}
 
 
 class ProcessExecutor:
     """`batching.executor.Executor` over child processes.
 
     Args:
-        on_change: called without arguments after every change of state, from the supervisor's thread.
         folder: of bunch.toml; first on the model's path.
+        max_output_bytes: of one output, as JSON; 0: any size.
+        on_change: called without arguments after every change of state, from the supervisor's thread.
+        on_loaded: called with the seconds that each successful start took, likewise.
+        on_replaced: called with the cause when a child that had been ready is gone and another is to follow, likewise.
     """
 
     def __init__(
-        self, model: ModelSettings, index: int, *, on_change: Callable[[], None] | None = None, folder: str = ""
+        self,
+        model: ModelSettings,
+        index: int,
+        *,
+        folder: str = "",
+        max_output_bytes: int = 0,
+        on_change: Callable[[], None] | None = None,
+        on_loaded: Callable[[float], None] | None = None,
+        on_replaced: Callable[[Cause], None] | None = None,
     ) -> None:
         self.name = f"{model.name}/{index}"
         self._model = model
+        self._max_output_bytes = max_output_bytes
         self._on_change = on_change
         self._folder = folder
+        self._on_loaded = on_loaded
+        self._on_replaced = on_replaced
         self._state = ExecutorState.STARTING
         self._changed = threading.Condition()
         self._error: str | None = None
@@ -70,12 +76,15 @@ class ProcessExecutor:
         # None unless a child is ready to take batches.
         self._child: ChildProcess | None = None
         self._pid: int | None = None
-        self._handed: deque[_Handed] = deque()
+        self._handed = Handed()
         # Held while a frame is written. The supervisor takes it before it reports a death, so that by then
         # each batch has either been handed over whole or been taken back by its sender.
         self._sending = threading.Lock()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._backoff_s = FIRST_BACKOFF_S
+        self._patience = Patience()
+        # Why the child is done for, if it is.
+        self._fault: Fault | None = None
         self._stop_at: float | None = None
         self._stop_pipe: tuple[int, int] | None = None
         self._thread: threading.Thread | None = None
@@ -90,6 +99,7 @@ class ProcessExecutor:
 
     @property
     def error(self) -> str | None:
+        """Why the last start failed; while a child is being replaced, why."""
         return self._error
 
     @property
@@ -132,18 +142,27 @@ class ProcessExecutor:
         Raises:
             ExecutorGone: as the port says.
         """
-        frame = encode(Run(work.batch_id, list(work.inputs), list(work.parameters), work.safe_size))
+        may_end = self._patience.grants(time.monotonic())
+        run = Run(
+            work.batch_id,
+            list(work.inputs),
+            list(work.parameters),
+            work.safe_size,
+            work.suspect,
+            work.last_try,
+            may_end,
+        )
+        frame = encode(run)
         with self._sending:
             child = self._child
             if child is None:
                 raise ExecutorGone(f"{self.name} is {self._state.value}")
             # Before the first byte: its answer may be there before `write` returns.
-            handed = _Handed(work.batch_id, len(work.inputs), time.monotonic())
-            self._handed.append(handed)
+            self._handed.give(work.batch_id, len(work.inputs), time.monotonic())
             try:
                 child.write(frame)
             except OSError as error:
-                self._handed.remove(handed)
+                self._handed.take_back(work.batch_id)
                 raise ExecutorGone(f"{self.name} died") from error
 
     def replace(self, model: ModelSettings) -> None:
@@ -173,7 +192,7 @@ class ProcessExecutor:
         if thread is None:
             self._become(ExecutorState.STOPPED)
         elif thread is not threading.current_thread():
-            thread.join(timeout_s + _EXIT_GRACE_S)
+            thread.join(timeout_s + EXIT_GRACE_S)
 
     def _supervise(self) -> None:
         while self._stop_at is None:
@@ -197,52 +216,29 @@ class ProcessExecutor:
         poll = select.poll()
         if self._stop_pipe is not None:
             poll.register(self._stop_pipe[0], select.POLLIN)
-        poll.poll(_milliseconds(delay_s))
+        poll.poll(milliseconds(delay_s))
 
     def _live(self) -> None:
         """One child from its start to its death."""
         self._become(ExecutorState.STARTING)
         self._starts += 1
         model = self._model
-        child = ChildProcess(model, self.name, self._folder)
+        began = time.monotonic()
+        child = ChildProcess(model, self.name, self._folder, self._max_output_bytes)
         self._pid = child.pid
         try:
+            ready = child.await_ready(model.start_timeout_s, self._stop_pipe[0] if self._stop_pipe else None)
             # Replaced while it was starting: then the next one counts.
-            if self._await_start(child) and model is self._model:
+            if ready is not None and model is self._model:
+                self._version = ready.version
+                self._tell(self._on_loaded, time.monotonic() - began)
                 self._serve(child, model)
+        except StartFailed as error:
+            self._start_failed(str(error))
         finally:
             self._pid = None
             child.bury()
             child.close()
-
-    def _await_start(self, child: ChildProcess) -> bool:
-        deadline = time.monotonic() + self._model.start_timeout_s
-        poll = self._poll(child)
-        while (left := deadline - time.monotonic()) > 0:
-            poll.poll(_milliseconds(left))
-            if self._stop_at is not None:
-                return False
-            # Before what it wrote is read, or a last word could fall between the two looks.
-            gone = child.gone
-            try:
-                for message in child.messages():
-                    if isinstance(message, Ready):
-                        self._version = message.version
-                        return True
-                    if isinstance(message, NotReady):
-                        self._start_failed(message.error)
-                        return False
-            except BrokenFrames as error:
-                self._start_failed(f"the model wrote into the executor's pipe: {error}")
-                return False
-            if gone or child.gone:
-                child.wait(_EXIT_GRACE_S)
-                self._start_failed(f"the process {child.bury()} while the model was loading")
-                return False
-        self._start_failed(
-            f"not ready after {self._model.start_timeout_ms} ms; raise start_timeout_ms if it needs longer"
-        )
-        return False
 
     def _start_failed(self, error: str) -> None:
         self._error = error
@@ -253,58 +249,64 @@ class ProcessExecutor:
     def _serve(self, child: ChildProcess, model: ModelSettings) -> None:
         """From ready to death. Whatever ends this, no batch is left without an event."""
         self._error = None
+        self._fault = None
         with self._sending:
             if model is not self._model:
                 return
             self._child = child
             self._loaded = model
         self._become(ExecutorState.READY)
-        reason = "the executor's supervisor failed"
+        death = Death(Cause.EXIT, "the executor's supervisor failed")
         try:
-            reason = self._answer_until_gone(child)
+            death = self._answer_until_gone(child)
         finally:
-            self._report_death(child, reason)
+            self._report_death(child, death)
 
-    def _answer_until_gone(self, child: ChildProcess) -> str:
-        """Pass on answers until the child is gone or must go; the reason."""
+    def _answer_until_gone(self, child: ChildProcess) -> Death:
+        """Pass on answers until the child is gone or must go; why."""
         poll = self._poll(child)
         stopping = False
         while True:
-            poll.poll(_milliseconds(self._time_left(stopping)))
+            poll.poll(milliseconds(self._time_left(stopping)))
             gone = child.gone
             try:
                 for message in child.messages():
                     self._answered(message)
             except BrokenFrames as error:
-                return f"the model wrote into the executor's pipe: {error}"
+                return Death(Cause.EXIT, f"the model wrote into the executor's pipe: {error}")
+            if self._fault is not None:
+                cause = Cause(self._fault.cause)
+                return Death(cause, _FAULTS[cause])
             if gone or child.gone:
                 return self._cause_of_death(child)
             now = time.monotonic()
-            if self._overdue(now):
-                return f"timeout: a batch computed for more than {self._model.timeout_ms} ms"
+            if self._handed.left(now, self._model.timeout_s) <= 0:
+                text = f"the batch was computed for more than timeout_ms = {self._model.timeout_ms}"
+                return Death(Cause.TIMEOUT, text)
             if self._stop_at is not None:
                 if now >= self._stop_at:
-                    return "the executor was stopped"
+                    return Death(Cause.EXIT, "the executor was stopped")
                 if not stopping:
                     stopping = True
                     poll = self._poll(child, stop=False)
                     self._child = None
                     child.close_input()
 
-    def _cause_of_death(self, child: ChildProcess) -> str:
+    def _cause_of_death(self, child: ChildProcess) -> Death:
         # The pipe ends a moment before the process does, and longer when it has things to clean up.
-        grace_s = _EXIT_GRACE_S if self._stop_at is None else self._stop_at - time.monotonic()
-        if child.wait(min(_EXIT_GRACE_S, grace_s)):
-            return f"the process {child.bury()}"
+        grace_s = EXIT_GRACE_S if self._stop_at is None else self._stop_at - time.monotonic()
+        if child.wait(min(EXIT_GRACE_S, grace_s)):
+            return child.bury()
         child.bury()
-        return "the process closed its pipe"
+        return Death(Cause.EXIT, "the process closed its pipe")
 
-    def _report_death(self, child: ChildProcess, reason: str) -> None:
+    def _report_death(self, child: ChildProcess, death: Death) -> None:
         replaced = self._stop_at is None and self._child is None
         self._child = None
         self._loaded = None
         # First of all: whoever hears of the death and then waits for READY must wait for the next child.
         if self._stop_at is None:
+            self._error = None if replaced else death.reason
             self._become(ExecutorState.STARTING)
         child.kill()
         with self._sending:
@@ -312,14 +314,23 @@ class ProcessExecutor:
             with contextlib.suppress(BrokenFrames):
                 for message in child.messages():
                     self._answered(message)
-            left = [handed.batch_id for handed in self._handed]
-            self._handed.clear()
+            left = self._handed.drop_all()
+        fault = self._fault
+        told = death.reason
+        if fault is not None:
+            self._patience = self._patience.replaced(time.monotonic())
+            # In the model's own words, which are for operators alone.
+            told = f"{told}: {fault.reason}"
+        if self._stop_at is None:
+            self._tell(self._on_replaced, Cause.RELOAD if replaced else death.cause)
         if replaced and not left:
-            logger.info("%s: replaced; %s", self.name, reason)
+            logger.info("%s: replaced; %s", self.name, told)
         elif left or self._stop_at is None:
-            self.last_error = reason
-            logger.error("%s: lost with %d batches in hand: %s", self.name, len(left), reason)
-            self._events.put(Lost(left[0] if left else None, tuple(left[1:]), reason))
+            self.last_error = told
+            logger.error("%s: lost with %d batches in hand: %s", self.name, len(left), told)
+            reached = fault is None or (fault.reached and not fault.settled)
+            inside = left.pop(0) if left and reached else None
+            self._events.put(Lost(inside, tuple(left), death.reason, death.cause))
 
     def _answered(self, message: Ready | NotReady | Passing | Ran) -> None:
         """One batch is done, or is gone through in parts.
@@ -327,22 +338,24 @@ class ProcessExecutor:
         Raises:
             BrokenFrames: it is not the one whose turn it was, or has not one outcome per input.
         """
+        now = time.monotonic()
         if isinstance(message, Passing) and self._handed:
-            self._handed[0].since = time.monotonic()
+            self._handed.touch(now)
             return
         if not isinstance(message, Ran) or not self._handed:
             raise BrokenFrames(f"unexpected {type(message).__name__}")
-        handed = self._handed[0]
-        if message.batch_id != handed.batch_id or len(message.outcomes) != handed.size:
-            raise BrokenFrames(f"an answer to {message.batch_id} where {handed.batch_id} was due")
-        self._handed.popleft()
-        if self._handed:
-            self._handed[0].since = time.monotonic()
+        fault = self._fault = message.fault
+        self._handed.check(message)
+        if fault is not None and not fault.settled:
+            # It goes back with what stands behind it.
+            return
+        self._handed.done(now)
         self.batches += 1
         self.busy_s += message.compute_s
         failures = [each for each in message.outcomes if isinstance(each, ItemError) and not each.rejected]
         if len(failures) < len(message.outcomes):
             self._backoff_s = FIRST_BACKOFF_S
+            self._patience = Patience()
         if failures:
             self.last_error = failures[0].message
             cause = failures[0].traceback or failures[0].message
@@ -354,18 +367,10 @@ class ProcessExecutor:
     def _time_left(self, stopping: bool) -> float:
         """Until the front batch is overdue, or the stop is; idle, what any batch has (see the module)."""
         now = time.monotonic()
-        timeout_s = self._model.timeout_s
-        with contextlib.suppress(IndexError):
-            timeout_s += self._handed[0].since - now
+        left_s = self._handed.left(now, self._model.timeout_s)
         if stopping and self._stop_at is not None:
-            timeout_s = min(timeout_s, self._stop_at - now)
-        return timeout_s
-
-    def _overdue(self, now: float) -> bool:
-        try:
-            return now - self._handed[0].since >= self._model.timeout_s
-        except IndexError:
-            return False
+            left_s = min(left_s, self._stop_at - now)
+        return left_s
 
     def _poll(self, child: ChildProcess, *, stop: bool = True) -> select.poll:
         poll = select.poll()
@@ -380,13 +385,11 @@ class ProcessExecutor:
                 return
             self._state = state
             self._changed.notify_all()
-        if self._on_change is not None:
+        self._tell(self._on_change)
+
+    def _tell(self, listener: Callable[..., None] | None, *about: object) -> None:
+        if listener is not None:
             try:
-                self._on_change()
+                listener(*about)
             except Exception:
                 logger.exception("%s: on_change", self.name)
-
-
-def _milliseconds(seconds: float) -> int:
-    """For `poll`: rounded up, as waking just before the time means spinning until it; and within a C int."""
-    return math.ceil(min(max(0.0, seconds), 3600.0) * 1000)

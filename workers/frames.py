@@ -5,7 +5,8 @@
            ◀─NotReady─             or not, with the model's own traceback; the child ends
     parent ───Run───▶ child        a batch
     parent ◀─Passing─ child        it goes through the model in parts, now the next
-    parent ◀──Ran──── child        its outcomes; batches are answered in the order of their arrival
+    parent ◀──Ran──── child        its outcomes; batches are answered in the order of their arrival. Or the fault that
+                                   this process has: the child ends
 
 A frame is eight bytes of length and a MessagePack body, over a socket pair that no one else holds. Each
 direction has one sender and one reader. End of file means that the other side is gone.
@@ -42,15 +43,21 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
     path: list[bytes]
     log_level: int
     log_format: str = "text"
+    max_output_bytes: int = 0
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`safe_size`: run it in parts of at most so many."""
+    """`safe_size`: run it in parts of at most so many. `suspect`, `last_try`: as `batching.executor.Work` has them.
+    `may_end`: this process may ask to be replaced, otherwise what it has is answered.
+    """
 
     batch_id: str
     inputs: list[bytes]
     parameters: list[bytes]
     safe_size: int | None = None
+    suspect: bool = False
+    last_try: bool = False
+    may_end: bool = True
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -77,6 +84,18 @@ class ItemError(msgspec.Struct, frozen=True, array_like=True):
     out_of_memory: bool = False
     words: Words = Words.OURS
     public: str = ""
+    device_fault: bool = False
+
+
+class Fault(msgspec.Struct, frozen=True, array_like=True):
+    """Why a process is done for. `cause`: `device` or `barren`. `settled`: the outcomes stand; otherwise whose fault it
+    is must be found in a fresh process. `reached`: the batch had begun.
+    """
+
+    cause: str
+    reason: str
+    settled: bool = False
+    reached: bool = True
 
 
 class Passing(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -84,7 +103,10 @@ class Passing(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Ran(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """One entry per input: output as JSON bytes, or why there is none; the rest as `workers.compute.Computed`."""
+    """One entry per input: output as JSON bytes, or why there is none; the rest as `workers.compute.Computed`.
+
+    After a `fault` the child ends. Unless that is settled there are no outcomes.
+    """
 
     batch_id: str
     compute_s: float
@@ -92,6 +114,7 @@ class Ran(msgspec.Struct, frozen=True, array_like=True, tag=True):
     passes: int = 1
     safe_size: int | None = None
     collapsed: int = 0
+    fault: Fault | None = None
 
 
 ToChild = Start | Run

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import signal
@@ -17,18 +18,34 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from batching.executor import Cause
 from config.logging import current_format
 from config.memory import oom_kills
 from config.settings import ModelSettings
-from workers.frames import FrameReader, NotReady, Passing, Ran, Ready, Start, encode
+from workers.frames import BrokenFrames, FrameReader, NotReady, Passing, Ran, Ready, Start, encode
 from workers.model_path import model_path
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
 # The arguments after it are for whoever reads `ps`, too.
 _BOOT = "import sys; sys.path.insert(0, sys.argv[2]); from workers.child import main; main(int(sys.argv[3]))"
 _BUFFER_BYTES = 1 << 20
+
+
+# A child that was told to end has nothing more to answer: only its own clean-up, for instance of CUDA.
+EXIT_GRACE_S = 2.0
+
+
+class StartFailed(Exception):
+    """The child did not become ready; says why, for the model's author."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    cause: Cause
+    reason: str
 
 
 class ChildProcess:
@@ -38,7 +55,7 @@ class ChildProcess:
         OSError: no process, or no descriptors, to be had.
     """
 
-    def __init__(self, model: ModelSettings, name: str, folder: str = "") -> None:
+    def __init__(self, model: ModelSettings, name: str, folder: str = "", max_output_bytes: int = 0) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             for end in (ours, theirs):
@@ -68,6 +85,7 @@ class ChildProcess:
             [os.fsencode(each) for each in model_path(folder, sys.path)],
             logging.getLogger().getEffectiveLevel(),
             current_format(),
+            max_output_bytes,
         )
         with contextlib.suppress(OSError):
             self._sock.sendall(encode(start))
@@ -81,6 +99,35 @@ class ChildProcess:
         poll.register(self._sock, select.POLLIN)
         if self._death is not None:
             poll.register(self._death, select.POLLIN)
+
+    def await_ready(self, timeout_s: float, stop: int | None) -> Ready | None:
+        """Block until the model is loaded; None when there is something to read from the descriptor `stop`.
+
+        Raises:
+            StartFailed: it cannot be loaded, or not in time.
+        """
+        poll = select.poll()
+        self.watch(poll)
+        if stop is not None:
+            poll.register(stop, select.POLLIN)
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            if any(descriptor == stop for descriptor, _ in poll.poll(milliseconds(left))):
+                return None
+            # Before what it wrote is read, or a last word could fall between the two looks.
+            gone = self.gone
+            try:
+                for message in self.messages():
+                    if isinstance(message, Ready):
+                        return message
+                    if isinstance(message, NotReady):
+                        raise StartFailed(message.error)
+            except BrokenFrames as error:
+                raise StartFailed(f"the model wrote into the executor's pipe: {error}") from error
+            if gone or self.gone:
+                self.wait(EXIT_GRACE_S)
+                raise StartFailed(f"{self.bury().reason} while the model was loading")
+        raise StartFailed(f"not ready after {timeout_s * 1000:.0f} ms; raise start_timeout_ms if it needs longer")
 
     def write(self, frame: bytearray) -> None:
         """Blocks while the child reads nothing and the buffer is full, until `hang_up` at the latest.
@@ -130,19 +177,20 @@ class ChildProcess:
                 select.select([self._death], [], [], left)
         return True
 
-    def bury(self) -> str:
+    def bury(self) -> Death:
         """Kill what is left of it, and wait; how it died."""
         self.kill()
         code = self._process.wait()
         if code >= 0:
-            return f"exited with status {code}"
+            return Death(Cause.EXIT, f"the process exited with status {code}")
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
             # Not whom: that is in the kernel's log, which is seldom open to us.
-            return "was killed by SIGKILL; the kernel has killed for want of memory meanwhile"
+            text = "the process was killed by SIGKILL; the kernel has killed for want of memory meanwhile"
+            return Death(Cause.MEMORY, text)
         try:
-            return f"was killed by {signal.Signals(-code).name}"
+            return Death(Cause.EXIT, f"the process was killed by {signal.Signals(-code).name}")
         except ValueError:
-            return f"was killed by signal {-code}"
+            return Death(Cause.EXIT, f"the process was killed by signal {-code}")
 
     def close(self) -> None:
         self._sock.close()
@@ -165,3 +213,8 @@ def _open_pidfd(pid: int) -> int | None:
     except (AttributeError, OSError):
         # Not Linux, or forbidden in this container.
         return None
+
+
+def milliseconds(seconds: float) -> int:
+    """For `poll`: rounded up, as waking just before the time means spinning until it; and within a C int."""
+    return math.ceil(min(max(0.0, seconds), 3600.0) * 1000)

@@ -106,7 +106,7 @@ class WorkerRunner:
         observer = self._observer()
         folder = str(Path(settings.config_file).parent) if settings.config_file else ""
         self._executors: list[tuple[ModelSettings, ProcessExecutor]] = [
-            (model, ProcessExecutor(model, index, on_change=self._news.set, folder=folder))
+            (model, self._executor(model, index, folder))
             for model in settings.models.values()
             for index in range(model.instances)
         ]
@@ -225,6 +225,17 @@ class WorkerRunner:
     @property
     def redis(self) -> Redis:
         return self._redis
+
+    def _executor(self, model: ModelSettings, index: int, folder: str) -> ProcessExecutor:
+        return ProcessExecutor(
+            model,
+            index,
+            folder=folder,
+            max_output_bytes=self._settings.max_output_bytes,
+            on_change=self._news.set,
+            on_loaded=partial(self._telemetry.loaded, model.name),
+            on_replaced=partial(self._telemetry.replaced, model.name),
+        )
 
     def _observer(self) -> Observer:
         others = [each for each in (self._journal, self._ledger, self._tracer) if each is not None]

@@ -14,6 +14,7 @@ from typing import Any
 
 from celery.worker import state as worker_state
 
+from batching.executor import Cause
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Outcome, Request
 from config.keys import TASK_NAME, Shard
@@ -91,6 +92,16 @@ class WorkerTelemetry:
         for reason in ("error", "executor_lost"):
             self._child(metrics.DEAD_LETTERED, model, reason)
             self._child(metrics.RETRIES, model, reason)
+        for cause in Cause:
+            self._child(metrics.REPLACEMENTS, model, cause.value)
+
+    def loaded(self, model: str, took_s: float) -> None:
+        """An executor's process has loaded its model."""
+        self._child(metrics.EXECUTOR_LOAD_SECONDS, model).observe(took_s)
+
+    def replaced(self, model: str, cause: Cause) -> None:
+        """An executor's process is gone, and another is to follow."""
+        self._child(metrics.REPLACEMENTS, model, cause.value).inc()
 
     def gone(self) -> None:
         """This worker has struck off another."""

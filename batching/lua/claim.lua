@@ -51,7 +51,8 @@ local function suspect_size(message, ours)
   local lost
   if ours then lost = string.byte(message, LOST) - 48 else lost = attempts(message) end
   if lost == 0 then return nil end
-  return tonumber(ARGV[math.min(SUSPECTS + lost, #ARGV)])
+  -- The stamp counts no further, so that is as many as there can be.
+  return tonumber(ARGV[lost >= 9 and #ARGV or math.min(SUSPECTS + lost, #ARGV)])
 end
 local function paused(i)
   return tonumber(ARGV[SHARES + i]) < 0

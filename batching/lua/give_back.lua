@@ -2,6 +2,7 @@
 --
 -- KEYS  1 lease  2 leases of the worker  3 bell  4… queues, highest tier first
 -- ARGV  1 batch id  2 '0' when it never reached an executor, '1' to count an attempt, '2' when the executor died of it, perhaps
+--       3 for how many losses that last one counts at least
 -- Returns the number given back, or -1 when the lease is gone.
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
 
@@ -12,7 +13,7 @@ for i = #entries, 1, -1 do
   if #entry > 0 then
     local rank, message = tonumber(string.sub(entry, 1, 1)), string.sub(entry, 3)
     local ours = stamped(message)
-    if ARGV[2] ~= '0' then message = with_attempt(message, ARGV[2] == '2') end
+    if ARGV[2] ~= '0' then message = with_attempt(message, ARGV[2] == '2', tonumber(ARGV[3])) end
     if ours and tracked(message) then
       local id = task_id(message)
       redis.call('SET', 'celery-task-meta-' .. id, state_of(id, 'PENDING'), 'XX', 'KEEPTTL')

@@ -43,29 +43,33 @@ local function losses(message)
   return attempts(message)
 end
 
-local function with_attempt(message, lost)
+-- One attempt more; `lost`: its executor died, which counts as `least` losses at least, and always as one.
+local function with_attempt(message, lost, least)
   if stamped(message) then
     -- It has waited its turn once: from here on only its deadline counts, not the queue's age limit.
     return string.sub(message, 1, LIMIT - 1) .. string.sub(message, DEADLINE, DEADLINE + 12)
       .. string.sub(message, LIMIT + 13, ATTEMPT - 1)
-      .. string.format('%02d;%d', math.min(attempts(message) + 1, 99), math.min(losses(message) + (lost and 1 or 0), 9))
+      .. string.format('%02d;%d', math.min(attempts(message) + 1, 99),
+        math.min(lost and math.max(losses(message) + 1, least) or losses(message), 9))
       .. string.sub(message, LOST + 1)
   end
   local from, to = string.find(message, COUNTED, 1, true)
   if from then
     local digits = string.match(message, '^%d%d?', to + 1) or ''
-    return string.sub(message, 1, to) .. math.min(attempts(message) + 1, 99) .. string.sub(message, to + 1 + #digits)
+    return string.sub(message, 1, to) .. math.min(math.max(attempts(message) + 1, lost and least or 0), 99)
+      .. string.sub(message, to + 1 + #digits)
   end
   for i = 1, #HEADERS do
     from, to = string.find(message, HEADERS[i], 1, true)
     if from then
       -- Protocol 1 has no headers.
       local comma = string.find(message, '^%s*}', to + 1) and '' or ', '
-      return string.sub(message, 1, from - 1) .. COUNTED .. '1' .. comma .. string.sub(message, to + 1)
+      return string.sub(message, 1, from - 1) .. COUNTED .. math.max(1, lost and least or 0) .. comma
+        .. string.sub(message, to + 1)
     end
   end
   -- None at all, null, or spelled otherwise: in front of everything, so that a later one holds for whoever reads JSON.
-  return (string.gsub(message, '^%s*{', '{' .. COUNTED .. '1}, ', 1))
+  return (string.gsub(message, '^%s*{', '{' .. COUNTED .. math.max(1, lost and least or 0) .. '}, ', 1))
 end
 
 -- Retries whose pause is over go to the head of their queue. `first` is the number of the first queue in KEYS.

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from batching.policy.suspects import rounds
+
 # Beyond this, deliveries that ended with their worker's death are no longer put down to bad luck.
 MAX_DELIVERIES = 20
+# The stamp counts no further.
+MOST_LOSSES = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +40,10 @@ class RetryPolicy:
     def exhausted(self, attempt: int, lost: int) -> bool:
         """Whether a request about to be tried for the `attempt`-th time has used up its chances.
 
-        Of executors it may have killed, `lost` counts those that died with it inside. With `max_attempts` 1 there is
-        one more try, alone: its neighbours must not fail for it.
+        Of executors it may have killed, `lost` counts those that died with it inside. Attempts that failed otherwise
+        do not count with them: whoever has been lost among others must have its turn alone.
         """
-        if lost:
-            return attempt > max(2, self.max_attempts)
-        return attempt > max(MAX_DELIVERIES, self.max_attempts)
+        if lost > rounds(self.max_attempts):
+            return True
+        most = self.max_attempts if lost >= MOST_LOSSES else max(MAX_DELIVERIES, self.max_attempts)
+        return attempt > most

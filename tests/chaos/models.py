@@ -64,6 +64,43 @@ def _strike(curse: str | None) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Poisoned:
+    """Echoes, as a process on a GPU does: an input `{"poison": …}` breaks every later call too, and nothing mends it.
+
+    | poison     | what it does                                                      |
+    |------------|-------------------------------------------------------------------|
+    | `assert`   | this call fails with the words of a device                        |
+    | `later`    | this call goes well; the next one fails, with the device's words  |
+    | `wordless` | this call fails, without a word of a device                       |
+
+    `{"fail": …}` makes a call fail that harms nothing beyond it.
+    """
+
+    _error: Exception | None = None
+
+    def load(self, device: str) -> None:
+        """Nothing to load."""
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        if self._error is not None:
+            raise self._error
+        about = [each for each in inputs if isinstance(each, dict)]
+        for poison in (each["poison"] for each in about if "poison" in each):
+            self._error = _POISONS[poison]
+            if poison != "later":
+                raise self._error
+        if any("fail" in each for each in about):
+            raise ValueError("harmless")
+        return inputs
+
+
+_POISONS: dict[str, Exception] = {
+    "assert": RuntimeError("CUDA error: device-side assert triggered"),
+    "later": RuntimeError("CUDA error: an illegal memory access was encountered"),
+    "wordless": ValueError("broken"),
+}
+
+
 class Tally:
     """Echoes one input at a time, each once `gate` exists, and adds a line to `tally` for each that it has seen."""
 
@@ -98,3 +135,13 @@ def _answer(number: int) -> object:
     if number % 50 == 7:
         return ValueError("not this number")
     return TransientError("not now") if random.random() < 0.3 else number
+
+
+class Broken:
+    """Fails whatever it is given."""
+
+    def load(self, device: str) -> None:
+        """Nothing to load."""
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        raise KeyError("weights")

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from batching.executor import Done, Event, ExecutorGone, ExecutorState, Lost, Work
-from workers.compute import BatchComputer
+from batching.executor import Cause, Done, Event, ExecutorGone, ExecutorState, Lost, Work
+from workers.compute import BatchComputer, Computed
 from workers.outcomes import to_outcome
 
 Predict = Callable[[list[Any], list[dict[str, Any]]], list[Any]]
@@ -33,7 +33,8 @@ class InlineExecutor:
 
     def __init__(self, predict: Predict, *, name: str = "inline/0", load: Callable[[], None] = lambda: None) -> None:
         self.name = name
-        self._computer = BatchComputer(_Function(predict))
+        self._predict = predict
+        self._computer = BatchComputer(_Function(predict), watched=True)
         self._load = load
         self._state = ExecutorState.STARTING
         self._error: str | None = None
@@ -99,11 +100,12 @@ class InlineExecutor:
         self._become(ExecutorState.STARTING)
         threading.Thread(target=self._run, args=(self._generation,), daemon=True).start()
 
-    def _die(self, reason: str) -> None:
+    def _die(self, reason: str, cause: Cause = Cause.EXIT, *, answered: bool = False) -> None:
         self._generation += 1
         ids = [work.batch_id for work in self._work]
+        inside = ids.pop(0) if ids and not answered else None
         self._work.clear()
-        self._events.put(Lost(ids[0] if ids else None, tuple(ids[1:]), reason))
+        self._events.put(Lost(inside, tuple(ids), reason, cause))
         self._changed.notify_all()
 
     def _become(self, state: ExecutorState) -> None:
@@ -121,15 +123,26 @@ class InlineExecutor:
                 if generation != self._generation:
                     return
                 work = self._work[0]
-            computed = self._computer.run(work.inputs, work.parameters, work.safe_size)
+            batch = self._computer.decode(work.inputs, work.parameters)
+            computed = self._computer.compute(batch, work.safe_size, suspect=work.suspect, last_try=work.last_try)
             with self._changed:
                 if generation != self._generation:
                     return
-                self._work.popleft()
-                outcomes = [to_outcome(each) for each in computed.outcomes]
-                done = Done(work.batch_id, computed.compute_s, outcomes, computed.passes, computed.safe_size)
-                self._events.put(done)
-                self._changed.notify_all()
+                fault = computed.fault
+                if fault is None or fault.settled:
+                    self._work.popleft()
+                    self._done(work.batch_id, computed)
+                if fault is not None:
+                    self._die(fault.reason, Cause(fault.cause), answered=fault.settled or not fault.reached)
+                    # A fresh process knows nothing of what the last one has seen.
+                    self._computer = BatchComputer(_Function(self._predict), watched=True)
+                    self._spawn()
+                    return
+
+    def _done(self, batch_id: str, computed: Computed) -> None:
+        outcomes = [to_outcome(each) for each in computed.outcomes]
+        self._events.put(Done(batch_id, computed.compute_s, outcomes, computed.passes, computed.safe_size))
+        self._changed.notify_all()
 
     def _loaded(self, generation: int) -> bool:
         error = None

@@ -14,6 +14,7 @@ import msgspec
 
 from batching.asked import Finished
 from batching.policy import DEFAULT_AGEING_S, DEFAULT_SHARES, allocate, fair_pick, guaranteed, suspect_sizes
+from batching.policy.retry import MOST_LOSSES
 from batching.stamp import NO_KEY, read_stamp, write_stamp
 from batching.store import Blame, Claim, Entry, Settled, Verdict, View
 from config.keys import Shard
@@ -171,7 +172,7 @@ class MemoryBatchStore:
                 for position, pause_ms in pauses:
                     slot = lease.slots[position - 1]
                     if slot is not None:
-                        message = with_attempt(slot.message, lost=False) if count_attempt else slot.message
+                        message = with_attempt(slot.message, 0) if count_attempt else slot.message
                         self._model(model).delayed[slot.rank, message] = self._now_ms() + pause_ms
                         lease.slots[position - 1] = None
                         self._set_state(message, "PENDING")
@@ -180,7 +181,7 @@ class MemoryBatchStore:
         self.after("put_aside")
         return lease is not None
 
-    def give_back(self, model: str, batch_id: str, blame: Blame) -> int:
+    def give_back(self, model: str, batch_id: str, blame: Blame, losses: int = 1) -> int:
         self.before("give_back")
         with self.changed:
             lease = self.leases.pop(batch_id, None)
@@ -189,7 +190,7 @@ class MemoryBatchStore:
             for slot in reversed(slots):
                 message = slot.message
                 if blame is not Blame.NOTHING:
-                    message = with_attempt(message, lost=blame is Blame.SUSPECT)
+                    message = with_attempt(message, losses if blame is Blame.SUSPECT else 0)
                 here.queues[slot.rank].append(message)
                 self._set_state(message, "PENDING")
             here.bell = here.bell or bool(slots)
@@ -228,7 +229,7 @@ class MemoryBatchStore:
     ) -> list[_Slot]:
         def limit(message: bytes) -> int | None:
             lost = losses(message)
-            return sizes[min(lost, len(sizes)) - 1] if lost else None
+            return sizes[-1 if lost >= MOST_LOSSES else min(lost, len(sizes)) - 1] if lost else None
 
         open_to = {rank: queue for rank, queue in enumerate(here.queues) if rank not in paused}
         suspects = next((rank for rank, queue in open_to.items() if queue and limit(queue[-1])), None)
@@ -361,19 +362,21 @@ def losses(message: bytes) -> int:
     return int(counted[1]) if counted else 0
 
 
-def with_attempt(message: bytes, *, lost: bool) -> bytes:
-    """One more delivery that failed, spliced in."""
+def with_attempt(message: bytes, losses: int) -> bytes:
+    """One more delivery that failed, spliced in; `losses`: it has so many behind it then, at least."""
     stamp = read_stamp(message)
     if stamp is not None:
         more = stamp._replace(
-            limit_ms=stamp.deadline_ms, attempt=min(stamp.attempt + 1, 99), lost=min(stamp.lost + lost, 9)
+            limit_ms=stamp.deadline_ms,
+            attempt=min(stamp.attempt + 1, 99),
+            lost=min(max(stamp.lost + 1, losses) if losses else stamp.lost, 9),
         )
         return write_stamp(more) + message[len(write_stamp(stamp)) :]
     counted = _COUNTED.search(message)
     if counted:
-        return message[: counted.start(1)] + b"%d" % min(int(counted[1]) + 1, 99) + message[counted.end(1) :]
+        attempts = min(max(int(counted[1]) + 1, losses), 99)
+        return message[: counted.start(1)] + b"%d" % attempts + message[counted.end(1) :]
+    first = b'"headers": {"bunch_attempt": %d' % max(1, losses)
     if _HEADERS.search(message):
-        return _HEADERS.sub(
-            lambda found: b'"headers": {"bunch_attempt": 1' + (b"}" if found[1] else b", "), message, count=1
-        )
-    return re.sub(rb"^\s*\{", b'{"headers": {"bunch_attempt": 1}, ', message, count=1)
+        return _HEADERS.sub(lambda found: first + (b"}" if found[1] else b", "), message, count=1)
+    return re.sub(rb"^\s*\{", lambda _: b"{" + first + b"}, ", message, count=1)

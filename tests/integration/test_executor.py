@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -15,16 +16,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.executor import Done, ExecutorGone, ExecutorState, Lost, Work
+from batching.executor import Cause, Done, ExecutorGone, ExecutorState, Lost, Work
 from batching.request import Failed, Ok, Rejected
 from config.settings import ModelSettings
 from tests.processes import alive
 from tests.waiting import wait_until
-from workers.executor import FIRST_BACKOFF_S, ProcessExecutor, _Handed
+from workers.executor import FIRST_BACKOFF_S, ProcessExecutor
 
 LONG_S = 30.0
 ROOT = Path(__file__).resolve().parents[2]
 Start = Callable[..., ProcessExecutor]
+# What is the executor's own, and no setting of its model.
+OWN = ("max_output_bytes", "on_change", "on_loaded", "on_replaced")
 
 
 @pytest.fixture
@@ -33,12 +36,10 @@ def build() -> Iterator[Start]:
 
     def make(
         source: str = "tests.fakes.models:Puppet",
-        on_change: Callable[[], None] | None = None,
         **settings: Any,
     ) -> ProcessExecutor:
-        made.append(
-            ProcessExecutor(ModelSettings(name="m", source=source, cache=False, **settings), 0, on_change=on_change)
-        )
+        own = {key: settings.pop(key) for key in OWN if key in settings}
+        made.append(ProcessExecutor(ModelSettings(name="m", source=source, cache=False, **settings), 0, **own))
         return made[-1]
 
     yield make
@@ -143,8 +144,8 @@ def test_a_hung_batch_is_killed_and_the_next_child_works(start: Start, tmp_path:
     event = lost(executor)
     assert time.monotonic() - began >= 0.3
     assert (event.inside, event.waiting) == ("hung", ("behind",))
-    assert "timeout" in event.reason
-    assert "300 ms" in event.reason
+    assert event.cause is Cause.TIMEOUT
+    assert "more than timeout_ms = 300" in event.reason
     assert executor.wait_ready(LONG_S)
     assert first is not None
     assert not alive(first)
@@ -166,7 +167,7 @@ def test_the_time_of_a_batch_counts_from_when_it_is_in_front(start: Start) -> No
 def test_it_sleeps_no_longer_than_the_batch_in_front_has_left(build: Start) -> None:
     executor = build(timeout_ms=1000)
     assert executor._time_left(stopping=False) == 1.0
-    executor._handed.append(_Handed("a", 1, time.monotonic() - 0.4))
+    executor._handed.give("a", 1, time.monotonic() - 0.4)
     assert executor._time_left(stopping=False) <= 0.6
 
 
@@ -385,3 +386,63 @@ def test_the_child_logs_at_the_level_of_its_parent(start: Start, capfd: pytest.C
     err = capfd.readouterr().err
     assert "heard" in err
     assert "too quiet" not in err
+
+
+def poisoned(executor: ProcessExecutor, *inputs: Any, suspect: bool = False) -> None:
+    raw = [msgspec.json.encode(each) for each in inputs]
+    executor.send(Work("first", raw, [b"{}"] * len(raw), suspect=suspect))
+
+
+def test_a_process_whose_device_failed_is_replaced_before_anybody_else_is_charged(start: Start) -> None:
+    told: list[Cause] = []
+    executor = start("tests.chaos.models:Poisoned", on_replaced=told.append)
+    poisoned(executor, 1, {"poison": "assert"})
+    # Perhaps it is there in time to be handed over, and perhaps the process has gone by then.
+    with contextlib.suppress(ExecutorGone):
+        executor.send(work("behind", 2))
+    event = lost(executor)
+    assert (event.inside, event.cause) == ("first", Cause.DEVICE)
+    assert set(event.waiting) <= {"behind"}
+    assert "CUDA error" in (executor.last_error or "")
+    assert "CUDA error" not in event.reason
+    assert executor.wait_ready(LONG_S)
+    assert executor.error is None
+    assert run(executor, 3) == [3]
+    assert told == [Cause.DEVICE]
+
+
+def test_the_culprit_that_was_alone_is_answered_and_then_the_process_is_replaced(start: Start) -> None:
+    executor = start("tests.chaos.models:Poisoned")
+    poisoned(executor, {"poison": "later"}, suspect=True)
+    done = executor.receive(LONG_S)
+    assert isinstance(done, Done)
+    assert isinstance(done.outcomes[0], Failed)
+    assert lost(executor).inside is None
+    assert executor.wait_ready(LONG_S)
+    assert executor.restarts == 1
+
+
+def test_while_it_is_replaced_it_says_why(start: Start) -> None:
+    seen: list[tuple[ExecutorState, str | None]] = []
+    executor = start("tests.chaos.models:Poisoned", on_change=lambda: seen.append((executor.state, executor.error)))
+    poisoned(executor, {"poison": "assert"}, 2)
+    lost(executor)
+    assert executor.wait_ready(LONG_S)
+    assert [state for state, _ in seen][-2:] == [ExecutorState.STARTING, ExecutorState.READY]
+    assert "device failed" in str(seen[-2][1])
+    assert seen[-1][1] is None
+
+
+def test_how_long_loading_took_is_told(start: Start) -> None:
+    took: list[float] = []
+    start("workers.models.simulated:Simulated", options={"load_ms": 300}, on_loaded=took.append)
+    assert len(took) == 1
+    assert took[0] >= 0.3
+
+
+def test_an_output_over_the_limit_never_leaves_the_process(start: Start) -> None:
+    executor = start(max_output_bytes=1000)
+    small, huge = run(executor, "small", "x" * 5000)
+    assert small == "small"
+    assert isinstance(huge, Failed)
+    assert "at most 1000 are taken" in huge.message

@@ -220,7 +220,7 @@ def test_suspects_that_used_up_their_attempts_are_given_up(make: Make) -> None:
     rig.start()
     rig.settled("killer", "other")
     assert [inputs(work) for work in rig.executor.taken] == [["other"]]
-    assert "died 3 times" in rig.error("killer")[0].text
+    assert "3 processes ended" in rig.error("killer")[0].text
     assert set(rig.store.letters) == {"killer"}
 
 

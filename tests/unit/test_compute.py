@@ -153,6 +153,32 @@ def test_a_transient_error_is_not_looked_for_in_the_inputs() -> None:
     assert all(isinstance(each, ItemError) and each.retryable for each in computed.outcomes)
 
 
+@pytest.mark.parametrize("culprit", [0, 11, 31])
+def test_on_the_last_try_an_error_that_may_pass_is_looked_for_too(culprit: int) -> None:
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        if culprit in inputs:
+            raise TimeoutError("the download did not end")
+        return inputs
+
+    computer = BatchComputer(Model(predict))
+    raw = [b"%d" % n for n in range(32)]
+    first = computer.compute(computer.decode(raw, [b"{}"] * 32))
+    assert first.passes == 1
+    assert all(isinstance(each, ItemError) and each.retryable for each in first.outcomes)
+    last = computer.compute(computer.decode(raw, [b"{}"] * 32), last_try=True)
+    assert [n for n, each in enumerate(last.outcomes) if isinstance(each, ItemError)] == [culprit]
+
+
+def test_an_outage_is_not_gone_through_input_by_input_on_the_last_try() -> None:
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        raise ConnectionError("nobody there")
+
+    computer = BatchComputer(Model(predict))
+    computed = computer.compute(computer.decode([b"%d" % n for n in range(64)], [b"{}"] * 64), last_try=True)
+    assert computed.passes < 10
+    assert all(isinstance(each, ItemError) and each.retryable for each in computed.outcomes)
+
+
 def test_out_of_memory_is_halved_and_the_size_that_fits_is_told() -> None:
     sizes: list[int] = []
 

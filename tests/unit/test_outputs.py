@@ -39,6 +39,17 @@ class FakeTensor:
         return self._values
 
 
+def test_an_output_over_the_limit_is_that_items_error() -> None:
+    raw = [b"10", b"5000", b"20"]
+    computer = BatchComputer(Model(lambda inputs, parameters: ["x" * each for each in inputs]), max_output_bytes=1000)
+    fits, huge, fits_too = computer.run(raw, [b"{}"] * 3).outcomes
+    assert isinstance(fits, bytes)
+    assert isinstance(fits_too, bytes)
+    assert isinstance(huge, ItemError)
+    assert "5002 bytes" in huge.message
+    assert "at most 1000" in huge.message
+
+
 @pytest.mark.parametrize(
     ("output", "encoded"),
     [

@@ -95,6 +95,21 @@ def test_suspects_are_given_up_after_their_attempts_and_innocents_of_dead_worker
     assert RetryPolicy(1).exhausted(attempt=3, lost=2)
 
 
+def test_other_attempts_do_not_count_against_a_suspect_that_never_had_its_turn_alone() -> None:
+    # Twice a network, then lost among others, as late as it can be.
+    assert not RetryPolicy(3).exhausted(attempt=4, lost=1)
+    assert not RetryPolicy(3).exhausted(attempt=5, lost=2)
+    assert RetryPolicy(3).exhausted(attempt=6, lost=3)
+
+
+@given(st.integers(1, 90))
+def test_whoever_is_lost_each_time_is_given_up_in_the_end(max_attempts: int) -> None:
+    """The stamp counts losses up to nine."""
+    policy = RetryPolicy(max_attempts)
+    given_up = next(n for n in range(1, 100) if policy.exhausted(attempt=n + 1, lost=min(n, 9)))
+    assert given_up == max(2, max_attempts)
+
+
 @given(st.integers(1, 512), st.integers(1, 20))
 def test_suspect_batches_shrink_to_one(size: int, max_attempts: int) -> None:
     sizes = suspect_sizes(size, max_attempts)

@@ -141,6 +141,9 @@ def _broken(healthy: Sequence[WorkerRow]) -> list[Finding]:
                 reason = (each.error or "").strip().splitlines()
                 why = f": {reason[-1][:160]}" if reason else ""
                 found.append(Finding("warn", f"{each.executor} does not start{why}", "workers"))
+            elif each.state == "starting" and each.error:
+                text = f"{each.executor} is being replaced: {each.error.strip().splitlines()[-1][:160]}"
+                found.append(Finding("warn", text, "workers"))
             elif each.breaker != "closed":
                 text = f"{each.executor} on {worker.hostname}: breaker {each.breaker}, batch after batch failed."
                 found.append(Finding("warn", text, "workers"))

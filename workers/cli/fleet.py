@@ -193,8 +193,11 @@ def _remarks(row: dict[str, Any]) -> str:
 
 
 def _errors(rows: list[WorkerRow]) -> list[str]:
-    failed: list[ExecutorRow] = [each for row in rows for each in row.models if each.error]
-    return [f"\n{each.executor} did not start:\n{each.error}" for each in failed]
+    troubled: list[ExecutorRow] = [each for row in rows for each in row.models if each.error]
+    return [
+        f"\n{each.executor} {'is being replaced' if each.state == 'starting' else 'did not start'}:\n{each.error}"
+        for each in troubled
+    ]
 
 
 def _learnt(value: float | None) -> float | str:

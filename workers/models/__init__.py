@@ -57,7 +57,7 @@ def load_model(settings: ModelSettings) -> Model:
         settings.
     """
     source = settings.source
-    if source.startswith(("http://", "https://")):
+    if settings.is_url:
         from workers.models.http import HttpModel
 
         defaults = {"url": source, "timeout_ms": settings.timeout_ms}

@@ -91,7 +91,7 @@ def leases_given_back(registry: WorkerRegistry) -> Callable[[int], bool]:
 def _look_at_models(row: WorkerRow) -> Look:
     late = [each for each in row.models if each.state != "ready"]
     # An executor that is tried again keeps saying why its last start failed.
-    errors = {each.model: each.error for each in late if each.error}
+    errors = {each.model: each.error for each in late if each.error and each.state == "failed"}
     if errors:
         text = "\n".join(f"model {model} did not start:\n{error}" for model, error in errors.items())
         return Look(ready=False, detail=f"{', '.join(errors)} did not start", error=text)

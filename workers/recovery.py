@@ -1,0 +1,32 @@
+"""How often an executor's process is replaced in the hope that a fresh one does better.
+
+Replacements after which nothing is computed speak for a broken model. A few in a row are granted, since each process
+may have met a poisoning input first of all; from then on one after each pause, which doubles. In between, the outcomes
+of a batch are answered as they are: failures, at once and with their reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FRUITLESS = 3
+FIRST_PAUSE_S = 10.0
+MAX_PAUSE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """`fruitless`: replacements since the last output. Times are seconds on any one clock."""
+
+    fruitless: int = 0
+    until: float = 0.0
+
+    def grants(self, now: float) -> bool:
+        """Whether one more is worth its while."""
+        return self.fruitless < FRUITLESS or now >= self.until
+
+    def replaced(self, now: float) -> Patience:
+        fruitless = self.fruitless + 1
+        # Bounded before it is a number that no float can hold.
+        pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(16, max(0, fruitless - FRUITLESS)))
+        return Patience(fruitless, now + pause_s)
