@@ -7,6 +7,7 @@ the rest is counted: a log that fills the disk would be the next thing to break.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import threading
@@ -26,6 +27,7 @@ _FIRST = ("request_id", "task_id", "batch_id", "model", "tier", "trace_id", "cod
 _LONGEST = 16_384
 # All that could begin a line, or talk to a terminal, but for the line feed and the tab; and what UTF-8 cannot say.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class TextFormatter(logging.Formatter):
@@ -60,7 +62,11 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = _bounded(self.formatException(record.exc_info))
-        return msgspec.json.encode(fields, enc_hook=str).decode()
+        try:
+            return msgspec.json.encode(fields, enc_hook=str).decode()
+        except UnicodeEncodeError:
+            text = json.dumps(fields, default=str, ensure_ascii=False)
+            return _SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text)
 
 
 class LogBudget:
@@ -145,6 +151,11 @@ def current_format() -> str:
     """What this process logs in, for a child of it."""
     handlers = logging.getLogger().handlers
     return "json" if any(isinstance(each.formatter, JsonFormatter) for each in handlers) else "text"
+
+
+def encodable(text: str) -> str:
+    """The same as UTF-8 can have it: a lone surrogate, which a model or a file's name may bring, is written out."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _bounded(text: str) -> str:

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
-import io
 import logging
 import logging.config
 import os
@@ -20,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import Any, TextIO, cast
+from typing import Any
 
 from config.logging import log_to_stderr
 from config.memory import limit_memory, offer_to_the_oom_killer
@@ -31,6 +30,7 @@ from workers.frames import FrameReader, NotReady, Passing, Ran, Ready, Run, Star
 from workers.model_path import make_way
 from workers.models import LoadError, load_model
 from workers.models.function import FunctionModel
+from workers.printed import make_stdout_tell
 
 logger = logging.getLogger(__name__)
 
@@ -171,12 +171,7 @@ def _configure_output(start: Start) -> None:
     logging.captureWarnings(True)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_NamesItself(start.name))
-    if start.log_format == "json":
-        # What the model prints would be no JSON.
-        sys.stdout = cast("TextIO", _Printed(logging.getLogger("stdout")))
-    else:
-        # A worker's log is often a file: without this, prints would come late, or never when the child is killed.
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    make_stdout_tell(start.log_format)
 
 
 class _NamesItself(logging.Filter):
@@ -190,21 +185,3 @@ class _NamesItself(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         vars(record).update(model=self._model, executor=self._executor, executor_pid=os.getpid())
         return True
-
-
-class _Printed(io.TextIOBase):
-    """Standard output, a log line for each line."""
-
-    def __init__(self, to: logging.Logger) -> None:
-        self._to = to
-        self._rest = ""
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            if line.strip():
-                self._to.info("%s", line)
-        return len(text)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 
 from batching.executor import Cause, Event, ExecutorGone, ExecutorState, Lost, Work
+from config.logging import encodable
 from config.settings import ModelSettings
 from workers.frames import BrokenFrames, Fault, ItemError, NotReady, Passing, Ran, Ready, Run, encode
 from workers.handed import Handed
@@ -241,6 +242,7 @@ class ProcessExecutor:
             child.close()
 
     def _start_failed(self, error: str) -> None:
+        error = encodable(error)
         self._error = error
         self.last_error = error
         logger.error("%s: start failed, again in %.1f s: %s", self.name, self._backoff_s, error)

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from batching.request import Words
+from config.logging import encodable
 from config.settings import ModelSettings
 
 HEADER = struct.Struct("!Q")
@@ -124,11 +125,27 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: ToChild | ToParent) -> bytearray:
-    """The whole frame, ready for `sendall`."""
+    """The whole frame, ready for `sendall`, whatever texts a model has made."""
     frame = bytearray(HEADER.size)
-    _encoder.encode_into(message, frame, HEADER.size)
+    try:
+        _encoder.encode_into(message, frame, HEADER.size)
+    except UnicodeEncodeError:
+        del frame[HEADER.size :]
+        plain = msgspec.to_builtins(message, builtin_types=(bytes,))
+        _encoder.encode_into(_encodable(plain), frame, HEADER.size)
     HEADER.pack_into(frame, 0, len(frame) - HEADER.size)
     return frame
+
+
+def _encodable(value: Any) -> Any:
+    """The same with every lone surrogate, which no encoding has, written out: of a message as lists and texts."""
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, list | tuple):
+        return [_encodable(each) for each in value]
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(each) for key, each in value.items()}
+    return value
 
 
 class FrameReader:

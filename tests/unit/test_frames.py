@@ -79,3 +79,17 @@ def test_a_frame_of_another_kind_is_noticed(pair: tuple[socket.socket, socket.so
     ours.sendall(encode(Ready("")))
     with pytest.raises(BrokenFrames):
         FrameReader(theirs, Start | Run).next()
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=())), min_size=1))
+def test_a_frame_takes_whatever_text_there_is(texts: list[str]) -> None:
+    errors: list[bytes | ItemError] = [ItemError(each, traceback=each) for each in texts]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(encode(Ran("b", 0.5, [b"\xff", *errors], 3, 16)))
+        read = FrameReader(theirs, Ran).next()
+    assert read.outcomes[0] == b"\xff"
+    escaped = [each.encode(errors="backslashreplace").decode() for each in texts]
+    assert [each.message for each in read.outcomes[1:]] == escaped
+    assert [each.traceback for each in read.outcomes[1:]] == escaped
+    assert (read.passes, read.safe_size) == (3, 16)

@@ -122,3 +122,9 @@ def test_a_child_logs_as_its_parent_does(log_format: str) -> None:
     finally:
         root.setLevel(before[0])
         root.handlers[:] = before[1]
+
+
+def test_json_takes_a_lone_surrogate_of_a_model() -> None:
+    line = JsonFormatter().format(record("half \ud83d of it", model="m\udc80", size=3))
+    assert json.loads(line) | {"message": "half \\ud83d of it", "model": "m\\udc80", "size": 3} == json.loads(line)
+    line.encode()

@@ -91,3 +91,13 @@ def _alarms(folder: Path, *lines: str) -> list[str]:
     path = folder / "a.log"
     path.write_text("".join(f"{line}\n" for line in lines))
     return LogTail(path).alarms()
+
+
+def test_what_never_ends_its_line_is_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "worker1.log"
+    tail = LogTail(path)
+    for _ in range(20):
+        with path.open("ab") as file:
+            file.write(b"." * 5_000 + b"\r" + b"WARNING: " + b"x" * 20_000)
+        assert tail.alarms()
+        assert len(vars(tail)["_rest"]) <= logs._LONGEST_LINE

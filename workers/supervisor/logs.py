@@ -13,6 +13,9 @@ from pathlib import Path
 MAX_BYTES = 64 * 1024 * 1024
 _READ_BYTES = 256 * 1024
 
+_LONGEST_LINE = 16_384
+_ENDS = re.compile(rb"\r\n|\n|\r")
+
 # What opens a record: Celery and gunicorn "[2026-…", Flower "[W 26…", JSON, a date, Valkey "9:M 01 Jan".
 _RECORD = re.compile(r"\[|\{|\d{4}-\d\d-\d\d|\d+:[A-Z] ")
 _ALARM = re.compile(
@@ -68,7 +71,11 @@ class LogTail:
             file.seek(self._offset)
             data = file.read(_READ_BYTES)
         self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        # A progress bar ends its line with a carriage return, or never: then it is shown in parts.
+        *lines, self._rest = _ENDS.split(self._rest + data)
+        if len(self._rest) > _LONGEST_LINE:
+            lines.append(self._rest)
+            self._rest = b""
         return [line.decode("utf-8", "replace") for line in lines]
 
     def _start_over(self) -> None:
