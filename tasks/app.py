@@ -11,10 +11,12 @@ from celery import Celery
 from celery.signals import setup_logging
 
 from config.celery import celery_config
+from config.keys import OPS_QUEUE
 from config.logging import logging_config
 from config.settings import Settings, load_settings
 from tasks.bystander import BystanderStep
 from tasks.choring import ChoresStep
+from tasks.queues import OwnQueuesStep
 
 
 def make_app(settings: Settings, *, result_backend: str = "") -> Celery:
@@ -45,6 +47,7 @@ def __getattr__(name: str) -> Celery:
         use_our_logging(settings)
         app = globals()["app"] = make_app(settings)
         app.bunch_settings = settings
-        app.steps["worker"].update({BystanderStep, ChoresStep})
+        app.bunch_queues = {OPS_QUEUE}
+        app.steps["worker"].update({BystanderStep, ChoresStep, OwnQueuesStep})
         return app
     raise AttributeError(name)

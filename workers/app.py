@@ -13,7 +13,8 @@ from config.keys import TASK_NAME
 from config.settings import Settings, load_settings
 from tasks.app import make_app, use_our_logging
 from tasks.disclosure import Disclosure
-from workers import pools, remote, resets
+from tasks.queues import OwnQueuesStep
+from workers import pools, remote
 from workers.active import make_walkable
 from workers.canvas import CanvasFollowUp
 from workers.runner import WorkerRunner
@@ -24,14 +25,15 @@ CELERY_QUEUE = "celery"
 def make_worker_app(settings: Settings) -> Celery:
     """A Celery app whose workers claim batches of every model in `settings`."""
     app = make_app(settings)
-    app.conf.task_queues = model_queues(settings)
+    app.conf.task_queues = queues = model_queues(settings)
+    app.bunch_queues = {each.name for each in queues}
     # Where a callback goes that names no queue: where its sender, with Celery's defaults, has its own workers.
     app.conf.task_default_queue = CELERY_QUEUE
     app.steps["consumer"].add(BatchingStep)
-    resets.register()
+    app.steps["worker"].add(OwnQueuesStep)
     pools.require_threads()
     make_walkable(worker_state.active_requests)
-    remote.register()
+    app.steps["worker"].add(remote.NoEffectStep)
     app.bunch_runner = WorkerRunner(settings, CanvasFollowUp(app, Disclosure(settings.error_detail, settings.auth)))
     app.task(name=TASK_NAME, ignore_result=False, shared=False)(_never_called)
     return app

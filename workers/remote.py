@@ -9,7 +9,10 @@
 | `drain` | this worker claims nothing more and finishes what it has |
 | `tune MODEL key=value…` | another policy, batch size or window, in the whole fleet |
 | `reload_model MODEL [key=value…]` | every executor anew, one at a time, from the file or another source |
+| `reset_faults MODEL` | its breaker closed, the batch size that its memory had room for forgotten |
 | `pool_restart` | Celery's word for it: this worker's executors anew, one at a time |
+
+Commands of Celery's own that have no effect on batches say so (`NO_EFFECT`), where Celery would say "ok".
 
 They run on the worker's main thread, which no batch keeps busy: each is a round trip or two to Redis. What concerns the
 fleet is written down first, then followed at once by whoever heard it, and with the next heartbeat by everybody else.
@@ -19,15 +22,56 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from types import MappingProxyType
 from typing import Any
 
-from celery.worker.control import control_command, inspect_command
+from celery import bootsteps
+from celery.worker.control import Panel
 
 from config.tiers import TIERS, Tier
+from tasks.commands import COMMANDS, RESET_FAULTS
 from tasks.controls import BadChange, Controls, pairs
 from workers.runner import WorkerRunner
 
 Reply = dict[str, Any]
+
+_CLAIMED = "the queues of models are claimed a batch at a time, not consumed"
+# What Celery answers with "ok", and what does it instead.
+NO_EFFECT: Mapping[str, str] = MappingProxyType(
+    {
+        "add_consumer": f"{_CLAIMED}; this worker takes those of its own models, and `manage.py resume` after a pause",
+        "cancel_consumer": f"{_CLAIMED}; `manage.py pause MODEL` stops that",
+        "rate_limit": "batches have no rate limit; API keys have (`manage.py keys create --rpm`)",
+        "time_limit": "a batch has the time limit of its model, `timeout_ms` in bunch.toml",
+        "pool_grow": "batches do not run in Celery's pool; a model has `instances` in bunch.toml",
+        "pool_shrink": "batches do not run in Celery's pool; a model has `instances` in bunch.toml",
+        "autoscale": "batches do not run in Celery's pool; `manage.py autoscale` is about workers",
+        "revoke_by_stamped_headers": "stamps are not looked at; revoke by task id",
+    }
+)
+
+
+class NoEffectStep(bootsteps.Step):
+    """In the worker alone: for whoever only asks, Celery's commands are what they were. Goes after `OwnQueuesStep`."""
+
+    requires = ("tasks.queues:OwnQueuesStep",)
+
+    def create(self, worker: Any) -> None:
+        for name, why in NO_EFFECT.items():
+            Panel.data[name] = _without_effect(name, why)
+
+
+def _without_effect(name: str, why: str) -> Callable[..., Reply]:
+    def refuse(state: Any, *_: Any, **__: Any) -> Reply:
+        return {"error": f"{name} does nothing here: {why}"}
+
+    return refuse
+
+
+def _command(name: str) -> Callable[[Callable[..., Reply]], Callable[..., Reply]]:
+    """In Celery's panel, as `tasks.commands` lists it."""
+    register: Callable[[Callable[..., Reply]], Callable[..., Reply]] = Panel.register(**COMMANDS[name].options(name))
+    return register
 
 
 def _replies(command: Callable[..., object]) -> Callable[..., Reply]:
@@ -43,20 +87,20 @@ def _replies(command: Callable[..., object]) -> Callable[..., Reply]:
     return replying
 
 
-@inspect_command(default_timeout=1.0)
+@_command("bunch_stats")
 def bunch_stats(state: Any, **_: Any) -> Reply:
     """What this worker runs, serves, and was asked for."""
     return _runner(state).info()
 
 
-@inspect_command(name="explain", variadic="ids", signature="[id1 [id2 [… [idN]]]]", default_timeout=2.0)
+@_command("explain")
 def explain_requests(state: Any, ids: Iterable[str] = (), **_: Any) -> Reply:
     """Where the time of requests went, by request id or task id."""
     names = [ids] if isinstance(ids, str) else list(ids)
     return {each: _runner(state).explain(each) for each in names}
 
 
-@control_command(args=[("model", str), ("tier", str)], signature="<model> [tier]")
+@_command("pause")
 @_replies
 def pause(state: Any, model: str, tier: str | None = None, **_: Any) -> str:
     """Claim nothing more of a model, or of one of its tiers."""
@@ -66,7 +110,7 @@ def pause(state: Any, model: str, tier: str | None = None, **_: Any) -> str:
     return f"{model} is paused" + (f" for {tier}" if tier else "")
 
 
-@control_command(args=[("model", str), ("tier", str)], signature="[model [tier]]")
+@_command("resume")
 @_replies
 def resume(state: Any, model: str | None = None, tier: str | None = None, **_: Any) -> str:
     """Claim again; without a model: this worker, after a drain."""
@@ -79,7 +123,7 @@ def resume(state: Any, model: str | None = None, tier: str | None = None, **_: A
     return f"{model} is claimed again" + (f" for {tier}" if tier else "")
 
 
-@control_command()
+@_command("drain")
 @_replies
 def drain(state: Any, **_: Any) -> str:
     """Claim nothing more in this worker, and finish what it has in hand."""
@@ -89,7 +133,7 @@ def drain(state: Any, **_: Any) -> str:
     return f"draining; {in_hand} batch{'' if in_hand == 1 else 'es'} in hand"
 
 
-@control_command(args=[("model", str)], variadic="changes", signature="<model> [key=value …]")
+@_command("tune")
 @_replies
 def tune(state: Any, model: str, changes: Mapping[str, Any] | Iterable[str] = (), **_: Any) -> Any:
     """Change what the policy of a model goes by; an empty value: back to what the file says."""
@@ -99,7 +143,7 @@ def tune(state: Any, model: str, changes: Mapping[str, Any] | Iterable[str] = ()
     return runner.steering.describe()[model]
 
 
-@control_command(args=[("model", str)], variadic="changes", signature="<model> [key=value …]")
+@_command("reload_model")
 @_replies
 def reload_model(state: Any, model: str, changes: Mapping[str, Any] | Iterable[str] = (), **more: Any) -> str:
     """Start the executors of a model anew, one at a time."""
@@ -113,7 +157,7 @@ def reload_model(state: Any, model: str, changes: Mapping[str, Any] | Iterable[s
     return f"reload {generation} of {model} begins"
 
 
-@control_command()
+@_command("pool_restart")
 @_replies
 def pool_restart(state: Any, **_: Any) -> str:
     """Start the executors of this worker anew, one at a time."""
@@ -121,8 +165,13 @@ def pool_restart(state: Any, **_: Any) -> str:
     return "restart of the executors begins"
 
 
-def register() -> None:
-    """For whoever makes a worker's app: importing this module has put the commands into Celery's panel."""
+@_command(RESET_FAULTS)
+def reset_faults(state: Any, model: str, **_: Any) -> Reply:
+    """Close a model's circuit breaker and forget the batch size that its memory had room for."""
+    try:
+        return {"ok": "reset", **_serving(state, model).reset(model)}
+    except BadChange as error:
+        return {"error": str(error)}
 
 
 def _runner(state: Any) -> WorkerRunner:

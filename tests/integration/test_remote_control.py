@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery.worker.control import Panel
 
-from tasks.bystander import COMMANDS
+from tasks.commands import COMMANDS
 from tasks.fleet import Fleet
 from tests.integration.celery_harness import (
     PATIENCE_S,
@@ -245,6 +245,31 @@ def test_a_mistake_is_answered_with_what_is_wrong(rig: Rig, command: str, argume
     assert says in rig.tell(command, **arguments)["error"]
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments", "says"),
+    [
+        ("add_consumer", {"queue": "bunch.other.paid"}, "claimed a batch at a time"),
+        ("add_consumer", {"queue": "celery"}, "claimed a batch at a time"),
+        ("cancel_consumer", {"queue": "bunch.echo.paid"}, "manage.py pause"),
+        ("rate_limit", {"task_name": "bunch.infer", "rate_limit": "1/m"}, "API keys"),
+        ("time_limit", {"task_name": "bunch.infer", "soft": 1, "hard": 2}, "timeout_ms"),
+        ("pool_grow", {"n": 3}, "instances"),
+        ("pool_shrink", {"n": 1}, "instances"),
+        ("autoscale", {"max": 3, "min": 1}, "manage.py autoscale"),
+        ("revoke_by_stamped_headers", {"headers": {"a": ["b"]}}, "by task id"),
+    ],
+)
+def test_what_has_no_effect_on_batches_says_so(rig: Rig, command: str, arguments: dict[str, Any], says: str) -> None:
+    (reply,) = rig.client.control.broadcast(
+        command, arguments, destination=[NODE], reply=True, timeout=PATIENCE_S, limit=1
+    )
+    assert "does nothing here" in reply[NODE]["error"]
+    assert says in reply[NODE]["error"]
+    queues = {each["name"] for each in rig.client.control.inspect(destination=[NODE]).active_queues()[NODE]}
+    assert queues == {f"bunch.echo.{tier}" for tier in ("enterprise", "paid", "free")}
+    assert rig.get(rig.send(says)) == says
+
+
 def test_a_shutdown_by_remote_control_is_a_warm_one(rig: Rig) -> None:
     gate = rig.folder / uuid.uuid4().hex
     gate.touch()
@@ -256,7 +281,11 @@ def test_a_shutdown_by_remote_control_is_a_warm_one(rig: Rig) -> None:
     assert Fleet(rig.redis).workers() == []
 
 
-def test_the_ops_worker_knows_each_command_by_name() -> None:
-    """It answers that it serves nothing, where Celery would log a traceback."""
+def test_every_command_of_the_list_has_its_form_and_does_something() -> None:
+    """The ops worker's answers are made from the same list (`tasks.bystander`)."""
     ours = {name for name, command in Panel.data.items() if command.__module__ == remote.__name__}
-    assert ours - {"pool_restart"} == set(COMMANDS)
+    assert ours == set(COMMANDS)
+    for name, command in COMMANDS.items():
+        registered = Panel.meta[name]
+        assert registered.type == ("inspect" if command.asks else "control")
+        assert (registered.signature or "", registered.variadic) == (command.signature, command.variadic)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from tasks.commands import RESET_FAULTS
 from tasks.fleet import Fleet
 from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
 from workers.cli.complete import model_names
-from workers.resets import COMMAND
 
 
 @click.command()
@@ -29,7 +29,7 @@ def reset(model: str, config_file: Path | None, as_json: bool) -> None:
     redis = redis_of(settings)
     fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
     nodes = [row.node for row in fleet.alive_of(fleet.workers())]
-    answers = tell(settings, redis, COMMAND, {"model": model}, nodes)
+    answers = tell(settings, redis, RESET_FAULTS, {"model": model}, nodes)
     silent = {"error": f"no reply within {REPLY_WITHIN_S:g} s"}
     rows = [{"worker": node, **answers.get(node, silent)} for node in nodes]
     if as_json:
