@@ -11,14 +11,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from config.errors import Problem
+from config.masking import masked_url
 from config.tiers import Tier
 
 RSA, ELLIPTIC, SHARED = "RS256", "ES256", "HS256"
 ALGORITHMS = (RSA, ELLIPTIC, SHARED)
-# Fields that are never shown, whatever is wrong with them; a URL may hold a password.
-SECRET_FIELDS = frozenset(
-    {"flower_basic_auth", "jwt_secret", "service_token", "database_url", "redis_url", "broker_url"}
-)
 _MIN_TOKEN = 16
 # RFC 7518, 3.2: a key of the hash's size at least.
 _MIN_SECRET_BYTES = 32
@@ -86,16 +83,6 @@ def listed(text: str) -> tuple[str, ...]:
     return tuple(each.strip() for each in text.split(",") if each.strip())
 
 
-def shown(field: str, value: object) -> object:
-    """A bad value of a known setting, as it may be printed."""
-    return "…" if field in SECRET_FIELDS else value
-
-
-def shown_of_unknown(value: object) -> object:
-    """The name may be a secret's, misspelt; a number is none."""
-    return value if str(value).isdigit() else "…"
-
-
 def contradictions(settings: AuthSettings) -> Iterator[Problem]:
     """What does not fit together; no secret is named."""
     yield from _operator_problems(settings)
@@ -147,7 +134,8 @@ def _source_problems(settings: AuthSettings) -> Iterator[Problem]:
     if url.scheme not in {"http", "https"} or is_loopback(url.hostname or ""):
         return
     if url.scheme == "http":
-        yield Problem("BUNCH_JWT_JWKS", settings.jwt_jwks, "must be https://: who can change the keys can be anybody")
+        shown = masked_url(settings.jwt_jwks)
+        yield Problem("BUNCH_JWT_JWKS", shown, "must be https://: who can change the keys can be anybody")
     for name in ("jwt_issuer", "jwt_audience"):
         if not getattr(settings, name):
             yield Problem(

@@ -1,35 +1,113 @@
-"""The environment that child processes are given: ours, with `BUNCH_…` names laid over it."""
+"""The environment that child processes are given: each role what it needs, and no other's secrets.
+
+    up, manage.py          everything
+     ├─ web, ops, flower   what a program of this machine needs, and the settings with the secrets of that role
+     ├─ valkey             what a program of this machine needs
+     └─ worker             all but what steers the libraries below us, and the settings with its own secrets
+         └─ executor       all that the worker was started with, and no `BUNCH_…` at all
+
+A model's author has variables of his own, and nobody can list them; so executors are given whatever is not known to be
+somebody else's.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Literal
 
-from config.settings import PREFIX
+from config.foreign import PREFIX, is_for_models_only, made_by_kubernetes, steers
+from config.secrets import FILE, HOLDERS, NoSecret, base_of, read_secret
 
 ROOT = Path(__file__).resolve().parent.parent
+Role = Literal["web", "worker", "ops", "flower", "redis"]
+
+# Where things are, which language, certificates and proxies, the allocator's, Python's.
+_OF_THE_MACHINE = re.compile(
+    r"PATH|HOME|PWD|USER|LOGNAME|SHELL|HOSTNAME|LANG|LANGUAGE|LC_\w+|TZ|TZDIR|TMPDIR|TEMP|TMP|TERM|NO_COLOR|XDG_\w+"
+    r"|LD_LIBRARY_PATH|LD_PRELOAD|MALLOC_\w+|GLIBC_TUNABLES|PYTHON\w+|VIRTUAL_ENV|COVERAGE_\w+"
+    r"|SSL_CERT_(FILE|DIR)|OPENSSL_CONF|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|((HTTPS?|ALL|NO)_PROXY|(https?|all|no)_proxy)"
+)
+# libpq's, for the database of keys and ledger.
+_OF_A_ROLE: Mapping[str, re.Pattern[str]] = {"ops": re.compile(r"PG[A-Z]+")}
+# How the worker is handed what executors are to have and it is not.
+_FOR_MODELS = f"{PREFIX}FOR_MODELS"
 
 
 def child_environment(
-    settings: Mapping[str, object], extra: Mapping[str, str] | None = None, import_from: tuple[str, ...] = ()
+    role: Role,
+    settings: Mapping[str, object],
+    extra: Mapping[str, str] | None = None,
+    import_from: tuple[str, ...] = (),
+    also: Collection[str] = (),
 ) -> dict[str, str]:
     """What a child process of Bunch starts with.
 
     Args:
         settings: setting names in lower case; None and "" leave what is inherited, so that an unset one
             stays unset.
-        extra: defaults for names of other programs, such as `FLOWER_…`; what is inherited goes first.
+        extra: names of other programs, such as `FLOWER_…`, that we set ourselves.
         import_from: folders besides the checkout and the working directory from which a model's source may be imported.
+        also: further names that this role needs, whatever they are.
     """
-    environment = dict(os.environ)
-    inherited = environment.get("PYTHONPATH", "")
+    ours = dict(os.environ)
+    environment = {name: value for name, value in ours.items() if name in also or _reaches(role, name, value)}
+    inherited = ours.get("PYTHONPATH", "")
     # Celery (`cwd_in_path`) and gunicorn (`Application.chdir`, by PWD) put the working directory in front of all,
     # unless it is on the path already: somebody's own `tasks.py` and `config.py` may lie there.
-    here = (str(Path.cwd()), environment.get("PWD", ""))
+    here = (str(Path.cwd()), ours.get("PWD", ""))
     folders = [str(ROOT), *import_from, *here, *inherited.split(os.pathsep)]
-    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
-    environment.update(
-        {PREFIX + name.upper(): str(value) for name, value in settings.items() if value not in {None, ""}}
-    )
-    return {**(extra or {}), **environment}
+    if role != "redis":
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
+        environment[f"{PREFIX}ROLE"] = role
+        for name, value in settings.items():
+            if value not in {None, ""}:
+                _set(environment, name, str(value))
+    if role == "worker":
+        environment[_FOR_MODELS] = json.dumps({name: ours[name] for name in sorted(ours) if is_for_models_only(name)})
+    return {**environment, **(extra or {})}
+
+
+def executor_environment() -> dict[str, str]:
+    """What a model's process starts with: nothing that is a setting, so no secret of ours."""
+    given: dict[str, str] = json.loads(os.environ.get(_FOR_MODELS, "{}"))
+    # Celery sets some of its own in the worker.
+    kept = {name: value for name, value in os.environ.items() if not (name.startswith(PREFIX) or steers(name))}
+    return kept | given
+
+
+def forget_other_programs() -> None:
+    """Have the libraries in this process go by what we tell them, whatever environment it was started in."""
+    for name in [name for name in os.environ if steers(name)]:
+        del os.environ[name]
+
+
+def _reaches(role: Role, name: str, value: str) -> bool:
+    if name.startswith(PREFIX):
+        return role != "redis" and not made_by_kubernetes(name, value) and _is_allowed(role, name)
+    if role == "worker":
+        return not steers(name)
+    own = _OF_A_ROLE.get(role)
+    return bool(_OF_THE_MACHINE.fullmatch(name) or (own and own.fullmatch(name)))
+
+
+def _is_allowed(role: Role, name: str) -> bool:
+    field = name.removeprefix(PREFIX).lower()
+    return role in HOLDERS.get(base_of(field) or field, (role,))
+
+
+def _set(environment: dict[str, str], field: str, value: str) -> None:
+    """Set a setting, unless the file that holds it says the same: then it stays in the file alone."""
+    name = PREFIX + field.upper()
+    file = environment.get(name + FILE.upper())
+    if file:
+        try:
+            if read_secret(Path(file)) == value:
+                return
+        except NoSecret:
+            pass
+        del environment[name + FILE.upper()]
+    environment[name] = value

@@ -1,13 +1,39 @@
-"""Names in the environment that are not settings of ours, however much they look like it."""
+"""Names in the environment that are not ours: what Kubernetes makes, and what would steer the libraries below us."""
 
 from __future__ import annotations
 
 import re
 
+PREFIX = "BUNCH_"
+"""Begins the names of our own settings."""
+
 # What Kubernetes tells each container of a Service `bunch`, or `bunch-…`, in its namespace: kubelet's
 # `envvars.FromServices`, and Docker's links before it.
 _BY_NAME = re.compile(r"BUNCH_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _LINK = re.compile(r"(tcp|udp|sctp)://", re.IGNORECASE)
+
+# Bunch is configured by its own settings; what other programs' variables would change in the libraries that it is made
+# of is none of them. Never passed on to anything:
+_NEVER = re.compile(r"CELERY\w*|FLOWER_\w*|GUNICORN_\w*|C_FORCE_ROOT|FORKED_BY_MULTIPROCESSING")
+# Kept from our own processes. A model may mean them, so executors have them all the same.
+_STEERING = re.compile(
+    "|".join(  # noqa: FLY002 - a line for each program
+        (
+            # `celery.bin.celery` takes its options from these as well, the broker among them.
+            r"APP|BROKER_URL|RESULT_BACKEND|LOADER|CONFIG_MODULE|SKIP_CHECKS",
+            r"C_(BENCH\w*|FAKEFORK|IMPDEBUG|REMDEBUG|STRICT_APP|WARN_APP|WNOCONF)|WORKER_LOGLEVEL|REMAP_SIGTERM",
+            r"AUTOSCALE_KEEPALIVE|TIMER_DEBUG|USE_FAST_LOCALS|NOSETPS|EVENTLET_\w*|KOMBU_\w*|PICKLE_PROTOCOL",
+            r"DISABLE_TRACEBACKS|MP_LOG|MP_MAIN_FILE|_MP_FORK_\w*|MULTIPROCESSING_FORKING_DISABLE",
+            # Celery loads a Django project where this names one.
+            r"DJANGO_SETTINGS_MODULE|DJANGO_PROJECT_DIR",
+            r"WEB_CONCURRENCY|FORWARDED_ALLOW_IPS|SCRIPT_NAME|SENDFILE|PORT|LISTEN_FDS|LISTEN_PID|NOTIFY_SOCKET",
+            r"FLASK_\w*|WERKZEUG_\w*|GEVENT_\w*",
+            # Would have prometheus_client write files instead of counting.
+            r"PROMETHEUS_\w*|prometheus_multiproc_dir",
+            r"OTEL_\w*",
+        )
+    )
+)
 
 
 def made_by_kubernetes(name: str, value: str) -> bool:
@@ -16,3 +42,13 @@ def made_by_kubernetes(name: str, value: str) -> bool:
     `BUNCH_HTTP_PORT` may be either: of a Service `bunch-http` it is a URL, which no port is.
     """
     return bool(_BY_NAME.fullmatch(name) or ("_PORT" in name and _LINK.match(value)))
+
+
+def steers(name: str) -> bool:
+    """Whether a variable of this name changes what a library of ours does."""
+    return bool(_NEVER.fullmatch(name) or _STEERING.fullmatch(name))
+
+
+def is_for_models_only(name: str) -> bool:
+    """Whether it steers, and may yet be meant for a model."""
+    return bool(_STEERING.fullmatch(name)) and not _NEVER.fullmatch(name)

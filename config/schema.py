@@ -136,6 +136,8 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     slo_paid_target: Share = 0.99
     slo_free_target: Share = 0.95
     otlp_endpoint: str = ""
+    # `name=value,…`, sent along with every export.
+    otlp_headers: str = ""
     trace_sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
     flower_host: str = "127.0.0.1"
     flower_port: Port = 5555

@@ -1,5 +1,7 @@
 """Settings: the environment (`BUNCH_…`) over `bunch.toml` `[server]` over the defaults of `config.schema`.
 
+A secret may be in a file of its own instead (`config.secrets`): `BUNCH_JWT_SECRET_FILE`, `[server] jwt_secret_file`.
+
 Every problem is reported at once, with its key, the bad value and what would be right; an unknown name is a problem
 too, because a misspelt setting that is silently ignored is found in production.
 """
@@ -9,45 +11,45 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from config import auth
+from config import masking
 from config.auth import is_loopback
+from config.contradictions import contradictions
 from config.declared import BrokenSchema, read_schema
 from config.errors import Problem, SettingsError, not_of_kind
-from config.foreign import made_by_kubernetes
+from config.foreign import PREFIX, made_by_kubernetes
+from config.masking import MASK
 from config.schema import ModelSettings, Settings
-from config.tiers import Tier
+from config.secrets import NoSecret, base_of, header_problem, read_secret, shown_path
 
 __all__ = ["PREFIX", "ModelSettings", "Settings", "file_is_named", "is_loopback", "load_settings"]
 
-PREFIX = "BUNCH_"
 DEFAULT_CONFIG_FILE = "bunch.toml"
 
 _MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-_HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?|[0-9a-f:]+")
-_ORIGIN = re.compile(r"\*|https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 _SOURCE = re.compile(r"https?://\S+|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-
-_LEAST_MEMORY_BYTES = 64 * 1024 * 1024
 
 # Of a value that may be long, in a line about it.
 _SHOWN = 120
+# Names that can be listed in a line that somebody should read.
+_FEW = 8
 
 _FROM_FILE_ONLY = {"models", "default_model", "config_file"}
 _TYPES: dict[str, Any] = {
     field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in _FROM_FILE_ONLY
 }
-_DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(Settings)}
 _MODEL_TYPES: dict[str, Any] = {
     field.name: field.type for field in msgspec.structs.fields(ModelSettings) if field.name != "name"
 }
-# BUNCH_CONFIG names the file; it is read before the settings that the file may hold.
-_OTHER_NAMES = {"config"}
+# BUNCH_CONFIG names the file; it is read before the settings that the file may hold. The others are set for what we
+# start: which role it is, and what its executors are to have (`config.environ`).
+_OTHER_NAMES = {"config", "role", "for_models"}
 
 
 def file_is_named() -> bool:
@@ -55,12 +57,16 @@ def file_is_named() -> bool:
     return bool(os.environ.get(PREFIX + "CONFIG"))
 
 
-def load_settings(environ: Mapping[str, str] | None = None, config_file: str | None = None) -> Settings:
+def load_settings(
+    environ: Mapping[str, str] | None = None, config_file: str | None = None, role: str | None = None
+) -> Settings:
     """Read, convert and cross-check every setting.
 
     Args:
         environ: the environment; `os.environ` when omitted.
         config_file: path of the TOML file; `BUNCH_CONFIG`, then `bunch.toml` if it exists, when omitted.
+        role: who will go by them; `BUNCH_ROLE`, which whoever starts a role sets, when omitted. A role has no
+            secrets but its own, so what others must have is theirs to check.
 
     Raises:
         SettingsError: with every problem found.
@@ -79,13 +85,17 @@ def load_settings(environ: Mapping[str, str] | None = None, config_file: str | N
         problems.append(Problem("--config" if config_file else PREFIX + "CONFIG", chosen, "no such file"))
 
     values: dict[str, Any] = {}
-    _read_table(_table(document, "server", problems), values, problems)
+    _read_table(_table(document, "server", problems), path.parent, values, problems)
     _read_environment(environ, values, problems)
     models = _read_models(_table(document, "models", problems), path.parent, problems)
     default_model = document.pop("default_model", next(iter(models), ""))
     for key, value in document.items():
         problems.append(
-            Problem(key, value, f"unknown in {path.name}; known are default_model, [server], [models.<name>]")
+            Problem(
+                key,
+                masking.shown_of_unknown(value),
+                f"unknown in {path.name}; known are default_model, [server], [models.<name>]",
+            )
         )
     settings = Settings(
         **values,
@@ -93,7 +103,7 @@ def load_settings(environ: Mapping[str, str] | None = None, config_file: str | N
         default_model=str(default_model),
         config_file=str(path.resolve()) if path.is_file() else "",
     )
-    problems += _contradictions(settings)
+    problems += contradictions(settings, role or environ.get(f"{PREFIX}ROLE"))
     if problems:
         raise SettingsError(tuple(problems))
     return settings
@@ -107,26 +117,58 @@ def _table(document: dict[str, Any], name: str, problems: list[Problem]) -> dict
     return {}
 
 
-def _read_table(table: Mapping[str, Any], values: dict[str, Any], problems: list[Problem]) -> None:
+def _read_table(table: Mapping[str, Any], folder: Path, values: dict[str, Any], problems: list[Problem]) -> None:
     for key, value in table.items():
+        where, field = f"[server] {key}", base_of(key)
         if key in _TYPES:
-            _convert(f"[server] {key}", value, _TYPES[key], key, values, problems, strict=True)
+            _convert(where, value, _TYPES[key], key, values, problems, strict=True)
+        elif field is not None:
+            _read_file(where, str(folder / str(value)), field, f"[server] {field}", table.get(field), values, problems)
         else:
-            problems.append(
-                Problem(f"[server] {key}", auth.shown_of_unknown(value), f"unknown; known are {', '.join(_TYPES)}")
-            )
+            problems.append(Problem(where, masking.shown_of_unknown(value), f"unknown; {_nearest(key, _TYPES)}"))
 
 
 def _read_environment(environ: Mapping[str, str], values: dict[str, Any], problems: list[Problem]) -> None:
+    files: list[tuple[str, str, str]] = []
     for name, value in environ.items():
         if not name.startswith(PREFIX) or made_by_kubernetes(name, value):
             continue
         key = name.removeprefix(PREFIX).lower()
+        field = base_of(key)
         if key in _TYPES:
             _convert(name, value, _TYPES[key], key, values, problems, strict=False)
+        elif field is not None:
+            files.append((name, value, field))
         elif key not in _OTHER_NAMES:
-            known = ", ".join(PREFIX + each.upper() for each in _TYPES)
-            problems.append(Problem(name, auth.shown_of_unknown(value), f"unknown setting; known are {known}"))
+            known = [PREFIX + each.upper() for each in _TYPES]
+            problems.append(
+                Problem(name, masking.shown_of_unknown(value), f"unknown setting; {_nearest(name.upper(), known)}")
+            )
+    for name, value, field in files:
+        plain = PREFIX + field.upper()
+        if value:
+            _read_file(name, value, field, plain, environ.get(plain), values, problems)
+
+
+def _read_file(
+    key: str, path: str, field: str, plain_key: str, plain: Any, values: dict[str, Any], problems: list[Problem]
+) -> None:
+    """The secret `field` from its file; never beside its plain value, of which nobody could tell which one holds."""
+    if plain:
+        problems.append(Problem(key, shown_path(path), f"{plain_key} is set as well; leave out one of the two"))
+        return
+    try:
+        values[field] = read_secret(Path(path))
+    except NoSecret as error:
+        problems.append(Problem(key, shown_path(path), f"must name a file that holds the secret; it {error}"))
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """The known names that `name` may have been meant for, rather than all of them."""
+    near = get_close_matches(name, known := list(known), n=3, cutoff=0.7)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"known are {', '.join(known)}" if len(known) <= _FEW else "docs/operations.md lists what there is"
 
 
 def _read_models(tables: Mapping[str, Any], folder: Path, problems: list[Problem]) -> dict[str, ModelSettings]:
@@ -146,20 +188,26 @@ def _read_models(tables: Mapping[str, Any], folder: Path, problems: list[Problem
             if key in _MODEL_TYPES:
                 _convert(f"{where} {key}", value, _MODEL_TYPES[key], key, values, problems, strict=True)
             else:
-                problems.append(Problem(f"{where} {key}", value, f"unknown; known are {', '.join(_MODEL_TYPES)}"))
+                shown = masking.shown_of_unknown(value)
+                problems.append(Problem(f"{where} {key}", shown, f"unknown; {_nearest(key, _MODEL_TYPES)}"))
         source = table.get("source", "")
         if not (isinstance(source, str) and _SOURCE.fullmatch(source)):
             problems.append(
-                Problem(f"{where} source", source, 'must be "package.module:Name" or an http(s) URL of a fixed API')
+                Problem(
+                    f"{where} source",
+                    masking.shown("source", source),
+                    'must be "package.module:Name" or an http(s) URL of a fixed API',
+                )
             )
             continue
+        _read_headers(where, values, folder, problems)
         _read_schemas(where, values, folder, problems)
         model = ModelSettings(name=name, **values)
         try:
             # As it travels to the executor's process, which must not be where this is found.
             msgspec.msgpack.encode(model)
         except OverflowError:
-            problems.append(Problem(where, table, "holds a whole number of more than 64 bits"))
+            problems.append(Problem(where, MASK, "holds a whole number of more than 64 bits"))
         models[name] = model
     return models
 
@@ -175,6 +223,25 @@ def _read_schemas(where: str, values: dict[str, Any], folder: Path, problems: li
             problems.append(Problem(f"{where} {key}", _shortened(declared), f"must be a JSON Schema; {error}"))
 
 
+def _read_headers(where: str, values: dict[str, Any], folder: Path, problems: list[Problem]) -> None:
+    """Of a URL's `options`: files are named from where `bunch.toml` lies, whoever reads them."""
+    options: dict[str, Any] = values.get("options", {})
+    headers = options.get("headers")
+    if headers is None or not values["source"].startswith(("http://", "https://")):
+        return
+    if not isinstance(headers, dict):
+        problems.append(Problem(f"{where} options.headers", MASK, "must be a table of header names and values"))
+        return
+    found = {name: header_problem(value) for name, value in headers.items()}
+    problems += [Problem(f"{where} options.headers.{name}", MASK, fix) for name, fix in found.items() if fix]
+    absolute = {
+        name: {"file": str(folder.resolve() / value["file"])} if isinstance(value, dict) and "file" in value else value
+        for name, value in headers.items()
+        if not found[name]
+    }
+    values["options"] = {**options, "headers": absolute}
+
+
 def _shortened(value: object) -> object:
     return value if len(repr(value)) <= _SHOWN else f"{repr(value)[:_SHOWN]}…"
 
@@ -185,138 +252,9 @@ def _convert(
     try:
         values[field] = msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
-        problems.append(Problem(key, auth.shown(field, value), not_of_kind(error, kind)))
+        problems.append(Problem(key, _shown(field, value), not_of_kind(error, kind)))
 
 
-def _contradictions(settings: Settings) -> list[Problem]:
-    """Settings checked against each other; the fix names which to change."""
-    found: list[Problem] = []
-    if settings.auth == "off" and not is_loopback(settings.http_host):
-        found.append(
-            Problem(
-                "BUNCH_HTTP_HOST",
-                settings.http_host,
-                "with BUNCH_AUTH=off only a loopback address is served; set BUNCH_AUTH=keys, or keep 127.0.0.1 and "
-                "put a proxy that authenticates in front, with its name in BUNCH_ALLOWED_HOSTS",
-            )
-        )
-    found += _bad_names(settings)
-    if not is_loopback(settings.flower_host) and not settings.flower_basic_auth:
-        found.append(
-            Problem(
-                "BUNCH_FLOWER_HOST", settings.flower_host, "set BUNCH_FLOWER_BASIC_AUTH=user:password to expose Flower"
-            )
-        )
-    found += auth.contradictions(settings)
-    if settings.models and settings.default_model not in settings.models:
-        found.append(Problem("default_model", settings.default_model, f"must be one of {', '.join(settings.models)}"))
-    found += _limits_out_of_order(settings)
-    for name, model in settings.models.items():
-        if model.direct and not model.is_url:
-            found.append(
-                Problem(
-                    f"[models.{name}] direct",
-                    model.direct,
-                    "only an http(s) URL as the source can be asked without a worker; leave it out",
-                )
-            )
-        if model.group_by_cost and not model.max_batch_cost:
-            found.append(
-                Problem(f"[models.{name}] group_by_cost", True, "groups to a budget; set max_batch_cost as well")
-            )
-        limit = min(("request_timeout_ms", "queue_timeout_ms"), key=lambda key: getattr(settings, key))
-        if (model.max_wait_ms or 0) >= getattr(settings, limit):
-            found.append(
-                Problem(
-                    f"[models.{name}] max_wait_ms",
-                    model.max_wait_ms,
-                    f"must be below {PREFIX}{limit.upper()} ({getattr(settings, limit)}), or requests that gather for "
-                    "so long expire before they are computed",
-                )
-            )
-    if settings.durability == "replica":
-        found.append(
-            Problem(
-                "BUNCH_DURABILITY",
-                "replica",
-                "is not there yet; disk writes each request to disk before it is accepted",
-            )
-        )
-    if 0 < settings.redis_max_memory_bytes < _LEAST_MEMORY_BYTES:
-        found.append(
-            Problem(
-                "BUNCH_REDIS_MAX_MEMORY_BYTES",
-                settings.redis_max_memory_bytes,
-                f"must be {_LEAST_MEMORY_BYTES} or more, or 0 for a quarter of the machine's memory",
-            )
-        )
-    return found + _bad_addresses(settings)
-
-
-def _bad_names(settings: Settings) -> Iterator[Problem]:
-    hosts = [each for each in settings.host_names if not _HOST_NAME.fullmatch(each)]
-    if hosts:
-        fix = "must be host names with commas, without ports or wildcards"
-        yield Problem("BUNCH_ALLOWED_HOSTS", ", ".join(hosts), fix)
-    origins = [each for each in settings.origins if not _ORIGIN.fullmatch(each)]
-    if origins:
-        fix = "must be origins with commas, without a path: https://app.example, http://localhost:3000; or *"
-        yield Problem("BUNCH_CORS_ORIGINS", ", ".join(origins), fix)
-    if settings.auth == "off" and "*" in settings.origins:
-        fix = "with BUNCH_AUTH=off any page that somebody on this machine opens could ask; name the origins"
-        yield Problem("BUNCH_CORS_ORIGINS", "*", fix)
-
-
-def _bad_addresses(settings: Settings) -> list[Problem]:
-    redis = (r"(redis|rediss|unix|redis\+socket)://", "must start with redis://, rediss:// or unix://")
-    kinds = {
-        "redis_url": redis,
-        "broker_url": redis,
-        "otlp_endpoint": (r"https?://", "must be a URL of OTLP over HTTP: http://host:4318"),
-    }
-    return [
-        Problem(PREFIX + key.upper(), getattr(settings, key).split("@")[-1], problem)
-        for key, (pattern, problem) in kinds.items()
-        if getattr(settings, key) and not re.match(pattern, getattr(settings, key))
-    ]
-
-
-def _limits_out_of_order(settings: Settings) -> list[Problem]:
-    found = []
-    if not settings.free_rpm <= settings.paid_rpm <= settings.enterprise_rpm:
-        found.append(
-            Problem(
-                f"{PREFIX}PAID_RPM",
-                settings.paid_rpm,
-                f"must be between {PREFIX}FREE_RPM ({settings.free_rpm}) and {PREFIX}ENTERPRISE_RPM "
-                f"({settings.enterprise_rpm}): a higher tier may ask more often",
-            )
-        )
-    for unit in ("ms", "depth"):
-        free, paid = getattr(settings, f"shed_free_{unit}"), getattr(settings, f"shed_paid_{unit}")
-        if free > paid:
-            found.append(
-                Problem(
-                    f"{PREFIX}SHED_FREE_{unit.upper()}",
-                    free,
-                    f"must not be above {PREFIX}SHED_PAID_{unit.upper()} ({paid}): the lower tier is refused first",
-                )
-            )
-    for tier in (Tier.PAID, Tier.FREE):
-        limit = settings.queue_timeout_of(tier)
-        longest = {"ageing_ms": limit}
-        if settings.admission == "drain":
-            # A threshold counts at the promised capacity, a timeout at what the fleet really does.
-            longest[f"shed_{tier.value}_ms"] = limit * 100 // settings.capacity_percent
-        for key, most in longest.items():
-            # A default gives way by itself: whoever shortens a timeout need not know of it.
-            if getattr(settings, key) > most and getattr(settings, key) != _DEFAULTS[key]:
-                found.append(
-                    Problem(
-                        PREFIX + key.upper(),
-                        getattr(settings, key),
-                        f"never takes effect, as requests of {tier.value} wait {limit} ms at most; stay below {most}, "
-                        f"or raise {PREFIX}{tier.value.upper()}_QUEUE_TIMEOUT_MS",
-                    )
-                )
-    return found
+def _shown(field: str, value: Any) -> object:
+    """A bad value; those of a model's options may be credentials."""
+    return MASK if "options" in field or isinstance(value, dict | list) else masking.shown(field, value)

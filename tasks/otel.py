@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -49,7 +49,9 @@ class Spans:
             span_limits=SpanLimits(max_links=_MAX_LINKS),
             shutdown_on_exit=False,
         )
-        exporter = OTLPSpanExporter(endpoint=traces_url(settings.otlp_endpoint), timeout=_TIMEOUT_S)
+        exporter = OTLPSpanExporter(
+            endpoint=traces_url(settings.otlp_endpoint), headers=headers_of(settings.otlp_headers), timeout=_TIMEOUT_S
+        )
         self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=_EXPORT_EVERY_MS))
         self._tracer = self._provider.get_tracer("bunch")
         # It says the same again at each failed export; once is enough to know.
@@ -91,6 +93,12 @@ def fail(span: Span, why: str) -> None:
 def traces_url(endpoint: str) -> str:
     """`http://host:4318` is the collector; with a path it is where traces go."""
     return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/traces"
+
+
+def headers_of(given: str) -> dict[str, str]:
+    """`name=value,…`, the values percent-encoded where they hold a comma, as OpenTelemetry writes them."""
+    pairs = (each.partition("=") for each in given.split(",") if each.strip())
+    return {name.strip(): unquote(value.strip()) for name, _, value in pairs}
 
 
 def _context(parent: str | Span | None) -> Context:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from config.environ import forget_other_programs
 from config.settings import Settings
 from tasks.fleet import Fleet, WorkerRow
 
@@ -27,6 +28,8 @@ def tell(
     # Celery takes longer to load than all else of a command, and only who tells somebody something needs it.
     from tasks.app import make_app
 
+    # Before Celery looks: it would go to the broker that another program's variables name.
+    forget_other_programs()
     app = make_app(settings)
     try:
         replies = app.control.broadcast(

@@ -23,6 +23,7 @@ from typing import Any
 import gevent
 import msgspec
 
+from config.secrets import header_values
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
 from tasks.client import Client
@@ -59,9 +60,10 @@ class DirectModel:
         self._model = model
         self._url = str(options.get("url", model.source))
         self._timeout_s = float(options.get("timeout_ms", model.timeout_ms)) / 1000
+        self._headers = header_values(options.get("headers", {}))
         self._client = httpx.Client(
             headers={
-                **options.get("headers", {}),
+                **self._headers,
                 "Content-Type": "application/json",
                 "Accept": "application/json",
             },
@@ -140,7 +142,7 @@ class DirectModel:
 
     def _log(self, public: str, said: str) -> None:
         """What the API said is for operators; without the headers that it was sent."""
-        excerpt = without_secrets(said, self._model.options.get("headers", {}).values())[:_MAX_EXCERPT]
+        excerpt = without_secrets(said, self._headers.values())[:_MAX_EXCERPT]
         logger.warning("%s: %s", public, excerpt, extra={"model": self._model.name})
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batching.executor import Cause
+from config.environ import executor_environment
 from config.logging import current_format
 from config.memory import oom_kills
 from config.settings import ModelSettings
@@ -64,6 +65,7 @@ class ChildProcess:
                 self._process = subprocess.Popen(
                     # -P: not even a moment with the working directory in front.
                     [sys.executable, "-P", "-c", _BOOT, f"bunch executor {name}", _ROOT, str(theirs.fileno())],
+                    env=executor_environment(),
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
                     # A session of its own: Ctrl-C in a terminal does not reach it, and whatever the model

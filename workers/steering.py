@@ -25,6 +25,7 @@ from redis.exceptions import RedisError
 from batching.executor import ExecutorState
 from batching.loop import ClaimLoop
 from batching.policy import Policy
+from config import masking
 from config.keys import Shard
 from config.settings import ModelSettings
 from tasks.controls import RELOADABLE, TUNABLE, Controls, Wishes, with_wishes
@@ -187,7 +188,7 @@ class Steering:
             target = with_wishes(configured, wishes)
             if self._reload_each(served, target, generation):
                 served.configured = configured
-                logger.info("%s: reloaded from %s", name, target.source)
+                logger.info("%s: reloaded from %s", name, masking.shown("source", target.source))
         except Exception:
             logger.exception("%s: reload", name)
         finally:
@@ -276,7 +277,7 @@ def _same_child(one: ModelSettings, other: ModelSettings) -> bool:
 def _described(served: _Served) -> dict[str, Any]:
     running = served.running
     return {
-        "source": running.source,
+        "source": masking.shown("source", running.source),
         "version": running.version,
         "policy": running.policy,
         "max_batch_size": running.max_batch_size,

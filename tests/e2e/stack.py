@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
@@ -80,7 +81,9 @@ max_wait_ms = 1500
 class Stack:
     """`start` returns when it answers; `stop` when nothing of it is left, or raises."""
 
-    def __init__(self, folder: Path, models: str = MODELS, cwd: Path = ROOT) -> None:
+    def __init__(
+        self, folder: Path, models: str = MODELS, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._folder = folder
         self._cwd = cwd
         self.config_file = folder / "bunch.toml"
@@ -89,6 +92,7 @@ class Stack:
         self._output = folder / "output.txt"
         self._process: subprocess.Popen[bytes] | None = None
         self._environment = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+        self._environment |= environment or {}
         self._environment["BUNCH_STATE_DIR"] = str(self.state_dir)
         self._environment["BUNCH_CONFIG"] = str(self.config_file)
         self.url = self.redis_url = ""

@@ -67,14 +67,17 @@ def test_children_get_our_settings_over_what_they_inherit(monkeypatch: pytest.Mo
     monkeypatch.setenv("BUNCH_HTTP_PORT", "1")
     monkeypatch.setenv("BUNCH_LOG_LEVEL", "DEBUG")
     monkeypatch.setenv("FLOWER_PORT", "7")
+    monkeypatch.setenv("FLOWER_URL_PREFIX", "elsewhere")
     monkeypatch.setenv("PYTHONPATH", f"/elsewhere{os.pathsep}{ROOT}")
     environment = child_environment(
-        {"http_port": 2, "log_level": None, "state_dir": ""}, {"FLOWER_PORT": "8", "FLOWER_X": "9"}, ("/models",)
+        "flower", {"http_port": 2, "log_level": None, "state_dir": ""}, {"FLOWER_PORT": "8"}, ("/models",)
     )
     assert environment["BUNCH_HTTP_PORT"] == "2"
     assert environment["BUNCH_LOG_LEVEL"] == "DEBUG"
     assert "BUNCH_STATE_DIR" not in environment
-    assert (environment["FLOWER_PORT"], environment["FLOWER_X"]) == ("7", "9")
+    # Another program's are none of Flower's business, and what we say is.
+    assert environment["FLOWER_PORT"] == "8"
+    assert "FLOWER_URL_PREFIX" not in environment
     assert environment["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "/models", "/elsewhere"]
 
 

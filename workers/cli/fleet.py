@@ -12,6 +12,7 @@ import msgspec
 from redis import Redis
 from rich.console import Group, RenderableType
 
+from config import masking
 from config.settings import ModelSettings, Settings
 from tasks.controls import Controls, Wishes, with_wishes
 from tasks.fleet import ExecutorRow, Fleet, WorkerRow, breakers, safe_sizes
@@ -170,7 +171,7 @@ def _model_row(model: ModelSettings, wishes: Wishes, healthy: list[WorkerRow]) -
     return {
         "model": model.name,
         "version": now.version,
-        "source": now.source,
+        "source": masking.shown("source", now.source),
         "policy": now.policy,
         "max_batch_size": now.max_batch_size,
         "max_wait_ms": now.max_wait_ms,

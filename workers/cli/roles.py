@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from config.environ import Role
 from config.private import restrict_umask
 from config.settings import Settings
 from workers.cli.base import config_option, locate, refuse_cluster
@@ -21,7 +22,7 @@ from workers.supervisor.stack import role_environment
 @config_option
 def web(config_file: Path | None) -> None:
     """The HTTP frontend."""
-    _become(roles.web(), locate(config_file))
+    _become("web", roles.web(), locate(config_file, "web"))
 
 
 @click.command()
@@ -29,8 +30,8 @@ def web(config_file: Path | None) -> None:
 @click.option("--name", default="worker", show_default=True, help="Node name; each worker of a host needs its own.")
 def worker(config_file: Path | None, name: str) -> None:
     """A worker that runs every model of the configuration."""
-    settings = locate(config_file)
-    _become(roles.worker(settings, name), settings)
+    settings = locate(config_file, "worker")
+    _become("worker", roles.worker(settings, name), settings)
 
 
 @click.command()
@@ -38,23 +39,23 @@ def worker(config_file: Path | None, name: str) -> None:
 @click.option("--name", default="ops", show_default=True, help="Node name.")
 def ops(config_file: Path | None, name: str) -> None:
     """A plain Celery worker for the tasks that keep the house in order."""
-    settings = locate(config_file)
+    settings = locate(config_file, "ops")
     prepare_database(settings, click.echo)
-    _become(roles.ops(settings, name), settings)
+    _become("ops", roles.ops(settings, name), settings)
 
 
 @click.command()
 @config_option
 def flower(config_file: Path | None) -> None:
     """Flower, the live page on workers, queues and tasks."""
-    settings = locate(config_file)
+    settings = locate(config_file, "flower")
     port = ports.require_free(settings.flower_host, settings.flower_port, "BUNCH_FLOWER_PORT")
-    _become(roles.flower(settings, port), settings)
+    _become("flower", roles.flower(settings, port), settings)
 
 
-def _become(command: tuple[str, ...], settings: Settings) -> None:
+def _become(role: Role, command: tuple[str, ...], settings: Settings) -> None:
     refuse_cluster(settings)
     absolute = msgspec.structs.replace(settings, state_dir=str(Path(settings.state_dir).resolve()))
     restrict_umask()
     sys.stdout.flush()
-    os.execve(command[0], command, role_environment(absolute))  # noqa: S606
+    os.execve(command[0], command, role_environment(role, absolute))  # noqa: S606

@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 from redis.exceptions import RedisError
 
 from config.errors import Problem
+from config.masking import PERCENT, masked_url
 from config.redis import connect
 from config.settings import Settings, is_loopback
-from workers.cli.base import CLUSTER, without_credentials, without_password
+from workers.cli.base import CLUSTER, without_credentials
 
 # What Celery 5.7 and the scripts ask for; Valkey says which Redis it is compatible with.
 MIN_REDIS = (6, 2)
@@ -47,13 +48,17 @@ def _servers(settings: Settings) -> dict[str, str]:
 
 
 def _server(key: str, url: str) -> Iterator[Problem]:
-    shown = without_password(url)
+    shown = masked_url(url)
     try:
         client = connect(url, timeout_s=2.0)
         info = client.info()
         policy = client.config_get("maxmemory-policy") if info.get("maxmemory") else {}
-    except (RedisError, ValueError) as error:
+    except RedisError as error:
         yield Problem(key, shown, f"must name a Redis or Valkey server that answers: {error}")
+        return
+    except ValueError:
+        # Its text quotes what it could not read, which is a part of the password if one has a raw `/` or `:`.
+        yield Problem(key, shown, f"is no URL that a client can read; {PERCENT}")
         return
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MIN_REDIS:
@@ -77,7 +82,7 @@ def _without_password(key: str, url: str) -> Iterator[Problem]:
         stranger.ping()
         yield Problem(
             key,
-            without_password(url),
+            masked_url(url),
             "lets in whoever reaches it, without a password: they can read every result, and ask as anybody; "
             "set requirepass there, and redis://:<password>@host:port/0 here",
         )

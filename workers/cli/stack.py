@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 import msgspec
 
+from config.masking import masked_url
 from config.private import restrict_umask, tighten
-from workers.cli.base import refuse_cluster, settings_for, start_config_option, without_password
+from workers.cli.base import refuse_cluster, settings_for, start_config_option
 from workers.cli.database import prepare_database
 from workers.supervisor import state
 from workers.supervisor.run import run
@@ -55,7 +56,7 @@ def _say_ready(stack: Stack, screen: Screen) -> None:
     if stack.flower_url:
         screen.line(f"flower  {stack.flower_url}")
     redis_url = stack.valkey.tcp_url if stack.valkey else settings.redis_url
-    screen.line(f"redis   {without_password(redis_url)}" + (_HOW_TO_GET_IN if stack.valkey else ""))
+    screen.line(f"redis   {masked_url(redis_url)}" + (_HOW_TO_GET_IN if stack.valkey else ""))
     screen.line(f"logs    {stack.state_dir / 'log'}")
     screen.line("try     " + curl_line(stack.url, settings.default_model, with_key=settings.auth != "off"))
     screen.line()

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from workers.cli.base import fail, json_option, print_json, print_table, settings_for, without_password
+from config.masking import masked_url
+from workers.cli.base import fail, json_option, print_json, print_table, settings_for
 from workers.supervisor import state
 
 
@@ -36,7 +37,7 @@ def status(as_json: bool) -> None:
         )
         for name, url in (("http", shown.url), ("flower", shown.flower_url), ("redis", shown.redis_url)):
             if url:
-                click.echo(f"{name:7} {without_password(url)}")
+                click.echo(f"{name:7} {masked_url(url)}")
     if not shown.processes or any(row.state != "running" for row in shown.processes):
         fail()
 
@@ -48,7 +49,7 @@ def _for_scripts(shown: state.UpState) -> state.UpState:
     embedded = any(row.role == "redis" for row in shown.processes)
     if embedded or not shown.redis_url:
         return shown
-    return msgspec.structs.replace(shown, redis_url=without_password(shown.redis_url))
+    return msgspec.structs.replace(shown, redis_url=masked_url(shown.redis_url))
 
 
 def _uptime(pid: int | None) -> str:

@@ -15,6 +15,8 @@ import importlib
 from typing import Any
 
 from bunch import InputRejected, InvalidInput, Model, Output, TransientError
+from config import masking
+from config.masking import names_of
 from config.settings import ModelSettings
 from workers.models.function import FunctionModel
 
@@ -73,7 +75,9 @@ def load_model(settings: ModelSettings) -> Model:
     if not callable(found):
         raise LoadError(f"{source} is a {type(found).__name__}; it must be a class or a function")
     if settings.options:
-        raise LoadError(f"{source} is a function and takes no options; make it a class, or remove {settings.options}")
+        raise LoadError(
+            f"{source} is a function and takes no options; make it a class, or remove {names_of(settings.options)}"
+        )
     if settings.max_batch_size > MAX_FUNCTION_BATCH:
         raise LoadError(
             f"{source} is a function, which takes 1 to {MAX_FUNCTION_BATCH} strings; "
@@ -108,4 +112,5 @@ def _construct(kind: type[Any], source: str, options: dict[str, Any]) -> Any:
     try:
         return kind(**options)
     except TypeError as error:
-        raise LoadError(f"{source} cannot be made with options {options}: {error}") from error
+        where = masking.shown("source", source)
+        raise LoadError(f"{where} cannot be made with the options {names_of(options)}: {error}") from error

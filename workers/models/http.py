@@ -16,8 +16,9 @@ from typing import Any
 import httpx
 import msgspec
 
+from config.secrets import NoSecret, header_values
 from tasks.disclosure import without_secrets
-from workers.models import TransientError, UpstreamError
+from workers.models import LoadError, TransientError, UpstreamError
 
 MAX_EXCERPT = 300
 # Cut to the excerpt afterwards: of half a secret nobody would know that it is one.
@@ -46,7 +47,8 @@ class HttpModel:
 
     Args:
         timeout_ms: of one batch; `[models.<name>] timeout_ms` unless `options` has its own.
-        headers: sent with every call, for instance an Authorization.
+        headers: sent with every call, for instance an Authorization; a value is a text, `{ env = "NAME" }` or
+            `{ file = "path" }`, and read when the model is made.
         verify: False accepts any TLS certificate.
         transport: another way to the API than a network, for tests.
     """
@@ -57,14 +59,18 @@ class HttpModel:
         self,
         url: str,
         timeout_ms: float = 3000,
-        headers: dict[str, str] | None = None,
+        headers: dict[str, Any] | None = None,
         verify: bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._url = url
         self._timeout_s = timeout_ms / 1000 * _SHARE_OF_TIMEOUT
-        self._secrets = tuple((headers or {}).values())
-        self._headers = {**(headers or {}), "Content-Type": "application/json", "Accept": "application/json"}
+        try:
+            given = header_values(headers or {})
+        except NoSecret as error:
+            raise LoadError(str(error)) from error
+        self._secrets = tuple(given.values())
+        self._headers = {**given, "Content-Type": "application/json", "Accept": "application/json"}
         self._verify = verify
         self._transport = transport
 

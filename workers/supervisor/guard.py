@@ -27,6 +27,8 @@ class Guard:
         self._guardian = subprocess.Popen(
             [*_PYTHON, str(_HERE / "guardian.py")],
             stdin=reading,
+            # It needs nothing of ours, our secrets least of all.
+            env={},
             # A session of its own: what kills the supervisor's whole group must not take the guardian along.
             start_new_session=True,
         )

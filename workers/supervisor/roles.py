@@ -7,6 +7,7 @@ from pathlib import Path
 
 from config.environ import ROOT
 from config.private import make_private
+from config.secrets import names_in_environment
 from config.settings import Settings, is_loopback
 
 # -P: in the folder from which somebody starts us lie their own `tasks.py` and `config.py`.
@@ -62,6 +63,12 @@ def flower_environment(settings: Settings) -> dict[str, str]:
         # anything stays off, since any web page can make a browser POST to 127.0.0.1.
         return {"FLOWER_UNAUTHENTICATED_API": "true", "FLOWER_READ_ONLY": "true"}
     return {}
+
+
+def asked_for_by_headers(settings: Settings) -> frozenset[str]:
+    """The variables that frontends need for themselves: those of the APIs that they may ask directly."""
+    direct = [model for model in settings.models.values() if model.direct]
+    return frozenset().union(*(names_in_environment(model.options.get("headers", {})) for model in direct))
 
 
 def _celery(app: str, command: str, name: str, settings: Settings, *options: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from batching.registry import WorkerRegistry
-from config.environ import child_environment
+from config.environ import Role, child_environment
 from config.private import make_private
 from config.redis import connect
 from config.settings import Settings
@@ -69,7 +69,7 @@ class Stack:
             http_port=http_port,
             flower_port=_flower_port(settings) if options.flower else settings.flower_port,
             redis_url=self.valkey.data_url if self.valkey else settings.redis_url,
-            broker_url=settings.broker_url or (self.valkey.tcp_url if self.valkey else settings.redis_url),
+            broker_url=settings.broker_url or (self.valkey.tcp_url if self.valkey else ""),
             state_dir=str(state_dir),
         )
         self.options = options
@@ -180,7 +180,7 @@ class Stack:
 
     def _spec(
         self,
-        role: str,
+        role: Role,
         name: str,
         command: tuple[str, ...],
         *,
@@ -192,7 +192,7 @@ class Stack:
             name=name,
             role=role,
             command=command,
-            environment=self._environment,
+            environment=role_environment(role, self.settings),
             log_file=self.state_dir / "log" / f"{name}.log",
             start_stage=1,
             stop_stage=stop_stage,
@@ -200,27 +200,25 @@ class Stack:
             probe=probe,
         )
 
-    @cached_property
-    def _environment(self) -> dict[str, str]:
-        return role_environment(self.settings)
-
 
 def _embedded(settings: Settings, state_dir: Path) -> EmbeddedValkey:
     return EmbeddedValkey(state_dir, ports.free_port(), settings.durability, settings.redis_max_memory_bytes)
 
 
-def role_environment(settings: Settings) -> dict[str, str]:
-    """What every role is started with: the settings as `up` or the command line resolved them."""
+def role_environment(role: Role, settings: Settings) -> dict[str, str]:
+    """What a role is started with: the settings as `up` or the command line resolved them."""
     resolved = (
         *("redis_url", "broker_url", "state_dir", "http_host", "http_port", "web_workers"),
         *("flower_host", "flower_port"),
     )
     config_file = settings.config_file
     return child_environment(
+        role,
         {name: getattr(settings, name) for name in resolved} | {"config": config_file},
-        roles.flower_environment(settings),
+        roles.flower_environment(settings) if role == "flower" else None,
         # A model's source may lie beside the file that names it.
         (str(Path(config_file).parent),) if config_file else (),
+        also=roles.asked_for_by_headers(settings) if role == "web" else (),
     )
 
 
