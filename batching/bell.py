@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from redis import Redis
@@ -13,7 +14,7 @@ from config.redis import dedicated_connection
 
 
 class Bell:
-    """Blocks on a list that producers push a token to. One thread's, on a connection of its own.
+    """Blocks on lists that producers push a token to. One thread's, on a connection of its own.
 
     Redis ends a BLPOP that nobody answered when it next wakes up anyway, in its cron at the latest: with `hz 10`, its
     default, a wait of 20 ms took 58 to 99 on an idle server. So the time is kept here, and what is then still asked may
@@ -23,46 +24,55 @@ class Bell:
     def __init__(self, redis: Redis) -> None:
         self._pool = redis.connection_pool
         self._connection: Any = None
-        self._asked = False
+        self._asked: Sequence[str] = ()
 
-    def wait(self, key: str, timeout_s: float) -> bool:
-        """Whether there was a token within `timeout_s`, or since the wait before ended. Raises RedisError."""
+    def wait(self, keys: Sequence[str], timeout_s: float, ask_s: float = 0.0) -> str | None:
+        """The list of `keys` that had a token within `timeout_s`, or since the wait before ended; None without one.
+
+        `ask_s`: for so long one question is left standing, as long as it is for the same keys; it must be shorter than
+        the client's timeout. Raises RedisError.
+        """
         reused = self._connection is not None
         try:
-            return self._wait(key, max(timeout_s, 0.001))
+            return self._wait(keys, max(timeout_s, 0.001), ask_s)
         except RedisConnectionError:
             self.close()
             if not reused:
                 raise
             # Redis may only have restarted; whoever waits looks again now, and finds out.
-            return False
+            return None
         except BaseException:
             # What is still asked on this connection may be answered any time, and would be taken for the next answer.
             self.close()
             raise
 
     def close(self) -> None:
-        connection, self._connection, self._asked = self._connection, None, False
+        connection, self._connection, self._asked = self._connection, None, ()
         if connection is not None:
             connection.disconnect()
 
-    def _wait(self, key: str, timeout_s: float) -> bool:
+    def _wait(self, keys: Sequence[str], timeout_s: float, ask_s: float) -> str | None:
+        if self._asked and self._asked != keys:
+            # Somebody else waits at those that are not meant any more, and would miss the token.
+            self.close()
         if self._connection is None:
             self._connection = dedicated_connection(self._pool)
         until = time.monotonic() + timeout_s
-        # An old question's "nothing" says nothing about now.
-        if self._asked and (self._answer(until) or self._asked):
-            return not self._asked
-        self._connection.send_command("BLPOP", key, max(until - time.monotonic(), 0.001))
-        self._asked = True
+        if self._asked:
+            rung = self._answer(until)
+            # An old question's "nothing" says nothing about now.
+            if rung is not None or self._asked:
+                return rung
+        self._connection.send_command("BLPOP", *keys, max(until - time.monotonic(), ask_s, 0.001))
+        self._asked = keys
         return self._answer(until)
 
-    def _answer(self, until: float) -> bool:
-        """Whether what was asked found a token; it is still asked if there was no answer by then."""
+    def _answer(self, until: float) -> str | None:
+        """The list in which what was asked found a token; it is still asked if there was no answer by then."""
         try:
             left_s = max(until - time.monotonic(), 0.0)
-            token = self._connection.read_response(timeout=left_s, disconnect_on_error=False)
+            popped = self._connection.read_response(timeout=left_s, disconnect_on_error=False)
         except RedisTimeoutError:
-            return False
-        self._asked = False
-        return token is not None
+            return None
+        self._asked = ()
+        return None if popped is None else popped[0].decode()

@@ -119,7 +119,10 @@ class Executor(Protocol):
         """
 
     def receive(self, timeout_s: float) -> Event | None:
-        """The next finished batch or death, in order; None when nothing happened in `timeout_s`."""
+        """The next finished batch or death, in order; None when nothing happened in `timeout_s`, or at an interrupt."""
+
+    def interrupt(self) -> None:
+        """Whoever is in `receive`, or comes next, gets None at once, behind all that has happened."""
 
     def stop(self, timeout_s: float) -> None:
         """Let the current batch finish for at most `timeout_s`, then kill."""

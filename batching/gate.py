@@ -24,7 +24,9 @@ class Gate:
 
     def hold(self) -> None:
         """Claim nothing until `release`; what is in hand goes on."""
-        self._held = True
+        with self._changed:
+            self._held = True
+            self._changed.notify_all()
 
     def release(self) -> None:
         with self._changed:
@@ -34,8 +36,9 @@ class Gate:
     def pause(self, ranks: frozenset[int]) -> None:
         """Claim nothing of these tiers from the next batch on; no ranks: of none."""
         with self._changed:
-            self.paused = ranks
-            self._changed.notify_all()
+            if ranks != self.paused:
+                self.paused = ranks
+                self._changed.notify_all()
 
     def rest(self, is_stopping: Callable[[], bool]) -> None:
         """The loop's own: wait until it is open, or the loop stops."""

@@ -21,13 +21,15 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from redis.exceptions import RedisError
 
 from batching.breaker import SharedBreaker
 from batching.executor import Done, Executor, ExecutorGone, ExecutorState, Lost, Work
 from batching.gate import Gate
+from batching.idle_watch import LOOK_EVERY_S, IdleWatch
+from batching.in_hand import InHand
 from batching.policy import (
     BreakerState,
     Decision,
@@ -49,20 +51,10 @@ from batching.triage import Triage
 
 logger = logging.getLogger(__name__)
 
-# A plain Celery client rings no bell; its messages are found this often (the contract allows 100 ms).
-LOOK_EVERY_S = 0.08
 _TOO_SHORT_FOR_BELLS_S = 0.003
 _TICK_S = 0.25
+_IDLE_TICK_S = 5.0
 _MAX_BACKOFF_S = 1.0
-
-
-@dataclass(slots=True)
-class _InHand:
-    requests: list[Request]
-    info: BatchInfo
-    claimed_at: float
-    took_s: float = 0.0
-    turn_at: float = 0.0
 
 
 class ClaimLoop:
@@ -81,6 +73,7 @@ class ClaimLoop:
         is_revoked: Callable[[str], bool] = lambda task_id: False,
         breaker: SharedBreaker | None = None,
         follow_up: FollowUp | None = None,
+        watch: IdleWatch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
@@ -98,7 +91,7 @@ class ClaimLoop:
         # A claim whose reply never came: it must be asked for again, or its lease would be nobody's.
         self._unheard: tuple[str, int] | None = None
         self._changed = threading.Condition()
-        self._in_hand: dict[str, _InHand] = {}
+        self._in_hand: dict[str, InHand] = {}
         self._front_since = 0.0
         self._batch_s = 0.0
         self._sizes = (0, 0)
@@ -109,9 +102,10 @@ class ClaimLoop:
         # The other loops of this model in this worker.
         self.peers: Sequence[ClaimLoop] = ()
         # The largest batch that the device's memory had room for; None while any will do.
-        self._safe_size: int | None = None
+        self.safe_size: int | None = None
         self._stopping = False
         self.gate = Gate(self._changed)
+        self._seat = watch.seat(model.name, self._changed) if watch else None
         self._drained = False
         self._threads = [
             threading.Thread(target=self._feed, name=f"feed {executor.name}", daemon=True),
@@ -126,13 +120,9 @@ class ClaimLoop:
     def is_idle(self) -> bool:
         return not (self._in_hand or self.gate.is_shut) and self._executor.state is ExecutorState.READY
 
-    @property
-    def safe_size(self) -> int | None:
-        return self._safe_size
-
     def forget_safe_size(self) -> None:
         """An operator says that there is more room now: whole batches again, until memory runs out anew."""
-        self._safe_size = None
+        self.safe_size = None
 
     def start(self) -> None:
         for thread in self._threads:
@@ -163,6 +153,7 @@ class ClaimLoop:
         with self._changed:
             self._changed.wait_for(lambda: not self._in_hand, timeout=max(0.0, deadline - self._clock()))
         self._drained = True
+        self._executor.interrupt()
         self._settler.give_up_on_redis()
         self._threads[1].join(timeout=max(min(1.0, grace_s), deadline - self._clock()))
         # The newest first, so that the oldest ends up at the head of its queue again.
@@ -214,14 +205,13 @@ class ClaimLoop:
             self.learner.looked(view.depth, self._clock())
             decision = self._decide(view)
         if isinstance(decision, Dispatch):
-            return self._dispatch(replace(decision, size=min(decision.size, permitted, self._safe_size or permitted)))
+            return self._dispatch(replace(decision, size=min(decision.size, permitted, self.safe_size or permitted)))
         if isinstance(decision, Wait):
             self._wait(decision)
         return None
 
     def _decide(self, view: View | None) -> Decision:
-        now = self._clock()
-        age_s = 0.0
+        now, age_s = self._clock(), 0.0
         if view is not None:
             age_s = (view.now_ms - view.oldest_ms) / 1000 if view.oldest_ms else math.inf
         queue = QueueView(
@@ -247,7 +237,20 @@ class ClaimLoop:
             # Every producer's flush would ring, and each ring costs a look; this costs nothing.
             time.sleep(left_s)
         elif left_s > 0:
-            self._store.wait_for_bell(self._model.name, min(left_s, LOOK_EVERY_S))
+            self._wait_for_work(left_s)
+
+    def _wait_for_work(self, left_s: float) -> None:
+        paused = self.gate.paused
+
+        def must_leave() -> bool:
+            is_ready = self._executor.state is ExecutorState.READY
+            return self._stopping or not is_ready or self.gate.is_shut or self.gate.paused != paused
+
+        if self._seat and left_s == math.inf and self._seat.rest(paused, must_leave):
+            # What has come now did not come over all of that time.
+            self.learner.looked(0, self._seat.empty_at)
+        else:
+            self._store.wait_for_bells((self._model.name,), min(left_s, LOOK_EVERY_S))
 
     def _await_executor(self, timeout_s: float) -> None:
         with self._changed:
@@ -266,6 +269,8 @@ class ClaimLoop:
         self._unheard = None
         self._more_waits = claim.view.depth > 0
         if claim.entries:
+            if self._seat:
+                self._seat.worked()
             try:
                 self._serve(claim, decision)
             except Exception as error:
@@ -309,13 +314,13 @@ class ClaimLoop:
         with self._changed:
             if not self._in_hand:
                 self._front_since = self._clock()
-            self._in_hand[info.batch_id] = _InHand(run, info, self._clock())
+            self._in_hand[info.batch_id] = InHand(run, info, self._clock())
         self._sizes = (self._sizes[1], len(run))
         self._observer.claimed(run, info)
         last_try = max(each.attempt for each in run) >= self._model.max_attempts
         inputs, parameters = [each.input for each in run], [each.parameters for each in run]
         # Suspects are claimed by themselves, so all of them are, or none.
-        work = Work(info.batch_id, inputs, parameters, self._safe_size, suspect=run[0].lost > 0, last_try=last_try)
+        work = Work(info.batch_id, inputs, parameters, self.safe_size, suspect=run[0].lost > 0, last_try=last_try)
         try:
             self._executor.send(work)
         except ExecutorGone as error:
@@ -326,7 +331,7 @@ class ClaimLoop:
     def _collect(self) -> None:
         while not (self._drained and not self._in_hand):
             try:
-                event = self._executor.receive(_TICK_S)
+                event = self._executor.receive(_TICK_S if self._in_hand else _IDLE_TICK_S)
                 if isinstance(event, Done):
                     self._done(event)
                 elif isinstance(event, Lost):
@@ -340,8 +345,8 @@ class ClaimLoop:
     def _done(self, event: Done) -> None:
         # Before the batch is out of hand: from then on the feeder may claim the next.
         if event.safe_size is not None:
-            self._safe_size = min(event.safe_size, self._safe_size or event.safe_size)
-            logger.warning("%s: out of memory; batches of %d from now on", self._executor.name, self._safe_size)
+            self.safe_size = min(event.safe_size, self.safe_size or event.safe_size)
+            logger.warning("%s: out of memory; batches of %d from now on", self._executor.name, self.safe_size)
         batch = self._take(event.batch_id, compute=True)
         if batch is None:
             return
@@ -370,6 +375,8 @@ class ClaimLoop:
 
     def _lost(self, event: Lost) -> None:
         self._more_waits = False
+        with self._changed:
+            self._changed.notify_all()
         if event.inside:
             self._breaker.record(self._clock(), ok=False)
         for batch_id in (event.inside, *event.waiting):
@@ -379,7 +386,7 @@ class ClaimLoop:
             elif batch:
                 self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, event.reason)
 
-    def _take(self, batch_id: str, *, compute: bool = False) -> _InHand | None:
+    def _take(self, batch_id: str, *, compute: bool = False) -> InHand | None:
         """The batch leaves the hands of the executor: the feeder may claim at once, before this one is stored."""
         with self._changed:
             batch = self._in_hand.pop(batch_id, None)

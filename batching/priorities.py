@@ -6,12 +6,14 @@ which no claim looks at. Tiers are Bunch's priorities; these messages join the e
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
 from redis import Redis
 
 from batching import scripts
 from config.keys import Shard
+from config.tiers import TIERS
 
 _MOST_AT_ONCE = 1000
 
@@ -23,12 +25,14 @@ class PriorityLists:
         self._gather = redis.register_script(scripts.source("gather"))
         self._keys = shard or Shard()
 
-    def gather(self, model: str) -> int:
-        """Move what waits in them; how many. Raises RedisError."""
-        keys = [self._keys.bell(model)]
+    def gather(self, models: Iterable[str]) -> int:
+        """Move what waits in those of all `models`; how many. Raises RedisError."""
+        keys: list[str] = []
         lists = 0
-        for queue in self._keys.queues(model):
-            beside = self._keys.priorities(queue)
-            lists = len(beside)
-            keys += (queue, *beside)
-        return cast("int", self._gather(keys=keys, args=[lists, _MOST_AT_ONCE]))
+        for model in models:
+            keys.append(self._keys.bell(model))
+            for queue in self._keys.queues(model):
+                beside = self._keys.priorities(queue)
+                lists = len(beside)
+                keys += (queue, *beside)
+        return cast("int", self._gather(keys=keys, args=[len(TIERS), lists, _MOST_AT_ONCE])) if keys else 0

@@ -8,7 +8,7 @@ queues ──claim──▶ lease ──finish──▶ results and replies
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
@@ -27,6 +27,8 @@ from config.keys import Shard
 from config.redis import Line, Script
 from config.tiers import TIERS
 
+# Who waits for many models at once does so again and again; well under the client's timeout.
+_ASK_S = 2.0
 _TIER_NAMES = ";".join(tier.value for tier in TIERS)
 
 
@@ -147,8 +149,17 @@ class BatchStore(Protocol):
         A suspect has `losses` behind it then, or one more than before if that is more.
         """
 
-    def wait_for_bell(self, model: str, timeout_s: float) -> bool:
-        """Block until a producer rings, at most `timeout_s`; whether one did."""
+    def wait_for_bells(self, models: Sequence[str], timeout_s: float) -> str | None:
+        """Block until a producer rings for one of the models, at most `timeout_s`; for which."""
+
+    def leave_bell(self) -> None:
+        """The calling thread does not wait for a while: nothing is asked of Redis any more for it."""
+
+    def ring(self, model: str) -> None:
+        """Wake whoever waits for the model, in whichever worker."""
+
+    def peek(self, paused: Mapping[str, AbstractSet[int]]) -> AbstractSet[str]:
+        """Those of the models, each with its paused ranks, that have something to claim."""
 
 
 class RedisBatchStore:
@@ -171,6 +182,8 @@ class RedisBatchStore:
         self._keep = keep
         self._ageing_ms = int(ageing_s * 1000)
         self._look = Script(scripts.source("look", parts=("message",)))
+        self._waiting: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+        self._peek = Script(scripts.source("peek"))
         self._claim = Script(scripts.source("claim", parts=("message", "tiers", "fair")))
         self._finish = Script(scripts.source("finish", parts=("reply", "question", "asked")))
         self._put_aside = Script(scripts.source("put_aside", parts=("message",)))
@@ -288,11 +301,38 @@ class RedisBatchStore:
     def give_back(self, model: str, batch_id: str, blame: Blame, losses: int = 1) -> int:
         return give_back(self._line, self._keys, self._worker_id, model, batch_id, blame, losses)
 
-    def wait_for_bell(self, model: str, timeout_s: float) -> bool:
+    def wait_for_bells(self, models: Sequence[str], timeout_s: float) -> str | None:
         bell: Bell | None = getattr(self._lines, "bell", None)
         if bell is None:
             bell = self._lines.bell = Bell(self._redis)
-        return bell.wait(self._keys.bell(model), timeout_s)
+        ask_s = 0.0 if len(models) == 1 else _ASK_S
+        rung = bell.wait([*map(self._keys.bell, models)], timeout_s, ask_s)
+        return None if rung is None else self._keys.model_of_bell(rung)
+
+    def leave_bell(self) -> None:
+        bell: Bell | None = getattr(self._lines, "bell", None)
+        if bell is not None:
+            bell.close()
+
+    def ring(self, model: str) -> None:
+        # There may be a token by now. Two wake one too many, who finds nothing.
+        self._line.command("LPUSH", self._keys.bell(model), 1)
+
+    def peek(self, paused: Mapping[str, AbstractSet[int]]) -> AbstractSet[str]:
+        models = tuple(paused)
+        found = self._line.script(self._peek, self._waiting_of(models), (len(TIERS), *map(_open, paused.values())))
+        return {models[number - 1] for number in found}
+
+    def _waiting_of(self, models: tuple[str, ...]) -> tuple[str, ...]:
+        """For a worker with nothing to do the same ones, time and again."""
+        if self._waiting is None or self._waiting[0] != models:
+            names = ((self._keys.delayed(model), *self._keys.queues(model)) for model in models)
+            self._waiting = models, tuple(chain.from_iterable(names))
+        return self._waiting[1]
+
+
+def _open(paused: AbstractSet[int]) -> str:
+    return "".join("0" if rank in paused else "1" for rank in range(len(TIERS))) if paused else "1" * len(TIERS)
 
 
 _GIVE_BACK = Script(scripts.source("give_back", parts=("message",)))

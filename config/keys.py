@@ -8,7 +8,7 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch.<model>.<tier>` | list | while it holds messages | the queue, in kombu's own format: LPUSH in, RPOP out |
 | `bunch.<model>.<tier>\x06\x16<n>` | list | a second | what a Celery client sent to the queue with priority 3, 6 or 9 |
 | `celery-task-meta-<id>` | string | deadline + result TTL | a request's state and outcome, in Celery's form |
-| `bunch:bell:<model>` | list | at most one token | "there is new work": idle executors block on it |
+| `bunch:bell:<model>` | list | at most one token | "there is new work": who has none blocks on it |
 | `bunch:lease:<batch>` | list | until settled or returned | header, then each claimed message behind its tier's rank |
 | `bunch:leases:<worker>` | set | with its leases | batch ids that a worker holds |
 | `bunch:workers` | zset | trimmed with its worker | worker id → Redis time of its last heartbeat, in ms |
@@ -59,6 +59,7 @@ from config.tiers import TIERS, Tier
 RESULT_PREFIX = "celery-task-meta-"
 REPLY_PREFIX = "bunch:reply:"
 QUEUE_PREFIX = "bunch."
+_BELL_PREFIX = "bunch:bell:"
 OPS_QUEUE = "bunch.ops"
 TASK_NAME = "bunch.infer"
 
@@ -85,7 +86,10 @@ class Shard:
         return RESULT_PREFIX + task_id
 
     def bell(self, model: str) -> str:
-        return f"bunch:bell:{model}{self.tag}"
+        return f"{_BELL_PREFIX}{model}{self.tag}"
+
+    def model_of_bell(self, bell: str) -> str:
+        return bell.removeprefix(_BELL_PREFIX).removesuffix(self.tag)
 
     def lease(self, batch_id: str) -> str:
         return f"bunch:lease:{batch_id}{self.tag}"

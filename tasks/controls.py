@@ -149,8 +149,10 @@ class Controls:
         self._keys = shard or Shard()
 
     def read(self, models: Iterable[str]) -> dict[str, Wishes]:
-        """Of each model; one round trip."""
+        """Of each model; one round trip, and another where anything is asked for."""
         names = tuple(models)
+        if not self._redis.exists(*map(self._keys.controls, names)):
+            return {name: Wishes() for name in names}
         pipeline = self._redis.pipeline(transaction=False)
         for name in names:
             pipeline.hgetall(self._keys.controls(name))

@@ -81,7 +81,7 @@ class ProcessExecutor:
         # Held while a frame is written. The supervisor takes it before it reports a death, so that by then
         # each batch has either been handed over whole or been taken back by its sender.
         self._sending = threading.Lock()
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._backoff_s = FIRST_BACKOFF_S
         self._patience = Patience()
         # Why the child is done for, if it is.
@@ -181,6 +181,9 @@ class ProcessExecutor:
             return self._events.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
             return None
+
+    def interrupt(self) -> None:
+        self._events.put(None)
 
     def stop(self, timeout_s: float) -> None:
         """As the port says; what was in the child's hands and is not done by then comes as a `Lost`."""

@@ -8,6 +8,7 @@ WorkerRunner ──┬─ minilm/0:  ProcessExecutor ◀─▶ ClaimLoop
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import socket
@@ -26,6 +27,7 @@ from redis.exceptions import RedisError
 
 from batching.breaker import SharedBreaker
 from batching.executor import ExecutorState
+from batching.idle_watch import IdleWatch
 from batching.loop import ClaimLoop
 from batching.policy import Learner, Pace, name_of
 from batching.ports import FollowUp, Observer
@@ -55,6 +57,8 @@ from workers.telemetry import WorkerTelemetry
 logger = logging.getLogger(__name__)
 
 BEAT_EVERY_S = 1.0
+# With nothing to do the metrics hardly change, and each look at them goes over all that there are.
+IDLE_BEATS = 5
 # For a claim that is under way to come back, so that it can be given back too.
 COLD_GRACE_S = 0.5
 # Two threads a loop hand work to each other across Redis and a pipe; at CPython's default of 5 ms, whichever waits for
@@ -111,6 +115,7 @@ class WorkerRunner:
             for index in range(model.instances)
         ]
         self._breakers = {name: SharedBreaker() for name in settings.models}
+        self._watch = IdleWatch(store)
         self._loops = [
             ClaimLoop(
                 model,
@@ -123,6 +128,7 @@ class WorkerRunner:
                 is_revoked=worker_state.revoked.__contains__,
                 breaker=self._breakers[model.name],
                 follow_up=follow_up,
+                watch=self._watch,
             )
             for n, (model, executor) in enumerate(self._executors)
         ]
@@ -156,6 +162,7 @@ class WorkerRunner:
             self._ledger.start()
         for _, executor in self._executors:
             executor.start()
+        self._watch.start()
         for loop in self._loops:
             loop.start()
         self._heart.start()
@@ -176,6 +183,7 @@ class WorkerRunner:
             return
         self.stop_claiming()
         grace_s = COLD_GRACE_S if cold else self._settings.graceful_timeout_s
+        self._watch.stop()
         _in_parallel([partial(loop.stop, grace_s) for loop in self._loops])
         _in_parallel([partial(executor.stop, min(1.0, grace_s)) for _, executor in self._executors])
         self._stop.set()
@@ -249,7 +257,9 @@ class WorkerRunner:
         return getattr(self.consumer, "event_dispatcher", None)
 
     def _beat(self) -> None:
-        while not self._stop.is_set():
+        for beat in itertools.count():
+            if self._stop.is_set():
+                break
             self._news.clear()
             try:
                 about = msgspec.json.encode(self._describe(measure=True))
@@ -259,9 +269,9 @@ class WorkerRunner:
                 self.steering.sync()
                 self._announce_loads()
                 self._telemetry.tick()
-                for model in self._settings.models:
-                    self._priorities.gather(model)
-                self._flusher.flush()
+                self._priorities.gather(self._settings.models)
+                if beat % IDLE_BEATS == 0 or self._watch.held < len(self._loops):
+                    self._flusher.flush()
             except RedisError as error:
                 logger.warning("heartbeat: %s", error)
             except Exception:

@@ -1,15 +1,23 @@
--- Move what a plain client sent with a priority to the end of its queue, in its order.
+-- Move what plain clients sent with a priority to the end of its queue, in its order.
 --
--- KEYS  1 bell  then per queue: the queue, and as many lists of priorities
--- ARGV  1 lists of priorities per queue  2 how many messages to move at most
+-- KEYS  per model: its bell, then per queue: the queue, and as many lists of priorities
+-- ARGV  1 queues per model  2 lists of priorities per queue  3 how many messages to move at most
 -- Returns how many were moved. A repeat moves what has come since.
-local width = 1 + ARGV[1]
-local left = tonumber(ARGV[2])
+--
+-- Nearly always there is nothing, and an empty list does not exist: one command a model says so.
+local width = 1 + ARGV[2]
+local model = 1 + ARGV[1] * width
+local left = tonumber(ARGV[3])
 local moved = 0
-for at = 2, #KEYS, width do
-  for list = at + 1, at + width - 1 do
-    while moved < left and redis.call('LMOVE', KEYS[list], KEYS[at], 'RIGHT', 'LEFT') do moved = moved + 1 end
+for bell = 1, #KEYS, model do
+  local before = moved
+  if redis.call('EXISTS', unpack(KEYS, bell + 1, bell + model - 1)) > 0 then
+    for at = bell + 1, bell + model - 1, width do
+      for list = at + 1, at + width - 1 do
+        while moved < left and redis.call('LMOVE', KEYS[list], KEYS[at], 'RIGHT', 'LEFT') do moved = moved + 1 end
+      end
+    end
   end
+  if moved > before and redis.call('EXISTS', KEYS[bell]) == 0 then redis.call('LPUSH', KEYS[bell], 1) end
 end
-if moved > 0 and redis.call('EXISTS', KEYS[1]) == 0 then redis.call('LPUSH', KEYS[1], 1) end
 return moved

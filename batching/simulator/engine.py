@@ -20,7 +20,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any
 
-from batching.loop import LOOK_EVERY_S
+from batching.idle_watch import LOOK_EVERY_S
 from batching.policy import Decision, Dispatch, Look, Wait
 from batching.simulator.arrivals import Callers
 from batching.simulator.feeder import At, Feeder

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from batching.executor import Done, Event, ExecutorGone, ExecutorState, Work
+from batching.idle_watch import IdleWatch
 from batching.loop import ClaimLoop
 from batching.policy import Decision, Dispatch, Look, Policy, QueueView, Reason, Wait, WhenIdle
 from batching.ports import BatchInfo, Codec
@@ -53,7 +54,7 @@ class ScriptedExecutor:
         self.answer = answer
         self.taken: list[Work] = []
         self.gone = False
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
 
     @property
     def state(self) -> ExecutorState:
@@ -82,6 +83,9 @@ class ScriptedExecutor:
             return self._events.get(timeout=timeout_s)
         except queue.Empty:
             return None
+
+    def interrupt(self) -> None:
+        self._events.put(None)
 
     def stop(self, timeout_s: float) -> None:
         """Nothing runs."""
@@ -138,11 +142,13 @@ class Rig:
         *,
         max_attempts: int = 3,
         codec: Codec | None = None,
+        watched: bool = False,
         **options: Any,
     ) -> None:
         self.store = MemoryBatchStore()
         self.executor = executor or ScriptedExecutor()
         self.witness = Witness()
+        self.watch = IdleWatch(self.store)
         self.loop = ClaimLoop(
             Model(max_attempts=max_attempts),
             self.executor,
@@ -151,6 +157,7 @@ class Rig:
             codec or CeleryCodec(60_000),
             self.witness,
             batch_prefix="w-0",
+            watch=self.watch if watched else None,
             **options,
         )
         self._started = False
@@ -158,10 +165,12 @@ class Rig:
     def start(self) -> None:
         self._started = True
         self.executor.start()
+        self.watch.start()
         self.loop.start()
 
     def close(self) -> None:
         if self._started:
+            self.watch.stop()
             self.loop.stop(0.0)
         self.executor.stop(0.0)
 

@@ -40,7 +40,7 @@ class InlineExecutor:
         self._error: str | None = None
         self._changed = threading.Condition()
         self._work: deque[Work] = deque()
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         # A thread cannot be killed: one that is not of the current generation is dead to the executor.
         self._generation = 0
         self._started = False
@@ -77,6 +77,9 @@ class InlineExecutor:
             return self._events.get(timeout=timeout_s)
         except queue.Empty:
             return None
+
+    def interrupt(self) -> None:
+        self._events.put(None)
 
     def kill(self, reason: str = "killed by a test") -> None:
         """Die now, whatever is inside, and start again."""

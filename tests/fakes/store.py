@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -198,13 +198,28 @@ class MemoryBatchStore:
         self.after("give_back")
         return len(slots) if lease is not None else -1
 
-    def wait_for_bell(self, model: str, timeout_s: float) -> bool:
-        self.before("wait_for_bell")
+    def wait_for_bells(self, models: Sequence[str], timeout_s: float) -> str | None:
+        self.before("wait_for_bells")
         with self.changed:
-            here = self._model(model)
-            rang = self.changed.wait_for(lambda: here.bell, timeout_s)
-            here.bell = False
-        return rang
+            self.changed.wait_for(lambda: any(self._model(each).bell for each in models), timeout_s)
+            rung = next((each for each in models if self._model(each).bell), None)
+            if rung is not None:
+                self._model(rung).bell = False
+        return rung
+
+    def leave_bell(self) -> None:
+        """Nothing is asked between two calls."""
+
+    def ring(self, model: str) -> None:
+        with self.changed:
+            self._model(model).bell = True
+            self.changed.notify_all()
+
+    def peek(self, paused: Mapping[str, AbstractSet[int]]) -> AbstractSet[str]:
+        self.before("peek")
+        with self.changed:
+            due = {model for model in paused if any(at <= self._now_ms() for at in self._model(model).delayed.values())}
+            return due | {model for model, ranks in paused.items() if self._view(model, ranks).depth}
 
     def _model(self, name: str) -> _Model:
         return self._models.setdefault(name, _Model())

@@ -78,7 +78,7 @@ class StandInWorker(threading.Thread):
             count += 1
             try:
                 if not serve(store, self._model, f"stand-in-{id(self)}-{count}"):
-                    store.wait_for_bell(self._model, _LOOK_EVERY_S)
+                    store.wait_for_bells([self._model], _LOOK_EVERY_S)
             except RedisError:
                 self._stopping.wait(_LOOK_EVERY_S)
 

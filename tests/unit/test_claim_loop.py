@@ -73,7 +73,7 @@ def test_a_window_is_kept_open_for_requests_of_known_age(make: Make) -> None:
     rig = make(policy=FixedWindow(8, max_wait_s=3600.0))
     rig.put(*map(str, range(7)))
     rig.start()
-    rig.store.wait_for_bell(MODEL, 0.0)
+    rig.store.wait_for_bells([MODEL], 0.0)
     rig.put("7")
     rig.settled(*map(str, range(8)))
     assert [info.reason for info, _ in rig.witness.claims] == [Reason.FULL]

@@ -51,7 +51,7 @@ class Away:
 
 
 @pytest.mark.parametrize("lost_reply", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("call", ["look", "claim", "finish", "wait_for_bell"])
+@pytest.mark.parametrize("call", ["look", "claim", "finish", "wait_for_bells"])
 def test_a_redis_that_is_away_for_a_while_costs_nobody_an_answer(make: Make, call: str, lost_reply: bool) -> None:
     rig = make(policy=Eager(size=2))
     away = Away(call, times=5)
@@ -59,11 +59,11 @@ def test_a_redis_that_is_away_for_a_while_costs_nobody_an_answer(make: Make, cal
         rig.store.after = away
     else:
         rig.store.before = away
-    if call == "wait_for_bell" and not lost_reply:
+    if call == "wait_for_bells" and not lost_reply:
         rig.start()
         rig.until(lambda: not away.left)
     rig.put("a", "b", "c")
-    if call != "wait_for_bell":
+    if call != "wait_for_bells":
         rig.start()
     elif lost_reply:
         away.left = 0
