@@ -23,7 +23,7 @@ from batching.asked import Asked, Finished
 from batching.bell import Bell
 from batching.policy.suspects import suspect_sizes
 from batching.policy.tiers import AGED_SHARE, DEFAULT_AGEING_S, DEFAULT_SHARES
-from config.keys import Shard
+from config.keys import Shard, model_of_bell
 from config.redis import Line, Script
 from config.tiers import TIERS
 
@@ -307,7 +307,7 @@ class RedisBatchStore:
             bell = self._lines.bell = Bell(self._redis)
         ask_s = 0.0 if len(models) == 1 else _ASK_S
         rung = bell.wait([*map(self._keys.bell, models)], timeout_s, ask_s)
-        return None if rung is None else self._keys.model_of_bell(rung)
+        return None if rung is None else model_of_bell(rung, self._keys.tag)
 
     def leave_bell(self) -> None:
         bell: Bell | None = getattr(self._lines, "bell", None)

@@ -88,9 +88,6 @@ class Shard:
     def bell(self, model: str) -> str:
         return f"{_BELL_PREFIX}{model}{self.tag}"
 
-    def model_of_bell(self, bell: str) -> str:
-        return bell.removeprefix(_BELL_PREFIX).removesuffix(self.tag)
-
     def lease(self, batch_id: str) -> str:
         return f"bunch:lease:{batch_id}{self.tag}"
 
@@ -206,3 +203,8 @@ class Shard:
 
 def reply_channel(process_id: str) -> str:
     return REPLY_PREFIX + process_id
+
+
+def model_of_bell(bell: str, tag: str) -> str:
+    """Whose bell that is; `tag` is its shard's."""
+    return bell.removeprefix(_BELL_PREFIX).removesuffix(tag)
