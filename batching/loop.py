@@ -243,8 +243,8 @@ class ClaimLoop:
         paused = self.gate.paused
 
         def must_leave() -> bool:
-            is_ready = self._executor.state is ExecutorState.READY
-            return self._stopping or not is_ready or self.gate.is_shut or self.gate.paused != paused
+            shut = self.gate.is_shut or self.gate.paused != paused
+            return shut or self._stopping or self._executor.state is not ExecutorState.READY
 
         if self._seat and left_s == math.inf and self._seat.rest(paused, must_leave):
             # What has come now did not come over all of that time.
@@ -306,9 +306,8 @@ class ClaimLoop:
         self._settler.give_back(requests, info, Blame.SUSPECT, repr(error))
 
     def _info(self, claim: Claim, size: int, reason: Reason) -> BatchInfo:
-        model = self._model
-        executor = self._executor.name
-        return BatchInfo(claim.batch_id, model.name, model.version, size, reason, claim.view.now_ms, executor=executor)
+        model, name = self._model, self._executor.name
+        return BatchInfo(claim.batch_id, model.name, model.version, size, reason, claim.view.now_ms, executor=name)
 
     def _hand_over(self, run: list[Request], info: BatchInfo) -> None:
         with self._changed:
