@@ -47,6 +47,7 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:history:<step>` | string | 10 s | somebody has taken that step's point |
 | `bunch:slow` | list | bounded by count | requests that were slow lately, JSON, the newest first |
 | `bunch:reply:<process>` | channel | – | outcomes for the callers that wait in one frontend process |
+| `bunch:revoked` | channel | – | requests that were taken back, for whichever frontend has their callers |
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ from config.tiers import TIERS, Tier
 # Celery's own prefix (`celery.backends.base.KeyValueStoreBackend.task_keyprefix`).
 RESULT_PREFIX = "celery-task-meta-"
 REPLY_PREFIX = "bunch:reply:"
+REVOKED_CHANNEL = "bunch:revoked"
 QUEUE_PREFIX = "bunch."
 _BELL_PREFIX = "bunch:bell:"
 OPS_QUEUE = "bunch.ops"

@@ -17,6 +17,7 @@ from config.settings import Settings, load_settings
 from tasks.bystander import BystanderStep
 from tasks.choring import ChoresStep
 from tasks.queues import OwnQueuesStep
+from tasks.revoking import RevokeStep
 
 
 def make_app(settings: Settings, *, result_backend: str = "") -> Celery:
@@ -48,6 +49,6 @@ def __getattr__(name: str) -> Celery:
         app = globals()["app"] = make_app(settings)
         app.bunch_settings = settings
         app.bunch_queues = {OPS_QUEUE}
-        app.steps["worker"].update({BystanderStep, ChoresStep, OwnQueuesStep})
+        app.steps["worker"].update({BystanderStep, ChoresStep, OwnQueuesStep, RevokeStep})
         return app
     raise AttributeError(name)

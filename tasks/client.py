@@ -20,6 +20,7 @@ from config.keys import Shard
 from config.settings import Settings
 from config.tiers import Tier
 from tasks.caller import Caller
+from tasks.cancel import Canceller
 from tasks.errors import BY_CODE, BackendUnavailable, BunchError, DeadlineExceeded, InferenceFailed, TaskCancelled
 from tasks.messages import NO_PARAMETERS, MessageWriter, Outgoing
 from tasks.metrics import CACHE_HITS
@@ -69,7 +70,7 @@ class Client:
         )
         self._writer = MessageWriter(self.router.channel)
         self._hang_up = redis.register_script(scripts.source("hang_up", scripts.folder_of(__file__)))
-        self._cancel = redis.register_script(scripts.source("cancel", scripts.folder_of(__file__)))
+        self._canceller = Canceller(redis, self._keys)
         self._queues = {(name, tier): self._keys.queue(name, tier) for name in settings.models for tier in Tier}
         self._tiers = {queue: tier for (_, tier), queue in self._queues.items()}
         self._quotas = Quotas(settings)
@@ -197,10 +198,9 @@ class Client:
     def cancel(self, task_id: str) -> str:
         """Take back what has not started. Returns the state it was in: `PENDING` means cancelled, '' unknown id."""
         try:
-            found = self._cancel(keys=[self._keys.result(task_id), self._keys.cancelled()], args=[task_id])
+            return self._canceller.cancel(task_id)
         except RedisError as error:
             raise BackendUnavailable(_NO_QUEUE) from error
-        return cast("bytes", found).decode()
 
     def task_of(self, request_id: str, owner: str = "") -> str:
         """The task id behind its owner's own request id; the id itself when there is none."""

@@ -1,6 +1,7 @@
 """The reply router of a gevent frontend: one subscription per process, one waiter per request.
 
     finish.lua ──PUBLISH bunch:reply:<process> '[reply, …]'──▶ reader ──▶ Pending.reply, its greenlet goes on
+    cancel.lua ──PUBLISH bunch:revoked '[reply]', to all ─────▶ │
                                                               │
     stored keys ◀──MGET: after a reconnect, before a deadline─┘
 
@@ -29,7 +30,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from config.keys import RESULT_PREFIX, reply_channel
+from config.keys import RESULT_PREFIX, REVOKED_CHANNEL, reply_channel
 from config.redis import dedicated_connection
 from tasks.errors import CallerGone, ShuttingDown
 from tasks.results import FINISHED, Reply, decode_replies, decode_reply
@@ -49,6 +50,7 @@ _MAX_BACKOFF_S = 1.0
 _MGET_CHUNK = 500
 
 STORED = "STORED"
+_REVOKED = REVOKED_CHANNEL.encode()
 
 
 class Pending:
@@ -214,7 +216,8 @@ class Router:
     def _connect(self) -> None:
         connection = dedicated_connection(self._redis.connection_pool)
         with self._sending:
-            connection.send_command("SUBSCRIBE", self.channel, *(RESULT_PREFIX + each for each in self._watched))
+            watched = (RESULT_PREFIX + each for each in self._watched)
+            connection.send_command("SUBSCRIBE", REVOKED_CHANNEL, self.channel, *watched)
             self._connection = connection
 
     def _disconnect(self) -> None:
@@ -244,12 +247,13 @@ class Router:
                     # Whatever was published while nobody listened is in its key.
                     self.connected = True
                     self._look_up(list(self._pending))
-                else:
+                elif message[1] != _REVOKED:
                     self._look_up([message[1].decode().removeprefix(RESULT_PREFIX)])
 
     def _hear(self, channel: bytes, data: bytes) -> None:
         try:
-            replies = decode_replies(data) if channel == self.channel.encode() else [decode_reply(data)]
+            several = channel in {self.channel.encode(), _REVOKED}
+            replies = decode_replies(data) if several else [decode_reply(data)]
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             # One reply of many that cannot be read must not cost the others theirs; each has a key of its own.
             logger.error("unreadable replies on %s: %r; reading the stored keys", channel, error)

@@ -14,6 +14,7 @@ from config.settings import Settings, load_settings
 from tasks.app import make_app, use_our_logging
 from tasks.disclosure import Disclosure
 from tasks.queues import OwnQueuesStep
+from tasks.revoking import RevokeStep
 from workers import pools, remote
 from workers.active import make_walkable
 from workers.canvas import CanvasFollowUp
@@ -30,7 +31,8 @@ def make_worker_app(settings: Settings) -> Celery:
     # Where a callback goes that names no queue: where its sender, with Celery's defaults, has its own workers.
     app.conf.task_default_queue = CELERY_QUEUE
     app.steps["consumer"].add(BatchingStep)
-    app.steps["worker"].add(OwnQueuesStep)
+    app.bunch_settings = settings
+    app.steps["worker"].update({OwnQueuesStep, RevokeStep})
     pools.require_threads()
     make_walkable(worker_state.active_requests)
     app.steps["worker"].add(remote.NoEffectStep)
