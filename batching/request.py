@@ -26,7 +26,8 @@ class Request(msgspec.Struct, eq=False):
     `sent_ms` is by the clock of the frontend that sent it, for `explain` alone.
     A `result_ttl_ms` of 0 stores no result. `canvas` is the whole message, when something follows after this task.
     Of a request that is not `tracked`, nobody knows the id before it has ended. `owner` is empty with auth off.
-    `request_id` is the caller's own name for it, if it gave one; `traceparent` is the W3C trace that it belongs to.
+    `request_id` is the caller's own name for it, if it gave one; `traceparent` is the W3C trace that it belongs to,
+    `tracestate` what vendors have added to that.
     `question` is what others may ask too, or empty; its answer is kept for `keep_ms`.
     """
 
@@ -50,6 +51,7 @@ class Request(msgspec.Struct, eq=False):
     request_id: str = ""
     question: str = ""
     keep_ms: int = 0
+    tracestate: str = ""
 
 
 class Ok(msgspec.Struct, frozen=True):

@@ -99,6 +99,7 @@ class Client:
         hung_up: Callable[[], bool] | None = None,
         caller: Caller | None = None,
         traceparent: str = "",
+        tracestate: str = "",
         idempotency_key: str = "",
         call: bytes = b"",
         fresh: bool = False,
@@ -114,6 +115,7 @@ class Client:
             caller: whose it is, and whose key's limits it counts against; with auth off nobody's, and none.
             hung_up: whether the caller has gone meanwhile; such a request is taken back, if it still waits.
             traceparent: the trace that it belongs to, valid, or empty.
+            tracestate: what vendors have added to that trace, valid, or empty.
             idempotency_key: the caller's; of the requests that it sends with the same one, only the first is run. That
                 goes on, and its result is kept for those who poll, also when its caller has gone.
             call: `tasks.once.call_hash` of a call of several requests; with its key, another is refused as a whole.
@@ -142,6 +144,7 @@ class Client:
             request_id,
             traceparent,
             once,
+            tracestate,
         )
         rest = self._writer.rest(out, time.time())
         # Not before nothing can fail any more: nobody would forget it.

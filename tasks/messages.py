@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -26,7 +27,7 @@ from config.tiers import TIERS
 from tasks.named import named
 from tasks.once import Once, read_mark
 from tasks.quota import Quota
-from tasks.trace import valid
+from tasks.trace import valid, valid_state
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
@@ -54,6 +55,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     request_id: str = ""
     traceparent: str = ""
     once: Once | None = None
+    tracestate: str = ""
 
 
 class MessageWriter:
@@ -81,6 +83,8 @@ class MessageWriter:
         expires = _iso_second(int(now_epoch_s + out.deadline_ms / 1000) + 1)
         # Both were checked by whoever took them from the caller: nothing in them needs escaping.
         more = f',"traceparent":"{out.traceparent}"' if out.traceparent else ""
+        if out.tracestate:
+            more += f',"tracestate":{_encode(out.tracestate).decode()}'
         if out.request_id:
             more += f',"request_id":"{out.request_id}"'
         return (
@@ -117,6 +121,7 @@ class _Headers(msgspec.Struct):
     bunch_once: str = ""
     compression: str | None = None
     traceparent: Any = None
+    tracestate: Any = None
     request_id: Any = None
 
 
@@ -279,6 +284,7 @@ def _parts(envelope: _Envelope, body: bytes | str) -> tuple[_Headers, list[msgsp
         headers.expires or old.expires,
         headers.ignore_result,
         traceparent=headers.traceparent,
+        tracestate=headers.tracestate,
         request_id=headers.request_id,
     )
     return merged, old.args, old.kwargs, _Embed(old.callbacks, old.errbacks, None, old.chord)
@@ -314,14 +320,15 @@ def _request(
         reply_to=(properties.reply_to or "") if isinstance(properties, _Properties) else "",
         sent_ms=headers.bunch_sent,
         owner=headers.bunch_owner,
-        traceparent=_traceparent(headers.traceparent) if headers.traceparent else "",
+        traceparent=_text_of(headers.traceparent, valid) if headers.traceparent else "",
+        tracestate=_text_of(headers.tracestate, valid_state) if headers.tracestate else "",
         request_id=headers.request_id if isinstance(headers.request_id, str) else "",
     )
 
 
-def _traceparent(header: Any) -> str:
+def _text_of(header: Any, checked: Callable[[str], str]) -> str:
     """Anybody's header, whatever it holds: a trace is no reason to refuse a request."""
-    return valid(header) if isinstance(header, str) else ""
+    return checked(header) if isinstance(header, str) else ""
 
 
 def _read_times(request: Request, raw: bytes, headers: _Headers) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from opentelemetry.context import Context
@@ -25,6 +26,7 @@ from opentelemetry.trace import (
     Status,
     StatusCode,
     TraceFlags,
+    TraceState,
     set_span_in_context,
 )
 
@@ -35,6 +37,14 @@ _EXPORT_EVERY_MS = 1000
 _TIMEOUT_S = 5
 # One for each request of a batch; the SDK's default of 128 is less than a batch may hold.
 _MAX_LINKS = 1024
+
+
+class Remote(NamedTuple):
+    """A span of another process, by what it sent; `traceparent` is valid, or empty for none."""
+
+    traceparent: str
+    tracestate: str = ""
+
 
 Attributes = Mapping[str, str | int | float | bool]
 
@@ -61,12 +71,12 @@ class Spans:
         self,
         name: str,
         kind: SpanKind,
-        parent: str | Span | None,
+        parent: Remote | Span | None,
         start_ns: int | None = None,
         attributes: Attributes | None = None,
-        links: Sequence[str | Span] = (),
+        links: Sequence[Remote | Span] = (),
     ) -> Span:
-        """A span below `parent`: a span of ours, or a traceparent; a trace of its own without one."""
+        """A span below `parent`: a span of ours, or one elsewhere; a trace of its own without one."""
         return self._tracer.start_span(
             name,
             context=_context(parent),
@@ -86,7 +96,9 @@ def traceparent_of(span: Span) -> str:
     return trace.make(context.trace_id, context.span_id)
 
 
-def fail(span: Span, why: str) -> None:
+def fail(span: Span, kind: str, why: str) -> None:
+    """`kind` is one of few, which figures can go by; `why` is for people."""
+    span.set_attribute("error.type", kind)
     span.set_status(Status(StatusCode.ERROR, why))
 
 
@@ -101,15 +113,20 @@ def headers_of(given: str) -> dict[str, str]:
     return {name.strip(): unquote(value.strip()) for name, _, value in pairs}
 
 
-def _context(parent: str | Span | None) -> Context:
-    if not parent:
+def _context(parent: Remote | Span | None) -> Context:
+    if parent is None or (isinstance(parent, Remote) and not parent.traceparent):
         return Context()
     return set_span_in_context(NonRecordingSpan(_span_context(parent)), Context())
 
 
-def _span_context(of: str | Span) -> SpanContext:
+def _span_context(of: Remote | Span) -> SpanContext:
     if isinstance(of, Span):
         return of.get_span_context()
+    ids = of.traceparent
     return SpanContext(
-        int(of[3:35], 16), int(of[36:52], 16), is_remote=True, trace_flags=TraceFlags(int(of[53:55], 16))
+        int(ids[3:35], 16),
+        int(ids[36:52], 16),
+        is_remote=True,
+        trace_flags=TraceFlags(int(ids[53:55], 16)),
+        trace_state=TraceState.from_header([of.tracestate]) if of.tracestate else None,
     )

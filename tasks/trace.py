@@ -1,6 +1,6 @@
 """W3C trace context, as far as it is needed without OpenTelemetry: read, checked, and carried on in each message.
 
-    caller ──traceparent──▶ frontend ──message header──▶ worker
+    caller ──traceparent, tracestate──▶ frontend ──message headers──▶ worker
 
 It is carried whether or not this installation exports spans (`tasks/otel.py`): then the caller's own traces stay whole,
 and log lines can be found by their trace id.
@@ -13,6 +13,12 @@ import re
 # Version 00, and what a later one begins with; a version of ff and ids of zeros are invalid.
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _LENGTH = 55
+# A list of vendors' own `key=value`, passed on as it is: what it may hold, and how much every receiver has to take.
+_KEY = r"(?:[a-z0-9][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+_MEMBER = _KEY + r"=[ -+\--<>-~]{0,255}[!-+\--<>-~]"
+_TRACESTATE = re.compile(rf"[ \t,]*{_MEMBER}(?:[ \t]*,[ \t,]*{_MEMBER})*[ \t,]*")
+_MAX_STATE = 512
+_MAX_MEMBERS = 32
 
 
 def valid(header: str | None) -> str:
@@ -20,6 +26,13 @@ def valid(header: str | None) -> str:
     if not header or not _TRACEPARENT.fullmatch(header) or (header.startswith("00") and len(header) != _LENGTH):
         return ""
     return f"00{header[2:_LENGTH]}"
+
+
+def valid_state(header: str | None) -> str:
+    """A `tracestate` as it came; empty for none, and for one that nobody needs to take."""
+    if not header or len(header) > _MAX_STATE or not _TRACESTATE.fullmatch(header):
+        return ""
+    return header if header.count("=") <= _MAX_MEMBERS else ""
 
 
 def make(trace_id: int, span_id: int) -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from tasks.caller import Caller
 from tasks.client import new_id
-from tasks.trace import valid
+from tasks.trace import valid, valid_state
 from webapp.http.forwarded import NOTED, was_forwarded
 
 JSON = "application/json"
@@ -100,6 +100,11 @@ class Call:
         return method
 
     @property
+    def scheme(self) -> str:
+        scheme: str = self._environ["wsgi.url_scheme"]
+        return scheme
+
+    @property
     def path(self) -> str:
         path: str = self._environ["PATH_INFO"]
         return path
@@ -115,6 +120,12 @@ class Call:
         """The context to go on with: of our own span, where there is one, or the caller's; else empty."""
         ours: str | None = self._environ.get("bunch.traceparent")
         return valid(self._environ.get("HTTP_TRACEPARENT")) if ours is None else ours
+
+    @property
+    def tracestate(self) -> str:
+        """What vendors have added to the caller's trace; nothing without a trace."""
+        given = self._environ.get("HTTP_TRACESTATE")
+        return valid_state(given) if given and valid(self._environ.get("HTTP_TRACEPARENT")) else ""
 
     def trace_with(self, span: Any, traceparent: str) -> None:
         self._environ["bunch.span"] = span

@@ -8,8 +8,8 @@ from opentelemetry.trace import Span, SpanKind
 
 from config.settings import Settings
 from tasks import trace
-from tasks.otel import Spans, fail, traceparent_of
-from webapp.call import Answer, Call
+from tasks.otel import Remote, Spans, fail, traceparent_of
+from webapp.call import STATUS_LINES, Answer, Call
 
 
 class RequestTracer:
@@ -27,11 +27,12 @@ class RequestTracer:
         span = self._spans.start(
             f"{call.method} {call.route}",
             SpanKind.SERVER,
-            parent,
+            Remote(parent, call.tracestate),
             attributes={
                 "http.request.method": call.method,
                 "http.route": call.route,
                 "url.path": call.path,
+                "url.scheme": call.scheme,
             },
         )
         call.trace_with(span, traceparent_of(span))
@@ -41,7 +42,7 @@ class RequestTracer:
         span.set_attribute("http.response.status_code", answer.status)
         span.set_attribute("bunch.request_id", answer.request_id)
         if answer.status >= 500:
-            fail(span, str(answer.status))
+            fail(span, str(answer.status), STATUS_LINES[answer.status])
         span.end()
 
     def stop(self) -> None:

@@ -20,6 +20,7 @@ OPERATIONS = (
     *("GET /internal/health", "GET /internal/scale", "GET /healthz", "GET /readyz", "GET /metrics"),
     "GET /v1/models",
     "GET /openapi.json",
+    "GET /",
 )
 # In the others no request has the wrong form: any text is an id, though one that nobody has.
 WITH_INVALID_REQUESTS = (*OPERATIONS[:4], "GET /v1/result/{task_id}")

@@ -101,7 +101,8 @@ def test_a_trace_goes_from_the_callers_span_through_the_batch_to_the_answer(trac
 
 
 def test_the_callers_trace_is_continued(traced: Api, received: Collector) -> None:
-    answer = traced.post("/v1/inference", {"input": 1}, traceparent=CALLERS, X_Request_Id="theirs")
+    vendors = 'rojo=00f067aa0ba902b7,congo@tenant=t61r"c\\Wkg'
+    answer = traced.post("/v1/inference", {"input": 1}, traceparent=CALLERS, tracestate=vendors, X_Request_Id="theirs")
     wait_until(lambda: spans_of(received, answer.json["task_id"]), what="the worker's span has come")
     (request,) = spans_of(received, answer.json["task_id"])
     assert request.trace_id == CALLERS[3:35]
@@ -117,6 +118,29 @@ def test_the_callers_trace_is_continued(traced: Api, received: Collector) -> Non
     assert span.parent_id == CALLERS[36:52]
     assert (span.attributes["http.response.status_code"], span.attributes["bunch.model"]) == (200, "echo")
     assert not span.failed
+    # What its vendors have added goes along, to every span below the caller's.
+    assert span.tracestate == request.tracestate == vendors
+
+
+def test_spans_say_what_the_conventions_ask_for(traced: Api, received: Collector) -> None:
+    good = traced.post("/v1/inference", {"input": 1}, X_Tier="free").json["task_id"]
+    bad = traced.infer({"fail": "no"}, "quartet")
+    assert bad.status == 500
+    wait_until(lambda: spans_of(received, good), what="the worker's span has come")
+    (request,) = spans_of(received, good)
+    assert request.attributes["messaging.operation.name"] == request.attributes["messaging.operation.type"] == "process"
+    assert request.attributes["messaging.destination.name"] == "bunch.echo.free"
+    assert "error.type" not in request.attributes
+
+    def failed() -> list[ReceivedSpan]:
+        return [each for each in received.spans if each.failed and each.attributes.get("bunch.model") == "quartet"]
+
+    wait_until(lambda: {each.kind for each in failed()} == {SERVER, CONSUMER}, what="the failed spans have come")
+    by_kind = {each.kind: each for each in failed()}
+    assert by_kind[CONSUMER].attributes["error.type"] == "InferenceFailed"
+    assert by_kind[SERVER].attributes["error.type"] == "500"
+    assert by_kind[SERVER].attributes["url.scheme"] == "http"
+    assert {each.attributes["messaging.destination.name"] for each in received.named("batch")} >= {"bunch.echo"}
 
 
 def test_who_asks_not_to_be_sampled_is_not(traced: Api, received: Collector) -> None:

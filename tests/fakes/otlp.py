@@ -26,6 +26,7 @@ class ReceivedSpan:
     start_ns: int
     end_ns: int
     failed: bool
+    tracestate: str = ""
 
 
 @dataclass
@@ -87,6 +88,7 @@ def _spans(request: ExportTraceServiceRequest) -> list[ReceivedSpan]:
             start_ns=span.start_time_unix_nano,
             end_ns=span.end_time_unix_nano,
             failed=span.status.code == 2,
+            tracestate=span.trace_state,
         )
         for resource in request.resource_spans
         for scope in resource.scope_spans

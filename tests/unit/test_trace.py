@@ -12,6 +12,7 @@ from batching.stamp import HEAD
 from tasks import trace
 from tasks.messages import MessageWriter, Outgoing, read_message
 from tests.fakes.messages import celery_message, entry
+from webapp.call import Call
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -67,6 +68,57 @@ def test_a_message_without_them_is_as_it_was() -> None:
     assert b"request_id" not in plain
     request = read_message(entry(plain), 1000)
     assert (request.traceparent, request.request_id) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "a=1",
+        "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE",
+        "0tenant@vendor=1 2",
+        'k="quoted\\"',
+        "a=1 , b=2",
+        f"k={'v' * 256}",
+    ],
+)
+def test_what_vendors_added_goes_along(state: str) -> None:
+    assert trace.valid_state(state) == state
+    request = read_message(entry(message(traceparent=TRACEPARENT, tracestate=state)), 1000)
+    assert (request.traceparent, request.tracestate) == (TRACEPARENT, state)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        *(
+            None,
+            "",
+            "a",
+            "=1",
+            "a=",
+            "A=1",
+            "a=é",
+            "a=1\r\nX: y",
+            "a=b=c",
+            "a@@b=1",
+            "a@1=2",
+            f"k={'v' * 257}",
+            f"{'k' * 257}=v",
+        ),
+        *(",".join(f"k{n}=v" for n in range(33)), ",".join(f"k{n}={'v' * 100}" for n in range(6))),
+    ],
+)
+def test_what_is_no_tracestate_is_dropped_and_the_trace_is_not(state: str | None) -> None:
+    assert trace.valid_state(state) == ""
+    given = {"traceparent": TRACEPARENT, "tracestate": state}
+    request = read_message(entry(celery_message([1], headers=given)), 1000)
+    assert (request.traceparent, request.tracestate) == (TRACEPARENT, "")
+
+
+@pytest.mark.parametrize("environ", [{}, {"HTTP_TRACEPARENT": "nonsense"}])
+def test_a_tracestate_without_a_trace_belongs_to_nothing(environ: dict[str, str]) -> None:
+    assert Call({**environ, "HTTP_TRACESTATE": "a=1"}).tracestate == ""
+    assert Call({"HTTP_TRACEPARENT": TRACEPARENT, "HTTP_TRACESTATE": "a=1"}).tracestate == "a=1"
 
 
 @pytest.mark.parametrize("header", ["nonsense", 7, {"a": 1}, None])

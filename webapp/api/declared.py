@@ -1,18 +1,23 @@
 """What models declare about their requests, in the API's description.
 
 components/schemas/<model>.input, <model>.parameters     the schemas, as `bunch.toml` has them
+components/schemas/<model>.input.<name>                  what stands under their `$defs`
 InferenceBody.allOf: [if model is <model>, then input is <model>.input]
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from config.schema import ModelSettings
 from config.settings import Settings
 
 # Their content is a caller's, and no schema.
-_VALUES = frozenset({"const", "enum", "default", "examples"})
+VALUES = frozenset({"const", "enum", "default", "examples"})
+# What may be a component's name, and needs no escaping in a reference.
+_COMPONENT = re.compile(r"[A-Za-z0-9._-]+")
+_DEFINITIONS = "#/$defs/"
 
 
 def declare_in(components: dict[str, Any], settings: Settings) -> None:
@@ -37,25 +42,39 @@ def _add_parts(components: dict[str, Any], model: ModelSettings) -> dict[str, An
         if not isinstance(schema, dict):
             continue
         name = f"{model.name}.{field}"
-        place = f"#/components/schemas/{name}"
-        components[name] = schema if "$id" in schema else _moved(schema, place)
-        parts[field] = {"$ref": place}
+        components |= {name: schema} if "$id" in schema else _parted(schema, name)
+        parts[field] = {"$ref": f"#/components/schemas/{name}"}
     if "parameters" in parts:
         # Left out they are an empty object.
         parts["parameters"] = {"anyOf": [{"type": "null"}, parts["parameters"]]}
     return parts
 
 
-def _moved(schema: Any, place: str) -> Any:
-    """What was `#/$defs/…` where the schema stood alone. An `$id` would do it too, but few tools look for one here."""
+def _parted(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """A schema as components: few tools follow a `$ref` into one, so that its `$defs` become components as well."""
+    place = f"#/components/schemas/{name}"
+    definitions = schema.get("$defs")
+    if not isinstance(definitions, dict) or not all(map(_COMPONENT.fullmatch, definitions)):
+        return {name: _moved(schema, place, "")}
+    parts = {f"{name}.{each}": _moved(definition, place, f"{place}.") for each, definition in definitions.items()}
+    rest = {key: value for key, value in schema.items() if key != "$defs"}
+    return {name: _moved(rest, place, f"{place}."), **parts}
+
+
+def _moved(schema: Any, place: str, parts: str) -> Any:
+    """What was `#/…` where the schema stood alone. An `$id` would do it too, but few tools look for one here.
+
+    `parts` begins the places of what was `#/$defs/…`; empty if that is where it was.
+    """
     if isinstance(schema, list):
-        return [_moved(each, place) for each in schema]
+        return [_moved(each, place, parts) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {key: each if key in _VALUES else _moved(each, place) for key, each in schema.items()}
+    moved = {key: each if key in VALUES else _moved(each, place, parts) for key, each in schema.items()}
     reference = schema.get("$ref")
     if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
-        moved["$ref"] = place + reference[1:]
+        of_parts = parts and reference.startswith(_DEFINITIONS)
+        moved["$ref"] = parts + reference.removeprefix(_DEFINITIONS) if of_parts else place + reference[1:]
     return moved
 
 

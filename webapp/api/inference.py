@@ -126,7 +126,7 @@ def bulk(services: Services, call: Call) -> Answer:
     tier = call.caller.tier
     limit_s = timeout_s(settings, call, body.timeout_ms)
     parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
-    client, traceparent = services.client, call.traceparent
+    client, traceparent, tracestate = services.client, call.traceparent, call.tracestate
     values = [as_json(each) for each in body.inputs]
     key = idempotency_key(call)
     whole = call_hash(values) if key else b""
@@ -141,6 +141,7 @@ def bulk(services: Services, call: Call) -> Answer:
             hung_up=call.hung_up,
             caller=call.caller,
             traceparent=traceparent,
+            tracestate=tracestate,
             # No key of a caller's has a line feed in it.
             idempotency_key=f"{key}\n{number}" if key else "",
             call=whole,
@@ -249,6 +250,7 @@ def _run(
             hung_up=call.hung_up,
             caller=call.caller,
             traceparent=call.traceparent,
+            tracestate=call.tracestate,
             idempotency_key=key,
             fresh=wants_fresh(call),
         )

@@ -1,0 +1,161 @@
+"""What bodies and answers look like, in the API's description: components/schemas of `webapp.api.openapi`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from config.settings import Settings
+from webapp.api.declared import VALUES, declare_in
+from webapp.errors import STATUS_OF
+from webapp.request import BulkBody, InferenceBody, PredictBody, SimpleBody
+
+_BODIES = (InferenceBody, BulkBody, PredictBody, SimpleBody)
+_ANY: dict[str, Any] = {"description": "any JSON value"}
+
+
+def components(settings: Settings) -> dict[str, Any]:
+    """Name → schema. The bodies come from the types that validate them, and what models declare is added to them."""
+    _, schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
+    schemas |= {
+        "Error": _error(),
+        "Metadata": _metadata(),
+        "Inference": _object(
+            request_id="string",
+            task_id="string",
+            model="string",
+            latency_ms="number",
+            output=_ANY,
+            metadata=_ref("Metadata"),
+        ),
+        "Accepted": _object(task_id="string", request_id="string", status="string"),
+        "Result": _result(),
+        "Cancelled": _object(task_id="string", status={"type": "string", "enum": ["CANCELLED"]}),
+        "Bulk": _object(request_id="string", model="string", latency_ms="number", results=_list_of(_ref("BulkItem"))),
+        "BulkItem": _bulk_item(),
+        "Plain": _object(request_id="string", latency_ms="number", output=_ANY),
+        "Models": _object(object="string", data=_list_of(_ref("Model"))),
+        "Model": _model(),
+        "RequestLife": _life(),
+        "Health": _health(),
+        "Readiness": _object(
+            status="string", models=_list_of({"type": "string"}), unavailable_models=_list_of({"type": "string"})
+        ),
+        "Liveness": _object(status="string", process="string", waiting="integer"),
+        "Scale": {"type": "object", "additionalProperties": True},
+        "About": _object(
+            name="string", description="string", links={"type": "object", "additionalProperties": {"type": "string"}}
+        ),
+        "Description": {"type": "object", "additionalProperties": True},
+    }
+    declare_in(schemas, settings)
+    return {name: _with_items(schema) for name, schema in schemas.items()}
+
+
+def _error() -> dict[str, Any]:
+    schema = _object(error={"type": "string", "enum": sorted(STATUS_OF)}, message="string", request_id="string")
+    return _optional(schema, retry_after_ms={"type": "integer", "minimum": 0})
+
+
+def _metadata() -> dict[str, Any]:
+    schema = _object(
+        latency_ms="number",
+        admission_ms="number",
+        queue_ms="number",
+        batch_wait_ms="number",
+        transfer_ms="number",
+        compute_ms="number",
+        reply_ms="number",
+        reason="string",
+        batch_size="integer",
+        batch_id="string",
+        tier="string",
+        attempt="integer",
+        cached="boolean",
+        model_version="string",
+    )
+    return _optional(schema, collapsed="boolean")
+
+
+def _result() -> dict[str, Any]:
+    states = ["PENDING", "STARTED", "SUCCESS", "FAILURE", "CANCELLED"]
+    schema = _object(task_id="string", status={"type": "string", "enum": states})
+    return _optional(schema, output=_ANY, error="string", message="string")
+
+
+def _bulk_item() -> dict[str, Any]:
+    """An output, or an error in its place."""
+    return _optional({"type": "object"}, task_id="string", output=_ANY, error="string", message="string")
+
+
+def _model() -> dict[str, Any]:
+    schema = _object(id="string", object="string", created="integer", owned_by="string", max_batch_size="integer")
+    declared = {"type": "object", "additionalProperties": True}
+    return _optional(schema, input_schema=declared, parameters_schema=declared)
+
+
+def _life() -> dict[str, Any]:
+    schema = _object(
+        request_id="string",
+        task_id="string",
+        status={"type": "string", "enum": ["queued", "processing", "completed", "failed"]},
+        attempt="integer",
+    )
+    error = _object(error="string", message="string")
+    number, text = {"type": ["number", "null"]}, {"type": ["string", "null"]}
+    return _optional(
+        schema,
+        latency_ms=number,
+        queue_ms=number,
+        compute_ms=number,
+        batch_id=text,
+        batch_size={"type": ["integer", "null"]},
+        tier=text,
+        error={"oneOf": [{"type": "null"}, error]},
+    )
+
+
+def _health() -> dict[str, Any]:
+    return _object(
+        status={"type": "string", "enum": ["healthy", "degraded", "unhealthy"]},
+        gpu_utilization={"type": ["number", "null"]},
+        queue_depth="integer",
+        requests_per_second="number",
+        workers="integer",
+        healthy_workers="integer",
+        redis="string",
+        unavailable_models=_list_of({"type": "string"}),
+        breakers={"type": "object", "additionalProperties": {"type": "string"}},
+    )
+
+
+def _object(**properties: str | dict[str, Any]) -> dict[str, Any]:
+    """All of them are always there; a string is a type's name."""
+    return _optional({"type": "object", "required": list(properties)}, **properties)
+
+
+def _optional(schema: dict[str, Any], **properties: str | dict[str, Any]) -> dict[str, Any]:
+    """`schema` with more, which need not be there."""
+    more = {name: {"type": kind} if isinstance(kind, str) else kind for name, kind in properties.items()}
+    return {**schema, "properties": {**schema.get("properties", {}), **more}}
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _list_of(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _with_items(schema: Any) -> Any:
+    """The same, every array with `items`: without them generators of clients leave out the whole call."""
+    if isinstance(schema, list):
+        return [_with_items(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    whole = {key: each if key in VALUES else _with_items(each) for key, each in schema.items()}
+    if whole.get("type") in ("array", ["array", "null"]) and "prefixItems" not in whole:
+        whole.setdefault("items", {})
+    return whole
