@@ -54,7 +54,7 @@ class Model(Protocol):
     """
 
     def load(self, device: str) -> None:
-        """Make ready to predict. `device` as in bunch.toml: `auto`, `cpu`, `cuda:0`, …"""
+        """Make ready to predict. `device` as in bunch.toml, `cuda` or `cpu` where that says `auto`."""
 
     def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> Any:
         """Exactly one output per input, in order: a list, or an array or tensor whose first dimension is their number.

@@ -25,6 +25,7 @@ class ExecutorRow(msgspec.Struct, frozen=True):
 
     `safe_size` is the largest batch that its device's memory had room for, None while any will do. As learnt from the
     last dozen batches, None before: `one_ms` is what one of one request takes, `rate_rps` what full ones come to.
+    `device` is what its model was told, and which GPU that is.
     """
 
     model: str
@@ -39,6 +40,7 @@ class ExecutorRow(msgspec.Struct, frozen=True):
     safe_size: int | None = None
     one_ms: float | None = None
     rate_rps: float | None = None
+    device: str = ""
 
 
 class WorkerRow(msgspec.Struct, frozen=True):

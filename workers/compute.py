@@ -36,7 +36,7 @@ from workers.costs import Budget, cut
 from workers.device_faults import is_device_fault
 from workers.forked import end_if_forked
 from workers.frames import Fault, ItemError
-from workers.health import LAST_WORDS, Harvest, Health, Sample
+from workers.health import LAST_WORDS, Harvest, Health, Sample, barren_limit
 from workers.models import InputRejected, InvalidInput, Model, TransientError, UpstreamError
 
 MAX_MESSAGE = 2_000
@@ -162,7 +162,7 @@ class BatchComputer:
                 # Too large even alone: that is the input's fault, and says nothing about how many others fit.
                 learned = len(members) // 2 or None
             hopeless = error.device_fault or (error.retryable and not last_try)
-            if len(members) == 1 or hopeless or barren > _barren_limit(len(batch.members), error):
+            if len(members) == 1 or hopeless or barren > barren_limit(len(batch.members), error):
                 batch.fail(members, error if len(members) == 1 else _of_the_call(error))
                 if hopeless or len(members) > 1:
                     # Not for one input's sake: the rest would fail in the same way.
@@ -283,17 +283,6 @@ def _repeats(raw: Sequence[tuple[bytes, bytes]]) -> dict[int, int]:
     return {index: seen for index, pair in enumerate(raw) if (seen := first.setdefault(pair, index)) != index}
 
 
-def _barren_limit(size: int, error: ItemError) -> int:
-    """How many passes in a row may fail before it is the model's fault: the way down to one culprit, twice.
-
-    Of errors that may pass half as many: in an outage each pass takes its whole time-out.
-    """
-    if size == 1:
-        return 1
-    most = 2 * max(1, math.ceil(math.log2(size))) + 4
-    return most // 2 if error.retryable else most
-
-
 def _of_the_call(error: ItemError) -> ItemError:
     """As an outcome of inputs that it may not be about: nobody's refusal, and no caller's to read."""
     return structs.replace(error, rejected=False, exc_type=ItemError("").exc_type, words=Words.CALL)
@@ -363,8 +352,8 @@ def encode_output(output: object, max_bytes: int = 0) -> bytes | ItemError:
     except Exception as error:  # noqa: BLE001  (a model's objects may raise anything)
         why = describe(error)
         # A tensor's values are fetched here, so an error of the call that made them may be met only now.
-        message = f"the model's output is not JSON: {why.message}"
-        return ItemError(message, device_fault=why.device_fault, words=Words.INPUT)
+        text = f"the model's output is not JSON: {why.message}"
+        return ItemError(text, device_fault=why.device_fault, words=Words.INPUT)
     return encoded
 
 

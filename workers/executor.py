@@ -23,6 +23,7 @@ from collections.abc import Callable
 from batching.executor import Cause, Event, ExecutorGone, ExecutorState, Lost, Work
 from config.logging import encodable
 from config.settings import ModelSettings
+from workers.devices import Machine, Placement, place, this_machine
 from workers.frames import BrokenFrames, Fault, ItemError, NotReady, Passing, Ran, Ready, Run, encode
 from workers.handed import Handed
 from workers.models import effective_version
@@ -61,8 +62,11 @@ class ProcessExecutor:
         on_change: Callable[[], None] | None = None,
         on_loaded: Callable[[float], None] | None = None,
         on_replaced: Callable[[Cause], None] | None = None,
+        machine: Callable[[], Machine] = this_machine,
     ) -> None:
         self.name = f"{model.name}/{index}"
+        self._index = index
+        self._machine = machine
         self._model = model
         self._max_output_bytes = max_output_bytes
         self._on_change = on_change
@@ -104,6 +108,10 @@ class ProcessExecutor:
         return self._error
 
     @property
+    def placement(self) -> Placement:
+        return place(self._model.device, self._index, self._machine())
+
+    @property
     def pid(self) -> int | None:
         return self._pid
 
@@ -143,17 +151,8 @@ class ProcessExecutor:
         Raises:
             ExecutorGone: as the port says.
         """
-        may_end = self._patience.grants(time.monotonic())
-        run = Run(
-            work.batch_id,
-            list(work.inputs),
-            list(work.parameters),
-            work.safe_size,
-            work.suspect,
-            work.last_try,
-            may_end,
-        )
-        frame = encode(run)
+        about = (work.safe_size, work.suspect, work.last_try, self._patience.grants(time.monotonic()))
+        frame = encode(Run(work.batch_id, list(work.inputs), list(work.parameters), *about))
         with self._sending:
             child = self._child
             if child is None:
@@ -228,7 +227,8 @@ class ProcessExecutor:
         self._starts += 1
         model = self._model
         began = time.monotonic()
-        child = ChildProcess(model, self.name, self._folder, self._max_output_bytes)
+        placement = place(model.device, self._index, self._machine())
+        child = ChildProcess(model, self.name, placement, self._folder, self._max_output_bytes)
         self._pid = child.pid
         try:
             ready = child.await_ready(model.start_timeout_s, self._stop_pipe[0] if self._stop_pipe else None)

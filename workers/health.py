@@ -15,6 +15,7 @@ several, or the second barren one in a row, asks for a fresh process; `workers.r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from msgspec import structs
@@ -111,3 +112,14 @@ class Health:
 
 def _cause(error: ItemError) -> str:
     return "device" if error.device_fault else "barren"
+
+
+def barren_limit(size: int, error: ItemError) -> int:
+    """How many passes in a row may fail before it is the model's fault: the way down to one culprit, twice.
+
+    Of errors that may pass half as many: in an outage each pass takes its whole time-out.
+    """
+    if size == 1:
+        return 1
+    most = 2 * max(1, math.ceil(math.log2(size))) + 4
+    return most // 2 if error.retryable else most

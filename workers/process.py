@@ -21,11 +21,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import structs
+
 from batching.executor import Cause
 from config.environ import executor_environment
 from config.logging import current_format
 from config.memory import oom_kills
 from config.settings import ModelSettings
+from workers.devices import VISIBLE, Placement
 from workers.frames import BrokenFrames, FrameReader, NotReady, Passing, Ran, Ready, Start, encode
 from workers.model_path import model_path
 
@@ -56,7 +59,9 @@ class ChildProcess:
         OSError: no process, or no descriptors, to be had.
     """
 
-    def __init__(self, model: ModelSettings, name: str, folder: str = "", max_output_bytes: int = 0) -> None:
+    def __init__(
+        self, model: ModelSettings, name: str, placement: Placement, folder: str = "", max_output_bytes: int = 0
+    ) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             for end in (ours, theirs):
@@ -65,7 +70,7 @@ class ChildProcess:
                 self._process = subprocess.Popen(
                     # -P: not even a moment with the working directory in front.
                     [sys.executable, "-P", "-c", _BOOT, f"bunch executor {name}", _ROOT, str(theirs.fileno())],
-                    env=executor_environment(),
+                    env=executor_environment() | ({} if placement.visible is None else {VISIBLE: placement.visible}),
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
                     # A session of its own: Ctrl-C in a terminal does not reach it, and whatever the model
@@ -81,7 +86,7 @@ class ChildProcess:
         self._death = _open_pidfd(self._process.pid)
         self._oom_kills = oom_kills()
         start = Start(
-            model,
+            structs.replace(model, device=placement.device),
             name,
             os.getpid(),
             [os.fsencode(each) for each in model_path(folder, sys.path)],

@@ -45,6 +45,7 @@ from tasks.journal import Journal
 from tasks.ledger import LedgerBuffer, LedgerStream
 from tasks.metrics import BUSY_SECONDS, MetricsFlusher
 from tasks.results import CeleryCodec
+from workers.devices import sharing
 from workers.executor import ProcessExecutor
 from workers.journal import BatchJournal
 from workers.ledger import LedgerObserver
@@ -160,6 +161,8 @@ class WorkerRunner:
             logger.warning("claiming nothing before it is known what is paused: %s", error)
         if self._ledger:
             self._ledger.start()
+        for line in self._shared_devices():
+            logger.warning("%s", line)
         for _, executor in self._executors:
             executor.start()
         self._watch.start()
@@ -245,6 +248,15 @@ class WorkerRunner:
             on_replaced=partial(self._telemetry.replaced, model.name),
         )
 
+    def _shared_devices(self) -> list[str]:
+        # Two models on one GPU are what was asked for; two executors of the same one seldom are.
+        return [
+            line
+            for model in self._settings.models.values()
+            if not model.is_url
+            for line in sharing({each.name: each.placement for of, each in self._executors if of is model})
+        ]
+
     def _observer(self) -> Observer:
         others = [each for each in (self._journal, self._ledger, self._tracer) if each is not None]
         return Observers(self._telemetry, *others) if others else self._telemetry
@@ -315,6 +327,7 @@ class WorkerRunner:
                 self._breakers[model.name].state.value,
                 loop.safe_size,
                 *_speed(loop.pace, loop.safe_size or model.max_batch_size),
+                device="" if model.is_url else str(executor.placement),
             )
             for (model, executor), loop in zip(self._executors, self._loops, strict=True)
         )

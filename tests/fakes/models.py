@@ -30,6 +30,16 @@ class Puppet:
         return [each for each in outputs if each is not SKIPPED]
 
 
+class Placed:
+    """Says what it was told to load to, and what CUDA would show it."""
+
+    def load(self, device: str) -> None:
+        self._device = device
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        return [[self._device, os.environ.get("CUDA_VISIBLE_DEVICES")] for _ in inputs]
+
+
 class LoadsLater:
     """Cannot be loaded until the file `until` exists."""
 

@@ -21,13 +21,14 @@ from batching.request import Failed, Ok, Rejected
 from config.settings import ModelSettings
 from tests.processes import alive
 from tests.waiting import wait_until
+from workers.devices import Machine
 from workers.executor import FIRST_BACKOFF_S, ProcessExecutor
 
 LONG_S = 30.0
 ROOT = Path(__file__).resolve().parents[2]
 Start = Callable[..., ProcessExecutor]
 # What is the executor's own, and no setting of its model.
-OWN = ("max_output_bytes", "on_change", "on_loaded", "on_replaced")
+OWN = ("machine", "max_output_bytes", "on_change", "on_loaded", "on_replaced")
 
 
 @pytest.fixture
@@ -446,3 +447,20 @@ def test_an_output_over_the_limit_never_leaves_the_process(start: Start) -> None
     assert small == "small"
     assert isinstance(huge, Failed)
     assert "at most 1000 are taken" in huge.message
+
+
+@pytest.mark.parametrize(
+    ("device", "machine", "told"),
+    [
+        ("auto", Machine(), ["cpu", None]),
+        ("auto", Machine(("GPU-a", "GPU-b")), ["cuda", "GPU-a"]),
+        ("cuda", Machine(("3", "1")), ["cuda", "3"]),
+        ("cuda:1", Machine(("GPU-a", "GPU-b")), ["cuda:1", None]),
+    ],
+)
+def test_a_model_is_told_a_device_that_there_is_and_sees_its_own_alone(
+    start: Start, monkeypatch: pytest.MonkeyPatch, device: str, machine: Machine, told: list[str | None]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    executor = start("tests.fakes.models:Placed", device=device, machine=lambda: machine)
+    assert run(executor, 1) == [told]

@@ -16,6 +16,7 @@ from config.settings import Settings
 from tasks.controls import Controls
 from tests.valkey import PrivateValkey, free_port
 from workers.cli.servers import must_have_password
+from workers.devices import this_machine
 from workers.supervisor.state import UpLock, UpState, write
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +114,14 @@ def test_check_is_content_with_what_is_right(manage: Manage) -> None:
     done = manage("check", http_port="0")
     assert (done.returncode, done.stderr) == (0, "")
     assert "echo" in done.stdout
+
+
+def test_check_says_what_an_automatic_device_is_here(manage: Manage) -> None:
+    manage.config('[models.a]\nsource = "workers.models.echo:Echo"\ninstances = 2\n')
+    auto = this_machine().auto
+    assert f'device = "auto" is {auto} here' in manage("check", http_port="0").stdout
+    devices = json.loads(manage("check", "--json", http_port="0").stdout)["devices"]
+    assert [each.split()[0] for each in devices["a"]] == [auto, auto]
 
 
 def test_check_finds_everything_at_once(manage: Manage, valkey: PrivateValkey) -> None:
@@ -282,7 +291,8 @@ def test_check_has_nothing_to_say_of_a_server_with_a_password(manage: Manage) ->
         shown = manage("check", http_port="0", redis_url=server.url, auth="keys").stdout
     finally:
         server.stop()
-    assert json.loads(done.stdout) == {"ok": True, "problems": [], "warnings": []}
+    told = json.loads(done.stdout)
+    assert (told["ok"], told["problems"], told["warnings"]) == (True, [], [])
     assert "a-secret" not in done.stdout + shown
 
 

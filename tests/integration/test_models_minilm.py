@@ -27,7 +27,7 @@ REFERENCE = {
 @pytest.fixture(scope="module")
 def model() -> MiniLM:
     made = MiniLM()
-    made.load("auto")
+    made.load("cpu")
     return made
 
 

@@ -22,6 +22,7 @@ from config.settings import ModelSettings, Settings
 from workers.cli.base import fail, json_option, print_json, settings_for, start_config_option
 from workers.cli.database import database_problems
 from workers.cli.servers import server_problems, server_warnings
+from workers.devices import place, this_machine
 from workers.model_path import make_way, model_path
 from workers.models import load_model
 from workers.policies import make_policy
@@ -47,7 +48,8 @@ def check(config_file: Path | None, as_json: bool) -> None:
         problems = list(error.problems)
     if as_json:
         rows = {"problems": list(map(_as_row, problems)), "warnings": list(map(_as_row, warnings))}
-        print_json({"ok": not problems, **rows})
+        devices = _devices(settings) if settings is not None else {}
+        print_json({"ok": not problems, **rows, "devices": devices})
     else:
         for mark, found in (("✗", problems), ("!", warnings)):
             for problem in found:
@@ -56,8 +58,20 @@ def check(config_file: Path | None, as_json: bool) -> None:
         server = masked_url(settings.redis_url) if settings.redis_url else "an embedded Valkey"
         models, http = ", ".join(settings.models), f"{settings.http_host}:{settings.http_port}"
         click.echo(f"✓ {server}; models: {models}; HTTP on {http}")
+        if any(model.device == "auto" and not model.is_url for model in settings.models.values()):
+            machine = this_machine()
+            click.echo(f'✓ device = "auto" is {machine.auto} here: {machine.why or ", ".join(machine.gpus)}')
     if problems:
         fail()
+
+
+def _devices(settings: Settings) -> dict[str, list[str]]:
+    """What each executor of a model would get on this machine."""
+    return {
+        name: [str(place(model.device, instance, this_machine())) for instance in range(model.instances)]
+        for name, model in settings.models.items()
+        if not model.is_url
+    }
 
 
 def find_problems(settings: Settings) -> Iterator[Problem]:

@@ -55,8 +55,6 @@ class MiniLM:
 
         spare = min(torch.get_num_threads(), len(os.sched_getaffinity(0)) - 1)
         torch.set_num_threads(self._threads or max(1, spare))
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
         folder = get_model_path()
         self._encoder = BertEncoder(folder, torch.device(device))
         if not _FRAME_TOKENS < self._max_tokens <= self._encoder.max_positions:

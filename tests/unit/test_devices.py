@@ -1,0 +1,145 @@
+"""Which GPU each executor gets, and what `auto` is, on machines that are not at hand."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.devices import Machine, Placement, describe, driver_gpus, file_gpus, place, sharing
+
+GPUS = ("GPU-aa", "GPU-bb", "GPU-cc")
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_each_instance_gets_a_gpu_of_its_own(device: str) -> None:
+    placed = [place(device, n, Machine(GPUS)) for n in range(3)]
+    assert placed == [Placement("cuda", gpu) for gpu in GPUS]
+
+
+@given(st.integers(0, 50), st.integers(1, 9))
+def test_with_more_instances_than_gpus_they_are_shared_evenly(instances: int, gpus: int) -> None:
+    machine = Machine(tuple(f"GPU-{n}" for n in range(gpus)))
+    placed = [place("auto", n, machine).visible for n in range(instances)]
+    counts = [placed.count(gpu) for gpu in machine.gpus]
+    assert max(counts) - min(counts) <= 1
+    assert len(sharing({f"m/{n}": Placement("cuda", gpu) for n, gpu in enumerate(placed)})) == max(0, instances - gpus)
+
+
+def test_who_shares_with_whom_is_said() -> None:
+    placed = {f"m/{n}": place("cuda", n, Machine(GPUS[:2])) for n in range(3)}
+    (line,) = sharing(placed)
+    assert line.startswith("m/2 shares cuda (GPU-aa) with m/0")
+    assert sharing({f"m/{n}": place("cpu", n, Machine(GPUS)) for n in range(3)}) == []
+
+
+@pytest.mark.parametrize("machine", [Machine(why="no driver"), Machine(GPUS, why="torch is a CPU build")])
+def test_without_a_gpu_that_can_be_used_auto_is_the_cpu(machine: Machine) -> None:
+    assert place("auto", 1, machine) == Placement("cpu")
+    assert machine.auto == "cpu"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1", "mps"])
+def test_what_is_named_is_handed_on_as_it_is(device: str) -> None:
+    assert place(device, 2, Machine(GPUS)) == Placement(device)
+
+
+def test_cuda_is_taken_at_its_word_where_no_driver_can_be_asked() -> None:
+    assert place("cuda", 0, Machine(why="no driver")) == Placement("cuda")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus"),
+    [
+        (None, GPUS),
+        ("2,0", ("2", "0")),
+        (" 1 ", ("1",)),
+        ("GPU-bb,MIG-12", ("GPU-bb", "MIG-12")),
+        # As CUDA reads it: what stands behind the first that is none does not count.
+        ("1,7,0", ("1",)),
+        ("0,-1,1", ("0",)),
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+    ],
+)
+def test_what_this_process_may_see_is_all_that_its_executors_get(wanted: str | None, gpus: tuple[str, ...]) -> None:
+    environ = {} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted}
+    machine = describe(environ, GPUS, "2.13.0")
+    assert machine.gpus == gpus
+    assert machine.auto == ("cuda" if gpus else "cpu")
+    assert bool(machine.why) is not bool(gpus)
+
+
+def test_a_variable_alone_makes_no_gpu() -> None:
+    assert describe({"CUDA_VISIBLE_DEVICES": "0"}, (), "").auto == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("torch", "auto"), [("2.13.0+cpu", "cpu"), ("2.13.0", "cuda"), ("2.13.0+cu130", "cuda"), ("", "cuda")]
+)
+def test_a_torch_that_knows_no_cuda_makes_auto_the_cpu(torch: str, auto: str) -> None:
+    machine = describe({}, GPUS, torch)
+    assert machine.auto == auto
+    # Whoever names it does not use torch.
+    assert place("cuda", 1, machine) == Placement("cuda", "GPU-bb")
+
+
+class Nvml:
+    """A stand-in for NVIDIA's library, with so many GPUs of which one does not say its name."""
+
+    def __init__(self, count: int, mute: int = -1, broken: bool = False) -> None:
+        self.count = count
+        self.mute = mute
+        self.broken = broken
+        self.open = 0
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802
+        self.open += not self.broken
+        return 9 if self.broken else 0
+
+    def nvmlShutdown(self) -> int:  # noqa: N802
+        self.open -= 1
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = self.count
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: Any) -> int:  # noqa: N802
+        handle._obj.value = index + 1
+        return 0
+
+    def nvmlDeviceGetUUID(self, handle: Any, text: Any, size: int) -> int:  # noqa: N802
+        if handle.value - 1 == self.mute:
+            return 3
+        text.value = f"GPU-{handle.value - 1}".encode()
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("nvml", "found"),
+    [(Nvml(2), ("GPU-0", "GPU-1")), (Nvml(3, mute=1), ("GPU-0", "GPU-2")), (Nvml(0), ()), (Nvml(2, broken=True), ())],
+)
+def test_the_driver_is_asked_and_let_go(monkeypatch: pytest.MonkeyPatch, nvml: Nvml, found: tuple[str, ...]) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: nvml)
+    assert driver_gpus() == found
+    assert nvml.open == 0
+
+
+def test_a_machine_without_a_driver_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert driver_gpus() == ()
+
+
+def test_device_files_are_counted_where_the_library_is_missing(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia0-caps"):
+        (tmp_path / name).touch()
+    assert file_gpus(tmp_path) == ("0", "1")

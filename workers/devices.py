@@ -1,0 +1,142 @@
+"""The GPUs of this machine, and which of them each executor gets.
+
+    driver, CUDA_VISIBLE_DEVICES ──▶ Machine ──place──▶ what `load` is told, what CUDA shows the process
+
+The driver is asked through its own library or, in a container that lacks it, by its device files. Torch is not: that
+takes seconds, and a model need not use it. Which GPU a process sees is decided before it starts, so a model just says
+`cuda`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+# What CUDA shows a process, by index or UUID.
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_UUID_BYTES = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`gpus` as CUDA_VISIBLE_DEVICES names them. `why` there are none for `auto`, empty where there are."""
+
+    gpus: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def auto(self) -> str:
+        return "cpu" if self.why or not self.gpus else "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`device` is what `load` is told; `visible` what CUDA shows the process, None: what it shows this one."""
+
+    device: str
+    visible: str | None = None
+
+    def __str__(self) -> str:
+        return self.device if self.visible is None else f"{self.device} ({self.visible})"
+
+
+def place(device: str, instance: int, machine: Machine) -> Placement:
+    """Instance i gets GPU i, or with fewer GPUs shares one; `device` of bunch.toml as written, if it names another."""
+    if device == "auto":
+        device = machine.auto
+    if device != "cuda" or not machine.gpus:
+        return Placement(device)
+    return Placement(device, machine.gpus[instance % len(machine.gpus)])
+
+
+def sharing(placed: Mapping[str, Placement]) -> list[str]:
+    """A line for each executor, by name, that has no GPU of its own."""
+    first: dict[str, str] = {}
+    lines = []
+    for name, placement in placed.items():
+        if placement.visible is not None and first.setdefault(placement.visible, name) != name:
+            lines.append(f"{name} shares {placement} with {first[placement.visible]}: more executors than GPUs")
+    return lines
+
+
+@cache
+def this_machine() -> Machine:
+    """Asked once: what changes at run time needs a restart."""
+    return describe(os.environ, driver_gpus() or file_gpus(), _torch_version())
+
+
+def describe(environ: Mapping[str, str], installed: tuple[str, ...], torch: str) -> Machine:
+    """What of the `installed` GPUs may be used here.
+
+    Args:
+        torch: the version of torch that is installed, or empty.
+    """
+    if not installed:
+        return Machine(why="no NVIDIA driver or no GPU is found")
+    gpus = installed
+    wanted = environ.get(VISIBLE)
+    if wanted is not None:
+        gpus = _visible(wanted, len(installed))
+        if not gpus:
+            return Machine(why=f"{VISIBLE} is {wanted!r}")
+    if torch.endswith("+cpu"):
+        return Machine(gpus, f"torch {torch} is a build without CUDA")
+    return Machine(gpus)
+
+
+def driver_gpus() -> tuple[str, ...]:
+    """UUIDs, by NVML, which opens no context on any of them."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2():
+            return ()
+    except (OSError, AttributeError):
+        return ()
+    try:
+        return tuple(_uuids(nvml))
+    finally:
+        nvml.nvmlShutdown()
+
+
+def file_gpus(folder: Path = Path("/dev")) -> tuple[str, ...]:
+    """Indices, one for each `nvidia0`, `nvidia1`, …"""
+    count = sum(each.name.removeprefix("nvidia").isdigit() for each in folder.glob("nvidia[0-9]*"))
+    return tuple(map(str, range(count)))
+
+
+def _uuids(nvml: ctypes.CDLL) -> list[str]:
+    count = ctypes.c_uint()
+    if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return []
+    found = []
+    for index in range(count.value):
+        handle = ctypes.c_void_p()
+        text = ctypes.create_string_buffer(_UUID_BYTES)
+        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
+            continue
+        if not nvml.nvmlDeviceGetUUID(handle, text, _UUID_BYTES):
+            found.append(text.value.decode())
+    return found
+
+
+def _visible(wanted: str, installed: int) -> tuple[str, ...]:
+    """As CUDA reads it: up to the first entry that names none."""
+    found: list[str] = []
+    for entry in map(str.strip, wanted.split(",")):
+        known = int(entry) < installed if entry.isdigit() else entry.startswith(("GPU-", "MIG-"))
+        if not known:
+            break
+        found.append(entry)
+    return tuple(found)
+
+
+def _torch_version() -> str:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
