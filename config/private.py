@@ -24,12 +24,18 @@ def make_private(folder: Path) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replace the file as a whole; nobody sees half of it."""
+    """Replace the file as a whole; nobody sees half of it. Raises OSError, and then the one before is still there."""
     new = path.with_name(path.name + ".new")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(content)
-    new.replace(path)
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(content)
+        new.replace(path)
+    except OSError:
+        # Not even half of it stays where there is no room.
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
 
 
 def touch_private(path: Path) -> None:

@@ -80,9 +80,15 @@ class Child:
         return self.state is State.STOPPED and not self._dead
 
     def start(self, now: float) -> None:
-        self._process = self._guard.spawn(
-            self.spec.command, self.spec.environment, self.spec.log_file, self.spec.hasty_signal
-        )
+        try:
+            self._process = self._guard.spawn(
+                self.spec.command, self.spec.environment, self.spec.log_file, self.spec.hasty_signal
+            )
+        except OSError as error:
+            self.failures = self._backoff.failures(self.failures, 0.0)
+            self._due_at = now + self._backoff.delay_s(self.failures)
+            self.state, self.detail = State.RESTARTING, f"cannot be started: {error.strerror}"
+            return
         self._started_at = now
         self.state, self.detail, self.error = State.STARTING, "", ""
 

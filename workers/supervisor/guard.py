@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 _HERE = Path(__file__).parent
 # Isolated and without site-packages: starts in a few milliseconds and cannot be broken by what is installed.
@@ -23,33 +24,44 @@ class Guard:
         self._groups: dict[int, int] = {}
 
     def _start(self) -> None:
-        reading, self._pipe = os.pipe()
-        self._guardian = subprocess.Popen(
-            [*_PYTHON, str(_HERE / "guardian.py")],
-            stdin=reading,
-            # It needs nothing of ours, our secrets least of all.
-            env={},
-            # A session of its own: what kills the supervisor's whole group must not take the guardian along.
-            start_new_session=True,
-        )
-        os.close(reading)
+        reading, writing = os.pipe()
+        try:
+            self._guardian = subprocess.Popen(
+                [*_PYTHON, str(_HERE / "guardian.py")],
+                stdin=reading,
+                # It needs nothing of ours, our secrets least of all.
+                env={},
+                # A session of its own: what kills the supervisor's whole group must not take the guardian along.
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(writing)
+            raise
+        finally:
+            os.close(reading)
+        self._pipe = writing
         for group, number in self._groups.items():
             self._tell(f"+{group} {number}\n")
 
     def check(self) -> None:
-        """Start the guardian, or another one if somebody killed it."""
-        if self._guardian is None or self._guardian.poll() is not None:
-            if self._guardian is not None:
-                os.close(self._pipe)
+        """Start the guardian, or another one if somebody killed it. Raises OSError: no process is to be had."""
+        if self._guardian is not None and self._guardian.poll() is not None:
+            self._guardian = None
+            os.close(self._pipe)
+        if self._guardian is None:
             self._start()
 
     def spawn(
         self, command: Sequence[str], environment: Mapping[str, str], log_file: Path, guardian_signal: int
     ) -> subprocess.Popen[bytes]:
-        """Run `command` as the leader of a new process group, its output appended to `log_file`."""
+        """Run `command` as the leader of a new process group, its output appended to `log_file` if that can be.
+
+        Raises:
+            OSError: no process, memory or descriptor is to be had.
+        """
         self.check()
         launch = [*_PYTHON, str(_HERE / "launch.py"), str(self._pipe), str(os.getpid()), str(guardian_signal)]
-        with log_file.open("ab") as log:
+        with _appending(log_file) as log:
             process = subprocess.Popen(
                 [*launch, *command],
                 env=dict(environment),
@@ -78,3 +90,11 @@ class Guard:
         # A guardian that was killed is replaced by `check`, and then told of every group.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._pipe, line.encode())
+
+
+def _appending(log_file: Path) -> IO[bytes]:
+    try:
+        return log_file.open("ab")
+    except OSError:
+        # A full disk has no room for a new file's name. What is to be said is lost; the process need not be.
+        return Path(os.devnull).open("ab")

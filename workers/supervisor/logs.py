@@ -6,6 +6,7 @@ slow supervisor, must not block a worker's log call.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from pathlib import Path
@@ -29,8 +30,8 @@ _ALARM = re.compile(
 
 
 def rotate(path: Path) -> None:
-    """Keep the file of the run before as `<name>.1`, and begin an empty one."""
-    if path.exists():
+    """Keep the file of the run before as `<name>.1`, and begin an empty one; where that cannot be, go on in it."""
+    with contextlib.suppress(OSError):
         path.replace(path.with_name(path.name + ".1"))
 
 
@@ -80,7 +81,12 @@ class LogTail:
 
     def _start_over(self) -> None:
         # The child keeps its descriptor, opened for appending, so the file can be cut under it.
-        shutil.copyfile(self.path, self.path.with_name(self.path.name + ".1"))
+        kept = self.path.with_name(self.path.name + ".1")
+        try:
+            shutil.copyfile(self.path, kept)
+        except OSError:
+            # No room for two: then for one, or a full disk would stay full for its sake.
+            kept.unlink(missing_ok=True)
         with self.path.open("rb+") as file:
             file.truncate(0)
         self._offset, self._rest = 0, b""

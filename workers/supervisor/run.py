@@ -9,11 +9,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Protocol, Self
 
 from workers.supervisor import state
+from workers.supervisor.disk import Disk
 from workers.supervisor.errors import StartFailed
 from workers.supervisor.guard import Guard
 from workers.supervisor.screen import Screen
@@ -81,7 +83,8 @@ def run(stack: Supervisable, screen: Screen, started: Callable[[], None], work: 
     finally:
         guard.stop()
         for name in (state.FILE, state.WANTED):
-            (stack.state_dir / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (stack.state_dir / name).unlink(missing_ok=True)
     if supervisor.failure:
         raise StartFailed(supervisor.failure)
     if work is not None and work.error is not None:
@@ -102,13 +105,14 @@ def _loop(
 ) -> None:
     written = None
     was_ready = False
+    disk = Disk(stack.state_dir, lambda text: screen.line(text, style="red"))
     while supervisor.phase is not Phase.DONE:
         supervisor.tick(time.monotonic())
         stack.follow(supervisor, time.monotonic())
         now = stack.state(supervisor)
-        if now != written:
-            state.write(stack.state_dir, now)
+        if now != written and disk.write(partial(state.write, stack.state_dir, now)):
             written = now
+        disk.look(time.monotonic())
         screen.show(supervisor.children)
         if supervisor.phase is Phase.READY and not was_ready:
             was_ready = True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,16 +19,23 @@ from rich.table import Table
 from workers.supervisor.child import Child, State
 
 _STYLES = {State.RUNNING: "green", State.RESTARTING: "red", State.STOPPED: "dim"}
+# There may be room again.
+_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Of one child at a time; the rest is in its log.
 _MAX_LINES = 20
 _LAST_LINES = 15
 
 
 class Lasting:
-    """A stream that outlives its reader: a closed pipe or terminal must not end the processes it told of."""
+    """A stream that outlives its reader and its disk: neither must end the processes it tells of.
+
+    A closed pipe or terminal is left for good. On a full disk each write is tried anew: what it did not take is lost.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        # Python flushes at its end what is left, and makes a failure of that the exit status.
+        atexit.register(self._try, stream.flush, for_good=True)
 
     def write(self, text: str) -> int:
         self._try(lambda: self._stream.write(text))
@@ -35,10 +44,12 @@ class Lasting:
     def flush(self) -> None:
         self._try(self._stream.flush)
 
-    def _try(self, action: Callable[[], object]) -> None:
+    def _try(self, action: Callable[[], object], *, for_good: bool = False) -> None:
         try:
             action()
-        except OSError:
+        except OSError as error:
+            if error.errno in _PASSING and not for_good:
+                return
             # What is still in the stream's buffer goes nowhere as well, at the latest when Python exits.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())

@@ -5,6 +5,7 @@ The last is written by others: how many workers there should be.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -72,8 +73,10 @@ class UpLock:
                 f"another `up` (pid {holder}) uses {self._path.parent}; "
                 "stop it, or give this one a folder of its own: BUNCH_STATE_DIR=…"
             )
-        os.truncate(self._fd, 0)
-        os.write(self._fd, f"{os.getpid()}\n".encode())
+        # The lock is what counts; the number is for whoever finds it taken.
+        with contextlib.suppress(OSError):
+            os.truncate(self._fd, 0)
+            os.write(self._fd, f"{os.getpid()}\n".encode())
         return self
 
     def __exit__(self, *_: object) -> None:

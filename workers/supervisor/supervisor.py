@@ -11,6 +11,7 @@ argument.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Protocol
@@ -76,7 +77,9 @@ class Supervisor:
     def tick(self, now: float) -> None:
         if self.phase is Phase.DONE:
             return
-        self._guard.check()
+        # Without a process for it there is none for anything else either; the next tick tries again.
+        with contextlib.suppress(OSError):
+            self._guard.check()
         for child in self.children:
             self._reap(child, now)
         for child in self.children:
