@@ -14,6 +14,7 @@ from config.celery import celery_config
 from config.keys import OPS_QUEUE
 from config.logging import logging_config
 from config.settings import Settings, load_settings
+from config.streams import keep_talking
 from tasks.bystander import BystanderStep
 from tasks.choring import ChoresStep
 from tasks.queues import OwnQueuesStep
@@ -36,6 +37,7 @@ def use_our_logging(settings: Settings) -> None:
         # Python's warnings too, Celery's among them, would be lines of their own form.
         logging.captureWarnings(True)
 
+    keep_talking()
     # At once, for what Celery says before it sends its signal.
     configure()
     setup_logging.connect(configure, weak=False)

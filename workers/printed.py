@@ -12,7 +12,9 @@ import io
 import logging
 import re
 import sys
-from typing import Any, cast
+from typing import Any
+
+from config.streams import keep_talking
 
 # A progress bar ends its line with a carriage return, or never.
 LONGEST_LINE = 16_384
@@ -65,13 +67,12 @@ class PrintedLines(io.RawIOBase):
 
 
 def make_stdout_tell(log_format: str) -> None:
-    """Have `sys.stdout` of this process write each line as it ends, whatever text it holds."""
+    """Have `sys.stdout` of this process write each line as it ends, whatever text it holds and whoever takes it."""
+    # A worker's log is often a file: without this, prints would come late, or never when the child is killed.
+    keep_talking()
     if log_format == "json":
         # What the model prints would be no JSON.
         raw = PrintedLines(logging.getLogger("stdout"), sys.stdout.fileno())
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True
         )
-    else:
-        # A worker's log is often a file: without this, prints would come late, or never when the child is killed.
-        cast("io.TextIOWrapper", sys.stdout).reconfigure(line_buffering=True, errors="backslashreplace")
