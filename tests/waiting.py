@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 # Far more than anything here takes: it turns a hang into a failure.
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 # Between two looks: short at first, and soon as long as one that costs its server something may be repeated.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.005, 0.05
 

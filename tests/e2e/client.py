@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 240.0
 _ABSENT = object()
 
 

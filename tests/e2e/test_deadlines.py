@@ -22,7 +22,7 @@ def test_a_model_slower_than_the_callers_time(api: Api, gate: Gate, by: str) -> 
     gate.open()
 
     assert (answer.status, answer.error) == (504, "DEADLINE_EXCEEDED")
-    assert 0.6 <= took_s < 3
+    assert 0.6 <= took_s < 8
     # The executor was at work on something else; it is not harmed.
     assert api.infer("next", "moody").status == 200
 

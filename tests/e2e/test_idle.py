@@ -55,7 +55,7 @@ def test_what_times_out_leaves_nothing_behind(stack: Stack, store: Redis, api: A
         codes = load(stack, REQUESTS)
         assert codes[504] >= REQUESTS / 5 * 0.9
         assert codes[200] >= REQUESTS * 4 / 5 * 0.9
-        polls = [api.later(n, "slow", timeout_ms=50) for n in range(20)]
+        polls = [api.later(n, "slow", timeout_ms=2_000) for n in range(20)]
         assert all(api.result(each, wait_ms=20)["status"] for each in polls)
     wait_until(lambda: len(store.pubsub_channels("bunch:reply:*")) == 2, what="one reply channel for each frontend")
 

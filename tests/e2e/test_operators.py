@@ -151,7 +151,8 @@ def test_remote_control_is_answered_during_a_long_batch(celery: Celery, gate: Ga
     gate.open()
 
     assert {name.partition("@")[0] for name in pongs} == workers | {"ops"}
-    assert took_s < 3
+    # As many seconds as a node has that does not answer.
+    assert took_s < PATIENCE_S / 10
     for name in pongs:
         if name.partition("@")[0] in workers:
             assert {each["name"] for each in queues[name]} >= {

@@ -18,7 +18,7 @@ from redis.exceptions import AuthenticationError
 from tests.e2e.client import Api
 from tests.e2e.stack import Stack
 
-PATIENCE_S = 30
+PATIENCE_S = 160
 MODELS = """\
 [models.echo]
 source = "workers.models.echo:Echo"

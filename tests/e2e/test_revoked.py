@@ -68,7 +68,7 @@ def test_a_caller_who_waits_hears_of_it_at_once(
     told_s = time.monotonic() - began
     # The model is busy all the while: without being told the caller would have its deadline's answer.
     assert (answer.status, answer.json["error"]) == (409, "CANCELLED")
-    assert told_s < 4
+    assert told_s < 8
     gate.open()
     # The batch that it would have been in has gone by without it.
     assert api.infer("after it", "moody").json["output"]["batch"] == 1

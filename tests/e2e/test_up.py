@@ -20,7 +20,7 @@ import pytest
 from tests.valkey import PrivateValkey
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 CONFIG = """\
 [models.echo]
 source = "workers.models.echo:Echo"

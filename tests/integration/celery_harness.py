@@ -19,7 +19,7 @@ from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 40.0
+PATIENCE_S = 160.0
 
 ECHO = '[models.echo]\nsource = "workers.models.echo:Echo"\n'
 MOODY = '[models.moody]\nsource = "tests.models:Moody"\npolicy = "idle"\nmax_attempts = 1\ntimeout_ms = 30000\n'

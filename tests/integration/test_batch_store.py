@@ -23,7 +23,8 @@ from tests.valkey import PrivateValkey
 
 @pytest.fixture
 def store(redis: Redis) -> RedisBatchStore:
-    return RedisBatchStore(redis, "w1")
+    # However long a test takes to fill the queues, nothing in them has waited too long.
+    return RedisBatchStore(redis, "w1", ageing_s=3600)
 
 
 def ids(claim) -> list[str]:

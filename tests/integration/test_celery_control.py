@@ -136,7 +136,7 @@ def test_a_worker_with_a_long_batch_answers_at_once(rig: Rig) -> None:
             # As many seconds as a node has that does not answer.
             replies = getattr(rig.inspect(PATIENCE_S), ask)()
             assert NODE in replies, ask
-            assert time.monotonic() - began < 1.0, ask
+            assert time.monotonic() - began < PATIENCE_S / 4, ask
         active = rig.inspect().active()[NODE]
         assert [(each["id"], each["name"]) for each in active] == [(held.id, "bunch.infer")]
         assert rig.inspect().query_task(held.id)[NODE][held.id][0] == "active"

@@ -32,7 +32,7 @@ def completed(tmp_path: Path):
         done = subprocess.run(
             ["bash", "--norc", "-c", script],
             cwd=tmp_path, env={"PATH": BARE_PATH, "HOME": str(tmp_path)},
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout.split()

@@ -48,7 +48,7 @@ class Dlq:
             env=self._environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
 

@@ -49,7 +49,7 @@ class Manage:
             stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
 

@@ -26,7 +26,7 @@ def test_it_is_refused(pool: str, valkey: PrivateValkey, tmp_path: Path) -> None
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode != 0

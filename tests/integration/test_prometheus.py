@@ -30,7 +30,9 @@ _NAME = re.compile(r"\bbunch_[a-z0-9_]+")
 
 
 def check(*arguments: object, given: bytes = b"") -> None:
-    done = subprocess.run([promtool(), *map(str, arguments)], input=given, capture_output=True, check=False, timeout=60)
+    done = subprocess.run(
+        [promtool(), *map(str, arguments)], input=given, capture_output=True, check=False, timeout=240
+    )
     assert done.returncode == 0, (done.stdout + done.stderr).decode()
 
 

@@ -62,7 +62,7 @@ def queues(rig: Rig) -> set[str]:
 
     def ask() -> str:
         command = [sys.executable, "-m", "celery", f"--broker={rig.url}", "inspect", "active_queues", "--json"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False).stdout
 
     replies = json.loads(wait_until(ask, "remote control answers"))
     return {each["name"] for each in replies["bunch@here"]}

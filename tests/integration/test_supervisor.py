@@ -17,7 +17,7 @@ from redis import Redis
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 class DummyUp:
