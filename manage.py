@@ -29,6 +29,8 @@ COMMANDS = {
     "ops": ("workers.cli.roles:ops", "A plain Celery worker for the tasks that keep the house in order."),
     "flower": ("workers.cli.roles:flower", "Flower, the live page on workers, queues and tasks."),
     "check": ("workers.cli.check:check", "Read all settings, connect to what they name, find every model."),
+    "health": ("workers.cli.health:health", "Whether ROLE on this host works: exit 0, or 1 with one line of why."),
+    "logs": ("workers.cli.logs:logs", "What the roles of `up` print, what models print included."),
     "queues": ("workers.cli.fleet:queues", "Depth, oldest age and arrival rate of each model's tiers."),
     "workers": ("workers.cli.fleet:workers", "The workers and their executors."),
     "models": ("workers.cli.fleet:models", "The configured models, as they are served now."),

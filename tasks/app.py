@@ -17,6 +17,7 @@ from config.settings import Settings, load_settings
 from config.streams import keep_talking
 from tasks.bystander import BystanderStep
 from tasks.choring import ChoresStep
+from tasks.pulsing import PulseStep
 from tasks.queues import OwnQueuesStep
 from tasks.revoking import RevokeStep
 
@@ -51,6 +52,6 @@ def __getattr__(name: str) -> Celery:
         app = globals()["app"] = make_app(settings)
         app.bunch_settings = settings
         app.bunch_queues = {OPS_QUEUE}
-        app.steps["worker"].update({BystanderStep, ChoresStep, OwnQueuesStep, RevokeStep})
+        app.steps["worker"].update({BystanderStep, ChoresStep, OwnQueuesStep, PulseStep, RevokeStep})
         return app
     raise AttributeError(name)

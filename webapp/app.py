@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import flask
@@ -33,6 +34,7 @@ from tasks.journal import Journal
 from tasks.ledger import LedgerBuffer, LedgerStream
 from tasks.messages import Outgoing
 from tasks.metrics import MetricsFlusher, SharedMetrics
+from tasks.pulse import Pulse
 from tasks.slow import SlowLog
 from tasks.trace import trace_id
 from webapp.api import about, health, inference, models, openapi, results
@@ -104,12 +106,15 @@ class BunchApp(flask.Flask):
         if services.record is not None:
             counting.append(services.record.flush)
         self._flushing = gevent.spawn(every_second, [*counting, services.slow.flush])
+        self._pulse = Pulse(Path(services.settings.state_dir), "web")
+        self._pulse.start()
 
     def refuse(self) -> None:
         """The time for draining is nearly over: whoever still waits is told so, while that is possible."""
         self.services.client.router.refuse()
 
     def stop(self) -> None:
+        self._pulse.stop()
         self._flushing.kill()
         self.services.client.stop()
         self.services.direct.close()

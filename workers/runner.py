@@ -44,6 +44,7 @@ from tasks.fleet import ExecutorRow, WorkerRow
 from tasks.journal import Journal
 from tasks.ledger import LedgerBuffer, LedgerStream
 from tasks.metrics import BUSY_SECONDS, MetricsFlusher
+from tasks.pulse import Pulse
 from tasks.results import CeleryCodec
 from workers.devices import sharing
 from workers.executor import ProcessExecutor
@@ -60,6 +61,8 @@ logger = logging.getLogger(__name__)
 BEAT_EVERY_S = 1.0
 # With nothing to do the metrics hardly change, and each look at them goes over all that there are.
 IDLE_BEATS = 5
+# Beyond what Redis' time-outs add up to in one round of the heart: only a thread that hangs is so late.
+_HEART_STANDS_STILL_S = 60.0
 # For a claim that is under way to come back, so that it can be given back too.
 COLD_GRACE_S = 0.5
 # Two threads a loop hand work to each other across Redis and a pipe; at CPython's default of 5 ms, whichever waits for
@@ -149,6 +152,8 @@ class WorkerRunner:
         self._busy: dict[str, tuple[float, float]] = {}
         self._announced: dict[str, int] = {}
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._heart_at = time.monotonic()
+        self._pulse = Pulse(Path(settings.state_dir), "worker", self._heart_goes)
 
     def start(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -169,6 +174,7 @@ class WorkerRunner:
         for loop in self._loops:
             loop.start()
         self._heart.start()
+        self._pulse.start()
 
     def stop_claiming(self) -> None:
         self._state = "stopping"
@@ -190,6 +196,7 @@ class WorkerRunner:
         _in_parallel([partial(loop.stop, grace_s) for loop in self._loops])
         _in_parallel([partial(executor.stop, min(1.0, grace_s)) for _, executor in self._executors])
         self._stop.set()
+        self._pulse.stop()
         self._news.set()
         self._heart.join(timeout=2 * BEAT_EVERY_S)
         if self._journal is not None:
@@ -268,10 +275,14 @@ class WorkerRunner:
     def _dispatcher(self) -> Any:
         return getattr(self.consumer, "event_dispatcher", None)
 
+    def _heart_goes(self) -> bool:
+        return time.monotonic() - self._heart_at < _HEART_STANDS_STILL_S
+
     def _beat(self) -> None:
         for beat in itertools.count():
             if self._stop.is_set():
                 break
+            self._heart_at = time.monotonic()
             self._news.clear()
             try:
                 about = msgspec.json.encode(self._describe(measure=True))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 from urllib.parse import urlsplit
 
 import psutil
@@ -145,12 +145,14 @@ class Stack:
             cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
 
-    def spawn(self, *arguments: str, **settings: object) -> subprocess.Popen[bytes]:
+    def spawn(
+        self, *arguments: str, stdout: int | IO[bytes] = subprocess.DEVNULL, **settings: object
+    ) -> subprocess.Popen[bytes]:
         """Another `manage.py` command beside the stack; the caller ends it."""
         extra = {f"BUNCH_{key.upper()}": str(value) for key, value in settings.items()}
         return subprocess.Popen(
             [sys.executable, "manage.py", *arguments],
-            cwd=ROOT, env=self._environment | extra, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            cwd=ROOT, env=self._environment | extra, stdout=stdout, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
     def logs(self) -> str:
@@ -177,7 +179,7 @@ class Stack:
         assert not alive, f"left running: {alive}\n{self.logs()}"
         assert code == 0, self.logs()
         left = {each.name for each in self.state_dir.iterdir()}
-        left -= {"log", "valkey", "flower", "up.lock", "bunch.db"}
+        left -= {"log", "health", "valkey", "flower", "up.lock", "bunch.db"}
         assert not left, f"left in {self.state_dir}: {left}"
 
     def kill(self) -> None:

@@ -57,7 +57,7 @@ def answers_http(host: str, port: int, path: str) -> Probe:
 
     def probe(_: int) -> Look:
         status, body = get(host, port, path)
-        return Look(ready=status == 200, detail=_reason(body))
+        return Look(ready=status == 200, detail=reason_of(body))
 
     return probe
 
@@ -125,7 +125,8 @@ def url(host: str, port: int) -> str:
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
-def _reason(body: bytes) -> str:
+def reason_of(body: bytes) -> str:
+    """The message of an error's body; empty when it has none."""
     try:
         document = json.loads(body)
     except ValueError:
