@@ -358,4 +358,6 @@ def _view(now: int, depths: Sequence[int], oldest: Sequence[int], due: Sequence[
     if paused:
         rows = (depths, oldest, due)
         depths, oldest, due = ([0 if rank in paused else each for rank, each in enumerate(row)] for row in rows)
-    return View(int(now), tuple(depths), min(filter(None, oldest), default=0), min(filter(None, due), default=0))
+    # What is from the future was queued before Redis' clock went back: nobody knows its age.
+    known = [each for each in oldest if 0 < each <= now]
+    return View(int(now), tuple(depths), min(known, default=0), min(filter(None, due), default=0))

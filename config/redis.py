@@ -108,8 +108,13 @@ class Line:
             assert script is not None
             connection.send_command("SCRIPT", "LOAD", script.source)
             connection.read_response()
-            connection.send_packed_command(packed, check_health=False)
-            return connection.read_response()
+            try:
+                connection.send_packed_command(packed, check_health=False)
+                return connection.read_response()
+            except NoScriptError:
+                # Forgotten again in between (SCRIPT FLUSH, a failover): with its source there is no in between.
+                connection.send_command("EVAL", script.source, *command[2:])
+                return connection.read_response()
 
 
 # What a server says of a state of its own, which passes; where redis-py has a class for it, it is no ResponseError.

@@ -76,7 +76,10 @@ class Fleet:
         self._look = redis.register_script(scripts.source("look", parts=("message",)))
 
     def workers(self) -> list[WorkerRow]:
-        """Every worker with a heartbeat, the silent ones among them (`age_ms` tells)."""
+        """Every worker with a heartbeat, the silent ones among them (`age_ms` tells).
+
+        A beat from the future says as little of now as one from the past: Redis' clock has gone back.
+        """
         beats = cast("list[tuple[bytes, float]]", self._redis.zrange(self._keys.workers(), 0, -1, withscores=True))
         if not beats:
             return []
@@ -87,7 +90,7 @@ class Fleet:
         for raw, (_, beat_ms) in zip(stored, beats, strict=True):
             if raw:
                 row = msgspec.json.decode(raw, type=WorkerRow)
-                rows.append(msgspec.structs.replace(row, age_ms=max(0, int(now_ms - beat_ms))))
+                rows.append(msgspec.structs.replace(row, age_ms=abs(int(now_ms - beat_ms))))
         return rows
 
     def alive_of(self, workers: Iterable[WorkerRow]) -> list[WorkerRow]:
@@ -115,7 +118,7 @@ class Fleet:
                     model,
                     tier.value,
                     depth,
-                    int(now_ms - at) if at else 0,
+                    max(0, int(now_ms - at)) if at else 0,
                     arrivals.get(self._keys.queue(model, tier), 0.0),
                 )
                 for tier, depth, at in zip(TIERS, depths, oldest, strict=True)

@@ -69,7 +69,9 @@ for i = 1, count do
     break
   end
   -- Of anybody else's message the age is not known.
-  aged[i] = ours and now - field(head, ENQUEUED, 13) >= tonumber(ARGV[5])
+  local age = ours and now - field(head, ENQUEUED, 13)
+  -- Below 0: Redis' clock has gone back since.
+  aged[i] = ours and (age < 0 or age >= tonumber(ARGV[5]))
 end
 
 local depths, waiting = {}, 0

@@ -36,11 +36,17 @@ class Gcra:
 
     def take(self, tat_us: float, now_us: float) -> Take:
         """Ask for one request; 0 is the state of a key that has never asked."""
-        due = max(tat_us, now_us) + self.interval_us
+        due = max(self._known(tat_us, now_us), now_us) + self.interval_us
         early = due - self.burst * self.interval_us - now_us
         return Take(allowed=False, tat_us=tat_us, retry_us=early) if early > 0 else Take(allowed=True, tat_us=due)
 
     def remaining(self, tat_us: float, now_us: float) -> int:
         """How many requests would be let through at this moment."""
-        left = (now_us + self.burst * self.interval_us - max(tat_us, now_us)) / self.interval_us
+        left = (now_us + self.burst * self.interval_us - max(self._known(tat_us, now_us), now_us)) / self.interval_us
         return max(0, math.floor(left + 1e-6))
+
+    def _known(self, tat_us: float, now_us: float) -> float:
+        """The state, unless no moment before `now_us` can have left it: then the clock has gone back, as a failover to
+        another host may have it do, and the key begins anew. So nobody waits for longer than the burst takes.
+        """
+        return now_us if tat_us - now_us > (2 * self.burst - 1) * self.interval_us else tat_us

@@ -12,9 +12,10 @@ local function fleet_of(pace, now)
   local executors, known, rate, first, full = 0, 0, 0, 0, 0
   for i = 1, #rows, 2 do
     local at, ready, each, one, all = string.match(rows[i + 1], '^(%d+);(%d+);([%d.]+);([%d.]+);([%d.]+)$')
-    if not at or now - at > FORGET_MS then
+    -- From the future: Redis' clock has gone back since, and who lives beats again within a second.
+    if not at or math.abs(now - at) > FORGET_MS then
       redis.call('HDEL', pace, rows[i])
-    elseif now - at <= FRESH_MS then
+    elseif math.abs(now - at) <= FRESH_MS then
       executors = executors + ready
       if tonumber(each) > 0 then
         known = known + ready
@@ -34,22 +35,22 @@ local function memory_used()
   return used and limit and tonumber(limit) > 0 and used / limit or 0
 end
 
--- Fill a model's figures in; `arrivals` is the prefix of the hashes that count what was let in. Kept as doubles: five, and
--- how many arrived in each tier.
+-- Fill a model's figures in; `arrivals` is the prefix of the hashes that count what was let in. Kept as doubles: its time,
+-- five, and how many arrived in each tier. A key's lifetime is no help when Redis' clock goes back.
 local function capacity_of(model, sample, pace, tiers, arrivals, now)
   local kept = redis.call('GET', sample)
-  if not kept then
+  if not kept or math.abs(now - struct.unpack('<d', kept)) > KEEP_MS then
     local queues = {}
     for i = 1, tiers do queues[i] = KEYS[model.queues + 2 * i] end
     local counts = redis.call('HMGET', arrivals .. string.format('%.0f', math.floor(now / 1000) - 1), unpack(queues))
     for i = 1, tiers do counts[i] = tonumber(counts[i] or 0) end
     local rate, first, full, size = fleet_of(pace, now)
-    kept = struct.pack('<ddddd', rate, first, full, size, memory_used())
+    kept = struct.pack('<dddddd', now, rate, first, full, size, memory_used())
       .. struct.pack('<' .. string.rep('d', tiers), unpack(counts))
     redis.call('SET', sample, kept, 'PX', KEEP_MS)
   end
-  model.rate, model.first_ms, model.full_ms, model.full, model.memory = struct.unpack('<ddddd', kept)
-  model.arrivals = {struct.unpack('<' .. string.rep('d', tiers), kept, 41)}
+  model.rate, model.first_ms, model.full_ms, model.full, model.memory = struct.unpack('<ddddd', kept, 9)
+  model.arrivals = {struct.unpack('<' .. string.rep('d', tiers), kept, 49)}
   -- Where it would read on.
   model.arrivals[tiers + 1] = nil
 end

@@ -158,7 +158,7 @@ local function judges()
     local left, whole = 0, 0
     if class.quota > 0 then
       left = gcra_remaining(tat_of(class), now_us, class.interval, class.burst)
-      whole = math.max(0, tat_of(class) - now_us) / 1000
+      whole = math.max(0, gcra_known(tat_of(class), now_us, class.interval, class.burst) - now_us) / 1000
     end
     statuses[#statuses + 1] = why
     if why ~= REPEATED then later = string.format('%.0f', math.ceil(later)) end

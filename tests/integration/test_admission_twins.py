@@ -41,7 +41,7 @@ def run(redis: Redis, part: str, code: str, value: Any) -> Any:
 @given(
     rpm=st.integers(1, 1_000_000),
     burst=st.integers(1, 1000),
-    gaps=st.lists(st.integers(0, 10**7), min_size=1, max_size=60),
+    gaps=st.lists(st.integers(0, 10**7) | st.integers(-(10**10), 0), min_size=1, max_size=60),
 )
 def test_gcra(redis: Redis, rpm: int, burst: int, gaps: list[int]) -> None:
     gcra = Gcra.per_minute(rpm, burst)

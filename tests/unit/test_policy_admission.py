@@ -142,6 +142,23 @@ def test_gcra_lets_through_what_is_allowed_and_not_one_more(rpm: int, burst: int
         assert allowed >= min(len(gaps), burst)
 
 
+@given(
+    rpm=st.integers(1, 100_000),
+    burst=st.integers(1, 1000),
+    jumps=st.lists(st.integers(-(10**12), 10**6), min_size=1, max_size=50),
+)
+def test_however_the_clock_jumps_nobody_waits_for_more_than_the_burst(rpm: int, burst: int, jumps: list[int]) -> None:
+    gcra = Gcra.per_minute(rpm, burst)
+    now, tat = 1_700_000_000_000_000, 0.0
+    for jump in jumps:
+        for _ in range(3):
+            take = gcra.take(tat, now)
+            assert take.retry_us <= burst * gcra.interval_us
+            assert 0 <= gcra.remaining(tat, now) <= burst
+            tat = take.tat_us
+        now += jump
+
+
 @given(rpm=st.integers(1, 100_000), burst=st.integers(1, 50))
 def test_a_retry_after_the_time_named_is_let_through(rpm: int, burst: int) -> None:
     gcra = Gcra.per_minute(rpm, burst)
