@@ -227,7 +227,7 @@ class MemoryBatchStore:
     def _view(self, model: str, paused: AbstractSet[int]) -> View:
         queues = [[] if rank in paused else queue for rank, queue in enumerate(self._model(model).queues)]
         stamps = [read_stamp(queue[-1]) for queue in queues if queue]
-        known = [stamp.enqueued_ms for stamp in stamps if stamp and stamp.enqueued_ms]
+        known = [stamp.enqueued_ms for stamp in stamps if stamp and 0 < stamp.enqueued_ms <= self._now_ms()]
         due = [stamp.deadline_ms for stamp in stamps if stamp and stamp.deadline_ms]
         depths = tuple(len(queue) for queue in queues)
         return View(self._now_ms(), depths, min(known, default=0), min(due, default=0))
@@ -294,7 +294,10 @@ class MemoryBatchStore:
 
     def _aged(self, queue: Sequence[bytes]) -> bool:
         stamp = read_stamp(queue[-1]) if queue else None
-        return stamp is not None and self._now_ms() - stamp.enqueued_ms >= self._ageing_ms
+        if stamp is None:
+            return False
+        age_ms = self._now_ms() - stamp.enqueued_ms
+        return age_ms < 0 or age_ms >= self._ageing_ms
 
     def _verdict(self, message: bytes, margin_ms: int) -> Verdict:
         stamp = read_stamp(message)
