@@ -3,6 +3,7 @@
 rate of a GPU   = batch / (model time + overhead)
 GPUs            = rate / rate of a GPU / 0.7
 connections     = rate × latency (Little, 1961)
+bandwidth       = rate × size, each way
 Redis memory    = rate × size × retention
 
 What it leaves out is that requests and batches come unevenly. Near saturation they wait for each other: by Erlang's C
@@ -112,6 +113,29 @@ def redis_needs(
     )
 
 
-def cost_per_million(gpus: int, gpu_hour_cost: float, rps: float) -> float:
-    """Of a million requests, at a load that never rests."""
-    return gpus * gpu_hour_cost / (rps * 3600) * 1e6
+# The heads of a request and of its answer, as common clients send them, and the envelope of JSON around an output.
+HTTP_BYTES = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """Bytes a second, each way: between the callers and the frontends, and to and from Redis.
+
+    A request crosses Redis' network four times: queued by a frontend, claimed by a worker, stored, told to it.
+    """
+
+    callers: float
+    redis: float
+
+
+def bandwidth(rps: float, payload_bytes: int) -> Bandwidth:
+    """Of a load with inputs and outputs of that size."""
+    return Bandwidth(rps * (payload_bytes + HTTP_BYTES), rps * (2 * payload_bytes + MESSAGE_BYTES + RESULT_BYTES))
+
+
+def cost_per_million(
+    gpus: int, gpu_hour_cost: float, rps: float, *, payload_bytes: int = 0, gb_cost: float = 0.0
+) -> float:
+    """Of a million requests, at a load that never rests; `gb_cost` is for each 10^9 bytes sent to the callers."""
+    traffic = 1e6 * (payload_bytes + HTTP_BYTES) / 1e9 * gb_cost
+    return gpus * gpu_hour_cost / (rps * 3600) * 1e6 + traffic

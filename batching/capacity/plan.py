@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 from batching.capacity.formulas import (
     HEADROOM,
+    Bandwidth,
     RedisNeeds,
+    bandwidth,
     batches,
     cost_per_million,
     gpus_for,
@@ -25,6 +27,7 @@ class Load:
     """What is asked for.
 
     Args:
+        gb_cost: of each 10^9 bytes that leave for the callers, in the currency of `gpu_hour_cost`.
         web_rps: requests a second that one web process takes at full load.
         retention_s: how long results are kept; `payload_bytes`: an input, and an output of the same size.
         headroom: how far a GPU is planned to be used.
@@ -39,6 +42,7 @@ class Load:
     policy: Callable[[], Policy]
     overheads: Overheads
     gpu_hour_cost: float = 0.0
+    gb_cost: float = 0.0
     payload_bytes: int = 1024
     retention_s: float = 60.0
     web_rps: float = 2500.0
@@ -63,6 +67,7 @@ class Plan:
     web_processes: int = 0
     connections: int = 0
     redis: RedisNeeds | None = None
+    bandwidth: Bandwidth | None = None
     cost_per_million: float = 0.0
     report: Report | None = None
 
@@ -119,7 +124,10 @@ def plan(load: Load) -> Plan:
             payload_bytes=load.payload_bytes,
             retention_s=load.retention_s,
         ),
-        cost_per_million=cost_per_million(gpus, load.gpu_hour_cost, load.rps),
+        bandwidth=bandwidth(load.rps, load.payload_bytes),
+        cost_per_million=cost_per_million(
+            gpus, load.gpu_hour_cost, load.rps, payload_bytes=load.payload_bytes, gb_cost=load.gb_cost
+        ),
         report=report,
     )
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from batching.capacity.designs import DESIGNS, Design, replay
 from batching.capacity.formulas import (
+    bandwidth,
     batches,
     cost_per_million,
     erlang_c,
@@ -140,6 +141,11 @@ def test_redis_is_asked_less_per_request_by_larger_batches() -> None:
     )
     assert together.round_trips_per_s < alone.round_trips_per_s / 50
     assert cost_per_million(10, 3.6, 1000) == pytest.approx(10.0)
+    # A million answers of 2 kB and their heads are 2.6 GB.
+    assert cost_per_million(10, 3.6, 1000, payload_bytes=2000, gb_cost=0.1) == pytest.approx(10.26)
+    # Design A: 20 MB/s each way for the payloads alone.
+    assert bandwidth(10_000, 2000).callers == pytest.approx(26e6)
+    assert bandwidth(10_000, 2000).redis == pytest.approx(62e6)
 
 
 def test_designs_are_what_the_page_says() -> None:

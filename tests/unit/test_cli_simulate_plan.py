@@ -103,8 +103,12 @@ def test_plan_says_what_the_contract_says() -> None:
     assert answer["feasible"] is True
     assert answer["gpus"] == 5
     assert answer["redis_memory_bytes"] > 60 * 1000 * 1024
+    assert answer["bandwidth_bytes_per_s"] == 1000 * (1024 + 600)
+    dear = json.loads(run("plan", *usual, "--slo-ms", "200", "--gb-cost", "10", "--json").stdout)
+    assert dear["cost_per_million"] == pytest.approx(answer["cost_per_million"] + 16.24)
     people = run("plan", *usual, "--slo-ms", "200")
     assert "web processes" in people.stdout
+    assert "1.6 MB/s" in people.stdout
     assert "a million requests" in people.stdout
 
 

@@ -31,6 +31,9 @@ from workers.cli.simulate import LOCAL, POLICIES, make_maker
 )
 @click.option("--jitter", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="0.1: batches vary ±10 %.")
 @click.option("--gpu-hour-cost", default=0.0, show_default=True, type=click.FloatRange(min=0), help="Any currency.")
+@click.option(
+    "--gb-cost", default=0.0, show_default=True, type=click.FloatRange(min=0), help="The price of a GB sent to callers."
+)
 @click.option("--payload-bytes", default=1024, show_default=True, type=click.IntRange(min=0), help="In, and out again.")
 @click.option("--retention-ms", default=60_000, show_default=True, type=click.IntRange(min=0), help="Results are kept.")
 @click.option("--web-rps", default=2500.0, show_default=True, type=click.FloatRange(min=1), help="Of one web process.")
@@ -79,6 +82,7 @@ def _load(options: dict[str, Any], live: Live | None) -> Load:
         policy=make_maker(options["policy"], size, options["max_wait_ms"]),
         overheads=LOCAL,
         gpu_hour_cost=options["gpu_hour_cost"],
+        gb_cost=options["gb_cost"],
         payload_bytes=options["payload_bytes"],
         retention_s=options["retention_ms"] / 1000,
         web_rps=options["web_rps"],
@@ -94,6 +98,8 @@ def _json(found: Plan, live: Live | None) -> dict[str, Any]:
         "web_processes": found.web_processes,
         "redis_ops_per_s": round(found.redis.commands_per_s, 1) if found.redis else 0.0,
         "redis_memory_bytes": round(found.redis.memory_bytes) if found.redis else 0,
+        "bandwidth_bytes_per_s": round(found.bandwidth.callers) if found.bandwidth else 0,
+        "redis_bandwidth_bytes_per_s": round(found.bandwidth.redis) if found.bandwidth else 0,
         "feasible": found.feasible,
         "why": found.why,
         "gpus_raw": found.raw,
@@ -124,7 +130,7 @@ def _show(found: Plan, options: dict[str, Any], live: Live | None) -> None:
             f"measured of {live.model}: {live.rps:,.1f} requests/s, {live.times.batch_s * 1000:.2f} ms + "
             f"{live.times.item_s * 1000:.3f} ms per item ({live.times.how})\n"
         )
-    if not found.feasible or found.redis is None or found.report is None:
+    if not found.feasible or found.redis is None or found.bandwidth is None or found.report is None:
         click.echo(f"not feasible: {found.why}")
         return
     rows: list[tuple[str, str, str]] = [
@@ -136,12 +142,13 @@ def _show(found: Plan, options: dict[str, Any], live: Live | None) -> None:
         ("Redis commands/s", f"{found.redis.commands_per_s:,.0f}", "1 per request and 45 per batch; with MSETEX fewer"),
         ("Redis calls/s", f"{found.redis.round_trips_per_s:,.0f}", "scripts and bells"),
         ("Redis memory", f"{found.redis.memory_bytes / 2**20:,.0f} MiB", "rate × size × time kept, and what waits"),
+        ("bandwidth", f"{found.bandwidth.callers / 1e6:,.1f} MB/s", "rate × (payload + heads), each way"),
+        ("  at Redis", f"{found.bandwidth.redis / 1e6:,.1f} MB/s", "in and again out; as much to each replica"),
         ("queueing", f"{found.queueing_wait_s * 1000:,.1f} ms", "a full batch for a free GPU, by Allen and Cunneen"),
     ]
-    if options["gpu_hour_cost"]:
-        rows.append(
-            ("a million requests", f"{found.cost_per_million:,.2f}", "GPUs × price of an hour / requests in it")
-        )
+    if found.cost_per_million:
+        how = "GPUs × price of an hour / requests in it" + (", and the traffic" if options["gb_cost"] else "")
+        rows.append(("a million requests", f"{found.cost_per_million:,.2f}", how))
     print_table(rows, [("", lambda row: row[0]), ("needed", lambda row: row[1]), ("", lambda row: row[2])], empty="")
     report = found.report
     click.echo(
