@@ -7,7 +7,7 @@
 
 Redis away: the outcomes are held and offered until it takes them, or the worker has to stop. Redis refuses them, for
 what they are and not for a state of its own: offered a few times more, then one by one, so that what it will not take
-is lost alone, with its caller told so.
+is lost alone, with its caller told so. Many bytes go in several calls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -38,6 +38,11 @@ _UNSTORABLE = "the model's output could not be stored"
 
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
+# Redis does nothing else while it takes one call: several megabytes are a few milliseconds.
+SLICE_BYTES = 4 * 1024 * 1024
+# What a server refuses for its size is never smaller (`proto-max-bulk-len`). Each try may take the whole time-out.
+_LARGE_BYTES = 1_000_000
+_OF_ITS_SIZE = 3
 # About three seconds: whoever has broken a key may be about to mend it.
 _MAX_REFUSALS = 8
 
@@ -152,8 +157,22 @@ class Settler:
 
     def _finish(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> Finished:
         results = [self._settled(request, outcome, info) for request, outcome in outcomes]
+        if sum(len(each.result) for each in results) <= SLICE_BYTES:
+            return self._finish_slice(outcomes, results, info, last=last)
+        others: tuple[bytes, ...] = ()
+        for part in _slices([len(each.result) for each in results]):
+            taken = self._finish_slice(outcomes[part], results[part], info, last=last and part.stop == len(results))
+            if not taken:
+                return taken
+            others += taken.others
+        return Finished(True, others)
+
+    def _finish_slice(
+        self, outcomes: Sequence[tuple[Request, Outcome]], results: list[Settled], info: BatchInfo, *, last: bool
+    ) -> Finished:
+        large = sum(len(each.result) for each in results) >= _LARGE_BYTES
         try:
-            taken = self._until_taken(lambda: self._store.finish(info.batch_id, results, last=last))
+            taken = self._until_taken(lambda: self._store.finish(info.batch_id, results, last=last), large=large)
         except RefusedByRedis as refusal:
             logger.error("%s: %s cannot be stored as a whole: %s", self._name, info.batch_id, refusal)
             taken = self._finish_one_by_one(outcomes, info, last=last)
@@ -175,7 +194,7 @@ class Settler:
             for each in (wanted, instead):
                 call = partial(self._store.finish, info.batch_id, [each], last=False)
                 try:
-                    taken = self._until_taken(call, patience=0)
+                    taken = self._until_taken(call, patience=0, large=len(each.result) >= _LARGE_BYTES)
                     if isinstance(taken, Finished) and not taken:
                         return taken
                     break
@@ -212,8 +231,8 @@ class Settler:
         logger.warning("%s: lost the lease; others answer its requests", self._name, extra=extra)
         self._observer.finished((), info)
 
-    def _until_taken(self, call: Callable[[], object], *, patience: int = _MAX_REFUSALS) -> object:
-        """Repeat through a Redis outage; the scripts are safe to repeat.
+    def _until_taken(self, call: Callable[[], object], *, patience: int = _MAX_REFUSALS, large: bool = False) -> object:
+        """Repeat through a Redis outage; the scripts are safe to repeat. `large`: it may be refused for its size.
 
         Raises:
             RefusedByRedis: it is no outage.
@@ -228,7 +247,11 @@ class Settler:
                 if self._giving_up:
                     logger.error("%s: leaving with outcomes that Redis never took: %s", self._name, error)
                     return None
-                refusals += will_repeat(error)
+                if will_repeat(error):
+                    refusals += 1
+                elif large and self._redis_answers():
+                    # It closes the connection on what is too large for it, as it would go away.
+                    refusals += _OF_ITS_SIZE
                 if refusals > patience:
                     raise RefusedByRedis(str(error)) from error
                 if not warned:
@@ -236,3 +259,21 @@ class Settler:
                     logger.warning("%s: holding outcomes, Redis says: %s", self._name, error)
                 time.sleep(backoff)
                 backoff = min(_MAX_BACKOFF_S, backoff * 2)
+
+    def _redis_answers(self) -> bool:
+        try:
+            self._store.look(self._model)
+        except RedisError:
+            return False
+        return True
+
+
+def _slices(sizes: Sequence[int]) -> Iterator[slice]:
+    """Neighbours of at most `SLICE_BYTES` together; what is larger by itself is alone."""
+    start = held = 0
+    for index, size in enumerate(sizes):
+        if index > start and held + size > SLICE_BYTES:
+            yield slice(start, index)
+            start, held = index, 0
+        held += size
+    yield slice(start, len(sizes))

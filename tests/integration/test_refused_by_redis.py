@@ -17,7 +17,7 @@ from batching.request import Failed, Ok, Request
 from batching.settler import Settler
 from batching.store import RedisBatchStore
 from config.keys import Shard
-from config.redis import Line, Script, will_repeat
+from config.redis import Line, Script, connect, will_repeat
 from config.tiers import Tier
 from tasks.results import CeleryCodec
 from tests.integration.queueing import MODEL, put
@@ -137,3 +137,73 @@ def test_a_key_of_another_type_is_a_refusal(own: Redis) -> None:
 def test_an_outage_is_none() -> None:
     assert not will_repeat(RedisConnectionError("refused"))
     assert not will_repeat(ResponseError("BUSY Redis is busy running a script. You can only call SCRIPT KILL"))
+
+
+@pytest.fixture
+def small_redis() -> Iterator[Redis]:
+    """A server that closes the connection on whoever sends it more than a megabyte at once."""
+    server = PrivateValkey("--proto-max-bulk-len", "1mb")
+    server.start()
+    try:
+        with connect(server.url) as client:
+            yield client
+    finally:
+        server.stop()
+
+
+def test_an_outcome_that_is_too_large_for_redis_fails_alone(small_redis: Redis) -> None:
+    store = RedisBatchStore(small_redis, "w1")
+    settler = Settler("m/0", MODEL, store, CeleryCodec(60_000), NullObserver(), RetryPolicy(3), NoFollowUp())
+    good, bad, better = claimed(small_redis, store)
+    huge = b'"%b"' % (b"x" * 40_000_000)
+
+    settler.settle([(good, Ok(b"1")), (bad, Ok(huge)), (better, Ok(b"2"))], INFO, last=True)
+
+    statuses = [result(small_redis, each)["status"] for each in ("good", "bad", "better")]
+    assert statuses == ["SUCCESS", "FAILURE", "SUCCESS"]
+    assert "could not be stored" in json.dumps(result(small_redis, "bad"))
+    assert small_redis.exists(KEYS.lease("b1"), KEYS.leases("w1")) == 0
+
+
+def test_an_outage_is_waited_for_however_large_the_outcome(
+    redis: Redis, store: RedisBatchStore, settler: Settler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else is answered either, so it is not for its size."""
+    good, bad, better = claimed(redis, store)
+    finish, look, tries = store.finish, store.look, iter(range(100))
+
+    def away(*args: Any, **options: Any) -> Any:
+        if next(tries) < 30:
+            raise RedisConnectionError("away")
+        monkeypatch.setattr(store, "look", look)
+        return finish(*args, **options)
+
+    def nobody(*args: Any) -> Any:
+        raise RedisConnectionError("away")
+
+    monkeypatch.setattr(store, "finish", away)
+    monkeypatch.setattr(store, "look", nobody)
+    huge = b'"%b"' % (b"x" * 3_000_000)
+    settler.settle([(good, Ok(b"1")), (bad, Ok(huge)), (better, Ok(b"2"))], INFO, last=True)
+    assert [result(redis, each)["status"] for each in ("good", "bad", "better")] == ["SUCCESS"] * 3
+
+
+def test_many_bytes_are_stored_in_several_calls_and_the_lease_lasts_until_the_last(
+    redis: Redis, store: RedisBatchStore, settler: Settler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad, better = claimed(redis, store)
+    finish, calls = store.finish, []
+
+    def watched(batch_id: str, outcomes: Any, *, last: bool) -> Any:
+        assert redis.exists(KEYS.lease("b1")) == 1
+        calls.append(([each.task_id for each in outcomes], last))
+        return finish(batch_id, outcomes, last=last)
+
+    monkeypatch.setattr(store, "finish", watched)
+    monkeypatch.setattr("batching.settler.SLICE_BYTES", 100_000)
+    large = b'"%b"' % (b"x" * 60_000)
+    settler.settle([(good, Ok(large)), (bad, Ok(large)), (better, Ok(b"2"))], INFO, last=True)
+
+    assert calls == [(["good"], False), (["bad", "better"], True)]
+    assert [result(redis, each)["status"] for each in ("good", "bad", "better")] == ["SUCCESS"] * 3
+    assert redis.exists(KEYS.lease("b1"), KEYS.leases("w1")) == 0
