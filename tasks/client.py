@@ -198,6 +198,13 @@ class Client:
         finally:
             self.router.forget(pending)
 
+    def forget(self, task_id: str) -> None:
+        """Drop the stored result of a task. Raises BackendUnavailable."""
+        try:
+            self._redis.unlink(self._keys.result(task_id))
+        except RedisError as error:
+            raise BackendUnavailable(_NO_RESULTS) from error
+
     def cancel(self, task_id: str) -> str:
         """Take back what has not started. Returns the state it was in: `PENDING` means cancelled, '' unknown id."""
         try:

@@ -27,13 +27,17 @@ _MAX_TRACEBACK = 8_000
 
 
 class Reply(msgspec.Struct):
-    """A stored result as the frontend reads it; `result` and `bunch` stay bytes until somebody needs them."""
+    """A stored result as the frontend reads it; `result` and `bunch` stay bytes until somebody needs them.
+
+    `date_done` is when it ended, in Celery's form: ISO 8601, UTC.
+    """
 
     task_id: str
     status: str
     result: msgspec.Raw = msgspec.Raw(b"null")
     bunch: msgspec.Raw = msgspec.Raw(b"{}")
     traceback: str | None = None
+    date_done: str | None = None
 
 
 class ErrorResult(msgspec.Struct):

@@ -187,6 +187,15 @@ def milliseconds(text: str, name: str, code: str) -> float:
     raise ApiError(code, f"{name} must be a number of milliseconds, 0 or more")
 
 
+def flag(text: str | None, name: str) -> bool:
+    """A query parameter that is `true` or `false`; left out it is false."""
+    if text in {None, "false", "0"}:
+        return False
+    if text in {"true", "1", ""}:
+        return True
+    raise ApiError("INVALID_INPUT", f"{name} must be true or false")
+
+
 def idempotency_key(call: Call) -> str:
     """The caller's, or empty."""
     key = call.header("HTTP_IDEMPOTENCY_KEY")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from datetime import datetime
 
 import pytest
 
@@ -25,7 +26,11 @@ def test_respond_async(api: Api, prefer: str) -> None:
     assert answer.headers["preference-applied"] == "respond-async"
     polled = api.get(answer.headers["location"] + "?wait_ms=5000")
     assert polled.status == 200
-    assert polled.json == {"task_id": answer.json["task_id"], "status": "SUCCESS", "output": "later"}
+    document = polled.json
+    ended = datetime.fromisoformat(document.pop("completed_at"))
+    assert ended.tzinfo
+    assert abs(ended.timestamp() - time.time()) < 60
+    assert document == {"task_id": answer.json["task_id"], "status": "SUCCESS", "output": "later"}
 
 
 @pytest.mark.parametrize("prefer", ["return=minimal", "not-respond-async", 'x="respond-async"', ""])
@@ -83,7 +88,7 @@ def test_failures_have_their_code(api: Api) -> None:
     for wish, code in (({"reject": "no"}, "INPUT_REJECTED"), ({"raise": "oh"}, "INFERENCE_FAILED")):
         task_id = api.later(wish, "moody")
         result = api.result(task_id, wait_ms=8000)
-        assert result.keys() == {"task_id", "status", "error", "message"}
+        assert result.keys() == {"task_id", "status", "completed_at", "error", "message"}
         assert (result["status"], result["error"]) == ("FAILURE", code)
         life = api.get(f"/internal/requests/{task_id}").json
         assert (life["status"], life["error"]["error"]) == ("failed", code)
@@ -152,3 +157,34 @@ def test_a_request_is_found_by_the_id_that_its_caller_was_told(api: Api, path: s
     request_id = api.post(path, body).json["request_id"]
     assert api.get(f"/internal/requests/{request_id}").json["status"] == "completed"
     assert str(api.result(request_id)["output"]) == "1"
+
+
+def test_what_has_been_told_can_be_forgotten(api: Api, gate: Gate) -> None:
+    task_id = api.later(gate.wish, "moody")
+    wait_until(lambda: api.result(task_id)["status"] == "STARTED", what="it has started")
+    # There is no outcome yet, and so nothing that could be dropped.
+    assert api.get(f"/v1/result/{task_id}?forget=true").json["status"] == "STARTED"
+    gate.open()
+    assert api.get(f"/v1/result/{task_id}?wait_ms=8000&forget=false").json["status"] == "SUCCESS"
+    assert api.get(f"/v1/result/{task_id}?forget=maybe").error == "INVALID_INPUT"
+    told = api.get(f"/v1/result/{task_id}?forget=true").json
+    assert (told["status"], told["output"]["echo"]) == ("SUCCESS", gate.wish)
+    gone = api.get(f"/v1/result/{task_id}")
+    assert (gone.status, gone.error) == (404, "UNKNOWN_TASK")
+
+
+def test_a_failure_can_be_forgotten_too(api: Api) -> None:
+    task_id = api.later({"fail": "no"}, "moody")
+    told = api.get(f"/v1/result/{task_id}?wait_ms=8000&forget=1").json
+    assert (told["status"], told["error"]) == ("FAILURE", "INFERENCE_FAILED")
+    assert told["completed_at"]
+    assert api.get(f"/v1/result/{task_id}").status == 404
+
+
+def test_an_idempotency_key_whose_outcome_is_forgotten_is_a_new_one(api: Api) -> None:
+    body, headers = {"input": 1, "model": "moody"}, {"Idempotency_Key": str(uuid.uuid4())}
+    task_id = api.post("/v1/inference", body, Prefer="respond-async", **headers).json["task_id"]
+    assert api.get(f"/v1/result/{task_id}?wait_ms=8000&forget=true").json["status"] == "SUCCESS"
+    repeated = api.post("/v1/inference", body, **headers)
+    assert (repeated.status, repeated.json["output"]["echo"]) == (200, 1)
+    assert repeated.json["task_id"] != task_id

@@ -89,6 +89,7 @@ def _inference_paths() -> dict[str, Any]:
 def _result_paths() -> dict[str, Any]:
     task_id = _parameter("task_id", "path", {"type": "string", "minLength": 1}, "as answered with 202")
     wait = _parameter("wait_ms", "query", {"type": "number", "minimum": 0}, "long-poll for up to so long")
+    forget = _parameter("forget", "query", {"type": "boolean"}, "drop the outcome once it has been told")
     result = _get("get_result", "Result", "State and outcome.", 400, 404, 503)
     cancel = _get("cancel_result", "Cancelled", "Take back what has not started.", 404, 409, 503)
     request_id = _parameter("request_id", "path", {"type": "string", "minLength": 1}, "request or task id")
@@ -96,7 +97,7 @@ def _result_paths() -> dict[str, Any]:
     life["responses"]["200"]["links"] = _links_to_result("$response.body#/task_id")
     return {
         "/v1/result/{task_id}": {
-            "get": {**result, "parameters": [task_id, wait]},
+            "get": {**result, "parameters": [task_id, wait, forget]},
             "delete": {**cancel, "parameters": [task_id]},
         },
         "/internal/requests/{request_id}": {"get": {**life, "parameters": [request_id]}},

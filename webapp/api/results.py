@@ -12,10 +12,10 @@ from tasks.client import error_of
 from tasks.errors import BackendUnavailable
 from tasks.explain import explain_recorded
 from tasks.ownership import belongs_to
-from tasks.results import Reply, decode_details
+from tasks.results import FINISHED, Reply, decode_details
 from webapp.call import Answer, Call
 from webapp.errors import ApiError
-from webapp.request import milliseconds
+from webapp.request import flag, milliseconds
 from webapp.services import Services
 
 _encode = msgspec.json.Encoder().encode
@@ -23,12 +23,17 @@ _encode = msgspec.json.Encoder().encode
 # Celery's states in the words of the contract; RETRY and RECEIVED are still to come.
 _STATES = {"SUCCESS": "SUCCESS", "FAILURE": "FAILURE", "REVOKED": "CANCELLED", "STARTED": "STARTED"}
 _ABOUT_ITS_INPUT = frozenset({"INPUT_REJECTED", "INVALID_INPUT"})
+_COMPLETED = frozenset({"SUCCESS", "FAILURE"})
 _LIFE = {"SUCCESS": "completed", "FAILURE": "failed", "CANCELLED": "failed", "STARTED": "processing"}
 
 
 def get_result(services: Services, call: Call, task_id: str) -> Answer:
-    """The state and outcome, after waiting up to `wait_ms` for it to finish."""
+    """The state and outcome, after waiting up to `wait_ms` for it to finish.
+
+    With `forget=true` an outcome is dropped as it is told, instead of being kept for the next who asks.
+    """
     _require_owner(call, task_id)
+    forgets = flag(call.query("forget"), "forget")
     wait = call.query("wait_ms")
     wait_s = milliseconds(wait, "wait_ms", "INVALID_INPUT") / 1000 if wait is not None else 0.0
     reply = services.client.result(task_id, min(wait_s, services.settings.request_timeout_s))
@@ -36,6 +41,10 @@ def get_result(services: Services, call: Call, task_id: str) -> Answer:
         raise _unknown(task_id)
     state = _STATES.get(reply.status, "PENDING")
     head = b'{"task_id":%b,"status":"%b"' % (_encode(task_id), state.encode())
+    if forgets and reply.status in FINISHED:
+        services.client.forget(task_id)
+    if state in _COMPLETED and reply.date_done:
+        head += b',"completed_at":' + _encode(reply.date_done)
     if state == "SUCCESS":
         return Answer(200, head + b',"output":' + bytes(reply.result) + b"}", call.request_id)
     if state == "FAILURE":
@@ -68,7 +77,7 @@ def get_request(services: Services, call: Call, request_id: str) -> Answer:
     try:
         about = explain_recorded(services.redis, request_id, owner)
     except RedisError as error:
-        raise BackendUnavailable(f"the record is not reachable: {error}") from error
+        raise BackendUnavailable("the record is not reachable; try again shortly") from error
     if about is None:
         raise _unknown(request_id)
     return Answer(200, _encode(_remembered(about)), call.request_id)
@@ -90,6 +99,7 @@ def _described(request_id: str, task_id: str, reply: Reply) -> dict[str, object]
         "batch_size": details.batch_size or None,
         "tier": details.tier or None,
         "attempt": details.attempt,
+        "completed_at": reply.date_done if state in _COMPLETED else None,
         "error": {"error": error.code, "message": error.message} if error else None,
     }
 

@@ -81,7 +81,8 @@ def _metadata() -> dict[str, Any]:
 def _result() -> dict[str, Any]:
     states = ["PENDING", "STARTED", "SUCCESS", "FAILURE", "CANCELLED"]
     schema = _object(task_id="string", status={"type": "string", "enum": states})
-    return _optional(schema, output=_ANY, error="string", message="string")
+    moment = {"type": "string", "format": "date-time"}
+    return _optional(schema, completed_at=moment, output=_ANY, error="string", message="string")
 
 
 def _bulk_item() -> dict[str, Any]:
@@ -112,6 +113,7 @@ def _life() -> dict[str, Any]:
         batch_id=text,
         batch_size={"type": ["integer", "null"]},
         tier=text,
+        completed_at={"type": ["string", "null"], "format": "date-time"},
         error={"oneOf": [{"type": "null"}, error]},
     )
 
