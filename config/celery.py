@@ -6,16 +6,9 @@ from typing import Any
 
 from kombu.entity import Exchange, Queue
 
+from config.address import celery_url, tls_options
 from config.keys import OPS_QUEUE, Shard
 from config.settings import Settings
-
-
-def celery_url(url: str) -> str:
-    """Kombu's and Celery's spelling of a Unix socket; every other URL as it is."""
-    if not url.startswith(("unix://", "redis+socket://")):
-        return url
-    rest = url.partition("://")[2].replace("?db=", "?virtual_host=").replace("&db=", "&virtual_host=")
-    return f"redis+socket://{rest}"
 
 
 def backend_url(url: str, backend: str) -> str:
@@ -34,7 +27,9 @@ def celery_config(settings: Settings, *, result_backend: str = "") -> dict[str, 
     }
     return {
         "broker_url": celery_url(settings.control_url),
+        "broker_use_ssl": tls_options(settings.control_url),
         "result_backend": result_backend or celery_url(settings.redis_url),
+        "redis_backend_use_ssl": tls_options(settings.redis_url),
         "result_expires": settings.result_ttl_s,
         # `app.backend` is thread-local: under gevent that is one backend, pool and subscription per greenlet.
         "result_backend_thread_safe": True,

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from config import auth, masking
+from config.address import problem_of
 from config.auth import is_loopback
 from config.errors import Problem
 from config.foreign import PREFIX
@@ -121,11 +122,17 @@ def _bad_addresses(settings: Settings) -> list[Problem]:
             "must be name=value, and more of them behind a comma each",
         ),
     }
-    return [
+    found = [
         Problem(PREFIX + key.upper(), masking.masked_url(getattr(settings, key)), problem)
         for key, (pattern, problem) in kinds.items()
         if getattr(settings, key) and not re.match(pattern, getattr(settings, key))
     ]
+    if not found:
+        for key in ("redis_url", "broker_url"):
+            url = getattr(settings, key)
+            if url and (problem := problem_of(url)):
+                found.append(Problem(PREFIX + key.upper(), masking.masked_url(url), problem))
+    return found
 
 
 def _limits_out_of_order(settings: Settings) -> list[Problem]:

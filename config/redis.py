@@ -17,6 +17,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
+from config.address import redis_py_url
+
 
 def connect(url: str, *, timeout_s: float = 5.0, connect_timeout_s: float = 1.0, max_connections: int = 64) -> Redis:
     """A client for `url` (`redis://`, `rediss://` or `unix://`); nothing is opened before the first command.
@@ -27,7 +29,7 @@ def connect(url: str, *, timeout_s: float = 5.0, connect_timeout_s: float = 1.0,
     """
     # A frontend has hundreds of greenlets: the plain pool fails whoever comes when all connections are in use.
     pool = BlockingConnectionPool.from_url(
-        url.replace("redis+socket://", "unix://", 1),
+        redis_py_url(url),
         timeout=timeout_s,
         socket_timeout=timeout_s,
         socket_connect_timeout=connect_timeout_s,

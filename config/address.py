@@ -1,0 +1,111 @@
+"""A Redis URL, with one meaning for all who are given it: our own clients, Celery's broker, its result backend.
+
+                         ┌─▶ redis_py_url ─▶ redis-py        `redis://`, `rediss://`, `unix://`
+    BUNCH_REDIS_URL ─────┤
+    BUNCH_BROKER_URL     └─▶ celery_url, tls_options ─▶ kombu, celery.backends.redis
+
+Each of the three has defaults and query options of its own: over `rediss://` redis-py verifies the server, Celery's
+backend asks for a query option first, and kombu verifies nothing. So the options of TLS are taken out here and given to
+each in its form, and what only some of them know is refused.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
+
+_SOCKETS = {"unix", "redis+socket"}
+_SCHEMES = {"redis", "rediss", *_SOCKETS}
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_TLS = {*_FILES, "ssl_cert_reqs", "ssl_check_hostname"}
+# Redis-py's and Celery's words for them. `optional` makes no sense for a client, which always sees a certificate.
+_VERIFY = {"required": True, "CERT_REQUIRED": True, "none": False, "CERT_NONE": False}
+_SWITCH = {"true": True, "false": False}
+
+
+def problem_of(url: str) -> str:
+    """What is wrong with it, and what to write; empty when nothing is."""
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES:
+        return "must start with redis://, rediss:// or unix://"
+    try:
+        _ = parts.port
+    except ValueError:
+        return "must have a number up to 65535 as its port"
+    return _wrong_database(parts) or _wrong_options(parts)
+
+
+def redis_py_url(url: str) -> str:
+    """The URL as redis-py wants it."""
+    parts = urlsplit(url)
+    if parts.scheme in _SOCKETS:
+        # Not by `geturl`, to which these schemes without a host are no addresses.
+        return f"unix://{parts.netloc}{parts.path}?db={_database(parts)}"
+    tls = tls_options(url)
+    if tls is None:
+        return url
+    verify = tls["ssl_cert_reqs"] is ssl.CERT_REQUIRED
+    return parts._replace(query=urlencode({**tls, "ssl_cert_reqs": "required" if verify else "none"})).geturl()
+
+
+def celery_url(url: str) -> str:
+    """The URL as kombu and Celery want it: a Unix socket in their spelling, and no options of TLS."""
+    parts = urlsplit(url)
+    if parts.scheme in _SOCKETS:
+        return f"redis+socket://{parts.netloc}{parts.path}?virtual_host={_database(parts)}"
+    return parts._replace(query="").geturl()
+
+
+def tls_options(url: str) -> dict[str, Any] | None:
+    """For `broker_use_ssl` and `redis_backend_use_ssl`; None without TLS.
+
+    Unless the URL says otherwise the server's certificate and name are verified, by the system's authorities.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "rediss":
+        return None
+    given = dict(parse_qsl(parts.query))
+    verify = _VERIFY[given.get("ssl_cert_reqs", "required")]
+    options: dict[str, Any] = {
+        "ssl_cert_reqs": ssl.CERT_REQUIRED if verify else ssl.CERT_NONE,
+        "ssl_check_hostname": verify and _SWITCH[given.get("ssl_check_hostname", "true").lower()],
+    }
+    return options | {name: given[name] for name in _FILES if name in given}
+
+
+def _database(parts: SplitResult) -> int:
+    if parts.scheme in _SOCKETS:
+        given = dict(parse_qsl(parts.query))
+        return int(given.get("db", given.get("virtual_host", "0")).strip("/") or 0)
+    return int(parts.path.strip("/") or 0)
+
+
+def _wrong_database(parts: SplitResult) -> str:
+    try:
+        found = _database(parts)
+    except ValueError:
+        found = -1
+    if found >= 0:
+        return ""
+    if parts.scheme in _SOCKETS:
+        return "must name its database as a number: unix:///path/to/socket?db=0"
+    return f"must name its database as a number: {parts.scheme}://host:port/0, not /{unquote(parts.path.strip('/'))}"
+
+
+def _wrong_options(parts: SplitResult) -> str:
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    known = {"unix": {"db"}, "redis+socket": {"virtual_host"}, "rediss": _TLS}.get(parts.scheme, set())
+    unknown = sorted(given.keys() - known)
+    if unknown and parts.scheme == "redis" and unknown[0] in _TLS:
+        return f"has {unknown[0]}, which is for TLS: write rediss://"
+    if unknown and unknown[0] == "db":
+        return f"must name its database in the path: {parts.scheme}://host:port/{given['db'] or 0}"
+    if unknown:
+        allowed = f"; known are {', '.join(sorted(known))}" if known else ""
+        return f"has {unknown[0]}, which means nothing to some of its clients; leave it out{allowed}"
+    if given.get("ssl_cert_reqs", "required") not in _VERIFY:
+        return "has an ssl_cert_reqs that is neither required nor none"
+    if given.get("ssl_check_hostname", "true").lower() not in _SWITCH:
+        return "has an ssl_check_hostname that is neither true nor false"
+    return ""

@@ -1,0 +1,116 @@
+"""TLS in front of a plain server, by certificates that are made for the test."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import ipaddress
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+_A_DAY = dt.timedelta(days=1)
+
+
+class Authority:
+    """A certificate authority of its own: `ca` is the file to trust it by."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "an authority of the tests")])
+        own = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        self.ca = self._write("ca.pem", own.sign(self._key, hashes.SHA256()).public_bytes(_PEM))
+
+    def certificate(self, *names: str) -> tuple[Path, Path]:
+        """Files of a certificate for a server with these names or addresses, and of its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a server")])
+        alternatives = x509.SubjectAlternativeName([_general_name(name) for name in names])
+        signed = self._builder(subject, key).add_extension(alternatives, False).sign(self._key, hashes.SHA256())
+        secret = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        return (
+            self._write(f"{names[0]}.pem", signed.public_bytes(_PEM)),
+            self._write(f"{names[0]}.key", secret),
+        )
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        now = dt.datetime.now(dt.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _A_DAY)
+            .not_valid_after(now + _A_DAY)
+        )
+
+    def _write(self, name: str, content: bytes) -> Path:
+        path = self._folder / name
+        path.write_bytes(content)
+        return path
+
+
+class TlsProxy:
+    """Speaks TLS to its clients and forwards to `port` in the clear, until `stop`."""
+
+    def __init__(self, port: int, certificate: Path, key: Path) -> None:
+        self._to = port
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate, key)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+
+    def start(self) -> None:
+        self._accepting.start()
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(10)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, plain: socket.socket) -> None:
+        # A client that does not trust us ends the handshake.
+        with contextlib.suppress(OSError), plain, self._context.wrap_socket(plain, server_side=True) as client:
+            with socket.create_connection(("127.0.0.1", self._to)) as server:
+                client.settimeout(0.02)
+                server.settimeout(0.02)
+                self._forward(client, server)
+
+    @staticmethod
+    def _forward(client: ssl.SSLSocket, server: socket.socket) -> None:
+        """By one thread: a TLS connection is not for two at once."""
+        while True:
+            for source, target in ((client, server), (server, client)):
+                with contextlib.suppress(TimeoutError):
+                    data = source.recv(1 << 16)
+                    if not data:
+                        return
+                    target.settimeout(10)
+                    target.sendall(data)
+                    target.settimeout(0.02)
+
+
+_PEM = serialization.Encoding.PEM
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
