@@ -13,7 +13,7 @@ import click
 
 from tests.benchmarks import report
 from tests.benchmarks.bunch_system import ROOT, Bunch
-from tests.benchmarks.load import ensure_wrk
+from tests.benchmarks.load import LARGE_BYTES, SMALL_BYTES, ensure_wrk
 from tests.benchmarks.measure import Outcome, Plan, measure
 from tests.benchmarks.registry import SYSTEMS
 from tests.benchmarks.rounds import say_on_stderr
@@ -34,7 +34,7 @@ def _systems(context: click.Context, parameter: click.Parameter, value: str) -> 
     return [SYSTEMS[name]() for name in names]
 
 
-def _connections(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
+def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
     try:
         levels = [int(part) for part in _split(context, parameter, value)]
     except ValueError:
@@ -49,7 +49,15 @@ def _connections(context: click.Context, parameter: click.Parameter, value: str)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--duration", type=click.IntRange(1), default=8, show_default=True, help="Seconds of each timed run.")
 @click.option("--warmup", type=click.IntRange(0), default=2, show_default=True, help="Seconds before each timed run.")
-@click.option("--connections", callback=_connections, default="1,64,256", show_default=True)
+@click.option("--connections", callback=_numbers, default="1,64,256", show_default=True)
+@click.option(
+    "--payload",
+    "payloads",
+    callback=_numbers,
+    default=f"{SMALL_BYTES},{LARGE_BYTES}",
+    show_default=True,
+    help="Bytes of an input, and of its output.",
+)
 @click.option("--model", type=click.Choice([*MODELS, "both"]), default="both", show_default=True)
 @click.option(
     "--json", "json_path", type=click.Path(path_type=Path), help="Where to; var/bench/<time>.json without it."
@@ -60,6 +68,7 @@ def main(
     duration: int,
     warmup: int,
     connections: list[int],
+    payloads: list[int],
     model: str,
     json_path: Path | None,
 ) -> None:
@@ -69,7 +78,7 @@ def main(
     wrk = ensure_wrk()
 
     models: Sequence[Model] = [name for name in MODELS if model in {name, "both"}]
-    plan = Plan(models, connections, rounds, duration, warmup)
+    plan = Plan(models, connections, rounds, duration, warmup, payloads)
     path = json_path or ROOT / "var" / "bench" / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}.json"
     prepared, unprepared = _prepare(systems)
     versions = {

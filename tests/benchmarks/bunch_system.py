@@ -78,6 +78,20 @@ class Bunch(System):
         self.launch_with(config, {"BUNCH_REQUEST_TIMEOUT_MS": limit, "BUNCH_QUEUE_TIMEOUT_MS": limit})
         self.wait_ready()
 
+    def start_simulated(self, *, max_batch_size: int, batch_ms: float, item_ms: float) -> None:
+        """Serve a model of that speed, with the limits that a server has by default."""
+        self.open_run()
+        self.launch_with(
+            f"""
+[models.sim]
+source = "workers.models.simulated:Simulated"
+max_batch_size = {max_batch_size}
+options = {{ batch_ms = {batch_ms}, item_ms = {item_ms} }}
+""",
+            {},
+        )
+        self.wait_ready()
+
     def launch_with(self, config: str, settings: Mapping[str, str], *, flower: bool = False) -> None:
         path = self.folder / "bunch.toml"
         path.write_text(uncached(config))

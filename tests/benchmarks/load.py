@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 # Long enough that a slow system's answers are measured and not merely counted as lost.
 _TIMEOUT_S = 10
+# A sentence; the published designs count with 2 KB, in and out.
+SMALL_BYTES, LARGE_BYTES = 60, 2048
 _SCRIPT = Path(__file__).parent / "wrk" / "infer.lua"
 
 
@@ -58,8 +60,10 @@ def ensure_wrk() -> str:
     return found
 
 
-def run_wrk(wrk: str, base_url: str, shape: Shape, *, connections: int, duration_s: int) -> Load:
-    """Drive one system for `duration_s`. Raises `WrkFailedError`."""
+def run_wrk(
+    wrk: str, base_url: str, shape: Shape, *, connections: int, duration_s: int, payload_bytes: int = SMALL_BYTES
+) -> Load:
+    """Drive one system for `duration_s` with inputs of that size. Raises `WrkFailedError`."""
     command = [
         wrk,
         f"--threads={min(2, connections)}",
@@ -72,6 +76,7 @@ def run_wrk(wrk: str, base_url: str, shape: Shape, *, connections: int, duration
         shape.prefix,
         shape.suffix,
         secrets.token_hex(4),
+        str(payload_bytes),
         *((shape.credential,) if shape.credential else ()),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=duration_s + 60)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 
-from tests.benchmarks.load import Load, run_wrk
+from tests.benchmarks.load import SMALL_BYTES, Load, run_wrk
 from tests.benchmarks.system import Model, System
 from tests.benchmarks.verify import verify_echo, wait_until_it_answers
 
@@ -26,6 +28,7 @@ class Plan:
     rounds: int
     duration_s: int
     warmup_s: int
+    payloads: Sequence[int] = (SMALL_BYTES,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Sample:
     connections: int
     round: int
     load: Load
+    payload_bytes: int = SMALL_BYTES
 
 
 @dataclass(slots=True)
@@ -72,14 +76,18 @@ def _measure_one(plan: Plan, system: System, model: Model, number: int, wrk: str
     samples = []
     with system.running(model):
         verify_echo(system.url, system.shape)
-        for connections in plan.connections:
+        for payload_bytes, connections in product(plan.payloads, plan.connections):
+            drive = partial(
+                run_wrk, wrk, system.url, system.shape, connections=connections, payload_bytes=payload_bytes
+            )
             if plan.warmup_s:
-                run_wrk(wrk, system.url, system.shape, connections=connections, duration_s=plan.warmup_s)
+                drive(duration_s=plan.warmup_s)
                 _settle(system)
-            load = run_wrk(wrk, system.url, system.shape, connections=connections, duration_s=plan.duration_s)
-            samples.append(Sample(system.name, model, connections, number, load))
+            load = drive(duration_s=plan.duration_s)
+            samples.append(Sample(system.name, model, connections, number, load, payload_bytes))
             logger.info(
-                "  %3d connections: %8.0f requests/s, p50 %7.2f ms, p99 %7.1f ms, %d errors, %d timeouts",
+                "  %4d bytes, %3d connections: %8.0f requests/s, p50 %7.2f ms, p99 %7.1f ms, %d errors, %d timeouts",
+                payload_bytes,
                 connections,
                 *(load.rps, load.p50_ms, load.p99_ms, load.errors, load.timeouts),
             )

@@ -2,6 +2,7 @@
 
 \b
     latency    what a system adds to the 50 ms model at half of its load, from an open loop
+    pair       Bunch: 1,000 requests/s, one at a time against batched, from an open loop
     single     p50 with one connection and the no-op model
     redis      Bunch: Redis commands per request, counted with INFO commandstats
     waiting    Bunch: CPU of the frontend with 500 callers who wait and nothing to do
@@ -83,6 +84,20 @@ def added_latency(system: System, duration_s: int) -> dict[str, Any]:
     }
 
 
+def unbatched_and_batched(duration_s: int) -> dict[str, Any]:
+    """The same model at the same load, which it can only hold in batches: 2 ms a batch and 0.1 ms an item."""
+    found = {}
+    for name, max_batch_size in (("one at a time", 1), ("batched", 64)):
+        bunch = Bunch()
+        try:
+            bunch.start_simulated(max_batch_size=max_batch_size, batch_ms=2, item_ms=0.1)
+            verify_echo(bunch.url, bunch.shape)
+            found[name] = asdict(open_loop(bunch.url, bunch.shape, rate=1000, duration_s=duration_s, seed=1))
+        finally:
+            bunch.stop()
+    return found
+
+
 def single_connection(system: System, duration_s: int) -> dict[str, Any]:
     """One caller, the no-op model."""
     with system.running("noop"):
@@ -137,6 +152,7 @@ _OF_BUNCH: dict[str, Callable[[int], dict[str, Any]]] = {
     "redis": lambda duration_s: {
         str(connections): redis_commands(duration_s, connections) for connections in (1, 64, 256)
     },
+    "pair": unbatched_and_batched,
     "waiting": lambda _duration_s: waiting_frontend(),
 }
 

@@ -40,6 +40,7 @@ class Row:
 
     system: str
     model: Model
+    payload_bytes: int
     connections: int
     rounds: int
     rps: float
@@ -54,12 +55,12 @@ class Row:
 
 
 def rows(samples: Sequence[Sample]) -> list[Row]:
-    """One row for each (model, connections, system), the quickest system of a level first."""
-    levels = sorted({(MODELS.index(sample.model), sample.connections) for sample in samples})
+    """One row for each (model, payload, connections, system), the quickest system of a level first."""
+    levels = sorted({(MODELS.index(each.model), each.payload_bytes, each.connections) for each in samples})
     found = []
-    for model_index, connections in levels:
-        model = MODELS[model_index]
-        here = [sample for sample in samples if (sample.model, sample.connections) == (model, connections)]
+    for model_index, payload_bytes, connections in levels:
+        level_of = (MODELS[model_index], payload_bytes, connections)
+        here = [each for each in samples if (each.model, each.payload_bytes, each.connections) == level_of]
         level = [_row(name, [sample for sample in here if sample.system == name]) for name in _names(here)]
         ours = next((row for row in level if row.system == OURS), None)
         found += sorted((_compared(row, ours) for row in level), key=lambda row: -row.rps)
@@ -76,6 +77,7 @@ def _row(name: str, samples: Sequence[Sample]) -> Row:
     return Row(
         system=name,
         model=samples[0].model,
+        payload_bytes=samples[0].payload_bytes,
         connections=samples[0].connections,
         rounds=len(samples),
         rps=median(rates),
@@ -101,11 +103,13 @@ def _compared(row: Row, ours: Row | None) -> Row:
 def tables(found: Sequence[Row]) -> str:
     """A table for each level."""
     parts = []
-    for model, connections in dict.fromkeys((row.model, row.connections) for row in found):
-        level = [row for row in found if (row.model, row.connections) == (model, connections)]
+    for level_of in dict.fromkeys((row.model, row.payload_bytes, row.connections) for row in found):
+        level = [row for row in found if (row.model, row.payload_bytes, row.connections) == level_of]
+        model, payload_bytes, connections = level_of
         limit = MODEL_LIMIT_RPS[model]
         rounds = max(row.rounds for row in level)
-        title = f"{_MODEL_TITLES[model]}, {connections} connection{'s' * (connections > 1)}, median of {rounds}"
+        title = f"{_MODEL_TITLES[model]}, inputs of {payload_bytes:,} bytes, "
+        title += f"{connections} connection{'s' * (connections > 1)}, median of {rounds}"
         if limit:
             title += f"; the model's own limit is {min(limit, connections * limit / 64):.0f}/s"
         parts += [title, _grid([_HEAD, *(_cells(row) for row in level)]), ""]
@@ -172,11 +176,16 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def plot(found: Sequence[Row], path: Path) -> bool:
-    """Bars of requests/s on a logarithmic scale, a panel for each model; False without matplotlib."""
+    """Bars of requests/s on a logarithmic scale, a panel for each model; False without matplotlib.
+
+    Only the smallest payload is drawn; the tables have them all.
+    """
     if not found or importlib.util.find_spec("matplotlib") is None:
         return False
     from matplotlib.figure import Figure  # type: ignore[import-not-found,unused-ignore]
 
+    smallest = min(row.payload_bytes for row in found)
+    found = [row for row in found if row.payload_bytes == smallest]
     models = list(dict.fromkeys(row.model for row in found))
     figure = Figure(figsize=(7 * len(models), 5), layout="constrained")
     panels = figure.subplots(1, len(models), squeeze=False)[0]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.benchmarks.load import Load, parse
 from tests.benchmarks.measure import Sample
 from tests.benchmarks.open_loop import arrivals, ideal_p50_ms
@@ -35,6 +37,14 @@ def test_levels_of_different_models_are_not_mixed():
     found = rows([_sample("mosec", 1, 100, 9), _sample("mosec", 1, 20, 50, model="50ms")])
 
     assert [(row.model, row.rps) for row in found] == [("noop", 100), ("50ms", 20)]
+
+
+def test_levels_of_different_payloads_are_not_mixed():
+    large = replace(_sample("bunch", 1, 50, 2), payload_bytes=2048)
+    found = rows([large, _sample("bunch", 1, 100, 1)])
+
+    assert [(row.payload_bytes, row.rps) for row in found] == [(60, 100), (2048, 50)]
+    assert "inputs of 2,048 bytes" in tables(found)
 
 
 def test_answers_with_an_error_status_are_not_counted_as_requests_served():

@@ -1,6 +1,6 @@
 -- POSTs distinct inputs in a system's own shape; prints the summary as one JSON line.
---   wrk … -s infer.lua URL -- PREFIX SUFFIX SEED [CREDENTIAL]
--- A body is PREFIX .. input .. SUFFIX. The seed differs from run to run, so that no cache ever helps.
+--   wrk … -s infer.lua URL -- PREFIX SUFFIX SEED BYTES [CREDENTIAL]
+-- A body is PREFIX .. input .. SUFFIX; the input has BYTES, or as many as it needs to be distinct. The seed differs from run to run, so that no cache ever helps.
 
 local threads = 0
 
@@ -12,10 +12,11 @@ end
 function init(args)
   local prefix, suffix, seed = args[1], args[2], args[3]
   before = prefix .. "sentence " .. seed .. "-" .. thread_id .. "-"
-  after = " of the benchmark" .. suffix
+  local most = tonumber(args[4]) - (#before - #prefix) - 9 - #" of the benchmark"
+  after = string.rep("x", math.max(0, most)) .. " of the benchmark" .. suffix
   -- Counted with a fixed width, so that Content-Length is the same for every request and the head can be built once.
   local length = #before + 9 + #after
-  local credential = args[4] and ("\r\nAuthorization: Bearer " .. args[4]) or ""
+  local credential = args[5] and ("\r\nAuthorization: Bearer " .. args[5]) or ""
   head = "POST " .. wrk.path .. " HTTP/1.1\r\nHost: " .. wrk.host .. ":" .. wrk.port .. credential
     .. "\r\nContent-Type: application/json\r\nContent-Length: " .. length .. "\r\n\r\n" .. before
   counter = 0
