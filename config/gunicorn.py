@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from config import descriptors
 from config.errors import SettingsError
 from config.memory import settle_heap
 from config.settings import load_settings
@@ -16,6 +17,8 @@ bind = f"{_host}:{_settings.http_port}"
 workers = _settings.web_workers
 worker_class = "webapp.server.Worker"
 worker_connections = 10_000
+# The usual soft limit of 1024 is a few idle clients away from locking everybody out.
+descriptors.raise_limit(worker_connections + descriptors.RESERVED)
 backlog = 2048
 keepalive = 75
 graceful_timeout = int(_settings.graceful_timeout_s)
@@ -45,7 +48,9 @@ def on_starting(server: Any) -> None:
 
 
 def post_fork(server: Any, worker: Any) -> None:
-    worker.limits = replace(worker.limits, body_bytes=_settings.max_body_bytes)
+    worker.limits = replace(
+        worker.limits, body_bytes=_settings.max_body_bytes, arriving_bytes=_settings.max_arriving_bytes
+    )
 
 
 def post_worker_init(worker: Any) -> None:

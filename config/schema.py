@@ -116,6 +116,8 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     free_rpm: Rpm = 60
     burst_ms: Milliseconds = 10_000
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1_048_576
+    # Of a web process: requests that have begun to arrive and are not whole.
+    max_arriving_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 67_108_864
     max_bulk_items: PositiveInt = 1_000
     # Of one output, as JSON. Redis itself takes no value above 512 MB.
     max_output_bytes: Annotated[int, msgspec.Meta(ge=1024, le=268_435_456)] = 16_777_216

@@ -71,6 +71,7 @@ class Client:
         self._writer = MessageWriter(self.router.channel)
         self._hang_up = redis.register_script(scripts.source("hang_up", scripts.folder_of(__file__)))
         self._canceller = Canceller(redis, self._keys)
+        self._charge = redis.register_script(scripts.source("charge", scripts.folder_of(__file__), ("gcra",)))
         self._queues = {(name, tier): self._keys.queue(name, tier) for name in settings.models for tier in Tier}
         self._tiers = {queue: tier for (_, tier), queue in self._queues.items()}
         self._quotas = Quotas(settings)
@@ -211,6 +212,20 @@ class Client:
             return self._canceller.cancel(task_id)
         except RedisError as error:
             raise BackendUnavailable(_NO_QUEUE) from error
+
+    def charge(self, caller: Caller) -> float:
+        """Count a request that is not submitted against its caller's rate. Returns the seconds until the caller may ask
+        again, 0 where it was within it, has none, or Redis cannot say.
+        """
+        quota = self._quotas.of(caller)
+        if quota is None:
+            return 0.0
+        try:
+            early_us = self._charge(keys=[self._keys.quota(quota.key_id)], args=[quota.interval_us, quota.burst])
+        except RedisError as error:
+            logger.warning("a refused request was not counted: %s", error)
+            return 0.0
+        return int(cast("int", early_us)) / 1_000_000
 
     def task_of(self, request_id: str, owner: str = "") -> str:
         """The task id behind its owner's own request id; the id itself when there is none."""

@@ -16,7 +16,6 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from kombu.compression import decompress
 
 from batching.ports import UnreadableMessage
 from batching.request import Request
@@ -24,6 +23,7 @@ from batching.stamp import NO_KEY, read_stamp, read_times
 from batching.store import Entry, Verdict
 from config.keys import TASK_NAME
 from config.tiers import TIERS
+from tasks.compression import decompress
 from tasks.named import named
 from tasks.once import Once, read_mark
 from tasks.quota import Quota
@@ -167,6 +167,9 @@ class _Protocol1(msgspec.Struct):
     chord: Any = None
 
 
+MOST_BYTES = 64 * 1024 * 1024
+"""Of a decompressed body, where no setting is at hand: of messages that a worker has read, or refused, before."""
+
 _JSON = frozenset({"application/json", None})
 _BRACES = frozenset({"{", b"{"})
 # As `batching/lua/message.lua` counts deliveries of anybody else's message.
@@ -178,11 +181,12 @@ _body = msgspec.json.Decoder(tuple[list[msgspec.Raw], _Keywords, _Embed])
 _protocol1 = msgspec.json.Decoder(_Protocol1)
 
 
-def read_message(entry: Entry, default_ttl_ms: int) -> Request:
+def read_message(entry: Entry, default_ttl_ms: int, most_bytes: int = MOST_BYTES) -> Request:
     """Decode one claimed message: ours, or any Celery client's in protocol 1 or 2.
 
     Args:
         default_ttl_ms: how long to keep the result of a message that does not say.
+        most_bytes: how long a compressed body may be when it is decompressed.
 
     Raises:
         UnreadableMessage: with what is wrong, the task id if the message names one anywhere, and whether anything was
@@ -194,7 +198,7 @@ def read_message(entry: Entry, default_ttl_ms: int) -> Request:
     try:
         envelope = _envelope.decode(raw)
         part = ""
-        body = _text(envelope)
+        body = _text(envelope, most_bytes)
         headers, args, keywords, embed = _parts(envelope, body)
         request = _request(entry, headers, envelope.properties, args, keywords)
         request.result_ttl_ms = 0 if headers.ignore_result else default_ttl_ms
@@ -255,21 +259,17 @@ def _headers(envelope: _Envelope) -> _Headers:
     return envelope.headers if isinstance(envelope.headers, _Headers) else _NO_HEADERS
 
 
-def _text(envelope: _Envelope) -> bytes | str:
+def _text(envelope: _Envelope, most_bytes: int = MOST_BYTES) -> bytes | str:
     headers = _headers(envelope)
     if envelope.content_type not in _JSON:
         raise UnreadableMessage(f"content type {envelope.content_type!r}; only JSON is read")
     encoding = envelope.properties.body_encoding if isinstance(envelope.properties, _Properties) else None
-    if headers.compression is None and encoding != "base64":
+    if not headers.compression and encoding != "base64":
         return envelope.body
     body = base64.b64decode(envelope.body, validate=True)
-    if headers.compression is None:
+    if not headers.compression:
         return body
-    try:
-        plain: bytes = decompress(body, headers.compression)  # type: ignore[no-untyped-call]
-    except Exception as error:
-        raise UnreadableMessage(f"cannot decompress {headers.compression!r}: {error!r}") from error
-    return plain
+    return decompress(body, headers.compression, most_bytes)
 
 
 def _parts(envelope: _Envelope, body: bytes | str) -> tuple[_Headers, list[msgspec.Raw], _Keywords, _Embed]:

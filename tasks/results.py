@@ -20,7 +20,7 @@ from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, 
 from batching.store import Entry, Settled
 from config.keys import REPLY_PREFIX
 from tasks.disclosure import Disclosure
-from tasks.messages import read_message
+from tasks.messages import MOST_BYTES, read_message
 
 _encode = msgspec.json.Encoder().encode
 _MAX_TRACEBACK = 8_000
@@ -97,16 +97,20 @@ FINISHED = frozenset({"SUCCESS", "FAILURE", "REVOKED", "REJECTED", "IGNORED"})
 
 
 class CeleryCodec:
-    """`batching.ports.Codec`: Celery's messages in, Celery's results out."""
+    """`batching.ports.Codec`: Celery's messages in, Celery's results out.
 
-    def __init__(self, default_ttl_ms: int, disclosure: Disclosure | None = None) -> None:
+    `most_bytes` is how long a compressed body may be when it is decompressed.
+    """
+
+    def __init__(self, default_ttl_ms: int, disclosure: Disclosure | None = None, most_bytes: int = MOST_BYTES) -> None:
         self._default_ttl_ms = default_ttl_ms
+        self._most_bytes = most_bytes
         self._disclosure = disclosure or Disclosure()
         # What the results of the batch at hand have in common; with several loops, of one of theirs.
         self._common: tuple[BatchInfo | None, str, bytes] = (None, "", b"")
 
     def decode(self, entry: Entry) -> Request:
-        return read_message(entry, self._default_ttl_ms)
+        return read_message(entry, self._default_ttl_ms, self._most_bytes)
 
     def encode(self, request: Request, outcome: Outcome, batch: BatchInfo) -> Settled:
         if isinstance(outcome, Failed):

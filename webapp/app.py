@@ -11,8 +11,10 @@ whole rest of a hot request.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ from config.redis import connect
 from config.settings import Settings, load_settings
 from config.tiers import Tier
 from tasks.app import make_app
+from tasks.caller import Caller
 from tasks.client import Client
-from tasks.errors import BunchError
+from tasks.errors import BunchError, RateLimited
 from tasks.fleet import Fleet
 from tasks.history import History
 from tasks.journal import Journal
@@ -45,6 +48,7 @@ from webapp.direct import DirectModels
 from webapp.errors import ApiError, bunch_error_answer, error_answer
 from webapp.identity import make_identity
 from webapp.identity.base import Access, access_of
+from webapp.large import COUNTED_BYTES, LargeBodies
 from webapp.ledger import DoorLedger
 from webapp.ops import views as ops
 from webapp.readiness import Readiness
@@ -55,6 +59,11 @@ from webapp.telemetry import configure, every_second, hand_over
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Services, Call], Answer]
+
+# What is wrong with a request, known only once its body has been read.
+_REFUSED = frozenset({"INVALID_JSON", "INVALID_INPUT", "INVALID_HEADER", "UNKNOWN_MODEL", "UNSUPPORTED_MEDIA_TYPE"})
+# Longer whole numbers cost the square of their length to read and to write (Python's least limit).
+_MAX_INT_DIGITS = 640
 
 HOT: dict[tuple[str, str], Handler] = {
     ("POST", "/v1/inference"): inference.infer,
@@ -91,6 +100,7 @@ class BunchApp(flask.Flask):
     def start(self) -> None:
         """Open what this process needs. After the fork and the monkey-patching, before the first request."""
         services = self.services
+        sys.set_int_max_str_digits(_MAX_INT_DIGITS)
         configure(services.settings)
         if services.settings.otlp_endpoint:
             # Here, not at import: only where it is wanted, and in the process whose thread exports.
@@ -132,6 +142,22 @@ class BunchApp(flask.Flask):
         start_response(STATUS_LINES[answer.status], answer.header_list())
         return (answer.body,)
 
+    def before_body(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes] | None:
+        """`webapp.server` asks before it receives the rest of a body: a stranger's answer is there without it, and so
+        is one at a path that is for everybody and takes none.
+        """
+        call = Call(environ)
+        access = access_of(call.path)
+        if access is Access.PUBLIC:
+            return self.wsgi_app({**environ, "wsgi.input": BytesIO(), "CONTENT_LENGTH": "0"}, start_response)
+        try:
+            self.services.large.admit(self.services.identity.identify(call, access))
+        except (BunchError, ApiError) as error:
+            answer = _refusal(error, call.request_id)
+            start_response(STATUS_LINES[answer.status], answer.header_list())
+            return (answer.body,)
+        return None
+
 
 def answered(handler: Handler, access: Access, services: Services, call: Call) -> Answer:
     """Identify the caller and run a handler; every error becomes an answer in the contract's shape."""
@@ -146,20 +172,34 @@ def answered(handler: Handler, access: Access, services: Services, call: Call) -
 
 
 def _answered(handler: Handler, access: Access, services: Services, call: Call) -> Answer:
+    caller: Caller | None = None
     try:
         if access is not Access.PUBLIC:
-            call.caller = services.identity.identify(call, access)
+            call.caller = caller = services.identity.identify(call, access)
         return handler(services, call)
-    except BunchError as error:
-        return bunch_error_answer(error, call.request_id)
-    except ApiError as error:
-        return error_answer(
-            error.code, error.message, call.request_id, retry_after_s=error.retry_after_s, headers=error.headers
-        )
+    except (BunchError, ApiError) as error:
+        if caller is not None and error.code in _REFUSED and call.body_bytes >= COUNTED_BYTES:
+            return _counted(error, services, call, caller)
+        return _refusal(error, call.request_id)
     except Exception:
         extra = {"request_id": call.request_id, "trace_id": trace_id(call.traceparent), "path": call.path}
         logger.exception("a request failed", extra=extra)
         return error_answer("INTERNAL", "an error of ours; the request id finds it in the log", call.request_id)
+
+
+def _refusal(error: BunchError | ApiError, request_id: str) -> Answer:
+    if isinstance(error, BunchError):
+        return bunch_error_answer(error, request_id)
+    return error_answer(error.code, error.message, request_id, retry_after_s=error.retry_after_s, headers=error.headers)
+
+
+def _counted(error: BunchError | ApiError, services: Services, call: Call, caller: Caller) -> Answer:
+    """A large body was refused for what is in it, which cost as much as if it had been served."""
+    try:
+        services.large.refused(caller)
+    except RateLimited as limited:
+        error = limited
+    return _refusal(error, call.request_id)
 
 
 def create_app(services: Services) -> BunchApp:
@@ -249,10 +289,11 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
         for each in told:
             each(out, tier)
 
+    client = Client(settings, redis, on_answered=answered)
     return Services(
         settings=settings,
         redis=redis,
-        client=Client(settings, redis, on_answered=answered),
+        client=client,
         fleet=fleet,
         metrics=shared,
         history=History(redis, fleet, shared, tuple(settings.models)),
@@ -260,6 +301,7 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
         direct=DirectModels(settings),
         identity=make_identity(settings, redis),
         readiness=Readiness(redis, fleet, tuple(settings.models)),
+        large=LargeBodies(client.charge),
         declared=declared_by(settings),
         ledger=ledger,
         record=record,

@@ -149,6 +149,11 @@ class Call:
         ask: Callable[[], bool] | None = self._environ.get("bunch.disconnected")
         return ask
 
+    @property
+    def body_bytes(self) -> int:
+        """How long the body is, or is said to be."""
+        return int(self._environ.get("CONTENT_LENGTH") or 0)
+
     def body(self) -> bytes:
         length = self._environ.get("CONTENT_LENGTH")
         stream = self._environ["wsgi.input"]

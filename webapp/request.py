@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import re
 from functools import lru_cache
-from itertools import accumulate
 from typing import Annotated, Any, TypeVar
 
+import gevent
 import msgspec
 
 from config.settings import Settings
 from webapp.call import Call
 from webapp.errors import ApiError
+from webapp.large import LARGE_BYTES, LargeBodies
+from webapp.structure import MAX_DEPTH, MAX_PARTS, has_doubled_names, too_deep, too_many_parts
 
 Milliseconds = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)]
-
-# Whoever reads a request further on (worker, executor, the model itself) recurses for each level, on stacks of other
-# depths than ours: far below the recursion limit of all of them, so that no input can be read here and not there.
-MAX_DEPTH = 200
 
 _encode = msgspec.json.Encoder().encode
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -28,13 +26,9 @@ _FRESH = frozenset({"no-cache", "no-store"})
 # as little as one that is left out.
 _UTF_8 = frozenset({"utf8", "csutf8", ""})
 _NO_SEPARATORS = {ord(each): None for each in "-_ "}
+_LONGEST_MEDIA_TYPE = 1024
 # Content codings that leave a body as it is.
 _PLAIN = frozenset({"", "identity"})
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BRACKETS = b"[{]}"
-_NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
-# One level deeper, one level back, as signed bytes.
-_STEPS = bytes.maketrans(_BRACKETS, b"\x01\x01\xff\xff")
 
 
 class InferenceBody(msgspec.Struct):
@@ -73,32 +67,45 @@ class SimpleBody(msgspec.Struct):
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def read_body(call: Call, decoder: msgspec.json.Decoder[Body]) -> Body:
+def read_body(call: Call, decoder: msgspec.json.Decoder[Body], large: LargeBodies) -> Body:
     """The body as `decoder`'s type.
 
     Raises:
+        ServiceOverloaded: too many large ones wait for their turn.
         ApiError: UNSUPPORTED_MEDIA_TYPE, INVALID_JSON, or INVALID_INPUT naming the field.
     """
     _require_json(call)
     raw = call.body()
+    with large.turn(len(raw)):
+        return _decoded(raw, decoder)
+
+
+def _decoded(raw: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+    if too_many_parts(raw):
+        raise ApiError("INVALID_JSON", f"the body has more than {MAX_PARTS:,} names, arrays and objects; send fewer")
     try:
         if not raw.isascii():
             # The decoder reads over fields that it does not know, whatever bytes stand in them.
             raw.decode()
         body = decoder.decode(raw)
+        _let_others_run(raw)
+        if too_deep(raw):
+            raise _too_deep()
+        _let_others_run(raw)
+        if has_doubled_names(raw, body):
+            raise _doubled_name(raw)
     except msgspec.ValidationError as error:
         raise ApiError("INVALID_INPUT", _in_words(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError("INVALID_JSON", f"the body is not JSON: {error}") from error
     except RecursionError as error:
         raise _too_deep() from error
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
-        raise _too_deep()
-    # Each member needs a colon: with no more colons than fields that were read, no name can be there twice.
-    colons = raw.count(b":")
-    if colons > 1 and colons > sum(value is not None for value in msgspec.structs.astuple(body)):
-        _refuse_doubled_names(raw)
     return body
+
+
+def _let_others_run(raw: bytes) -> None:
+    if len(raw) >= LARGE_BYTES:
+        gevent.sleep(0)
 
 
 def _require_json(call: Call) -> None:
@@ -113,6 +120,8 @@ def _require_json(call: Call) -> None:
 @lru_cache(maxsize=64)
 def _is_json(content_type: str) -> bool:
     """JSON whose charset, if it names one, is a spelling of UTF-8."""
+    if len(content_type) > _LONGEST_MEDIA_TYPE:
+        return False
     media_type, *parameters = content_type.lower().split(";")
     charsets = [
         value.strip(" \t\"'").translate(_NO_SEPARATORS)
@@ -122,28 +131,33 @@ def _is_json(content_type: str) -> bool:
     return media_type.strip() == "application/json" and all(each in _UTF_8 for each in charsets)
 
 
-def _depth(raw: bytes) -> int:
-    """How deeply valid JSON is nested."""
-    steps = _STRING.sub(b"", raw).translate(_STEPS, _NO_BRACKETS)
-    return max(accumulate(memoryview(steps).cast("b")), default=0)
-
-
 def _too_deep() -> ApiError:
     return ApiError("INVALID_JSON", f"the body is nested too deeply; {MAX_DEPTH} levels are taken")
 
 
-def _refuse_doubled_names(raw: bytes) -> None:
+def _doubled_name(raw: bytes) -> ApiError:
     """The last of two members with one name would win here and the first elsewhere: in a proxy that checks the model
     which a caller may use, say.
     """
-    _names_once.decode(raw.decode())
+    # Only said better, at several times the cost of finding it.
+    if len(raw) < LARGE_BYTES:
+        try:
+            _names_once.decode(raw.decode())
+        except _DoubledName as found:
+            return ApiError("INVALID_JSON", f"the body has {found.args[0][:64]!r} twice in one object")
+    return ApiError("INVALID_JSON", "the body has a name twice in one object")
+
+
+class _DoubledName(Exception):
+    """`_DoubledName(name)`."""
 
 
 def _object_of(members: list[tuple[str, Any]]) -> None:
-    names = [name for name, _ in members]
-    if len(set(names)) < len(names):
-        doubled = next(name for name in names if names.count(name) > 1)
-        raise ApiError("INVALID_JSON", f"the body has {doubled[:64]!r} twice in one object")
+    seen: set[str] = set()
+    for name, _ in members:
+        if name in seen:
+            raise _DoubledName(name)
+        seen.add(name)
 
 
 # Only the names matter: numbers are not built.

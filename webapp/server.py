@@ -3,7 +3,7 @@
     gunicorn -k webapp.server.Worker --workers 2 module:app
 
         backlog (2048)
-          │ accept, one at a time where workers share it; paused at `worker_connections`
+          │ accept, one at a time where workers share it; at `worker_connections` who says nothing makes room
           ▼
     webapp.http.listener ─── out of file numbers: pause, try again
           │ a greenlet per connection
@@ -15,7 +15,7 @@
           │ environ
           ▼
     the body, whole ──────────── announced or counted over the limit 413 · bad chunks, cut short 400 · slow 408
-    (webapp.http.chunked)
+    (webapp.http.chunked)        the application's `before_body` answers without it · no memory left for it 503
           │ environ with wsgi.input
           ▼
     the application ──────────── raises: 500 INTERNAL, or a broken connection once its response has begun
@@ -26,7 +26,10 @@
           ▼
         client ───────────────── takes nothing for `send_time_s`, or is gone: the iterable is closed
 
-Refusals (4xx above) never reach the application and always close: see `webapp.http.errors`.
+Refusals (4xx and 503 above) never reach the application and always close: see `webapp.http.errors`.
+
+An application may have a method `before_body(environ, start_response)`. It is called when the rest of a body has yet to
+be read, so that strangers can be sent away without; None lets it come.
 
 The environ holds, besides WSGI's keys: `gunicorn.socket`; `bunch.disconnected()`, true once the client has hung
 up; `bunch.shutting_down()`, true once this worker has been told to stop; `bunch.forwarded`, `1` if a proxy has passed
@@ -51,6 +54,7 @@ from gevent.hub import get_hub
 from gunicorn.errors import ConfigError
 from gunicorn.workers.ggevent import GeventWorker
 
+from config import descriptors
 from webapp.http.board import Board
 from webapp.http.limits import ServerLimits
 from webapp.http.listener import Listener
@@ -121,11 +125,11 @@ class Worker(GeventWorker):
             access=self._log_access if self.log.access_log_enabled else None,
             on_request=self._count_request,
             on_change=self._on_change,
+            before_body=getattr(self.wsgi, "before_body", None),
         )
+        self._cap = min(self.worker_connections, descriptors.for_clients())
         base = self._base_environ()
-        self._listeners = [
-            Listener(self._service, sock, base, self._seat, cap=self.worker_connections) for sock in self.sockets
-        ]
+        self._listeners = [Listener(self._service, sock, base, self._seat, cap=self._cap) for sock in self.sockets]
         # Python writes each signal's number into gunicorn's pipe: a stop is noticed at once.
         wakeup = hub.loop.io(self.PIPE[0], 1)
         wakeup.start(self._on_signal)
@@ -196,7 +200,7 @@ class Worker(GeventWorker):
         self._seat.publish(connections)
         if not self.alive:
             self._woken.set()
-        elif connections < self.worker_connections:
+        elif connections < self._cap:
             for listener in self._listeners:
                 listener.resume()
 

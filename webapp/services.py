@@ -17,6 +17,7 @@ from tasks.slow import SlowLog
 from webapp.declared import Declared
 from webapp.direct import DirectModels
 from webapp.identity.base import Identity
+from webapp.large import LargeBodies
 from webapp.ledger import DoorLedger
 from webapp.readiness import Readiness
 from webapp.record import DoorRecord
@@ -41,6 +42,7 @@ class Services:
     direct: DirectModels
     identity: Identity
     readiness: Readiness
+    large: LargeBodies
     declared: Mapping[str, Declared] = field(default_factory=dict)
     ledger: DoorLedger | None = None
     record: DoorRecord | None = None

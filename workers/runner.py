@@ -93,7 +93,7 @@ class WorkerRunner:
         keep = Keep(answer_bytes=settings.cache_max_bytes)
         store = RedisBatchStore(self._redis, self.worker_id, keep=keep, ageing_s=settings.ageing_ms / 1000)
         disclosure = Disclosure(settings.error_detail, settings.auth)
-        codec = CeleryCodec(settings.result_ttl_ms, disclosure)
+        codec = CeleryCodec(settings.result_ttl_ms, disclosure, settings.max_body_bytes)
         self._journal = BatchJournal(journal, self.worker_id) if settings.explain == "on" else None
         self._ledger = LedgerObserver(LedgerBuffer(LedgerStream(self._redis))) if settings.keeps_ledger else None
         self._tracer: Any = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.e2e.client import Api
-from webapp.request import MAX_DEPTH
+from webapp.structure import MAX_DEPTH
 
 LIMIT = 1024 * 1024
 

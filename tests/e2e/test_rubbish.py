@@ -12,7 +12,7 @@ from tasks.fleet import Fleet
 from tests.e2e.client import Api
 from tests.e2e.stack import Stack
 from tests.integration.http_server_harness import Client, post
-from webapp.request import MAX_DEPTH
+from webapp.structure import MAX_DEPTH
 
 LIMIT = 1024 * 1024
 JSON = "Content-Type: application/json"
@@ -103,7 +103,7 @@ def test_ten_megabytes(stack: Stack, api: Api) -> None:
     chunk = b"%x\r\n%b\r\n" % (64 * 1024, b"x" * 64 * 1024)
     with Client(stack.port) as client:
         client.send(
-            f"POST /v1/inference HTTP/1.1\r\nHost: test\r\n{JSON}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+            f"POST /v1/inference HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         )
         for _ in range(17):
             client.send(chunk)
@@ -158,7 +158,7 @@ def test_a_request_whose_end_is_in_doubt(stack: Stack, fields: str) -> None:
     head = f"POST /v1/inference HTTP/1.1\r\nHost: test\r\n{JSON}\r\n{fields}\r\n\r\n".encode("latin-1")
     with Client(stack.port) as client:
         status, error = code_of(client, head + VALID + smuggled)
-        assert status in {400, 413}
+        assert status in {400, 413, 501}
         assert error in {"INVALID_INPUT", "INVALID_HEADER", "PAYLOAD_TOO_LARGE"}
         # What follows is the rest of it, or a request; nobody can know, so nobody reads it.
         assert client.is_closed()
@@ -180,7 +180,7 @@ CHUNKS = {
 
 @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS.keys())
 def test_chunks_that_are_none(stack: Stack, chunks: bytes) -> None:
-    head = f"POST /v1/inference HTTP/1.1\r\nHost: test\r\n{JSON}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    head = f"POST /v1/inference HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     with Client(stack.port) as client:
         client.send(head + chunks)
         client.socket.shutdown(1)

@@ -196,17 +196,20 @@ class TestWorkers:
             # The workers need a second to hear of each other; on a busy machine one may miss its turns.
             wait_until(lambda: smaller_share() >= 16)
 
-    def test_connections_beyond_the_cap_wait(self, tmp_path: Path) -> None:
+    def test_connections_beyond_the_cap_wait_while_all_others_are_being_served(self, tmp_path: Path) -> None:
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(Server(tmp_path, worker_connections=2))
-            idle, served, late = (stack.enter_context(server.client()) for _ in range(3))
-            assert served.get("/").status == 200
+            busy, events, late = (stack.enter_context(server.client()) for _ in range(3))
+            busy.send(get("/sleep?2"))
+            # Ends with the next request, which is the late one's.
+            events.send(get("/events"))
+            events.until(b"data: 1\n\n")
             late.send(get("/"))
-            late.socket.settimeout(0.5)
+            late.socket.settimeout(0.3)
             with pytest.raises(TimeoutError):
                 late.answer()
-            idle.close()
             late.socket.settimeout(20)
+            assert busy.answer().status == 200
             assert late.answer().status == 200
 
     def test_max_requests_recycles_without_losing_any(self, tmp_path: Path) -> None:

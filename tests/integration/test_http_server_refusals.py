@@ -49,11 +49,15 @@ _HEADERS: dict[str, bytes] = {
     "coding, then length (TE.CL)": _with(b"Transfer-Encoding: chunked", b"Content-Length: 4", body=b"0\r\n\r\n"),
     "two codings": _with(b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked", body=b"0\r\n\r\n"),
     "chunked twice": _with(b"Transfer-Encoding: chunked, chunked", body=b"0\r\n\r\n"),
-    "gzip, chunked": _with(b"Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n"),
     "chunked, identity": _with(b"Transfer-Encoding: chunked, identity", body=b"0\r\n\r\n"),
-    "identity": _with(b"Transfer-Encoding: identity", body=b"0\r\n\r\n"),
-    "xchunked": _with(b"Transfer-Encoding: xchunked", body=b"0\r\n\r\n"),
     "chunked in quotes": _with(b'Transfer-Encoding: "chunked"', body=b"0\r\n\r\n"),
+    "chunked first": _with(b"Transfer-Encoding: chunked, gzip", body=b"0\r\n\r\n"),
+    "chunked first and last": _with(b"Transfer-Encoding: chunked, gzip, chunked", body=b"0\r\n\r\n"),
+    "a coding that is no token": _with(b"Transfer-Encoding: g/zip, chunked", body=b"0\r\n\r\n"),
+    "nothing before the comma": _with(b"Transfer-Encoding: , chunked", body=b"0\r\n\r\n"),
+    "unknown coding and a length": _with(b"Content-Length: 5", b"Transfer-Encoding: gzip", body=b"0\r\n\r\n"),
+    "a length and an unknown coding": _with(b"Transfer-Encoding: gzip", b"Content-Length: 5", body=b"0\r\n\r\n"),
+    "unknown coding in HTTP/1.0": b"POST / HTTP/1.0\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     "empty coding": _with(b"Transfer-Encoding:", body=b"0\r\n\r\n"),
     "coding after vertical tab": _with(b"Transfer-Encoding: \x0bchunked", body=b"0\r\n\r\n"),
     "coding, blank before the colon": _with(b"Transfer-Encoding : chunked", body=b"0\r\n\r\n"),
@@ -81,6 +85,10 @@ _HEADERS: dict[str, bytes] = {
     "host list": b"GET / HTTP/1.1\r\nHost: a, b\r\n\r\n",
     "host with a path": b"GET / HTTP/1.1\r\nHost: a/b\r\n\r\n",
     "host with a user": b"GET / HTTP/1.1\r\nHost: a@b\r\n\r\n",
+    "a port beyond all ports": b"GET / HTTP/1.1\r\nHost: a:65536\r\n\r\n",
+    "a port of letters": b"GET / HTTP/1.1\r\nHost: a:http\r\n\r\n",
+    "a port with a sign": b"GET / HTTP/1.1\r\nHost: a:-1\r\n\r\n",
+    "an IPv6 host and a port beyond": b"GET / HTTP/1.1\r\nHost: [::1]:99999\r\n\r\n",
     "two credentials": _with(b"Authorization: Bearer a", b"Authorization: Bearer b"),
 }
 
@@ -115,6 +123,7 @@ _REQUESTS: dict[str, bytes] = {
     "asterisk": b"GET * HTTP/1.1\r\nHost: test\r\n\r\n",
     "another scheme": b"GET ftp://test/ HTTP/1.1\r\nHost: test\r\n\r\n",
     "URL with a user": b"GET http://a@test/ HTTP/1.1\r\nHost: test\r\n\r\n",
+    "URL with a port beyond all ports": b"GET http://test:70000/ HTTP/1.1\r\nHost: test\r\n\r\n",
     "URL without a host": b"GET http:///a HTTP/1.1\r\nHost: test\r\n\r\n",
     "bare LF behind the request line": b"GET / HTTP/1.1\nHost: test\r\n\r\n",
     "bare LFs only": b"GET / HTTP/1.1\nHost: test\n\n",
@@ -143,13 +152,44 @@ _REQUESTS: dict[str, bytes] = {
     "long chunk extension": _chunked(b"3;" + b"a" * 300 + b"\r\nabc\r\n0\r\n\r\n"),
     "endless chunk extension": _chunked(b"3;" + b"a" * 100_000),
     "many chunk extensions": _chunked((b"1;" + b"a" * 200 + b"\r\na\r\n") * 100 + b"0\r\n\r\n"),
+    **{
+        f"chunk extension {each!r}": _chunked(b"3%b\r\nabc\r\n0\r\n\r\n" % each)
+        for each in (b";", b"; ", b";;a", b";a;", b";=1", b";a=", b';a="1', b';a="1"2', b";a b", b";a/b", b";a=1=2")
+    },
+    **{
+        f"{name} in a trailer": _chunked(b"0\r\n%b: 5\r\n\r\n" % name.encode())
+        for name in (
+            "Content-Length",
+            "content-length",
+            "Transfer-Encoding",
+            "Host",
+            "HOST",
+            "Trailer",
+            "Connection",
+            "Authorization",
+            "Cookie",
+            "Content-Type",
+            "Content-Encoding",
+            "Expect",
+            "X-Tier",
+        )
+    },
+    "a length behind a harmless trailer": _chunked(b"0\r\nX-A: 1\r\nContent-Length: 5\r\n\r\n"),
+    "20,000 chunks of a byte": _chunked(b"1\r\na\r\n" * 20_000 + b"0\r\n\r\n"),
     "trailer without a colon": _chunked(b"0\r\nX-A\r\n\r\n"),
     "trailer with LF": _chunked(b"0\r\nX-A: 1\nX-B: 2\r\n\r\n"),
     "folded trailer": _chunked(b"0\r\nX-A: 1\r\n 2\r\n\r\n"),
     "endless trailer": _chunked(b"0\r\n" + b"X-A: 1\r\n" * 10_000),
 }
 
+_UNKNOWN_CODINGS = (
+    "gzip, chunked", "identity", "xchunked", "deflate", "gzip;level=9, chunked", "a, b , chunked", "identity,chunked",
+)  # fmt: skip
 _OTHERS: dict[str, tuple[bytes, int, str]] = {
+    **{
+        f"coding {coding}": (_with(f"Transfer-Encoding: {coding}".encode(), body=b"0\r\n\r\n"), 501, "INVALID_HEADER")
+        for coding in _UNKNOWN_CODINGS
+    },
     "long request line": (get("/" + "a" * 8200), 414, "INVALID_INPUT"),
     "endless request line": (b"GET /" + b"a" * 100_000, 414, "INVALID_INPUT"),
     "too many headers": (get("/", *["A: b"] * 100), 431, "INVALID_HEADER"),

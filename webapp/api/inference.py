@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import TypeVar
 
+import gevent
 import msgspec
 
 from config.tiers import Tier
@@ -18,6 +19,7 @@ from tasks.router import Pending
 from webapp.aftermath import remember
 from webapp.call import Answer, Call
 from webapp.errors import ApiError
+from webapp.large import COUNTED_BYTES
 from webapp.request import (
     BulkBody,
     InferenceBody,
@@ -40,6 +42,14 @@ _predict = msgspec.json.Decoder(PredictBody)
 _simple = msgspec.json.Decoder(SimpleBody)
 _encode = msgspec.json.Encoder().encode
 
+# Not split: a head has room for tens of thousands of commas.
+_RESPOND_ASYNC = re.compile(r"(?:^|,)[ \t]*+respond-async[ \t]*+(?:[,;=]|$)", re.IGNORECASE)
+
+# What `parameters` come to in the queue, where each input of a bulk call has its own.
+_MAX_REPEATED_BYTES = 4 * 1024 * 1024
+_AT_ONCE = 64
+
+Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 
@@ -47,11 +57,12 @@ def infer(services: Services, call: Call) -> Answer:
     """Waits for the output, or with `Prefer: respond-async` answers as soon as the queue has the request."""
     started = perf_counter()
     settings = services.settings
-    body = read_body(call, _inference)
+    body = read_body(call, _inference, services.large)
     model = model_name(settings, body.model)
     declared = services.declared.get(model)
     if declared is not None:
-        declared.check(body.input, body.parameters)
+        with services.large.turn(call.body_bytes):
+            declared.check(body.input, body.parameters)
     tier = call.caller.tier
     limit_s = timeout_s(settings, call, body.timeout_ms)
     parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
@@ -89,22 +100,24 @@ def infer(services: Services, call: Call) -> Answer:
 def predict(services: Services, call: Call) -> Answer:
     """`POST /v1/predict`."""
     started = perf_counter()
-    body = read_body(call, _predict)
+    body = read_body(call, _predict, services.large)
     model = model_name(services.settings, body.model_id)
     declared = services.declared.get(model)
     if declared is not None:
-        declared.check(body.input_data, None, name="input_data")
+        with services.large.turn(call.body_bytes):
+            declared.check(body.input_data, None, name="input_data")
     return _plain(services, call, model, as_json(body.input_data), started)
 
 
 def simple(services: Services, call: Call) -> Answer:
     """`POST /api/inference`: a string for the default model."""
     started = perf_counter()
-    body = read_body(call, _simple)
+    body = read_body(call, _simple, services.large)
     model = model_name(services.settings, None)
     declared = services.declared.get(model)
     if declared is not None:
-        declared.check(body.input, None)
+        with services.large.turn(call.body_bytes):
+            declared.check(body.input, None)
     return _plain(services, call, model, as_json(body.input), started)
 
 
@@ -112,22 +125,19 @@ def bulk(services: Services, call: Call) -> Answer:
     """`POST /v1/inference/bulk`: each input is a task of its own, batched with everybody else's; answers in order."""
     started = perf_counter()
     settings = services.settings
-    body = read_body(call, _bulk)
+    body = read_body(call, _bulk, services.large)
     if len(body.inputs) > settings.max_bulk_items:
         raise ApiError("INVALID_INPUT", f"inputs: at most {settings.max_bulk_items} in one call")
     model = model_name(settings, body.model)
-    declared = services.declared.get(model)
-    if declared is not None:
-        declared.check_parameters(body.parameters)
-    unavailable = services.readiness.refusal(model)
-    refusals: Sequence[BunchError | None] = [unavailable] * len(body.inputs)
-    if declared is not None:
-        refusals = [each or unavailable for each in declared.refusals(body.inputs)]
+    refusals = _refusals(services, call, model, body)
     tier = call.caller.tier
     limit_s = timeout_s(settings, call, body.timeout_ms)
     parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
+    if len(parameters) * len(body.inputs) > _MAX_REPEATED_BYTES:
+        most = _MAX_REPEATED_BYTES // len(body.inputs)
+        raise ApiError("INVALID_INPUT", f"parameters: they go with each input; at most {most} bytes beside so many")
     client, traceparent, tracestate = services.client, call.traceparent, call.tracestate
-    values = [as_json(each) for each in body.inputs]
+    values = [as_json(each) for each in _by_turns(body.inputs)]
     key = idempotency_key(call)
     whole = call_hash(values) if key else b""
     fresh = wants_fresh(call)
@@ -149,7 +159,7 @@ def bulk(services: Services, call: Call) -> Answer:
         )
         if refusal is None
         else None
-        for number, (value, refusal) in enumerate(zip(values, refusals, strict=True))
+        for number, (value, refusal) in _by_turns(list(enumerate(zip(values, refusals, strict=True))))
     ]
     results = []
     errors: list[BunchError] = []
@@ -180,6 +190,29 @@ def bulk(services: Services, call: Call) -> Answer:
         + b"]}"
     )
     return Answer(200, answer, call.request_id)
+
+
+def _refusals(services: Services, call: Call, model: str, body: BulkBody) -> list[BunchError | None]:
+    """What is wrong with each input, or with all of them. Raises InvalidInput for the parameters."""
+    unavailable = services.readiness.refusal(model)
+    declared = services.declared.get(model)
+    if declared is None:
+        return [unavailable] * len(body.inputs)
+    with services.large.turn(call.body_bytes):
+        declared.check_parameters(body.parameters)
+        wrong = declared.refusals(body.inputs)
+    if any(wrong) and call.body_bytes >= COUNTED_BYTES:
+        # What is queued counts by itself.
+        services.large.refused(call.caller)
+    return [each or unavailable for each in wrong]
+
+
+def _by_turns(items: Sequence[Item]) -> Iterator[Item]:
+    """With a moment for everybody else now and then: a thousand requests are prepared here for one caller."""
+    for number, item in enumerate(items):
+        if number % _AT_ONCE == _AT_ONCE - 1:
+            gevent.sleep(0)
+        yield item
 
 
 def _raise_common(errors: list[BunchError], of: int) -> None:
@@ -288,4 +321,4 @@ def _accepted(call: Call, task_id: str) -> Answer:
 
 def _prefers_async(prefer: str) -> bool:
     """RFC 7240: a list of names, with values and parameters that do not matter here."""
-    return any(re.split("[=;]", each, maxsplit=1)[0].strip().lower() == "respond-async" for each in prefer.split(","))
+    return _RESPOND_ASYNC.search(prefer) is not None

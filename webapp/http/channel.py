@@ -28,6 +28,8 @@ _PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT
 # Responses of pipelined requests are sent together up to about this much.
 _COALESCE_BYTES = 64 * 1024
 _WASTE_BYTES = 64 * 1024
+# A client that sends more than this behind an answer that it does not read has had its chance.
+_LINGER_BYTES = 64 * 1024 * 1024
 _NOT_NOW = (BlockingIOError, InterruptedError)
 
 
@@ -220,9 +222,12 @@ class Channel(abc.ABC):
     def _linger(self) -> None:
         """RFC 9112 9.6: say that it is over, then read on until the client has heard it."""
         self._raw.shutdown(socket.SHUT_WR)
-        deadline = time.monotonic() + self._limits.linger_s
+        latest = time.monotonic() + self._limits.linger_most_s
         waste = bytearray(_WASTE_BYTES)
-        while True:
-            self._wait_readable(deadline)
-            if not self._raw.recv_into(waste):
+        thrown_away = 0
+        while thrown_away < _LINGER_BYTES:
+            self._wait_readable(min(latest, time.monotonic() + self._limits.linger_s))
+            received = self._raw.recv_into(waste)
+            if not received:
                 return
+            thrown_away += received

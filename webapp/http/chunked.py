@@ -12,12 +12,25 @@ import re
 from webapp.http.errors import BodyTooLargeError, InvalidRequestError
 from webapp.http.limits import ServerLimits
 
-# Extensions are read over. No blank before the semicolon, no quoted line ends: proxies disagree about both.
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t -~\x80-\xff]*)?")
-_TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*")
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+# Extensions are read over, once they are extensions. No blank before the semicolon, no quoted line ends: proxies
+# disagree about both.
+_VALUE = rb'(?:%b|"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*")' % _TOKEN
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[ \t]*%b(?:=%b)?)*" % (_TOKEN, _VALUE))
+_TRAILER = re.compile(rb"(%b):[\t -~\x80-\xff]*" % _TOKEN)
+# Fields that say where the message ends, whom it is for, who sends it or what it is: RFC 9110 6.5.1 forbids them behind
+# the body, and a proxy that merges them into the head would pass on another request than the one that it checked.
+_NOT_IN_TRAILERS = frozenset(
+    b"content-length transfer-encoding host connection trailer te upgrade expect authorization cookie content-type"
+    b" proxy-authorization content-encoding content-range range cache-control max-forwards x-tier"
+    b" idempotency-key".split()
+)
 _LINE_MAX = 256
-# All bytes that are neither data nor the least framing (size, line ends): extensions, leading zeros, trailers.
+# Extensions, leading zeros and trailers.
 _EXTRA_MAX = 8192
+# Whatever is not data (sizes, line ends, extensions), beyond an eighth of the data: a chunk costs the event loop as
+# much as kilobytes do, and bodies in chunks of one byte would keep it busy with what is a nuisance to send.
+_FRAMING_MAX = 32 * 1024
 
 
 class ChunkedBody:
@@ -31,11 +44,21 @@ class ChunkedBody:
         self._limit = limits.body_bytes
         self._body = bytearray()
         self._announced = 0
-        self._extra = 0
+        self._extra = self._framing = 0
         # Bytes of the present chunk still to come, its CR LF included; 0 between chunks.
         self._missing = 0
         self._in_trailer = False
         self._pending = b""
+
+    @property
+    def held_bytes(self) -> int:
+        """What it keeps in memory."""
+        return len(self._body) + len(self._pending)
+
+    @property
+    def missing(self) -> int:
+        """Unknown: as much as there is."""
+        return self._limit
 
     @property
     def body(self) -> bytes:
@@ -81,10 +104,12 @@ class ChunkedBody:
         return position
 
     def _begin_chunk(self, line: bytes) -> None:
-        found = _SIZE.fullmatch(line)
-        if found is None or len(line) > _LINE_MAX:
-            raise InvalidRequestError("A chunk's size must be hexadecimal digits.")
+        found = _SIZE.fullmatch(line) if len(line) <= _LINE_MAX else None
+        if found is None:
+            raise InvalidRequestError("A chunk's size must be hexadecimal digits, and its extensions `;name=value`.")
         size = int(found[1], 16)
+        # Its own line end, and the one behind the data.
+        self._framing += len(line) + 4
         self._count_extra(len(line) - len(f"{size:x}"))
         if size == 0:
             self._in_trailer = True
@@ -92,11 +117,17 @@ class ChunkedBody:
         self._announced += size
         if self._announced > self._limit:
             raise BodyTooLargeError(f"The body is larger than {self._limit} bytes.")
+        if self._framing > _FRAMING_MAX + self._announced // 8:
+            raise InvalidRequestError("The body comes in too many small chunks: send larger ones.")
         self._missing = size + 2
 
     def _check_trailer(self, line: bytes) -> None:
-        if not _TRAILER.fullmatch(line):
+        found = _TRAILER.fullmatch(line)
+        if found is None:
             raise InvalidRequestError("A trailer field of the chunked body is not valid.")
+        name = found[1].lower()
+        if name in _NOT_IN_TRAILERS:
+            raise InvalidRequestError(f"{name.decode()} must not stand in a trailer: send it in the head.")
         self._count_extra(len(line))
 
     def _count_extra(self, count: int) -> None:

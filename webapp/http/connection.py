@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from webapp.http.chunked import ChunkedBody
 from webapp.http.errors import (
     BodyTooLargeError,
     ClientGoneError,
+    CrowdedOutError,
     InvalidRequestError,
     RequestRefusedError,
     RequestTimeoutError,
@@ -23,7 +25,9 @@ from webapp.http.errors import (
     request_id_from_raw,
 )
 from webapp.http.head import Head, Template, check_beginning
+from webapp.http.intake import CROWDED_OUT
 from webapp.http.response import CONTINUE, Response, error_response
+from webapp.http.sized import SizedBody
 
 if TYPE_CHECKING:
     from webapp.http.service import HttpService
@@ -37,7 +41,17 @@ _RECV_BODY_BYTES = 64 * 1024
 class Connection(Channel):
     """Serves one request after the other, in a greenlet of its own."""
 
-    __slots__ = ("_base", "_service", "_template", "_templates_left", "_used", "idle")
+    __slots__ = (
+        "_base",
+        "_crowded",
+        "_evicted",
+        "_service",
+        "_template",
+        "_templates_left",
+        "_used",
+        "idle",
+        "lingers",
+    )
 
     def __init__(self, service: HttpService, sock: Any, base_environ: dict[str, Any]) -> None:
         super().__init__(sock, service.limits)
@@ -52,6 +66,10 @@ class Connection(Channel):
         self._used = False
         # Waiting between two requests, with nothing of the next one received.
         self.idle = False
+        # Reading on behind the last word, until the client has heard it.
+        self.lingers = False
+        # Its request has to give way to others', or its place to a new client.
+        self._crowded = self._evicted = False
 
     def run(self) -> None:
         linger = False
@@ -65,14 +83,16 @@ class Connection(Channel):
                 raw = received
                 head = self._head_of(raw)
                 environ = head.environ
-                if head.chunked:
-                    body = self._read_chunked(head)
-                    # RFC 9112 7.1.3: decoded, a chunked body is one of known length.
-                    environ["CONTENT_LENGTH"] = str(len(body))
-                elif head.content_length:
-                    body = self._read_sized(head)
-                else:
-                    body = b""
+                body = b""
+                if head.chunked or head.content_length:
+                    whole = self._read_body(head)
+                    if whole is None:
+                        linger = True
+                        return
+                    body = whole
+                    if head.chunked:
+                        # RFC 9112 7.1.3: decoded, a chunked body is one of known length.
+                        environ["CONTENT_LENGTH"] = str(len(body))
                 environ["wsgi.input"] = BytesIO(body)
                 if not self._respond(head):
                     linger = True
@@ -137,6 +157,12 @@ class Connection(Channel):
 
     def _read_rest_of_head(self, data: bytes) -> bytes:
         """From a beginning to at least a whole head; empty when nothing but blank lines came."""
+        try:
+            return self._gather_head(data)
+        finally:
+            self._service.intake.release(self)
+
+    def _gather_head(self, data: bytes) -> bytes:
         limits = self._limits
         deadline = time.monotonic() + limits.header_time_s
         blank_lines = 0
@@ -154,8 +180,9 @@ class Connection(Channel):
                     return data
                 check_beginning(data, limits)
                 searched = max(0, len(data) - 3)
+            self._service.intake.hold(self, len(data))
             try:
-                more = self._receive(_RECV_BYTES, deadline)
+                more = self._receive_more(_RECV_BYTES, deadline)
             except WaitExpiredError:
                 if not data:
                     return b""
@@ -168,42 +195,61 @@ class Connection(Channel):
                 raise InvalidRequestError("The connection ended inside the request's head.")
             data += more
 
-    def _read_sized(self, head: Head) -> bytes:
-        length = head.content_length
-        if length > self._limits.body_bytes:
-            raise BodyTooLargeError(f"The body is larger than {self._limits.body_bytes} bytes.")
-        data = self._buffer
-        if len(data) >= length:
-            self._buffer = data[length:]
-            return data[:length]
-        self._buffer = b""
-        if head.expects_continue and not data:
-            self.send(CONTINUE)
-        parts = [data]
-        missing = length - len(data)
-        deadline = time.monotonic() + self._limits.body_time_s
-        while missing:
-            data = self._receive_body(min(missing, _RECV_BODY_BYTES), deadline)
-            parts.append(data)
-            missing -= len(data)
-        return b"".join(parts)
+    def _receive_more(self, size: int, deadline: float) -> bytes:
+        """Of a request that has begun to arrive. Raises `CrowdedOutError` beside what `_receive` raises."""
+        data = self._receive(size, deadline)
+        if self._crowded:
+            raise CrowdedOutError(CROWDED_OUT)
+        return data
 
-    def _read_chunked(self, head: Head) -> bytes:
-        decoder = ChunkedBody(self._limits)
-        data, self._buffer = self._buffer, b""
-        if head.expects_continue and not data:
-            self.send(CONTINUE)
+    def _read_body(self, head: Head) -> bytes | None:
+        """The whole body; None where the application has answered without it."""
+        arriving: SizedBody | ChunkedBody
+        data = self._buffer
+        if head.chunked:
+            arriving = ChunkedBody(self._limits)
+        else:
+            length = head.content_length
+            if length > self._limits.body_bytes:
+                raise BodyTooLargeError(f"The body is larger than {self._limits.body_bytes} bytes.")
+            if len(data) >= length:
+                self._buffer = data[length:]
+                return data[:length]
+            arriving = SizedBody(length)
+        self._buffer = b""
+        rest = arriving.feed(data)
+        if rest is None:
+            # What came with the head is here anyway; who may send more is asked first.
+            if not self._is_welcome(head):
+                return None
+            if head.expects_continue and not data:
+                self.send(CONTINUE)
+            rest = self._receive_rest(arriving)
+        self._buffer = rest
+        return arriving.body
+
+    def _is_welcome(self, head: Head) -> bool:
+        before_body = self._service.before_body
+        if before_body is None:
+            return True
+        response = Response(self, http11=head.http11, is_head=head.is_head, keep_alive=False)
+        return not self._answered(head, response, before_body)
+
+    def _receive_rest(self, arriving: SizedBody | ChunkedBody) -> bytes:
+        intake = self._service.intake
         deadline = time.monotonic() + self._limits.body_time_s
-        while True:
-            rest = decoder.feed(data)
-            if rest is not None:
-                self._buffer = rest
-                return decoder.body
-            data = self._receive_body(_RECV_BODY_BYTES, deadline)
+        try:
+            while True:
+                intake.hold(self, arriving.held_bytes)
+                rest = arriving.feed(self._receive_body(min(arriving.missing, _RECV_BODY_BYTES), deadline))
+                if rest is not None:
+                    return rest
+        finally:
+            intake.release(self)
 
     def _receive_body(self, size: int, deadline: float) -> bytes:
         try:
-            data = self._receive(size, deadline)
+            data = self._receive_more(size, deadline)
         except WaitExpiredError:
             limit = self._limits.body_time_s
             raise RequestTimeoutError(f"The body did not arrive within {limit:g} s.") from None
@@ -216,12 +262,19 @@ class Connection(Channel):
         service = self._service
         self._used = True
         service.count_request()
-        environ = head.environ
         keep_alive = head.keep_alive and self._limits.idle_time_s > 0
         response = Response(self, http11=head.http11, is_head=head.is_head, keep_alive=keep_alive)
+        self._answered(head, response, service.app)
+        return response.keep_alive
+
+    def _answered(self, head: Head, response: Response, app: Callable[..., Iterable[bytes] | None]) -> bool:
+        """Run `app` and send its response; whether it gave one."""
+        service = self._service
+        environ = head.environ
         started_at = time.monotonic() if service.access is not None else 0.0
         try:
-            self._run_app(environ, response)
+            if not self._run_app(app, environ, response):
+                return False
         except ClientGoneError:
             logger.debug("the client went away during its response")
             response.keep_alive = False
@@ -230,10 +283,12 @@ class Connection(Channel):
             self._fail(error, response, head)
         if service.access is not None:
             service.access(environ, response, time.monotonic() - started_at)
-        return response.keep_alive
+        return True
 
-    def _run_app(self, environ: dict[str, Any], response: Response) -> None:
-        result = self._service.app(environ, response.start_response)
+    def _run_app(self, app: Callable[..., Iterable[bytes] | None], environ: dict[str, Any], response: Response) -> bool:
+        result = app(environ, response.start_response)
+        if result is None:
+            return False
         try:
             if type(result) is list or type(result) is tuple:
                 response.send_whole(result[0] if len(result) == 1 else b"".join(result))
@@ -245,6 +300,7 @@ class Connection(Channel):
             close = getattr(result, "close", None)
             if close is not None:
                 close()
+        return True
 
     def _fail(self, error: BaseException, response: Response, head: Head) -> None:
         path = head.environ["PATH_INFO"]
@@ -275,18 +331,53 @@ class Connection(Channel):
         logger.info("refused a request from %s: %s (%s)", client, refused.message, request_id)
         is_head = raw.startswith(b"HEAD ")
         error = error_response(
-            refused.status, refused.code, refused.message, request_id, keep_alive=False, is_head=is_head
+            refused.status,
+            refused.code,
+            refused.message,
+            request_id,
+            keep_alive=False,
+            is_head=is_head,
+            retry_after_s=refused.retry_after_s,
         )
         with contextlib.suppress(ClientGoneError):
             self.send(error)
+
+    def crowd_out(self) -> None:
+        self._crowded = True
+        self._hub.loop.run_callback(self._give_way)
+
+    def _give_way(self) -> None:
+        # One that does not wait finds out when it has received.
+        if self._reads:
+            self._greenlet.throw(CrowdedOutError(CROWDED_OUT))
+
+    @property
+    def dispensable(self) -> tuple[int, float] | None:
+        """How little is lost by closing it, for `min`; None while it is the client that waits.
+
+        Before requests that have begun to arrive those that say nothing, and of each kind the one whose time is over
+        first: it has waited longest.
+        """
+        if not self._reads:
+            return None
+        return (0 if self.lingers else 1 if self.idle else 2, self.deadline)
+
+    def evict(self) -> None:
+        """Close it, to have its place; called in the hub."""
+        self._evicted = True
+        if self.idle or self.lingers:
+            self.expire()
+        else:
+            self._greenlet.throw(CrowdedOutError("The server needs the place of this connection; try again."))
 
     def must_close(self) -> bool:
         """Shutting down; but what the client has already sent behind this request is answered first."""
         return self._service.shutting_down and not self._buffer
 
     def _close(self, *, linger: bool) -> None:
+        self.lingers = linger
         try:
-            super()._close(linger=linger)
+            super()._close(linger=linger and not self._evicted)
         finally:
             # It holds a method of ours: without this a closed connection would wait for the cycle collector.
             self._base.clear()

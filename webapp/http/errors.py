@@ -7,7 +7,9 @@ RequestRefusedError                 answered in the contract's error shape, then
 ├── BodyTooLargeError          413  PAYLOAD_TOO_LARGE
 ├── RequestLineTooLongError    414  INVALID_INPUT
 ├── UnknownExpectationError    417  INVALID_HEADER
-└── HeadTooLargeError          431  INVALID_HEADER     too many header fields, or too many bytes of them
+├── HeadTooLargeError          431  INVALID_HEADER     too many header fields, or too many bytes of them
+├── UnknownCodingError         501  INVALID_HEADER     a transfer coding that is not `chunked`
+└── CrowdedOutError            503  SERVICE_OVERLOADED was still arriving when its memory or its place was needed
 ClientGoneError                     the peer has hung up or stopped reading; there is nobody to tell
 WaitExpiredError                    the reaper ended a wait on the socket; never leaves `connection`
 
@@ -32,6 +34,8 @@ class RequestRefusedError(Exception):
 
     status: ClassVar[str]
     code: ClassVar[str]
+    # Whole seconds; 0: the same request will not do better later.
+    retry_after_s: ClassVar[int] = 0
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -73,6 +77,17 @@ class HeadTooLargeError(RequestRefusedError):
     code = "INVALID_HEADER"
 
 
+class UnknownCodingError(RequestRefusedError):
+    status = "501 Not Implemented"
+    code = "INVALID_HEADER"
+
+
+class CrowdedOutError(RequestRefusedError):
+    status = "503 Service Unavailable"
+    code = "SERVICE_OVERLOADED"
+    retry_after_s = 1
+
+
 class ClientGoneError(Exception):
     """The connection broke while we were sending."""
 
@@ -94,6 +109,7 @@ def request_id_from_raw(head: bytes) -> str:
     return found[1].decode("ascii") if found else str(uuid.uuid4())
 
 
-def error_body(code: str, message: str, request_id: str) -> bytes:
+def error_body(code: str, message: str, request_id: str, retry_after_s: int = 0) -> bytes:
     """The contract's error shape."""
-    return json.dumps({"error": code, "message": message, "request_id": request_id}).encode()
+    later = {"retry_after_ms": retry_after_s * 1000} if retry_after_s else {}
+    return json.dumps({"error": code, "message": message, "request_id": request_id, **later}).encode()

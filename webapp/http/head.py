@@ -2,9 +2,10 @@
 
 llhttp (through httptools) splits and checks the header fields. Fed heads only, and with its leniencies off, it
 refuses bare CR and LF, NUL and other control characters, folded lines, blanks before the colon, names that are not
-tokens, and a Content-Length that is repeated, is not digits, or comes with a Transfer-Encoding. What it lets through
-is refused here: HTTP/0.9, 2.0 and RTSP request lines, doubled blanks in them, fragments in the target, codings
-beside `chunked`, any coding in HTTP/1.0, a missing, repeated or impossible Host.
+tokens, a Transfer-Encoding that does not end in `chunked`, and a Content-Length that is repeated, is not digits, or
+comes with a Transfer-Encoding. What it lets through is refused here: HTTP/0.9, 2.0 and RTSP request lines, doubled
+blanks in them, fragments in the target, codings beside `chunked`, any coding in HTTP/1.0, a missing, repeated or
+impossible Host.
 
 A field whose name holds an underscore is dropped: CGI's names cannot tell `X_Tier` from `X-Tier`, so whoever checks
 the one (a proxy in front) could be passed by with the other.
@@ -32,6 +33,7 @@ from webapp.http.errors import (
     InvalidRequestError,
     RequestLineTooLongError,
     RequestRefusedError,
+    UnknownCodingError,
     UnknownExpectationError,
 )
 from webapp.http.limits import ServerLimits
@@ -40,7 +42,11 @@ from webapp.http.limits import ServerLimits
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) ([!\"$-~]+) HTTP/1\.([01])\r\n")
 _BEGINNING = re.compile(rb"[A-Z][A-Z-]{0,31}(?: |\Z)")
 _ABSOLUTE = re.compile(r"https?://([^/?]*)([^?]*)(?:\?(.*))?", re.IGNORECASE)
-_HOST = re.compile(r"(?:[A-Za-z0-9\-._~%!$&'()*+;=]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
+_HOST = re.compile(r"(?:[A-Za-z0-9\-._~%!$&'()*+;=]*|\[[0-9A-Fa-f:.]+\])(?::([0-9]{0,5}))?")
+_LAST_PORT = 65535
+# Codings may have parameters, which are not looked at: none of them is known with or without.
+_CODING_FIELD = re.compile(rb"\nTransfer-Encoding:([^\r\n]*)", re.IGNORECASE)
+_CODING = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+)(?:[ \t]*;[^,]*)?")
 
 _LENGTH = re.compile(rb"\r\nContent-Length: ([1-9][0-9]{0,8})\r\n", re.IGNORECASE)
 
@@ -113,7 +119,7 @@ class Head:
         self.expects_continue = False
         if expect is not None and self.http11:
             if expect.lower() != "100-continue":
-                raise UnknownExpectationError(f"Expect: {expect} is not something this server can promise.")
+                raise UnknownExpectationError(f"Expect: {expect[:64]!r} is not something this server can promise.")
             self.expects_continue = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -127,7 +133,7 @@ class Head:
         text = value.rstrip(b" \t").decode("latin-1")
         if key in environ:
             if key in _SINGLE:
-                raise InvalidHeaderError(f"{name.decode('ascii')} is there twice: send it once.")
+                raise InvalidHeaderError(f"{name.decode('ascii')[:64]} is there twice: send it once.")
             text = f"{environ[key]}{'; ' if key == 'HTTP_COOKIE' else ','}{text}"
         environ[key] = text
 
@@ -146,6 +152,9 @@ class Head:
         except (HttpParserInvalidMethodError, HttpParserInvalidURLError) as error:
             raise InvalidRequestError(f"The request line is not valid HTTP/1.1: {error}.") from None
         except HttpParserError as error:
+            codings = _CODING_FIELD.findall(raw) if "Transfer-Encoding" in str(error) else []
+            if codings and b"content-length" not in raw.lower():
+                raise _not_chunked_alone(b",".join(codings).decode("latin-1")) from None
             raise InvalidHeaderError(f"The request's head is not valid HTTP/1.1: {error}.") from None
 
     def _read_target(self, target: str) -> None:
@@ -156,7 +165,7 @@ class Head:
         elif absolute := _ABSOLUTE.fullmatch(target):
             authority, path, query = absolute[1], absolute[2] or "/", absolute[3] or ""
             # RFC 9112 3.2.2: the target's authority replaces Host, whatever that says.
-            if not authority or not _HOST.fullmatch(authority):
+            if not authority or not _is_host(authority):
                 raise InvalidRequestError("The request target's host is not a host.")
             if "HTTP_HOST" in environ:
                 environ["HTTP_HOST"] = authority
@@ -172,7 +181,7 @@ class Head:
         if host is None:
             if self.http11:
                 raise InvalidHeaderError("Host is missing: HTTP/1.1 needs it.")
-        elif not _HOST.fullmatch(host):
+        elif not _is_host(host):
             raise InvalidHeaderError("Host is not a host and port.")
 
     def _read_framing(self) -> None:
@@ -183,12 +192,12 @@ class Head:
         self.chunked = coding is not None
         self.content_length = 0
         if coding is not None:
-            if coding.lower() != "chunked":
-                raise InvalidHeaderError("Transfer-Encoding must be exactly `chunked`.")
             if length is not None:
                 raise InvalidHeaderError("Content-Length and Transfer-Encoding are both there: send one of them.")
             if not self.http11:
                 raise InvalidHeaderError("Transfer-Encoding does not exist in HTTP/1.0.")
+            if coding.lower() != "chunked":
+                raise _not_chunked_alone(coding)
         elif length is not None:
             if not (length.isascii() and length.isdigit() and len(length) <= 20):
                 raise InvalidHeaderError("Content-Length must be one number of bytes.")
@@ -199,6 +208,20 @@ class Head:
             return self.http11
         options = [option.strip() for option in connection.lower().split(",")]
         return "close" not in options and (self.http11 or "keep-alive" in options)
+
+
+def _is_host(text: str) -> bool:
+    found = _HOST.fullmatch(text)
+    return found is not None and int(found[1] or 0) <= _LAST_PORT
+
+
+def _not_chunked_alone(coding: str) -> RequestRefusedError:
+    """RFC 9112 6.1 and 6.3: 501 for codings that are not known here, 400 where the body's end cannot be found."""
+    found = [_CODING.fullmatch(each.strip(" \t")) for each in coding.split(",")]
+    names = [each[1].lower() for each in found if each is not None]
+    if len(names) < len(found) or "chunked" in names[:-1]:
+        return InvalidHeaderError("Transfer-Encoding must be exactly `chunked`.")
+    return UnknownCodingError("Transfer-Encoding: of all codings only `chunked` is known here.")
 
 
 class Template:

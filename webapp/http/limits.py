@@ -31,9 +31,14 @@ class ServerLimits:
     idle_time_s: float = 75.0
     # A client that takes none of its response for this long is cut off.
     send_time_s: float = 30.0
-    # After the last word on a refused or stopped connection, how long to read on and throw away. Closing at once
-    # would answer bytes in flight with a reset, and that makes a client lose the response it has not read yet.
+    # Requests of all connections that have begun to arrive and are not whole.
+    arriving_bytes: int = 64 * 1024 * 1024
+    # After the last word on a refused or stopped connection, how long to read on and throw away: as long as something
+    # comes within each `linger_s`, but no longer than `linger_most_s`. Closing at once would answer bytes in flight
+    # with a reset, and that makes a client lose the response it has not read yet; many read none before they have
+    # sent it all.
     linger_s: float = 2.0
+    linger_most_s: float = 30.0
     # During a shutdown, how long an idle connection is kept for the request that may be on its way.
     drain_idle_s: float = 1.0
 
@@ -46,6 +51,11 @@ class ServerLimits:
             raise ValueError(
                 f"ServerLimits.request_line_bytes ({self.request_line_bytes}) is part of the head:"
                 f" header_bytes ({self.header_bytes}) must not be below it"
+            )
+        if self.arriving_bytes < self.body_bytes + self.header_bytes:
+            raise ValueError(
+                f"ServerLimits.arriving_bytes ({self.arriving_bytes}) must hold one request: body_bytes"
+                f" ({self.body_bytes}) and header_bytes ({self.header_bytes})"
             )
 
     def with_gunicorn(self, cfg: Any) -> ServerLimits:

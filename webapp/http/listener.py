@@ -23,13 +23,18 @@ _YIELD_S = 0.005
 _YIELDS = 10
 _BATCH_AFTER_YIELDS = 8
 _PAUSE_S = 0.5
+# How often a worker that is full looks for a connection that waits for its client.
+_LOOK_S = 0.1
+# The part of a full worker's connections that is closed at once.
+_PLACES = 64
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Listener:
     """One listening socket. `resume()` begins, and again once a full worker has room; `close()` is the end.
 
-    `cap` bounds the connections of the worker, whichever listener they came from.
+    `cap` bounds the connections of the worker, whichever listener they came from. A new client gets the place of one
+    that says nothing; only where every connection waits for an answer does it wait for a place.
     """
 
     def __init__(self, service: HttpService, sock: Any, base_environ: dict[str, Any], seat: Seat, *, cap: int) -> None:
@@ -49,9 +54,11 @@ class Listener:
         self._yielding = loop.timer(_YIELD_S, _YIELD_S)
         self._yields = 0
         self._pausing = loop.timer(_PAUSE_S, _PAUSE_S)
+        self._looking = loop.timer(_LOOK_S, _LOOK_S)
 
     def resume(self) -> None:
         if not (self._watcher.active or self._yielding.active or self._pausing.active):
+            self._looking.stop()
             self._watcher.start(self._on_readable)
 
     def drain(self) -> None:
@@ -60,7 +67,7 @@ class Listener:
             pass
 
     def close(self) -> None:
-        for watcher in (self._watcher, self._yielding, self._pausing):
+        for watcher in (self._watcher, self._yielding, self._pausing, self._looking):
             watcher.stop()
             watcher.close()
         self._sock.close()
@@ -89,9 +96,11 @@ class Listener:
                     return
 
     def _take(self) -> bool:
-        if len(self._service) >= self._cap:
-            # `resume()` comes when one of them closes.
+        # Some at a time, since to find them costs a look at all.
+        if len(self._service) >= self._cap and not self._service.make_room(1 + self._cap // _PLACES):
+            # `resume()` comes when one of them closes; that one has its answer, nobody tells.
             self._watcher.stop()
+            self._looking.again(self.resume)
             return False
         return self._accept()
 
@@ -103,6 +112,7 @@ class Listener:
         except OSError as error:
             logger.warning("cannot accept: %s", error)
             if error.errno in _OUT_OF_RESOURCES:
+                self._service.make_room(1 + len(self._service) // _PLACES)
                 # The connection stays in the backlog, readable for ever: look again when there may be room.
                 self._watcher.stop()
                 self._seat.publish(math.inf)

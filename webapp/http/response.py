@@ -274,12 +274,15 @@ def _encode(lines: list[str]) -> bytes:
     return (text + "\r\n\r\n").encode("latin-1")
 
 
-def error_response(status: str, code: str, message: str, request_id: str, *, keep_alive: bool, is_head: bool) -> bytes:
+def error_response(
+    status: str, code: str, message: str, request_id: str, *, keep_alive: bool, is_head: bool, retry_after_s: int = 0
+) -> bytes:
     """A response of the server's own."""
-    body = error_body(code, message, request_id)
+    body = error_body(code, message, request_id, retry_after_s)
+    later = f"Retry-After: {retry_after_s}\r\n" if retry_after_s else ""
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        f"X-Request-Id: {request_id}\r\nDate: {_clock.date()}\r\n"
+        f"X-Request-Id: {request_id}\r\nDate: {_clock.date()}\r\n{later}"
         "X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n"
         f"Connection: {'keep-alive' if keep_alive else 'close'}\r\n\r\n"
     )

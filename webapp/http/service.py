@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from wsgiref.types import WSGIApplication
 
@@ -11,17 +12,22 @@ import gevent
 from gevent import socket
 
 from webapp.http.connection import Connection
+from webapp.http.intake import Intake
 from webapp.http.limits import ServerLimits
 from webapp.http.response import Response
 
 # (environ, response, seconds taken)
 AccessLog = Callable[[dict[str, Any], Response, float], None]
+# Like a WSGI application; None: let the body come, and run the application itself.
+BeforeBody = Callable[[dict[str, Any], Any], Iterable[bytes] | None]
 
 
 class HttpService:
     """Runs `app` for every connection it is given.
 
     `on_request` is called before each request's application, `on_change` with the number of connections.
+    `before_body` is asked where a request's body has yet to arrive: it may answer without it, and then none of it is
+    kept.
     """
 
     def __init__(
@@ -32,11 +38,14 @@ class HttpService:
         access: AccessLog | None,
         on_request: Callable[[], None],
         on_change: Callable[[int], None],
+        before_body: BeforeBody | None = None,
     ) -> None:
         self.app = app
         self.limits = limits
         self.access = access
         self.count_request = on_request
+        self.before_body = before_body
+        self.intake = Intake(limits.arriving_bytes)
         self.shutting_down = False
         self._on_change = on_change
         self._connections: set[Connection] = set()
@@ -62,6 +71,16 @@ class HttpService:
             # An earlier one of this round may have let this one go on.
             if connection.deadline <= now:
                 connection.expire()
+
+    def make_room(self, count: int) -> int:
+        """Close up to `count` connections that wait for their clients; called in the hub. Returns how many it were."""
+        waiting = [(claim, id(each), each) for each in self._connections if (claim := each.dispensable) is not None]
+        found = heapq.nsmallest(count, waiting)
+        for _, _, connection in found:
+            # An earlier one of this round may have let this one go on.
+            if connection.dispensable is not None:
+                connection.evict()
+        return len(found)
 
     def begin_shutdown(self) -> None:
         """From now on each response closes its connection; idle ones have a moment for one request more."""

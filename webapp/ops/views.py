@@ -61,7 +61,7 @@ def asset(services: Services, call: Call, name: str) -> Answer:
 def act(services: Services, call: Call, name: str) -> Answer:
     """`POST /ops/actions/<name>`."""
     gate.refuse_other_sites(call)
-    body = read_body(call, _action)
+    body = read_body(call, _action, services.large)
     try:
         done = actions.run(services, name, body, call.caller.key_id, call.header("REMOTE_ADDR") or "")
     except RedisError as error:
