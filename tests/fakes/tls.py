@@ -86,11 +86,15 @@ class TlsProxy:
 
     def _serve(self, plain: socket.socket) -> None:
         # A client that does not trust us ends the handshake.
-        with contextlib.suppress(OSError), plain, self._context.wrap_socket(plain, server_side=True) as client:
-            with socket.create_connection(("127.0.0.1", self._to)) as server:
-                client.settimeout(0.02)
-                server.settimeout(0.02)
-                self._forward(client, server)
+        with (
+            contextlib.suppress(OSError),
+            plain,
+            self._context.wrap_socket(plain, server_side=True) as client,
+            socket.create_connection(("127.0.0.1", self._to)) as server,
+        ):
+            client.settimeout(0.02)
+            server.settimeout(0.02)
+            self._forward(client, server)
 
     @staticmethod
     def _forward(client: ssl.SSLSocket, server: socket.socket) -> None:
