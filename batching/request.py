@@ -54,10 +54,23 @@ class Request(msgspec.Struct, eq=False):
     tracestate: str = ""
 
 
+# Ours in the metadata of an answer: a model's own of these names are left out.
+OWN_METADATA = frozenset(
+    {
+        *("latency_ms", "reply_ms", "admission_ms", "queue_ms", "batch_wait_ms", "transfer_ms", "compute_ms", "reason"),
+        *("batch_size", "batch_id", "tier", "attempt", "cached", "collapsed", "model_version", "code"),
+    }
+)
+
+
 class Ok(msgspec.Struct, frozen=True):
-    """`output` is JSON bytes, encoded by the executor and never decoded again on the way to the caller."""
+    """`output` is JSON bytes, encoded by the executor and never decoded again on the way to the caller.
+
+    `metadata` has members of a JSON object, one behind the other: what the model adds to the metadata of the answer.
+    """
 
     output: bytes
+    metadata: bytes = b""
 
 
 class Rejected(msgspec.Struct, frozen=True):

@@ -113,7 +113,11 @@ class CeleryCodec:
         return read_message(entry, self._default_ttl_ms, self._most_bytes)
 
     def encode(self, request: Request, outcome: Outcome, batch: BatchInfo) -> Settled:
-        if isinstance(outcome, Failed):
+        added = b""
+        if isinstance(outcome, Ok):
+            if outcome.metadata:
+                added = b"," + outcome.metadata
+        elif isinstance(outcome, Failed):
             message, details = self._disclosure.told(outcome, request.owner)
             outcome = structs.replace(outcome, message=message, traceback=details)
         status, result, code, traceback = _parts(outcome)
@@ -124,7 +128,7 @@ class CeleryCodec:
             _, common, date_done = self._common = (batch, _times(batch), _now_iso())
         about = (
             f'{{"admission_ms":{admitted_ms},"queue_ms":{waited_ms},"tier":"{request.tier.value}",'
-            f'"attempt":{request.attempt},{common}' + (f',"code":"{code}"}}' if code else "}")
+            f'"attempt":{request.attempt},{common}' + (f',"code":"{code}"' if code else "")
         )
         meta = b"".join(
             (
@@ -140,7 +144,8 @@ class CeleryCodec:
                 _encode(request.id),
                 b',"bunch":',
                 about.encode(),
-                b"}",
+                added,
+                b"}}",
             )
         )
         asked = None

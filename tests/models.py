@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from workers.models import InputRejected, TransientError
+from bunch import InputRejected, Output, TransientError
 
 _LOOK_EVERY_S = 0.02
 
 
 class Tensorlike:
-    """Has the right length, and shape, and is no list: as a tensor would be."""
+    """Has a length and a shape, and is no list: as a tensor would be."""
 
     def __init__(self, values: list[Any]) -> None:
         self._values = values
@@ -71,19 +71,25 @@ class Moody:
 
 
 class Counting:
-    """Echoes `[input, how many inputs it has seen in all]`; an object with `sleep` makes the batch take so long."""
+    """Echoes `[input, how many inputs it has seen in all]`; an object with `sleep` makes the batch take so long.
+
+    With `tokens`, that is in the metadata of the output, beside names that are not the model's to give.
+    """
 
     def load(self, device: str) -> None:
         self._seen = 0
 
     def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
-        outputs = []
+        outputs: list[Any] = []
         for value in inputs:
             time.sleep(value.get("sleep", 0) if isinstance(value, dict) else 0)
             if isinstance(value, dict) and "hold" in value:
                 _hold(Path(value["hold"]))
             self._seen += 1
-            outputs.append([value, self._seen])
+            output: Any = [value, self._seen]
+            if isinstance(value, dict) and "tokens" in value:
+                output = Output(output, {"tokens_used": value["tokens"], "cached": "mine", "batch_id": "mine"})
+            outputs.append(output)
         return outputs
 
 
@@ -114,8 +120,11 @@ SHAPES: dict[str, Callable[[list[Any]], Any]] = {
     "dict": lambda outputs: dict(enumerate(outputs)),
     "generator": lambda outputs: (each for each in outputs),
     "tuple": tuple,
-    "tensor": Tensorlike,
+    "tensor": lambda outputs: Tensorlike(outputs[:-1]),
+    "array": Tensorlike,
 }
+# Those of which nobody can tell whose output is whose.
+BROKEN_SHAPES = tuple(shape for shape in SHAPES if shape != "array")
 
 
 class Wordy:

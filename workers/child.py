@@ -23,8 +23,9 @@ from typing import Any
 
 from config.logging import log_to_stderr
 from config.memory import limit_memory, offer_to_the_oom_killer
-from workers.compute import Batch, BatchComputer, format_traceback
+from workers.compute import Batch, BatchComputer
 from workers.costs import Budget
+from workers.described import format_traceback
 from workers.forked import end_if_forked, keep_apart
 from workers.frames import FrameReader, NotReady, Passing, Ran, Ready, Run, Start, encode
 from workers.model_path import make_way
@@ -82,6 +83,7 @@ def _serve(sock: socket.socket) -> None:
             computed.safe_size,
             computed.collapsed,
             computed.fault,
+            computed.metadata,
         )
         sock.sendall(encode(ran))
         if computed.fault is not None:

@@ -21,10 +21,7 @@ Runs in the executor's child process. Nothing here holds on to an exception: its
 
 from __future__ import annotations
 
-import math
-import re
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,30 +30,18 @@ from msgspec import structs
 
 from batching.request import Words
 from workers.costs import Budget, cut
-from workers.device_faults import is_device_fault
+from workers.described import describe
 from workers.forked import end_if_forked
 from workers.frames import Fault, ItemError
 from workers.health import LAST_WORDS, Harvest, Health, Sample, barren_limit
-from workers.models import InputRejected, InvalidInput, Model, TransientError, UpstreamError
-
-MAX_MESSAGE = 2_000
-MAX_TRACEBACK = 16_000
-# Each reader between here and the caller parses the output inside an envelope of its own, with a stack of its own.
-MAX_DEPTH = 200
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_BRACKETS = re.compile(rb"[\[\]{}]")
-_FULL = re.compile(r"out of memory|can't allocate memory|not enough memory|_ALLOC_FAILED")
-
-# Of the wire, not of Python: readers decide by these names, so a model's own class names stay inside the
-# message.
-REJECTED = "InputRejected"
-INVALID = "InvalidInput"
+from workers.models import InputRejected, InvalidInput, Model, Output
+from workers.outputs import as_list, encode_output, metadata_of
 
 
 class Computed(msgspec.Struct, frozen=True):
     """`passes` counts calls of predict; `safe_size` is what memory had room for, None unless it ran out here;
     `collapsed` counts the inputs that were answered by an equal one's output. With a `fault` that is not settled there
-    are no outcomes.
+    are no outcomes. `metadata` has, by index, what the model's outputs bring along for their answers (`metadata_of`).
     """
 
     compute_s: float
@@ -65,6 +50,7 @@ class Computed(msgspec.Struct, frozen=True):
     safe_size: int | None = None
     collapsed: int = 0
     fault: Fault | None = None
+    metadata: dict[int, bytes] = {}
 
 
 class BatchComputer:
@@ -137,7 +123,7 @@ class BatchComputer:
         # What had come through before the fault showed is not to be trusted.
         through = [each for each in batch.members if isinstance(batch.known[each], bytes)]
         batch.fail(through, ItemError(LAST_WORDS[fault.cause]))
-        return structs.replace(computed, outcomes=batch.outcomes(), fault=fault)
+        return structs.replace(computed, outcomes=batch.outcomes(), fault=fault, metadata={})
 
     def _compute(self, batch: Batch, safe_size: int | None, *, last_try: bool) -> Computed:
         passes = 0
@@ -172,7 +158,9 @@ class BatchComputer:
             else:
                 half = len(members) // 2
                 parts += (members[half:], members[:half])
-        return Computed(compute_s, batch.outcomes(), passes, learned, len(batch.same))
+        return Computed(
+            compute_s, batch.outcomes(), passes, learned, len(batch.same), metadata=batch.answers_metadata()
+        )
 
     def _affordable(self, batch: Batch) -> list[list[int]]:
         """Into parts that keep to the budget; the first one is run first."""
@@ -182,22 +170,33 @@ class BatchComputer:
 
     def _predict(self, batch: Batch, members: list[int]) -> ItemError | None:
         """One call of the model; what it raised, if it did."""
-        values, options = batch.fresh(members)
         try:
-            outputs = self._model.predict(values, options)
+            outputs = as_list(self._model.predict(*batch.fresh(members)), len(members))
         except BaseException as error:  # noqa: BLE001
             # SystemExit and asyncio.CancelledError too: a library that ends "the program" must not end the executor.
             end_if_forked(error)
             return describe(error)
         end_if_forked()
-        broken = contract_broken(outputs, len(members))
-        if broken:
-            batch.fail(members, ItemError(broken))
+        if isinstance(outputs, str):
+            batch.fail(members, ItemError(outputs))
             batch.miscounted = True
             return None
         for index, output in zip(members, outputs, strict=True):
-            batch.known[index] = encode_output(output, self._max_output_bytes)
+            try:
+                if isinstance(output, Output):
+                    batch.known[index] = self._with_metadata(batch, index, output)
+                else:
+                    batch.known[index] = encode_output(output, self._max_output_bytes)
+            except BaseException as error:  # noqa: BLE001 - even asking what it is runs the model's own code
+                batch.known[index] = describe(error)
         return None
+
+    def _with_metadata(self, batch: Batch, index: int, output: Output) -> bytes | ItemError:
+        metadata = metadata_of(output)
+        if isinstance(metadata, ItemError):
+            return metadata
+        batch.metadata[index] = metadata
+        return encode_output(output.value, self._max_output_bytes)
 
     def _retry(self, sample: Sample) -> ItemError | None:
         """An input that came through before, once more; what failed, if anything did."""
@@ -235,6 +234,8 @@ class Batch:
         self._decode = decode
         self._decoded: dict[int, tuple[Any, dict[str, Any]]] = {}
         self.known: dict[int, bytes | ItemError] = {}
+        # Of those whose output brought some along.
+        self.metadata: dict[int, bytes] = {}
         # Index → that of the first input like it.
         self.same = _repeats(self._raw) if collapse else {}
         for index, (value, options) in enumerate(self._raw):
@@ -242,8 +243,8 @@ class Batch:
                 continue
             try:
                 self._decoded[index] = decode(value, options)
-            except InputRejected as refusal:
-                self.known[index] = describe(refusal)
+            except Exception as error:  # noqa: BLE001 - a refusal, or no memory for it: nobody else's affair
+                self.known[index] = describe(error)
         self.members = list(self._decoded)
         # Whether the model returned anything but one output each, which says that it could compute.
         self.miscounted = False
@@ -261,7 +262,8 @@ class Batch:
         for index in self.members:
             try:
                 costs.append(int(cost(self._decoded[index][0])))
-            except Exception as error:  # noqa: BLE001 - the model's own code may raise anything
+            except BaseException as error:  # noqa: BLE001 - the model's own code may raise anything
+                end_if_forked(error)
                 self.known[index] = describe(error)
         self.members = [index for index in self.members if index not in self.known]
         return self.members, costs
@@ -272,6 +274,17 @@ class Batch:
 
     def harvest(self) -> Harvest:
         return Harvest([(self._raw[each], self.known[each]) for each in self.members], miscounted=self.miscounted)
+
+    def answers_metadata(self) -> dict[int, bytes]:
+        """By index, of those whose outcome is an output."""
+        if not self.metadata:
+            return {}
+        firsts = [self.same.get(index, index) for index in range(len(self._raw))]
+        return {
+            index: self.metadata[first]
+            for index, first in enumerate(firsts)
+            if first in self.metadata and isinstance(self.known[first], bytes)
+        }
 
     def outcomes(self) -> list[bytes | ItemError]:
         return [self.known[self.same.get(index, index)] for index in range(len(self._raw))]
@@ -286,106 +299,3 @@ def _repeats(raw: Sequence[tuple[bytes, bytes]]) -> dict[int, int]:
 def _of_the_call(error: ItemError) -> ItemError:
     """As an outcome of inputs that it may not be about: nobody's refusal, and no caller's to read."""
     return structs.replace(error, rejected=False, exc_type=ItemError("").exc_type, words=Words.CALL)
-
-
-def contract_broken(outputs: object, count: int) -> str | None:
-    """What is wrong with a return value of `predict` for `count` inputs; None when nothing is.
-
-    A dict or a tensor has a length too, and a generator may even yield the right number: only a list says
-    plainly which output belongs to which input.
-    """
-    if not isinstance(outputs, list):
-        kind = type(outputs).__name__
-        return f"the model returned a {kind} for {count} inputs; predict must return a list, one output each"
-    if len(outputs) != count:
-        return f"the model returned {len(outputs)} outputs for {count} inputs; predict must return one each"
-    return None
-
-
-def describe(error: BaseException) -> ItemError:
-    """An exception as text about one input, cut to a size that a result can carry."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001
-        text = "(its message cannot be shown)"
-    if isinstance(error, InputRejected):
-        kind = INVALID if isinstance(error, InvalidInput) else REJECTED
-        return ItemError(text[:MAX_MESSAGE] or "the model refused this input", rejected=True, exc_type=kind)
-    name = type(error).__name__
-    message = f"{name}: {text}" if text else name
-    out_of_memory = isinstance(error, MemoryError) or name == "OutOfMemoryError" or _is_full(error, text)
-    return ItemError(
-        message[:MAX_MESSAGE],
-        traceback=format_traceback(error) if error.__traceback__ else None,
-        retryable=isinstance(error, TransientError | ConnectionError | TimeoutError),
-        out_of_memory=out_of_memory,
-        words=Words.CALL if isinstance(error, UpstreamError) else Words.INPUT,
-        public=error.public if isinstance(error, UpstreamError) else "",
-        device_fault=not out_of_memory and is_device_fault(error),
-    )
-
-
-def _is_full(error: BaseException, text: str) -> bool:
-    """Torch's CPU allocator, and CUDA's libraries, say so in words alone."""
-    return isinstance(error, RuntimeError) and _FULL.search(text) is not None
-
-
-def format_traceback(error: BaseException) -> str:
-    """The end of it, where the cause is, when it is very long."""
-    text = "".join(traceback.format_exception(error))
-    return text if len(text) <= MAX_TRACEBACK else f"…{text[-MAX_TRACEBACK:]}"
-
-
-def encode_output(output: object, max_bytes: int = 0) -> bytes | ItemError:
-    """One output as strict JSON, or why it cannot be. `max_bytes` 0: of any size."""
-    if isinstance(output, BaseException):
-        return describe(output)
-    try:
-        encoded = _encoder.encode(output)
-        if 0 < max_bytes < len(encoded):
-            return ItemError(f"the model's output is {len(encoded)} bytes of JSON; at most {max_bytes} are taken")
-        # msgspec writes NaN and the infinities as null; the bytes tell cheaply that there is none.
-        if b"null" in encoded and _has_non_finite(msgspec.to_builtins(output, enc_hook=_to_list)):
-            return ItemError("the model's output holds NaN or Infinity, which JSON cannot carry")
-        if encoded.count(b"[") + encoded.count(b"{") > MAX_DEPTH and depth_of(encoded) > MAX_DEPTH:
-            return ItemError(f"the model's output is nested more than {MAX_DEPTH} deep, which readers refuse")
-    except Exception as error:  # noqa: BLE001  (a model's objects may raise anything)
-        why = describe(error)
-        # A tensor's values are fetched here, so an error of the call that made them may be met only now.
-        text = f"the model's output is not JSON: {why.message}"
-        return ItemError(text, device_fault=why.device_fault, words=Words.INPUT)
-    return encoded
-
-
-def depth_of(encoded: bytes) -> int:
-    """How deep arrays and objects are nested in a JSON text."""
-    depth = deepest = 0
-    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", encoded)):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
-
-
-def _to_list(value: Any) -> Any:
-    """For numpy arrays and scalars, torch tensors and whatever else can say itself as lists, at any depth."""
-    to_list = getattr(value, "tolist", None)
-    if to_list is None or isinstance(value, type):
-        raise TypeError(f"{type(value).__name__} has no JSON form")
-    return to_list()
-
-
-def _has_non_finite(value: Any) -> bool:
-    pending = [value]
-    while pending:
-        each = pending.pop()
-        if isinstance(each, float):
-            if not math.isfinite(each):
-                return True
-        elif isinstance(each, dict):
-            pending.extend(each.values())
-        elif isinstance(each, list | tuple | set | frozenset):
-            pending.extend(each)
-    return False
-
-
-_encoder = msgspec.json.Encoder(enc_hook=_to_list)

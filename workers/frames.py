@@ -116,6 +116,7 @@ class Ran(msgspec.Struct, frozen=True, array_like=True, tag=True):
     safe_size: int | None = None
     collapsed: int = 0
     fault: Fault | None = None
+    metadata: dict[int, bytes] = {}
 
 
 ToChild = Start | Run

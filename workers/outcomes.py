@@ -9,6 +9,10 @@ from workers.frames import ItemError, Ran
 
 def to_done(ran: Ran) -> Done:
     outcomes = [to_outcome(entry) for entry in ran.outcomes]
+    for index, metadata in ran.metadata.items():
+        each = outcomes[index]
+        if isinstance(each, Ok):
+            outcomes[index] = Ok(each.output, metadata)
     return Done(ran.batch_id, ran.compute_s, outcomes, ran.passes, ran.safe_size, ran.collapsed)
 
 

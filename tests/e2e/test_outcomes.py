@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
+from batching.request import OWN_METADATA
 from tests.e2e.client import Answer, Api
-from tests.models import SHAPES
+from tests.models import BROKEN_SHAPES
 
 
 def batch_of(answers: list[Answer]) -> set[str]:
@@ -32,13 +35,32 @@ def test_one_failed_output_harms_none_of_its_neighbours(api: Api) -> None:
     assert "out of luck" in answers[1].json["message"]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", BROKEN_SHAPES)
 def test_outputs_that_cannot_be_told_apart_are_nobodys(api: Api, shape: str) -> None:
     answers = api.all([{"n": 0}, {"return": shape}, {"n": 2}, {"n": 3}], "quartet")
 
     assert [answer.status for answer in answers] == [500] * 4
     assert {answer.error for answer in answers} == {"INFERENCE_FAILED"}
     assert all("4 inputs" in answer.json["message"] for answer in answers), answers[0].body
+
+
+def test_an_array_whose_first_dimension_is_the_batch_is_an_output_each(api: Api) -> None:
+    answers = api.all([{"n": 0}, {"return": "array"}, {"n": 2}, {"n": 3}], "quartet")
+    assert [answer.status for answer in answers] == [200] * 4
+    assert answers[3].json["output"] == {"echo": {"n": 3}, "batch": 4}
+
+
+def test_metadata_of_an_output_is_added_and_kept_with_the_answer(api: Api) -> None:
+    question = {"tokens": 17, "nonce": uuid.uuid4().hex}
+    first, again = api.infer(question, "counting").json, api.infer(question, "counting").json
+    for answer in (first, again):
+        assert answer["output"][0] == question
+        assert answer["metadata"]["tokens_used"] == 17
+        assert answer["metadata"]["batch_id"] != "mine"
+        assert answer["metadata"].keys() - {"tokens_used"} <= OWN_METADATA, "a name of ours that a model could take"
+    assert (first["metadata"]["cached"], again["metadata"]["cached"]) == (False, True)
+    together = api.all([question | {"hold_on": 1, "sleep": 0.3}] * 3, "counting")
+    assert [each.json["metadata"]["tokens_used"] for each in together] == [17] * 3
 
 
 def test_a_model_that_broke_its_contract_goes_on(api: Api) -> None:

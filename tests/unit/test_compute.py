@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batching.request import Words
-from workers.compute import MAX_MESSAGE, MAX_TRACEBACK, BatchComputer, Computed
+from workers.compute import BatchComputer, Computed
+from workers.described import MAX_MESSAGE, MAX_TRACEBACK
 from workers.frames import ItemError
 from workers.models import InputRejected, InvalidInput
 from workers.models.function import FunctionModel
@@ -80,7 +81,9 @@ def test_what_a_model_does_to_its_inputs_stays_in_its_batch() -> None:
         (lambda inputs: dict.fromkeys("abc"), "a dict for 3 inputs"),
         (lambda inputs: "abc", "a str for 3 inputs"),
         (tuple, "a tuple for 3 inputs"),
-        (lambda inputs: np.zeros((3, 2)), "a ndarray for 3 inputs"),
+        (lambda inputs: np.zeros((2, 3)), "a ndarray of shape (2, 3) for 3 inputs"),
+        (lambda inputs: np.float32(3), "a float32 of shape () for 3 inputs"),
+        (lambda inputs: np.ndarray, "a type for 3 inputs"),
         (lambda inputs: None, "a NoneType for 3 inputs"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,107 @@ def test_a_module_that_lacks_a_dependency_of_its_own_shows_its_own_error(
 @pytest.mark.parametrize("kind", [Echo, Simulated, HttpModel, FunctionModel])
 def test_the_shipped_models_have_the_interface(kind: type) -> None:
     assert issubclass(kind, Model)
+
+
+def _wraps(function: Any) -> Any:
+    """As a library's decorator does it: whatever it is given goes on."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(args[0], list(args[1]))
+
+    return wrapper
+
+
+class Odd:
+    """Methods that are right; each test replaces one."""
+
+    def load(self, device: str) -> None:
+        pass
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        return inputs
+
+
+async def _async_predict(self: Any, inputs: Any, parameters: Any) -> Any:
+    return inputs
+
+
+async def _async_load(self: Any, device: str) -> None:
+    pass
+
+
+def _yielding(self: Any, inputs: Any, parameters: Any) -> Any:
+    yield from inputs
+
+
+class _AsyncCall:
+    async def __call__(self, inputs: Any, parameters: Any) -> Any:
+        return inputs
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "told"),
+    [
+        (
+            "predict",
+            lambda self, inputs: inputs,
+            r"takes \(inputs\).*2 arguments.*def predict\(self, inputs, parameters\)",
+        ),
+        ("predict", lambda self, inputs, parameters, more: inputs, "takes .*more"),
+        ("predict", lambda self, *, inputs, parameters: inputs, "called with 2 arguments"),
+        ("predict", _async_predict, "predict is async.*def predict"),
+        ("predict", _yielding, "predict yields.*def predict"),
+        ("predict", _AsyncCall(), "is async"),
+        ("load", lambda self: None, r"def load\(self, device\)"),
+        ("load", _async_load, "load is async"),
+        ("warmup", lambda self, size: None, r"no argument.*def warmup\(self\)"),
+        ("cost", lambda self: 1, r"1 argument.*def cost\(self, input\)"),
+    ],
+)
+def test_a_method_that_could_not_be_called_is_told_when_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, name: str, method: Any, told: str
+) -> None:
+    monkeypatch.setattr(Odd, name, method, raising=False)
+    with pytest.raises(LoadError, match=told):
+        load_model(settings(f"{HERE}:Odd"))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda self, inputs, parameters=None: inputs,
+        lambda self, *args: args[0],
+        lambda self, inputs, parameters, threads=1, *, fast=True: inputs,
+        _wraps(lambda self, inputs: inputs),
+        functools.partialmethod(lambda self, more, inputs, parameters: inputs, 1),
+    ],
+    ids=["a default", "any", "options", "wrapped", "partial"],
+)
+def test_whatever_can_be_called_is_taken(monkeypatch: pytest.MonkeyPatch, method: Any) -> None:
+    monkeypatch.setattr(Odd, "predict", method)
+    assert load_model(settings(f"{HERE}:Odd"))
+
+
+def _two_parameters(inputs: list[str], more: int) -> list[str]:
+    return inputs
+
+
+async def _async_function(inputs: list[str]) -> list[str]:
+    return inputs
+
+
+def _yielding_function(inputs: list[str]) -> Any:
+    yield from inputs
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [("_two_parameters", "1 argument"), ("_async_function", "is async"), ("_yielding_function", "yields")],
+)
+def test_a_function_that_could_not_be_called_is_told_when_it_is_loaded(function: str, told: str) -> None:
+    with pytest.raises(LoadError, match=rf"{told}.*def batchstring\(inputs\)"):
+        load_model(settings(f"{HERE}:{function}"))
 
 
 def test_a_version_in_the_file_wins_over_the_models_own() -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from workers.compute import BatchComputer, Computed, encode_output
+from bunch import InputRejected, Output
+from workers.compute import BatchComputer, Computed
+from workers.costs import Budget
 from workers.frames import ItemError
+from workers.outputs import encode_output
 
 Predict = Callable[[list[Any], list[dict[str, Any]]], Any]
 
@@ -102,3 +110,186 @@ def test_what_json_cannot_say_is_that_items_error(output: Any) -> None:
     assert (one, three) == (b"1", b"3")
     assert isinstance(error, ItemError)
     assert "not JSON" in error.message
+
+
+@pytest.mark.parametrize(
+    ("output", "encoded"),
+    [
+        (np.longdouble("1.5"), b"1.5"),
+        (np.array([[1.5], [2.5]], dtype=np.longdouble), b"[[1.5],[2.5]]"),
+        ({1: "a", 2: {"3": "b"}}, b'{"1":"a","2":{"3":"b"}}'),
+        ({"a": 2**70, "b": 1e22, "c": -0.0}, b'{"a":1180591620717411303424,"b":1e22,"c":-0.0}'),
+    ],
+)
+def test_odd_numbers_and_keys_become_json(output: Any, encoded: bytes) -> None:
+    assert encode_output(output) == encoded
+
+
+class Malicious:
+    """What a model's own class may do when it is asked for its values."""
+
+    def tolist(self) -> Any:
+        raise SystemExit("the program is over")
+
+
+@dataclass
+class Holder:
+    names: dict[Any, int]
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        ({1: "a", "1": "b"}, "both '1'"),
+        ([{"deep": ({2.5: 1, "2.5": 2},)}], "both '2.5'"),
+        (Holder({7: 1, "7": 2}), "both '7'"),
+        (np.clongdouble(1), "no JSON form"),
+        (np.longdouble("1e4000"), "NaN or Infinity"),
+        (Malicious(), "SystemExit: the program is over"),
+    ],
+)
+def test_what_would_be_read_otherwise_is_that_items_error(output: Any, told: str) -> None:
+    one, error, three = compute(lambda inputs, _: [1, output, 3], 1, 2, 3).outcomes
+    assert (one, three) == (b"1", b"3")
+    assert isinstance(error, ItemError)
+    assert told in error.message
+
+
+@settings(deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.integers(0, 3),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=1) | st.integers(0, 9), inner),
+    )
+)
+def test_an_output_is_what_its_reader_sees_or_an_error(output: Any) -> None:
+    encoded = encode_output(output)
+    doubled = []
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        doubled.extend(name for name in names if names.count(name) > 1)
+        return dict(pairs)
+
+    json.loads(msgspec.json.encode(output), object_pairs_hook=members)
+    assert isinstance(encoded, ItemError) == bool(doubled)
+
+
+@pytest.mark.parametrize(
+    ("returned", "outputs"),
+    [
+        (np.array([[1, 2], [3, 4]]), [b"[1,2]", b"[3,4]"]),
+        (np.array([True, False]), [b"true", b"false"]),
+        (np.array(["a", "b"]), [b'"a"', b'"b"']),
+        (np.array([1.5, math.nan]), [b"1.5", "NaN"]),
+        (np.array([InputRejected("no"), 7], dtype=object), ["no", b"7"]),
+    ],
+)
+def test_an_array_is_an_output_for_each_of_its_first_dimension(returned: Any, outputs: list[Any]) -> None:
+    for outcome, wanted in zip(compute(lambda inputs, _: returned, 1, 2).outcomes, outputs, strict=True):
+        if isinstance(outcome, ItemError):
+            assert wanted in outcome.message
+        else:
+            assert outcome == wanted
+
+
+def test_a_tensors_values_are_fetched_once() -> None:
+    class Tensor:
+        shape = (2, 1)
+        fetched = 0
+
+        def tolist(self) -> Any:
+            Tensor.fetched += 1
+            return [[1.0], [2.0]]
+
+    assert compute(lambda inputs, _: Tensor(), 1, 2).outcomes == [b"[1.0]", b"[2.0]"]
+    assert Tensor.fetched == 1
+
+
+def test_a_tensor_that_fails_when_it_is_read_is_an_error_of_predict() -> None:
+    class Tensor:
+        shape = (2,)
+
+        def tolist(self) -> Any:
+            raise RuntimeError("an illegal access")
+
+    computed = compute(lambda inputs, _: Tensor() if len(inputs) > 1 else inputs, 1, 2)
+    assert computed.outcomes == [b"1", b"2"], "halved as if predict had raised"
+
+
+class Secretive:
+    @property
+    def __class__(self) -> Any:
+        raise KeyboardInterrupt("ask somebody else")
+
+    @__class__.setter
+    def __class__(self, kind: Any) -> None:
+        pass
+
+
+class Moody(dict[str, Any]):
+    def items(self) -> Any:
+        raise SystemExit("not today")
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    # Made in the test: pytest asks for the class of what it is given.
+    [(Secretive, "ask somebody else"), (lambda: Output(1, Moody(a=1)), "not today")],
+    ids=["its class", "its metadata"],
+)
+def test_whatever_an_output_does_when_it_is_looked_at_is_its_own_error(make: Callable[[], Any], told: str) -> None:
+    one, error = compute(lambda inputs, _: [1, make()], 1, 2).outcomes
+    assert one == b"1"
+    assert isinstance(error, ItemError)
+    assert told in error.message
+
+
+def test_metadata_of_an_output_goes_beside_it() -> None:
+    outputs = [
+        Output(1, {"tokens_used": 3, "model_version": "mine"}),
+        2,
+        Output(InputRejected("no"), {"a": 1}),
+        Output(4),
+    ]
+    computed = compute(lambda inputs, _: outputs, *range(4))
+    assert [each for each in computed.outcomes if isinstance(each, bytes)] == [b"1", b"2", b"4"]
+    assert computed.metadata == {0: b'"tokens_used":3', 3: b""}
+
+
+def test_equal_inputs_share_the_metadata() -> None:
+    computer = BatchComputer(Model(lambda inputs, _: [Output(each, {"n": each}) for each in inputs]), collapse=True)
+    computed = computer.run([b"7", b"8", b"7"], [b"{}"] * 3)
+    assert computed.metadata == {0: b'"n":7', 1: b'"n":8', 2: b'"n":7'}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        ([1], "must be a dict"),
+        ({1: 2}, "strings as keys"),
+        ({"a": math.nan}, "NaN"),
+        ({"a": object()}, "not JSON"),
+        ({"a": "x" * 20_000}, "at most 16384"),
+        ({"a": {1: 1, "1": 2}}, "both '1'"),
+    ],
+)
+def test_metadata_that_cannot_be_told_is_that_items_error(metadata: Any, told: str) -> None:
+    one, error = compute(lambda inputs, _: [1, Output(2, metadata)], 1, 2).outcomes
+    assert one == b"1"
+    assert isinstance(error, ItemError)
+    assert told in error.message
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+def test_whatever_a_cost_raises_is_that_items_error(error: BaseException) -> None:
+    def cost(value: Any) -> int:
+        if value == 2:
+            raise error
+        return 1
+
+    computer = BatchComputer(Model(lambda inputs, _: inputs), budget=Budget(cost, 10))
+    one, failed, three = computer.run([b"1", b"2", b"3"], [b"{}"] * 3).outcomes
+    assert (one, three) == (b"1", b"3")
+    assert isinstance(failed, ItemError)
+    assert type(error).__name__ in failed.message

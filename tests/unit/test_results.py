@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from batching.policy import Reason
 from batching.ports import BatchInfo
-from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
+from batching.request import OWN_METADATA, Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
 from config.tiers import Tier
 from tasks import errors
 from tasks.client import checked, error_of
@@ -25,6 +25,7 @@ from tasks.results import (
     FINISHED,
     CeleryCodec,
     DeadLetter,
+    Details,
     Reply,
     decode_details,
     decode_error,
@@ -219,3 +220,12 @@ def test_dead_letters_tell_what_an_operator_must_know() -> None:
 def test_the_codec_reads_what_frontends_write() -> None:
     request = CODEC.decode(entry(our_message("some-id", b"[1]", result_ttl_ms=5)))
     assert (request.id, request.input, request.result_ttl_ms) == ("some-id", b"[1]", 5)
+
+
+def test_metadata_of_the_model_stands_beside_ours_and_under_no_name_of_ours() -> None:
+    reply = decode_reply(encoded(Ok(b"1", b'"tokens_used":3,"content_type":"image/png"')))
+    about = msgspec.json.decode(reply.bunch)
+    assert (about["tokens_used"], about["content_type"]) == (3, "image/png")
+    assert about.keys() - {"tokens_used", "content_type"} <= OWN_METADATA
+    assert set(Details.__struct_fields__) <= OWN_METADATA
+    assert decode_details(reply.bunch).batch_id == "batch-7"

@@ -19,6 +19,7 @@ from config import masking
 from config.masking import names_of
 from config.settings import ModelSettings
 from workers.models.function import FunctionModel
+from workers.models.interface import what_is_wrong, what_is_wrong_with_function
 
 __all__ = [
     "InputRejected",
@@ -71,6 +72,7 @@ def load_model(settings: ModelSettings) -> Model:
         if missing:
             raise LoadError(f"{source} is a class without {' and '.join(missing)}(); see the model interface")
         model: Model = _construct(found, source, settings.options)
+        _require(source, what_is_wrong(model))
         return model
     if not callable(found):
         raise LoadError(f"{source} is a {type(found).__name__}; it must be a class or a function")
@@ -83,7 +85,13 @@ def load_model(settings: ModelSettings) -> Model:
             f"{source} is a function, which takes 1 to {MAX_FUNCTION_BATCH} strings; "
             f"max_batch_size is {settings.max_batch_size}, set it to {MAX_FUNCTION_BATCH} or less"
         )
+    _require(source, what_is_wrong_with_function(found))
     return FunctionModel(found)
+
+
+def _require(source: str, wrong: str | None) -> None:
+    if wrong:
+        raise LoadError(f"{source}: {wrong}")
 
 
 def effective_version(settings: ModelSettings, own: str) -> str:

@@ -1,0 +1,55 @@
+"""What would be found at the first request, found when a model is loaded: methods that cannot be called as they are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+PREDICT = "def predict(self, inputs, parameters)"
+# How each method of a class is called: with how many arguments, and what to write.
+_METHODS = {
+    "load": (1, "def load(self, device)"),
+    "predict": (2, PREDICT),
+    "warmup": (0, "def warmup(self)"),
+    "cost": (1, "def cost(self, input)"),
+}
+_FUNCTION = (1, "def batchstring(inputs)")
+
+
+def what_is_wrong(model: Any) -> str | None:
+    """About an object of a class source: the first method that cannot be called, and what to write; None: all can."""
+    for name, (arguments, wanted) in _METHODS.items():
+        method = getattr(model, name, None)
+        # Those that are required have been found before.
+        if callable(method) and (wrong := _wrong_call(method, arguments)):
+            return f"its {name} {wrong}; write {wanted}"
+    return None
+
+
+def what_is_wrong_with_function(function: Callable[..., Any]) -> str | None:
+    """About a function source."""
+    arguments, wanted = _FUNCTION
+    wrong = _wrong_call(function, arguments)
+    return f"it {wrong}; write {wanted}, and return a list of strings" if wrong else None
+
+
+def _wrong_call(call: Callable[..., Any], arguments: int) -> str | None:
+    # An object with `__call__` says nothing of itself, its method does.
+    for each in (call, getattr(type(call), "__call__", None)):  # noqa: B004
+        if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
+            return "is async, and nobody awaits it (asyncio.run() inside of it will do)"
+        if inspect.isgeneratorfunction(each):
+            return "yields, and would give a generator; it must return"
+    try:
+        # Of a decorator's wrapper, its own: that is what is called.
+        signature = inspect.signature(call, follow_wrapped=False)
+    except (TypeError, ValueError):
+        # Of compiled code, that does not say.
+        return None
+    try:
+        signature.bind(*range(arguments))
+    except TypeError:
+        given = "no argument" if not arguments else "1 argument" if arguments == 1 else f"{arguments} arguments"
+        return f"takes {signature}, and is called with {given}"
+    return None
