@@ -40,6 +40,7 @@ class Work:
 
     `safe_size` is the largest part of it that the device's memory is known to have room for, None while any will do.
     `suspect`: an executor's process has ended with these inputs inside. `last_try`: some of them are not tried again.
+    `traceparents` are the requests' own, n of them or none.
     """
 
     batch_id: str
@@ -48,6 +49,7 @@ class Work:
     safe_size: int | None = None
     suspect: bool = False
     last_try: bool = False
+    traceparents: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

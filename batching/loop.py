@@ -317,9 +317,9 @@ class ClaimLoop:
         self._sizes = (self._sizes[1], len(run))
         self._observer.claimed(run, info)
         last_try = max(each.attempt for each in run) >= self._model.max_attempts
-        inputs, parameters = [each.input for each in run], [each.parameters for each in run]
         # Suspects are claimed by themselves, so all of them are, or none.
-        work = Work(info.batch_id, inputs, parameters, self.safe_size, suspect=run[0].lost > 0, last_try=last_try)
+        about = (self.safe_size, run[0].lost > 0, last_try, [each.traceparent for each in run])
+        work = Work(info.batch_id, [each.input for each in run], [each.parameters for each in run], *about)
         try:
             self._executor.send(work)
         except ExecutorGone as error:

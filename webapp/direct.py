@@ -73,7 +73,9 @@ class DirectModel:
         )
         self.running = 0
 
-    def ask(self, tier: Tier, input: bytes, parameters: bytes, limit_s: float, task_id: str) -> Reply:
+    def ask(
+        self, tier: Tier, input: bytes, parameters: bytes, limit_s: float, task_id: str, traceparent: str = ""
+    ) -> Reply:
         """The output for one input, within `limit_s`.
 
         Raises:
@@ -94,7 +96,7 @@ class DirectModel:
         started = perf_counter()
         try:
             with bound:
-                output = self._post(b'{"inputs":[%b],"parameters":[%b]}' % (input, parameters))
+                output = self._post(b'{"inputs":[%b],"parameters":[%b]}' % (input, parameters), traceparent)
         except gevent.Timeout as expired:
             if expired is not bound:
                 raise
@@ -118,9 +120,10 @@ class DirectModel:
     def close(self) -> None:
         self._client.close()
 
-    def _post(self, body: bytes) -> bytes:
+    def _post(self, body: bytes, traceparent: str) -> bytes:
         try:
-            answer = self._client.post(self._url, content=body)
+            headers = {"traceparent": traceparent} if traceparent else {}
+            answer = self._client.post(self._url, content=body, headers=headers)
         except self._failed_to_ask as error:
             public = f"the model's API could not be asked: {type(error).__name__}"
             self._log(public, str(error))
@@ -153,7 +156,14 @@ class DirectModels:
         self._models = {name: DirectModel(model) for name, model in settings.models.items() if model.direct}
 
     def waiting(
-        self, client: Client, model: str, tier: Tier, input: bytes, parameters: bytes, until: float
+        self,
+        client: Client,
+        model: str,
+        tier: Tier,
+        input: bytes,
+        parameters: bytes,
+        until: float,
+        traceparent: str = "",
     ) -> Callable[[Pending], Reply]:
         """How to wait for the answer to a submitted request; `until` is its deadline, by `perf_counter`."""
         direct = self._models.get(model)
@@ -164,7 +174,7 @@ class DirectModels:
             try:
                 return client.wait(pending)
             except BackendUnavailable:
-                return direct.ask(tier, input, parameters, until - perf_counter(), pending.task_id)
+                return direct.ask(tier, input, parameters, until - perf_counter(), pending.task_id, traceparent)
 
         return wait
 

@@ -73,7 +73,12 @@ def _serve(sock: socket.socket) -> None:
     sock.sendall(encode(Ready(version)))
     for run, batch in _decoded_ahead(reader, computer):
         computed = computer.compute(
-            batch, run.safe_size, suspect=run.suspect, last_try=run.last_try, may_end=run.may_end
+            batch,
+            run.safe_size,
+            suspect=run.suspect,
+            last_try=run.last_try,
+            may_end=run.may_end,
+            traceparents=run.traceparents,
         )
         ran = Ran(
             run.batch_id,
@@ -132,6 +137,7 @@ def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str
         _budget(start, model),
         collapse=start.model.collapses,
         watched=not start.model.is_url,
+        continue_trace=model.continue_trace if start.model.is_url else None,
         max_output_bytes=start.max_output_bytes,
     )
     return computer, version if isinstance(version, str) else ""

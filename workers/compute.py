@@ -29,6 +29,7 @@ import msgspec
 from msgspec import structs
 
 from batching.request import Words
+from tasks.trace import is_sampled
 from workers.costs import Budget, cut
 from workers.described import describe
 from workers.forked import end_if_forked
@@ -63,6 +64,7 @@ class BatchComputer:
         collapse: equal inputs with equal parameters go to the model once, and share what comes of it.
         watched: whether its process can be poisoned. One that only asks somebody else cannot.
         max_output_bytes: of one output, as JSON; 0: any size.
+        continue_trace: told, before each call, the trace that it is part of, or an empty text.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class BatchComputer:
         collapse: bool = False,
         watched: bool = False,
         max_output_bytes: int = 0,
+        continue_trace: Callable[[str], None] | None = None,
     ) -> None:
         self._model = model
         self._refuse = refuse
@@ -83,6 +86,7 @@ class BatchComputer:
         self._collapse = collapse
         self._health = Health(self._retry) if watched else None
         self._max_output_bytes = max_output_bytes
+        self._continue_trace = continue_trace
 
     def decode(self, inputs: Sequence[bytes], parameters: Sequence[bytes]) -> Batch:
         """Shapes: n inputs and n parameters. Touches no code of the model, so another thread may do it meanwhile."""
@@ -100,6 +104,7 @@ class BatchComputer:
         suspect: bool = False,
         last_try: bool = False,
         may_end: bool = True,
+        traceparents: Sequence[str] = (),
     ) -> Computed:
         """As `run`, for a batch that has been decoded before; once.
 
@@ -107,7 +112,9 @@ class BatchComputer:
             suspect: a process has ended with these inputs inside.
             last_try: some of them are not tried again.
             may_end: whether this process may ask to be replaced.
+            traceparents: of each request, or none.
         """
+        batch.traceparents = traceparents
         health = self._health
         fault = health.before(suspect=suspect) if health and may_end else None
         if fault is not None:
@@ -170,6 +177,8 @@ class BatchComputer:
 
     def _predict(self, batch: Batch, members: list[int]) -> ItemError | None:
         """One call of the model; what it raised, if it did."""
+        if self._continue_trace is not None:
+            self._continue_trace(batch.trace_of(members))
         try:
             outputs = as_list(self._model.predict(*batch.fresh(members)), len(members))
         except BaseException as error:  # noqa: BLE001
@@ -246,6 +255,7 @@ class Batch:
             except Exception as error:  # noqa: BLE001 - a refusal, or no memory for it: nobody else's affair
                 self.known[index] = describe(error)
         self.members = list(self._decoded)
+        self.traceparents: Sequence[str] = ()
         # Whether the model returned anything but one output each, which says that it could compute.
         self.miscounted = False
 
@@ -271,6 +281,16 @@ class Batch:
     def fail(self, members: list[int], error: ItemError) -> None:
         for index in members:
             self.known[index] = error
+
+    def trace_of(self, members: list[int]) -> str:
+        """The trace of a call with these: that of the first one that is recorded, else the first; empty without any.
+
+        A call has one parent. The others' traces have the worker's own spans of the batch, which are linked.
+        """
+        if not self.traceparents:
+            return ""
+        theirs = [each for each in (self.traceparents[index] for index in members) if each]
+        return next(filter(is_sampled, theirs), theirs[0] if theirs else "")
 
     def harvest(self) -> Harvest:
         return Harvest([(self._raw[each], self.known[each]) for each in self.members], miscounted=self.miscounted)

@@ -24,10 +24,10 @@ from batching.executor import Cause, Event, ExecutorGone, ExecutorState, Lost, W
 from config.logging import encodable
 from config.settings import ModelSettings
 from workers.devices import Machine, Placement, place, this_machine
-from workers.frames import BrokenFrames, Fault, ItemError, NotReady, Passing, Ran, Ready, Run, encode
+from workers.frames import BrokenFrames, Fault, ItemError, NotReady, Passing, Ran, Ready, encode
 from workers.handed import Handed
 from workers.models import effective_version
-from workers.outcomes import to_done
+from workers.outcomes import to_done, to_run
 from workers.process import EXIT_GRACE_S, ChildProcess, Death, StartFailed, milliseconds
 from workers.recovery import Patience
 
@@ -151,8 +151,8 @@ class ProcessExecutor:
         Raises:
             ExecutorGone: as the port says.
         """
-        about = (work.safe_size, work.suspect, work.last_try, self._patience.grants(time.monotonic()))
-        frame = encode(Run(work.batch_id, list(work.inputs), list(work.parameters), *about))
+        may_end = self._patience.grants(time.monotonic())
+        frame = encode(to_run(work, may_end=may_end, traced=self._model.is_url))
         with self._sending:
             child = self._child
             if child is None:

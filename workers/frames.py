@@ -49,7 +49,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`safe_size`: run it in parts of at most so many. `suspect`, `last_try`: as `batching.executor.Work` has them.
-    `may_end`: this process may ask to be replaced, otherwise what it has is answered.
+    `may_end`: this process may ask to be replaced, otherwise what it has is answered. `traceparents`: one each or none.
     """
 
     batch_id: str
@@ -59,6 +59,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
     suspect: bool = False
     last_try: bool = False
     may_end: bool = True
+    traceparents: list[str] = []
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):

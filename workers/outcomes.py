@@ -1,10 +1,24 @@
-"""What a child process said of a batch, in the words of `batching`'s port."""
+"""What a child process is told of a batch, and what it said, between the words of `batching`'s port and the frames'."""
 
 from __future__ import annotations
 
-from batching.executor import Done
+from batching.executor import Done, Work
 from batching.request import Failed, Ok, Rejected
-from workers.frames import ItemError, Ran
+from workers.frames import ItemError, Ran, Run
+
+
+def to_run(work: Work, *, may_end: bool, traced: bool) -> Run:
+    """`traced`: the model asks somebody else, and goes on with a trace."""
+    return Run(
+        work.batch_id,
+        list(work.inputs),
+        list(work.parameters),
+        work.safe_size,
+        work.suspect,
+        work.last_try,
+        may_end,
+        list(work.traceparents) if traced else [],
+    )
 
 
 def to_done(ran: Ran) -> Done:

@@ -53,6 +53,7 @@ class Api:
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.authorized: list[str | None] = []
+        self.traces: list[str | None] = []
         self.gate = threading.Event()
         self.inside = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -77,6 +78,7 @@ class Api:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 api.bodies.append(body)
                 api.authorized.append(self.headers["Authorization"])
+                api.traces.append(self.headers["traceparent"])
                 status, answer = api._answer(json.loads(body))
                 try:
                     self.send_response(status)
@@ -318,6 +320,17 @@ def test_what_the_api_may_do_wrong(web: Frontend, api: Api, input: Any, status: 
 def test_an_api_that_is_away_as_well(web: Frontend, api: Api) -> None:
     answer = web.infer("x", "nobody")
     assert (answer.status, answer.json["error"]) == (503, "MODEL_UNAVAILABLE")
+
+
+def test_it_goes_on_with_the_callers_trace(web: Frontend, api: Api) -> None:
+    api.traces.clear()
+    traceparent = f"00-{7:032x}-{8:016x}-01"
+    assert web.post("/v1/inference", {"input": "x", "model": "direct"}, traceparent=traceparent).status == 200
+    assert web.infer("x").status == 200
+    (told, untold) = api.traces
+    assert told is not None
+    assert told[3:35] == traceparent[3:35]
+    assert untold is None
 
 
 def test_with_redis_back_requests_are_queued_again(web: Frontend, api: Api, redis_server: PrivateValkey) -> None:

@@ -231,7 +231,7 @@ def _waiting(
     """How to wait for the answer: where it shall be computed but once, never without the queue that can tell."""
     if call.header("HTTP_IDEMPOTENCY_KEY") is not None:
         return services.client.wait
-    return services.direct.waiting(services.client, model, tier, value, parameters, until)
+    return services.direct.waiting(services.client, model, tier, value, parameters, until, call.traceparent)
 
 
 def _plain(services: Services, call: Call, model: str, value: bytes, started: float) -> Answer:

@@ -72,6 +72,7 @@ class HttpModel:
         self._secrets = tuple(given.values())
         self._headers = {**given, "Content-Type": "application/json", "Accept": "application/json"}
         self._verify = verify
+        self._trace: dict[str, str] = {}
         self._transport = transport
 
     def load(self, device: str) -> None:
@@ -82,6 +83,10 @@ class HttpModel:
             headers=self._headers, timeout=self._timeout_s, verify=self._verify, transport=self._transport
         )
 
+    def continue_trace(self, traceparent: str) -> None:
+        """Which trace the next calls are part of, as a W3C `traceparent`; empty: none."""
+        self._trace = {"traceparent": traceparent} if traceparent else {}
+
     def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
         """The API's outputs.
 
@@ -90,7 +95,9 @@ class HttpModel:
         """
         try:
             answer = self._client.post(
-                self._url, content=msgspec.json.encode({"inputs": inputs, "parameters": parameters})
+                self._url,
+                content=msgspec.json.encode({"inputs": inputs, "parameters": parameters}),
+                headers=self._trace,
             )
         except httpx.HTTPError as error:
             public = f"the model's API could not be asked: {type(error).__name__}"
