@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from config.errors import SettingsError
+from config.keys import Shard
 from config.settings import load_settings
 from tests.configs import uncached
 from tests.integration.celery_harness import PATIENCE_S, ROOT
@@ -337,7 +338,8 @@ def test_with_redis_back_requests_are_queued_again(web: Frontend, api: Api, redi
     assert web.infer("x").status == 200
     redis_server.start()
     with redis_server.client() as redis:
-        # No worker is there: a request that is queued is not answered.
+        # As if a worker had loaded it once. None is there: a request that is queued is not answered.
+        redis.incr(Shard().edition("direct"))
         wait_until(lambda: web.infer("y", timeout_ms=200).status == 504, "requests are queued")
         api.bodies.clear()
         queued = redis.llen("bunch.direct.paid")
