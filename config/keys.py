@@ -13,10 +13,12 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:leases:<worker>` | set | with its leases | batch ids that a worker holds |
 | `bunch:workers` | zset | trimmed with its worker | worker id → Redis time of its last heartbeat, in ms |
 | `bunch:worker:<worker>` | string | 3 × lease TTL | what a worker says of itself, JSON |
+| `bunch:roles` | set | kept | ids of the processes of all roles that have been heard of |
+| `bunch:role:<id>` | string | a minute | what one of them says of itself, JSON |
 | `bunch:share:<model>` | hash | small, kept | credit of the lower tiers towards their share of a batch |
 | `bunch:held:<queue>` | hash | while the queue holds messages | tag of a key → how many of its requests wait there |
 | `bunch:pace:<model>` | hash | an hour after the last worker | worker → heartbeat's time, executors, what each can do |
-| `bunch:capacity:<model>` | string | 250 ms | what the fleet can do and how full Redis is, as of then |
+| `bunch:capacity:<model>` | string | 5 s, used for 250 ms | what the fleet can do and how full Redis is, as of then |
 | `bunch:quota:<key id>` | string | until the quota is whole | when the key's next request would be due, in µs |
 | `bunch:delayed:<model>` | zset | until due | retries in their pause: rank and message → Redis time in ms |
 | `bunch:dead` | zset | bounded by count and age | dead letters: task id → Redis time in ms of its end |
@@ -101,6 +103,12 @@ class Shard:
 
     def worker(self, worker_id: str) -> str:
         return f"bunch:worker:{worker_id}{self.tag}"
+
+    def roles(self) -> str:
+        return f"bunch:roles{self.tag}"
+
+    def role(self, role_id: str) -> str:
+        return f"bunch:role:{role_id}{self.tag}"
 
     def share(self, model: str) -> str:
         return f"bunch:share:{model}{self.tag}"

@@ -18,7 +18,7 @@ class Rules:
     def __init__(self, settings: Settings, keys: Shard) -> None:
         self.shares = DEFAULT_SHARES
         # Without thresholds nothing asks what the fleet can do; who does not ask need not build the functions.
-        thresholds_parts = () if settings.admission == "off" else ("pressure", "capacity")
+        thresholds_parts = () if settings.admission == "off" else ("pressure", "capacity", "later")
         self.parts = ("gcra", *thresholds_parts, "question", "once")
         self.general: tuple[object, ...] = (
             settings.admission,

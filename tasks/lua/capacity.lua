@@ -4,6 +4,10 @@
 -- batch of one>;<ms of a full one>. Who has not beaten for FRESH_MS can do nothing: with the age of what is kept a lost
 -- worker shows within two seconds. An executor without a rate is taken to be as fast as the others are.
 local KEEP_MS = 250
+-- For so long what was found is there to be compared with.
+local COMPARE_MS = 5000
+-- What came in each of so many seconds goes on; anything else may have been a burst.
+local STEADY_S = 3
 local FRESH_MS = 1750
 local FORGET_MS = 60000
 
@@ -35,22 +39,44 @@ local function memory_used()
   return used and limit and tonumber(limit) > 0 and used / limit or 0
 end
 
+-- How many came in each tier in the last second, and in the poorest of the last few.
+local function come_of(model, tiers, arrivals, now)
+  local queues, last, least = {}, {}, {}
+  for i = 1, tiers do queues[i] = KEYS[model.queues + 2 * i] end
+  for ago = 1, STEADY_S do
+    local counts = redis.call('HMGET', arrivals .. string.format('%.0f', math.floor(now / 1000) - ago), unpack(queues))
+    for i = 1, tiers do
+      local count = tonumber(counts[i] or 0)
+      if ago == 1 then last[i] = count end
+      least[i] = math.min(least[i] or count, count)
+    end
+  end
+  return last, least
+end
+
 -- Fill a model's figures in; `arrivals` is the prefix of the hashes that count what was let in. Kept as doubles: its time,
--- five, and how many arrived in each tier. A key's lifetime is no help when Redis' clock goes back.
+-- six, and how many arrived in each tier, in the last second and in each of the last few. A key's lifetime is no help when
+-- Redis' clock goes back. `fall` is by which part of it the memory that Redis uses has grown less a second, of late.
 local function capacity_of(model, sample, pace, tiers, arrivals, now)
   local kept = redis.call('GET', sample)
-  if not kept or math.abs(now - struct.unpack('<d', kept)) > KEEP_MS then
-    local queues = {}
-    for i = 1, tiers do queues[i] = KEYS[model.queues + 2 * i] end
-    local counts = redis.call('HMGET', arrivals .. string.format('%.0f', math.floor(now / 1000) - 1), unpack(queues))
-    for i = 1, tiers do counts[i] = tonumber(counts[i] or 0) end
+  local age = kept and now - struct.unpack('<d', kept)
+  if not kept or math.abs(age) > KEEP_MS then
     local rate, first, full, size = fleet_of(pace, now)
-    kept = struct.pack('<dddddd', now, rate, first, full, size, memory_used())
-      .. struct.pack('<' .. string.rep('d', tiers), unpack(counts))
-    redis.call('SET', sample, kept, 'PX', KEEP_MS)
+    local memory, fall = memory_used(), 0
+    if kept and age > 0 then
+      local before, falling = struct.unpack('<dd', kept, 41)
+      fall = (falling + (before - memory) / age * 1000) / 2
+    end
+    local last, least = come_of(model, tiers, arrivals, now)
+    local each = '<' .. string.rep('d', tiers)
+    kept = struct.pack('<ddddddd', now, rate, first, full, size, memory, fall)
+      .. struct.pack(each, unpack(last)) .. struct.pack(each, unpack(least))
+    redis.call('SET', sample, kept, 'PX', COMPARE_MS)
   end
-  model.rate, model.first_ms, model.full_ms, model.full, model.memory = struct.unpack('<ddddd', kept, 9)
-  model.arrivals = {struct.unpack('<' .. string.rep('d', tiers), kept, 49)}
+  model.rate, model.first_ms, model.full_ms, model.full, model.memory, model.fall = struct.unpack('<dddddd', kept, 9)
+  local each = '<' .. string.rep('d', tiers)
+  model.arrivals = {struct.unpack(each, kept, 57)}
+  model.steady = {struct.unpack(each, kept, 57 + 8 * tiers)}
   -- Where it would read on.
-  model.arrivals[tiers + 1] = nil
+  model.arrivals[tiers + 1], model.steady[tiers + 1] = nil, nil
 end

@@ -50,7 +50,7 @@ for m = 1, models_count do
     bell = KEYS[key + 1], queues = key + 3, edition_key = KEYS[key + 4], kept_in = false,
     -- All fields at once: a table that grows is built anew.
     depths = {}, fresh = {}, waiting = 0, limit = tonumber(ARGV[at + m]), keyed = false,
-    rate = 0, first_ms = 0, full_ms = 0, full = 1, memory = 0, arrivals = false,
+    rate = 0, first_ms = 0, full_ms = 0, full = 1, memory = 0, fall = 0, arrivals = false, steady = false,
   }
   if form ~= 'off' then
     capacity_of(model, KEYS[key + 2], KEYS[key + 3], tiers, KEYS[2], now)
@@ -122,6 +122,9 @@ end
 
 -- Built when the first request is not let in without a look: who is calm shall not pay for these functions.
 local function judges()
+  -- With no thresholds nobody asks what the fleet can do, and nothing can be foretold.
+  local later = form ~= 'off' and timetable()
+
   local function over_rate(class)
     if class.quota == 0 then return nil end
     local due, early = gcra_take(tat_of(class), now_us, class.interval, class.burst)
@@ -137,16 +140,23 @@ local function judges()
       why, due = over_rate(class)
       if why then return why, due end
     end
-    if model.memory > most_memory then return MEMORY, LATER_MS end
-    local full = model.depths[class.rank] >= model.limit
-    if not full and (form == 'off' or (model.rate <= 0 and form == 'drain')) then return nil, due end
-    local wait = model.rate > 0 and wait_ms(model, rule, class.rank, class.by_preference, class.by_age) or 0
-    local later = wait > 0 and wait < math.huge and wait or LATER_MS
-    if full then return FULL, later end
-    local room = room_of(model, rule, class.rank, class.threshold, queue_limit)
-    if model.waiting > room and class.threshold >= 0 then return PRESSURE, later end
-    if class.quota > 0 and model.waiting + class.own > room then return SHARE, later end
-    if wait > 0 and (wait > queue_limit or wait + batch_ms(model) > deadline) then return HOPELESS, later end
+    if model.memory > most_memory then return MEMORY, later.memory(model.memory, most_memory, model.fall) end
+    local rank, known = class.rank, model.rate > 0
+    if model.depths[rank] >= model.limit then
+      return FULL, known and later.full(model, rule, rank, model.limit) or LATER_MS
+    end
+    if form == 'off' or (not known and form == 'drain') then return nil, due end
+    local room = room_of(model, rule, rank, class.threshold, queue_limit)
+    if model.waiting > room and class.threshold >= 0 then
+      return PRESSURE, known and later.pressure(model, rank, room) or LATER_MS
+    end
+    if class.quota > 0 and model.waiting + class.own > room then
+      return SHARE, known and later.share(model, rank, room, class.own) or LATER_MS
+    end
+    local wait = known and wait_ms(model, rule, rank, class.by_preference, class.by_age) or 0
+    if wait > 0 and (wait > queue_limit or wait + batch_ms(model) > deadline) then
+      return HOPELESS, later.hopeless(model, rule, rank, deadline, queue_limit)
+    end
     return nil, due
   end
 

@@ -20,6 +20,7 @@ from batching.policy import (
     Form,
     Gcra,
     Pressure,
+    Shed,
     allocate,
     fair_pick,
 )
@@ -27,12 +28,13 @@ from batching.policy import (
 agree = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 _TASKS = scripts.folder_of(tasks.outbox.__file__)
 _BATCHING = scripts.folder_of(scripts.__file__)
-_PARTS = {"gcra": _TASKS, "pressure": _TASKS, "fair": _BATCHING, "tiers": _BATCHING}
+_PARTS = {"gcra": _TASKS, "pressure": _TASKS, "later": _TASKS, "fair": _BATCHING, "tiers": _BATCHING}
 
 
 def run(redis: Redis, part: str, code: str, value: Any) -> Any:
     """Call a function of a part on the server; numbers come back as they are, in JSON."""
-    text = (Path(_PARTS[part]) / f"{part}.lua").read_text(encoding="utf-8")
+    parts = ("pressure", "later") if part == "later" else (part,)
+    text = "".join((Path(_PARTS[each]) / f"{each}.lua").read_text(encoding="utf-8") for each in parts)
     body = f"{text}\nlocal v = cjson.decode(ARGV[1])\nlocal function run() {code} end\nreturn cjson.encode({{run()}})"
     return json.loads(redis.eval(body, 0, json.dumps(value)))
 
@@ -114,6 +116,60 @@ def test_pressure(
     assert math.isclose(float(wait), rule.wait_s(pressure, rank) * 1000, **close)
     assert math.isclose(float(room), rule.room(pressure, rank, queue_limit_ms / 1000), **close)
     assert math.isclose(batch, 20 + 30 * min(1, sum(depths) / 64), **close)
+
+
+@agree
+@given(
+    depths=depths,
+    arrivals=st.tuples(*[st.integers(0, 3000)] * 3),
+    steady=st.tuples(*[st.integers(0, 500)] * 3),
+    rate=st.integers(1, 3000),
+    rank=st.integers(0, 2),
+    why=st.sampled_from([Shed.PRESSURE, Shed.SHARE, Shed.QUEUE_FULL, Shed.DEADLINE]),
+    own=st.integers(0, 500),
+    limit=st.integers(1, 1000),
+    deadline_ms=st.integers(1, 10_000),
+    queue_limit_ms=st.integers(1, 5000),
+)
+def test_when_to_come_again(
+    redis: Redis,
+    depths: tuple[int, ...],
+    arrivals: tuple[int, ...],
+    steady: tuple[int, ...],
+    rate: int,
+    rank: int,
+    why: Shed,
+    own: int,
+    limit: int,
+    deadline_ms: int,
+    queue_limit_ms: int,
+) -> None:
+    rule = Admission()
+    pressure = Pressure(depths, arrivals, rate, first_s=0.02, full_s=0.05, full=64, steady=steady)
+    code = """
+        local p = {depths = v.depths, arrivals = v.arrivals, steady = v.steady, rate = v.rate, waiting = v.waiting,
+                   first_ms = 20, full_ms = 50, full = 64}
+        local rule = {form = 'drain', headroom = 0.7, shares = v.shares, ageing_ms = 500, aged_share = v.aged}
+        local room = room_of(p, rule, v.rank, v.threshold, v.limit_ms)
+        local t = timetable()
+        local ms
+        if v.why == 'pressure' then ms = t.pressure(p, v.rank, room)
+        elseif v.why == 'share' then ms = t.share(p, v.rank, room, v.own)
+        elseif v.why == 'queue_full' then ms = t.full(p, rule, v.rank, v.limit)
+        else ms = t.hopeless(p, rule, v.rank, v.deadline_ms, v.limit_ms) end
+        return string.format('%.17g', ms)"""
+    threshold = rule.thresholds[rank]
+    value = {
+        "depths": depths, "arrivals": arrivals, "steady": steady, "rate": rate, "waiting": sum(depths),
+        "shares": DEFAULT_SHARES, "aged": AGED_SHARE, "rank": rank + 1, "why": why.value, "own": own, "limit": limit,
+        "threshold": -1 if threshold == math.inf else threshold * 1000,
+        "deadline_ms": deadline_ms, "limit_ms": queue_limit_ms,
+    }  # fmt: skip
+    (ms,) = run(redis, "later", code, value)
+    expected = rule.retry_s(
+        pressure, rank, why, own=own, limit=limit, deadline_s=deadline_ms / 1000, queue_limit_s=queue_limit_ms / 1000
+    )
+    assert math.isclose(float(ms), expected * 1000, rel_tol=1e-9, abs_tol=1e-9)
 
 
 @agree

@@ -18,6 +18,8 @@ NAMES = {
     "leases": lambda shard: shard.leases("w1"),
     "workers": lambda shard: shard.workers(),
     "worker": lambda shard: shard.worker("w1"),
+    "roles": lambda shard: shard.roles(),
+    "role": lambda shard: shard.role("r1"),
     "delayed": lambda shard: shard.delayed("minilm"),
     "dead": lambda shard: shard.dead("id"),
     "share": lambda shard: shard.share("minilm"),
