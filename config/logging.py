@@ -23,6 +23,11 @@ _TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 # What identifies an event, in this order; anything else stands behind.
 _FIRST = ("request_id", "task_id", "batch_id", "model", "tier", "trace_id", "code")
+_LIBRARIES = frozenset({"celery", "flower", "gunicorn", "kombu", "redis", "tornado"})
+_OUTAGES = frozenset(
+    {("redis", "ConnectionError"), ("redis", "TimeoutError"), ("kombu", "OperationalError")}
+    | {("builtins", "ConnectionError"), ("builtins", "TimeoutError")}
+)
 # A model's exception may quote its input: as long as a body, and with lines that look like ours.
 _LONGEST = 16_384
 # All that could begin a line, or talk to a terminal, but for the line feed and the tab; and what UTF-8 cannot say.
@@ -126,6 +131,25 @@ class BoundedLog(logging.Filter):
         return held_back is not None
 
 
+class KnownOutage(logging.Filter):
+    """Makes one line of what Celery and its like log with a traceback when a server is away: of a refused connection
+    it says nothing that the error does not.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and record.name.partition(".")[0] in _LIBRARIES and _is_outage(error):
+            record.msg, record.args = f"{record.getMessage()} ({type(error).__name__}: {error})", ()
+            record.exc_info = record.exc_text = None
+        return True
+
+
+def _is_outage(error: BaseException) -> bool:
+    """By name: this module is also for processes that load no client."""
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
+    return bool(kinds & _OUTAGES)
+
+
 def logging_config(settings: Settings) -> dict[str, Any]:
     """For `logging.config.dictConfig`."""
     return log_to_stderr(settings.log_level, settings.log_format)
@@ -137,8 +161,10 @@ def log_to_stderr(level: str | int, log_format: str) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"bunch": {"()": JsonFormatter if log_format == "json" else TextFormatter}},
-        "filters": {"bounded": {"()": BoundedLog}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "bunch", "filters": ["bounded"]}},
+        "filters": {"bounded": {"()": BoundedLog}, "outages": {"()": KnownOutage}},
+        "handlers": {
+            "stderr": {"class": "logging.StreamHandler", "formatter": "bunch", "filters": ["bounded", "outages"]}
+        },
         "root": {"level": level, "handlers": ["stderr"]},
         "loggers": {
             "gunicorn.error": {"level": level, "handlers": [], "propagate": True},

@@ -6,8 +6,10 @@ celery -A tasks.app worker -Q bunch.ops        celery -A tasks.app flower       
 from __future__ import annotations
 
 import logging.config
+import warnings
 
 from celery import Celery
+from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 from celery.signals import setup_logging
 
 from config.celery import celery_config
@@ -39,6 +41,10 @@ def use_our_logging(settings: Settings) -> None:
         logging.captureWarnings(True)
 
     keep_talking()
+    # Celery's warning to root is about pickle, which nothing here is ever read with.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
+    # Said at each lost connection, of a default that Celery 6 will have.
+    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
     # At once, for what Celery says before it sends its signal.
     configure()
     setup_logging.connect(configure, weak=False)

@@ -65,6 +65,7 @@ def remember(
 
 
 def _level(code: str) -> int:
-    if code == "OK" or code in slo.CALLERS_OWN:
+    if code == "OK" or code in slo.CALLERS_OWN or code == "INFERENCE_FAILED":
+        # The last is the worker's record, with the cause and under the same ids.
         return logging.DEBUG
     return logging.INFO if code in _EXPECTED else logging.WARNING

@@ -64,7 +64,8 @@ def _serve(sock: socket.socket) -> None:
         computer, version = _load(start, lambda: sock.sendall(encode(Passing())))
     except BaseException as error:  # noqa: BLE001  (whatever stops a model from loading is to be told)
         end_if_forked(error)
-        sock.sendall(encode(NotReady(str(error) if isinstance(error, LoadError) else format_traceback(error))))
+        final = isinstance(error, LoadError)
+        sock.sendall(encode(NotReady(str(error) if final else format_traceback(error), final)))
         return
     end_if_forked()
     # What loading made stays until the end: the collector need not walk it in the middle of a batch.

@@ -34,7 +34,8 @@ def describe(error: BaseException) -> ItemError:
     out_of_memory = isinstance(error, MemoryError) or name == "OutOfMemoryError" or _is_full(error, text)
     return ItemError(
         message[:MAX_MESSAGE],
-        traceback=format_traceback(error) if error.__traceback__ else None,
+        # Of an API that did not answer as it should, it is all ours.
+        traceback=format_traceback(error) if error.__traceback__ and not isinstance(error, UpstreamError) else None,
         retryable=isinstance(error, TransientError | ConnectionError | TimeoutError),
         out_of_memory=out_of_memory,
         words=Words.CALL if isinstance(error, UpstreamError) else Words.INPUT,

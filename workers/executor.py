@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
+_LOOK_FOR_RELOAD_S = 0.5
 _FAULTS = {
     Cause.DEVICE: "its device failed, and with it every later batch would have",
     Cause.BARREN: "nothing came through it any more",
@@ -76,6 +77,7 @@ class ProcessExecutor:
         self._state = ExecutorState.STARTING
         self._changed = threading.Condition()
         self._error: str | None = None
+        self._hopeless: ModelSettings | None = None
         self._version = ""
         self._loaded: ModelSettings | None = None
         # None unless a child is ready to take batches.
@@ -205,30 +207,26 @@ class ProcessExecutor:
                 self._start_failed(f"cannot start a process: {error}")
             except Exception:
                 logger.exception("%s: supervisor", self.name)
-            if self._stop_at is None:
-                self._sleep(self._backoff_s)
+            # What leads to no model is not tried again, but for another source, or the same after a reload.
+            while self._stop_at is None and self._hopeless is self._model:
+                self._poll().poll(milliseconds(_LOOK_FOR_RELOAD_S))
+            if self._stop_at is None and self._hopeless is None:
+                self._poll().poll(milliseconds(self._backoff_s))
                 self._backoff_s = min(MAX_BACKOFF_S, self._backoff_s * 2)
         self._become(ExecutorState.STOPPED)
         with self._changed:
-            reading, writing = self._stop_pipe or (-1, -1)
+            for end in self._stop_pipe or ():
+                os.close(end)
             self._stop_pipe = None
-            os.close(reading)
-            os.close(writing)
-
-    def _sleep(self, delay_s: float) -> None:
-        poll = select.poll()
-        if self._stop_pipe is not None:
-            poll.register(self._stop_pipe[0], select.POLLIN)
-        poll.poll(milliseconds(delay_s))
 
     def _live(self) -> None:
         """One child from its start to its death."""
         self._become(ExecutorState.STARTING)
         self._starts += 1
+        self._hopeless = None
         model = self._model
         began = time.monotonic()
-        placement = place(model.device, self._index, self._machine())
-        child = ChildProcess(model, self.name, placement, self._folder, self._max_output_bytes)
+        child = ChildProcess(model, self.name, self.placement, self._folder, self._max_output_bytes)
         self._pid = child.pid
         try:
             ready = child.await_ready(model.start_timeout_s, self._stop_pipe[0] if self._stop_pipe else None)
@@ -238,7 +236,8 @@ class ProcessExecutor:
                 self._tell(self._on_loaded, time.monotonic() - began)
                 self._serve(child, model)
         except StartFailed as error:
-            self._start_failed(str(error))
+            self._hopeless = model if error.final else None
+            self._start_failed(error.why)
         finally:
             self._pid = None
             child.bury()
@@ -246,9 +245,12 @@ class ProcessExecutor:
 
     def _start_failed(self, error: str) -> None:
         error = encodable(error)
+        again = "again when it is reloaded" if self._hopeless else f"again in {self._backoff_s:.1f} s"
+        # Said once; the state goes on saying it.
+        level = logging.DEBUG if error == self._error else logging.ERROR
+        logger.log(level, "%s: start failed, %s: %s", self.name, again, error.rstrip())
         self._error = error
         self.last_error = error
-        logger.error("%s: start failed, again in %.1f s: %s", self.name, self._backoff_s, error)
         self._become(ExecutorState.FAILED)
 
     def _serve(self, child: ChildProcess, model: ModelSettings) -> None:
@@ -363,10 +365,6 @@ class ProcessExecutor:
             self._patience = Patience()
         if failures:
             self.last_error = failures[0].message
-            cause = failures[0].traceback or failures[0].message
-            # One traceback a batch: when everything fails, the log must not be the next thing to break.
-            extra = {"batch_id": message.batch_id, "model": self._model.name}
-            logger.error("%s: %d of a batch failed: %s", self.name, len(failures), cause, extra=extra)
         self._events.put(to_done(message))
 
     def _time_left(self, stopping: bool) -> float:
@@ -377,9 +375,10 @@ class ProcessExecutor:
             left_s = min(left_s, self._stop_at - now)
         return left_s
 
-    def _poll(self, child: ChildProcess, *, stop: bool = True) -> select.poll:
+    def _poll(self, child: ChildProcess | None = None, *, stop: bool = True) -> select.poll:
         poll = select.poll()
-        child.watch(poll)
+        if child is not None:
+            child.watch(poll)
         if stop and self._stop_pipe is not None:
             poll.register(self._stop_pipe[0], select.POLLIN)
         return poll

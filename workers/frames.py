@@ -69,7 +69,10 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class NotReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`final`: another try would end in the same way, since the source leads to no model."""
+
     error: str
+    final: bool = False
 
 
 class ItemError(msgspec.Struct, frozen=True, array_like=True):

@@ -43,7 +43,12 @@ EXIT_GRACE_S = 2.0
 
 
 class StartFailed(Exception):
-    """The child did not become ready; says why, for the model's author."""
+    """The child did not become ready; says why, for the model's author. `final`: no other try will."""
+
+    def __init__(self, why: str, final: bool = False) -> None:
+        super().__init__(why, final)
+        self.why = why
+        self.final = final
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,7 @@ class ChildProcess:
                     if isinstance(message, Ready):
                         return message
                     if isinstance(message, NotReady):
-                        raise StartFailed(message.error)
+                        raise StartFailed(message.error, message.final)
             except BrokenFrames as error:
                 raise StartFailed(f"the model wrote into the executor's pipe: {error}") from error
             if gone or self.gone:

@@ -26,6 +26,9 @@ from workers.events import TaskEvents, shown_text
 
 logger = logging.getLogger(__name__)
 
+# Of an error whose traceback has been shown.
+_WORDS = 200
+
 
 class ActiveRequest:
     """What `inspect active` needs of a request that is being computed; `celery.worker.state` holds it weakly."""
@@ -129,6 +132,7 @@ class WorkerTelemetry:
             worker_state.total_count[TASK_NAME] += ended
         model = batch.model
         self._count_compute(batch)
+        told = False
         for request, outcome in settled:
             if isinstance(outcome, Expired):
                 self._child(metrics.EXPIRED, model, request.tier.value).inc()
@@ -138,7 +142,10 @@ class WorkerTelemetry:
                 # Of those who shared it no letter is kept.
                 reason = "executor_lost" if request.lost else "error"
                 self._child(metrics.DEAD_LETTERED, model, reason).inc()
-                logger.warning("given up: %.200s", outcome.message, extra=about(request, batch))
+                # One traceback a batch: when everything fails, the log must not be the next thing to break.
+                why = outcome.message[:_WORDS] if told else (outcome.traceback or outcome.message)
+                logger.warning("given up: %s", why.rstrip(), extra=about(request, batch))
+                told = True
         if settled and logger.isEnabledFor(logging.DEBUG):
             extra = {**about_batch(batch), "compute_ms": round(batch.compute_s * 1000, 3), "reason": batch.reason.value}
             logger.debug("settled %d requests", len(settled), extra=extra)

@@ -279,6 +279,35 @@ def test_starts_are_repeated_ever_more_slowly(build: Start) -> None:
     assert time.monotonic() - began >= FIRST_BACKOFF_S * (1 + 2 + 4)
 
 
+@pytest.mark.parametrize(
+    "source", ["tests.fakes.models:Absent", "tests.fakes.absent:Puppet", "tests.fakes.models:json"]
+)
+def test_a_source_that_leads_to_no_model_is_tried_once_and_again_after_a_reload(
+    build: Start, caplog: pytest.LogCaptureFixture, source: str
+) -> None:
+    executor = build(source)
+    executor.start()
+    wait_until(lambda: executor.state is ExecutorState.FAILED, what="it has failed")
+    # Several times as long as the pause before a second try.
+    time.sleep(10 * FIRST_BACKOFF_S)
+    assert executor.restarts == 0
+    assert executor.error
+    (record,) = [each for each in caplog.records if "start failed" in each.message]
+    assert "when it is reloaded" in record.message
+    executor.replace(ModelSettings(name="m", source="tests.fakes.models:Puppet", cache=False))
+    assert executor.wait_ready(LONG_S), executor.error
+
+
+def test_a_start_that_fails_in_the_same_way_each_time_is_logged_once(
+    build: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = build("tests.fakes.models:DiesLoading")
+    executor.start()
+    wait_until(lambda: executor.restarts >= 2, what="it is tried again")
+    errors = [each for each in caplog.records if "start failed" in each.message and each.levelno >= logging.ERROR]
+    assert len(errors) == 1
+
+
 def test_a_batch_that_succeeds_ends_the_back_off(start: Start) -> None:
     executor = start()
     for _ in range(3):

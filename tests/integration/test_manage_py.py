@@ -312,3 +312,30 @@ def test_status_shows_no_secret_of_a_server_that_was_configured(manage: Manage) 
             done = manage("status", *options)
             assert "a-secret" not in done.stdout
             assert "redis.example" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ('[models.gone]\nsource = "workers.models.echo:Gone"\n', "[models.gone] source"),
+        ('[models.a]\nsource = "noisy:Model"\n', "[models.a] source"),
+        ('[models.a]\nsource = "workers.models.echo:Echo"\npolicy_options = { colour = 1 }\n', "colour"),
+    ],
+)
+def test_up_starts_nothing_with_what_check_finds(manage: Manage, config: str, key: str) -> None:
+    manage.config(config)
+    (manage.folder / "noisy.py").write_text("print('a word of the module')\nraise RuntimeError('half a module')\n")
+    done = manage("up", "--port=0", "--no-flower")
+    assert done.returncode == 1
+    assert key in done.stderr
+    assert "starting" not in done.stdout
+    assert "a word of the module" not in done.stdout
+    assert not (manage.folder / "var" / "log").exists()
+
+
+def test_what_a_module_prints_is_no_part_of_the_json(manage: Manage) -> None:
+    (manage.folder / "noisy.py").write_text(
+        "print('a word')\ndef model(inputs: list[str]) -> list[str]: return inputs\n"
+    )
+    manage.config('[models.a]\nsource = "noisy:model"\n')
+    assert json.loads(manage("check", "--json", http_port="0").stdout)["ok"]

@@ -10,8 +10,17 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.exceptions import ConnectionError as RedisGone
 
-from config.logging import BoundedLog, JsonFormatter, LogBudget, TextFormatter, current_format, log_to_stderr
+from config.logging import (
+    BoundedLog,
+    JsonFormatter,
+    KnownOutage,
+    LogBudget,
+    TextFormatter,
+    current_format,
+    log_to_stderr,
+)
 
 
 def record(message: str = "it broke", level: int = logging.WARNING, **extra: object) -> logging.LogRecord:
@@ -128,3 +137,21 @@ def test_json_takes_a_lone_surrogate_of_a_model() -> None:
     line = JsonFormatter().format(record("half \ud83d of it", model="m\udc80", size=3))
     assert json.loads(line) | {"message": "half \\ud83d of it", "model": "m\\udc80", "size": 3} == json.loads(line)
     line.encode()
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionRefusedError(111, "refused"), TimeoutError("timed out"), RedisGone("gone")]
+)
+def test_a_library_that_lost_its_server_says_so_in_one_line(error: Exception) -> None:
+    lost = record("Connection to broker lost", name="celery.worker.consumer", exc_info=(type(error), error, None))
+    assert KnownOutage().filter(lost)
+    assert TextFormatter().format(lost).endswith(f"Connection to broker lost ({type(error).__name__}: {error})")
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("celery.worker", KeyError("what is no outage")), ("webapp.app", ConnectionResetError("ours"))]
+)
+def test_anything_else_keeps_its_traceback(name: str, error: Exception) -> None:
+    failed = record("it broke", name=name, exc_info=(type(error), error, None))
+    assert KnownOutage().filter(failed)
+    assert failed.exc_info is not None

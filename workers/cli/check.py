@@ -76,15 +76,22 @@ def _devices(settings: Settings) -> dict[str, list[str]]:
 
 def find_problems(settings: Settings) -> Iterator[Problem]:
     """In the order in which a person would mend them."""
+    yield from start_problems(settings)
+    yield from database_problems(settings)
+    if not state.is_running(Path(settings.state_dir)):
+        yield from _ports(settings)
+
+
+def start_problems(settings: Settings) -> Iterator[Problem]:
+    """Those that `up` starts nothing with: they would be the same at each try. A database that is away is waited for,
+    and ports it looks at itself.
+    """
     yield from _state_dir(Path(settings.state_dir))
     yield from server_problems(settings)
     if not settings.redis_url:
         yield from _embedded()
-    yield from database_problems(settings)
     yield from _token_keys(settings)
     yield from _models(settings)
-    if not state.is_running(Path(settings.state_dir)):
-        yield from _ports(settings)
 
 
 def _state_dir(path: Path) -> Iterator[Problem]:
@@ -159,6 +166,10 @@ def _error_of(model: ModelSettings, path: list[str]) -> str:
 
 def _try(answer: Connection, model: ModelSettings, path: list[str]) -> None:
     error = ""
+    # What a module prints when it is imported is neither a table nor JSON of ours.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
     try:
         make_way(path, model.source)
         load_model(model)

@@ -9,9 +9,11 @@ from pathlib import Path
 import click
 import msgspec
 
+from config.errors import SettingsError
 from config.masking import masked_url
 from config.private import restrict_umask, tighten
 from workers.cli.base import refuse_cluster, settings_for, start_config_option
+from workers.cli.check import start_problems
 from workers.cli.database import prepare_database
 from workers.supervisor import state
 from workers.supervisor.run import run
@@ -31,12 +33,15 @@ def up(config_file: Path | None, port: int | None, workers: int, web_workers: in
     """The whole stack in the foreground, until Ctrl-C.
 
     Starts an embedded Valkey unless BUNCH_REDIS_URL names a server; then workers, ops worker, frontend and
-    Flower. What dies is started again. Ctrl-C drains and stops everything; once more kills.
+    Flower. What dies is started again. Ctrl-C drains and stops everything; once more kills. Nothing is started with
+    what `check` finds wrong.
     """
     settings = settings_for(config_file)
     given = {"http_port": port, "web_workers": web_workers}
     settings = msgspec.structs.replace(settings, **{k: v for k, v in given.items() if v is not None})
     refuse_cluster(settings)
+    if problems := tuple(start_problems(settings)):
+        raise SettingsError(problems)
     screen = Screen(sys.stdout)
     restrict_umask()
     with state.UpLock(Path(settings.state_dir)):

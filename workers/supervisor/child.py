@@ -61,6 +61,8 @@ class Child:
         self.failures = 0
         self.detail = ""
         self.error = ""
+        # The last error of this life that a person was shown; one that comes back is none.
+        self.told = ""
         self.log = LogTail(spec.log_file)
         self._guard = guard
         self._backoff = backoff
@@ -90,7 +92,7 @@ class Child:
             self.state, self.detail = State.RESTARTING, f"cannot be started: {error.strerror}"
             return
         self._started_at = now
-        self.state, self.detail, self.error = State.STARTING, "", ""
+        self.state, self.detail, self.error, self.told = State.STARTING, "", "", ""
 
     def start_if_due(self, now: float) -> None:
         if self.state is State.RESTARTING and now >= self._due_at:

@@ -73,10 +73,9 @@ def asked_for_by_headers(settings: Settings) -> frozenset[str]:
 
 def _celery(app: str, command: str, name: str, settings: Settings, *options: str) -> tuple[str, ...]:
     node = name if "@" in name else f"{name}@%h"
-    # Celery's banner is no JSON.
-    quiet = ("--quiet",) if settings.log_format == "json" else ()
     return (
-        *(*_PYTHON, "-m", "celery", *quiet, f"--app={app}", command, f"--hostname={node}"),
+        # Celery's banner is twenty lines that say nothing of ours, and no JSON.
+        *(*_PYTHON, "-m", "celery", "--quiet", f"--app={app}", command, f"--hostname={node}"),
         # Gossip and mingle are for workers that elect and share; ours meet in Redis.
         *("--without-gossip", "--without-mingle", f"--loglevel={settings.log_level}"),
         *options,

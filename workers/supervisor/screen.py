@@ -8,6 +8,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, TextIO, cast
 
@@ -21,8 +22,8 @@ from workers.supervisor.child import Child, State
 _STYLES = {State.RUNNING: "green", State.RESTARTING: "red", State.STOPPED: "dim"}
 # There may be room again.
 _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# Of one child at a time; the rest is in its log.
-_MAX_LINES = 20
+# Of one child at a time; the rest is in its log. A traceback has what happened in its last line.
+_FIRST_LINES, _LAST_OF_MANY = 6, 14
 _LAST_LINES = 15
 
 
@@ -65,7 +66,8 @@ class Screen:
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=cast("IO[str]", Lasting(stream)))
         self._live: Live | None = None
-        self._shown: dict[str, tuple[State, str]] = {}
+        # What was said of each child since its state last changed.
+        self._shown: dict[str, tuple[State, set[str]]] = {}
         self._since = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -95,9 +97,11 @@ class Screen:
         if self._live:
             self._live.update(self._table(children))
         for child in children:
-            now = (child.state, child.detail)
-            if self._shown.get(child.spec.name) != now and child.state is not State.WAITING:
-                self._shown[child.spec.name] = now
+            state, details = self._shown.get(child.spec.name, (State.WAITING, set()))
+            if state is not child.state:
+                state, details = self._shown[child.spec.name] = (child.state, set())
+            if state is not State.WAITING and child.detail not in details:
+                details.add(child.detail)
                 if self._live is None:
                     detail = f" ({child.detail})" if child.detail else ""
                     self.line(f"{child.spec.name}: {child.state.value}{detail}", style="dim")
@@ -111,10 +115,9 @@ class Screen:
 
     def broken(self, child: Child) -> None:
         """`Report` of the supervisor."""
-        with self._highlighted():
-            self.line(f"{child.spec.name}: {child.detail}", style="red")
-            for text in child.error.splitlines():
-                self.line(f"{child.spec.name} | {text}")
+        # All of it stands in the record that the child has just written, which was forwarded.
+        words = next((line for line in reversed(child.error.splitlines()) if line.strip()), "")
+        self.line(f"{child.spec.name}: {child.detail}: {words.strip()}", style="red")
 
     @contextlib.contextmanager
     def _highlighted(self) -> Iterator[None]:
@@ -127,13 +130,8 @@ class Screen:
         # Valkey says hello, and goodbye, at warning.
         if child.spec.role == "redis" and child.state is not State.RUNNING:
             return
-        for text in lines[:_MAX_LINES]:
+        for text in shortened(lines, child.spec.log_file):
             self.line(f"{child.spec.name} | {text}", style="yellow")
-        if len(lines) > _MAX_LINES:
-            self.line(
-                f"{child.spec.name} | … {len(lines) - _MAX_LINES} more lines in {child.spec.log_file}",
-                style="yellow",
-            )
 
     def _table(self, children: Sequence[Child]) -> Table:
         table = Table.grid(padding=(0, 2))
@@ -143,3 +141,11 @@ class Screen:
             style = _STYLES.get(child.state, "cyan")
             table.add_row(mark, child.spec.name, child.state.value, escape(child.detail), style=style)
         return table
+
+
+def shortened(lines: Sequence[str], log_file: Path) -> list[str]:
+    """The first and the last lines of many, and where those between are."""
+    left_out = len(lines) - _FIRST_LINES - _LAST_OF_MANY
+    if left_out <= 1:
+        return list(lines)
+    return [*lines[:_FIRST_LINES], f"… {left_out} lines more in {log_file}", *lines[-_LAST_OF_MANY:]]

@@ -154,9 +154,9 @@ class Supervisor:
 
     def _look(self) -> None:
         for child in self.children:
-            before = child.error
             child.look()
-            if child.error and child.error != before:
+            if child.error and child.error != child.told:
+                child.told = child.error
                 self._report.broken(child)
                 if self.phase is Phase.STARTING and self._give_up_on_errors:
                     self._give_up(child.error)
