@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import cast
 
+import msgspec
 from redis import Redis
 
 from batching import scripts
@@ -40,6 +41,16 @@ def make_worker_id(pid: int) -> str:
 
 def _name_of(pid: int) -> str:
     return f"{socket.gethostname()}-{pid}-"
+
+
+class _Named(msgspec.Struct):
+    node: str = ""
+
+
+def name_of(redis: Redis, keys: Shard, worker_id: str) -> str:
+    """What people call a worker, as Celery and Flower do; its id when it has not said so. Raises RedisError."""
+    raw = cast("bytes | None", redis.get(keys.worker(worker_id)))
+    return (msgspec.json.decode(raw, type=_Named).node if raw else "") or worker_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +135,7 @@ class WorkerRegistry:
         If it has beaten again within `silent_ms` (the lease TTL, when not given) it stays in the register; 0: whatever.
         """
         returned = 0
+        name = name_of(self._redis, self._keys, worker_id)
         for raw in cast("set[bytes]", self._redis.smembers(self._keys.leases(worker_id))):
             batch_id = raw.decode()
             header = cast("bytes | None", self._redis.lindex(self._keys.lease(batch_id), 0))
@@ -133,11 +145,11 @@ class WorkerRegistry:
             model = header.decode().partition("\n")[2]
             if self._on_lost is not None:
                 entries = cast("list[bytes]", self._redis.lrange(self._keys.lease(batch_id), 1, -1))
-                self._on_lost(worker_id, model, batch_id, entries)
+                self._on_lost(name, model, batch_id, entries)
             returned += max(0, give_back(self._line, self._keys, worker_id, model, batch_id, Blame.ATTEMPT))
         struck = self.strike(worker_id, self._ttl_ms if silent_ms is None else silent_ms)
         if struck or returned:
-            logger.warning("worker %s is gone; its %d requests are queued again", worker_id, returned)
+            logger.warning("worker %s is gone; its %d requests are queued again", name, returned)
         if struck and self._on_gone is not None:
             self._on_gone(worker_id)
         return returned

@@ -19,6 +19,7 @@ from config.settings import Settings, load_settings
 from config.streams import keep_talking
 from tasks.bystander import BystanderStep
 from tasks.choring import ChoresStep
+from tasks.presence import PresenceStep
 from tasks.pulsing import PulseStep
 from tasks.queues import OwnQueuesStep
 from tasks.revoking import RevokeStep
@@ -58,6 +59,6 @@ def __getattr__(name: str) -> Celery:
         app = globals()["app"] = make_app(settings)
         app.bunch_settings = settings
         app.bunch_queues = {OPS_QUEUE}
-        app.steps["worker"].update({BystanderStep, ChoresStep, OwnQueuesStep, PulseStep, RevokeStep})
+        app.steps["worker"].update({BystanderStep, ChoresStep, OwnQueuesStep, PresenceStep, PulseStep, RevokeStep})
         return app
     raise AttributeError(name)

@@ -17,6 +17,7 @@ from typing import Any, cast
 import msgspec
 from redis import Redis
 
+from batching.registry import name_of
 from batching.stamp import read_stamp
 from batching.store import parse_entries
 from config.keys import Shard
@@ -277,10 +278,11 @@ def _waiting(model: str, tier: str, message: bytes, where: str) -> dict[str, Any
 def _leases(redis: Redis, keys: Shard) -> Iterator[tuple[str, str, str, list[bytes]]]:
     for worker in cast("list[bytes]", redis.zrange(keys.workers(), 0, -1)):
         name = worker.decode()
+        shown = name_of(redis, keys, name)
         for batch in cast("set[bytes]", redis.smembers(keys.leases(name))):
             lease = cast("list[bytes]", redis.lrange(keys.lease(batch.decode()), 0, -1))
             if lease:
-                yield name, batch.decode(), lease[0].decode(), lease[1:]
+                yield shown, batch.decode(), lease[0].decode(), lease[1:]
 
 
 def _queued(redis: Redis, queue: str) -> Iterator[bytes]:

@@ -25,7 +25,7 @@ class ExecutorRow(msgspec.Struct, frozen=True):
 
     `safe_size` is the largest batch that its device's memory had room for, None while any will do. As learnt from the
     last dozen batches, None before: `one_ms` is what one of one request takes, `rate_rps` what full ones come to.
-    `device` is what its model was told, and which GPU that is.
+    `device` is what its model was told, and which GPU that is; `in_flight` how many requests are in its hands.
     """
 
     model: str
@@ -41,10 +41,14 @@ class ExecutorRow(msgspec.Struct, frozen=True):
     one_ms: float | None = None
     rate_rps: float | None = None
     device: str = ""
+    in_flight: int = 0
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """One worker. `age_ms` is the time since its last heartbeat, filled in by the reader; `node` its name in Celery."""
+    """One worker. `age_ms` is the time since its last heartbeat, filled in by the reader; `node` its name in Celery.
+
+    `degraded`: one of its executors takes no batches, or its model's breaker is not closed.
+    """
 
     id: str
     hostname: str
@@ -54,6 +58,12 @@ class WorkerRow(msgspec.Struct, frozen=True):
     state: str = "running"
     age_ms: int = 0
     node: str = ""
+    degraded: bool = False
+
+    @property
+    def name(self) -> str:
+        """What people call it, wherever it is spoken of: as Celery and Flower do."""
+        return self.node or self.id
 
 
 class QueueRow(msgspec.Struct, frozen=True):

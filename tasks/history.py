@@ -24,7 +24,8 @@ _LIFETIME_S = 2 * 3600
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One moment. Buckets are cumulative, as Prometheus has them, the last one without a bound.
 
-    requests: tier → code → sum · slo: tier → (counted, missed) · latency: tier → buckets of `metrics.SECONDS`
+    requests: tier → code → sum · served: model → code → sum · took: model → seconds of all its requests
+    slo: tier → (counted, missed) · latency: tier → buckets of `metrics.SECONDS`
     sizes: model → buckets of `metrics.SIZES` · size_sums: model → requests in batches · reasons: model → reason → sum
     queues: model → tier → (depth, age of the oldest in ms) · busy: model → (executors that are ready, their mean busy
     fraction) · workers: state → number · dead: dead letters kept
@@ -32,6 +33,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     at: int
     requests: dict[str, dict[str, int]] = {}
+    served: dict[str, dict[str, int]] = {}
+    took: dict[str, float] = {}
     slo: dict[str, tuple[int, int]] = {}
     latency: dict[str, tuple[int, ...]] = {}
     sizes: dict[str, tuple[int, ...]] = {}
@@ -108,9 +111,13 @@ def make_point(
     dead: int,
 ) -> Point:
     requests: dict[str, dict[str, int]] = {}
+    served: dict[str, dict[str, int]] = {}
     for labels, value in samples.get("bunch_requests_total", ()):
-        codes = requests.setdefault(labels["tier"], {})
-        codes[labels["code"]] = codes.get(labels["code"], 0) + round(value)
+        for codes in (requests.setdefault(labels["tier"], {}), served.setdefault(labels["model"], {})):
+            codes[labels["code"]] = codes.get(labels["code"], 0) + round(value)
+    took: dict[str, float] = {}
+    for labels, value in samples.get("bunch_request_seconds_sum", ()):
+        took[labels["model"]] = took.get(labels["model"], 0.0) + value
     reasons: dict[str, dict[str, int]] = {}
     for labels, value in samples.get("bunch_batches_total", ()):
         reasons.setdefault(labels["model"], {})[labels["reason"]] = round(value)
@@ -122,6 +129,8 @@ def make_point(
     return Point(
         at=at,
         requests=requests,
+        served=served,
+        took={model: round(seconds, 2) for model, seconds in took.items()},
         slo={tier: (round(number), round(missed.get(tier, 0.0))) for tier, number in counted.items()},
         latency=_buckets(samples, "bunch_request_seconds", metrics.SECONDS, "tier"),
         sizes=_buckets(samples, "bunch_batch_size", metrics.SIZES, "model"),

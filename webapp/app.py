@@ -10,6 +10,7 @@ whole rest of a hot request.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from typing import Any
 import flask
 import gevent
 from redis import Redis
+from redis.exceptions import RedisError
 from werkzeug.exceptions import HTTPException, NotFound
 
 from config.celery import backend_url
@@ -38,6 +40,7 @@ from tasks.ledger import LedgerBuffer, LedgerStream
 from tasks.messages import Outgoing
 from tasks.metrics import MetricsFlusher, SharedMetrics
 from tasks.pulse import Pulse
+from tasks.roles import Presence
 from tasks.slow import SlowLog
 from tasks.trace import trace_id
 from webapp.api import about, health, inference, models, openapi, results
@@ -115,7 +118,8 @@ class BunchApp(flask.Flask):
         counting = [hand_over, flusher.flush, services.history.take_if_due] if services.settings.metrics == "on" else []
         if services.record is not None:
             counting.append(services.record.flush)
-        self._flushing = gevent.spawn(every_second, [*counting, services.slow.flush])
+        self._presence = Presence(services.redis, "web", lambda: services.settings.models)
+        self._flushing = gevent.spawn(every_second, [*counting, services.slow.flush, self._presence.beat])
         self._pulse = Pulse(Path(services.settings.state_dir), "web")
         self._pulse.start()
 
@@ -126,6 +130,8 @@ class BunchApp(flask.Flask):
     def stop(self) -> None:
         self._pulse.stop()
         self._flushing.kill()
+        with contextlib.suppress(RedisError):
+            self._presence.leave()
         self.services.client.stop()
         self.services.direct.close()
         self.services.identity.stop()

@@ -44,9 +44,11 @@ class _Open:
 
 
 class BatchJournal:
-    """`batching.ports.Observer`. `start` it, and `stop` it when the loops have stopped."""
+    """`batching.ports.Observer`. `start` it, and `stop` it when the loops have stopped. `worker` says its name."""
 
-    def __init__(self, journal: Journal, worker: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, journal: Journal, worker: Callable[[], str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._journal = journal
         self._worker = worker
         self._clock = clock
@@ -134,7 +136,7 @@ class BatchJournal:
             id=batch.batch_id,
             model=batch.model,
             version=batch.version,
-            worker=self._worker,
+            worker=self._worker(),
             executor=batch.executor,
             reason=batch.reason.value,
             claimed_ms=batch.claimed_ms,

@@ -46,6 +46,7 @@ from tasks.ledger import LedgerBuffer, LedgerStream
 from tasks.metrics import BUSY_SECONDS, MetricsFlusher
 from tasks.pulse import Pulse
 from tasks.results import CeleryCodec
+from tasks.roles import Presence
 from workers.devices import sharing
 from workers.executor import ProcessExecutor
 from workers.journal import BatchJournal
@@ -94,7 +95,7 @@ class WorkerRunner:
         store = RedisBatchStore(self._redis, self.worker_id, keep=keep, ageing_s=settings.ageing_ms / 1000)
         disclosure = Disclosure(settings.error_detail, settings.auth)
         codec = CeleryCodec(settings.result_ttl_ms, disclosure, settings.max_body_bytes)
-        self._journal = BatchJournal(journal, self.worker_id) if settings.explain == "on" else None
+        self._journal = BatchJournal(journal, lambda: self.name) if settings.explain == "on" else None
         self._ledger = LedgerObserver(LedgerBuffer(LedgerStream(self._redis))) if settings.keeps_ledger else None
         self._tracer: Any = None
         if settings.otlp_endpoint:
@@ -151,6 +152,7 @@ class WorkerRunner:
             ]
         self._busy: dict[str, tuple[float, float]] = {}
         self._announced: dict[str, int] = {}
+        self._presence = Presence(self._redis, "worker", self.steering.configured, lambda: self.name, self._pids)
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart_at = time.monotonic()
         self._pulse = Pulse(Path(settings.state_dir), "worker", self._heart_goes)
@@ -208,6 +210,7 @@ class WorkerRunner:
         try:
             self._flusher.flush()
             self._registry.strike(self.worker_id)
+            self._presence.leave()
         except RedisError as error:
             logger.warning("left without saying so: %s", error)
 
@@ -234,6 +237,11 @@ class WorkerRunner:
     def explain(self, name: str) -> dict[str, Any] | None:
         """What is known of a request; raises RedisError."""
         return explain(self._redis, self._settings.models, name)
+
+    @property
+    def name(self) -> str:
+        """What Celery calls this worker; its id before Celery does."""
+        return getattr(self.consumer, "hostname", None) or self.worker_id
 
     @property
     def models(self) -> Mapping[str, ModelSettings]:
@@ -290,6 +298,7 @@ class WorkerRunner:
                 for dead in overdue:
                     self._registry.reclaim(dead)
                 self.steering.sync()
+                self._presence.beat()
                 self._announce_loads()
                 self._telemetry.tick()
                 self._priorities.gather(self._settings.models)
@@ -308,6 +317,9 @@ class WorkerRunner:
             if executor.state is ExecutorState.READY and self._announced.get(executor.name) != starts:
                 self._redis.incr(Shard().edition(model.name))
                 self._announced[executor.name] = starts
+
+    def _pids(self) -> dict[str, int]:
+        return {executor.name: executor.pid for _, executor in self._executors if executor.pid}
 
     def _paces(self) -> dict[str, ModelPace]:
         """What each model's executors can do; none can when the worker drains or is on its way out."""
@@ -339,12 +351,16 @@ class WorkerRunner:
                 loop.safe_size,
                 *_speed(loop.pace, loop.safe_size or model.max_batch_size),
                 device="" if model.is_url else str(executor.placement),
+                in_flight=loop.in_hand,
             )
             for (model, executor), loop in zip(self._executors, self._loops, strict=True)
         )
         node = getattr(self.consumer, "hostname", None) or ""
         host = socket.gethostname()
-        return WorkerRow(self.worker_id, host, os.getpid(), self._started_at, rows, self._shown_state(), node=node)
+        degraded = any(each.state != ExecutorState.READY.value or each.breaker != "closed" for each in rows)
+        return WorkerRow(
+            self.worker_id, host, os.getpid(), self._started_at, rows, self._shown_state(), node=node, degraded=degraded
+        )
 
     def _shown_state(self) -> str:
         if self._state == "running" and self.steering.draining:

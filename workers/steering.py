@@ -96,6 +96,10 @@ class Steering:
     def draining(self) -> bool:
         return self._draining
 
+    def configured(self) -> dict[str, ModelSettings]:
+        """As the file said when each model was last started from it."""
+        return {name: served.configured for name, served in self._models.items()}
+
     @property
     def loops(self) -> list[ClaimLoop]:
         return [loop for served in self._models.values() for loop, _ in served.pairs]

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _row(redis: Redis, size: int, rate: int) -> str:
-    journal = BatchJournal(Journal(redis), "host-4711-0f1e2d3c")
+    journal = BatchJournal(Journal(redis), lambda: "host-4711-0f1e2d3c")
     names = []
     spent = 0.0
     now_ms = int(time.time() * 1000)

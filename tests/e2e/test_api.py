@@ -83,7 +83,8 @@ def test_health_and_readiness(well: Api) -> None:
     assert health.json["status"] == "healthy"
     assert health.json["redis"] == "up"
     assert (health.json["workers"], health.json["healthy_workers"]) == (2, 2)
-    assert 0 <= health.json["gpu_utilization"] <= 1
+    assert 0 <= health.json["executor_utilization"] <= 1
+    assert health.json["gpu_utilization"] is None
     assert health.json["queue_depth"] == 0
     assert health.json["requests_per_second"] >= 0
 
@@ -97,7 +98,7 @@ def test_health_shows_what_waits_and_how_busy_the_executors_are(api: Api, gate: 
 
     def busy() -> bool:
         api.all(range(8), "simulated")
-        return bool(api.get("/internal/health").json["gpu_utilization"] > 0)
+        return bool(api.get("/internal/health").json["executor_utilization"] > 0)
 
     wait_until(busy, what="the work of the executors is shown")
 

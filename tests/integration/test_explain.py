@@ -29,7 +29,7 @@ def store(redis: Redis) -> RedisBatchStore:
 
 @pytest.fixture
 def journal(redis: Redis) -> BatchJournal:
-    return BatchJournal(Journal(redis), "worker-1")
+    return BatchJournal(Journal(redis), lambda: "worker-1")
 
 
 def put(redis: Redis, *task_ids: str, tier: Tier = Tier.PAID) -> None:

@@ -18,6 +18,7 @@ from config.tiers import Tier
 from tasks import metrics
 from tasks.fleet import ExecutorRow, WorkerRow
 from tasks.metrics import MetricsFlusher
+from tasks.roles import Presence
 from tests.tools import promtool
 from webapp.api import health
 from webapp.app import make_services
@@ -57,6 +58,7 @@ def exposition(redis: Redis, tmp_path: Path, _counted: None) -> bytes:
     worker = WorkerRow("w", "host", 1, 0.0, (ExecutorRow("echo", "echo/0", "ready"),))
     redis.zadd(Shard().workers(), {"w": redis.time()[0] * 1000})
     redis.set(Shard().worker("w"), msgspec.json.encode(worker))
+    Presence(redis, "web", lambda: services.settings.models).beat()
     return health.metrics(services, Call({"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics"})).body
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -72,32 +73,34 @@ class Seen:
         return (self.page.text_content(selector) or "").strip()
 
 
+@contextmanager
+def opened(browser: Browser, url: str, size: str = "desktop", scheme: Any = "light") -> Iterator[Seen]:
+    """The page as it shows its first figures."""
+    width, height = SIZES[size]
+    context = browser.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme=scheme,
+        device_scale_factor=2 if size == "phone" else 1,
+        has_touch=size == "phone",
+    )
+    page = context.new_page()
+    seen = Seen(page)
+
+    def complain(message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning"}:
+            seen.complaints.append(message.text)
+
+    page.on("console", complain)
+    page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+    page.on("request", lambda request: seen.hosts.add(request.url.split("/")[2]))
+    page.goto(f"{url}/ops")
+    seen.wait_for("document.querySelectorAll('#tiers-table tbody tr').length === 3")
+    try:
+        yield seen
+    finally:
+        context.close()
+
+
 @pytest.fixture
 def look(browser: Browser, stack: Stack) -> Callable[..., Any]:
-    @contextmanager
-    def opened(size: str = "desktop", scheme: Any = "light") -> Iterator[Seen]:
-        width, height = SIZES[size]
-        context = browser.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme=scheme,
-            device_scale_factor=2 if size == "phone" else 1,
-            has_touch=size == "phone",
-        )
-        page = context.new_page()
-        seen = Seen(page)
-
-        def complain(message: ConsoleMessage) -> None:
-            if message.type in {"error", "warning"}:
-                seen.complaints.append(message.text)
-
-        page.on("console", complain)
-        page.on("pageerror", lambda error: seen.complaints.append(str(error)))
-        page.on("request", lambda request: seen.hosts.add(request.url.split("/")[2]))
-        page.goto(f"{stack.url}/ops")
-        seen.wait_for("document.querySelectorAll('#tiers-table tbody tr').length === 3")
-        try:
-            yield seen
-        finally:
-            context.close()
-
-    return opened
+    return partial(opened, browser, stack.url)

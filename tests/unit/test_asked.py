@@ -91,7 +91,7 @@ def test_the_batchs_record_is_of_those_who_were_in_it() -> None:
             self.records += noted
 
     written = Written()
-    journal = BatchJournal(written, "w")  # type: ignore[arg-type]
+    journal = BatchJournal(written, lambda: "w")  # type: ignore[arg-type]
     pair = (first(), Ok(b"1"))
     journal.claimed([pair[0]], INFO)
     journal.finished([pair, *others_of(ROWS, [pair])[0]], INFO)

@@ -42,7 +42,7 @@ def clock() -> list[float]:
 @pytest.fixture
 def journal(store: Store, clock: list[float]) -> BatchJournal:
     written: Any = store
-    return BatchJournal(written, "w", lambda: clock[0])
+    return BatchJournal(written, lambda: "w", lambda: clock[0])
 
 
 def request(name: str, position: int = 1, **fields: Any) -> Request:

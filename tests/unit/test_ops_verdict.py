@@ -6,14 +6,21 @@ import pytest
 
 from config.tiers import Tier
 from tasks.fleet import ExecutorRow, QueueRow, WorkerRow
+from tasks.roles import RoleRow
 from tasks.slo import Objective
-from webapp.ops.verdict import Finding, Standing, findings, status
+from webapp.ops.verdict import Finding, Lately, Standing, findings, status
 
+TRACEBACK = """Traceback (most recent call last):
+  File "m.py", line 1, in load
+    device.find()
+    ^^^^^^^^^^^
+NoGpu: none
+"""
 OBJECTIVES = {tier: Objective(1.0, 0.99) for tier in Tier}
 
 
-def worker(*rows: ExecutorRow, state: str = "running") -> WorkerRow:
-    return WorkerRow("w", "host", 1, 0.0, rows, state)
+def worker(*rows: ExecutorRow, state: str = "running", name: str = "w1") -> WorkerRow:
+    return WorkerRow(name, "host", 1, 0.0, rows, state, node=f"{name}@host")
 
 
 def executor(model: str = "a", state: str = "ready", **more: object) -> ExecutorRow:
@@ -30,11 +37,11 @@ def found(
     workers: tuple[WorkerRow, ...] = (worker(executor()),),
     healthy: tuple[WorkerRow, ...] | None = None,
     standings: dict[Tier, Standing] | None = None,
-    before: int = 1,
+    lately: Lately = Lately(healthy_before=1),  # noqa: B008 - frozen
     paused: dict[str, frozenset[Tier]] | None = None,
 ) -> list[Finding]:
     healthy = workers if healthy is None else healthy
-    return findings(models, queues, workers, healthy, standings or {}, OBJECTIVES, before, paused)
+    return findings(models, queues, workers, healthy, standings or {}, OBJECTIVES, lately, paused)
 
 
 def test_when_all_is_well_there_is_nothing_to_say() -> None:
@@ -47,19 +54,35 @@ def test_when_all_is_well_there_is_nothing_to_say() -> None:
         ({"healthy": ()}, "bad", "No worker takes batches"),
         ({"models": ("a", "b")}, "bad", "b is not served"),
         (
-            {"workers": (worker(executor()), worker()), "healthy": (worker(executor()),)},
+            {"workers": (worker(executor()), worker(name="w2")), "healthy": (worker(executor()),)},
             "warn",
-            "1 worker is no longer",
+            "1 worker (w2@host) is no longer",
         ),
         (
-            {"workers": (worker(executor()), worker(state="stopping")), "healthy": (worker(executor()),)},
+            {"workers": (worker(executor()), worker(state="stopping", name="w2")), "healthy": (worker(executor()),)},
             "warn",
             "way out",
         ),
         ({"standings": {Tier.FREE: standing(0.5, 50.0)}}, "bad", "free: 50.0%"),
         ({"standings": {Tier.FREE: standing(0.97, 3.0)}}, "warn", "3.0 times"),
+        # A budget of a twentieth burns at twelve times its rate, and two in three are sent away: not soon.
+        ({"standings": {Tier.FREE: standing(0.4, 12.0)}}, "bad", "12.0 times"),
+        ({"lately": Lately({Tier.FREE: 100}, {Tier.FREE: 60}, 0, 1)}, "bad", "free: 60% of the requests"),
+        ({"lately": Lately({Tier.PAID: 100}, {Tier.PAID: 2}, 0, 1)}, "warn", "paid: 2% of the requests"),
+        ({"lately": Lately({}, {}, 3, 1)}, "warn", "3 requests were given up"),
+        ({"lately": Lately(healthy_before=1, roles=frozenset({"web"}))}, "warn", "No ops worker runs"),
+        (
+            {"lately": Lately(healthy_before=1, silent=(RoleRow("x", "web", "web@host", "host", 7, 0.0),))},
+            "warn",
+            "web@host (pid 7) is no longer heard of",
+        ),
+        ({"lately": Lately(healthy_before=1, differences=("a is configured differently",))}, "warn", "differently."),
         ({"queues": (QueueRow("a", "free", 7, 2500),)}, "bad", "a.free: 7 wait, the oldest for 2.5 s"),
-        ({"workers": (worker(executor(), executor(state="failed", error="x\nNoGpu: none")),)}, "warn", "NoGpu"),
+        (
+            {"workers": (worker(executor(), executor(state="failed", error=TRACEBACK)),)},
+            "warn",
+            "a/0 on w1@host does not start: NoGpu: none",
+        ),
         ({"workers": (worker(executor(breaker="open")),)}, "warn", "breaker open"),
         ({"workers": (worker(executor(busy=0.97)),)}, "warn", "busy 97%"),
         (
@@ -70,11 +93,11 @@ def test_when_all_is_well_there_is_nothing_to_say() -> None:
             "warn",
             "busy 97% of the time: 95 requests a second are let in, and they can do 100",
         ),
-        ({"before": 3}, "warn", "1 of 3 workers"),
+        ({"lately": Lately(healthy_before=3)}, "warn", "1 of 3 workers"),
         (
-            {"workers": (worker(executor()), worker(state="drained")), "healthy": (worker(executor()),)},
+            {"workers": (worker(executor()), worker(state="drained", name="w2")), "healthy": (worker(executor()),)},
             "warn",
-            "1 worker is drained",
+            "1 worker (w2@host) is drained",
         ),
         ({"paused": {"a": frozenset(Tier)}}, "warn", "a is paused: 0 wait"),
         ({"paused": {"a": frozenset({Tier.FREE, Tier.PAID})}}, "warn", "a is paused for paid, free: 0 wait"),
@@ -100,7 +123,7 @@ def test_what_callers_notice_comes_first() -> None:
         for each in found(
             workers=(worker(executor(busy=1.0)),),
             queues=(QueueRow("a", "paid", 1, 5000),),
-            standings={Tier.PAID: standing(0.9, 10.0)},
+            standings={Tier.PAID: standing(0.96, 4.0)},
         )
     ]
     assert levels == ["bad", "warn", "warn"]
@@ -110,6 +133,10 @@ def test_busy_with_small_batches_is_no_finding() -> None:
     """A policy that lets nobody wait keeps an executor busy at a third of what it can do."""
     busy = worker(executor(busy=0.97, rate_rps=100.0))
     assert found(workers=(busy,), queues=(QueueRow("a", "free", 1, 10, 30.0),)) == []
+
+
+def test_few_refusals_and_old_letters_are_no_finding() -> None:
+    assert found(lately=Lately({Tier.FREE: 1000}, {Tier.FREE: 3}, 0, 1)) == []
 
 
 def test_the_status_is_that_of_the_health_page() -> None:

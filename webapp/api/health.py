@@ -15,6 +15,7 @@ from tasks import slo
 from tasks.fleet import BREAKER_STATES, QueueRow, WorkerRow, breakers, ready_models, safe_sizes, utilisation
 from tasks.history import Point, slo_change
 from tasks.scale import ScaleBoard
+from webapp.api.machine import machine_metrics
 from webapp.call import Answer, Call
 from webapp.errors import ApiError
 from webapp.ops.verdict import status as overall
@@ -68,7 +69,9 @@ def health(services: Services, call: Call) -> Answer:
     status = overall(list(services.settings.models), workers, healthy)
     body = {
         "status": status,
-        "gpu_utilization": round(utilisation(healthy), 4),
+        "executor_utilization": round(utilisation(healthy), 4),
+        # Of the devices themselves: nobody has asked one.
+        "gpu_utilization": None,
         "queue_depth": sum(row.depth for row in queues),
         "requests_per_second": round(rate, 2),
         "workers": len(workers),
@@ -131,7 +134,7 @@ def _gauges(services: Services) -> list[Metric]:
     dead = GaugeMetricFamily("bunch_dead_letters", "Requests that were given up and are kept.")
     dead.add_metric((), now.dead)
     families: list[Metric] = [depth, oldest, states, executors, dead]
-    families += [*_faults(services, healthy), *_objectives(services, now)]
+    families += [*_faults(services, healthy), *_objectives(services, now), *machine_metrics(services.redis)]
     scale = ScaleBoard(services.redis).read()
     if scale is not None:
         # Without an autoscaler there is no such number, rather than a wrong one.

@@ -121,6 +121,7 @@ def _life() -> dict[str, Any]:
 def _health() -> dict[str, Any]:
     return _object(
         status={"type": "string", "enum": ["healthy", "degraded", "unhealthy"]},
+        executor_utilization="number",
         gpu_utilization={"type": ["number", "null"]},
         queue_depth="integer",
         requests_per_second="number",

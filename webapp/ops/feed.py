@@ -15,10 +15,13 @@ from config.tiers import TIERS, Tier
 from tasks import metrics, slo
 from tasks.controls import TUNABLE, Controls, Wishes, with_wishes
 from tasks.deadletters import DeadLetters
+from tasks.fleet import WorkerRow
+from tasks.gist import gist
 from tasks.history import STEP_S, Point, slo_change
 from tasks.results import DeadLetter
+from tasks.roles import RoleRow, Roles, differences
 from tasks.slow import SlowRequest
-from webapp.ops.verdict import Standing, findings, status
+from webapp.ops.verdict import Lately, Standing, findings, status
 from webapp.services import Services
 
 EVERY_S = 2.0
@@ -34,6 +37,7 @@ class Feed:
         self._services = services
         self._letters = DeadLetters(services.redis)
         self._controls = Controls(services.redis)
+        self._roles = Roles(services.redis, lease_ttl_s=services.settings.lease_ttl_s)
         self._asking = BoundedSemaphore(1)
         self._latest = b""
         self._latest_at = float("-inf")
@@ -75,22 +79,44 @@ class Feed:
         point = services.history.now(workers, queues)
         standings = self._standings(point)
         objectives = slo.objectives(services.settings)
-        earlier = services.history.ago(slo.WINDOWS_S["5m"]) or point
-        before = earlier.workers.get("healthy", 0)
+        everybody = self._roles.rows()
+        lately = self._lately(point, everybody)
         wishes = self._controls.read(models)
         paused = {name: each.paused for name, each in wishes.items() if each.paused}
         return {
             "at": time.time(),
             "status": status(models, workers, healthy),
-            "findings": findings(models, queues, workers, healthy, standings, objectives, before, paused),
+            "findings": findings(models, queues, workers, healthy, standings, objectives, lately, paused),
             "point": point,
             "slo": {tier.value: each for tier, each in standings.items()},
             "models": [_served(services.settings.models[name], each) for name, each in wishes.items()],
             "queues": queues,
-            "workers": [{**msgspec.to_builtins(each), "healthy": each in healthy} for each in workers],
+            "workers": [_worker(each, each in healthy) for each in workers],
+            "processes": [_process(each, self._roles.is_silent(each)) for each in everybody],
             "dead": [_shortened(each) for each in self._letters.newest(_SHOWN)],
             "slow": _newest(services.slow.newest(_SHOWN)),
         }
+
+    def _lately(self, now: Point, everybody: list[RoleRow]) -> Lately:
+        five, just = (self._services.history.ago(seconds) or now for seconds in (300, 15))
+        asked: dict[Tier, int] = {}
+        refused: dict[Tier, int] = {}
+        for tier in TIERS:
+            codes = now.requests.get(tier.value, {})
+            before = just.requests.get(tier.value, {})
+            # Sums that began anew since then have come to what they say.
+            grown = {code: n - before.get(code, 0) if n >= before.get(code, 0) else n for code, n in codes.items()}
+            asked[tier], refused[tier] = sum(grown.values()), grown.get("SERVICE_OVERLOADED", 0)
+        silent = tuple(each for each in everybody if self._roles.is_silent(each))
+        return Lately(
+            asked,
+            refused,
+            now.dead - five.dead,
+            five.workers.get("healthy", 0),
+            silent,
+            frozenset(each.role for each in everybody if each not in silent),
+            tuple(differences(everybody)),
+        )
 
     def _standings(self, now: Point) -> dict[Tier, Standing]:
         then = {window: self._services.history.ago(seconds) or now for window, seconds in slo.WINDOWS_S.items()}
@@ -119,13 +145,30 @@ def _served(configured: ModelSettings, wishes: Wishes) -> dict[str, Any]:
         "tuned": sorted(wishes.tuned),
         "paused": [tier.value for tier in TIERS if tier in wishes.paused],
         "reload": wishes.reload.generation,
-        "refusal": wishes.refusal[-_REASON:] if wishes.is_refused else "",
+        "refusal": gist(wishes.refusal, _REASON) if wishes.is_refused else "",
     }
 
 
+def _process(row: RoleRow, silent: bool) -> dict[str, Any]:
+    executors = row.executors.values()
+    return {
+        **{key: getattr(row, key) for key in ("id", "role", "name", "pid", "started_at", "version", "age_ms", "usage")},
+        "silent": silent,
+        "executors_bytes": sum(each.memory_bytes for each in executors),
+    }
+
+
+def _worker(row: WorkerRow, healthy: bool) -> dict[str, Any]:
+    executors = tuple(
+        msgspec.structs.replace(each, error=gist(each.error) if each.error else None) for each in row.models
+    )
+    shown = msgspec.to_builtins(msgspec.structs.replace(row, models=executors))
+    return {**shown, "name": row.name, "healthy": healthy}
+
+
 def _shortened(letter: DeadLetter) -> DeadLetter:
-    """Reasons and tracebacks hold what callers and models wrote: as much as a row shows."""
-    return msgspec.structs.replace(letter, reason=letter.reason[:_REASON], traceback=letter.traceback[-_REASON * 4 :])
+    """Reasons hold what callers and models wrote: the line that a row shows."""
+    return msgspec.structs.replace(letter, reason=gist(letter.reason, _REASON), traceback="")
 
 
 def _newest(requests: list[SlowRequest]) -> list[SlowRequest]:

@@ -16,6 +16,9 @@ from config import masking
 from config.settings import ModelSettings, Settings
 from tasks.controls import Controls, Wishes, with_wishes
 from tasks.fleet import ExecutorRow, Fleet, WorkerRow, breakers, safe_sizes
+from tasks.gist import gist
+from tasks.roles import Roles
+from workers.cli import everybody as processes
 from workers.cli.base import (
     as_written,
     config_option,
@@ -65,17 +68,26 @@ def queues(config_file: Path | None, every_s: float | None, as_json: bool) -> No
 @config_option
 @watch_option
 @json_option
-def workers(config_file: Path | None, every_s: float | None, as_json: bool) -> None:
+@click.option("--all", "everybody", is_flag=True, help="The processes of all roles, and what differs among them.")
+def workers(config_file: Path | None, every_s: float | None, as_json: bool, everybody: bool) -> None:
     """The workers and their executors. Exit 1 when none is healthy."""
     settings = locate(config_file)
-    fleet = Fleet(redis_of(settings), lease_ttl_s=settings.lease_ttl_s)
+    redis = redis_of(settings)
+    fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
+    if everybody:
+        ttl_s = settings.lease_ttl_s
+        _show(every_s, as_json, lambda: processes.rows(redis, ttl_s), lambda: processes.shown(redis, ttl_s))
+        return
 
     def rows() -> list[dict[str, Any]]:
         found = fleet.workers()
         healthy = {row.id for row in fleet.healthy_of(found)}
         return [{**msgspec.to_builtins(row), "healthy": row.id in healthy} for row in found]
 
-    _show(every_s, as_json, rows, lambda: _workers_table(fleet))
+    def both() -> RenderableType:
+        return Group(_workers_table(fleet), *processes.remarks(Roles(redis).rows()))
+
+    _show(every_s, as_json, rows, both)
     if not fleet.healthy():
         fail()
 
@@ -113,7 +125,7 @@ def _workers_table(fleet: Fleet) -> RenderableType:
     shown = table(
         [(row, each) for row in rows for each in row.models or (None,)],
         [
-            ("worker", lambda pair: pair[0].node or pair[0].hostname),
+            ("worker", lambda pair: pair[0].name),
             ("pid", lambda pair: str(pair[0].pid)),
             ("state", lambda pair: "silent" if pair[0].id in silent else pair[0].state),
             ("up s", lambda pair: max(0, int(time.time() - pair[0].started_at))),
@@ -196,7 +208,8 @@ def _remarks(row: dict[str, Any]) -> str:
 def _errors(rows: list[WorkerRow]) -> list[str]:
     troubled: list[ExecutorRow] = [each for row in rows for each in row.models if each.error]
     return [
-        f"\n{each.executor} {'is being replaced' if each.state == 'starting' else 'did not start'}:\n{each.error}"
+        f"\n{each.executor} {'is being replaced' if each.state == 'starting' else 'did not start'}: "
+        f"{gist(each.error or '')}\n{each.error}"
         for each in troubled
     ]
 

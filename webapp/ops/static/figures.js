@@ -12,14 +12,12 @@ export function since(points, seconds) {
   return points[0];
 }
 
-export const requestsOf = (point, tier, code) => point.requests[tier]?.[code] ?? 0;
-
-// {code: how many} between two points, of one tier or of all.
-export function codesBetween(then, now, tiers) {
+// {code: how many} between two points, of some tiers; or by="served": of some models.
+export function codesBetween(then, now, names, by = "requests") {
   const codes = {};
-  for (const tier of tiers) {
-    for (const [code, sum] of Object.entries(now.requests[tier] ?? {})) {
-      const more = grown(requestsOf(then, tier, code), sum);
+  for (const name of names) {
+    for (const [code, sum] of Object.entries(now[by]?.[name] ?? {})) {
+      const more = grown(then[by]?.[name]?.[code] ?? 0, sum);
       if (more) codes[code] = (codes[code] ?? 0) + more;
     }
   }

@@ -1,12 +1,15 @@
 // The page: keeps the points, and draws what each event brings.
 import { Chart } from "./charts.js";
-import { columns } from "./figures.js";
+import { clock, columns } from "./figures.js";
 import { dialogs, say } from "./dialogs.js";
+import { scope } from "./scope.js";
 import * as sections from "./sections.js";
 import { Unauthorised, follow } from "./stream.js";
 
-const state = { hello: null, points: [], now: null, range: 900, charts: null };
+const state = { hello: null, points: [], now: null, range: 900, charts: null, filter: "", all: false, heardAt: null };
 const element = (id) => document.getElementById(id);
+// Two of its events have been missed then: what is shown is not how things stand.
+const STALE_S = 4;
 // Never narrower than two steps, or a column might hold no point.
 const MOST_COLUMNS = 90;
 
@@ -15,16 +18,18 @@ function greet(hello) {
   state.points = hello.points;
   if (state.charts) return;
   state.charts = sections.makeCharts(Chart, hello);
+  sections.names(hello.models);
 }
 
 function hear(now) {
   if (now.error) {
-    element("status").dataset.level = "unhealthy";
-    element("status-text").textContent = "no figures";
-    sections.findings([{ level: "bad", text: now.error, where: "requests" }]);
+    state.error = now.error;
+    age();
     return;
   }
+  state.error = null;
   state.now = now;
+  state.heardAt = performance.now();
   // Every other point is a glance between two steps; the newest is always there, and the older ones are thinned out.
   const points = state.points;
   if (points.length > 1 && now.point.at - points[points.length - 2].at < state.hello.step_s) points.pop();
@@ -36,6 +41,7 @@ function hear(now) {
 function draw() {
   const { hello, points, now, range, charts } = state;
   if (!hello || !now || document.hidden) return;
+  const about = scope(points, range, now, state.filter, state.all);
   // Its health page may call it healthy while callers notice something: the worse of the two is shown.
   const worst = now.findings[0]?.level;
   const level = worst === "bad" ? "unhealthy" : worst === "warn" && now.status === "healthy" ? "degraded" : now.status;
@@ -46,21 +52,34 @@ function draw() {
   sections.findings(now.findings);
   sections.tiles(hello, points, now);
   sections.tiers(hello, points, now);
-  sections.charts(charts, hello, columns(points, range, Math.min(MOST_COLUMNS, range / (2 * hello.step_s))), range, now);
-  sections.queues(now);
-  sections.batches(hello, points, range, now.models);
-  sections.models(now);
-  sections.workers(now);
-  sections.slow(now);
-  sections.dead(now);
+  sections.says(about, state.all);
+  sections.charts(charts, hello, columns(points, range, Math.min(MOST_COLUMNS, range / (2 * hello.step_s))), range, now, about);
+  sections.queues(about.now);
+  sections.batches(hello, points, range, about.now.models);
+  sections.models(points, about.now);
+  sections.workers(about.now);
+  sections.processes(now);
+  sections.slow(about.now);
+  sections.dead(about.now);
   age();
 }
 
+// Old figures must not look like how things stand: neither their colours nor the sentences above them.
 function age() {
-  if (!state.now) return;
-  const seconds = Math.max(0, Math.round(Date.now() / 1000 - state.now.at));
-  element("freshness").textContent = seconds < 5 ? "live" : `last heard ${seconds} s ago`;
-  element("freshness").classList.toggle("bad", seconds >= 10);
+  const seconds = state.heardAt === null ? Infinity : Math.round((performance.now() - state.heardAt) / 1000);
+  const stale = seconds >= STALE_S || Boolean(state.error);
+  element("main").classList.toggle("stale", stale && state.now !== null);
+  if (!stale) {
+    element("freshness").textContent = "live";
+    return;
+  }
+  if (state.now === null && !state.error) return;
+  element("freshness").textContent = state.now ? `last heard ${seconds} s ago` : "";
+  element("status").dataset.level = state.error ? "unhealthy" : "stale";
+  element("status-text").textContent = "no fresh figures";
+  document.title = "● Bunch: no fresh figures";
+  const shown = state.now ? ` What is shown is of ${clock(state.now.at)}.` : "";
+  sections.findings([{ level: "bad", text: `${state.error ?? "The server says nothing: it, Redis or the way to it hangs."}${shown}`, where: "" }]);
 }
 
 const open = dialogs(() => listen());
@@ -85,6 +104,9 @@ for (const input of document.querySelectorAll("input[name=range]")) {
   input.addEventListener("change", () => { state.range = Number(input.value); draw(); });
 }
 document.addEventListener("visibilitychange", draw);
+element("filter").addEventListener("input", () => { state.filter = element("filter").value; draw(); });
+element("scope").addEventListener("submit", (event) => event.preventDefault());
+element("fold").addEventListener("click", () => { state.all = !state.all; draw(); });
 element("main").addEventListener("click", (event) => {
   const button = event.target.closest("button");
   const { action, ids, explain, total, title } = button?.dataset ?? {};

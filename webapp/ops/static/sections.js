@@ -1,10 +1,14 @@
 // Each section of the page from what is known. Nothing here remembers anything but the ticks of a table.
 import { html, parts, svg } from "./charts.js";
 import { clock, codesBetween, count, grown, milliseconds, percent, quantile, short, since, span, total } from "./figures.js";
+import { asked } from "./scope.js";
 import { fill } from "./tables.js";
 
 const element = (id) => document.getElementById(id);
 const NOW_S = 15;
+// More lines cannot be told apart, and more models not be read one after the other.
+const MOST_LINES = 6;
+const MOST_QUEUES = 12;
 const REFUSED = new Set(["SERVICE_OVERLOADED", "RATE_LIMITED"]);
 const OUTCOMES = [
   { name: "OK", color: 1 }, { name: "caller's error", color: 3 }, { name: "refused", color: 2 },
@@ -27,12 +31,27 @@ export function findings(found) {
   const items = shown.map((each) => {
     const item = html("li", { "data-level": each.level });
     if (each.level === "good") item.append(each.text);
-    else item.append(html("b", {}, each.level === "bad" ? "Now: " : "Soon: "), each.text, " ", html("a", { href: `#${each.where}` }, "Look"));
+    else item.append(html("b", {}, each.level === "bad" ? "Now: " : "Watch: "), each.text, " ", each.where ? html("a", { href: `#${each.where}` }, "Look") : "");
     return item;
   });
   const before = [...list.children].map((each) => each.textContent).join("\n");
   // A screen reader reads what changes: only what is new is changed.
   if (before !== items.map((each) => each.textContent).join("\n")) list.replaceChildren(...items);
+}
+
+export function names(models) {
+  element("filter-names").replaceChildren(...models.map((name) => html("option", { value: name })));
+}
+
+// What is folded, and the button that unfolds it.
+export function says({ idle, every, matching, shown }, all) {
+  const fold = element("fold");
+  fold.hidden = !idle;
+  fold.setAttribute("aria-pressed", String(all));
+  const text = all ? `Fold ${idle} idle` : `Show ${idle} idle`;
+  if (fold.textContent !== text) fold.textContent = text;
+  const said = matching.size ? (shown.size < every ? `${shown.size} of ${every} models shown` : "") : "no model has that in its name";
+  if (element("scope-says").textContent !== said) element("scope-says").textContent = said;
 }
 
 export function tiles(hello, points, now) {
@@ -50,17 +69,19 @@ export function tiles(hello, points, now) {
   const batched = total(Object.keys(now.point.sizes).map((model) => sizesBetween(then, now.point, model).requests));
   const { healthy, unhealthy } = now.point.workers;
   const share = served ? bad / served : 0;
+  // A colour without a sentence would be a riddle: it is that of the findings about the same.
+  const level = (name) => ["bad", "warn"].find((each) => now.findings.some((found) => found.tile === name && found.level === each)) ?? "";
   const rows = [
-    ["Requests/s", short(all / seconds), "", ""],
-    ["Not served", served ? percent(share) : "–", bad ? `${short(bad / seconds)}/s` : "", share > 0.05 ? "bad" : share > 0 ? "warn" : ""],
-    ["Waiting", short(depth), depth ? `oldest ${span(oldest)}` : "", ""],
-    ["Mean batch", batches ? short(batched / batches) : "–", batches ? `${short(batches / seconds)}/s` : "", ""],
-    ["Executors busy", busy === null ? "–" : percent(busy, 0), ready ? `${busiest}, ${ready} ready` : "none is ready", busy > 0.9 ? "warn" : ""],
-    ["Workers", String(healthy), unhealthy ? `and ${unhealthy} not healthy` : "healthy", healthy ? (unhealthy ? "warn" : "") : "bad"],
-    ["Dead letters", short(now.point.dead), "", now.point.dead ? "warn" : ""],
+    ["Requests/s", short(all / seconds), ""],
+    ["Not served", served ? percent(share) : "–", bad ? `${short(bad / seconds)}/s` : ""],
+    ["Waiting", short(depth), depth ? `oldest ${span(oldest)}` : ""],
+    ["Mean batch", batches ? short(batched / batches) : "–", batches ? `${short(batches / seconds)}/s` : ""],
+    ["Executors busy", busy === null ? "–" : percent(busy, 0), ready ? `${busiest}, ${ready} ready` : "none is ready"],
+    ["Workers", String(healthy), unhealthy ? `and ${unhealthy} not healthy` : "healthy"],
+    ["Dead letters", short(now.point.dead), ""],
   ];
-  element("tiles").replaceChildren(...rows.map(([name, value, more, level]) =>
-    html("div", { "data-level": level, "data-tile": name }, html("dt", {}, name), html("dd", {}, value, " ", html("small", {}, more)))));
+  element("tiles").replaceChildren(...rows.map(([name, value, more]) =>
+    html("div", { "data-level": level(name), "data-tile": name }, html("dt", {}, name), html("dd", {}, value, " ", html("small", {}, more)))));
 }
 
 export function tiers(hello, points, now) {
@@ -76,12 +97,14 @@ export function tiers(hello, points, now) {
   });
   const goal = (row) => row.slo.latency_ms / 1000;
   const met = (row, window) => (row.slo.counted[window] ? percent(row.slo.attained[window]) : "–");
+  // As the sentences above count: fifteen seconds alone are no reason to be red.
+  const missed = (row) => row.slo.burn["5m"] > 1;
   const level = (row, window) => (row.slo.counted[window] && row.slo.attained[window] < row.slo.target ? "bad" : "");
   fill(element("tiers-table"), rows, (row) => row.tier, [
     { header: true, cell: (row) => row.tier },
     { ...CELL, cell: (row) => short(row.rate) },
-    { ...CELL, cell: (row) => (row.ok === null ? "–" : percent(row.ok)), level: (row) => (row.ok !== null && row.ok < row.slo.target ? "bad" : "") },
-    ...[0.5, 0.95, 0.99].map((fraction) => ({ ...CELL, cell: (row) => milliseconds(row.at(fraction)), level: (row) => (row.at(fraction) > goal(row) ? "bad" : "") })),
+    { ...CELL, cell: (row) => (row.ok === null ? "–" : percent(row.ok)), level: (row) => (missed(row) && row.ok !== null && row.ok < row.slo.target ? "bad" : "") },
+    ...[0.5, 0.95, 0.99].map((fraction) => ({ ...CELL, cell: (row) => milliseconds(row.at(fraction)), level: (row) => (missed(row) && row.at(fraction) > goal(row) ? "bad" : "") })),
     { class: "half", cell: (row) => `${percent(row.slo.target)} in ${short(row.slo.latency_ms)} ms` },
     { ...CELL, cell: (row) => met(row, "5m"), level: (row) => level(row, "5m") },
     { ...CELL, cell: (row) => met(row, "1h"), level: (row) => level(row, "1h") },
@@ -103,21 +126,21 @@ export function makeCharts(Chart, hello) {
     latency[tier] = new Chart(into, `Latency of ${tier}`, { series: quantiles, format: (seconds) => (seconds === null ? "–" : span(seconds)) });
     return html("div", {}, html("h3", {}, tier), into);
   }));
-  const models = hello.models.map((name, n) => ({ name, color: (n % 6) + 1 }));
   return {
     latency,
     requests: new Chart(element("requests-chart"), "Requests per second", { series: OUTCOMES, format: short, stacked: true }),
     depth: new Chart(element("depth-chart"), "Queue depth", { series: byTier, format: short, stacked: true }),
     oldest: new Chart(element("oldest-chart"), "Age of the oldest in a queue", { series: byTier, format: (seconds) => (seconds === null ? "–" : span(seconds)) }),
-    busy: new Chart(element("busy-chart"), "Executors busy", { series: models, format: (share) => (share === null ? "–" : percent(share, 0)), most: 1 }),
+    busy: new Chart(element("busy-chart"), "Executors busy", { series: [], format: (share) => (share === null ? "–" : percent(share, 0)), most: 1 }),
   };
 }
 
-export function charts(made, hello, columns, range, now) {
+export function charts(made, hello, columns, range, now, { matching, everything }) {
   const own = new Set(hello.callers_own);
   const rates = columns.map(({ at, then, now: end, seconds }) => {
     const values = OUTCOMES.map(() => (end ? 0 : null));
-    if (end) for (const [code, number] of Object.entries(codesBetween(then, end, hello.tiers))) values[outcome(code, own)] += number / seconds;
+    const codes = !end ? {} : everything ? codesBetween(then, end, hello.tiers) : codesBetween(then, end, [...matching], "served");
+    for (const [code, number] of Object.entries(codes)) values[outcome(code, own)] += number / seconds;
     return { at, values };
   });
   made.requests.update(rates, range);
@@ -129,20 +152,28 @@ export function charts(made, hello, columns, range, now) {
   }
   const gauge = (get) => columns.map(({ at, now: end }) => ({ at, values: get(end) }));
   const perTier = (pick, combine) => (end) => hello.tiers.map((tier) =>
-    (end ? combine(Object.values(end.queues).map((row) => (row[tier] ?? [0, 0])[pick])) : null));
+    (end ? combine(Object.entries(end.queues).filter(([model]) => matching.has(model)).map(([, row]) => (row[tier] ?? [0, 0])[pick])) : null));
   made.depth.update(gauge(perTier(0, total)), range);
   made.oldest.update(gauge(perTier(1, (ages) => Math.max(0, ...ages) / 1000)), range);
-  made.busy.update(gauge((end) => hello.models.map((model) => end?.busy[model]?.[1] ?? null)), range);
+  const most = (model) => Math.max(0, ...columns.map(({ now: end }) => end?.busy[model]?.[1] ?? 0));
+  const busiest = hello.models.filter((model) => matching.has(model)).map((model) => [model, most(model)]).sort((a, b) => b[1] - a[1]).filter(([, share], n) => share || n < 2).slice(0, MOST_LINES).map(([model]) => model);
+  made.busy.series = busiest.map((name) => ({ name, color: (hello.models.indexOf(name) % 6) + 1 }));
+  made.busy.update(gauge((end) => busiest.map((model) => end?.busy[model]?.[1] ?? null)), range);
 }
 
 export function queues(now) {
-  fill(element("queues-table"), now.queues, (row) => `${row.model}.${row.tier}`, [
+  const paused = (row) => now.models.find((each) => each.name === row.model).paused.includes(row.tier);
+  const stirs = now.queues.filter((row) => row.depth || row.arrival_rps || paused(row));
+  const rows = now.named || now.queues.length <= MOST_QUEUES ? now.queues : stirs;
+  const empty = now.queues.length - rows.length;
+  element("queues-rest").textContent = empty ? `${empty} empty queues are not listed; the filter shows them.` : "";
+  fill(element("queues-table"), rows, (row) => `${row.model}.${row.tier}`, [
     { header: true, cell: (row) => `${row.model}.${row.tier}` },
     { class: "n depth", cell: (row) => count(row.depth) },
     { ...CELL, cell: (row) => (row.depth ? span(row.oldest_ms / 1000) : "–"), level: (row) => (row.depth && row.oldest_ms > now.slo[row.tier].latency_ms ? "bad" : "") },
     { ...CELL, cell: (row) => short(row.arrival_rps) },
-    { cell: (row) => claims(row.model, row.tier, now.models.find((each) => each.name === row.model).paused.includes(row.tier)) },
-  ], "no models");
+    { cell: (row) => claims(row.model, row.tier, paused(row)) },
+  ], "Nothing waits.");
 }
 
 // Whether a queue is claimed, and the button that changes it.
@@ -156,14 +187,31 @@ function act(action, verb, what, given) {
   return html("button", { type: "button", class: "small", "data-action": action, "data-arguments": JSON.stringify(given), "data-title": `${verb} ${what}`, "aria-label": `${verb}… ${what}` }, `${verb}…`);
 }
 
-export function models(now) {
-  fill(element("models-table"), now.models, (row) => row.name, [
+export function models(points, now) {
+  const then = since(points, NOW_S);
+  const seconds = Math.max(1, now.point.at - then.at);
+  const rows = now.models.map((model) => {
+    const all = asked(then, now.point, model.name);
+    const ok = grown(then.served?.[model.name]?.OK ?? 0, now.point.served?.[model.name]?.OK ?? 0);
+    const took = grown(then.took?.[model.name] ?? 0, now.point.took?.[model.name] ?? 0);
+    const waiting = now.queues.filter((row) => row.model === model.name);
+    const executors = now.workers.filter((worker) => worker.healthy).flatMap((worker) => worker.models).filter((each) => each.model === model.name);
+    const ready = executors.filter((each) => each.state === "ready");
+    return { ...model, all, ok, mean: all ? took / all : null, depth: total(waiting.map((row) => row.depth)), ready: ready.length, executors: executors.length, busy: ready.length ? total(ready.map((each) => each.busy)) / ready.length : null };
+  });
+  fill(element("models-table"), rows, (row) => row.name, [
     { header: true, cell: (row) => row.name },
+    { ...CELL, cell: (row) => short(row.all / seconds) },
+    { ...CELL, cell: (row) => (row.all ? percent(row.ok / row.all) : "–") },
+    { ...CELL, cell: (row) => (row.mean === null ? "–" : span(row.mean)) },
+    { ...CELL, cell: (row) => count(row.depth) },
+    { ...CELL, cell: (row) => `${row.ready} of ${row.executors}`, level: (row) => (row.ready ? "" : "bad") },
+    { ...CELL, cell: (row) => (row.busy === null ? "–" : percent(row.busy, 0)) },
     { cell: (row) => (row.paused.length ? `paused: ${row.paused.length === Object.keys(now.slo).length ? "all tiers" : row.paused.join(", ")}` : "yes"), level: (row) => (row.paused.length ? "bad" : "") },
     { cell: (row) => row.policy },
     { ...CELL, cell: (row) => count(row.max_batch_size) },
     { ...CELL, cell: (row) => span(row.wait_ms / 1000) },
-    { class: "wrap full", cell: (row) => [row.tuned.join(", "), row.refusal ? `reload ${row.reload} refused: ${row.refusal}` : ""].filter(Boolean).join("; ") || "–", level: (row) => (row.refusal ? "bad" : row.tuned.length ? "warn" : "") },
+    { class: "wrap full", cell: (row) => [row.tuned.join(", "), row.refusal ? `reload ${row.reload} refused: ${row.refusal}` : ""].filter(Boolean).join("; ") || "–", level: (row) => (row.refusal ? "bad" : "") },
     { class: "full bare", cell: (row) => html("span", { class: "buttons" },
       act("tune", "Tune", row.name, { model: row.name }),
       row.paused.length < Object.keys(now.slo).length ? act("pause", "Pause", row.name, { model: row.name }) : null,
@@ -185,8 +233,11 @@ function sizesBetween(then, now, model) {
 export function batches(hello, points, range, models) {
   const now = points[points.length - 1];
   const then = since(points, range);
-  element("batches-models").replaceChildren(...models.map(({ name: model, max_batch_size: most }) => {
-    const { bins, batches: number, requests } = sizesBetween(then, now, model);
+  const made = models.map((model) => [model, sizesBetween(then, now, model.name)]).sort((a, b) => b[1].batches - a[1].batches);
+  const those = made.slice(0, MOST_LINES);
+  const more = made.length - those.length;
+  const rest = more ? [html("p", { class: "facts" }, `and ${count(more)} models with fewer batches; the filter shows them`)] : [];
+  element("batches-models").replaceChildren(...those.map(([{ name: model, max_batch_size: most }, { bins, batches: number, requests }]) => {
     if (!number) return html("div", { class: "model" }, html("h3", {}, model), html("p", { class: "facts" }, "No batches in the time shown."));
     const names = hello.sizes.map((bound, n) => (n && hello.sizes[n - 1] + 1 < bound ? `${hello.sizes[n - 1] + 1}–${bound}` : String(bound)));
     // Up to the first bound that holds the largest batch there may be.
@@ -202,24 +253,30 @@ export function batches(hello, points, range, models) {
       html("div", { class: "bin-labels", "aria-hidden": "true" }, ...shown.map((_, n) => html("span", {}, names[n] ?? "more"))),
       parts("released", reasons.map(([reason, sum]) => [`fill c${REASON_COLORS[reason] ?? 3}`, sum / number]), `Released by ${reasons.map(([reason, sum]) => `${reason} ${percent(sum / number, 0)}`).join(", ")}`),
       html("p", { class: "legend" }, ...reasons.map(([reason, sum]) => html("span", { class: `key c${REASON_COLORS[reason] ?? 3}` }, reason, " ", html("b", {}, percent(sum / number, 0))))));
-  }));
+  }), ...rest);
 }
 
 export function workers(now) {
-  const rows = now.workers.flatMap((worker) => (worker.models.length ? worker.models : [null]).map((executor, n) => ({ worker, executor, first: n === 0 })));
+  const rows = now.workers.flatMap((worker) => {
+    const executors = [...worker.models];
+    if (worker.others || !executors.length) executors.push(null);
+    return executors.map((executor, n) => ({ worker, executor, first: n === 0 }));
+  });
   const state = ({ worker }) => (worker.healthy ? "healthy" : worker.state === "running" ? "silent" : worker.state);
-  const of = (get, otherwise = "–") => ({ executor }) => (executor ? get(executor) : otherwise);
+  const of = (get, otherwise = "") => ({ executor }) => (executor ? get(executor) : otherwise);
   fill(element("workers-table"), rows, ({ worker, executor }) => `${worker.id} ${executor?.executor}`, [
-    { header: true, cell: (row) => (row.first ? `${row.worker.hostname} · ${row.worker.pid}` : "") },
+    { header: true, cell: (row) => (row.first ? html("span", {}, row.worker.name, " ", html("small", {}, `pid ${row.worker.pid}`)) : "") },
     { cell: (row) => (row.first ? state(row) : ""), level: (row) => (row.worker.healthy ? "" : "bad") },
     { ...CELL, cell: (row) => (row.first ? `${span(row.worker.age_ms / 1000)} ago` : ""), level: (row) => (row.worker.healthy ? "" : "bad") },
-    { class: "half", cell: of((each) => each.executor) },
-    { cell: of((each) => each.state), level: of((each) => (each.state === "failed" ? "bad" : each.state === "ready" ? "" : "warn"), "") },
+    { class: "half", cell: ({ worker, executor }) => executor?.executor ?? (worker.others ? `and ${worker.others} more` : "–") },
+    { class: "half", cell: of((each) => each.device || "–") },
+    { cell: of((each) => (each.error ? html("span", { title: each.error }, each.state) : each.state)), level: of((each) => (each.state === "failed" ? "bad" : ""), "") },
     { cell: of((each) => html("span", {}, html("span", { class: "meter", "aria-hidden": "true" }, parts("", [["fill c1", each.busy]], "")), percent(each.busy, 0))) },
+    { ...CELL, cell: of((each) => count(each.in_flight)) },
     { ...CELL, cell: of((each) => count(each.batches)) },
     { ...CELL, cell: of((each) => (each.one_ms === null ? "–" : `${short(each.one_ms)} ms`)) },
     { ...CELL, cell: of((each) => (each.rate_rps === null ? "–" : count(each.rate_rps))) },
-    { ...CELL, cell: of((each) => count(each.restarts)), level: of((each) => (each.restarts ? "warn" : ""), "") },
+    { ...CELL, cell: of((each) => count(each.restarts)), level: () => "" },
     { cell: of((each) => each.breaker), level: of((each) => (each.breaker === "closed" ? "" : "bad"), "") },
     { class: "bare", cell: ({ worker, first }) => (first && worker.node ? drain(worker) : "") },
   ], "No worker is known.");
@@ -228,6 +285,22 @@ export function workers(now) {
 function drain(worker) {
   const given = { worker: worker.node };
   return worker.state.startsWith("drain") ? act("resume", "Resume", worker.node, given) : act("drain", "Drain", worker.node, given);
+}
+
+const bytes = (number) => (number ? `${short(number / 1048576)} MiB` : "–");
+
+export function processes(now) {
+  fill(element("processes-table"), now.processes, (row) => row.id, [
+    { header: true, cell: (row) => html("span", {}, row.name, " ", html("small", {}, `pid ${row.pid}`)) },
+    { cell: (row) => row.role },
+    { cell: (row) => (row.silent ? "silent" : "alive"), level: (row) => (row.silent ? "bad" : "") },
+    { ...CELL, cell: (row) => `${span(row.age_ms / 1000)} ago` },
+    { ...CELL, cell: (row) => span(Math.max(0, now.at - row.started_at)) },
+    { ...CELL, cell: (row) => bytes(row.usage.memory_bytes) },
+    { ...CELL, cell: (row) => bytes(row.executors_bytes) },
+    { ...CELL, cell: (row) => count(row.usage.fds) },
+    { cell: (row) => row.version },
+  ], "No process is known.");
 }
 
 const explains = (id, name, total = "") => html("button", { type: "button", class: "plain mono", "data-explain": id, "data-total": total, "aria-haspopup": "dialog", "aria-label": `Explain ${name}` }, name.slice(0, 13));

@@ -1,0 +1,3 @@
+"""The version of Bunch, as `pyproject.toml` has it too; a test holds the two together."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,70 @@
+"""Metrics of processes, of their machine's Redis, and of what was built: those that need no GPU to exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from redis import Redis
+
+from tasks.roles import RoleRow, Roles, Usage
+
+_ROLES = ("ops", "web", "worker")
+
+
+def machine_metrics(redis: Redis) -> list[Metric]:
+    """Raises RedisError."""
+    roles = Roles(redis)
+    rows = roles.rows()
+    silent = [row for row in rows if roles.is_silent(row)]
+    memory = redis.info("memory")
+    used = GaugeMetricFamily(
+        "bunch_redis_memory_used_bytes", "What Redis has in use.", value=float(memory.get("used_memory", 0))
+    )
+    limit = GaugeMetricFamily(
+        "bunch_redis_memory_max_bytes", "What it may use; 0: no limit.", value=float(memory.get("maxmemory", 0))
+    )
+    return [used, limit, *_processes(rows, silent), *_usage(rows), _build(rows)]
+
+
+def _processes(rows: Sequence[RoleRow], silent: Sequence[RoleRow]) -> Iterable[Metric]:
+    family = GaugeMetricFamily(
+        "bunch_processes", "Processes by role: heard of, or silent for the last minute.", labels=("role", "state")
+    )
+    for role in _ROLES:
+        quiet = sum(row.role == role for row in silent)
+        family.add_metric((role, "alive"), sum(row.role == role for row in rows) - quiet)
+        family.add_metric((role, "silent"), quiet)
+    return [family]
+
+
+def _usage(rows: Sequence[RoleRow]) -> Iterable[Metric]:
+    labels = ("role", "process")
+    cpu = CounterMetricFamily("bunch_process_cpu_seconds", "User and system time of a process.", labels=labels)
+    memory = GaugeMetricFamily("bunch_process_resident_memory_bytes", "Resident memory of a process.", labels=labels)
+    fds = GaugeMetricFamily("bunch_process_open_fds", "Open file descriptors of a process.", labels=labels)
+    for role, name, usage in _named(rows):
+        # Of one that could not be measured there is nothing, rather than nought.
+        if usage.memory_bytes:
+            cpu.add_metric((role, name), usage.cpu_s)
+            memory.add_metric((role, name), usage.memory_bytes)
+            fds.add_metric((role, name), usage.fds)
+    return [cpu, memory, fds]
+
+
+def _named(rows: Sequence[RoleRow]) -> Iterable[tuple[str, str, Usage]]:
+    for row in rows:
+        # Frontends of a host have one name and are told apart by their pid; a worker's is its own.
+        yield row.role, f"{row.name}:{row.pid}" if row.role == "web" else row.name, row.usage
+        for executor, usage in row.executors.items():
+            yield "executor", f"{row.name}:{executor}", usage
+
+
+def _build(rows: Sequence[RoleRow]) -> Metric:
+    family = GaugeMetricFamily(
+        "bunch_build_info", "Processes of each version of Bunch, and of Python.", labels=("version", "python")
+    )
+    kinds = [(row.version, row.python) for row in rows]
+    for kind in sorted(set(kinds)):
+        family.add_metric(kind, kinds.count(kind))
+    return family
