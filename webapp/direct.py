@@ -50,7 +50,7 @@ _encode = msgspec.json.Encoder().encode
 class DirectModel:
     """One model's API, for the greenlets of one process. Constructing opens nothing."""
 
-    def __init__(self, model: ModelSettings) -> None:
+    def __init__(self, model: ModelSettings, max_output_bytes: int) -> None:
         import httpx
 
         options = model.options
@@ -58,6 +58,7 @@ class DirectModel:
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self._failed_to_ask = httpx.HTTPError
         self._model = model
+        self._max_output_bytes = max_output_bytes
         self._url = str(options.get("url", model.source))
         self._timeout_s = float(options.get("timeout_ms", model.timeout_ms)) / 1000
         self._headers = header_values(options.get("headers", {}))
@@ -141,7 +142,12 @@ class DirectModel:
             raise InferenceFailed(public) from None
         if len(outputs) != 1:
             raise InferenceFailed(f"the model's API gave {len(outputs)} outputs for one input")
-        return _encode(outputs[0])
+        output = _encode(outputs[0])
+        if len(output) > self._max_output_bytes:
+            raise InferenceFailed(
+                f"the model's output is {len(output)} bytes of JSON; at most {self._max_output_bytes} are taken"
+            )
+        return output
 
     def _log(self, public: str, said: str) -> None:
         """What the API said is for operators; without the headers that it was sent."""
@@ -153,7 +159,8 @@ class DirectModels:
     """Those models that have it switched on."""
 
     def __init__(self, settings: Settings) -> None:
-        self._models = {name: DirectModel(model) for name, model in settings.models.items() if model.direct}
+        limit = settings.max_output_bytes
+        self._models = {name: DirectModel(model, limit) for name, model in settings.models.items() if model.direct}
 
     def waiting(
         self,

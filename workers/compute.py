@@ -293,7 +293,7 @@ class Batch:
         return next(filter(is_sampled, theirs), theirs[0] if theirs else "")
 
     def harvest(self) -> Harvest:
-        return Harvest([(self._raw[each], self.known[each]) for each in self.members], miscounted=self.miscounted)
+        return Harvest(self.members, self._raw, self.known, miscounted=self.miscounted)
 
     def answers_metadata(self) -> dict[int, bytes]:
         """By index, of those whose outcome is an output."""

@@ -16,7 +16,7 @@ several, or the second barren one in a row, asks for a fresh process; `workers.r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import structs
 
@@ -37,14 +37,29 @@ class Harvest:
     """What came of the inputs of one batch that reached the model.
 
     Args:
-        known: each input, with its output or its error.
+        members: their places in `raw`.
+        known: by the same places, output or error of each.
         miscounted: the model returned anything but one output each.
     """
 
-    def __init__(self, known: Sequence[tuple[Sample, bytes | ItemError]], *, miscounted: bool = False) -> None:
-        self.size = len(known)
-        self.sample = next((sample for sample, outcome in known if isinstance(outcome, bytes)), None)
-        errors = [outcome for _, outcome in known if isinstance(outcome, ItemError)]
+    def __init__(
+        self,
+        members: Sequence[int],
+        raw: Sequence[Sample],
+        known: Mapping[int, bytes | ItemError],
+        *,
+        miscounted: bool = False,
+    ) -> None:
+        self.size = len(members)
+        self.sample: Sample | None = raw[members[0]]
+        self.fault: ItemError | None = None
+        self.is_barren = False
+        outcomes = [known[each] for each in members]
+        if set(map(type, outcomes)) == {bytes}:
+            # As nearly always, and at once.
+            return
+        self.sample = next((raw[each] for each in members if isinstance(known[each], bytes)), None)
+        errors = [each for each in outcomes if isinstance(each, ItemError)]
         self.fault = next((each for each in errors if each.device_fault), None)
         # Failures of memory or a network, and of the model's own contract, say nothing about this process.
         self.is_barren = (

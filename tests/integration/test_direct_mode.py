@@ -131,6 +131,7 @@ class Frontend:
             "BUNCH_WEB_WORKERS": "1",
             "BUNCH_STATE_DIR": str(folder / "var"),
             "BUNCH_GRACEFUL_TIMEOUT_MS": "2000",
+            "BUNCH_MAX_OUTPUT_BYTES": "65536",
         }
         self._pool = ThreadPoolExecutor(16)
         self._process: subprocess.Popen[bytes] | None = None
@@ -308,6 +309,7 @@ def test_the_callers_deadline_ends_the_call_and_frees_its_place(web: Frontend, a
         ({"answer": '{"outputs": {}}'}, 500, "INFERENCE_FAILED"),
         ({"answer": '{"outputs": [' + "[" * 5000 + "]" * 5000 + "]}"}, 500, "INFERENCE_FAILED"),
         ({"answer": "no JSON"}, 500, "INFERENCE_FAILED"),
+        ({"answer": f'{{"outputs": ["{"x" * 70_000}"]}}'}, 500, "INFERENCE_FAILED"),
     ],
     ids=lambda value: str(value)[:40],
 )

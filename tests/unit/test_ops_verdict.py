@@ -52,6 +52,11 @@ def test_when_all_is_well_there_is_nothing_to_say() -> None:
     ("given", "level", "words"),
     [
         ({"healthy": ()}, "bad", "No worker takes batches"),
+        (
+            {"workers": (worker(executor(), executor(state="starting", error="log\nits device failed")),)},
+            "warn",
+            "a/0 is being replaced: its device failed",
+        ),
         ({"models": ("a", "b")}, "bad", "b is not served"),
         (
             {"workers": (worker(executor()), worker(name="w2")), "healthy": (worker(executor()),)},
