@@ -27,7 +27,7 @@ class Request(msgspec.Struct, eq=False):
     A `result_ttl_ms` of 0 stores no result. `canvas` is the whole message, when something follows after this task.
     Of a request that is not `tracked`, nobody knows the id before it has ended. `owner` is empty with auth off.
     `request_id` is the caller's own name for it, if it gave one; `traceparent` is the W3C trace that it belongs to,
-    `tracestate` what vendors have added to that.
+    `tracestate` what vendors have added to that. `client_id` is which of its clients asked, if its caller said so.
     `question` is what others may ask too, or empty; its answer is kept for `keep_ms`.
     """
 
@@ -52,6 +52,7 @@ class Request(msgspec.Struct, eq=False):
     question: str = ""
     keep_ms: int = 0
     tracestate: str = ""
+    client_id: str = ""
 
 
 # Ours in the metadata of an answer: a model's own of these names are left out.

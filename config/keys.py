@@ -20,6 +20,7 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:pace:<model>` | hash | an hour after the last worker | worker → heartbeat's time, executors, what each can do |
 | `bunch:capacity:<model>` | string | 5 s, used for 250 ms | what the fleet can do and how full Redis is, as of then |
 | `bunch:quota:<key id>` | string | until the quota is whole | when the key's next request would be due, in µs |
+| `bunch:quota:client:<hash>` | string | until the quota is whole | the same of one of an owner's clients |
 | `bunch:delayed:<model>` | zset | until due | retries in their pause: rank and message → Redis time in ms |
 | `bunch:dead` | zset | bounded by count and age | dead letters: task id → Redis time in ms of its end |
 | `bunch:dead:<id>` | hash | with its entry above | one dead letter: message, rank, record (JSON) |
@@ -125,6 +126,10 @@ class Shard:
 
     def quota(self, key_id: str) -> str:
         return f"bunch:quota:{key_id}{self.tag}"
+
+    def client_quota(self, name: str) -> str:
+        """`name` is a hash of an owner and what it calls its client."""
+        return f"bunch:quota:client:{name}{self.tag}"
 
     def delayed(self, model: str) -> str:
         return f"bunch:delayed:{model}{self.tag}"

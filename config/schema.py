@@ -114,6 +114,8 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     enterprise_rpm: Rpm = 10_000
     paid_rpm: Rpm = 1_000
     free_rpm: Rpm = 60
+    # Requests a minute of each `client_id` of an owner; 0: no limit but the key's.
+    client_rpm: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     burst_ms: Milliseconds = 10_000
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1_048_576
     # Of a web process: requests that have begun to arrive and are not whole.

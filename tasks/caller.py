@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from config.tiers import TIERS, Tier
+
+CLIENT_ID = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$(?!\n)"
+"""What a caller may call one of its own clients: no control characters, since logs and the ledger show it."""
+MAX_CLIENT_ID = 128
+_client_id = re.compile(CLIENT_ID)
+
+
+def valid_client_id(text: str) -> str:
+    """The same, or empty for what is none."""
+    return text if len(text) <= MAX_CLIENT_ID and _client_id.search(text) else ""
 
 
 @dataclass(frozen=True, slots=True)

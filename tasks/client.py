@@ -101,6 +101,7 @@ class Client:
         caller: Caller | None = None,
         traceparent: str = "",
         tracestate: str = "",
+        client_id: str = "",
         idempotency_key: str = "",
         call: bytes = b"",
         fresh: bool = False,
@@ -117,6 +118,7 @@ class Client:
             hung_up: whether the caller has gone meanwhile; such a request is taken back, if it still waits.
             traceparent: the trace that it belongs to, valid, or empty.
             tracestate: what vendors have added to that trace, valid, or empty.
+            client_id: which of the caller's clients it is, as the caller calls it: for log, ledger and traces.
             idempotency_key: the caller's; of the requests that it sends with the same one, only the first is run. That
                 goes on, and its result is kept for those who poll, also when its caller has gone.
             call: `tasks.once.call_hash` of a call of several requests; with its key, another is refused as a whole.
@@ -146,6 +148,7 @@ class Client:
             traceparent,
             once,
             tracestate,
+            client_id,
         )
         rest = self._writer.rest(out, time.time())
         # Not before nothing can fail any more: nobody would forget it.

@@ -37,7 +37,8 @@ _MAX_ID = 64
 
 
 class LedgerRow(NamedTuple):
-    """One request that ended. Times are epoch milliseconds; `error` is the contract's code, if it failed.
+    """One request that ended. Times are epoch milliseconds; `error` is the contract's code, if it failed, `client_id`
+    which of the owner's clients asked, if it said so.
 
     The fields are the columns of the database, in their order: rows go there as they are.
     """
@@ -52,10 +53,11 @@ class LedgerRow(NamedTuple):
     latency_ms: int
     attempts: int
     error: str | None = None
+    client_id: str | None = None
 
 
 # As the database takes it: named, each would cost as much again as all else that is done to it before.
-Row: TypeAlias = tuple[str, str, str, str, str, int, int, int, int, str | None]
+Row: TypeAlias = tuple[str, str, str, str, str, int, int, int, int, str | None, str | None]
 
 
 class RowGroup(msgspec.Struct, frozen=True, array_like=True):
@@ -70,6 +72,7 @@ class RowGroup(msgspec.Struct, frozen=True, array_like=True):
     completed_ms: int
     attempts: int
     error: str | None = None
+    client_id: str | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -78,8 +81,9 @@ class RowGroup(msgspec.Struct, frozen=True, array_like=True):
         # The one may be of another clock than the other.
         latency_ms = [max(0, self.completed_ms - each) for each in self.created_ms]
         alike = map(repeat, (self.owner, self.tier, self.model, self.status))
-        completed, attempts, error = map(repeat, (self.completed_ms, self.attempts, self.error))
-        return zip(self.ids, *alike, self.created_ms, completed, latency_ms, attempts, error, strict=False)
+        completed, attempts = map(repeat, (self.completed_ms, self.attempts))
+        last = map(repeat, (self.error, self.client_id))
+        return zip(self.ids, *alike, self.created_ms, completed, latency_ms, attempts, *last, strict=False)
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from batching.stamp import NO_KEY, read_stamp, read_times
 from batching.store import Entry, Verdict
 from config.keys import TASK_NAME
 from config.tiers import TIERS
+from tasks.caller import valid_client_id
 from tasks.compression import decompress
 from tasks.named import named
 from tasks.once import Once, read_mark
@@ -56,6 +57,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     traceparent: str = ""
     once: Once | None = None
     tracestate: str = ""
+    client_id: str = ""
 
 
 class MessageWriter:
@@ -83,6 +85,8 @@ class MessageWriter:
         expires = _iso_second(int(now_epoch_s + out.deadline_ms / 1000) + 1)
         # Both were checked by whoever took them from the caller: nothing in them needs escaping.
         more = f',"traceparent":"{out.traceparent}"' if out.traceparent else ""
+        if out.client_id:
+            more += f',"bunch_client":{_encode(out.client_id).decode()}'
         if out.tracestate:
             more += f',"tracestate":{_encode(out.tracestate).decode()}'
         if out.request_id:
@@ -118,6 +122,7 @@ class _Headers(msgspec.Struct):
     ignore_result: bool | None = False
     bunch_sent: int = 0
     bunch_owner: str = ""
+    bunch_client: Any = None
     bunch_once: str = ""
     compression: str | None = None
     traceparent: Any = None
@@ -322,12 +327,13 @@ def _request(
         owner=headers.bunch_owner,
         traceparent=_text_of(headers.traceparent, valid) if headers.traceparent else "",
         tracestate=_text_of(headers.tracestate, valid_state) if headers.tracestate else "",
+        client_id=_text_of(headers.bunch_client, valid_client_id) if headers.bunch_client else "",
         request_id=headers.request_id if isinstance(headers.request_id, str) else "",
     )
 
 
 def _text_of(header: Any, checked: Callable[[str], str]) -> str:
-    """Anybody's header, whatever it holds: a trace is no reason to refuse a request."""
+    """Anybody's header, whatever it holds: none of these is a reason to refuse a request."""
     return checked(header) if isinstance(header, str) else ""
 
 

@@ -56,6 +56,7 @@ def remember(
         "task_id": task_id,
         "model": model,
         "tier": tier.value,
+        "client_id": call.client_id or None,
         "trace_id": trace.trace_id(call.traceparent),
         "code": code,
         "latency_ms": round(took_s * 1000, 1),

@@ -32,6 +32,7 @@ from config.tiers import Tier
 from tasks.app import make_app
 from tasks.caller import Caller
 from tasks.client import Client
+from tasks.clients import ClientLimit
 from tasks.errors import BunchError, RateLimited
 from tasks.fleet import Fleet
 from tasks.history import History
@@ -308,6 +309,7 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
         identity=make_identity(settings, redis),
         readiness=Readiness(redis, fleet, tuple(settings.models)),
         large=LargeBodies(client.charge),
+        clients=ClientLimit(settings, redis),
         declared=declared_by(settings),
         ledger=ledger,
         record=record,

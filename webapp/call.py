@@ -64,9 +64,11 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Call:
-    """One HTTP request over its WSGI environment; `caller` is set once it has been identified."""
+    """One HTTP request over its WSGI environment; `caller` is set once it has been identified, `client_id` once a body
+    has been read that says which of the caller's clients asks.
+    """
 
-    __slots__ = ("_environ", "_request_id", "caller", "caller_request_id")
+    __slots__ = ("_environ", "_request_id", "caller", "caller_request_id", "client_id")
 
     caller: Caller
 
@@ -76,6 +78,7 @@ class Call:
         # An id that could not be quoted safely in a log line or a header is replaced, not refused.
         self.caller_request_id = given if given and _REQUEST_ID.fullmatch(given) else ""
         self._request_id = self.caller_request_id
+        self.client_id = ""
 
     @property
     def request_id(self) -> str:

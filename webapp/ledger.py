@@ -29,18 +29,18 @@ class DoorLedger:
         self._greenlet.kill()
         self._buffer.flush()
 
-    def note(self, owner: str, tier: Tier, model: str, error: BunchError, seconds: float) -> None:
+    def note(self, owner: str, client_id: str, tier: Tier, model: str, error: BunchError, seconds: float) -> None:
         if error.code not in AT_THE_DOOR:
             return
         now_ms, latency_ms = int(time.time() * 1000), round(seconds * 1000)
         # Under an id of its own: the task's was never told to anybody.
-        self._buffer.note(
-            RowGroup([new_id()], [now_ms - latency_ms], owner, tier.value, model, REFUSED, now_ms, 0, error.code)
-        )
+        ended = (owner, tier.value, model, REFUSED, now_ms, 0, error.code, client_id or None)
+        self._buffer.note(RowGroup([new_id()], [now_ms - latency_ms], *ended))
 
     def answered(self, out: Outgoing, tier: Tier) -> None:
         now_ms = int(time.time() * 1000)
-        self._buffer.note(RowGroup([out.task_id], [now_ms], out.owner, tier.value, out.model, COMPLETED, now_ms, 0))
+        ended = (out.owner, tier.value, out.model, COMPLETED, now_ms, 0, None, out.client_id or None)
+        self._buffer.note(RowGroup([out.task_id], [now_ms], *ended))
 
     def _flush_forever(self) -> None:
         while True:

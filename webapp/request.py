@@ -11,6 +11,7 @@ import gevent
 import msgspec
 
 from config.settings import Settings
+from tasks.caller import CLIENT_ID, MAX_CLIENT_ID
 from webapp.call import Call
 from webapp.errors import ApiError
 from webapp.large import LARGE_BYTES, LargeBodies
@@ -31,6 +32,9 @@ _LONGEST_MEDIA_TYPE = 1024
 _PLAIN = frozenset({"", "identity"})
 
 
+ClientId = Annotated[str, msgspec.Meta(max_length=MAX_CLIENT_ID, pattern=CLIENT_ID)]
+
+
 class InferenceBody(msgspec.Struct):
     """`POST /v1/inference`."""
 
@@ -38,7 +42,7 @@ class InferenceBody(msgspec.Struct):
     model: str | None = None
     parameters: dict[str, Any] | None = None
     timeout_ms: Milliseconds | None = None
-    client_id: str | None = None
+    client_id: ClientId | None = None
 
 
 class BulkBody(msgspec.Struct):
@@ -48,7 +52,7 @@ class BulkBody(msgspec.Struct):
     model: str | None = None
     parameters: dict[str, Any] | None = None
     timeout_ms: Milliseconds | None = None
-    client_id: str | None = None
+    client_id: ClientId | None = None
 
 
 class PredictBody(msgspec.Struct):

@@ -10,6 +10,7 @@ from redis import Redis
 
 from config.settings import Settings
 from tasks.client import Client
+from tasks.clients import ClientLimit
 from tasks.fleet import Fleet
 from tasks.history import History
 from tasks.metrics import SharedMetrics
@@ -43,6 +44,7 @@ class Services:
     identity: Identity
     readiness: Readiness
     large: LargeBodies
+    clients: ClientLimit
     declared: Mapping[str, Declared] = field(default_factory=dict)
     ledger: DoorLedger | None = None
     record: DoorRecord | None = None

@@ -57,12 +57,13 @@ class LedgerObserver(NullObserver):
         for request, outcome in settled:
             # What nearly all are is told apart without a look at the rest.
             status, error = (COMPLETED, None) if type(outcome) is Ok else (_status(outcome), code_of(outcome) or None)
-            alike = (request.owner, request.tier, status, request.attempt, error)
+            alike = (request.owner, request.tier, status, request.attempt, error, request.client_id)
             group = groups.get(alike)
             if group is None:
                 attempts = request.attempt - unused
                 group = groups[alike] = RowGroup(
-                    [], [], request.owner, request.tier.value, batch.model, status, completed_ms, attempts, error
+                    *([], [], request.owner, request.tier.value, batch.model, status, completed_ms, attempts, error),
+                    request.client_id or None,
                 )
             group.ids.append(bounded_id(request.id))
             group.created_ms.append(request.enqueued_ms or batch.claimed_ms)

@@ -231,6 +231,7 @@ def about(request: Request, batch: BatchInfo) -> dict[str, Any]:
         "request_id": request.request_id or request.id,
         "task_id": request.id,
         "tier": request.tier.value,
+        "client_id": request.client_id or None,
         "attempt": request.attempt,
         "trace_id": trace.trace_id(request.traceparent),
     }

@@ -121,6 +121,7 @@ class BatchTracer:
             "bunch.request_id": request.request_id or request.id,
             "bunch.tier": request.tier.value,
             "bunch.attempt": request.attempt,
+            **({"bunch.client_id": request.client_id} if request.client_id else {}),
         }
         links = [] if inside is None else [inside]
         sender = Remote(request.traceparent, request.tracestate)

@@ -27,6 +27,7 @@ class Shed(str, Enum):
 
     QUEUE_FULL = "queue_full"
     RATE = "rate"
+    CLIENT = "client"
     MEMORY = "memory"
     PRESSURE = "pressure"
     SHARE = "share"

@@ -56,6 +56,7 @@ class LedgerLine(Base):
     latency_ms: Mapped[int] = mapped_column(Integer)
     attempts: Mapped[int] = mapped_column(Integer)
     error: Mapped[str | None] = mapped_column(String(32))
+    client_id: Mapped[str | None] = mapped_column(String(128))
 
 
 class Registry(Base):

@@ -192,11 +192,14 @@ def test_rows_reach_the_database_once(engine: Engine, chores: Chores, redis: Red
 
 
 def test_what_a_row_says_is_what_is_kept(engine: Engine) -> None:
-    said = row(1, owner="jwt:ä", status=REFUSED, error="RATE_LIMITED", attempts=0)
+    said = row(1, owner="jwt:ä", status=REFUSED, error="RATE_LIMITED", attempts=0, client_id="Łaptop 7")
     LedgerStore(engine).write([said])
     with engine.connect() as connection:
         kept = connection.execute(select(LedgerLine.__table__)).one()
-    assert tuple(kept) == (*("id-1", "jwt:ä", "paid", "echo", REFUSED, NOW_MS - 20, NOW_MS, 20, 0, "RATE_LIMITED"),)
+    assert tuple(kept) == (
+        *("id-1", "jwt:ä", "paid", "echo", REFUSED, NOW_MS - 20, NOW_MS, 20, 0, "RATE_LIMITED"),
+        "Łaptop 7",
+    )
 
 
 def test_a_row_that_no_database_takes_costs_only_itself(engine: Engine) -> None:

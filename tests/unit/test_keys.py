@@ -26,6 +26,7 @@ NAMES = {
     "held": lambda shard: shard.held(shard.queue("minilm", Tier.PAID)),
     "pace": lambda shard: shard.pace("minilm"),
     "capacity": lambda shard: shard.capacity("minilm"),
+    "client_quota": lambda shard: shard.client_quota("0f"),
     "quota": lambda shard: shard.quota("k1"),
     "scale": lambda shard: shard.scale(),
     "cancelled": lambda shard: shard.cancelled(),

@@ -122,6 +122,7 @@ def test_what_ended_together_but_not_alike_is_told_apart(stream: Stream, buffer:
         (request(6, enqueued_ms=1150), Ok(b"1")),
         (request(7, enqueued_ms=0), Ok(b"1")),
         (request(8, enqueued_ms=2000), Ok(b"1")),
+        (request(9, client_id="laptop"), Ok(b"1")),
     ]
     LedgerObserver(buffer).finished(settled, INFO)
     buffer.flush()
@@ -136,6 +137,7 @@ def test_what_ended_together_but_not_alike_is_told_apart(stream: Stream, buffer:
     assert [n for n in range(1, 9) if rows[f"id-{n}"].tier != "paid"] == [3]
     assert [n for n in range(1, 9) if rows[f"id-{n}"].attempts != 1] == [4]
     assert [n for n in range(1, 9) if rows[f"id-{n}"].error] == [5]
+    assert [row.client_id for row in rows.values() if row.client_id] == [rows["id-9"].client_id] == ["laptop"]
 
 
 def test_ids_of_celery_clients_are_cut_to_what_fits() -> None:
@@ -145,12 +147,13 @@ def test_ids_of_celery_clients_are_cut_to_what_fits() -> None:
 def test_a_frontend_notes_what_was_refused_at_the_door(stream: Stream, buffer: LedgerBuffer) -> None:
     refusals = DoorLedger(buffer)
     for error in (ServiceOverloaded("full"), InputRejected("no"), DeadlineExceeded("late")):
-        refusals.note("acme", Tier.FREE, "echo", error, 0.002)
+        refusals.note("acme", "laptop", Tier.FREE, "echo", error, 0.002)
     buffer.flush()
     (row,) = stream.rows
     assert (row.owner, row.tier, row.status, row.error, row.attempts) == (
         *("acme", "free", "refused", "SERVICE_OVERLOADED", 0),
     )
+    assert row.client_id == "laptop"
     assert row.completed_ms - row.created_ms == row.latency_ms == 2
 
 

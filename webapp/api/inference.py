@@ -58,6 +58,7 @@ def infer(services: Services, call: Call) -> Answer:
     started = perf_counter()
     settings = services.settings
     body = read_body(call, _inference, services.large)
+    call.client_id = body.client_id or ""
     model = model_name(settings, body.model)
     declared = services.declared.get(model)
     if declared is not None:
@@ -126,6 +127,7 @@ def bulk(services: Services, call: Call) -> Answer:
     started = perf_counter()
     settings = services.settings
     body = read_body(call, _bulk, services.large)
+    call.client_id = body.client_id or ""
     if len(body.inputs) > settings.max_bulk_items:
         raise ApiError("INVALID_INPUT", f"inputs: at most {settings.max_bulk_items} in one call")
     model = model_name(settings, body.model)
@@ -152,6 +154,7 @@ def bulk(services: Services, call: Call) -> Answer:
             caller=call.caller,
             traceparent=traceparent,
             tracestate=tracestate,
+            client_id=call.client_id,
             # No key of a caller's has a line feed in it.
             idempotency_key=f"{key}\n{number}" if key else "",
             call=whole,
@@ -174,7 +177,7 @@ def bulk(services: Services, call: Call) -> Answer:
             count(model, tier, error.code, perf_counter() - started, error.reason)
             errors.append(error)
             if services.ledger is not None:
-                services.ledger.note(call.caller.owner, tier, model, error, perf_counter() - started)
+                services.ledger.note(call.caller.owner, call.client_id, tier, model, error, perf_counter() - started)
             if services.record is not None and pending is not None:
                 services.record.note(call, pending.task_id, model, tier, error)
             failed = {"error": error.code, "message": error.message}
@@ -194,17 +197,25 @@ def bulk(services: Services, call: Call) -> Answer:
 
 def _refusals(services: Services, call: Call, model: str, body: BulkBody) -> list[BunchError | None]:
     """What is wrong with each input, or with all of them. Raises InvalidInput for the parameters."""
-    unavailable = services.readiness.refusal(model)
+    refused = _refusal(services, call, model, len(body.inputs))
     declared = services.declared.get(model)
     if declared is None:
-        return [unavailable] * len(body.inputs)
+        return [refused] * len(body.inputs)
     with services.large.turn(call.body_bytes):
         declared.check_parameters(body.parameters)
         wrong = declared.refusals(body.inputs)
     if any(wrong) and call.body_bytes >= COUNTED_BYTES:
         # What is queued counts by itself.
         services.large.refused(call.caller)
-    return [each or unavailable for each in wrong]
+    return [each or refused for each in wrong]
+
+
+def _refusal(services: Services, call: Call, model: str, count: int = 1) -> BunchError | None:
+    """What can be said without the queue."""
+    refusal = services.readiness.refusal(model)
+    if refusal is not None or not call.client_id:
+        return refusal
+    return services.clients.refusal(call.caller.owner, call.client_id, count)
 
 
 def _by_turns(items: Sequence[Item]) -> Iterator[Item]:
@@ -269,9 +280,9 @@ def _run(
     pending: Pending | None = None
     outcome: Outcome | None = None
     try:
-        unavailable = services.readiness.refusal(model)
-        if unavailable is not None:
-            raise unavailable
+        refusal = _refusal(services, call, model)
+        if refusal is not None:
+            raise refusal
         pending = services.client.submit(
             model,
             tier,
@@ -284,6 +295,7 @@ def _run(
             caller=call.caller,
             traceparent=call.traceparent,
             tracestate=call.tracestate,
+            client_id=call.client_id,
             idempotency_key=key,
             fresh=wants_fresh(call),
         )
@@ -291,13 +303,14 @@ def _run(
             # With one, it may turn out to be another task.
             call.became(pending.task_id)
         if call.span is not None:
-            call.span.set_attributes({"bunch.model": model, "bunch.tier": tier.value, "bunch.task_id": pending.task_id})
+            about = {"bunch.model": model, "bunch.tier": tier.value, "bunch.task_id": pending.task_id}
+            call.span.set_attributes(about | ({"bunch.client_id": call.client_id} if call.client_id else {}))
         outcome = until(pending)
         code = "OK"
     except BunchError as error:
         code, shed = error.code, error.reason
         if services.ledger is not None:
-            services.ledger.note(call.caller.owner, tier, model, error, perf_counter() - started)
+            services.ledger.note(call.caller.owner, call.client_id, tier, model, error, perf_counter() - started)
         if services.record is not None and pending is not None:
             services.record.note(call, pending.task_id, model, tier, error)
         if isinstance(error, DeadlineExceeded):
