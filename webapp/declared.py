@@ -3,17 +3,21 @@
     input, parameters ─▶ Declared.check ─┬─ as declared ─▶ on to admission
                                          └─ InvalidInput (400): `input.tags[3]: the value does not match "^[a-z]+$"`
 
-A model without a schema has no `Declared`, and its requests pay for nothing but the look into a dictionary.
+A function whose module can be seen from here takes strings. Any other model without a schema has no `Declared`, and its
+requests pay for nothing but the look into a dictionary.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config.declared import compile_schema, where
 from config.schema import ModelSettings
 from config.settings import Settings
+from config.sources import is_plain_function
 from tasks.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -33,7 +37,7 @@ class Declared:
 
     def check(self, value: object, parameters: dict[str, Any] | None, *, name: str = "input") -> None:
         """`name` is what the input is called where it stands. Raises InvalidInput, which says where."""
-        refusal = self._refusal(self._input, name, value)
+        refusal = self._input_refusal(name, value)
         if refusal is not None:
             raise refusal
         self.check_parameters(parameters)
@@ -46,7 +50,10 @@ class Declared:
 
     def refusals(self, inputs: Sequence[object]) -> list[InvalidInput | None]:
         """What is wrong with each input of a bulk call."""
-        return [self._refusal(self._input, f"inputs[{at}]", each) for at, each in enumerate(inputs)]
+        return [self._input_refusal(f"inputs[{at}]", each) for at, each in enumerate(inputs)]
+
+    def _input_refusal(self, name: str, value: object) -> InvalidInput | None:
+        return self._refusal(self._input, name, value)
 
     def _refusal(self, validator: Validator | None, name: str, value: object) -> InvalidInput | None:
         # Asked first: most are valid, and that is the cheaper question.
@@ -57,6 +64,13 @@ class Declared:
         if len(text) > _LONGEST:
             text = f"{text[:_LONGEST]}…"
         return InvalidInput(f"{text} (what {self._name} takes: GET /v1/models)")
+
+
+class Strings(Declared):
+    """A function, `batchstring(inputs: list[str])`, that declares nothing of its input: it takes strings."""
+
+    def _input_refusal(self, name: str, value: object) -> InvalidInput | None:
+        return None if isinstance(value, str) else InvalidInput(f"{name}: {self._name} takes strings; this is none")
 
 
 def _first_error(validator: Validator, value: object) -> ValidationError:
@@ -73,12 +87,17 @@ def _first_error(validator: Validator, value: object) -> ValidationError:
 
 
 def declared_by(settings: Settings) -> dict[str, Declared]:
-    """Of the models that declare anything."""
-    return {
-        name: Declared(model)
-        for name, model in settings.models.items()
-        if model.input_schema is not None or model.parameters_schema is not None
-    }
+    """Of the models that declare anything, by a schema or by being a function."""
+    # As `workers.model_path` has it.
+    folder = [str(Path(settings.config_file).parent)] if settings.config_file else []
+    path = [*folder, *sys.path]
+    declared: dict[str, Declared] = {}
+    for name, model in settings.models.items():
+        if model.input_schema is None and not model.is_url and is_plain_function(model.source, path):
+            declared[name] = Strings(model)
+        elif model.input_schema is not None or model.parameters_schema is not None:
+            declared[name] = Declared(model)
+    return declared
 
 
 def _validator(schema: dict[str, Any] | str | None) -> Validator | None:

@@ -18,6 +18,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from config.environ import ROOT
+from config.sources import find_module
 
 _FACE = "bunch"
 
@@ -45,19 +46,9 @@ def make_way(path: Sequence[str], source: str) -> None:
 
 def _is_shipped(module: str, theirs: Sequence[str]) -> bool:
     """Whether `module` is one of this checkout, an address among them, and not one of the author's."""
-    return module.startswith("http") or (not _exists(module, theirs) and _exists(module, [str(ROOT)]))
-
-
-def _exists(module: str, path: Sequence[str]) -> bool:
-    """Whether `path` has it; nothing of it is run."""
-    name, found = "", list(path)
-    for part in module.split("."):
-        name = f"{name}.{part}" if name else part
-        spec = PathFinder.find_spec(name, found)
-        if spec is None:
-            return False
-        found = list(spec.submodule_search_locations or ())
-    return True
+    return module.startswith("http") or (
+        find_module(module, theirs) is None and find_module(module, [str(ROOT)]) is not None
+    )
 
 
 def _our_packages() -> list[str]:

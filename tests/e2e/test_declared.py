@@ -75,3 +75,18 @@ def test_the_description_of_the_api_has_it(api: Api) -> None:
     (rule,) = components["InferenceBody"]["allOf"]
     assert rule["if"] == {"properties": {"model": {"const": MODEL}}, "required": ["model"]}
     assert rule["then"]["properties"]["input"] == {"$ref": "#/components/schemas/picky.input"}
+
+
+@pytest.mark.parametrize("value", [5, None, True, ["a"], {"text": "a"}])
+def test_a_function_takes_strings_and_the_door_says_so(api: Api, value: object) -> None:
+    told = "shout takes strings"
+    answer = api.infer(value, "shout")
+    assert (answer.status, answer.error) == (400, "INVALID_INPUT")
+    assert answer.json["message"].startswith(f"input: {told}")
+    answer = api.post("/v1/predict", {"model_id": "shout", "input_data": value})
+    assert answer.status == 400
+    assert answer.json["message"].startswith(f"input_data: {told}")
+    fine, wrong = api.post("/v1/inference/bulk", {"model": "shout", "inputs": ["a", value]}).json["results"]
+    assert fine["output"] == "A"
+    assert (wrong["error"], wrong["message"].partition(";")[0]) == ("INVALID_INPUT", f"inputs[1]: {told}")
+    assert "task_id" not in wrong, "nothing was queued for it"

@@ -143,3 +143,24 @@ def test_a_schema_is_compiled_without_the_network(monkeypatch: pytest.MonkeyPatc
     """The drafts themselves are known by heart."""
     schema = {"$ref": "https://json-schema.org/draft/2020-12/schema"}
     assert compile_schema(schema).is_valid({"type": "string"})
+
+
+def test_a_function_beside_the_file_takes_strings_whatever_else_it_declares(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("def batchstring(inputs):\n    return inputs\n\n\nclass Model:\n    pass\n")
+    settings = load(
+        tmp_path,
+        '[models.f]\nsource = "beside:batchstring"\nparameters_schema = { maxProperties = 1 }\n'
+        '[models.own]\nsource = "beside:batchstring"\ninput_schema = { maxLength = 3 }\n'
+        '[models.c]\nsource = "beside:Model"\n[models.unseen]\nsource = "elsewhere:batchstring"\n'
+        '[models.api]\nsource = "http://127.0.0.1:1/"\n',
+    )
+    declared = declared_by(settings)
+    assert set(declared) == {"f", "own"}
+    declared["f"].check("text", {"a": 1})
+    with pytest.raises(InvalidInput, match="input: f takes strings"):
+        declared["f"].check(3, None)
+    with pytest.raises(InvalidInput, match="parameters"):
+        declared["f"].check("text", {"a": 1, "b": 2})
+    assert [each is None for each in declared["f"].refusals(["a", 1])] == [True, False]
+    with pytest.raises(InvalidInput, match="longer than 3"):
+        declared["own"].check("text", None)

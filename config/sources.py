@@ -1,0 +1,48 @@
+"""A model's source looked at without running any of it: a frontend must not import what an executor's process does."""
+
+from __future__ import annotations
+
+import ast
+import tokenize
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+
+
+def find_module(module: str, path: Sequence[str]) -> ModuleSpec | None:
+    """Where `path` has it, or None. Unlike `importlib.util.find_spec` it imports no package on the way."""
+    found, spec = list(path), None
+    for part in module.split("."):
+        # By its last name alone: of a folder without `__init__.py` Python would look for the package around it.
+        spec = PathFinder.find_spec(part, found)
+        if spec is None:
+            return None
+        found = list(spec.submodule_search_locations or ())
+    return spec
+
+
+def is_plain_function(source: str, path: Sequence[str]) -> bool:
+    """Whether `package.module:name` is plainly a function: defined once in that module, by a `def` without decorators.
+
+    False also where that cannot be seen: the module is compiled, elsewhere, or gets the name from another.
+    """
+    module, _, name = source.partition(":")
+    spec = find_module(module, path)
+    if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
+        return False
+    try:
+        with tokenize.open(str(spec.origin)) as file:
+            body = ast.parse(file.read()).body
+    except (OSError, SyntaxError, ValueError):
+        return False
+    # Wherever else in the module the name is bound, it may be another thing in the end.
+    bound = [each for each in ast.walk(ast.Module(body, [])) if _binds(each, name)]
+    (only,) = bound if len(bound) == 1 else (None,)
+    return isinstance(only, ast.FunctionDef) and only in body and not only.decorator_list
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return node.name == name
+    if isinstance(node, ast.alias):
+        return (node.asname or node.name) in {name, "*"}
+    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
