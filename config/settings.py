@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,6 +21,7 @@ from config import masking
 from config.auth import is_loopback
 from config.contradictions import contradictions
 from config.declared import BrokenSchema, read_schema
+from config.document import read_document
 from config.errors import Problem, SettingsError, not_of_kind
 from config.foreign import PREFIX, made_by_kubernetes
 from config.masking import MASK
@@ -77,10 +77,7 @@ def load_settings(
     path = Path(chosen or DEFAULT_CONFIG_FILE)
     document: dict[str, Any] = {}
     if path.is_file():
-        try:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            problems.append(Problem(str(path), "…", f"is not valid TOML: {error}"))
+        document = read_document(path, problems)
     elif chosen:
         problems.append(Problem("--config" if config_file else PREFIX + "CONFIG", chosen, "no such file"))
 
