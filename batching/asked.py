@@ -39,10 +39,14 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What became of a call of `finish`: whether it was `taken`, and who was settled beside the batch, as rows."""
+    """What became of a call of `finish`: whether it was `taken`, and who was settled beside the batch, as rows.
+
+    `refused` are the ids of foreign requests that are another's, whose result stands.
+    """
 
     taken: bool
     others: tuple[bytes, ...] = ()
+    refused: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self.taken

@@ -29,6 +29,8 @@ class Request(msgspec.Struct, eq=False):
     `request_id` is the caller's own name for it, if it gave one; `traceparent` is the W3C trace that it belongs to,
     `tracestate` what vendors have added to that. `client_id` is which of its clients asked, if its caller said so.
     `question` is what others may ask too, or empty; its answer is kept for `keep_ms`.
+    A `sealed` one is known to come from a frontend of ours; a `foreign` one does not, and its result takes no other's
+    place (`tasks.seal`).
     """
 
     id: str
@@ -53,6 +55,8 @@ class Request(msgspec.Struct, eq=False):
     keep_ms: int = 0
     tracestate: str = ""
     client_id: str = ""
+    sealed: bool = False
+    foreign: bool = False
 
 
 # Ours in the metadata of an answer: a model's own of these names are left out.

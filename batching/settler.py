@@ -181,6 +181,10 @@ class Settler:
             return Finished(True)
         if not taken:
             self._lost_lease(info)
+        if taken.refused:
+            extra = {"batch_id": info.batch_id, "model": info.model}
+            why = "%s: not stored, these ids are of frontends' requests: %s"
+            logger.error(why, self._name, ", ".join(taken.refused), extra=extra)
         return taken
 
     def _finish_one_by_one(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> object:

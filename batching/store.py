@@ -79,7 +79,7 @@ class Settled(msgspec.Struct, frozen=True):
 
     `reply_to` is a frontend's channel, or empty; `dead_letter` what an operator should know of a request that was
     given up, or empty. `announce`: on Celery's own channel too, where somebody may wait who knows the id. `asked`:
-    it answers others too.
+    it answers others too. `foreign`: whatever else is stored under its id by a frontend's request stays there.
     """
 
     position: int
@@ -90,6 +90,7 @@ class Settled(msgspec.Struct, frozen=True):
     dead_letter: bytes = b""
     announce: bool = True
     asked: Asked | None = None
+    foreign: bool = False
 
 
 class Blame(Enum):
@@ -270,7 +271,7 @@ class RedisBatchStore:
                 each.ttl_ms,
                 channels.get(each.reply_to, 0),
                 each.dead_letter,
-                int(each.announce),
+                2 if each.foreign else int(each.announce),
                 2 if each.asked is None else 3,
             )
             if shared != run or each.position != position:
@@ -284,7 +285,8 @@ class RedisBatchStore:
                 args.append(each.asked.row())
         args += common
         stored, *others = self._line.script(self._finish, keys, args)
-        return Finished(stored >= 0, tuple(others))
+        refused = tuple(row[1:].decode() for row in others if row.startswith(b"!"))
+        return Finished(stored >= 0, tuple(others[len(refused) :]), refused)
 
     def _keys_of_asked(self, model: str) -> tuple[str, ...]:
         keys = self._keys

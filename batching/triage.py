@@ -79,4 +79,6 @@ def _unreadable(batch_id: str, entry: Entry, error: UnreadableMessage) -> Reques
     """A stand-in, so that the message is kept as a dead letter, and its caller, if it names one, is answered."""
     task_id = error.task_id or f"unreadable-{batch_id}-{entry.position}"
     tier, ttl_ms = TIERS[entry.rank], _UNREADABLE_TTL_MS
-    return Request(task_id, tier, entry.position, b"null", b"{}", result_ttl_ms=ttl_ms, canvas=error.canvas)
+    return Request(
+        task_id, tier, entry.position, b"null", b"{}", result_ttl_ms=ttl_ms, canvas=error.canvas, foreign=True
+    )

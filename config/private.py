@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 # What lies in a state folder, and what `make` puts into `var/`.
-_OURS = {"log", "health", "valkey", "flower", "valkey.sock", "bench", "tmp"}
+_OURS = {"log", "health", "valkey", "flower", "message.key", "valkey.sock", "bench", "tmp"}
 _OURS_BEGIN = ("up.", "bunch.db", "demo-")
 _UMASK = 0o077
 

@@ -127,6 +127,9 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     cache_ttl_ms: UpToMilliseconds = 300_000
     cache_max_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 67_108_864
     default_tier: Tier = Tier.PAID
+    # Under which frontends sign their messages; the previous one is still good for reading.
+    message_secret: str = ""
+    message_secret_previous: str = ""
     state_dir: str = "var"
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["text", "json"] = "text"

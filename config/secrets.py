@@ -23,6 +23,8 @@ HOLDERS: Mapping[str, frozenset[str]] = {
     "jwt_secret": frozenset({"web"}),
     "database_url": frozenset({"ops"}),
     "flower_basic_auth": frozenset({"flower"}),
+    "message_secret": frozenset({"web", "worker"}),
+    "message_secret_previous": frozenset({"web", "worker"}),
     "otlp_headers": frozenset({"web", "worker"}),
 }
 SECRET_FIELDS = frozenset(HOLDERS)

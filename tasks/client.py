@@ -31,6 +31,7 @@ from tasks.quota import Quotas
 from tasks.results import FINISHED, Reply, decode_details, decode_error, decode_reply
 from tasks.router import Pending, Router
 from tasks.rules import Rules
+from tasks.seal import seal_of
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Client:
             self._take_back_later,
             self._answered,
         )
-        self._writer = MessageWriter(self.router.channel)
+        self._writer = MessageWriter(self.router.channel, seal_of(settings))
         self._hang_up = redis.register_script(scripts.source("hang_up", scripts.folder_of(__file__)))
         self._canceller = Canceller(redis, self._keys)
         self._charge = redis.register_script(scripts.source("charge", scripts.folder_of(__file__), ("gcra",)))

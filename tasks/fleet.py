@@ -48,6 +48,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     """One worker. `age_ms` is the time since its last heartbeat, filled in by the reader; `node` its name in Celery.
 
     `degraded`: one of its executors takes no batches, or its model's breaker is not closed.
+    `seal` tells which key it knows frontends' messages by (`config.seal.fingerprint`).
     """
 
     id: str
@@ -59,6 +60,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     age_ms: int = 0
     node: str = ""
     degraded: bool = False
+    seal: str = ""
 
     @property
     def name(self) -> str:

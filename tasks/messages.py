@@ -21,13 +21,14 @@ from batching.ports import UnreadableMessage
 from batching.request import Request
 from batching.stamp import NO_KEY, read_stamp, read_times
 from batching.store import Entry, Verdict
-from config.keys import TASK_NAME
+from config.keys import REPLY_PREFIX, TASK_NAME
 from config.tiers import TIERS
 from tasks.caller import valid_client_id
 from tasks.compression import decompress
 from tasks.named import named
 from tasks.once import Once, read_mark
 from tasks.quota import Quota
+from tasks.seal import Seal
 from tasks.trace import valid, valid_state
 
 _encode = msgspec.json.Encoder().encode
@@ -63,8 +64,10 @@ class Outgoing(msgspec.Struct, frozen=True):
 class MessageWriter:
     """Writes the messages of one frontend process; `reply_to` is the channel that it listens on."""
 
-    def __init__(self, reply_to: str) -> None:
+    def __init__(self, reply_to: str, seal: Seal | None = None) -> None:
+        self._channel = reply_to
         self._reply_to = _encode(reply_to).decode()
+        self._seal = seal
 
     def rest(self, out: Outgoing, now_epoch_s: float) -> bytes:
         """The message from the tracked mark of its stamp on; the submit script puts the stamp's head in front.
@@ -81,7 +84,11 @@ class MessageWriter:
         # Of no use to a worker but to say in the ledger whose it was.
         owned = f'"bunch_owner":{_encode(out.owner).decode()},' if out.owner else ""
         # What the scripts and the worker must find again stands at a fixed place.
-        once = f'"bunch_once":"{out.once.mark}",' if out.once is not None and out.once.question else ""
+        mark = out.once.mark if out.once is not None else ""
+        once = f'"bunch_once":"{mark}",' if mark else ""
+        if self._seal is not None:
+            seal = self._seal.sign(task_id, out.owner, mark, self._channel, out.parameters, out.input)
+            owned += f'"bunch_seal":"{seal}",'
         expires = _iso_second(int(now_epoch_s + out.deadline_ms / 1000) + 1)
         # Both were checked by whoever took them from the caller: nothing in them needs escaping.
         more = f',"traceparent":"{out.traceparent}"' if out.traceparent else ""
@@ -124,6 +131,7 @@ class _Headers(msgspec.Struct):
     bunch_owner: str = ""
     bunch_client: Any = None
     bunch_once: str = ""
+    bunch_seal: str = ""
     compression: str | None = None
     traceparent: Any = None
     tracestate: Any = None
@@ -186,12 +194,13 @@ _body = msgspec.json.Decoder(tuple[list[msgspec.Raw], _Keywords, _Embed])
 _protocol1 = msgspec.json.Decoder(_Protocol1)
 
 
-def read_message(entry: Entry, default_ttl_ms: int, most_bytes: int = MOST_BYTES) -> Request:
+def read_message(entry: Entry, default_ttl_ms: int, most_bytes: int = MOST_BYTES, seal: Seal | None = None) -> Request:
     """Decode one claimed message: ours, or any Celery client's in protocol 1 or 2.
 
     Args:
         default_ttl_ms: how long to keep the result of a message that does not say.
         most_bytes: how long a compressed body may be when it is decompressed.
+        seal: frontends' messages are known by; None: they are taken for what they say.
 
     Raises:
         UnreadableMessage: with what is wrong, the task id if the message names one anywhere, and whether anything was
@@ -208,6 +217,8 @@ def read_message(entry: Entry, default_ttl_ms: int, most_bytes: int = MOST_BYTES
         request = _request(entry, headers, envelope.properties, args, keywords)
         request.result_ttl_ms = 0 if headers.ignore_result else default_ttl_ms
         _read_times(request, raw, headers)
+        if seal is not None:
+            _check_seal(request, headers, seal)
         if headers.bunch_once:
             request.question, request.keep_ms = read_mark(headers.bunch_once)
     except (UnreadableMessage, *_UNREADABLE) as error:
@@ -337,9 +348,23 @@ def _text_of(header: Any, checked: Callable[[str], str]) -> str:
     return checked(header) if isinstance(header, str) else ""
 
 
+def _check_seal(request: Request, headers: _Headers, seal: Seal) -> None:
+    """Nobody but a frontend may say whose a request is, whose answer it gives, and where a reply goes."""
+    given, once = headers.bunch_seal, headers.bunch_once
+    of = (request.id, request.owner, once, request.reply_to, request.parameters, request.input)
+    request.sealed = bool(given) and not request.foreign and seal.fits(given, *of)
+    if request.sealed:
+        return
+    if given or request.owner or once or not request.foreign:
+        raise UnreadableMessage("it says what only a frontend may, and has no seal under BUNCH_MESSAGE_SECRET")
+    if request.reply_to.startswith(REPLY_PREFIX):
+        request.reply_to = ""
+
+
 def _read_times(request: Request, raw: bytes, headers: _Headers) -> None:
     stamp = read_times(raw)
     if stamp is None:
+        request.foreign = True
         counted = _COUNTED.search(raw)
         request.lost = int(counted[1]) if counted else 0
         request.attempt = request.lost + 1

@@ -3,11 +3,13 @@
     {"status":"SUCCESS","result":<output>,"traceback":null,"children":[],"date_done":…,"task_id":…,"bunch":{…}}
 
 An output is spliced in as the executor encoded it. A failure carries its contract code in `bunch.code`: the reader maps
-by that name, never by the exception's class, which it may not have.
+by that name, never by the exception's class, which it may not have. A result of a request that a frontend has sealed
+says so behind its status, `"owned":true`: no foreign one takes its place.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import UTC, datetime
 
@@ -21,6 +23,7 @@ from batching.store import Entry, Settled
 from config.keys import REPLY_PREFIX
 from tasks.disclosure import Disclosure
 from tasks.messages import MOST_BYTES, read_message
+from tasks.seal import Seal
 
 _encode = msgspec.json.Encoder().encode
 _MAX_TRACEBACK = 8_000
@@ -96,21 +99,40 @@ decode_details = msgspec.json.Decoder(Details).decode
 FINISHED = frozenset({"SUCCESS", "FAILURE", "REVOKED", "REJECTED", "IGNORED"})
 
 
+# As in `batching/lua/finish.lua`.
+_OF_A_FRONTEND = re.compile(
+    rb'\{"status":"[A-Z]+",("owned":true|"result":null,"traceback":null,"children":\[\],"date_done":null)'
+)
+
+
+def is_of_a_frontend(stored: bytes) -> bool:
+    """Whether what is stored under an id is the state, or the result with an owner, of a frontend's request."""
+    return _OF_A_FRONTEND.match(stored) is not None
+
+
 class CeleryCodec:
     """`batching.ports.Codec`: Celery's messages in, Celery's results out.
 
-    `most_bytes` is how long a compressed body may be when it is decompressed.
+    `most_bytes` is how long a compressed body may be when it is decompressed; `seal` is what frontends' messages are
+    known by.
     """
 
-    def __init__(self, default_ttl_ms: int, disclosure: Disclosure | None = None, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        default_ttl_ms: int,
+        disclosure: Disclosure | None = None,
+        most_bytes: int = MOST_BYTES,
+        seal: Seal | None = None,
+    ) -> None:
         self._default_ttl_ms = default_ttl_ms
         self._most_bytes = most_bytes
+        self._seal = seal
         self._disclosure = disclosure or Disclosure()
         # What the results of the batch at hand have in common; with several loops, of one of theirs.
         self._common: tuple[BatchInfo | None, str, bytes] = (None, "", b"")
 
     def decode(self, entry: Entry) -> Request:
-        return read_message(entry, self._default_ttl_ms, self._most_bytes)
+        return read_message(entry, self._default_ttl_ms, self._most_bytes, self._seal)
 
     def encode(self, request: Request, outcome: Outcome, batch: BatchInfo) -> Settled:
         added = b""
@@ -134,7 +156,7 @@ class CeleryCodec:
             (
                 b'{"status":"',
                 status,
-                b'","result":',
+                b'","owned":true,"result":' if request.sealed else b'","result":',
                 result,
                 b',"traceback":',
                 traceback,
@@ -160,6 +182,7 @@ class CeleryCodec:
             meta,
             announce=request.tracked or not reply_to,
             asked=asked,
+            foreign=request.foreign,
         )
 
     def dead_letter(self, request: Request, failure: Failed, batch: BatchInfo) -> bytes:

@@ -8,14 +8,14 @@ from celery import Celery
 from celery.worker import state as worker_state
 
 from batching.step import BatchingStep
-from config.celery import model_queues
+from config.celery import backend_url, model_queues
 from config.keys import TASK_NAME
 from config.settings import Settings, load_settings
 from tasks.app import make_app, use_our_logging
 from tasks.disclosure import Disclosure
 from tasks.queues import OwnQueuesStep
 from tasks.revoking import RevokeStep
-from workers import pools, remote
+from workers import guarded, pools, remote
 from workers.active import make_walkable
 from workers.canvas import CanvasFollowUp
 from workers.runner import WorkerRunner
@@ -25,7 +25,7 @@ CELERY_QUEUE = "celery"
 
 def make_worker_app(settings: Settings) -> Celery:
     """A Celery app whose workers claim batches of every model in `settings`."""
-    app = make_app(settings)
+    app = make_app(settings, result_backend=backend_url(settings.redis_url, guarded.BACKEND))
     app.conf.task_queues = queues = model_queues(settings)
     app.bunch_queues = {each.name for each in queues}
     # Where a callback goes that names no queue: where its sender, with Celery's defaults, has its own workers.

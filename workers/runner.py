@@ -29,7 +29,7 @@ from batching.breaker import SharedBreaker
 from batching.executor import ExecutorState
 from batching.idle_watch import IdleWatch
 from batching.loop import ClaimLoop
-from batching.policy import Learner, Pace, name_of
+from batching.policy import Pace
 from batching.ports import FollowUp, Observer
 from batching.priorities import PriorityLists
 from batching.registry import ModelPace, WorkerRegistry, make_worker_id, model_pace
@@ -47,9 +47,11 @@ from tasks.metrics import BUSY_SECONDS, MetricsFlusher
 from tasks.pulse import Pulse
 from tasks.results import CeleryCodec
 from tasks.roles import Presence
+from tasks.seal import seal_of
 from workers.devices import sharing
 from workers.executor import ProcessExecutor
 from workers.journal import BatchJournal
+from workers.learnt import shown
 from workers.ledger import LedgerObserver
 from workers.observers import Observers
 from workers.policies import make_policy
@@ -94,7 +96,8 @@ class WorkerRunner:
         keep = Keep(answer_bytes=settings.cache_max_bytes)
         store = RedisBatchStore(self._redis, self.worker_id, keep=keep, ageing_s=settings.ageing_ms / 1000)
         disclosure = Disclosure(settings.error_detail, settings.auth)
-        codec = CeleryCodec(settings.result_ttl_ms, disclosure, settings.max_body_bytes)
+        self._seal = seal_of(settings)
+        codec = CeleryCodec(settings.result_ttl_ms, disclosure, settings.max_body_bytes, self._seal)
         self._journal = BatchJournal(journal, lambda: self.name) if settings.explain == "on" else None
         self._ledger = LedgerObserver(LedgerBuffer(LedgerStream(self._redis))) if settings.keeps_ledger else None
         self._tracer: Any = None
@@ -229,8 +232,7 @@ class WorkerRunner:
         row = msgspec.to_builtins(self._describe())
         in_hand = sum(loop.in_hand for loop in self._loops)
         learnt = {
-            executor.name: _shown(loop.learner)
-            for loop, (_, executor) in zip(self._loops, self._executors, strict=True)
+            executor.name: shown(loop.learner) for loop, (_, executor) in zip(self._loops, self._executors, strict=True)
         }
         return {**row, "in_hand": in_hand, "serving": self.steering.describe(), "learnt": learnt}
 
@@ -358,9 +360,9 @@ class WorkerRunner:
         node = getattr(self.consumer, "hostname", None) or ""
         host = socket.gethostname()
         degraded = any(each.state != ExecutorState.READY.value or each.breaker != "closed" for each in rows)
-        return WorkerRow(
-            self.worker_id, host, os.getpid(), self._started_at, rows, self._shown_state(), node=node, degraded=degraded
-        )
+        seal = self._seal.fingerprint if self._seal is not None else ""
+        row = WorkerRow(self.worker_id, host, os.getpid(), self._started_at, rows, self._shown_state())
+        return msgspec.structs.replace(row, node=node, degraded=degraded, seal=seal)
 
     def _shown_state(self) -> str:
         if self._state == "running" and self.steering.draining:
@@ -375,27 +377,6 @@ class WorkerRunner:
         if spent:
             BUSY_SECONDS.labels(model.name, executor.name).inc(spent)
         return min(1.0, spent / (now - then)) if now > then else 0.0
-
-
-def _shown(learner: Learner) -> dict[str, Any]:
-    """For `inspect stats`, in milliseconds: a batch of n takes `batch_ms` + `item_ms`·n, give or take `spread_ms`.
-
-    `batches` is how many that rests on, older ones counting less; `size` and `size_spread` say of which sizes.
-    """
-    learnt = learner.learnt
-    line = learnt.time
-    return {
-        "policy": name_of(learner.policy),
-        "rate": round(learnt.rate, 1),
-        "utilisation": round(learnt.utilisation, 3),
-        "returning": round(learnt.returning, 2),
-        "batch_ms": round(line.a_s * 1000, 3),
-        "item_ms": round(line.b_s * 1000, 4),
-        "spread_ms": round(line.spread_s * 1000, 3),
-        "batches": round(line.weight, 1),
-        "size": round(line.mean_n, 1),
-        "size_spread": round((line.var_n / line.weight) ** 0.5 if line.known else 0.0, 2),
-    }
 
 
 def _in_parallel(calls: list[Callable[[], None]]) -> None:

@@ -116,7 +116,7 @@ local function ending(from)
       waiter.id, math.max(0, claimed_ms - waiter.enqueued), tiers[waiter.rank + 1], attempt)
   end
 
-  local EXPIRED = '{"status":"FAILURE","result":{"exc_type":"DeadlineExceeded","exc_message":["the time of the request had '
+  local EXPIRED = '{"status":"FAILURE","owned":true,"result":{"exc_type":"DeadlineExceeded","exc_message":["the time of the request had '
     .. 'passed before its answer was computed"],"exc_module":"tasks.errors"},"traceback":null,"children":[],"date_done":null,'
     .. '"task_id":'
 

@@ -175,8 +175,14 @@ local function pop(i, want)
         elseif any_cancelled and redis.call('ZREM', KEYS[4], task_id(message)) == 1 then
           verdict = 'c'
         elseif tracked(message) then
+          -- Over no end: it may be another's, or have been revoked.
           local id = task_id(message)
-          redis.call('SET', result_prefix .. id, state_of(id, 'STARTED'), 'XX', 'KEEPTTL')
+          local status = string.match(redis.call('GETRANGE', result_prefix .. id, 0, 31), '^{"status":%s*"(%u+)"')
+          if status == 'PENDING' then
+            redis.call('SET', result_prefix .. id, state_of(id, 'STARTED'), 'KEEPTTL')
+          elseif status == 'REVOKED' then
+            verdict = 'c'
+          end
         end
       end
       if verdict then

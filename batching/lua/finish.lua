@@ -7,13 +7,13 @@
 -- ARGV  1 batch id  2 '1' when nothing of the batch remains, else '0'  3 dead letters to keep  4 for how long, in ms
 --       5 number of reply channels  6 number of the arguments of the last kind  7… the channels
 --       then per run of outcomes that have these in common: result TTL in ms (0: store none), channel number (0: none), the
---       record of a dead letter (JSON), or '', '1' to publish it on Celery's own channel for the task as well, else '0',
---       words of an outcome, position of the first in the lease, number of outcomes, which stand there behind each other;
+--       record of a dead letter (JSON), or '', '1' to publish it on Celery's own channel for the task as well, '2' the same
+--       of a foreign one (batching/request.py), else '0', words of an outcome, position of the first in the lease, number of outcomes, which stand there behind each other;
 --       then per outcome: task id, result (JSON), and, if it is something to others, what (asked.lua)
 --       then, if any is something to others: what kept answers may take in all, in bytes, the time of the claim, the names of
 --       the tiers
 -- Returns the number stored, or -1 when the lease is gone: somebody else has the requests now, and will answer them; then
--- who else was settled along with them (asked.lua).
+-- the ids of foreign ones that are another's, each behind a '!'; then who else was settled along with them (asked.lua).
 if redis.call('EXISTS', KEYS[1]) == 0 then return {-1} end
 local at, last = 7 + ARGV[5], #ARGV - ARGV[6]
 local noted = last < #ARGV and {}
@@ -42,8 +42,22 @@ local function settled_before(position)
   return ARGV[2] == '0' and redis.call('LINDEX', KEYS[1], position) == ''
 end
 
-local function settle(at, position, ttl, channel, record, announce)
+-- Whether a frontend's request has that id: its state as scripts write it, or a result that has an owner.
+local STATE = '^{"status":"%u+","result":null,"traceback":null,"children":%[%],"date_done":null'
+local OWNED = '^{"status":"%u+","owned":true'
+local refused = {}
+local function is_anothers(id)
+  local there = redis.pcall('GETRANGE', 'celery-task-meta-' .. id, 0, 95)
+  return type(there) == 'string' and (string.find(there, STATE) or string.find(there, OWNED))
+end
+
+local function settle(at, position, ttl, channel, record, announce, foreign)
   local id, result = ARGV[at], ARGV[at + 1]
+  if foreign and is_anothers(id) then
+    refused[#refused + 1] = '!' .. id
+    if ARGV[2] == '0' then redis.call('LSET', KEYS[1], position, '') end
+    return
+  end
   if record ~= '' then bury(position, id, record) end
   local key = 'celery-task-meta-' .. id
   if ttl ~= '0' then
@@ -56,12 +70,13 @@ local function settle(at, position, ttl, channel, record, announce)
 end
 
 while at <= last do
-  local ttl, number, record, announce = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3] == '1'
+  local ttl, number, record, announce = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3] ~= '0'
+  local foreign = ARGV[at + 3] == '2'
   local words, position, first = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5]), at + 7
   at = first + words * ARGV[at + 6]
   for i = first, at - 1, words do
     if not settled_before(position) then
-      settle(i, position, ttl, number > 0 and ARGV[6 + number], record, announce)
+      settle(i, position, ttl, number > 0 and ARGV[6 + number], record, announce, foreign)
       if words > 2 then noted[#noted + 1] = {i, position} end
     end
     position = position + 1
@@ -74,4 +89,5 @@ if ARGV[2] == '1' then
   redis.call('SREM', KEYS[2], ARGV[1])
 end
 others[1] = stored
+for i = 1, #refused do table.insert(others, i + 1, refused[i]) end
 return others

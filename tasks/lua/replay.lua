@@ -6,18 +6,21 @@
 if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
 local message = ARGV[4]
 local now = now_ms()
+local state = state_of(ARGV[1], 'PENDING')
 if stamped(message) then
   local deadline = string.format('%013d', now + ARGV[2])
   message = HEAD .. deadline .. ';' .. deadline .. ';' .. string.format('%013d', now) .. ';00;0;1;'
     .. string.sub(message, TTL)
 else
+  -- As Celery writes it: no frontend's, or its own outcome could not take its place (batching/lua/finish.lua).
+  state = string.gsub(state, '":', '": ')
   local from, to = string.find(message, COUNTED, 1, true)
   if from then
     local rest = string.gsub(string.sub(message, to + 1), '^%d+,?%s*', '')
     message = string.sub(message, 1, from - 1) .. '"headers": {' .. rest
   end
 end
-redis.call('SET', KEYS[3], state_of(ARGV[1], 'PENDING'), 'PX', ARGV[2] + ARGV[3])
+redis.call('SET', KEYS[3], state, 'PX', ARGV[2] + ARGV[3])
 redis.call('LPUSH', KEYS[4], message)
 if redis.call('EXISTS', KEYS[5]) == 0 then redis.call('LPUSH', KEYS[5], 1) end
 redis.call('ZREM', KEYS[1], ARGV[1])

@@ -22,7 +22,7 @@ from config.settings import ModelSettings, Settings
 from workers.cli.base import fail, json_option, print_json, settings_for, start_config_option
 from workers.cli.database import database_problems
 from workers.cli.everybody import differs_from_here
-from workers.cli.servers import server_problems, server_warnings
+from workers.cli.servers import seal_problems, server_problems, server_warnings
 from workers.devices import place, this_machine
 from workers.model_path import make_way, model_path
 from workers.models import load_model
@@ -78,6 +78,7 @@ def _devices(settings: Settings) -> dict[str, list[str]]:
 def find_problems(settings: Settings) -> Iterator[Problem]:
     """In the order in which a person would mend them."""
     yield from start_problems(settings)
+    yield from seal_problems(settings)
     yield from database_problems(settings)
     if not state.is_running(Path(settings.state_dir)):
         yield from _ports(settings)

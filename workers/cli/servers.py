@@ -11,7 +11,9 @@ from redis.exceptions import RedisError
 from config.errors import Problem
 from config.masking import PERCENT, masked_url
 from config.redis import connect
+from config.seal import fingerprint, message_keys
 from config.settings import Settings, is_loopback
+from tasks.fleet import Fleet
 from workers.cli.base import CLUSTER, without_credentials
 
 # What Celery 5.7 and the scripts ask for; Valkey says which Redis it is compatible with.
@@ -31,6 +33,22 @@ def server_warnings(settings: Settings) -> Iterator[Problem]:
     for key, url in _servers(settings).items():
         if not must_have_password(settings, url):
             yield from _without_password(key, url)
+
+
+def seal_problems(settings: Settings) -> Iterator[Problem]:
+    """Workers that would refuse what a frontend with these settings sends."""
+    own = fingerprint(message_keys(settings))
+    if not (own and settings.redis_url):
+        return
+    with contextlib.suppress(RedisError, ValueError):
+        for row in Fleet(connect(settings.redis_url, timeout_s=2.0)).healthy():
+            if row.seal not in {own, ""}:
+                yield Problem(
+                    "BUNCH_MESSAGE_SECRET",
+                    "…" if settings.message_secret else "",
+                    f"worker {row.id} has another one and refuses what is signed here; "
+                    "set it, or _FILE, to the same for web and worker of every host",
+                )
 
 
 def must_have_password(settings: Settings, url: str) -> bool:

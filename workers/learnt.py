@@ -1,0 +1,28 @@
+"""What a claim loop has learnt of its model, as `inspect stats` shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batching.policy import Learner, name_of
+
+
+def shown(learner: Learner) -> dict[str, Any]:
+    """For `inspect stats`, in milliseconds: a batch of n takes `batch_ms` + `item_ms`·n, give or take `spread_ms`.
+
+    `batches` is how many that rests on, older ones counting less; `size` and `size_spread` say of which sizes.
+    """
+    learnt = learner.learnt
+    line = learnt.time
+    return {
+        "policy": name_of(learner.policy),
+        "rate": round(learnt.rate, 1),
+        "utilisation": round(learnt.utilisation, 3),
+        "returning": round(learnt.returning, 2),
+        "batch_ms": round(line.a_s * 1000, 3),
+        "item_ms": round(line.b_s * 1000, 4),
+        "spread_ms": round(line.spread_s * 1000, 3),
+        "batches": round(line.weight, 1),
+        "size": round(line.mean_n, 1),
+        "size_spread": round((line.var_n / line.weight) ** 0.5 if line.known else 0.0, 2),
+    }
