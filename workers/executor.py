@@ -173,6 +173,7 @@ class ProcessExecutor:
             self._model = model
             self._loaded = None
             self._backoff_s = FIRST_BACKOFF_S
+            self._patience = Patience()
             child, self._child = self._child, None
         if child is not None:
             child.close_input()
