@@ -1,12 +1,17 @@
-"""For `check`: the Redis or Valkey servers that the settings name."""
+"""For `check`: the Redis or Valkey servers that the settings name, and what their user may do there."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
-from redis.exceptions import RedisError
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from config.errors import Problem
 from config.masking import PERCENT, masked_url
@@ -18,12 +23,40 @@ from workers.cli.base import CLUSTER, without_credentials
 
 # What Celery 5.7 and the scripts ask for; Valkey says which Redis it is compatible with.
 MIN_REDIS = (6, 2)
+_RECIPE = "docs/security.md has the list of rights that is enough"
+
+# One command for each kind of right that a role needs, on names that are nobody's: each does nothing. (`{db}`: kombu
+# names its channels after the database.)
+_RIGHTS: tuple[tuple[str, ...], ...] = (
+    ("TIME",),
+    ("LREM", "bunch.check.paid", "0", "-"),
+    ("EVAL", "return redis.call('HDEL', KEYS[1], '-')", "1", "bunch:check"),
+    ("XLEN", "bunch:check"),
+    ("DEL", "celery-task-meta-check"),
+    ("PUBLISH", "bunch:reply:check", ""),
+    ("PUBLISH", "celery-task-meta-check", ""),
+    ("SREM", "_kombu.binding.check", "-"),
+    ("HDEL", "unacked", "-"),
+    ("ZREM", "unacked_index", "-"),
+    ("LREM", "check.celery.pidbox", "0", "-"),
+    ("LREM", "check.celery.pidbox\x06\x163", "0", "-"),
+    ("LREM", "check.reply.celery.pidbox", "0", "-"),
+    ("PUBLISH", "/{db}.celery.pidbox", ""),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a server has told: `problems` keep Bunch from working, `warnings` do not."""
+
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
 
 
 def server_problems(settings: Settings) -> Iterator[Problem]:
     """What keeps Bunch from working, or lets others in where callers are told apart."""
     for key, url in _servers(settings).items():
-        yield from _server(key, url)
+        yield from _look(settings, key, url).problems
         if must_have_password(settings, url):
             yield from _without_password(key, url)
 
@@ -31,6 +64,7 @@ def server_problems(settings: Settings) -> Iterator[Problem]:
 def server_warnings(settings: Settings) -> Iterator[Problem]:
     """What works, and may not be meant."""
     for key, url in _servers(settings).items():
+        yield from _look(settings, key, url).warnings
         if not must_have_password(settings, url):
             yield from _without_password(key, url)
 
@@ -65,31 +99,84 @@ def _servers(settings: Settings) -> dict[str, str]:
     return {key: url for key, url in servers.items() if url}
 
 
-def _server(key: str, url: str) -> Iterator[Problem]:
+def _look(settings: Settings, key: str, url: str) -> _Seen:
     shown = masked_url(url)
     try:
-        client = connect(url, timeout_s=2.0)
-        info = client.info()
-        policy = client.config_get("maxmemory-policy") if info.get("maxmemory") else {}
+        with connect(url, timeout_s=2.0) as client:
+            with contextlib.suppress(ResponseError):
+                client.ping()
+            found = list(_judge(settings, client))
     except RedisError as error:
-        yield Problem(key, shown, f"must name a Redis or Valkey server that answers: {error}")
-        return
+        return _Seen((Problem(key, shown, f"must name a Redis or Valkey server that answers: {error}"),))
     except ValueError:
         # Its text quotes what it could not read, which is a part of the password if one has a raw `/` or `:`.
-        yield Problem(key, shown, f"is no URL that a client can read; {PERCENT}")
-        return
+        return _Seen((Problem(key, shown, f"is no URL that a client can read; {PERCENT}"),))
+    return _Seen(
+        tuple(Problem(key, shown, text) for stops, text in found if stops),
+        tuple(Problem(key, shown, text) for stops, text in found if not stops),
+    )
+
+
+def _judge(settings: Settings, client: Redis) -> Iterator[tuple[bool, str]]:
+    """Whether it keeps Bunch from working, and what it is. Raises RedisError when there is no answer."""
+    info = _asked(client.info)
+    if info is None:
+        without = "its version and its memory are not known, and the rule of BUNCH_MAX_MEMORY_PERCENT never acts"
+        yield False, f"does not let this user ask for INFO: {without}; {_RECIPE}"
+    else:
+        yield from _judge_server(info)
+    if settings.durability == "disk":
+        yield from _judge_durability(client)
+    database = client.connection_pool.connection_kwargs.get("db") or 0
+    refused = [
+        " ".join(map(repr, command[:2] if command[0] != "EVAL" else (command[0], command[3])))
+        for command in _RIGHTS
+        if _is_forbidden(client, [each.format(db=database) for each in command])
+    ]
+    if refused:
+        yield True, f"lets this user do too little, {refused[0]} for one; {_RECIPE}"
+
+
+def _judge_server(info: dict[str, Any]) -> Iterator[tuple[bool, str]]:
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MIN_REDIS:
-        yield Problem(key, shown, f"is Redis {info['redis_version']}; 6.2 or newer is needed")
+        yield True, f"is Redis {info['redis_version']}; 6.2 or newer is needed"
     if info.get("cluster_enabled"):
-        yield Problem(key, shown, CLUSTER)
-    if policy.get("maxmemory-policy", "noeviction") != "noeviction":
-        yield Problem(
-            key,
-            shown,
-            f"throws away what was accepted when memory is full ({policy['maxmemory-policy']}); "
-            "set its maxmemory-policy to noeviction",
+        yield True, CLUSTER
+    policy = info.get("maxmemory_policy", "noeviction")
+    if info.get("maxmemory") and policy != "noeviction":
+        yield (
+            True,
+            f"throws away what was accepted when memory is full ({policy}); set its maxmemory-policy to noeviction",
         )
+
+
+def _judge_durability(client: Redis) -> Iterator[tuple[bool, str]]:
+    found = _asked(lambda: client.config_get("appendonly", "appendfsync"))
+    if found is None:
+        yield False, "does not let this user ask for CONFIG GET: whether it has BUNCH_DURABILITY=disk is not known"
+    elif (found.get("appendonly"), found.get("appendfsync")) != ("yes", "always"):
+        yield True, "must have appendonly yes and appendfsync always for BUNCH_DURABILITY=disk"
+
+
+def _asked(question: Callable[[], Any]) -> dict[str, Any] | None:
+    """None: it answers, but not that."""
+    try:
+        answer: dict[str, Any] = question()
+    except (RedisConnectionError, RedisTimeoutError):
+        raise
+    except ResponseError:
+        return None
+    return answer
+
+
+def _is_forbidden(client: Redis, command: list[str]) -> bool:
+    try:
+        client.execute_command(*command)  # type: ignore[no-untyped-call]
+    except ResponseError as error:
+        # Inside a script the server's own words stand somewhere in the middle.
+        return any(word in str(error) for word in ("NOPERM", "no permission", "permissions to", "can't access"))
+    return False
 
 
 def _without_password(key: str, url: str) -> Iterator[Problem]:
