@@ -96,6 +96,14 @@ ROUTES: tuple[tuple[str, str, Callable[..., Answer]], ...] = (
 )
 
 
+# And what anybody may ask for as often as he likes: it shall cost no more than an inference.
+_FAST: dict[tuple[str, str], tuple[Handler, Access]] = {
+    **{place: (handler, Access.TENANT) for place, handler in HOT.items()},
+    ("GET", "/healthz"): (health.alive, Access.PUBLIC),
+    ("GET", "/readyz"): (health.ready, Access.PUBLIC),
+}
+
+
 class BunchApp(flask.Flask):
     """Flask, and the fast lane. `services` is set by `create_app`."""
 
@@ -142,10 +150,11 @@ class BunchApp(flask.Flask):
             self.services.tracer.stop()
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        handler = HOT.get((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
-        if handler is None:
+        found = _FAST.get((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
+        if found is None:
             return super().wsgi_app(environ, start_response)
-        answer = answered(handler, Access.TENANT, self.services, Call(environ))
+        handler, access = found
+        answer = answered(handler, access, self.services, Call(environ))
         start_response(STATUS_LINES[answer.status], answer.header_list())
         return (answer.body,)
 

@@ -19,9 +19,6 @@ from webapp.http.forwarded import NOTED, was_forwarded
 JSON = "application/json"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
-_OTHER_HEADERS = (("X-Content-Type-Options", "nosniff"),)
-_JSON_HEADERS = (*_OTHER_HEADERS, ("Cache-Control", "no-store"))
-
 STATUS_LINES: dict[int, str] = {
     200: "200 OK",
     202: "202 Accepted",
@@ -44,7 +41,7 @@ STATUS_LINES: dict[int, str] = {
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`headers` are those that not every answer of its kind has."""
+    """`headers` are those beside Content-Type, Content-Length and X-Request-Id, and what the server adds to all."""
 
     status: int
     body: bytes
@@ -53,12 +50,10 @@ class Answer(msgspec.Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
 
     def header_list(self) -> list[tuple[str, str]]:
-        """Whatever it is, no browser guesses; what is JSON is about somebody or of this moment, and nobody keeps it."""
         return [
             ("Content-Type", self.content_type),
             ("Content-Length", str(len(self.body))),
             ("X-Request-Id", self.request_id),
-            *(_JSON_HEADERS if self.content_type == JSON else _OTHER_HEADERS),
             *self.headers,
         ]
 

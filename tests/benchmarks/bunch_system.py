@@ -112,14 +112,16 @@ options = {{ batch_ms = {batch_ms}, item_ms = {item_ms} }}
         return inherited | {"BUNCH_STATE_DIR": str(self.folder / "state")}
 
     def wait_ready(self) -> None:
-        """`/readyz` answers 200: Redis is there and each model has a healthy worker."""
+        """`/readyz` answers 200 and misses no model: Redis is there and each model has a healthy worker."""
         until = time.monotonic() + self.start_limit_s
         last: object = None
         while time.monotonic() < until:
             if ended := self.processes.dead():
                 raise NotReadyError(f"ended while starting: {', '.join(ended)}")
             try:
-                with urllib.request.urlopen(f"{self.url}/readyz", timeout=5.0):
+                with urllib.request.urlopen(f"{self.url}/readyz", timeout=5.0) as answer:
+                    last = json.load(answer)["unavailable_models"]
+                if not last:
                     return
             except (OSError, urllib.error.HTTPError) as error:
                 last = error

@@ -220,3 +220,14 @@ class TestStartResponse:
         response.finish()
         assert sink.sent[0].startswith(b"HTTP/1.1 500 X\r\n")
         assert b"X-First" not in sink.sent[0]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "kept"),
+    [("application/json", False), ("text/plain; charset=utf-8", True), ("application/jsonl", True)],
+)
+def test_no_answer_is_guessed_at_and_none_of_json_is_kept(content_type: str, kept: bool) -> None:
+    _, sent = _respond([b"{}"], [("Content-Type", content_type)], whole=True)
+    head = b"".join(sent).partition(b"\r\n\r\n")[0].split(b"\r\n")
+    assert head.count(b"X-Content-Type-Options: nosniff") == 1
+    assert head.count(b"Cache-Control: no-store") == (not kept)

@@ -24,8 +24,15 @@ _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _STATUS = re.compile(r"[2-5][0-9]{2} [\t -~]*")
 _CACHE_MAX = 512
 
-_PLAIN, _LENGTH, _CONNECTION, _DATE, _OURS = range(5)
+# At the end of every head, and so no work: no browser guesses what it is; and what is JSON is about somebody, or of
+# this moment, and nobody keeps it.
+_SNIFFED = "\r\nX-Content-Type-Options: nosniff"
+_END = f"{_SNIFFED}\r\n\r\n"
+_END_OF_JSON = f"{_SNIFFED}\r\nCache-Control: no-store\r\n\r\n"
+
+_PLAIN, _LENGTH, _CONNECTION, _DATE, _OURS, _TYPE = range(6)
 _SPECIAL = {
+    "content-type": _TYPE,
     "content-length": _LENGTH,
     "connection": _CONNECTION,
     "date": _DATE,
@@ -217,7 +224,7 @@ class Response:
             raise RuntimeError("the application sent a body without calling start_response")
         without_body = status[:3] in {"204", "304"}
         lines = ["HTTP/1.1 " + status]
-        length, close, has_date = self._copy_headers(lines)
+        length, close, has_date, end = self._copy_headers(lines)
         if length is not None and (not without_body or status[:3] == "304"):
             lines.append(f"Content-Length: {length}")
         if not has_date:
@@ -239,16 +246,17 @@ class Response:
             lines.append("Connection: close")
         elif not self._http11:
             lines.append("Connection: keep-alive")
-        head = _encode(lines)
+        head = _encode(lines, end)
         self._bodiless = without_body or self._is_head
         self._left = length
         self.started = True
         return head
 
-    def _copy_headers(self, lines: list[str]) -> tuple[int | None, bool, bool]:
-        """Append the application's fields, framing aside; its Content-Length, whether it closes, has a Date."""
+    def _copy_headers(self, lines: list[str]) -> tuple[int | None, bool, bool, str]:
+        """Append the application's fields, framing aside; its Content-Length, if it closes, has a Date, and the end."""
         length: int | None = None
         close = has_date = False
+        end = _END
         for name, value in self.headers:
             kind = _kinds.get(name)
             if kind is None:
@@ -260,18 +268,20 @@ class Response:
             elif kind == _CONNECTION:
                 close = close or "close" in value.lower()
             elif kind != _OURS:
+                if kind == _TYPE:
+                    end = _END_OF_JSON if value == "application/json" else _END
                 has_date = has_date or kind == _DATE
                 lines.append(name + ": " + value)
-        return length, close, has_date
+        return length, close, has_date, end
 
 
-def _encode(lines: list[str]) -> bytes:
+def _encode(lines: list[str], end: str) -> bytes:
     text = "\r\n".join(lines)
     breaks = len(lines) - 1
     # A line end inside a value would let whoever chose the value add headers, or a response, of his own.
     if text.count("\n") != breaks or text.count("\r") != breaks or "\0" in text:
         raise ValueError("a response header holds a line end or NUL")
-    return (text + "\r\n\r\n").encode("latin-1")
+    return (text + end).encode("latin-1")
 
 
 def error_response(
@@ -283,7 +293,6 @@ def error_response(
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         f"X-Request-Id: {request_id}\r\nDate: {_clock.date()}\r\n{later}"
-        "X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n"
-        f"Connection: {'keep-alive' if keep_alive else 'close'}\r\n\r\n"
+        f"Connection: {'keep-alive' if keep_alive else 'close'}{_END_OF_JSON}"
     )
     return head.encode("latin-1") + (b"" if is_head else body)

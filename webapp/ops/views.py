@@ -96,7 +96,6 @@ class Events:
         stopping = flask.request.environ.get("bunch.shutting_down", lambda: False)
         headers = [
             *_HEADERS,
-            ("X-Content-Type-Options", "nosniff"),
             ("Cache-Control", "no-store"),
             ("X-Accel-Buffering", "no"),
             ("X-Request-Id", call.request_id),
