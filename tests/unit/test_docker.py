@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -32,13 +33,18 @@ def image_environment() -> dict[str, str]:
     return dict(pair.split("=", 1) for words in instructions("ENV") for pair in words)
 
 
+def filled(value: str) -> str:
+    """As compose fills it in where every variable is set."""
+    return re.sub(r"\$\{\w+:[?-].*\}", "user:password", re.sub(r"\$\{\w+:\+(.*?)\}", r"\1", value))
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_a_service_runs_a_role_with_settings_that_hold(name: str) -> None:
     """Nobody finds out at the first start that a name is misspelt, or that two settings contradict each other."""
     (command,) = OURS[name]["command"]
     assert getattr(roles, command).name == command
     environment = image_environment() | OURS[name]["environment"]
-    given = {key: re.sub(r"\$\{.*\}", "user:password", value) for key, value in environment.items()}
+    given = {key: filled(value) for key, value in environment.items()}
     settings = load_settings(given, str(ROOT / "bunch.toml"))
     assert settings.redis_url
     assert settings.models
@@ -73,6 +79,19 @@ def test_nothing_listens_beyond_loopback() -> None:
     assert SERVICES["web"]["environment"]["BUNCH_HTTP_HOST"] == "127.0.0.1"
     assert "--web.listen-address=127.0.0.1:9090" in SERVICES["prometheus"]["command"]
     assert SERVICES["grafana"]["environment"]["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
+
+
+def test_traces_go_to_the_jaeger_of_the_same_profile() -> None:
+    jaeger = SERVICES["jaeger"]
+    assert jaeger["profiles"] == SERVICES["prometheus"]["profiles"]
+    published = {each.rpartition(":")[2] for each in jaeger["ports"]}
+    for name, each in OURS.items():
+        endpoint = urlsplit(filled(each["environment"]["BUNCH_OTLP_ENDPOINT"]))
+        on_host = each.get("network_mode") == "host"
+        assert endpoint.hostname == ("127.0.0.1" if on_host else "jaeger"), name
+        assert str(endpoint.port) in published
+        # Without TRACES there is none, and nothing of OpenTelemetry is loaded.
+        assert each["environment"]["BUNCH_OTLP_ENDPOINT"].startswith("${TRACES:+")
 
 
 def test_redis_keeps_what_was_accepted() -> None:

@@ -17,6 +17,8 @@ GOOD = {
     "broker_url": "redis://:hunter2hunter2@h:1/1",
     "service_token": "hunter2hunter2hunter2",
     "jwt_secret": "hunter2" * 6,
+    "message_secret": "hunter2" * 6,
+    "message_secret_previous": "hunter2" * 6,
     "database_url": "postgresql://u:hunter2@h/d",
     "flower_basic_auth": "me:hunter2",
     "otlp_headers": "authorization=hunter2",
