@@ -78,8 +78,8 @@ function age() {
   element("status").dataset.level = state.error ? "unhealthy" : "stale";
   element("status-text").textContent = "no fresh figures";
   document.title = "● Bunch: no fresh figures";
-  const shown = state.now ? ` What is shown is of ${clock(state.now.at)}.` : "";
-  sections.findings([{ level: "bad", text: `${state.error ?? "The server says nothing: it, Redis or the way to it hangs."}${shown}`, where: "" }]);
+  const shown = state.now ? `. What is shown is of ${clock(state.now.at)}.` : "";
+  sections.findings([{ level: "bad", text: `${state.error ?? "The server says nothing: it, Redis or the way to it hangs"}${shown}`, where: "" }]);
 }
 
 const open = dialogs(() => listen());
