@@ -184,6 +184,34 @@ def test_a_model_beside_its_bunch_toml_is_found(manage: Manage) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_check_finds_methods_that_cannot_be_called_and_models_that_end_their_process(manage: Manage) -> None:
+    (manage.folder / "odd.py").write_text(
+        "class Few:\n    def load(self, device): ...\n    def predict(self, inputs): return inputs\n\n"
+        "class Coroutine:\n    def load(self, device): ...\n    async def predict(self, inputs, parameters): ...\n\n"
+        "def yields(inputs):\n    yield from inputs\n"
+    )
+    (manage.folder / "ends.py").write_text("import os\nos._exit(3)\n")
+    (manage.folder / "config.py").write_text("NAME = 'theirs'\n")
+    (manage.folder / "fine.py").write_text("import config\nNAME = config.NAME\ndef batch(inputs): return inputs\n")
+    manage.config(
+        "".join(
+            f'[models.{name}]\nsource = "{source}"\n'
+            for name, source in {
+                "few": "odd:Few", "async": "odd:Coroutine", "yields": "odd:yields", "ends": "ends:Model",
+                "fine": "fine:batch",
+            }.items()
+        )
+    )  # fmt: skip
+    done = manage("check", "--json", http_port="0")
+    assert done.returncode == 1
+    found = problems(done)
+    assert set(found) == {f"[models.{name}] source" for name in ("few", "async", "yields", "ends")}
+    assert "write def predict(self, inputs, parameters)" in found["[models.few] source"]
+    assert "is async" in found["[models.async] source"]
+    assert "write def batchstring(inputs)" in found["[models.yields] source"]
+    assert "ended while it was imported" in found["[models.ends] source"]
+
+
 def test_tables_of_an_empty_fleet(manage: Manage, valkey: PrivateValkey) -> None:
     with valkey.client() as client:
         client.flushdb()
