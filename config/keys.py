@@ -6,7 +6,7 @@ each task id, so that every script still touches the keys of one shard only (Red
 | name | type | lifetime | meaning |
 |---|---|---|---|
 | `bunch.<model>.<tier>` | list | while it holds messages | the queue, in kombu's own format: LPUSH in, RPOP out |
-| `bunch.<model>.<tier>\x06\x16<n>` | list | a second | what a Celery client sent to the queue with priority 3, 6 or 9 |
+| `bunch.<model>.<tier>\x06\x16<n>` | list | a second | what a Celery client sent to it with a priority from 1 to 9 |
 | `celery-task-meta-<id>` | string | deadline + result TTL | a request's state and outcome, in Celery's form |
 | `bunch:bell:<model>` | list | at most one token | "there is new work": who has none blocks on it |
 | `bunch:lease:<batch>` | list | until settled or returned | header, then each claimed message behind its tier's rank |
@@ -67,6 +67,8 @@ QUEUE_PREFIX = "bunch."
 _BELL_PREFIX = "bunch:bell:"
 OPS_QUEUE = "bunch.ops"
 TASK_NAME = "bunch.infer"
+# Of the parts of kombu's names (`kombu.transport.redis.Channel.sep`).
+SEPARATOR = "\x06\x16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,15 @@ class Shard:
 
     @staticmethod
     def priorities(queue: str) -> tuple[str, ...]:
-        """Kombu's lists beside a queue (`kombu.transport.redis`: `sep`, `PRIORITY_STEPS`), the most urgent first."""
-        return tuple(f"{queue}\x06\x16{step}" for step in (3, 6, 9))
+        """Kombu's lists beside a queue, the most urgent first, whatever `priority_steps` a client has: kombu keeps
+        priorities within 0 and 9, and 0 is the queue itself.
+        """
+        return tuple(f"{queue}{SEPARATOR}{step}" for step in range(1, 10))
+
+    @staticmethod
+    def bindings(queue: str) -> str:
+        """What kombu's clients have declared of a queue: members are its name, twice the separator, its name again."""
+        return f"_kombu.binding.{queue}"
 
     def result(self, task_id: str) -> str:
         return RESULT_PREFIX + task_id

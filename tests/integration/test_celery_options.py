@@ -15,7 +15,7 @@ from celery.exceptions import TaskRevokedError
 
 from config.keys import RESULT_PREFIX
 from tests.fakes.messages import celery_message
-from tests.integration.celery_harness import PATIENCE_S, close_client, plain_client
+from tests.integration.celery_harness import PATIENCE_S, close_client, infer, plain_client
 from tests.integration.celery_rig import Rig, running
 from tests.waiting import wait_until
 
@@ -143,6 +143,16 @@ def test_a_priority_is_no_dead_end(rig: Rig, name: str, priority: int) -> None:
     assert rig.infer(name).apply_async(priority=priority).get(timeout=PATIENCE_S) == name
     rig.settle()
     assert rig.computed().count(name) == 1
+
+
+@pytest.mark.parametrize("steps", [list(range(10)), [0, 2, 4], [5]], ids=str)
+def test_nor_is_one_of_a_client_with_other_steps(rig: Rig, name: str, steps: list[int]) -> None:
+    client = plain_client(rig.url, broker_transport_options={"priority_steps": steps})
+    try:
+        sent = [infer(client, f"{name}{n}").apply_async(priority=n) for n in range(10)]
+        assert [each.get(timeout=PATIENCE_S) for each in sent] == [f"{name}{n}" for n in range(10)]
+    finally:
+        close_client(client)
 
 
 class TestProtocol1:

@@ -22,7 +22,7 @@ from config.settings import ModelSettings, Settings
 from workers.cli.base import fail, json_option, print_json, settings_for, start_config_option
 from workers.cli.database import database_problems
 from workers.cli.everybody import differs_from_here
-from workers.cli.servers import seal_problems, server_problems, server_warnings
+from workers.cli.servers import seal_problems, separator_warnings, server_problems, server_warnings
 from workers.devices import place, this_machine
 from workers.model_path import make_way, model_path
 from workers.models import load_model
@@ -44,7 +44,12 @@ def check(config_file: Path | None, as_json: bool) -> None:
     try:
         settings = settings_for(config_file)
         problems = list(find_problems(settings))
-        warnings = [*server_warnings(settings), *cautions(settings), *differs_from_here(settings)]
+        warnings = [
+            *server_warnings(settings),
+            *separator_warnings(settings),
+            *cautions(settings),
+            *differs_from_here(settings),
+        ]
     except SettingsError as error:
         problems = list(error.problems)
     if as_json:

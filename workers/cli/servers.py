@@ -14,6 +14,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from config.errors import Problem
+from config.keys import SEPARATOR, Shard
 from config.masking import PERCENT, masked_url
 from config.redis import connect
 from config.seal import fingerprint, message_keys
@@ -75,7 +76,8 @@ def seal_problems(settings: Settings) -> Iterator[Problem]:
     if not (own and settings.redis_url):
         return
     with contextlib.suppress(RedisError, ValueError):
-        for row in Fleet(connect(settings.redis_url, timeout_s=2.0)).healthy():
+        fleet = Fleet(connect(settings.redis_url, timeout_s=2.0), lease_ttl_s=settings.lease_ttl_s)
+        for row in fleet.alive_of(fleet.workers()):
             if row.seal not in {own, ""}:
                 yield Problem(
                     "BUNCH_MESSAGE_SECRET",
@@ -83,6 +85,28 @@ def seal_problems(settings: Settings) -> Iterator[Problem]:
                     f"worker {row.id} has another one and refuses what is signed here; "
                     "set it, or _FILE, to the same for web and worker of every host",
                 )
+
+
+def separator_warnings(settings: Settings) -> Iterator[Problem]:
+    """Celery clients whose messages with a priority lie in lists that nobody looks at."""
+    if not settings.redis_url:
+        return
+    keys = Shard()
+    queues = [queue for name in settings.models for queue in keys.queues(name)]
+    with contextlib.suppress(RedisError, ValueError):
+        pipeline = connect(settings.redis_url, timeout_s=2.0).pipeline(transaction=False)
+        for queue in queues:
+            pipeline.smembers(keys.bindings(queue))
+        for queue, members in zip(queues, pipeline.execute(), strict=True):
+            for member in sorted(members):
+                twice = member.decode(errors="replace")[len(queue) : -len(queue)]
+                if twice != 2 * SEPARATOR:
+                    yield Problem(
+                        f"queue {queue}",
+                        "",
+                        f"a Celery client has the separator {twice[: len(twice) // 2]!r}: what it sends with a "
+                        "priority waits for ever. Take `sep` out of its broker_transport_options",
+                    )
 
 
 def must_have_password(settings: Settings, url: str) -> bool:
