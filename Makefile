@@ -13,7 +13,7 @@ TEST_PROCESSES ?= 3
 PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check lint format chaos flower page bench overload policies clean
+.PHONY: help demo up test check lint format chaos flower page bench overload policies lock audit clean
 
 help: ## What can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -56,6 +56,12 @@ overload: $(DEV) ## What each tier gets when too much arrives: the picture and t
 
 policies: $(DEV) ## Every policy on every workload in virtual time: the pictures and the table of docs/policies.md
 	@$(BIN)/python -m batching.simulator.gallery
+
+lock: $(RUNTIME) ## requirements.lock: what an image installs, by hash; run it where the image is built for
+	@$(BIN)/python .ci/lock.py > requirements.lock.new && mv requirements.lock.new requirements.lock || { rm -f requirements.lock.new; exit 1; }
+
+audit: $(RUNTIME) ## Known vulnerabilities of the pinned packages; skipped, loudly, without an index
+	@.ci/audit
 
 clean: ## Remove .venv, caches and what the tests left; var/ of a stack stays
 	rm -rf $(VENV) var/tmp .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
