@@ -117,6 +117,12 @@ class ClaimLoop:
         return len(self._in_hand)
 
     @property
+    def held(self) -> frozenset[str]:
+        """The ids of those, and of the one that it has asked for."""
+        unheard = self._unheard
+        return frozenset(tuple(self._in_hand)).union((unheard[0],) if unheard else ())
+
+    @property
     def is_idle(self) -> bool:
         return not (self._in_hand or self.gate.is_shut) and self._executor.state is ExecutorState.READY
 

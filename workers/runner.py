@@ -34,6 +34,7 @@ from batching.ports import FollowUp, Observer
 from batching.priorities import PriorityLists
 from batching.registry import ModelPace, WorkerRegistry, make_worker_id, model_pace
 from batching.store import Keep, RedisBatchStore
+from batching.strays import Strays
 from config.keys import Shard
 from config.memory import settle_heap
 from config.redis import connect
@@ -156,6 +157,7 @@ class WorkerRunner:
         self._busy: dict[str, tuple[float, float]] = {}
         self._announced: dict[str, int] = {}
         self._presence = Presence(self._redis, "worker", self.steering.configured, lambda: self.name, self._pids)
+        self._strays = Strays(self._redis, self.worker_id, self._held, time.monotonic)
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart_at = time.monotonic()
         self._pulse = Pulse(Path(settings.state_dir), "worker", self._heart_goes)
@@ -288,6 +290,9 @@ class WorkerRunner:
     def _heart_goes(self) -> bool:
         return time.monotonic() - self._heart_at < _HEART_STANDS_STILL_S
 
+    def _held(self) -> frozenset[str]:
+        return frozenset().union(*(loop.held for loop in self._loops))
+
     def _beat(self) -> None:
         for beat in itertools.count():
             if self._stop.is_set():
@@ -299,6 +304,7 @@ class WorkerRunner:
                 overdue = self._registry.beat(self.worker_id, about, self._paces())
                 for dead in overdue:
                     self._registry.reclaim(dead)
+                self._strays.look()
                 self.steering.sync()
                 self._presence.beat()
                 self._announce_loads()
