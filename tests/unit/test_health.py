@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.compute import BatchComputer, Computed
+from workers.costs import Budget
 from workers.frames import Fault, ItemError
 from workers.models import TransientError
 from workers.recovery import FIRST_PAUSE_S, FRUITLESS, MAX_PAUSE_S, Patience
@@ -45,9 +46,9 @@ class Context:
 class Process:
     """A fresh one, with what it did of each batch."""
 
-    def __init__(self, model: Any = None) -> None:
+    def __init__(self, model: Any = None, budget: Budget | None = None) -> None:
         self.model = model or Context()
-        self.computer = BatchComputer(self.model, watched=True)
+        self.computer = BatchComputer(self.model, budget=budget, watched=True)
 
     def run(self, *inputs: Any, suspect: bool = False, **options: bool) -> Computed:
         raw = [msgspec.json.encode(each) for each in inputs]
@@ -81,6 +82,21 @@ def test_a_suspect_that_was_alone_is_told_guilty_and_its_neighbours_are_not(pois
     computed = process.run(poison, suspect=True)
     assert computed.fault
     assert (computed.fault.cause, computed.fault.settled, failed(computed)) == ("device", True, [True])
+
+
+def test_an_error_that_surfaces_in_the_following_call_of_a_batch_convicts_the_one_before() -> None:
+    computed = Process(budget=Budget(lambda each: 1, 2)).run("later", 1, 2, 3)
+    assert computed.fault
+    # Two had an output already; nobody is answered before it is known whose fault it was.
+    assert (computed.fault.settled, computed.outcomes) == (False, [])
+    process, told = Process(), {}
+    for each in (1, "later", 2, 3):
+        computed = process.run(each, suspect=True)
+        told[each] = failed(computed)
+        if computed.fault:
+            assert computed.fault.settled
+            process = Process()
+    assert told == {1: [False], "later": [True], 2: [False], 3: [False]}
 
 
 def test_without_a_word_of_the_device_it_is_known_by_what_came_through_before() -> None:
