@@ -1,8 +1,8 @@
 """Leases in a living worker's name of which it knows nothing.
 
-A lease has no clock: it is as alive as its worker. But Redis may remember less than it has said. One that is killed while
-its disk is slow forgets the last moment, so a batch that was settled then is leased again, or a claim that was never
-answered has happened; a failover to a replica forgets more. Nobody would ever give such a lease back.
+A lease has no clock: it is as alive as its worker. But Redis may remember less than it has said. One that is killed
+while its disk is slow forgets its last moment, and a batch that was settled then is leased again; a failover to a replica
+forgets more. Nobody would ever give such a lease back.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ class Strays:
         self._suspected: frozenset[str] = frozenset()
 
     def look(self) -> int:
-        """Queue again what has been found twice, if it is time to look; how many requests that was. Raises RedisError."""
+        """Queue again what has been found twice, if it is time to look; how many requests that was.
+
+        Raises:
+            RedisError: it is looked for again next time.
+        """
         now = self._clock()
         if now < self._look_at:
             return 0
@@ -69,7 +73,5 @@ class Strays:
         # Whether they have run nobody knows.
         returned = max(0, give_back(self._line, self._keys, self._worker_id, model, batch_id, Blame.ATTEMPT))
         if returned:
-            logger.warning(
-                "Redis had forgotten what became of %s; its %d requests are queued again", batch_id, returned
-            )
+            logger.warning("Redis has forgotten what became of %s: %d requests are queued again", batch_id, returned)
         return returned

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from batching.store import RedisBatchStore
+from batching.store import Blame, RedisBatchStore
 from batching.strays import LOOK_EVERY_S, Strays
 from config.keys import Shard
 from config.tiers import Tier
@@ -57,7 +57,7 @@ def test_what_is_in_hand_is_left_there_however_long_it_takes(redis: Redis, worke
     # Being settled at one look, and gone at the next.
     worker.held = set()
     assert worker.look() == 0
-    worker.store.give_back(MODEL, "w1-0-1")
+    worker.store.give_back(MODEL, "w1-0-1", Blame.NOTHING)
     worker.claim("w1-0-2")
     worker.held = {"w1-0-2"}
     assert worker.look() == 0
