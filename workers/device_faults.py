@@ -42,7 +42,8 @@ def device_answers() -> tuple[bool, str] | None:
     """
     # By its name: whether a model uses torch is the model's business, and only models import it.
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is None or not cuda.is_initialized():
+    # Half imported by another thread, it has not everything yet.
+    if not getattr(cuda, "is_initialized", lambda: False)():
         return None
     try:
         cuda.synchronize()

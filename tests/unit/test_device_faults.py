@@ -108,7 +108,9 @@ def test_a_device_that_does_not_answer_has_one_whatever_an_exception_says(monkey
     assert is_device_fault(ValueError("wordless"))
 
 
-@pytest.mark.parametrize("torch", [None, SimpleNamespace(), Torch(in_use=False)])
+@pytest.mark.parametrize(
+    "torch", [None, SimpleNamespace(), SimpleNamespace(cuda=SimpleNamespace()), Torch(in_use=False)]
+)
 def test_without_cuda_in_use_there_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     loaded(monkeypatch, torch)
     assert device_answers() is None
