@@ -1,8 +1,8 @@
 """Leases in a living worker's name of which it knows nothing.
 
 A lease has no clock: it is as alive as its worker. But Redis may remember less than it has said. One that is killed
-while its disk is slow forgets its last moment, and a batch that was settled then is leased again; a failover to a replica
-forgets more. Nobody would ever give such a lease back.
+while its disk is slow forgets its last moment, and a batch that was settled then is leased again; a failover may
+forget more. Nobody would ever give such a lease back.
 """
 
 from __future__ import annotations
