@@ -96,6 +96,19 @@ def test_metrics_that_need_no_gpu(redis: Redis, child: int) -> None:
     assert float(used.split()[1]) > 100_000
 
 
+def test_a_user_that_may_not_ask_for_memory_has_the_other_metrics(redis: Redis) -> None:
+    redis.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "~*", "+@all", "-info")
+    place = redis.connection_pool.connection_kwargs
+    plain = Redis(place["host"], place["port"], username="plain", password="secret")
+    try:
+        names = {family.name for family in machine_metrics(plain)}
+    finally:
+        plain.close()
+        redis.execute_command("ACL", "DELUSER", "plain")
+    assert "bunch_processes" in names
+    assert not any(name.startswith("bunch_redis_memory") for name in names)
+
+
 def test_nothing_is_told_of_a_process_that_has_gone() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()

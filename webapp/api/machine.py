@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from tasks.roles import RoleRow, Roles, Usage
 
@@ -17,14 +18,20 @@ def machine_metrics(redis: Redis) -> list[Metric]:
     roles = Roles(redis)
     rows = roles.rows()
     silent = [row for row in rows if roles.is_silent(row)]
-    memory = redis.info("memory")
-    used = GaugeMetricFamily(
-        "bunch_redis_memory_used_bytes", "What Redis has in use.", value=float(memory.get("used_memory", 0))
-    )
-    limit = GaugeMetricFamily(
-        "bunch_redis_memory_max_bytes", "What it may use; 0: no limit.", value=float(memory.get("maxmemory", 0))
-    )
-    return [used, limit, *_processes(rows, silent), *_usage(rows), _build(rows)]
+    return [*_memory(redis), *_processes(rows, silent), *_usage(rows), _build(rows)]
+
+
+def _memory(redis: Redis) -> Iterable[Metric]:
+    try:
+        memory = redis.info("memory")
+    except ResponseError:
+        # Its user may do without the right to ask: then there is no such number.
+        return
+    for name, text, field in (
+        ("used", "What Redis has in use.", "used_memory"),
+        ("max", "What it may use; 0: no limit.", "maxmemory"),
+    ):
+        yield GaugeMetricFamily(f"bunch_redis_memory_{name}_bytes", text, value=float(memory.get(field, 0)))
 
 
 def _processes(rows: Sequence[RoleRow], silent: Sequence[RoleRow]) -> Iterable[Metric]:
