@@ -12,10 +12,10 @@ import msgspec
 
 from config.settings import Settings
 from tasks.caller import CLIENT_ID, MAX_CLIENT_ID
+from tasks.structure import MAX_DEPTH, MAX_PARTS, has_doubled_names, too_deep, too_many_parts
 from webapp.call import Call
 from webapp.errors import ApiError
 from webapp.large import LARGE_BYTES, LargeBodies
-from webapp.structure import MAX_DEPTH, MAX_PARTS, has_doubled_names, too_deep, too_many_parts
 
 Milliseconds = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)]
 

@@ -8,7 +8,6 @@ predict ──▶ a list, an array or a tensor ──as_list──▶ n outputs 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -16,16 +15,13 @@ from typing import Any
 import msgspec
 
 from batching.request import OWN_METADATA, Words
+from tasks.structure import MAX_DEPTH, too_deep
 from workers.described import describe
 from workers.frames import ItemError
 from workers.models import Output
 
-# Each reader between here and the caller parses the output inside an envelope of its own, with a stack of its own.
-MAX_DEPTH = 200
 MAX_METADATA_BYTES = 16_384
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _SCALARS = frozenset({str, int, float, bool, type(None)})
-_BRACKETS = re.compile(rb"[\[\]{}]")
 
 
 def as_list(outputs: object, count: int) -> list[Any] | str:
@@ -77,20 +73,11 @@ def _wrong_with(output: object, encoded: bytes, max_bytes: int) -> str | None:
     # msgspec writes NaN and the infinities as null; the bytes tell cheaply that there is none.
     if b"null" in encoded and _has_non_finite(msgspec.to_builtins(output, enc_hook=_to_list)):
         return "holds NaN or Infinity, which JSON cannot carry"
-    if encoded.count(b"[") + encoded.count(b"{") > MAX_DEPTH and depth_of(encoded) > MAX_DEPTH:
+    if too_deep(encoded):
         return f"is nested more than {MAX_DEPTH} deep, which readers refuse"
     if b"{" in encoded and (doubled := _doubled_name(output, encoded)) is not None:
         return f"has two keys in one object that are both {doubled!r} in JSON"
     return None
-
-
-def depth_of(encoded: bytes) -> int:
-    """How deep arrays and objects are nested in a JSON text."""
-    depth = deepest = 0
-    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", encoded)):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
 
 
 def metadata_of(output: Output) -> bytes | ItemError:

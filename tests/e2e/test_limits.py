@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from tasks.structure import MAX_DEPTH
 from tests.e2e.client import Api
-from webapp.structure import MAX_DEPTH
 
 LIMIT = 1024 * 1024
 

@@ -9,10 +9,10 @@ import pytest
 from redis import Redis
 
 from tasks.fleet import Fleet
+from tasks.structure import MAX_DEPTH
 from tests.e2e.client import Api
 from tests.e2e.stack import Stack
 from tests.integration.http_server_harness import Client, post
-from webapp.structure import MAX_DEPTH
 
 LIMIT = 1024 * 1024
 JSON = "Content-Type: application/json"

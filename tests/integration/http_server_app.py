@@ -17,13 +17,22 @@ _state = {"calls": 0, "closed": 0, "noticed": 0, "written": 0}
 _SHOWN = (str, int, bool)
 
 
-def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    path = environ["PATH_INFO"]
-    if path == "/state":
-        return _json(start_response, {**_state, "pid": os.getpid()})
-    _state["calls"] += 1
-    route = _ROUTES.get(path, _echo)
-    return route(environ, start_response)
+class App:
+    """WSGI, and what the server asks before it receives a body."""
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/state":
+            return _json(start_response, {**_state, "pid": os.getpid()})
+        _state["calls"] += 1
+        route = _ROUTES.get(path, _echo)
+        return route(environ, start_response)
+
+    def before_body(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes] | None:
+        if "HTTP_X_STRANGER" not in environ:
+            return None
+        start_response("401 Unauthorized", [("Content-Type", "text/plain")])
+        return [b"who are you?"]
 
 
 def _json(start_response: Any, value: Any, *headers: tuple[str, str]) -> list[bytes]:
@@ -222,3 +231,5 @@ _ROUTES = {
     "/block": _block,
     "/cooperates": _cooperates,
 }
+
+app = App()

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from config.schema import ModelSettings
 from tasks.errors import BunchError
 from tasks.once import canonical
+from tasks.structure import MAX_PARTS, structure, too_many_parts
 from tests.bodies import SHAPES
 from webapp.call import Call
 from webapp.declared import Declared
 from webapp.errors import ApiError
 from webapp.large import LargeBodies
 from webapp.request import InferenceBody, as_json, read_body
-from webapp.structure import MAX_PARTS, structure, too_many_parts
 
 _decoder = msgspec.json.Decoder(InferenceBody)
 _SIZE = 200_000

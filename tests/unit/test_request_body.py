@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.settings import Settings
+from tasks.structure import MAX_DEPTH
 from webapp.call import Call
 from webapp.errors import ApiError
 from webapp.large import LargeBodies
 from webapp.request import InferenceBody, read_body, timeout_s
-from webapp.structure import MAX_DEPTH
 
 _decoder = msgspec.json.Decoder(InferenceBody)
 

@@ -11,6 +11,7 @@ import re
 
 from webapp.http.errors import BodyTooLargeError, InvalidRequestError
 from webapp.http.limits import ServerLimits
+from webapp.http.sized import Pieces
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 # Extensions are read over, once they are extensions. No blank before the semicolon, no quoted line ends: proxies
@@ -42,7 +43,7 @@ class ChunkedBody:
 
     def __init__(self, limits: ServerLimits) -> None:
         self._limit = limits.body_bytes
-        self._body = bytearray()
+        self._body = Pieces()
         self._announced = 0
         self._extra = self._framing = 0
         # Bytes of the present chunk still to come, its CR LF included; 0 between chunks.
@@ -62,7 +63,7 @@ class ChunkedBody:
 
     @property
     def body(self) -> bytes:
-        return bytes(self._body)
+        return self._body.joined()
 
     def feed(self, data: bytes) -> bytes | None:
         """None while more is needed; afterwards the bytes behind the body (maybe none)."""
@@ -93,7 +94,7 @@ class ChunkedBody:
         """Move what there is of the present chunk; its line end stays until both bytes are there."""
         if self._missing > 2:
             part = data[position : position + self._missing - 2]
-            self._body += part
+            self._body.append(part)
             self._missing -= len(part)
             position += len(part)
         if self._missing == 2 and len(data) - position >= 2:

@@ -347,8 +347,8 @@ class Connection(Channel):
         self._hub.loop.run_callback(self._give_way)
 
     def _give_way(self) -> None:
-        # One that does not wait finds out when it has received.
-        if self._reads:
+        # One that does not wait finds out when it has received; one that has found out reads on behind its last word.
+        if self._reads and not self.lingers:
             self._greenlet.throw(CrowdedOutError(CROWDED_OUT))
 
     @property

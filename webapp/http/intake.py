@@ -3,7 +3,8 @@
     hold(a, 3) hold(b, 2) hold(a, 5) ──▶ a: 5, b: 2 ──over the budget──▶ whoever began first gives way: 503
 
 Anybody can begin a request, before it is known who that is, and stop in the middle of it. So what counts is what has
-arrived, not what was announced; and who began first has had the longest to finish.
+arrived, not what was announced; and who began first has had the longest to finish. Each byte counts twice, since what
+the allocator loses between pieces of all sizes comes to as much again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from webapp.http.errors import CrowdedOutError
 
+COUNTED = 2
 CROWDED_OUT = "The server needs the memory that this request took while it was arriving; try again."
 
 
@@ -21,7 +23,7 @@ class Arriving(Protocol):
 
 
 class Intake:
-    """Pure: sizes in bytes. Nobody is held before something has arrived."""
+    """Pure: sizes in bytes, `total` as they count. Nobody is held before something has arrived."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
@@ -31,6 +33,7 @@ class Intake:
 
     def hold(self, who: Arriving, size: int) -> None:
         """`who` has `size` bytes by now. Raises `CrowdedOutError` when it is itself the one to give way."""
+        size *= COUNTED
         self.total += size - self._held.get(who, 0)
         self._held[who] = size
         while self.total > self._limit:

@@ -52,10 +52,10 @@ class ServerLimits:
                 f"ServerLimits.request_line_bytes ({self.request_line_bytes}) is part of the head:"
                 f" header_bytes ({self.header_bytes}) must not be below it"
             )
-        if self.arriving_bytes < self.body_bytes + self.header_bytes:
+        if self.arriving_bytes < 4 * self.body_bytes:
             raise ValueError(
-                f"ServerLimits.arriving_bytes ({self.arriving_bytes}) must hold one request: body_bytes"
-                f" ({self.body_bytes}) and header_bytes ({self.header_bytes})"
+                f"ServerLimits.arriving_bytes ({self.arriving_bytes}) must be at least four times body_bytes"
+                f" ({self.body_bytes}): a body that is still arriving counts twice"
             )
 
     def with_gunicorn(self, cfg: Any) -> ServerLimits:

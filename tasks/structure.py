@@ -1,8 +1,8 @@
 """What a JSON text is made of, found by counting bytes: in time that grows with the text and with nothing else.
 
-Whoever sends a body chooses its shape, and all of it is looked at on the event loop that everybody shares. So nothing
-here walks over values in Python: each step is one pass of C over the text, and a mebibyte takes milliseconds, whatever
-its shape.
+Whoever sends a body chooses its shape, and all of it is looked at on the event loop that everybody shares, and often
+again in the executor that its neighbours wait for. So nothing here walks over values in Python: each step is one pass
+of C over the text, and a mebibyte takes milliseconds, whatever its shape.
 """
 
 from __future__ import annotations
