@@ -41,6 +41,9 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
                 "BUNCH_FLOWER_HOST", settings.flower_host, "set BUNCH_FLOWER_BASIC_AUTH=user:password to expose Flower"
             )
         )
+    if role in {None, "flower"} and "," in settings.flower_basic_auth:
+        why = "must be one user:password without a comma; Flower takes what follows it for another password"
+        found.append(Problem("BUNCH_FLOWER_BASIC_AUTH", "…", why))
     if role in {None, "web"}:
         found += auth.contradictions(settings)
     if settings.models and settings.default_model not in settings.models:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 # What lies in a state folder, and what `make` puts into `var/`.
-_OURS = {"log", "health", "valkey", "flower", "message.key", "valkey.sock", "bench", "tmp"}
+_OURS = {"log", "health", "valkey", "flower", "flower.password", "message.key", "valkey.sock", "bench", "tmp"}
 _OURS_BEGIN = ("up.", "bunch.db", "demo-")
 _UMASK = 0o077
 
@@ -42,6 +42,22 @@ def touch_private(path: Path) -> None:
     """An empty file, unless there is one, or none can be made: who opens it says why."""
     with contextlib.suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+
+
+def kept_secret(path: Path) -> bytes:
+    """The content of a file of the state folder, which whoever comes first makes; two at once agree on one.
+
+    64 random hexadecimal digits. Raises OSError.
+    """
+    make_private(path.parent)
+    if not path.exists():
+        new = path.with_name(f"{path.name}.{os.getpid()}")
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(os.urandom(32).hex().encode())
+        with contextlib.suppress(FileExistsError):
+            os.link(new, path)
+        new.unlink()
+    return path.read_bytes()
 
 
 def tighten(state_dir: Path) -> str:

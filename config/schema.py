@@ -151,6 +151,8 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     flower_basic_auth: str = ""
     flower_max_tasks: PositiveInt = 10_000
     flower_persistent: bool = True
+    # Whether events and `inspect active` show what was asked and answered. None: where auth is off.
+    event_payloads: Literal["on", "off"] | None = None
     events_per_second: Annotated[float, msgspec.Meta(ge=1)] = 50.0
     explain: Literal["on", "off"] = "on"
     # Who reads a model's own exception text. None: callers where auth is off, else operators alone.
@@ -162,6 +164,11 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     models: Mapping[str, ModelSettings] = {}
     default_model: str = ""
     config_file: str = ""
+
+    @property
+    def shows_payloads(self) -> bool:
+        """Whether events and `inspect active` have inputs and outputs in them."""
+        return self.event_payloads == "on" or (self.event_payloads is None and self.auth == "off")
 
     @property
     def host_names(self) -> frozenset[str]:

@@ -7,13 +7,11 @@ else                   nothing is signed: there are no owners whom a signature c
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 from pathlib import Path
 
 from config.errors import Problem, SettingsError
-from config.private import make_private
+from config.private import kept_secret
 from config.schema import Settings
 
 FILE_NAME = "message.key"
@@ -38,7 +36,7 @@ def message_keys(settings: Settings) -> tuple[bytes, ...]:
         return keys
     path = Path(settings.state_dir) / FILE_NAME
     try:
-        return (_derived(_kept(path)),)
+        return (_derived(kept_secret(path)),)
     except OSError as error:
         why = f"cannot be made or read ({error.strerror}); set BUNCH_MESSAGE_SECRET, the same for web and worker"
         raise SettingsError((Problem("BUNCH_STATE_DIR", str(path), why),)) from error
@@ -51,16 +49,3 @@ def fingerprint(keys: tuple[bytes, ...]) -> str:
 
 def _derived(secret: bytes) -> bytes:
     return hashlib.blake2b(secret, digest_size=_BYTES, person=b"bunch-message").digest()
-
-
-def _kept(path: Path) -> bytes:
-    """The content of the file, which whoever comes first makes; two at once agree on one."""
-    make_private(path.parent)
-    if not path.exists():
-        new = path.with_name(f"{path.name}.{os.getpid()}")
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(os.urandom(_BYTES))
-        with contextlib.suppress(FileExistsError):
-            os.link(new, path)
-        new.unlink()
-    return path.read_bytes()

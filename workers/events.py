@@ -81,7 +81,9 @@ class TaskEvents:
         wall: Callable[[], float] = time.time,
         shard: Shard | None = None,
         disclosure: Disclosure | None = None,
+        payloads: bool = False,
     ) -> None:
+        self._payloads = payloads
         self._dispatcher = dispatcher
         self._keys = shard or Shard()
         self._disclosure = disclosure or Disclosure()
@@ -157,7 +159,7 @@ class TaskEvents:
         match outcome:
             case Ok():
                 runtime = batch.compute_s
-                dispatcher.send("task-succeeded", uuid=request.id, result=shown_text(outcome.output), runtime=runtime)
+                dispatcher.send("task-succeeded", uuid=request.id, result=self._output(outcome), runtime=runtime)
             case Cancelled():
                 dispatcher.send("task-revoked", uuid=request.id, terminated=False, signum=None, expired=False)
             case Expired():
@@ -172,6 +174,9 @@ class TaskEvents:
                     exception=f"{_cut(outcome.exc_type)}({_cut(message)!r})",
                     traceback=(traceback or "")[-_MAX_TRACEBACK:],
                 )
+
+    def _output(self, outcome: Ok) -> str:
+        return shown_text(outcome.output) if self._payloads else ""
 
     def _tell(self, dispatcher: Any, shown: _Shown) -> None:
         if not shown.told:
@@ -199,8 +204,9 @@ class TaskEvents:
             "task-received",
             uuid=request.id,
             name=TASK_NAME,
-            args=f"({shown_text(request.input)},)",
-            kwargs=shown_text(request.parameters),
+            args=f"({shown_text(request.input)},)" if self._payloads else "()",
+            # As `repr` writes it: Flower reads it so (`kwargs:model=minilm` in its search).
+            kwargs=repr({"model": batch.model, "tier": request.tier.value} | self._parameters(request)),
             root_id=request.id,
             parent_id=None,
             retries=request.attempt - 1,
@@ -210,6 +216,9 @@ class TaskEvents:
             batch_id=batch.batch_id,
             timestamp=at,
         )
+
+    def _parameters(self, request: Request) -> dict[str, str]:
+        return {"parameters": shown_text(request.parameters)} if self._payloads else {}
 
 
 def shown_text(raw: bytes) -> str:

@@ -113,6 +113,7 @@ class WorkerRunner:
             mark_started=StartedMarks(self._redis),
             counting=settings.metrics == "on",
             disclosure=disclosure,
+            payloads=settings.shows_payloads,
         )
         for name in settings.models:
             self._telemetry.serves(name)

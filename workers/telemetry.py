@@ -33,12 +33,24 @@ _WORDS = 200
 class ActiveRequest:
     """What `inspect active` needs of a request that is being computed; `celery.worker.state` holds it weakly."""
 
-    __slots__ = ("__weakref__", "_batch", "_request", "acknowledged", "eventer", "id", "name", "time_start", "tracked")
+    __slots__ = (
+        "__weakref__",
+        "_batch",
+        "_payloads",
+        "_request",
+        "acknowledged",
+        "eventer",
+        "id",
+        "name",
+        "time_start",
+        "tracked",
+    )
 
     # `Consumer.cancel_active_requests` asks: given back, not acknowledged, when the worker dies.
     task = SimpleNamespace(acks_late=True)
 
-    def __init__(self, request: Request, batch: BatchInfo, now: float) -> None:
+    def __init__(self, request: Request, batch: BatchInfo, now: float, *, payloads: bool = False) -> None:
+        self._payloads = payloads
         self.id = request.id
         self.name = TASK_NAME
         self.time_start = now
@@ -56,8 +68,8 @@ class ActiveRequest:
         return {
             "id": self.id,
             "name": self.name,
-            "args": shown_text(self._request.input),
-            "kwargs": {},
+            "args": shown_text(self._request.input) if self._payloads else "",
+            "kwargs": {"model": self._batch.model, "tier": self._request.tier.value},
             "type": self.name,
             "time_start": self.time_start,
             "acknowledged": self.acknowledged,
@@ -81,10 +93,12 @@ class WorkerTelemetry:
         *,
         counting: bool = True,
         disclosure: Disclosure | None = None,
+        payloads: bool = False,
     ) -> None:
+        self._payloads = payloads
         self._mark_started = mark_started
         self._counting = counting
-        self._events = TaskEvents(dispatcher, events_per_second, disclosure=disclosure)
+        self._events = TaskEvents(dispatcher, events_per_second, disclosure=disclosure, payloads=payloads)
         self._active = make_walkable(worker_state.active_requests)
         # By batch, those that somebody may name.
         self._named: dict[str, dict[str, ActiveRequest]] = {}
@@ -113,7 +127,7 @@ class WorkerTelemetry:
     def claimed(self, requests: Sequence[Request], batch: BatchInfo) -> None:
         now = time.time()
         batch_id = batch.batch_id
-        self._active.enter(batch_id, len(requests), lambda: [ActiveRequest(each, batch, now) for each in requests])
+        self._active.enter(batch_id, len(requests), lambda: self._shown(requests, batch, now))
         # By id as well: `revoke` leaves the state of a task alone that it finds among the active.
         # Nobody can name the others: their ids are told with their answers.
         if any(each.tracked for each in requests):
@@ -125,6 +139,9 @@ class WorkerTelemetry:
             self._events.claimed(requests, batch)
         except Exception as error:  # noqa: BLE001 - kombu raises whatever its transport does; a batch must not fail for it
             logger.debug("events not sent: %s", error)
+
+    def _shown(self, requests: Sequence[Request], batch: BatchInfo, now: float) -> list[ActiveRequest]:
+        return [ActiveRequest(each, batch, now, payloads=self._payloads) for each in requests]
 
     def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
         ended = self._leave(batch)

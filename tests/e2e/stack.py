@@ -179,7 +179,7 @@ class Stack:
         assert not alive, f"left running: {alive}\n{self.logs()}"
         assert code == 0, self.logs()
         left = {each.name for each in self.state_dir.iterdir()}
-        left -= {"log", "health", "valkey", "flower", "message.key", "up.lock", "bunch.db"}
+        left -= {"log", "health", "valkey", "flower", "message.key", "flower.password", "up.lock", "bunch.db"}
         assert not left, f"left in {self.state_dir}: {left}"
 
     def kill(self) -> None:

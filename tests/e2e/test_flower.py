@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 import psutil
@@ -52,9 +53,9 @@ class Page:
         token = base64.b64encode(password.encode()).decode()
         self._headers = {"Authorization": f"Basic {token}"} if password else {}
 
-    def ask(self, path: str, method: str = "GET") -> tuple[int, bytes]:
+    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
         with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)) as connection:
-            connection.request(method, path, headers=self._headers)
+            connection.request(method, path, headers=self._headers | headers)
             response = connection.getresponse()
             return response.status, response.read()
 
@@ -269,6 +270,54 @@ def test_off_loopback_it_wants_a_password(stack: Stack) -> None:
             for action in ("/api/worker/shutdown/worker1@x", "/api/task/async-apply/bunch.infer"):
                 assert who.ask(action, "POST")[0] == 401
         assert "s3cret" not in " ".join(psutil.Process(process.pid).cmdline())
+
+
+def test_on_loopback_it_has_this_machines_names_alone(stack: Stack) -> None:
+    with flower(stack, allowed_hosts="proxy.example") as (port, _):
+        page = Page(port)
+        wait_until(lambda: page.get("/api/workers"), what="it answers")
+        names = {"localhost": 200, "proxy.example:80": 200, "rebound.example": 403, "127.0.0.1.x": 403}
+        for name, status in names.items():
+            assert page.ask("/api/workers", Host=name)[0] == status, name
+
+
+def test_models_can_be_told_apart_and_searched_for(stack: Stack, api: Api) -> None:
+    with flower(stack) as (port, _):
+        page = Page(port)
+        wait_until(lambda: page.get("/api/workers"), what="Flower knows the workers")
+        wait_until(
+            lambda: api.infer("x", "moody").status == 200 and page.get("/api/tasks?search=kwargs:model=moody"),
+            what="a task of the model is found",
+        )
+        assert page.get("/api/tasks?search=kwargs:model=other") == {}
+
+
+def test_where_callers_are_told_apart_it_wants_a_credential_on_loopback_too(stack: Stack) -> None:
+    with flower(stack, auth="keys") as (port, _):
+        file = stack.state_dir / "flower.password"
+        wait_until(file.exists, what="there is a password")
+        password = file.read_text()
+        assert file.stat().st_mode & 0o777 == 0o600
+        wait_until(lambda: Page(port, f"bunch:{password}").get("/api/tasks") is not None, what="it answers")
+        assert {Page(port).ask(path)[0] for path in ("/", "/workers", "/api/tasks")} == {401}
+        assert Page(port, "bunch:" + "0" * 64).ask("/api/tasks")[0] == 401
+    refused = stack.spawn("flower", flower_port=free_port(), flower_basic_auth="ops:one,two")
+    assert refused.wait(PATIENCE_S) != 0
+
+
+def test_the_first_task_after_ready_is_shown(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, MODELS)
+    port = free_port()
+    try:
+        stack.start("--web-workers=1", "--workers=1", flower_port=port)
+        with connected(stack.port) as api:
+            task_id = api.later("the first", "moody")
+            page = Page(port)
+            wait_until(lambda: page.get(f"/api/task/info/{task_id}"), what="it is shown", patience_s=30)
+            assert page.get(f"/api/task/info/{task_id}")["args"] == '("the first",)'
+        stack.stop()
+    finally:
+        stack.kill()
 
 
 def rows(stack: Stack, command: str) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from batching.policy import Reason
 from batching.ports import BatchInfo
@@ -84,6 +86,18 @@ def test_a_batch_is_one_message(events: TaskEvents, dispatcher: Dispatcher) -> N
     assert len(dispatcher.flushed) == 1
     assert set(map(tuple, dispatcher.kinds().values())) == {("received", "started", "succeeded")}
     assert len(dispatcher.kinds()) == 40
+
+
+@pytest.mark.parametrize("payloads", [True, False])
+def test_inputs_and_outputs_are_shown_only_where_asked_for(dispatcher: Dispatcher, payloads: bool) -> None:
+    shown = TaskEvents(lambda: dispatcher, 50, payloads=payloads)
+    member = structs.replace(requests(1)[0], input=b'"my input"', parameters=b'{"k":"my parameter"}')
+    run(shown, [member], [(member, Ok(b'"my output"'))])
+    events = [event for flush in dispatcher.flushed for event in flush]
+    for secret in ("my input", "my parameter", "my output"):
+        assert any(secret in str(event) for event in events) is payloads
+    # Flower reads it so, for `kwargs:model=…` in its search.
+    assert ast.literal_eval(events[0]["kwargs"])["model"] == "echo"
 
 
 def test_over_the_rate_requests_are_whole_or_absent(events: TaskEvents, dispatcher: Dispatcher, now: Any) -> None:

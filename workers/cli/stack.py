@@ -12,10 +12,11 @@ import msgspec
 from config.errors import SettingsError
 from config.masking import masked_url
 from config.private import restrict_umask, tighten
+from config.settings import Settings
 from workers.cli.base import refuse_cluster, settings_for, start_config_option
 from workers.cli.check import start_problems
 from workers.cli.database import prepare_database
-from workers.supervisor import state
+from workers.supervisor import roles, state
 from workers.supervisor.run import run
 from workers.supervisor.screen import Screen
 from workers.supervisor.stack import Options, Stack
@@ -53,13 +54,19 @@ def up(config_file: Path | None, port: int | None, workers: int, web_workers: in
     screen.line("stopped")
 
 
+def _how_to_see_it(settings: Settings) -> str:
+    if settings.auth == "off" or settings.flower_basic_auth:
+        return ""
+    return f"   (user {roles.FLOWER_USER}, password in {roles.flower_password(settings)})"
+
+
 def _say_ready(stack: Stack, screen: Screen) -> None:
     settings = stack.settings
     screen.line()
     screen.line(f"http    {stack.url}")
     screen.line(f"page    {stack.url}/ops")
     if stack.flower_url:
-        screen.line(f"flower  {stack.flower_url}")
+        screen.line(f"flower  {stack.flower_url}{_how_to_see_it(settings)}")
     redis_url = stack.valkey.tcp_url if stack.valkey else settings.redis_url
     screen.line(f"redis   {masked_url(redis_url)}" + (_HOW_TO_GET_IN if stack.valkey else ""))
     screen.line(f"logs    {stack.state_dir / 'log'}")

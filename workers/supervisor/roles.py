@@ -6,18 +6,23 @@ import sys
 from pathlib import Path
 
 from config.environ import ROOT
-from config.private import make_private
+from config.private import kept_secret, make_private
 from config.secrets import names_in_environment
 from config.settings import Settings, is_loopback
 
 # -P: in the folder from which somebody starts us lie their own `tasks.py` and `config.py`.
 _PYTHON = (sys.executable, "-P")
 _FLOWER_SAVES_MS = 60_000
+FLOWER_USER = "bunch"
 
 
-def worker(settings: Settings, name: str) -> tuple[str, ...]:
-    """One thread is enough for Celery's own tasks; batches run in the executors."""
-    return _celery("workers.app", "worker", name, settings, "--pool=threads", "--concurrency=1")
+def worker(settings: Settings, name: str, *, watched: bool = False) -> tuple[str, ...]:
+    """One thread is enough for Celery's own tasks; batches run in the executors.
+
+    `watched`: Flower is there, and shall not have to ask for events first.
+    """
+    events = ("--task-events",) if watched else ()
+    return _celery("workers.app", "worker", name, settings, "--pool=threads", "--concurrency=1", *events)
 
 
 def ops(settings: Settings, name: str = "ops") -> tuple[str, ...]:
@@ -35,7 +40,7 @@ def web() -> tuple[str, ...]:
 
 def flower(settings: Settings, port: int | None = None) -> tuple[str, ...]:
     return (
-        *(*_PYTHON, "-m", "celery", "--app=tasks.app", "flower"),
+        *(*_PYTHON, "-m", "workers.guarded_flower", "--app=tasks.app", "flower"),
         f"--address={settings.flower_host}",
         f"--port={settings.flower_port if port is None else port}",
         f"--max-tasks={settings.flower_max_tasks}",
@@ -54,10 +59,18 @@ def _persistence(settings: Settings) -> tuple[str, ...]:
     return ("--persistent=True", f"--db={folder / 'flower'}", f"--state-save-interval={_FLOWER_SAVES_MS}")
 
 
+def flower_password(settings: Settings) -> Path:
+    """The file with the password of `FLOWER_USER`, with auth on and none configured."""
+    return Path(settings.state_dir).resolve() / "flower.password"
+
+
 def flower_environment(settings: Settings) -> dict[str, str]:
     """By environment, as a password on a command line is shown to everyone by `ps`."""
     if settings.flower_basic_auth:
         return {"FLOWER_BASIC_AUTH": settings.flower_basic_auth}
+    if settings.auth != "off":
+        # Where callers are told apart, not everybody on this machine may see what they ask.
+        return {"FLOWER_BASIC_AUTH": f"{FLOWER_USER}:{kept_secret(flower_password(settings)).decode()}"}
     if is_loopback(settings.flower_host):
         # Flower refuses its API to callers it doesn't know. On loopback they may read; what changes
         # anything stays off, since any web page can make a browser POST to 127.0.0.1.

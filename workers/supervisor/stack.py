@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +42,8 @@ from workers.supervisor.valkey import EmbeddedValkey
 _DEFAULT_FLOWER_PORT = 5555
 # Beyond its own graceful time, for a process to notice that the time is up.
 _STOP_MARGIN_S = 5.0
+# How long `ready` waits for Flower, which listens a second or two after the first request could be served.
+_FLOWER_PATIENCE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class Stack:
         )
         self.options = options
         self._workers: dict[int, ChildSpec] = {}
+        self._served_at = 0.0
         self.url = url(settings.http_host, http_port)
         self.flower_url = url(settings.flower_host, self.settings.flower_port) if options.flower else None
 
@@ -107,8 +111,16 @@ class Stack:
         )
 
     def _is_ready(self) -> bool:
-        status, _ = get(self.settings.http_host, self.settings.http_port, "/readyz")
-        return status == 200
+        settings = self.settings
+        if get(settings.http_host, settings.http_port, "/readyz")[0] != 200:
+            return False
+        if not self.options.flower:
+            return True
+        # A task that is asked for at once shall be shown; but requests are served without Flower, too.
+        now = time.monotonic()
+        self._served_at = self._served_at or now
+        listens = get(settings.flower_host, settings.flower_port, "/healthcheck")[0] == 200
+        return listens or now - self._served_at > _FLOWER_PATIENCE_S
 
     def _specs(self) -> list[ChildSpec]:
         settings = self.settings
@@ -151,7 +163,7 @@ class Stack:
     def _new_worker(self, number: int) -> ChildSpec:
         settings, name = self.settings, f"worker{number}"
         loaded = models_loaded(Fleet(self._redis, lease_ttl_s=settings.lease_ttl_s))
-        command = roles.worker(settings, name)
+        command = roles.worker(settings, name, watched=self.options.flower)
         spec = self._spec("worker", name, command, stop_stage=1, stop_timeout_s=self._drain_s, probe=loaded)
         on_lost = Journal(self._redis, max_bytes=settings.explain_max_bytes).lost if settings.explain == "on" else None
         on_gone = self._count_gone if settings.metrics == "on" else None
