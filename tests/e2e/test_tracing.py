@@ -170,13 +170,13 @@ def test_a_failure_is_one_line_that_names_request_batch_and_trace(traced: Api, o
     def lines(role: str) -> list[dict[str, Any]]:
         return [each for each in logged(own, role) if each.get("request_id") == "the-failed-one"]
 
-    wait_until(lambda: lines("web") and lines("worker1"), what="both have logged it")
-    (web,), (worker,) = lines("web"), lines("worker1")
-    assert web["task_id"] == worker["task_id"]
-    assert (web["code"], web["level"]) == ("INFERENCE_FAILED", "WARNING")
-    assert worker["batch_id"]
-    for line in (web, worker):
-        assert (line["model"], line["tier"], line["trace_id"]) == ("quartet", "free", CALLERS[3:35])
+    wait_until(lambda: lines("worker1"), what="the worker, which knows the cause, has logged it")
+    (line,) = lines("worker1")
+    assert line["batch_id"]
+    assert line["task_id"]
+    assert (line["model"], line["tier"], line["trace_id"]) == ("quartet", "free", CALLERS[3:35])
+    # Nobody says it a second time.
+    assert not lines("web")
 
 
 def test_requests_that_go_well_leave_no_line(traced: Api, own: Stack) -> None:
@@ -189,7 +189,7 @@ def test_when_everything_fails_the_log_stays_short(traced: Api, own: Stack) -> N
     before = len(logged(own, "web")), len(logged(own, "worker1"))
     # On a busy machine the last of them may wait too long.
     assert {each.status for each in traced.all([{"fail": "no"}] * 300, "quartet")} - {504} == {500}
-    grown = [len(logged(own, role)) - lines for role, lines in zip(("web", "worker1"), before, strict=True)]
+    web, worker = (len(logged(own, role)) - lines for role, lines in zip(("web", "worker1"), before, strict=True))
     # Of each kind twenty in ten seconds; it may take a few times ten.
-    assert max(grown) < 200
-    assert min(grown) > 0
+    assert web < 200
+    assert 0 < worker < 200
