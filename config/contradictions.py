@@ -99,6 +99,14 @@ def _model_out_of_order(model: ModelSettings, settings: Settings) -> list[Proble
             Problem(f"[models.{model.name}] group_by_cost", True, "groups to a budget; set max_batch_cost as well")
         )
     limit = min(("request_timeout_ms", "queue_timeout_ms"), key=lambda key: getattr(settings, key))
+    if 0 < model.timeout_factor < 1:
+        found.append(
+            Problem(
+                f"[models.{model.name}] timeout_factor",
+                model.timeout_factor,
+                "a batch that takes as long as the one before would be killed; 3 is common, 0 is none",
+            )
+        )
     if (model.max_wait_ms or 0) >= getattr(settings, limit):
         found.append(
             Problem(

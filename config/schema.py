@@ -40,6 +40,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     instances: PositiveInt = 1
     device: str = "auto"
     timeout_ms: PositiveInt = 3000
+    # 0: none. Below 1 every second batch would be killed.
+    timeout_factor: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 0.0
     start_timeout_ms: PositiveInt = 120_000
     max_attempts: Annotated[int, msgspec.Meta(ge=1, le=90)] = 3
     max_queue_depth: PositiveInt = 20_000

@@ -23,7 +23,7 @@ from config.tiers import TIERS, Tier
 TUNABLE = ("policy", "max_batch_size", "max_wait_ms")
 # What an executor's child is started with: changed by starting another child.
 RELOADABLE = (
-    *("source", "version", "device", "options", "timeout_ms", "start_timeout_ms"),
+    *("source", "version", "device", "options", "timeout_ms", "start_timeout_ms", "timeout_factor"),
     *("max_batch_cost", "group_by_cost"),
 )
 

@@ -30,6 +30,7 @@ from workers.models import effective_version
 from workers.outcomes import to_done, to_run
 from workers.process import EXIT_GRACE_S, ChildProcess, Death, StartFailed, milliseconds
 from workers.recovery import Patience
+from workers.time_limit import TimeLimit
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class ProcessExecutor:
         # None unless a child is ready to take batches.
         self._child: ChildProcess | None = None
         self._pid: int | None = None
-        self._handed = Handed()
+        self._handed = Handed(TimeLimit.of(model))
         # Held while a frame is written. The supervisor takes it before it reports a death, so that by then
         # each batch has either been handed over whole or been taken back by its sender.
         self._sending = threading.Lock()
@@ -171,6 +172,7 @@ class ProcessExecutor:
         """Have the child finish what it has, and go on with one that is started from `model`. Returns at once."""
         with self._sending:
             self._model = model
+            self._handed.limit = TimeLimit.of(model)
             self._loaded = None
             self._backoff_s = FIRST_BACKOFF_S
             self._patience = Patience()
@@ -288,9 +290,8 @@ class ProcessExecutor:
             if gone or child.gone:
                 return self._cause_of_death(child)
             now = time.monotonic()
-            if self._handed.left(now, self._model.timeout_s) <= 0:
-                text = f"the batch was computed for more than timeout_ms = {self._model.timeout_ms}"
-                return Death(Cause.TIMEOUT, text)
+            if self._handed.left(now) <= 0:
+                return Death(Cause.TIMEOUT, self._handed.overdue())
             if self._stop_at is not None:
                 if now >= self._stop_at:
                     return Death(Cause.EXIT, "the executor was stopped")
@@ -357,7 +358,7 @@ class ProcessExecutor:
         if fault is not None and not fault.settled:
             # It goes back with what stands behind it.
             return
-        self._handed.done(now)
+        self._handed.done(message, now)
         self.batches += 1
         self.busy_s += message.compute_s
         failures = [each for each in message.outcomes if isinstance(each, ItemError) and not each.rejected]
@@ -371,7 +372,7 @@ class ProcessExecutor:
     def _time_left(self, stopping: bool) -> float:
         """Until the front batch is overdue, or the stop is; idle, what any batch has (see the module)."""
         now = time.monotonic()
-        left_s = self._handed.left(now, self._model.timeout_s)
+        left_s = self._handed.left(now)
         if stopping and self._stop_at is not None:
             left_s = min(left_s, self._stop_at - now)
         return left_s

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from workers.frames import BrokenFrames, Ran
+from workers.time_limit import TimeLimit
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +22,8 @@ class _Batch:
 class Handed:
     """One thread gives and takes back, another does the rest. Times are seconds on any one clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: TimeLimit) -> None:
+        self.limit = limit
         self._batches: deque[_Batch] = deque()
 
     def __len__(self) -> int:
@@ -45,17 +47,25 @@ class Handed:
         if ran.batch_id != front.batch_id or len(ran.outcomes) != expected:
             raise BrokenFrames(f"an answer to {ran.batch_id} where {front.batch_id} was due")
 
-    def done(self, now: float) -> None:
+    def done(self, ran: Ran, now: float) -> None:
         """The one in front is answered."""
+        if ran.passes == 1:
+            self.limit = self.limit.computed(ran.compute_s)
         self._batches.popleft()
         if self._batches:
             self._batches[0].since = now
 
-    def left(self, now: float, timeout_s: float) -> float:
+    def left(self, now: float) -> float:
         """What of its time the one in front has left; with none, what any will have."""
         with contextlib.suppress(IndexError):
-            return self._batches[0].since + timeout_s - now
-        return timeout_s
+            return self._batches[0].since + self.limit.seconds - now
+        return self.limit.seconds
+
+    def overdue(self) -> str:
+        """The one in front has had its time: why it is killed."""
+        text = f"the batch was computed for more than {self.limit}"
+        self.limit = self.limit.exceeded()
+        return text
 
     def drop_all(self) -> list[str]:
         """The ids of those that are left, the one in front first."""

@@ -165,6 +165,20 @@ def test_the_time_of_a_batch_counts_from_when_it_is_in_front(start: Start) -> No
         assert done.compute_s >= 1.2
 
 
+def test_a_batch_may_take_a_multiple_of_what_batches_take(start: Start, tmp_path: Path) -> None:
+    executor = start(timeout_ms=600_000, timeout_factor=3)
+    assert run(executor, 1) == [1]
+    executor.send(work("hung", {"do": "hold", "path": str(tmp_path / "never")}))
+    event = lost(executor)
+    assert event.cause is Cause.TIMEOUT
+    assert "timeout_factor = 3 times what batches have taken" in event.reason
+    assert executor.wait_ready(LONG_S)
+    # Until another batch has come through, nothing is known.
+    assert executor._time_left(stopping=False) == 600.0
+    assert run(executor, "again") == ["again"]
+    assert executor._time_left(stopping=False) < 600.0
+
+
 def test_it_sleeps_no_longer_than_the_batch_in_front_has_left(build: Start) -> None:
     executor = build(timeout_ms=1000)
     assert executor._time_left(stopping=False) == 1.0
