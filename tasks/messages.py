@@ -25,6 +25,7 @@ from config.keys import REPLY_PREFIX, TASK_NAME
 from config.tiers import TIERS
 from tasks.caller import valid_client_id
 from tasks.compression import decompress
+from tasks.kombu_types import marked
 from tasks.named import named
 from tasks.once import Once, read_mark
 from tasks.quota import Quota
@@ -365,6 +366,7 @@ def _read_times(request: Request, raw: bytes, headers: _Headers) -> None:
     stamp = read_times(raw)
     if stamp is None:
         request.foreign = True
+        request.input, request.parameters = marked(request.input), marked(request.parameters)
         counted = _COUNTED.search(raw)
         request.lost = int(counted[1]) if counted else 0
         request.attempt = request.lost + 1

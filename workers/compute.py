@@ -29,6 +29,7 @@ import msgspec
 from msgspec import structs
 
 from batching.request import Words
+from tasks import kombu_types
 from tasks.trace import is_sampled
 from workers.costs import Budget, cut
 from workers.described import describe
@@ -217,8 +218,8 @@ class BatchComputer:
 
     def _decode(self, raw: bytes, raw_parameters: bytes) -> tuple[Any, dict[str, Any]]:
         try:
-            value, parameters = msgspec.json.decode(raw), msgspec.json.decode(raw_parameters)
-        except (msgspec.MsgspecError, RecursionError) as error:
+            value, parameters = _loads(raw), _loads(raw_parameters)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise InvalidInput(f"not readable as JSON: {error}") from None
         if not isinstance(parameters, dict):
             raise InvalidInput("parameters must be an object")
@@ -226,6 +227,10 @@ class BatchComputer:
         if refusal is not None:
             raise refusal
         return value, parameters
+
+
+def _loads(raw: bytes) -> Any:
+    return kombu_types.loads(raw) if raw[:1] == kombu_types.MARK else msgspec.json.decode(raw)
 
 
 class Batch:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 import weakref
 from collections.abc import Callable
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -15,6 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batching.request import Words
+from tasks import kombu_types
+from tasks.messages import read_message
+from tests.fakes.messages import celery_message, entry, our_message
 from workers.compute import BatchComputer, Computed
 from workers.described import MAX_MESSAGE, MAX_TRACEBACK
 from workers.frames import ItemError
@@ -54,6 +60,39 @@ def test_any_batch_of_an_echo_comes_back_as_it_went(inputs: list[Any]) -> None:
     computed = compute(lambda values, _: values, *inputs)
     assert computed.passes == (1 if inputs else 0)
     assert [json.loads(each) for each in computed.outcomes if isinstance(each, bytes)] == inputs
+
+
+def test_what_kombus_json_says_beyond_json_arrives_as_in_a_celery_task() -> None:
+    value = {"id": uuid.UUID(int=5), "at": [datetime(2026, 1, 2, tzinfo=UTC), date(2026, 1, 2)], "raw": b"\xff\x00"}
+    more = {"price": Decimal("1.10"), "at": time(1, 2)}
+    request = read_message(entry(celery_message([value], {"parameters": more})), 1000)
+    seen: list[Any] = []
+
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        seen.append((inputs, parameters))
+        return inputs
+
+    computed = BatchComputer(Model(predict)).run([request.input], [request.parameters])
+    assert seen == [([value], [more])]
+    (output,) = computed.outcomes
+    assert isinstance(output, bytes)
+    assert json.loads(output)["id"] == str(value["id"])
+
+
+@pytest.mark.parametrize("value", ['"__type__":"uuid","__value__":{"hex":"no"}', '"__type__":"ours","__value__":1'])
+def test_of_these_only_those_that_kombu_knows(value: str) -> None:
+    raw = kombu_types.marked(b"[{%s}]" % value.encode())
+    good = b"1"
+    computed = BatchComputer(Model(lambda inputs, _: inputs)).run([raw, good], [b"{}"] * 2)
+    assert isinstance(computed.outcomes[0], ItemError)
+    assert (computed.outcomes[0].exc_type, computed.outcomes[1]) == ("InvalidInput", b"1")
+
+
+def test_from_a_frontend_it_is_a_plain_object() -> None:
+    raw = b'{"__type__":"uuid","__value__":{"hex":"no"}}'
+    request = read_message(entry(our_message("id", raw)), 1000)
+    computed = BatchComputer(Model(lambda inputs, _: inputs)).run([request.input], [request.parameters])
+    assert computed.outcomes == [raw]
 
 
 def test_what_a_model_does_to_its_inputs_stays_in_its_batch() -> None:
