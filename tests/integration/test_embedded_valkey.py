@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from redis import Redis
@@ -109,3 +110,19 @@ def test_the_server_of_compose_is_bounded_has_a_password_and_shows_it_to_nobody(
         assert b"a-secret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
         with Redis(port=port) as stranger, pytest.raises(AuthenticationError):
             stranger.ping()
+
+
+def test_memory_that_it_no_longer_uses_is_bounded_whatever_sizes_it_has_held(tmp_path: Path) -> None:
+    """Of each size that its allocator keeps at hand, thousands at once."""
+    server = EmbeddedValkey(tmp_path, free_port(), "memory")
+    with running(server.prepare(), server.tcp_url, **server.environment) as redis:
+        process = psutil.Process(redis.info("server")["process_id"])
+        before = process.memory_info().rss
+        for size in range(64, 1000, 16):
+            pipeline = redis.pipeline(transaction=False)
+            for number in range(2500):
+                pipeline.set(f"k{number}", "x" * size)
+            pipeline.execute()
+            redis.execute_command("FLUSHALL", "SYNC")
+        kept = process.memory_info().rss - before
+    assert kept < 45 * 1024 * 1024

@@ -52,9 +52,10 @@ class EmbeddedValkey:
         """What it runs faster with.
 
         A batch takes and gives back hundreds of strings of the same size at once; glibc's allocator keeps seven of a
-        size at hand by itself, and spends a tenth of the server's time on those beyond.
+        size at hand by itself, and spends a tenth of the server's time on those beyond. What it keeps at hand it never
+        gives back: of its 64 sizes up to 1 KiB that is 17 MB at most with so many, and 70 MB with two thousand.
         """
-        return {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=2000"}
+        return {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=512"}
 
     @property
     def tcp_url(self) -> str:
