@@ -95,7 +95,7 @@ def test_a_worker_is_drained_and_resumed_on_a_phone(look: Callable[..., Any], st
         picture(seen.page, "ops-drain-phone-dark", tmp_path, whole=False)
         confirmed(seen, node, "1 other worker goes on with simulated", "1 other worker goes on with moody")
         wait_until(lambda: state() == "drained", what="it is drained")
-        seen.wait_for("document.querySelector('#findings').textContent.includes('1 worker is drained')")
+        seen.wait_for("document.querySelector('#findings').textContent.includes('is drained: no more batches there')")
         press(seen, button("resume", worker=node))
         confirmed(seen, f"{node} will claim again")
         wait_until(lambda: state() == "running", what="it claims again")
