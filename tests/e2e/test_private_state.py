@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import stat
 import urllib.request
@@ -19,6 +20,7 @@ from tests.e2e.client import Api
 from tests.e2e.stack import Stack
 
 PATIENCE_S = 160
+FLOWER = "somebody:a-long-enough-word"
 MODELS = """\
 [models.echo]
 source = "workers.models.echo:Echo"
@@ -35,7 +37,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     (log / "worker1.log.1").write_text("what somebody asked")
     (log / "worker1.log.1").chmod(0o644)
     try:
-        yield each.start(*("--web-workers=1", "--workers=1"), auth="keys", ledger_retention_days=1, flower_port=0)
+        yield each.start(
+            *("--web-workers=1", "--workers=1"),
+            auth="keys",
+            ledger_retention_days=1,
+            flower_port=0,
+            flower_basic_auth=FLOWER,
+        )
         each.stop()
     finally:
         each.kill()
@@ -75,7 +83,9 @@ def test_the_password_is_in_no_log_title_screen_or_page(stack: Stack, password: 
     assert password not in stack.manage("status").stdout
     assert password not in stack.manage("check").stdout
     assert password not in stack.manage("workers").stdout
-    with urllib.request.urlopen(f"http://127.0.0.1:{_flower_port(stack)}/api/workers?refresh=1") as answer:
+    credential = {"Authorization": f"Basic {base64.b64encode(FLOWER.encode()).decode()}"}
+    page = urllib.request.Request(f"http://127.0.0.1:{_flower_port(stack)}/api/workers?refresh=1", headers=credential)
+    with urllib.request.urlopen(page) as answer:
         shown = answer.read().decode()
     assert "broker_url" in shown
     assert password not in shown
