@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import sys
 import zipfile
@@ -85,3 +86,12 @@ def test_what_cannot_be_resolved_writes_no_lock(index: list[str], tmp_path: Path
     (tmp_path / "wanted.txt").write_text("gamma\n")
     done = run(sys.executable, str(ROOT / ".ci" / "lock.py"), *index)
     assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_the_lock_of_this_repository_has_the_pinned_versions() -> None:
+    """Whoever changes a requirement makes the lock anew."""
+    pinned = re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    lock = (ROOT / "requirements.lock").read_text()
+    assert len(pinned) > 20
+    missing = [f"{name}=={version}" for name, version in pinned if f"\n{name}=={version} " not in lock]
+    assert missing == ["torch==2.13.0"]
