@@ -147,6 +147,6 @@ def test_a_slow_request_is_explained(
         seen.wait_for("!document.querySelector('#explain').open")
         page.fill("#explain-input", "never-seen")
         page.keyboard.press("Enter")
-        seen.wait_for("document.querySelector('#said').textContent.includes('nothing is known of it')")
+        seen.wait_for("document.querySelector('#said').textContent.includes('nothing is known of never-seen')")
         assert [each for each in seen.complaints if "404" not in each] == []
     wait_until(stack.all_run, what="all is well again")
