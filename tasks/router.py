@@ -325,7 +325,7 @@ class Router:
         gone = [each for each in self._pending.values() if not each.done and each.hung_up and each.hung_up()]
         if gone:
             for pending in gone:
-                self.settle(pending, CallerGone("the caller hung up"))
+                self.settle(pending, CallerGone("the caller has closed its connection, or its sending side"))
             # Not here: a Redis that hangs must not hold up everybody else's deadline.
             gevent.spawn(self._on_hang_up, [pending.task_id for pending in gone])
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.bodies import SHAPES
+
 BODIES: dict[str, tuple[Callable[[], bytes], int, str]] = {
     "oversized": (lambda: b'{"input": "' + b"x" * 1_048_576 + b'"}', 413, "PAYLOAD_TOO_LARGE"),
     "deeply nested": (lambda: b'{"input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "INVALID_JSON"),
@@ -13,6 +15,10 @@ BODIES: dict[str, tuple[Callable[[], bytes], int, str]] = {
         "INVALID_JSON",
     ),
     "the same name twice": (lambda: b'{"input": 1, "model": "echo", "model": "slow"}', 400, "INVALID_JSON"),
+    "the same name twice among tens of thousands": (lambda: SHAPES["one name twice"](1_000_000), 400, "INVALID_JSON"),
+    "every name twice": (lambda: SHAPES["every name twice"](600_000), 400, "INVALID_JSON"),
+    "more objects than are read": (lambda: SHAPES["empty objects"](1_000_000), 400, "INVALID_JSON"),
+    "a number of a million digits": (lambda: SHAPES["one whole number"](1_000_000), 400, "INVALID_INPUT"),
     "a lone surrogate": (lambda: b'{"input": "\\ud800"}', 400, "INVALID_JSON"),
     "not UTF-8": (lambda: b'{"input": "\xff"}', 400, "INVALID_JSON"),
     "NaN": (lambda: b'{"input": NaN}', 400, "INVALID_JSON"),

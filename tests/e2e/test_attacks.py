@@ -395,3 +395,30 @@ def test_a_key_that_asks_too_often_is_told_when_to_come_again(fort: Fort) -> Non
     assert answer.headers["ratelimit-policy"] == '"minute";q=60;w=60, "burst";q=2;w=2'
     assert answer.headers["ratelimit"].startswith('"burst";r=0;t=')
     assert fort.ask("bob").status == 200
+
+
+def test_a_large_body_that_is_refused_counts_against_its_key(fort: Fort) -> None:
+    fort.create("costly", "--tier", "free", "--rpm", "6", "--burst", "2")
+    wait_until(lambda: fort.is_known("costly") == {True}, what="it is known everywhere")
+    body = b'{"input": [' + b" " * 20_000 + b"1,]}"
+    answers = [fort.ask("costly", body=body) for _ in range(4)]
+    assert [answer.error for answer in answers[:2]] == ["INVALID_JSON"] * 2
+    assert {answer.error for answer in answers[2:]} == {"RATE_LIMITED"}
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers[2:])
+    assert fort.ask("costly").error == "RATE_LIMITED", "it has had its requests"
+    assert fort.ask("alice", body=body).error == "INVALID_JSON"
+
+
+def test_a_strangers_large_body_is_not_waited_for(fort: Fort) -> None:
+    head = "POST {} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n{}\r\n"
+    wrong = f"Authorization: Bearer {new_key(Tier.PAID)[1]}\r\n"
+    for path, field_line, status in (
+        ("/v1/inference", "", 401),
+        ("/v1/inference", wrong, 401),
+        ("/v1/inference", "Expect: 100-continue\r\n", 401),
+        ("/nothing", "", 401),
+        ("/metrics", "", 401),
+        ("/healthz", "", 405),
+    ):
+        answer = fort.raw(head.format(path, field_line).encode() + b"{")
+        assert (answer.status, answer.headers["connection"]) == (status, "close"), path

@@ -27,7 +27,10 @@ _READ, _WRITE = 1, 2
 _PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT
 # Responses of pipelined requests are sent together up to about this much.
 _COALESCE_BYTES = 64 * 1024
-_WASTE_BYTES = 64 * 1024
+# What nobody will read may overwrite what nobody has read: one for all.
+_waste = bytearray(256 * 1024)
+# Whoever fills it each time sends faster than a slow upload does, and would keep the event loop busy with waste.
+_WASTE_PAUSE_S = 0.01
 # A client that sends more than this behind an answer that it does not read has had its chance.
 _LINGER_BYTES = 64 * 1024 * 1024
 _NOT_NOW = (BlockingIOError, InterruptedError)
@@ -223,11 +226,12 @@ class Channel(abc.ABC):
         """RFC 9112 9.6: say that it is over, then read on until the client has heard it."""
         self._raw.shutdown(socket.SHUT_WR)
         latest = time.monotonic() + self._limits.linger_most_s
-        waste = bytearray(_WASTE_BYTES)
         thrown_away = 0
         while thrown_away < _LINGER_BYTES:
             self._wait_readable(min(latest, time.monotonic() + self._limits.linger_s))
-            received = self._raw.recv_into(waste)
+            received = self._raw.recv_into(_waste)
             if not received:
                 return
             thrown_away += received
+            if received == len(_waste):
+                gevent.sleep(_WASTE_PAUSE_S)

@@ -73,13 +73,13 @@ class Listener:
         self._sock.close()
 
     def _on_readable(self) -> None:
-        for _ in range(_BATCH):
+        for number in range(_BATCH):
             if not self._seat.may_take():
                 self._yields = 0
                 self._watcher.stop()
                 self._yielding.again(self._after_yield)
                 return
-            if not self._take():
+            if not self._take(number):
                 return
 
     def _after_yield(self) -> None:
@@ -91,18 +91,25 @@ class Listener:
             self._yielding.again(self._after_yield)
         else:
             self.resume()
-            for _ in range(_BATCH_AFTER_YIELDS):
-                if not self._take():
+            for number in range(_BATCH_AFTER_YIELDS):
+                if not self._take(number):
                     return
 
-    def _take(self) -> bool:
-        # Some at a time, since to find them costs a look at all.
-        if len(self._service) >= self._cap and not self._service.make_room(1 + self._cap // _PLACES):
-            # `resume()` comes when one of them closes; that one has its answer, nobody tells.
-            self._watcher.stop()
-            self._looking.again(self.resume)
-            return False
-        return self._accept()
+    def _take(self, number: int) -> bool:
+        """Accept the batch's `number`th; whether to go on."""
+        if len(self._service) < self._cap:
+            return self._accept()
+        # A worker that is full goes by turns of the loop: who has just been accepted does not wait for its client yet,
+        # so within one turn those would have to make room that have been here for longest, and known.
+        if number == 0:
+            # Some at a time, since to find them costs a look at all.
+            if self._service.make_room(1 + self._cap // _PLACES):
+                self._accept()
+            else:
+                # `resume()` comes when one of them closes; that one has its answer, nobody tells.
+                self._watcher.stop()
+                self._looking.again(self.resume)
+        return False
 
     def _accept(self) -> bool:
         try:
