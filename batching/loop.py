@@ -269,9 +269,14 @@ class ClaimLoop:
             self._unheard = (next(self._batch_ids), decision.size)
         if not self._more_waits and not self._in_hand:
             self._occupied_since = self._clock()
-        attempts = self._model.max_attempts
-        margin_ms = round(decision.margin_s * 1000)
-        claim = self._store.claim(self._model.name, *self._unheard, attempts, self.gate.paused, margin_ms=margin_ms)
+        claim = self._store.claim(
+            self._model.name,
+            *self._unheard,
+            self._model.max_attempts,
+            self.gate.paused,
+            margin_ms=round(decision.margin_s * 1000),
+            max_bytes=self._model.max_batch_bytes,
+        )
         self._unheard = None
         self._more_waits = claim.view.depth > 0
         if claim.entries:

@@ -25,6 +25,7 @@ from batching.policy.suspects import suspect_sizes
 from batching.policy.tiers import AGED_SHARE, DEFAULT_AGEING_S, DEFAULT_SHARES
 from config.keys import Shard, model_of_bell
 from config.redis import Line, Script
+from config.schema import MAX_BATCH_BYTES
 from config.tiers import TIERS
 
 # Who waits for many models at once does so again and again; well under the client's timeout.
@@ -128,10 +129,12 @@ class BatchStore(Protocol):
         paused: AbstractSet[int] = frozenset(),
         *,
         margin_ms: int = 0,
+        max_bytes: int = MAX_BATCH_BYTES,
     ) -> Claim:
         """Up to `size` requests to run, highest tier first, and those whose time has passed beside them.
 
-        With a margin, also those whose deadline is nearer than that, as hopeless.
+        With a margin, also those whose deadline is nearer than that, as hopeless. Their messages have `max_bytes`
+        together, unless there is one alone.
 
         Suspects of an executor's death are claimed apart from the rest, see `batching.policy.suspects`.
         """
@@ -210,6 +213,7 @@ class RedisBatchStore:
         paused: AbstractSet[int] = frozenset(),
         *,
         margin_ms: int = 0,
+        max_bytes: int = MAX_BATCH_BYTES,
     ) -> Claim:
         keys = self._keys
         queues = keys.queues(model)
@@ -233,6 +237,7 @@ class RedisBatchStore:
                 self._ageing_ms,
                 AGED_SHARE,
                 margin_ms,
+                max_bytes,
                 *self._shares_without(paused),
                 *suspect_sizes(size, max_attempts),
             ),

@@ -23,6 +23,9 @@ Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
+# Whoever shares a batch waits for all of it to be read, written and stored; Redis serves nobody else meanwhile.
+MAX_BATCH_BYTES = 4 * 1024 * 1024
+
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[models.<name>]` table of `bunch.toml`."""
@@ -31,6 +34,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     source: str
     version: str = "1"
     max_batch_size: PositiveInt = 64
+    max_batch_bytes: PositiveInt = MAX_BATCH_BYTES
     max_batch_cost: NaturalInt = 0
     group_by_cost: bool = False
     # None: what suits the policy, `batching.policy.DEFAULT_MAX_WAIT_S`.

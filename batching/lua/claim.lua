@@ -3,7 +3,8 @@
 -- KEYS  1 lease (list)  2 leases of the worker (set)  3 workers (zset)  4 cancelled (zset)  5 share (hash)
 --       6 delayed (zset)  7… queues, highest tier first  then for each queue who waits in it (hash)
 -- ARGV  1 batch id  2 worker id  3 model  4 size  5 ageing in ms  6 share of an aged queue  7 margin in ms
---       8… guaranteed share of each queue (0 for the highest; below 0: paused)
+--       8 bytes of messages, unless there is one alone
+--       9… guaranteed share of each queue (0 for the highest; below 0: paused)
 --       then the size of a batch of suspects after 1, 2, … lost attempts
 -- Returns {now_ms, entries, depths, oldest enqueued_ms, deadlines of those}. An entry is <rank><verdict><message>; verdict
 -- '-' run it, 'x' its time has passed, 'h' its deadline is nearer than the margin, 'c' its caller took it back. Those
@@ -22,7 +23,8 @@ local now = now_ms()
 local count = (#KEYS - QUEUES) / 2
 local size = tonumber(ARGV[4])
 local margin = tonumber(ARGV[7])
-local SHARES = 7
+local most_bytes = tonumber(ARGV[8])
+local SHARES = 8
 local SUSPECTS = SHARES + count
 local result_prefix = 'celery-task-meta-'
 
@@ -135,7 +137,7 @@ end
 -- How many of each key no longer wait, by queue.
 local held = {}
 local any_cancelled = redis.call('EXISTS', KEYS[4]) == 1
-local entries, dropped, taken = {}, 0, 0
+local entries, dropped, taken, bytes = {}, 0, 0, 0
 local closed = false
 -- Of the last stamp that was found good.
 local read, limit, deadline, key
@@ -152,8 +154,10 @@ local function pop(i, want)
       local verdict
       local ours = stamped(message)
       local limit_here = suspect_size(message, ours)
-      if (limit_here ~= nil) ~= (only ~= nil) or (limit_here and taken >= limit_here) then
-        -- A suspect among others, or the other way round: it and what stands behind it wait for a batch of their own.
+      bytes = bytes + #message
+      if (limit_here ~= nil) ~= (only ~= nil) or (limit_here and taken >= limit_here)
+        or (bytes > most_bytes and #entries > 0) then
+        -- A suspect among others, the other way round, or too much: it and what stands behind it wait for the next batch.
         for k = #messages, j, -1 do redis.call('RPUSH', KEYS[QUEUES + i], messages[k]) end
         closed = true
         return 0

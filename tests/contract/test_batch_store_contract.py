@@ -7,6 +7,7 @@ import pytest
 
 from batching.stamp import read_stamp
 from batching.store import Blame, Settled, Verdict
+from config.schema import MAX_BATCH_BYTES
 from config.tiers import Tier
 from tests.fakes.store import Letter, epoch_ms, state_of
 from tests.fakes.worlds import HOUR_MS, MODEL, MemoryWorld, RedisWorld, World, foreign, name_of, names, ours, settled
@@ -362,3 +363,18 @@ def test_peeking_sees_a_retry_once_its_pause_is_over(world: World) -> None:
     assert world.store.peek({MODEL: frozenset()}) == set()
     world.end_pauses()
     assert world.store.peek({MODEL: frozenset()}) == {MODEL}
+
+
+def test_a_batch_has_so_many_bytes_or_one_message(world: World) -> None:
+    large = b'"' + b"x" * (3 * MAX_BATCH_BYTES // 8) + b'"'
+    for name in "abc":
+        world.put(b'{"body": %s, "headers": {"id": "%s"}}' % (large, name.encode()), Tier.PAID)
+    world.put(b'{"body": "%s", "headers": {"id": "d"}}' % (b"x" * 2 * MAX_BATCH_BYTES), Tier.PAID)
+    world.put(foreign("e"), Tier.PAID)
+    sizes = [len(world.store.claim(MODEL, f"b{number}", 8).entries) for number in range(4)]
+    assert sizes == [2, 1, 1, 1]
+    world.put(foreign("f"), Tier.PAID)
+    world.put(foreign("g"), Tier.PAID)
+    assert len(world.store.claim(MODEL, "b4", 8, max_bytes=1).entries) == 1
+    assert len(world.store.claim(MODEL, "b5", 8, max_bytes=1).entries) == 1
+    assert world.queued(Tier.PAID) == []

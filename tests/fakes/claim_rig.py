@@ -17,6 +17,7 @@ from batching.policy import Decision, Dispatch, Look, Policy, QueueView, Reason,
 from batching.ports import BatchInfo, Codec
 from batching.request import Failed, Ok, Outcome, Rejected, Request
 from config.keys import Shard
+from config.schema import MAX_BATCH_BYTES
 from config.tiers import Tier
 from tasks.results import CeleryCodec, Details, ErrorResult, Reply, decode_details, decode_error, decode_reply
 from tests.fakes.messages import our_message
@@ -32,6 +33,7 @@ class Model:
     name: str = MODEL
     version: str = "1"
     max_attempts: int = 3
+    max_batch_bytes: int = MAX_BATCH_BYTES
 
 
 def echo(work: Work) -> Done:

@@ -18,6 +18,7 @@ from batching.policy.retry import MOST_LOSSES
 from batching.stamp import NO_KEY, read_stamp, write_stamp
 from batching.store import Blame, Claim, Entry, Settled, Verdict, View
 from config.keys import Shard
+from config.schema import MAX_BATCH_BYTES
 from config.tiers import TIERS, Tier
 
 _MAX_INLINE = 65536
@@ -132,12 +133,15 @@ class MemoryBatchStore:
         paused: AbstractSet[int] = frozenset(),
         *,
         margin_ms: int = 0,
+        max_bytes: int = MAX_BATCH_BYTES,
     ) -> Claim:
         self.before("claim")
         with self.changed:
             if batch_id not in self.leases:
                 self._wake(model)
-                taken = self._take(self._model(model), size, suspect_sizes(size, max_attempts), paused, margin_ms)
+                taken = self._take(
+                    self._model(model), size, suspect_sizes(size, max_attempts), paused, margin_ms, max_bytes
+                )
                 if taken:
                     self.leases[batch_id] = _Lease(model, list(taken))
             slots = self.leases[batch_id].slots if batch_id in self.leases else []
@@ -240,7 +244,7 @@ class MemoryBatchStore:
             here.queues[rank].append(message)
 
     def _take(
-        self, here: _Model, size: int, sizes: Sequence[int], paused: AbstractSet[int], margin_ms: int
+        self, here: _Model, size: int, sizes: Sequence[int], paused: AbstractSet[int], margin_ms: int, max_bytes: int
     ) -> list[_Slot]:
         def limit(message: bytes) -> int | None:
             lost = losses(message)
@@ -257,10 +261,10 @@ class MemoryBatchStore:
         takes, here.credits = _shared(depths, size, here.credits, guaranteed(self._shares, aged))
         slots: list[_Slot] = []
         closed = False
-        taken = dropped = 0
+        taken = dropped = read = 0
 
         def pop(rank: int, want: int) -> int:
-            nonlocal size, closed, taken, dropped
+            nonlocal size, closed, taken, dropped, read
             queue = here.queues[rank]
             chosen = 0
             while want > 0 and dropped < _MAX_DROPPED and queue and not closed:
@@ -270,7 +274,9 @@ class MemoryBatchStore:
                         _bring_to_the_front(queue, want)
                 chosen -= 1
                 here_limit = limit(queue[-1])
-                if bool(here_limit) != (suspects is not None) or (here_limit and taken >= here_limit):
+                read += len(queue[-1])
+                too_much = read > max_bytes and bool(slots)
+                if bool(here_limit) != (suspects is not None) or (here_limit and taken >= here_limit) or too_much:
                     closed = True
                     return 0
                 if here_limit and here_limit < size:
