@@ -1,7 +1,9 @@
-"""A batch between its claim and its outcomes, as its claim loop knows it."""
+"""The batches between their claim and their outcomes, as the claim loop of their executor knows them."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from batching.ports import BatchInfo
@@ -17,3 +19,50 @@ class InHand:
     claimed_at: float
     took_s: float = 0.0
     turn_at: float = 0.0
+
+
+class Hands:
+    """What one executor has: a batch inside the model, perhaps one behind it. Under the loop's condition `changed`."""
+
+    def __init__(self, changed: threading.Condition, clock: Callable[[], float]) -> None:
+        self.batches: dict[str, InHand] = {}
+        # An average over about eight batches: enough to aim the next claim, no more is asked of it.
+        self.batch_s = 0.0
+        self._changed = changed
+        self._clock = clock
+        self._front_since = 0.0
+        self._occupied_since = 0.0
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @property
+    def free_at(self) -> float:
+        """When the batch in front is expected to be done; with none, when the last one was."""
+        return self._front_since + (self.batch_s if self.batches else 0.0)
+
+    def occupy(self) -> None:
+        """A row of batches begins, with the claim of its first."""
+        self._occupied_since = self._clock()
+
+    def put(self, run: list[Request], info: BatchInfo) -> None:
+        with self._changed:
+            if not self.batches:
+                self._front_since = self._clock()
+            self.batches[info.batch_id] = InHand(run, info, self._clock())
+
+    def take(self, batch_id: str, *, compute: bool = False) -> InHand | None:
+        """The batch leaves the hands of the executor: the feeder may claim at once, before this one is stored."""
+        with self._changed:
+            batch = self.batches.pop(batch_id, None)
+            now = self._clock()
+            if batch:
+                batch.turn_at = max(self._front_since, batch.claimed_at)
+            if batch and compute:
+                took = now - self._front_since
+                self.batch_s = took if not self.batch_s else self.batch_s + (took - self.batch_s) / 8
+                batch.took_s = now - self._occupied_since
+            self._occupied_since = now
+            self._front_since = now
+            self._changed.notify_all()
+        return batch

@@ -29,7 +29,7 @@ from batching.breaker import SharedBreaker
 from batching.executor import Done, Executor, ExecutorGone, ExecutorState, Lost, Work
 from batching.gate import Gate
 from batching.idle_watch import LOOK_EVERY_S, IdleWatch
-from batching.in_hand import InHand
+from batching.in_hand import Hands
 from batching.policy import (
     BreakerState,
     Decision,
@@ -91,13 +91,10 @@ class ClaimLoop:
         # A claim whose reply never came: it must be asked for again, or its lease would be nobody's.
         self._unheard: tuple[str, int] | None = None
         self._changed = threading.Condition()
-        self._in_hand: dict[str, InHand] = {}
-        self._front_since = 0.0
-        self._batch_s = 0.0
+        self._in_hand = Hands(self._changed, clock)
         self._sizes = (0, 0)
         # What a batch costs in a row of them, from one's end to the next one's; the claim is part of that.
         self.pace = Pace()
-        self._occupied_since = 0.0
         self._more_waits = False
         # The other loops of this model in this worker.
         self.peers: Sequence[ClaimLoop] = ()
@@ -120,7 +117,7 @@ class ClaimLoop:
     def held(self) -> frozenset[str]:
         """The ids of those, and of the one that it has asked for."""
         unheard = self._unheard
-        return frozenset(tuple(self._in_hand)).union((unheard[0],) if unheard else ())
+        return frozenset(tuple(self._in_hand.batches)).union((unheard[0],) if unheard else ())
 
     @property
     def is_idle(self) -> bool:
@@ -163,7 +160,7 @@ class ClaimLoop:
         self._settler.give_up_on_redis()
         self._threads[1].join(timeout=max(min(1.0, grace_s), deadline - self._clock()))
         # The newest first, so that the oldest ends up at the head of its queue again.
-        for batch in reversed(list(self._in_hand.values())):
+        for batch in reversed(list(self._in_hand.batches.values())):
             self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, "the worker is stopping")
         if self._unheard is not None:
             with contextlib.suppress(RedisError):
@@ -225,8 +222,8 @@ class ClaimLoop:
             oldest_at=now - age_s,
             due_at=now + (view.due_ms - view.now_ms) / 1000 if view and view.due_ms else math.inf,
             in_hand=self.in_hand,
-            free_at=self._front_since + (self._batch_s if self._in_hand else 0.0),
-            batch_s=self._batch_s,
+            free_at=self._in_hand.free_at,
+            batch_s=self._in_hand.batch_s,
             recent=max(self._sizes),
             idle=sum(each.is_idle for each in self.peers),
             learnt=self.learner.learnt,
@@ -268,7 +265,7 @@ class ClaimLoop:
         if self._unheard is None:
             self._unheard = (next(self._batch_ids), decision.size)
         if not self._more_waits and not self._in_hand:
-            self._occupied_since = self._clock()
+            self._in_hand.occupy()
         claim = self._store.claim(
             self._model.name,
             *self._unheard,
@@ -312,7 +309,7 @@ class ClaimLoop:
 
         As suspects, since whatever it was may be in one of them.
         """
-        batch = self._take(claim.batch_id)
+        batch = self._in_hand.take(claim.batch_id)
         requests, info = (batch.requests, batch.info) if batch else ([], self._info(claim, 0, Reason.IDLE))
         self._settler.give_back(requests, info, Blame.SUSPECT, repr(error))
 
@@ -321,10 +318,7 @@ class ClaimLoop:
         return BatchInfo(claim.batch_id, model.name, model.version, size, reason, claim.view.now_ms, executor=name)
 
     def _hand_over(self, run: list[Request], info: BatchInfo) -> None:
-        with self._changed:
-            if not self._in_hand:
-                self._front_since = self._clock()
-            self._in_hand[info.batch_id] = InHand(run, info, self._clock())
+        self._in_hand.put(run, info)
         self._sizes = (self._sizes[1], len(run))
         self._observer.claimed(run, info)
         last_try = max(each.attempt for each in run) >= self._model.max_attempts
@@ -334,7 +328,7 @@ class ClaimLoop:
         try:
             self._executor.send(work)
         except ExecutorGone as error:
-            batch = self._take(info.batch_id)
+            batch = self._in_hand.take(info.batch_id)
             if batch:
                 self._settler.give_back(run, info, Blame.NOTHING, str(error))
 
@@ -357,7 +351,7 @@ class ClaimLoop:
         if event.safe_size is not None:
             self.safe_size = min(event.safe_size, self.safe_size or event.safe_size)
             logger.warning("%s: out of memory; batches of %d from now on", self._executor.name, self.safe_size)
-        batch = self._take(event.batch_id, compute=True)
+        batch = self._in_hand.take(event.batch_id, compute=True)
         if batch is None:
             return
         if event.passes == 1:
@@ -390,25 +384,8 @@ class ClaimLoop:
         if event.inside:
             self._breaker.record(self._clock(), ok=False)
         for batch_id in (event.inside, *event.waiting):
-            batch = self._take(batch_id) if batch_id else None
+            batch = self._in_hand.take(batch_id) if batch_id else None
             if batch and batch_id == event.inside:
                 self._settler.lost(batch.requests, batch.info, event)
             elif batch:
                 self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, event.reason)
-
-    def _take(self, batch_id: str, *, compute: bool = False) -> InHand | None:
-        """The batch leaves the hands of the executor: the feeder may claim at once, before this one is stored."""
-        with self._changed:
-            batch = self._in_hand.pop(batch_id, None)
-            now = self._clock()
-            if batch:
-                batch.turn_at = max(self._front_since, batch.claimed_at)
-            if batch and compute:
-                took = now - self._front_since
-                # An average over about eight batches: enough to aim the next claim, no more is asked of it.
-                self._batch_s = took if not self._batch_s else self._batch_s + (took - self._batch_s) / 8
-                batch.took_s = now - self._occupied_since
-            self._occupied_since = now
-            self._front_since = now
-            self._changed.notify_all()
-        return batch
