@@ -26,10 +26,11 @@ class World:
         self.broken = threading.Event()
         self.store = MemoryBatchStore(before=self._before)
         self.watch = IdleWatch(self.store)
+        self.seats: list[Seat] = []
         self.threads: list[threading.Thread] = []
         self.left: list[str] = []
         self._changed = threading.Condition()
-        self._never = threading.Event()
+        self.over = threading.Event()
 
     def _before(self, call: str) -> None:
         with self._changed:
@@ -43,13 +44,15 @@ class World:
         seat = self.watch.seat(model, threading.Condition())
 
         def loop() -> None:
-            while not seat.rest(paused, lambda: False):
-                self._never.wait(0.001)
+            while not seat.rest(paused, self.over.is_set):
+                if self.over.wait(0.001):
+                    return
             with self._changed:
                 self.left.append(model)
                 self._changed.notify_all()
 
         thread = threading.Thread(target=loop, daemon=True)
+        self.seats.append(seat)
         self.threads.append(thread)
         thread.start()
         self.until(lambda: seat.resting)
@@ -61,6 +64,15 @@ class World:
                 if self._changed.wait_for(condition, 0.02):
                     return
         pytest.fail("it never came true")
+
+    def close(self) -> None:
+        self.over.set()
+        self.watch.stop()
+        for seat in self.seats:
+            seat.let_go()
+        for thread in self.threads:
+            thread.join(LONG_S)
+            assert not thread.is_alive()
 
     def put_silently(self, model: str, tier: Tier = Tier.PAID) -> None:
         """As a plain Celery client does: nobody rings."""
@@ -76,7 +88,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World()
     made.watch.start()
     yield made
-    made.watch.stop()
+    made.close()
 
 
 def test_thirty_idle_models_ask_redis_as_often_as_one(world: World) -> None:
