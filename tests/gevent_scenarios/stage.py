@@ -10,7 +10,7 @@ import msgspec
 from redis import Redis
 
 from batching.store import Claim, Entry, RedisBatchStore
-from config.keys import Shard
+from config.keys import REVOKED_CHANNEL, Shard
 from config.redis import connect
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
@@ -101,7 +101,8 @@ class Stage:
         return claimed.entries
 
     def channels(self) -> list[str]:
-        return sorted(each.decode() for each in self.redis.pubsub_channels())
+        """Somebody listens there; that every frontend hears of what is taken back goes without saying."""
+        return sorted(each.decode() for each in self.redis.pubsub_channels() if each != REVOKED_CHANNEL.encode())
 
 
 def output(reply: Reply) -> Any:

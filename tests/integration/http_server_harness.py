@@ -128,12 +128,12 @@ class Client:
 
 
 def get(path: str, *headers: str) -> bytes:
-    lines = [f"GET {path} HTTP/1.1", "Host: test", *headers, "", ""]
+    lines = [f"GET {path} HTTP/1.1", "Host: 127.0.0.1", *headers, "", ""]
     return "\r\n".join(lines).encode("latin-1")
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}", *headers, "", ""]
+    lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode("latin-1") + body
 
 

@@ -53,9 +53,9 @@ def test_when_all_is_well_there_is_nothing_to_say() -> None:
     [
         ({"healthy": ()}, "bad", "No worker takes batches"),
         (
-            {"workers": (worker(executor(), executor(state="starting", error="log\nits device failed")),)},
+            {"workers": (worker(executor(), executor(state="starting", error="its device failed\nlog")),)},
             "warn",
-            "a/0 is being replaced: its device failed",
+            "a/0 on w1@host is being replaced: its device failed",
         ),
         ({"models": ("a", "b")}, "bad", "b is not served"),
         (
