@@ -59,7 +59,7 @@ def well(api: Api, stack: Stack) -> Api:
             heard_again()
             return bool(api.get("/internal/health").json["status"] == "healthy")
 
-        wait_until(is_well, what="the stack is healthy")
+        wait_until(is_well, what=lambda: f"the stack is healthy: {stack.manage('workers', '--json').stdout}")
     return api
 
 
