@@ -62,6 +62,8 @@ def frontend(api: Api, tmp_path: Path, valkey: PrivateValkey) -> Iterator[subpro
 
 
 def test_who_still_waits_is_told(frontend: subprocess.Popen[bytes], api: Api, redis: Redis) -> None:
+    # Some worker has had the model: else nobody would be let wait for it.
+    redis.incr(Shard().edition("echo"))
     waiting = [api.soon(n, "echo") for n in range(5)]
     bulk = api._pool.submit(api.post, "/v1/inference/bulk", {"inputs": [5, 6, 7], "model": "echo"})
     wait_until(lambda: redis.llen(Shard().queue("echo", Tier.PAID)) == 8, what="all are queued")
