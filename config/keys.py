@@ -13,7 +13,7 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:leases:<worker>` | set | with its leases | batch ids that a worker holds |
 | `bunch:workers` | zset | trimmed with its worker | worker id → Redis time of its last heartbeat, in ms |
 | `bunch:worker:<worker>` | string | 3 × lease TTL | what a worker says of itself, JSON |
-| `bunch:roles` | set | kept | ids of the processes of all roles that have been heard of |
+| `bunch:roles` | set | a minute | ids of the processes of all roles that have been heard of |
 | `bunch:role:<id>` | string | a minute | what one of them says of itself, JSON |
 | `bunch:share:<model>` | hash | small, kept | credit of the lower tiers towards their share of a batch |
 | `bunch:held:<queue>` | hash | while the queue holds messages | tag of a key → how many of its requests wait there |

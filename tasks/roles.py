@@ -127,6 +127,8 @@ class Presence:
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.set(self._keys.role(self._id), msgspec.json.encode(row), px=KEPT_MS)
         pipeline.sadd(self._keys.roles(), self._id)
+        # Nothing of a stack that is gone stays behind.
+        pipeline.pexpire(self._keys.roles(), KEPT_MS)
         pipeline.execute()
 
     def leave(self) -> None:
