@@ -18,65 +18,65 @@ from workers.cli.group import LazyGroup  # noqa: E402
 
 # Where each command is, and the first line of its help: nothing is imported to list them.
 COMMANDS = {
-    "up": ("workers.cli.stack:up", "The whole stack in the foreground, until Ctrl-C."),
+    "up": ("workers.cli.stack:up", "Run the whole stack in the foreground, until Ctrl-C."),
     "demo": (
         "workers.cli.demo:demo",
-        "Start everything, send 200 sentences as 200 requests at once, show what came back, stop.",
+        "Start the stack, send 200 sentences as 200 concurrent requests, show the answers, and stop.",
     ),
-    "status": ("workers.cli.status:status", "What `up` started: roles, pids, states, uptimes."),
-    "web": ("workers.cli.roles:web", "The HTTP frontend."),
-    "worker": ("workers.cli.roles:worker", "A worker that runs every model of the configuration."),
-    "ops": ("workers.cli.roles:ops", "A plain Celery worker for the tasks that keep the house in order."),
-    "flower": ("workers.cli.roles:flower", "Flower, the live page on workers, queues and tasks."),
-    "check": ("workers.cli.check:check", "Read all settings, connect to what they name, find every model."),
-    "health": ("workers.cli.health:health", "Whether ROLE on this host works: exit 0, or 1 with one line of why."),
-    "logs": ("workers.cli.logs:logs", "What the roles of `up` print, what models print included."),
-    "queues": ("workers.cli.fleet:queues", "Depth, oldest age and arrival rate of each model's tiers."),
-    "workers": ("workers.cli.fleet:workers", "The workers and their executors."),
-    "models": ("workers.cli.fleet:models", "The configured models, as they are served now."),
-    "dlq": ("workers.cli.dlq:dlq", "The dead-letter queue: list, show, replay, drop."),
-    "keys": ("workers.cli.keys:keys", "API keys: create, list, revoke."),
+    "status": ("workers.cli.status:status", "Show the processes of `up`: role, pid, state, uptime."),
+    "web": ("workers.cli.roles:web", "Run the HTTP frontend."),
+    "worker": ("workers.cli.roles:worker", "Run a worker that serves every configured model."),
+    "ops": ("workers.cli.roles:ops", "Run the ops worker: plain Celery tasks and periodic maintenance."),
+    "flower": ("workers.cli.roles:flower", "Run Flower, Celery's monitoring page."),
+    "check": ("workers.cli.check:check", "Check all settings, the servers that they name, and every model."),
+    "health": ("workers.cli.health:health", "Check that a role works on this host."),
+    "logs": ("workers.cli.logs:logs", "Print the logs of `up`, with the output of the models."),
+    "queues": ("workers.cli.fleet:queues", "Show depth, oldest age and arrival rate of each model and tier."),
+    "workers": ("workers.cli.fleet:workers", "List the workers and their executors."),
+    "models": ("workers.cli.fleet:models", "List the configured models and how they are served."),
+    "dlq": ("workers.cli.dlq:dlq", "Manage the dead-letter queue: list, show, replay, drop."),
+    "keys": ("workers.cli.keys:keys", "Manage API keys: create, list, revoke."),
     "explain": (
         "workers.cli.explain:explain",
-        "Where the time of a request went: its stages, its batch and neighbours, earlier attempts, its error.",
+        "Show where the time of one request went.",
     ),
-    "bench": ("workers.cli.bench:bench", "Load a running stack and measure."),
+    "bench": ("workers.cli.bench:bench", "Load a running stack and measure throughput and latency."),
     "pause": (
         "workers.cli.control:pause",
-        "Claim nothing more of MODEL, in the whole fleet, until `resume`; also after restarts.",
+        "Stop claiming MODEL in the whole fleet, until `resume`.",
     ),
-    "resume": ("workers.cli.control:resume", "Claim MODEL again after a `pause`."),
+    "resume": ("workers.cli.control:resume", "Claim MODEL again, after a `pause`."),
     "drain": (
         "workers.cli.control:drain",
-        "Have WORKER claim nothing more and finish what it has; it stays, and can be stopped at leisure.",
+        "Make WORKER finish its batches and claim no more.",
     ),
     "tune": (
         "workers.cli.control:tune",
-        "Change what MODEL's batches go by, in the whole fleet, from the next batch on; also after restarts.",
+        "Change MODEL's batching settings in the whole fleet.",
     ),
     "reload": (
         "workers.cli.control:reload",
-        "Start MODEL's executors anew, one after the other in the whole fleet, from what each worker's file says now.",
+        "Restart MODEL's executors one by one in the whole fleet.",
     ),
-    "reset": ("workers.cli.reset:reset", "Close MODEL's breakers and forget its safe batch sizes."),
+    "reset": ("workers.cli.reset:reset", "Close MODEL's circuit breakers and forget its safe batch sizes."),
     "completion": (
         "workers.cli.complete:completion",
-        "Print what makes SHELL complete commands, options, models and workers.",
+        "Print the completion script of a shell.",
     ),
     "simulate": (
         "workers.cli.simulate:simulate_command",
-        "Run the worker's own policies in virtual time and compare them.",
+        "Run the batching policies in virtual time and compare them.",
     ),
-    "plan": ("workers.cli.plan:plan_command", "GPUs, web processes, Redis and money for a load."),
+    "plan": ("workers.cli.plan:plan_command", "Compute the GPUs, web processes, Redis capacity and cost for a load."),
     "autoscale": (
         "workers.cli.autoscale:autoscale",
-        "Start workers when work waits, and drain them when it does not, until Ctrl-C.",
+        "Scale the number of workers with the load, until Ctrl-C.",
     ),
 }
 
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--debug", is_flag=True, help="Show where an error came from.")
+@click.option("--debug", is_flag=True, help="Print the traceback of an error.")
 def cli(debug: bool) -> None:
     """Bunch: dynamic batching for GPU models on Celery."""
 

@@ -93,7 +93,7 @@ class KeyStore:
                 _count_change(session)
 
     def rows(self, now: datetime) -> list[KeyRow]:
-        """Every key there ever was, the newest first."""
+        """List all keys, newest first, with the revoked and expired ones."""
         with self._session() as session:
             query = select(Key, Account.name).join(Account, Key.account_id == Account.id)
             found = session.execute(query.order_by(Key.created_at.desc(), Key.id)).all()

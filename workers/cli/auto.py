@@ -17,17 +17,34 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 # Without a default of click's own, so that it is seen which were given.
 _DEFAULTS: dict[str, Any] = {"percentile": 99.0, "record": 60.0, "window": 20.0, "seed": 1}
 _OPTIONS = (
-    click.option("--auto", is_flag=True, help="Find the changes for an objective."),
-    click.option("--slo-ms", type=click.FloatRange(min=1), help="--auto: answered within."),
-    click.option("--percentile", type=click.FloatRange(50, 99.99), help="--auto: so many of 100.  [default: 99]"),
-    click.option("--record", type=click.FloatRange(min=1), help="--auto: from the arrivals of these s.  [default: 60]"),
-    click.option("--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-                 help="--auto: from these arrivals instead, as `simulate` reads them."),
-    click.option("--window", type=click.FloatRange(min=1), help="--auto: watched before and after, s.  [default: 20]"),
-    click.option("--max-batch", type=click.IntRange(min=1), help="--auto: no larger.  [default: as the file says]"),
-    click.option("--seed", type=click.IntRange(min=0), help="--auto: of the simulation.  [default: 1]"),
-    click.option("--dry-run", is_flag=True, help="--auto: change nothing, say what would be tried."),
-)  # fmt: skip
+    click.option("--auto", is_flag=True, help="Search for the settings that meet an objective."),
+    click.option("--slo-ms", type=click.FloatRange(min=1), help="--auto: latency objective (milliseconds)."),
+    click.option(
+        "--percentile", type=click.FloatRange(50, 99.99), help="--auto: percentile that must meet it.  [default: 99]"
+    ),
+    click.option(
+        "--record",
+        type=click.FloatRange(min=1),
+        help="--auto: length of the recent arrivals to use (seconds).  [default: 60]",
+    ),
+    click.option(
+        "--trace",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="--auto: arrivals to use instead, in the format of `simulate --trace`.",
+    ),
+    click.option(
+        "--window",
+        type=click.FloatRange(min=1),
+        help="--auto: length of the measurements before and after (seconds).  [default: 20]",
+    ),
+    click.option(
+        "--max-batch",
+        type=click.IntRange(min=1),
+        help="--auto: largest batch size to try.  [default: the file's max_batch_size]",
+    ),
+    click.option("--seed", type=click.IntRange(min=0), help="--auto: seed of the simulation.  [default: 1]"),
+    click.option("--dry-run", is_flag=True, help="--auto: show the settings to try. Change nothing."),
+)
 
 
 def auto_options(command: _Command) -> _Command:

@@ -19,25 +19,61 @@ from workers.supervisor import state as up
 
 
 @click.command()
-@click.option("--min", "least", default=1, show_default=True, type=click.IntRange(min=1), help="Workers at least.")
-@click.option("--max", "most", default=8, show_default=True, type=click.IntRange(min=1), help="Workers at most.")
-@click.option("--interval", default=5.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds per look.")
 @click.option(
-    "--cold-start", default=60.0, show_default=True, type=click.FloatRange(min=0), help="Start to serving, s."
+    "--min", "least", default=1, show_default=True, type=click.IntRange(min=1), help="Minimum number of workers."
 )
 @click.option(
-    "--cool-down", default=300.0, show_default=True, type=click.FloatRange(min=0), help="Before going down, s."
+    "--max", "most", default=8, show_default=True, type=click.IntRange(min=1), help="Maximum number of workers."
 )
-@click.option("--idle-for", default=900.0, show_default=True, type=click.FloatRange(min=0), help="Little used, s.")
-@click.option("--drain", default=10.0, show_default=True, type=click.FloatRange(min=0.1), help="Longer is too long, s.")
 @click.option(
-    "--drain-for", default=15.0, show_default=True, type=click.FloatRange(min=0), help="Too long for so long."
+    "--interval",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(min=0.1),
+    help="Time between two decisions (seconds).",
 )
-@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @click.option(
-    "--export-only", is_flag=True, help="Tell /metrics and /internal/scale, and leave the doing to KEDA or HPA."
+    "--cold-start",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Time that a worker needs to start (seconds).",
 )
-@click.option("--duration", type=click.FloatRange(min=0), help="Stop after so many seconds; 0: one look.")
+@click.option(
+    "--cool-down",
+    default=300.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Minimum time from a change to the next scale-down (seconds).",
+)
+@click.option(
+    "--idle-for",
+    default=900.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Scale down after this long with low utilisation (seconds).",
+)
+@click.option(
+    "--drain",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(min=0.1),
+    help="Scale up when the backlog needs longer than this to drain (seconds) …",
+)
+@click.option(
+    "--drain-for",
+    default=15.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="… and has needed longer for at least this long (seconds).",
+)
+@click.option("--dry-run", is_flag=True, help="Print the decisions. Change and publish nothing.")
+@click.option(
+    "--export-only", is_flag=True, help="Publish the wanted number of workers; leave the scaling to KEDA or an HPA."
+)
+@click.option(
+    "--duration", type=click.FloatRange(min=0), help="Stop after this long (seconds); 0 decides once.  [default: never]"
+)
 @config_option
 @json_option
 def autoscale(
@@ -55,10 +91,10 @@ def autoscale(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Start workers when work waits, and drain them when it does not, until Ctrl-C.
+    """Scale the number of workers with the load, until Ctrl-C.
 
-    Under `up` it changes the number of its workers; elsewhere it says in /metrics (bunch_workers_wanted) and
-    /internal/scale how many there should be. --json prints one object a look.
+    Under `up` it starts and drains workers. Elsewhere it only publishes how many workers are wanted, in /metrics
+    (bunch_workers_wanted) and /internal/scale. --json prints one object per decision.
     """
     try:
         rules = ScalingRules(

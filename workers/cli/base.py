@@ -31,11 +31,11 @@ config_option = click.option(
     "--config",
     "config_file",
     type=_config_file,
-    help="The models and settings to use instead of the running `up`'s; without one, of bunch.toml.",
+    help="Read models and settings from this file.  [default: that of the running `up`, else bunch.toml]",
 )
 # Of what reads the file before anything runs.
 start_config_option = click.option(
-    "--config", "config_file", type=_config_file, help="The models and settings to use instead of bunch.toml."
+    "--config", "config_file", type=_config_file, help="Read models and settings from this file.  [default: bunch.toml]"
 )
 
 
@@ -46,7 +46,7 @@ watch_option = click.option(
     flag_value=1.0,
     type=click.FloatRange(min=0.1),
     metavar="[SECONDS]",
-    help="Again and again, until Ctrl-C; every second when not said otherwise.",
+    help="Refresh every SECONDS, until Ctrl-C.  [default: 1 second]",
 )
 
 

@@ -37,34 +37,61 @@ _TIERS = tuple(tier.value for tier in TIERS)
 
 
 @click.command()
-@click.option("--rps", type=click.FloatRange(min=0.1), help="Open loop: Poisson arrivals at this rate.")
-@click.option("--burst", type=click.IntRange(min=1), help="Open loop: so many at once, at the same mean rate.")
-@click.option("--concurrency", type=click.IntRange(min=1), help="Closed loop: this many callers.  [default: 64]")
-@click.option("--duration", default=10.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds.")
 @click.option(
-    "--warmup", default=0.0, show_default=True, type=click.FloatRange(min=0), help="Seconds before it that don't count."
-)
-@click.option("--url", help="Where the stack answers.  [default: what `up` runs here]")
-@click.option("--model", help="The model to ask.  [default: the server's]")
-@click.option("--input", "input_json", help="One JSON input for every request.  [default: texts, each different]")
-@click.option(
-    "--timeout-ms", default=10_000, show_default=True, type=click.IntRange(min=1), help="Each one's deadline."
+    "--rps", type=click.FloatRange(min=0.1), help="Open loop: mean rate of Poisson arrivals (requests per second)."
 )
 @click.option(
-    "--slo-ms", type=click.IntRange(min=1), help="Goodput counts what came within it.  [default: --timeout-ms]"
+    "--burst",
+    type=click.IntRange(min=1),
+    help="Open loop: requests that arrive together, at the same mean rate.  [default: 1]",
 )
-@click.option("--mix", metavar="TIER=WEIGHT,…", help="A mix of tiers, such as enterprise=1,paid=3,free=6.")
+@click.option("--concurrency", type=click.IntRange(min=1), help="Closed loop: number of callers.  [default: 64]")
+@click.option(
+    "--duration",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(min=0.1),
+    help="Length of the measurement (seconds).",
+)
+@click.option(
+    "--warmup",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Length of the warm-up, which is not measured (seconds).",
+)
+@click.option("--url", help="Base URL of the server.  [default: that of the running `up`]")
+@click.option("--model", help="Model to call.  [default: the server's default model]")
+@click.option(
+    "--input", "input_json", help="JSON value that every request sends as its input.  [default: a different text each]"
+)
+@click.option(
+    "--timeout-ms",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Deadline of a request (milliseconds).",
+)
+@click.option(
+    "--slo-ms",
+    type=click.IntRange(min=1),
+    help="Latency objective; goodput counts the 200s within it (milliseconds).  [default: --timeout-ms]",
+)
+@click.option("--mix", metavar="TIER=WEIGHT,…", help="Shares of the tiers, for example enterprise=1,paid=3,free=6.")
 @click.option(
     "--key",
     "keys",
     multiple=True,
     metavar="[TIER=]SECRET",
-    help="An API key to send, for all or for one tier of the mix; may be repeated.",
+    help="API key to send, for all tiers or for one tier of the mix. May be repeated.",
 )
 @click.option(
-    "--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw the run: FILE.png or .svg."
+    "--plot",
+    "plot_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a plot of the run (.png or .svg).",
 )
-@click.option("--cache", is_flag=True, help="Kept answers will do.  [default: each request is computed]")
+@click.option("--cache", is_flag=True, help="Allow cached answers.  [default: every request is computed]")
 @json_option
 def bench(
     rps: float | None,
@@ -83,11 +110,10 @@ def bench(
     cache: bool,
     as_json: bool,
 ) -> None:
-    """Load a running stack and measure. Exit 1 when nothing was answered with 200.
+    """Load a running stack and measure throughput and latency. Exit 1 when no request got a 200.
 
-    Each request is computed, whatever is kept of earlier runs, unless --cache is given. Percentiles are of the 200s and
-    corrected for coordinated omission; mean batch is requests per batch. When the client and not the server is the
-    limit, that is said: then use more of them, on other machines.
+    Percentiles cover the 200s and are corrected for coordinated omission. The mean batch is in requests. A warning
+    says when the client, not the server, was the limit; then run more clients, on other machines.
     """
     if rps is not None and concurrency is not None:
         raise click.UsageError("--rps and --concurrency exclude each other: an open or a closed loop")

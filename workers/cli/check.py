@@ -35,9 +35,10 @@ from workers.supervisor.errors import PortTaken
 @start_config_option
 @json_option
 def check(config_file: Path | None, as_json: bool) -> None:
-    """Read all settings, connect to what they name, find every model. Exit 1 when anything is wrong.
+    """Check all settings, the servers that they name, and every model. Exit 1 when there is a problem.
 
-    Lines with a `!` are warnings: the setting works, and may not be what you want.
+    Each problem is printed with its fix. A line with a `!` is a warning: the setting works, but may not be what you
+    want.
     """
     settings: Settings | None = None
     warnings: list[Problem] = []

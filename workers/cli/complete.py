@@ -25,10 +25,15 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 @click.argument("shell", type=click.Choice(_SHELLS), default="bash")
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    r"""Print what makes SHELL complete commands, options, models and workers.
+    """Print the completion script of a shell.
 
-    bash: `source <(./manage.py completion bash)`; then `./manage.py <Tab>`, from any folder. Nothing need be activated.
-    """
+    The script completes commands, options, models and workers. It works from any folder; no environment need be
+    active. Load it with:
+
+    \b
+      bash, zsh:  source <(./manage.py completion bash)
+      fish:       ./manage.py completion fish | source
+    """  # noqa: D301 - click reads the \b itself
     root = ctx.find_root()
     name = root.info_name or "manage.py"
     variable = f"_{name}_COMPLETE".replace("-", "_").replace(".", "_").upper()

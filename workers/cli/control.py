@@ -23,7 +23,9 @@ from workers.cli.base import config_option, fail, json_option, locate, print_jso
 from workers.cli.complete import change_names, model_names, node_names, policy_keys
 
 _model = click.argument("model", shell_complete=model_names)
-_tier = click.option("--tier", type=click.Choice([tier.value for tier in TIERS]), help="One tier only.  [default: all]")
+_tier = click.option(
+    "--tier", type=click.Choice([tier.value for tier in TIERS]), help="Only this tier.  [default: all tiers]"
+)
 
 
 def _bad_changes_are_usage(command: Callable[..., None]) -> Callable[..., None]:
@@ -43,9 +45,10 @@ def _bad_changes_are_usage(command: Callable[..., None]) -> Callable[..., None]:
 @config_option
 @json_option
 def pause(model: str, tier: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Claim nothing more of MODEL, in the whole fleet, until `resume`; also after restarts.
+    """Stop claiming MODEL in the whole fleet, until `resume`.
 
-    What is in hand is finished. Requests go on being accepted and wait, by their own deadlines.
+    The pause outlasts restarts. Batches that were claimed are finished. New requests are accepted and wait until their
+    deadlines.
     """
     settings, redis = _located(config_file, model)
     Controls(redis).pause(model, _tiers(tier))
@@ -58,7 +61,7 @@ def pause(model: str, tier: str | None, config_file: Path | None, as_json: bool)
 @config_option
 @json_option
 def resume(model: str, tier: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Claim MODEL again after a `pause`."""
+    """Claim MODEL again, after a `pause`."""
     settings, redis = _located(config_file, model)
     Controls(redis).resume(model, _tiers(tier))
     _report(settings, redis, "resume", {"model": model, "tier": tier}, as_json, _state(settings, redis, model))
@@ -66,13 +69,14 @@ def resume(model: str, tier: str | None, config_file: Path | None, as_json: bool
 
 @click.command()
 @click.argument("worker", shell_complete=node_names)
-@click.option("--undo", is_flag=True, help="Claim again.")
+@click.option("--undo", is_flag=True, help="Let the worker claim batches again.")
 @config_option
 @json_option
 def drain(worker: str, undo: bool, config_file: Path | None, as_json: bool) -> None:
-    """Have WORKER claim nothing more and finish what it has; it stays, and can be stopped at leisure.
+    """Make WORKER finish its batches and claim no more.
 
-    WORKER is a node name as `workers` shows it, or the part of it before the @. Exit 1 when there is none of that name.
+    The worker keeps running; it can be stopped when it has finished. WORKER is a node name as `workers` shows it, or
+    the part of it before the @. Exit 1 when no such worker is alive.
     """
     settings = locate(config_file)
     redis = redis_of(settings)
@@ -92,13 +96,14 @@ def drain(worker: str, undo: bool, config_file: Path | None, as_json: bool) -> N
 def tune(
     model: str, changes: tuple[str, ...], config_file: Path | None, as_json: bool, auto: bool, **options: Any
 ) -> None:
-    """Change what MODEL's batches go by, in the whole fleet, from the next batch on; also after restarts.
+    """Change MODEL's batching settings in the whole fleet.
 
-    KEY= (nothing behind it) goes back to what the file says. Without changes it shows what holds now.
+    A change applies from the next batch on and outlasts restarts. KEY= (without a value) restores the value of the
+    file. Without changes, the current settings are shown.
 
-    --auto --slo-ms N finds policy, size and wait by simulation, from what has lately come and what batches have been
-    learnt to take; tries the best on the running system, and takes it back if that is worse. Exit 1 when it was, or
-    when nothing holds the objective.
+    --auto --slo-ms N searches policy, batch size and queue delay by simulation, from recent arrivals and the batch
+    times that the workers have learned. It tries the best settings on the running system and reverts them if they do
+    worse. Exit 1 when they were reverted, or when no settings meet the objective.
     """
     check_auto(auto, changes, options)
     settings, redis = _located(config_file, model)
@@ -117,10 +122,10 @@ def tune(
 @json_option
 @_bad_changes_are_usage
 def reload(model: str, changes: tuple[str, ...], config_file: Path | None, as_json: bool) -> None:
-    """Start MODEL's executors anew, one after the other in the whole fleet, from what each worker's file says now.
+    """Restart MODEL's executors one by one in the whole fleet.
 
-    KEY=VALUE overrides the file: source, version, device, options (JSON), timeout_ms. One that does not load ends it,
-    and what ran before goes on.
+    Each worker reads its file again. KEY=VALUE overrides the file: source, version, device, options (JSON),
+    timeout_ms. If an executor does not load, the reload ends and the model that was loaded before goes on.
     """
     settings, redis = _located(config_file, model)
     wanted = pairs(changes)

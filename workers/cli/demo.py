@@ -79,9 +79,9 @@ class _Body(msgspec.Struct):
 
 @click.command()
 def demo() -> None:
-    """Start everything, send 200 sentences as 200 requests at once, show what came back, stop.
+    """Start the stack, send 200 sentences as 200 concurrent requests, show the answers, and stop.
 
-    Exit 1 when an answer is missing or wrong, or when nothing was batched.
+    Exit 1 when an answer is missing or wrong, or when no requests were batched.
     """
     restrict_umask()
     screen = Screen(sys.stdout)

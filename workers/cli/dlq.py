@@ -23,14 +23,14 @@ _MAX_SHOWN = 4_000
 
 @click.group()
 def dlq() -> None:
-    """The dead-letter queue: list, show, replay, drop."""
+    """Manage the dead-letter queue: list, show, replay, drop."""
 
 
 @dlq.command("list")
 @config_option
 @json_option
 def list_(config_file: Path | None, as_json: bool) -> None:
-    """What was given up, the newest first."""
+    """List the dead letters, newest first."""
     rows = _letters(locate(config_file)).newest()
     if as_json:
         print_json([_row(each) for each in rows])
@@ -54,7 +54,7 @@ def list_(config_file: Path | None, as_json: bool) -> None:
 @config_option
 @json_option
 def show(task_id: str, config_file: Path | None, as_json: bool) -> None:
-    """One dead letter: why it was given up, the traceback, and the input that was sent."""
+    """Show one dead letter: its reason, its traceback and its input."""
     found = _letters(locate(config_file)).show(task_id)
     if found is None:
         raise click.ClickException(f"there is no dead letter {task_id}; `manage.py dlq list` shows those there are")
@@ -74,18 +74,18 @@ def show(task_id: str, config_file: Path | None, as_json: bool) -> None:
 
 @dlq.command()
 @_ids
-@click.option("--all", "everything", is_flag=True, help="Every dead letter there is.")
+@click.option("--all", "everything", is_flag=True, help="Act on every dead letter.")
 @click.option(
     "--timeout-ms",
     type=click.IntRange(min=1),
-    help="How long each may take to be answered.  [default: BUNCH_RESULT_TTL_MS]",
+    help="New deadline of each request (milliseconds).  [default: BUNCH_RESULT_TTL_MS]",
 )
 @config_option
 @json_option
 def replay(
     ids: tuple[str, ...], everything: bool, timeout_ms: int | None, config_file: Path | None, as_json: bool
 ) -> None:
-    """Queue dead letters again, each under its own id and with fresh attempts. Exit 1 when one was not."""
+    """Queue dead letters again, under their own ids, with a fresh count of attempts. Exit 1 when one cannot be."""
     _require_one_of(ids, everything)
     settings = locate(config_file)
     letters = _letters(settings)
@@ -106,11 +106,11 @@ def replay(
 
 @dlq.command()
 @_ids
-@click.option("--all", "everything", is_flag=True, help="Every dead letter there is.")
+@click.option("--all", "everything", is_flag=True, help="Act on every dead letter.")
 @config_option
 @json_option
 def drop(ids: tuple[str, ...], everything: bool, config_file: Path | None, as_json: bool) -> None:
-    """Forget dead letters. Exit 1 when one of those named is not there."""
+    """Delete dead letters. Exit 1 when one of the ids does not exist."""
     _require_one_of(ids, everything)
     letters = _letters(locate(config_file))
     _each(

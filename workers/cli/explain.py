@@ -23,10 +23,11 @@ _BAR = 40
 @config_option
 @json_option
 def explain(request_id: str, config_file: Path | None, as_json: bool) -> None:
-    """Where the time of a request went: its stages, its batch and neighbours, earlier attempts, its error.
+    """Show where the time of one request went.
 
-    REQUEST_ID is the X-Request-Id or the task id of an answer; known for an hour, for a day if it failed, and for less
-    where BUNCH_EXPLAIN_MAX_BYTES is reached before. Exit 1 when it is not known, or the request failed.
+    It shows the stages, the batch and its other requests, earlier attempts, and the error. REQUEST_ID is the
+    X-Request-Id or the task id. Requests are kept for an hour, failed ones for a day, or until BUNCH_EXPLAIN_MAX_BYTES
+    is reached. Exit 1 when the request is unknown or has failed.
     """
     settings = locate(config_file)
     redis = redis_of(settings)

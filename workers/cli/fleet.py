@@ -40,7 +40,7 @@ from workers.cli.base import (
 @watch_option
 @json_option
 def queues(config_file: Path | None, every_s: float | None, as_json: bool) -> None:
-    """Depth, oldest age and arrival rate of each model's tiers."""
+    """Show depth, oldest age and arrival rate of each model and tier."""
     settings = locate(config_file)
     redis = redis_of(settings)
     fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
@@ -68,9 +68,11 @@ def queues(config_file: Path | None, every_s: float | None, as_json: bool) -> No
 @config_option
 @watch_option
 @json_option
-@click.option("--all", "everybody", is_flag=True, help="The processes of all roles, and what differs among them.")
+@click.option(
+    "--all", "everybody", is_flag=True, help="List the processes of all roles, and where their configurations differ."
+)
 def workers(config_file: Path | None, every_s: float | None, as_json: bool, everybody: bool) -> None:
-    """The workers and their executors. Exit 1 when none is healthy."""
+    """List the workers and their executors. Exit 1 when no worker is healthy."""
     settings = locate(config_file)
     redis = redis_of(settings)
     fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
@@ -97,7 +99,7 @@ def workers(config_file: Path | None, every_s: float | None, as_json: bool, ever
 @watch_option
 @json_option
 def models(config_file: Path | None, every_s: float | None, as_json: bool) -> None:
-    """The configured models, as they are served now. Exit 1 when one is loaded nowhere."""
+    """List the configured models and how they are served. Exit 1 when one is loaded nowhere."""
     settings = locate(config_file)
     redis = redis_of(settings)
 

@@ -29,12 +29,12 @@ _TIMEOUT_S = 0.8
 
 @click.command()
 @click.argument("role", type=click.Choice(["web", "worker", "ops"]))
-@click.option("--ready", "ask_ready", is_flag=True, help="Whether it can do its work now, too.")
+@click.option("--ready", "ask_ready", is_flag=True, help="Also check that the role can do its work now (readiness).")
 @config_option
 def health(role: str, ask_ready: bool, config_file: Path | None) -> None:
-    """Whether ROLE on this host works: exit 0, or 1 with one line of why.
+    """Check that a role works on this host. If it does not, print the reason and exit 1.
 
-    Without --ready it is for liveness: a role works while Redis is away, since no restart would help.
+    Without --ready this is a liveness probe: it passes while Redis is away, because a restart would not help.
     """
     settings = settings_here(config_file, role)
     why = silence(settings, role)

@@ -22,15 +22,24 @@ if TYPE_CHECKING:
 
 @click.group()
 def keys() -> None:
-    """API keys: create, list, revoke."""
+    """Manage API keys: create, list, revoke."""
 
 
 @keys.command()
-@click.option("--tier", type=click.Choice([tier.value for tier in TIERS]), required=True, help="What it is served as.")
-@click.option("--owner", help="Whose it is; keys of one owner see each other's requests.  [default: nobody else's]")
-@click.option("--rpm", type=click.IntRange(min=1), help="Requests a minute.  [default: the tier's]")
-@click.option("--burst", type=click.IntRange(min=1), help="How many of them at once.  [default: the tier's]")
-@click.option("--expires-in-days", type=click.FloatRange(min=0, min_open=True), help="[default: never]")
+@click.option(
+    "--tier",
+    type=click.Choice([tier.value for tier in TIERS]),
+    required=True,
+    help="Tier of the requests that use the key.",
+)
+@click.option(
+    "--owner", help="Owner. Keys of one owner see each other's requests.  [default: none; the key sees only its own]"
+)
+@click.option("--rpm", type=click.IntRange(min=1), help="Rate limit (requests per minute).  [default: the tier's]")
+@click.option("--burst", type=click.IntRange(min=1), help="Requests that may arrive at once.  [default: the tier's]")
+@click.option(
+    "--expires-in-days", type=click.FloatRange(min=0, min_open=True), help="Lifetime (days).  [default: no limit]"
+)
 @config_option
 @json_option
 def create(
@@ -42,7 +51,7 @@ def create(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Make a key. It is shown now and never again: only its hash is kept."""
+    """Create a key. Its secret is shown once; only the hash is stored."""
     if owner is not None and not OWNER.fullmatch(owner):
         raise click.BadParameter(
             "must be up to 64 letters, digits and . _ @ -, a letter or digit first", param_hint="--owner"
@@ -67,7 +76,7 @@ def create(
 @config_option
 @json_option
 def list_(config_file: Path | None, as_json: bool) -> None:
-    """Every key there ever was, the newest first."""
+    """List all keys, newest first, with the revoked and expired ones."""
     rows = key_store(settings_here(config_file)).rows(_now())
     if as_json:
         print_json(rows)
@@ -93,7 +102,7 @@ def list_(config_file: Path | None, as_json: bool) -> None:
 @config_option
 @json_option
 def revoke(key_id: str, config_file: Path | None, as_json: bool) -> None:
-    """Close a key for good, in every frontend within two seconds. Exit 1 when they could not be told."""
+    """Revoke a key; frontends refuse it within two seconds. Exit 1 when they could not be told."""
     store = key_store(settings_here(config_file))
     store.revoke(key_id, _now())
     why = _tell_frontends(config_file, store)

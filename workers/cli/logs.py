@@ -24,14 +24,16 @@ _VALKEY = re.compile(r"\d+:[A-Z] (\d\d \w{3} \d{4} \d\d:\d\d:\d\d\.\d{3})")
 
 @click.command()
 @click.argument("role", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is printed from now on, until Ctrl-C.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), help="Only so many of the newest lines of each process.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines, until Ctrl-C.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(min=0), help="Print only this many of the newest lines of each process."
+)
 def logs(role: str | None, follow: bool, lines: int | None) -> None:
-    """What the roles of `up` print, what models print included.
+    """Print the logs of `up`, with the output of the models.
 
-    ROLE is redis, web, worker, ops, flower, or one process as `status` names it; without one it is all of them, by
-    time. Of a process there are the newest 64 MiB; what was before lies beside them, as <name>.log.1. What an `up`
-    has left can be read after its end, too.
+    ROLE is redis, web, worker, ops, flower, or the name of one process as `status` shows it. Without ROLE, the logs of
+    all processes are merged by time. The newest 64 MiB of each process are kept; older lines are in <name>.log.1 in the
+    state folder. Logs can be read after `up` has ended.
     """
     folder = Path(settings_for(None).state_dir) / "log"
     found = {path.stem: path for path in sorted(folder.glob("*.log"))}

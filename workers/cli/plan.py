@@ -19,38 +19,110 @@ from workers.cli.simulate import LOCAL, POLICIES, make_maker
 
 
 @click.command(name="plan")
-@click.option("--rps", type=click.FloatRange(min=0.001), help="Requests a second to plan for.")
-@click.option("--slo-ms", default=500.0, show_default=True, type=click.FloatRange(min=0.001), help="Answered within.")
-@click.option("--percentile", default=99.0, show_default=True, type=click.FloatRange(50, 99.99), help="So many of 100.")
-@click.option("--batch-ms", default=None, type=click.FloatRange(min=0), help="A batch takes this …")
-@click.option("--item-ms", default=0.0, show_default=True, type=click.FloatRange(min=0), help="… and this per item.")
-@click.option("--max-batch", default=64, show_default=True, type=click.IntRange(min=1), help="Requests per batch.")
-@click.option("--max-wait-ms", default=5.0, show_default=True, type=click.FloatRange(min=0), help="As in bunch.toml.")
+@click.option("--rps", type=click.FloatRange(min=0.001), help="Load to plan for (requests per second).")
 @click.option(
-    "--policy", default="adaptive", show_default=True, type=click.Choice(POLICIES), help="When batches leave."
+    "--slo-ms",
+    default=500.0,
+    show_default=True,
+    type=click.FloatRange(min=0.001),
+    help="Latency objective (milliseconds).",
 )
-@click.option("--jitter", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="0.1: batches vary ±10 %.")
-@click.option("--gpu-hour-cost", default=0.0, show_default=True, type=click.FloatRange(min=0), help="Any currency.")
 @click.option(
-    "--gb-cost", default=0.0, show_default=True, type=click.FloatRange(min=0), help="The price of a GB sent to callers."
+    "--percentile",
+    default=99.0,
+    show_default=True,
+    type=click.FloatRange(50, 99.99),
+    help="Percentile that must meet the objective.",
 )
-@click.option("--payload-bytes", default=1024, show_default=True, type=click.IntRange(min=0), help="In, and out again.")
-@click.option("--retention-ms", default=60_000, show_default=True, type=click.IntRange(min=0), help="Results are kept.")
-@click.option("--web-rps", default=2500.0, show_default=True, type=click.FloatRange(min=1), help="Of one web process.")
-@click.option("--headroom", default=0.7, show_default=True, type=click.FloatRange(0.05, 1), help="Of a GPU, planned.")
-@click.option("--max-gpus", default=2000, show_default=True, type=click.IntRange(min=1), help="No more than these.")
-@click.option("--seed", default=1, show_default=True, type=click.IntRange(min=0), help="Of the simulation.")
-@click.option("--from-live", is_flag=True, help="Rate and batch times of the system that runs, where not given.")
-@click.option("--model", help="--from-live: whose.  [default: the server's]")
-@click.option("--watch", default=10.0, show_default=True, type=click.FloatRange(min=2), help="--from-live: seconds.")
-@click.option("--designs", is_flag=True, help="Replay the published designs instead, under every policy.")
+@click.option("--batch-ms", default=None, type=click.FloatRange(min=0), help="Fixed time of a batch (milliseconds).")
 @click.option(
-    "--write", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="--designs: into this page."
+    "--item-ms",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Time of a batch for each of its requests (milliseconds).",
+)
+@click.option(
+    "--max-batch", default=64, show_default=True, type=click.IntRange(min=1), help="Maximum batch size (requests)."
+)
+@click.option(
+    "--max-wait-ms",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Maximum queue delay (milliseconds).",
+)
+@click.option("--policy", default="adaptive", show_default=True, type=click.Choice(POLICIES), help="Batching policy.")
+@click.option(
+    "--jitter",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Random variation of batch times; 0.1 is ±10 %.",
+)
+@click.option(
+    "--gpu-hour-cost",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Price of a GPU for an hour, in any currency.",
+)
+@click.option(
+    "--gb-cost",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Price of a gigabyte sent to callers.",
+)
+@click.option(
+    "--payload-bytes",
+    default=1024,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Size of an input, and of an output (bytes).",
+)
+@click.option(
+    "--retention-ms",
+    default=60_000,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Time that results are kept (milliseconds).",
+)
+@click.option(
+    "--web-rps",
+    default=2500.0,
+    show_default=True,
+    type=click.FloatRange(min=1),
+    help="Capacity of one web process (requests per second).",
+)
+@click.option(
+    "--headroom", default=0.7, show_default=True, type=click.FloatRange(0.05, 1), help="Planned utilisation of a GPU."
+)
+@click.option(
+    "--max-gpus", default=2000, show_default=True, type=click.IntRange(min=1), help="Largest fleet to consider."
+)
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(min=0), help="Seed of the simulation.")
+@click.option(
+    "--from-live", is_flag=True, help="Measure the rate and the batch times that are not given on the running system."
+)
+@click.option("--model", help="--from-live: model to measure.  [default: the default model]")
+@click.option(
+    "--watch",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(min=2),
+    help="--from-live: length of the measurement (seconds).",
+)
+@click.option("--designs", is_flag=True, help="Replay the published designs under every policy instead.")
+@click.option(
+    "--write",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="--designs: write the tables into this page.",
 )
 @config_option
 @json_option
 def plan_command(as_json: bool, config_file: Path | None, designs: bool, write: Path | None, **options: Any) -> None:
-    """GPUs, web processes, Redis and money for a load. Exit 1 when no fleet can hold it."""
+    """Compute the GPUs, web processes, Redis capacity and cost for a load. Exit 1 when no fleet can serve it."""
     if designs:
         _designs(write, as_json)
         return

@@ -17,9 +17,9 @@ from workers.cli.complete import model_names
 @config_option
 @json_option
 def reset(model: str, config_file: Path | None, as_json: bool) -> None:
-    """Close MODEL's breakers and forget its safe batch sizes. Exit 1 unless every worker has done so.
+    """Close MODEL's circuit breakers and forget its safe batch sizes. Exit 1 unless every worker has done so.
 
-    Both were learned from faults; what is still broken is learned again.
+    Both are learned from faults. A fault that is still there is learned again.
     """
     from tasks.remote import REPLY_WITHIN_S, tell
 

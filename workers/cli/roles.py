@@ -21,15 +21,15 @@ from workers.supervisor.stack import role_environment
 @click.command()
 @config_option
 def web(config_file: Path | None) -> None:
-    """The HTTP frontend."""
+    """Run the HTTP frontend."""
     _become("web", roles.web(), locate(config_file, "web"))
 
 
 @click.command()
 @config_option
-@click.option("--name", default="worker", show_default=True, help="Node name; each worker of a host needs its own.")
+@click.option("--name", default="worker", show_default=True, help="Node name, unique on this host.")
 def worker(config_file: Path | None, name: str) -> None:
-    """A worker that runs every model of the configuration."""
+    """Run a worker that serves every configured model."""
     settings = locate(config_file, "worker")
     _become("worker", roles.worker(settings, name), settings)
 
@@ -38,7 +38,7 @@ def worker(config_file: Path | None, name: str) -> None:
 @config_option
 @click.option("--name", default="ops", show_default=True, help="Node name.")
 def ops(config_file: Path | None, name: str) -> None:
-    """A plain Celery worker for the tasks that keep the house in order."""
+    """Run the ops worker: plain Celery tasks and periodic maintenance."""
     settings = locate(config_file, "ops")
     prepare_database(settings, click.echo)
     _become("ops", roles.ops(settings, name), settings)
@@ -47,7 +47,7 @@ def ops(config_file: Path | None, name: str) -> None:
 @click.command()
 @config_option
 def flower(config_file: Path | None) -> None:
-    """Flower, the live page on workers, queues and tasks."""
+    """Run Flower, Celery's monitoring page."""
     settings = locate(config_file, "flower")
     port = ports.require_free(settings.flower_host, settings.flower_port, "BUNCH_FLOWER_PORT")
     _become("flower", roles.flower(settings, port), settings)

@@ -53,7 +53,11 @@ class Run:
 
 @click.command(name="simulate")
 @click.option(
-    "--policy", "policies", multiple=True, type=click.Choice(POLICIES), help="Again for more.  [default: all]"
+    "--policy",
+    "policies",
+    multiple=True,
+    type=click.Choice(POLICIES),
+    help="Policy to simulate. May be repeated.  [default: all]",
 )
 @click.option(
     "--arrivals",
@@ -61,50 +65,146 @@ class Run:
     type=click.Choice(["poisson", "bursts", "diurnal", "onoff", "callers"]),
     default="poisson",
     show_default=True,
-    help="How requests come; `callers` is a closed loop.",
+    help="Arrival process; `callers` is a closed loop.",
 )
 @click.option(
-    "--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Recorded arrivals instead."
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Replay the recorded arrivals of this file instead.",
 )
-@click.option("--rps", default=500.0, show_default=True, type=click.FloatRange(min=0.001), help="Mean rate offered.")
-@click.option("--peak-rps", type=click.FloatRange(min=0.001), help="diurnal, onoff: the highest.  [default: 3 × rps]")
-@click.option("--period", type=click.FloatRange(min=0.001), help="diurnal, onoff: s.  [default: the duration; 2]")
-@click.option("--burst-size", default=200, show_default=True, type=click.IntRange(min=1), help="bursts: requests.")
-@click.option("--burst-every", default=1.0, show_default=True, type=click.FloatRange(min=0.001), help="bursts: s.")
-@click.option("--concurrency", default=64, show_default=True, type=click.IntRange(min=1), help="callers: how many.")
 @click.option(
-    "--think-ms", default=0.0, show_default=True, type=click.FloatRange(min=0), help="callers: between calls."
+    "--rps",
+    default=500.0,
+    show_default=True,
+    type=click.FloatRange(min=0.001),
+    help="Mean arrival rate (requests per second).",
 )
-@click.option("--duration", default=60.0, show_default=True, type=click.FloatRange(min=0.001), help="Virtual seconds.")
-@click.option("--batch-ms", default=20.0, show_default=True, type=click.FloatRange(min=0), help="A batch takes this …")
-@click.option("--item-ms", default=0.5, show_default=True, type=click.FloatRange(min=0), help="… and this per item.")
-@click.option("--measured", help="Batch times in ms by size instead: 1=21,8=24,64=52.")
-@click.option("--jitter", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="0.1: each ±10 %.")
-@click.option("--max-batch", default=64, show_default=True, type=click.IntRange(min=1), help="Requests per batch.")
-@click.option("--max-wait-ms", default=50.0, show_default=True, type=click.FloatRange(min=0), help="For more to come.")
-@click.option("--executors", default=1, show_default=True, type=click.IntRange(min=1), help="GPUs.")
-@click.option("--tiers", "mix", default="0/100/0", show_default=True, help="Percent enterprise/paid/free.")
-@click.option("--slo-ms", default=500.0, show_default=True, type=click.FloatRange(min=0.001), help="Good until.")
-@click.option("--timeout-ms", type=click.FloatRange(min=0.001), help="Deadline of every caller.  [default: none]")
-@click.option("--queue-timeout-ms", type=click.FloatRange(min=0.001), help="Dropped after this.  [default: never]")
+@click.option(
+    "--peak-rps",
+    type=click.FloatRange(min=0.001),
+    help="diurnal, onoff: peak rate (requests per second).  [default: 2 ×, 3 × --rps]",
+)
+@click.option(
+    "--period",
+    type=click.FloatRange(min=0.001),
+    help="diurnal, onoff: length of a period (seconds).  [default: --duration, 2]",
+)
+@click.option(
+    "--burst-size", default=200, show_default=True, type=click.IntRange(min=1), help="bursts: requests in a burst."
+)
+@click.option(
+    "--burst-every",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(min=0.001),
+    help="bursts: time between bursts (seconds).",
+)
+@click.option(
+    "--concurrency", default=64, show_default=True, type=click.IntRange(min=1), help="callers: number of callers."
+)
+@click.option(
+    "--think-ms",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="callers: pause between two calls (milliseconds).",
+)
+@click.option(
+    "--duration",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=0.001),
+    help="Length of the run in virtual time (seconds).",
+)
+@click.option(
+    "--batch-ms",
+    default=20.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Fixed time of a batch (milliseconds).",
+)
+@click.option(
+    "--item-ms",
+    default=0.5,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Time of a batch for each of its requests (milliseconds).",
+)
+@click.option("--measured", help="Measured batch times by size instead (milliseconds): 1=21,8=24,64=52.")
+@click.option(
+    "--jitter",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Random variation of batch times; 0.1 is ±10 %.",
+)
+@click.option(
+    "--max-batch", default=64, show_default=True, type=click.IntRange(min=1), help="Maximum batch size (requests)."
+)
+@click.option(
+    "--max-wait-ms",
+    default=50.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Maximum queue delay (milliseconds).",
+)
+@click.option(
+    "--executors", default=1, show_default=True, type=click.IntRange(min=1), help="Number of executors (GPUs)."
+)
+@click.option(
+    "--tiers", "mix", default="0/100/0", show_default=True, help="Shares of enterprise/paid/free requests (percent)."
+)
+@click.option(
+    "--slo-ms",
+    default=500.0,
+    show_default=True,
+    type=click.FloatRange(min=0.001),
+    help="Latency objective for goodput (milliseconds).",
+)
+@click.option(
+    "--timeout-ms", type=click.FloatRange(min=0.001), help="Deadline of a request (milliseconds).  [default: none]"
+)
+@click.option(
+    "--queue-timeout-ms",
+    type=click.FloatRange(min=0.001),
+    help="Maximum time in the queue (milliseconds).  [default: none]",
+)
 @click.option(
     "--admission",
     type=click.Choice([form.value for form in Form]),
     default="off",
     show_default=True,
-    help="Refuse by the time that what waits takes to drain, or by its number.",
+    help="Refuse requests by the drain time of the queue, or by its depth.",
 )
-@click.option("--crash-every", type=click.FloatRange(min=0.001), help="An executor dies, mean s of computing.")
-@click.option("--restart", default=5.0, show_default=True, type=click.FloatRange(min=0), help="… and is back after s.")
-@click.option("--error-rate", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="Batches that fail.")
-@click.option("--ideal", is_flag=True, help="Nothing costs but the model; otherwise as on a small machine.")
-@click.option("--seed", default=1, show_default=True, type=click.IntRange(min=0), help="The same, the same result.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw it (.png, .svg, .pdf).")
+@click.option(
+    "--crash-every",
+    type=click.FloatRange(min=0.001),
+    help="Mean computing time between crashes of an executor (seconds).  [default: none]",
+)
+@click.option(
+    "--restart",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Time until a crashed executor is back (seconds).",
+)
+@click.option(
+    "--error-rate", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="Share of batches that fail."
+)
+@click.option("--ideal", is_flag=True, help="Simulate the model alone, without the overhead of a two-core machine.")
+@click.option(
+    "--seed",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Seed. The same seed gives the same result.",
+)
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a plot (.png, .svg or .pdf).")
 @json_option
 def simulate_command(policies: tuple[str, ...], seed: int, plot: Path | None, as_json: bool, **options: Any) -> None:
-    """Run the worker's own policies in virtual time and compare them. Exit 1 when nothing was answered.
+    """Run the batching policies in virtual time and compare them. Exit 1 when no request was answered.
 
-    The same requests come to every policy. Goodput counts the answers within --slo-ms and their deadline.
+    Every policy gets the same requests. Goodput counts the answers within --slo-ms and within their deadline.
     """
     started = time.perf_counter()
     runs = [

@@ -26,16 +26,16 @@ _HOW_TO_GET_IN = "   (with its password: manage.py status --json)"
 
 @click.command()
 @start_config_option
-@click.option("--port", type=click.IntRange(0, 65535), help="HTTP port; 0 takes a free one.  [default: 8000]")
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Worker processes.")
-@click.option("--web-workers", type=click.IntRange(min=1), help="Frontend processes.  [default: 2]")
-@click.option("--no-flower", is_flag=True, help="Leave Flower out.")
+@click.option("--port", type=click.IntRange(0, 65535), help="HTTP port; 0 picks a free one.  [default: 8000]")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Number of worker processes.")
+@click.option("--web-workers", type=click.IntRange(min=1), help="Number of frontend processes.  [default: 2]")
+@click.option("--no-flower", is_flag=True, help="Do not start Flower.")
 def up(config_file: Path | None, port: int | None, workers: int, web_workers: int | None, no_flower: bool) -> None:
-    """The whole stack in the foreground, until Ctrl-C.
+    """Run the whole stack in the foreground, until Ctrl-C.
 
-    Starts an embedded Valkey unless BUNCH_REDIS_URL names a server; then workers, ops worker, frontend and
-    Flower. What dies is started again. Ctrl-C drains and stops everything; once more kills. Nothing is started with
-    what `check` finds wrong.
+    It starts an embedded Valkey (unless BUNCH_REDIS_URL names a server), workers, the ops worker, the frontend and
+    Flower. A process that dies is restarted. Ctrl-C drains and stops everything; a second Ctrl-C kills. With a wrong
+    setting, server or model nothing is started; `check` shows the same problems.
     """
     settings = settings_for(config_file)
     given = {"http_port": port, "web_workers": web_workers}

@@ -16,7 +16,7 @@ from workers.supervisor import state
 @click.command()
 @json_option
 def status(as_json: bool) -> None:
-    """What `up` started: roles, pids, states, uptimes. Exit 1 when something is not running."""
+    """Show the processes of `up`: role, pid, state, uptime. Exit 1 when one is not running."""
     state_dir = Path(settings_for(None).state_dir)
     now = state.read(state_dir)
     shown = now or state.UpState()
