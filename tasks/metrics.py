@@ -2,6 +2,9 @@
 
     process: prometheus_client objects ──increments, once a second──▶ bunch:metrics ──▶ GET /metrics of any frontend
 
+Every metric is declared in this module, and nowhere else: what processes count, then what the frontend that is scraped
+reads at that moment. `docs/reference.md` has a row for each, and a test compares the two.
+
 Sums live in Redis, so no process's recycling resets them and no scrape sees one process's share only. A process that is
 killed loses at most its last second of counts; a flush whose reply is lost is sent again, and counts once.
 """
@@ -16,7 +19,7 @@ from typing import Any, cast
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from redis import Redis
 
 from batching import scripts
@@ -29,6 +32,24 @@ REGISTRY = CollectorRegistry(auto_describe=False)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)
 LOAD_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A metric that nobody adds up: its samples are read when somebody scrapes. `name` is without `_total`."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    kind: type[GaugeMetricFamily | CounterMetricFamily]
+
+    def family(self) -> GaugeMetricFamily | CounterMetricFamily:
+        """A new family without samples; `add_metric(labels, value)` adds one."""
+        return self.kind(self.name, self.text, labels=self.labels)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Reading:
+    return Reading(f"bunch_{name}", text, labels, GaugeMetricFamily)
 
 
 def _counter(name: str, text: str, *labels: str) -> Counter:
@@ -66,6 +87,31 @@ SHED = _counter("shed_total", "Requests refused at the door.", "tier", "reason")
 SLO_MISSED = _counter("slo_missed_total", "Requests not answered as their tier's objective promises.", "tier")
 COLLAPSED = _counter("collapsed_total", "Requests answered by an identical one that was already under way.", "model")
 CACHE_HITS = _counter("cache_hits_total", "Requests answered from the cache of results.", "model")
+
+QUEUE_DEPTH = _gauge("queue_depth", "Requests that wait.", "model", "tier")
+QUEUE_OLDEST = _gauge("queue_oldest_seconds", "Age of the oldest that waits.", "model", "tier")
+WORKERS = _gauge("workers", "Workers by state.", "state")
+EXECUTORS = _gauge("executors", "Executors of healthy workers.", "model", "state")
+DEAD_LETTERS = _gauge("dead_letters", "Requests that were given up and are kept.")
+WORKERS_WANTED = _gauge("workers_wanted", "Workers there should be, while an autoscaler runs.")
+BREAKER_STATE = _gauge("breaker_state", "0 closed, 1 half-open, 2 open; of several workers the worst.", "model")
+SAFE_BATCH_SIZE = _gauge("safe_batch_size", "The largest batch that the smallest device had memory for.", "model")
+SLO_LATENCY = _gauge("slo_latency_seconds", "Within which an answer meets the objective.", "tier")
+SLO_TARGET = _gauge("slo_target", "The part of a tier's requests that shall meet it.", "tier")
+SLO_ATTAINMENT = _gauge("slo_attainment", "The part of a tier's requests that met it.", "tier", "window")
+SLO_BURN_RATE = _gauge("slo_burn_rate", "How fast the error budget is used; 1 just meets it.", "tier", "window")
+SLO_REQUESTS = Reading(
+    "bunch_slo_requests", "Requests that count for their tier's objective.", ("tier",), CounterMetricFamily
+)
+REDIS_MEMORY_USED = _gauge("redis_memory_used_bytes", "What Redis has in use.")
+REDIS_MEMORY_MAX = _gauge("redis_memory_max_bytes", "What it may use; 0: no limit.")
+PROCESSES = _gauge("processes", "Processes by role: heard of, or silent for the last minute.", "role", "state")
+PROCESS_CPU = Reading(
+    "bunch_process_cpu_seconds", "User and system time of a process.", ("role", "process"), CounterMetricFamily
+)
+PROCESS_MEMORY = _gauge("process_resident_memory_bytes", "Resident memory of a process.", "role", "process")
+PROCESS_FDS = _gauge("process_open_fds", "Open file descriptors of a process.", "role", "process")
+BUILD_INFO = _gauge("build_info", "Processes of each version of Bunch, and of Python.", "version", "python")
 
 
 def buckets(bounds: tuple[float, ...] = SECONDS) -> list[int]:
@@ -180,9 +226,9 @@ class SharedMetrics:
         values = self.samples()
         for family in REGISTRY.collect():
             yield _family(family, values)
-        counted = CounterMetricFamily("bunch_slo_requests", "Requests that count for their tier's objective.")
+        counted = SLO_REQUESTS.family()
         for tier, number in slo.counted(values.get("bunch_requests_total", ())).items():
-            counted.add_sample("bunch_slo_requests_total", {"tier": tier}, number)
+            counted.add_metric((tier,), number)
         yield counted
 
     def requests_per_second(self, over_s: int = 5) -> float:

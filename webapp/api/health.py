@@ -6,11 +6,12 @@ from collections import Counter
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from redis.exceptions import RedisError
 
 from batching.executor import ExecutorState
 from config.keys import REPLY_PREFIX
+from tasks import metrics as declared
 from tasks import slo
 from tasks.fleet import BREAKER_STATES, QueueRow, WorkerRow, breakers, ready_models, safe_sizes, utilisation
 from tasks.history import Point, slo_change
@@ -117,41 +118,39 @@ def _gauges(services: Services) -> list[Metric]:
     queues: list[QueueRow] = services.fleet.queues(services.settings.models)
     workers: list[WorkerRow] = services.fleet.workers()
     healthy = services.fleet.healthy_of(workers)
-    depth = GaugeMetricFamily("bunch_queue_depth", "Requests that wait.", labels=("model", "tier"))
-    oldest = GaugeMetricFamily("bunch_queue_oldest_seconds", "Age of the oldest that waits.", labels=("model", "tier"))
+    depth = declared.QUEUE_DEPTH.family()
+    oldest = declared.QUEUE_OLDEST.family()
     for row in queues:
         depth.add_metric((row.model, row.tier), row.depth)
         oldest.add_metric((row.model, row.tier), row.oldest_ms / 1000)
-    states = GaugeMetricFamily("bunch_workers", "Workers by state.", labels=("state",))
+    states = declared.WORKERS.family()
     states.add_metric(("healthy",), len(healthy))
     states.add_metric(("unhealthy",), len(workers) - len(healthy))
-    executors = GaugeMetricFamily("bunch_executors", "Executors of healthy workers.", labels=("model", "state"))
+    executors = declared.EXECUTORS.family()
     running = Counter((each.model, each.state) for worker in healthy for each in worker.models)
     for model in services.settings.models:
         for state in ExecutorState:
             executors.add_metric((model, state.value), running[model, state.value])
     now = services.history.now(workers, queues)
-    dead = GaugeMetricFamily("bunch_dead_letters", "Requests that were given up and are kept.")
+    dead = declared.DEAD_LETTERS.family()
     dead.add_metric((), now.dead)
     families: list[Metric] = [depth, oldest, states, executors, dead]
     families += [*_faults(services, healthy), *_objectives(services, now), *machine_metrics(services.redis)]
     scale = ScaleBoard(services.redis).read()
     if scale is not None:
         # Without an autoscaler there is no such number, rather than a wrong one.
-        families.append(GaugeMetricFamily("bunch_workers_wanted", "Workers there should be.", value=scale.wanted))
+        wanted = declared.WORKERS_WANTED.family()
+        wanted.add_metric((), scale.wanted)
+        families.append(wanted)
     return families
 
 
 def _faults(services: Services, healthy: list[WorkerRow]) -> list[Metric]:
     """What the faults of each model have led to; a model without any has no safe size."""
-    breaker = GaugeMetricFamily(
-        "bunch_breaker_state", "0 closed, 1 half-open, 2 open; of several workers the worst.", labels=("model",)
-    )
+    breaker = declared.BREAKER_STATE.family()
     for model, state in breakers(healthy, services.settings.models).items():
         breaker.add_metric((model,), BREAKER_STATES.index(state))
-    safe = GaugeMetricFamily(
-        "bunch_safe_batch_size", "The largest batch that the smallest device had memory for.", labels=("model",)
-    )
+    safe = declared.SAFE_BATCH_SIZE.family()
     for model, size in safe_sizes(healthy).items():
         safe.add_metric((model,), size)
     return [breaker, safe]
@@ -159,15 +158,9 @@ def _faults(services: Services, healthy: list[WorkerRow]) -> list[Metric]:
 
 def _objectives(services: Services, now: Point) -> list[Metric]:
     """Over the windows that the history in Redis spans; Prometheus' own rules go further back."""
-    latency = GaugeMetricFamily("bunch_slo_latency_seconds", "Within which an answer meets it.", labels=("tier",))
-    target = GaugeMetricFamily(
-        "bunch_slo_target", "The part of a tier's requests that shall meet it.", labels=("tier",)
-    )
-    labels = ("tier", "window")
-    met = GaugeMetricFamily("bunch_slo_attainment", "The part of a tier's requests that met it.", labels=labels)
-    burn = GaugeMetricFamily(
-        "bunch_slo_burn_rate", "How fast the error budget is used; 1 just meets it.", labels=labels
-    )
+    latency = declared.SLO_LATENCY.family()
+    target = declared.SLO_TARGET.family()
+    met, burn = declared.SLO_ATTAINMENT.family(), declared.SLO_BURN_RATE.family()
     for tier, objective in slo.objectives(services.settings).items():
         latency.add_metric((tier.value,), objective.latency_s)
         target.add_metric((tier.value,), objective.target)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from redis import Redis
 from redis.exceptions import ResponseError
 
+from tasks import metrics
 from tasks.roles import RoleRow, Roles, Usage
 
 _ROLES = ("ops", "web", "worker")
@@ -27,17 +28,14 @@ def _memory(redis: Redis) -> Iterable[Metric]:
     except ResponseError:
         # Its user may do without the right to ask: then there is no such number.
         return
-    for name, text, field in (
-        ("used", "What Redis has in use.", "used_memory"),
-        ("max", "What it may use; 0: no limit.", "maxmemory"),
-    ):
-        yield GaugeMetricFamily(f"bunch_redis_memory_{name}_bytes", text, value=float(memory.get(field, 0)))
+    for reading, field in ((metrics.REDIS_MEMORY_USED, "used_memory"), (metrics.REDIS_MEMORY_MAX, "maxmemory")):
+        family = reading.family()
+        family.add_metric((), float(memory.get(field, 0)))
+        yield family
 
 
 def _processes(rows: Sequence[RoleRow], silent: Sequence[RoleRow]) -> Iterable[Metric]:
-    family = GaugeMetricFamily(
-        "bunch_processes", "Processes by role: heard of, or silent for the last minute.", labels=("role", "state")
-    )
+    family = metrics.PROCESSES.family()
     for role in _ROLES:
         quiet = sum(row.role == role for row in silent)
         family.add_metric((role, "alive"), sum(row.role == role for row in rows) - quiet)
@@ -46,10 +44,9 @@ def _processes(rows: Sequence[RoleRow], silent: Sequence[RoleRow]) -> Iterable[M
 
 
 def _usage(rows: Sequence[RoleRow]) -> Iterable[Metric]:
-    labels = ("role", "process")
-    cpu = CounterMetricFamily("bunch_process_cpu_seconds", "User and system time of a process.", labels=labels)
-    memory = GaugeMetricFamily("bunch_process_resident_memory_bytes", "Resident memory of a process.", labels=labels)
-    fds = GaugeMetricFamily("bunch_process_open_fds", "Open file descriptors of a process.", labels=labels)
+    cpu, memory, fds = (
+        reading.family() for reading in (metrics.PROCESS_CPU, metrics.PROCESS_MEMORY, metrics.PROCESS_FDS)
+    )
     for role, name, usage in _named(rows):
         # Of one that could not be measured there is nothing, rather than nought.
         if usage.memory_bytes:
@@ -68,9 +65,7 @@ def _named(rows: Sequence[RoleRow]) -> Iterable[tuple[str, str, Usage]]:
 
 
 def _build(rows: Sequence[RoleRow]) -> Metric:
-    family = GaugeMetricFamily(
-        "bunch_build_info", "Processes of each version of Bunch, and of Python.", labels=("version", "python")
-    )
+    family = metrics.BUILD_INFO.family()
     kinds = [(row.version, row.python) for row in rows]
     for kind in sorted(set(kinds)):
         family.add_metric(kind, kinds.count(kind))
