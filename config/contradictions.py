@@ -13,6 +13,7 @@ from config.address import problem_of
 from config.auth import is_loopback
 from config.errors import Problem
 from config.foreign import PREFIX
+from config.policies import POLICIES
 from config.schema import ModelSettings, Settings
 from config.tiers import Tier
 
@@ -86,6 +87,8 @@ def _bad_names(settings: Settings) -> Iterator[Problem]:
 
 def _model_out_of_order(model: ModelSettings, settings: Settings) -> list[Problem]:
     found: list[Problem] = []
+    if model.policy not in POLICIES:
+        found.append(Problem(f"[models.{model.name}] policy", model.policy, f"must be one of {', '.join(POLICIES)}"))
     if model.direct and not model.is_url:
         found.append(
             Problem(

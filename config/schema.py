@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from config.auth import AuthSettings, listed
+from config.policies import DEFAULT_POLICY
 from config.tiers import Tier
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -37,9 +38,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_batch_bytes: PositiveInt = MAX_BATCH_BYTES
     max_batch_cost: NaturalInt = 0
     group_by_cost: bool = False
-    # None: what suits the policy, `batching.policy.DEFAULT_MAX_WAIT_S`.
+    # None: what suits the policy, its class says.
     max_wait_ms: NaturalInt | None = None
-    policy: Literal["adaptive", "idle", "fixed", "ewma", "pid", "thresholds", "slo", "speculative"] = "adaptive"
+    policy: str = DEFAULT_POLICY
     policy_options: dict[str, Any] = {}
     instances: PositiveInt = 1
     device: str = "auto"

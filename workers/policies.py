@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from batching.policy import AnyPolicy, TuneError, make
+from batching.policy import NamedPolicy, TuneError, make
 from config.errors import Problem, SettingsError
 from config.settings import ModelSettings
 
 
-def make_policy(model: ModelSettings) -> AnyPolicy:
+def make_policy(model: ModelSettings) -> NamedPolicy:
     """The policy that bunch.toml names for a model.
 
     Raises:

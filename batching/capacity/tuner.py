@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from batching.capacity.search import Objective
-from batching.policy import DEFAULT_MAX_WAIT_S, POLICIES, AnyPolicy, make
+from batching.policy import POLICIES, NamedPolicy, default_max_wait_s, make
 from batching.simulator import Recorded, Report, Scenario, simulate
 
 WAITS_MS = (2, 5, 10, 20, 50, 100)
@@ -45,7 +45,7 @@ class Candidate:
     max_wait_ms: int | None = None
     options: tuple[tuple[str, float], ...] = ()
 
-    def make(self) -> AnyPolicy:
+    def make(self) -> NamedPolicy:
         """Raises TuneError for options that the policy does not have."""
         wait_s = None if self.max_wait_ms is None else self.max_wait_ms / 1000
         return make(self.policy, self.max_batch_size, wait_s, dict(self.options))
@@ -53,7 +53,7 @@ class Candidate:
     def __str__(self) -> str:
         shown = [self.policy, f"max_batch_size={self.max_batch_size}"]
         if self.policy != _WITHOUT_WAIT:
-            wait_ms = DEFAULT_MAX_WAIT_S[self.policy] * 1000 if self.max_wait_ms is None else self.max_wait_ms
+            wait_ms = default_max_wait_s(self.policy) * 1000 if self.max_wait_ms is None else self.max_wait_ms
             shown.append(f"max_wait_ms={wait_ms:g}")
         return " ".join([*shown, *(f"{key}={value:g}" for key, value in self.options)])
 

@@ -9,6 +9,7 @@ from batching.policy.base import (
     Learning,
     Learnt,
     Look,
+    NamedPolicy,
     Policy,
     QueueView,
     Reason,
@@ -31,19 +32,18 @@ from batching.policy.suspects import suspect_sizes
 from batching.policy.thresholds import Thresholds
 from batching.policy.tiers import AGED_SHARE, DEFAULT_AGEING_S, DEFAULT_SHARES, Allocation, allocate, guaranteed
 from batching.policy.timing import BatchTime
-from batching.policy.tuning import DEFAULT_MAX_WAIT_S, POLICIES, AnyPolicy, TuneError, knobs, make, name_of, retuned
+from batching.policy.tuning import TuneError, default_max_wait_s, knobs, make, name_of, retuned
+from config.policies import POLICIES
 
 __all__ = [
     "AGED_SHARE",
     "DEFAULT_AGEING_S",
-    "DEFAULT_MAX_WAIT_S",
     "DEFAULT_SHARES",
     "MINUTE_US",
     "POLICIES",
     "Adaptive",
     "Admission",
     "Allocation",
-    "AnyPolicy",
     "BatchTime",
     "Breaker",
     "BreakerState",
@@ -58,6 +58,7 @@ __all__ = [
     "Learning",
     "Learnt",
     "Look",
+    "NamedPolicy",
     "Pace",
     "PidWindow",
     "Policy",
@@ -80,6 +81,7 @@ __all__ = [
     "WhenIdle",
     "allocate",
     "decide_scale",
+    "default_max_wait_s",
     "fair_pick",
     "guaranteed",
     "knobs",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
-from batching.policy.base import Decision, Dispatch, Look, QueueView, Reason, Wait
+from batching.policy.base import Decision, Dispatch, Look, QueueView, Reason, Share, Size, Wait
 from batching.policy.deadlines import SURE, plan
 from batching.policy.idle import ahead
 from batching.policy.slo import sparing
@@ -40,9 +41,11 @@ class Adaptive:
     time any more is refused: `batching.policy.deadlines`. With other executors idle, what waits is shared with them.
     """
 
-    max_batch_size: int
-    max_wait_s: float
-    gather: float = 0.3
+    name: ClassVar[str] = "adaptive"
+
+    max_batch_size: Size
+    max_wait_s: float = 0.02
+    gather: Share = 0.3
     least_s: float = 0.002
     lead_s: float = 0.005
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from batching.policy.timing import UNKNOWN_TIME, BatchTime
 
@@ -91,6 +91,21 @@ class Look:
 Decision: TypeAlias = Dispatch | Wait | Look
 
 
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The range of a policy's field, both ends included. A field in seconds (`…_s`) needs none: 0 to a minute."""
+
+    low: float
+    high: float
+    whole: bool = False
+
+
+Size = Annotated[int, Within(1, 100_000, whole=True)]
+Depth = Annotated[int, Within(0, 10_000_000, whole=True)]
+Share = Annotated[float, Within(0, 1)]
+Gain = Annotated[float, Within(0, 100)]
+
+
 class Policy(Protocol):
     """A rule: a frozen value, replaced as a whole when an operator tunes it (`batching.policy.retuned`).
 
@@ -98,6 +113,20 @@ class Policy(Protocol):
     """
 
     def decide(self, queue: QueueView, now: float) -> Decision: ...
+
+
+class NamedPolicy(Policy, Protocol):
+    """A policy that bunch.toml can name: a dataclass whose fields are what an operator can set.
+
+    `name` is the one in `config.policies`. The first field is `max_batch_size`. A policy that waits has `max_wait_s`,
+    with the default that its source uses. Every other field has a default as well, and a range in its annotation.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    name: ClassVar[str]
+
+    @property
+    def max_batch_size(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

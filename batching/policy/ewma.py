@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from batching.policy.base import Decision, QueueView
+from batching.policy.base import Decision, QueueView, Size
 from batching.policy.window import in_window
 
 
@@ -16,8 +17,10 @@ class EwmaWindow:
     the batch is full before it ends. In between the two are joined by a straight line: no rate at which the wait jumps.
     """
 
-    max_batch_size: int
-    max_wait_s: float
+    name: ClassVar[str] = "ewma"
+
+    max_batch_size: Size
+    max_wait_s: float = 0.1
     lead_s: float = 0.005
 
     def decide(self, queue: QueueView, now: float) -> Decision:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from batching.policy.base import Decision, QueueView
+from batching.policy.base import Decision, QueueView, Size
 from batching.policy.window import in_window
 
 
@@ -12,8 +13,10 @@ from batching.policy.window import in_window
 class FixedWindow:
     """Go when the batch is full, or when its oldest request has waited `max_wait_s`."""
 
-    max_batch_size: int
-    max_wait_s: float
+    name: ClassVar[str] = "fixed"
+
+    max_batch_size: Size
+    max_wait_s: float = 0.05
     lead_s: float = 0.005
 
     def decide(self, queue: QueueView, now: float) -> Decision:

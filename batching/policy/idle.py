@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from batching.policy.base import Decision, Dispatch, Look, QueueView, Reason, Wait
+from batching.policy.base import Decision, Dispatch, Look, QueueView, Reason, Size, Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,9 @@ class WhenIdle:
     a batch that is not full is never claimed ahead, since it could still grow.
     """
 
-    max_batch_size: int
+    name: ClassVar[str] = "idle"
+
+    max_batch_size: Size
     lead_s: float = 0.005
 
     def decide(self, queue: QueueView, now: float) -> Decision:

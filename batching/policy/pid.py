@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from batching.policy.base import Claimed, Decision, QueueView
+from batching.policy.base import Claimed, Decision, Gain, QueueView, Size
 from batching.policy.window import in_window
 
 # After a quiet hour the integral must not take in an hour at once.
@@ -33,12 +34,14 @@ class PidWindow:
     Beyond saturation a longer window would help, not a shorter one; but there batches are full before any window ends.
     """
 
-    max_batch_size: int
-    max_wait_s: float
+    name: ClassVar[str] = "pid"
+
+    max_batch_size: Size
+    max_wait_s: float = 0.1
     target_s: float = 0.02
-    kp: float = 0.4
-    ki: float = 4.0
-    kd: float = 0.0
+    kp: Gain = 0.4
+    ki: Gain = 4.0
+    kd: Gain = 0.0
     lead_s: float = 0.005
 
     def decide(self, queue: QueueView, now: float) -> Decision:

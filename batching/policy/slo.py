@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
-from batching.policy.base import Decision, Dispatch, Look, QueueView, Reason, Wait
+from batching.policy.base import Decision, Dispatch, Look, QueueView, Reason, Size, Wait, Within
 from batching.policy.deadlines import SURE, plan
 from batching.policy.idle import ahead
 
@@ -24,10 +25,12 @@ class SloAware:
     Clockwork (Gujarati et al., OSDI 2020) refuses by predicted time, since a model's time is predictable.
     """
 
-    max_batch_size: int
-    max_wait_s: float
+    name: ClassVar[str] = "slo"
+
+    max_batch_size: Size
+    max_wait_s: float = 0.1
     slo_s: float = math.inf
-    spare: float = 1.1
+    spare: Annotated[float, Within(1, 10)] = 1.1
     lead_s: float = 0.005
 
     def decide(self, queue: QueueView, now: float) -> Decision:

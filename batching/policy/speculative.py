@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-from batching.policy.base import Decision, Dispatch, QueueView, Reason, Wait
+from batching.policy.base import Decision, Dispatch, QueueView, Reason, Size, Wait, Within
 from batching.policy.window import in_window
 
 # How many expected gaps without an arrival before the forecast is made anew.
@@ -20,9 +21,11 @@ class Speculative:
     as not, 1 also when it would take some luck.
     """
 
-    max_batch_size: int
-    max_wait_s: float
-    sure: float = 0.0
+    name: ClassVar[str] = "speculative"
+
+    max_batch_size: Size
+    max_wait_s: float = 0.05
+    sure: Annotated[float, Within(0, 10)] = 0.0
     lead_s: float = 0.005
 
     def decide(self, queue: QueueView, now: float) -> Decision:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from batching.policy.base import Decision, Look, QueueView
+from batching.policy.base import Decision, Depth, Look, QueueView, Share, Size
 from batching.policy.idle import ahead
 from batching.policy.window import in_window
 
@@ -16,17 +17,19 @@ class Thresholds:
     Quiet is utilisation below `quiet_use` and depth below `quiet_depth`; busy is either above its other mark.
     """
 
-    max_batch_size: int
-    max_wait_s: float
-    quiet_use: float = 0.5
-    quiet_depth: int = 10
-    quiet_size: int = 16
+    name: ClassVar[str] = "thresholds"
+
+    max_batch_size: Size
+    max_wait_s: float = 0.1
+    quiet_use: Share = 0.5
+    quiet_depth: Depth = 10
+    quiet_size: Size = 16
     quiet_wait_s: float = 0.03
-    size: int = 32
+    size: Size = 32
     wait_s: float = 0.05
-    busy_use: float = 0.85
-    busy_depth: int = 100
-    busy_size: int = 64
+    busy_use: Share = 0.85
+    busy_depth: Depth = 100
+    busy_size: Size = 64
     busy_wait_s: float = 0.1
     lead_s: float = 0.005
 

@@ -7,52 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any, TypeAlias
+from dataclasses import Field, fields, replace
+from functools import cache
+from importlib import import_module
+from typing import Any, cast, get_type_hints
 
-from batching.policy.adaptive import Adaptive
-from batching.policy.ewma import EwmaWindow
-from batching.policy.fixed import FixedWindow
-from batching.policy.idle import WhenIdle
-from batching.policy.pid import PidWindow
-from batching.policy.slo import SloAware
-from batching.policy.speculative import Speculative
-from batching.policy.thresholds import Thresholds
-
-AnyPolicy: TypeAlias = Adaptive | EwmaWindow | FixedWindow | PidWindow | SloAware | Speculative | Thresholds | WhenIdle
-
-POLICIES: Mapping[str, type[AnyPolicy]] = {
-    "adaptive": Adaptive,
-    "idle": WhenIdle,
-    "fixed": FixedWindow,
-    "ewma": EwmaWindow,
-    "pid": PidWindow,
-    "thresholds": Thresholds,
-    "slo": SloAware,
-    "speculative": Speculative,
-}
-# Where bunch.toml gives no max_wait_ms: what the designs that a policy comes from use, and for `adaptive` a bound that
-# the share of a batch's time seldom meets.
-DEFAULT_MAX_WAIT_S: Mapping[str, float] = {
-    "adaptive": 0.02,
-    "idle": 0.0,
-    "fixed": 0.05,
-    "ewma": 0.1,
-    "pid": 0.1,
-    "thresholds": 0.1,
-    "slo": 0.1,
-    "speculative": 0.05,
-}
+from batching.policy.base import NamedPolicy, Within
+from config.policies import POLICIES
 
 _LONGEST_S = 60.0
-_RANGES: Mapping[str, tuple[float, float]] = {
-    **dict.fromkeys(("max_batch_size", "size", "quiet_size", "busy_size"), (1, 100_000)),
-    **dict.fromkeys(("quiet_depth", "busy_depth"), (0, 10_000_000)),
-    **dict.fromkeys(("gather", "quiet_use", "busy_use"), (0, 1)),
-    **dict.fromkeys(("kp", "ki", "kd"), (0, 100)),
-    "sure": (0, 10),
-    "spare": (1, 10),
-}
 
 
 class TuneError(ValueError):
@@ -66,7 +29,7 @@ class TuneError(ValueError):
         return "; ".join(self.problems)
 
 
-def make(name: str, max_batch_size: int, max_wait_s: float | None, options: Mapping[str, Any]) -> AnyPolicy:
+def make(name: str, max_batch_size: int, max_wait_s: float | None, options: Mapping[str, Any]) -> NamedPolicy:
     """The policy called `name`, with whatever `options` say beside the two settings that all have.
 
     Raises:
@@ -74,18 +37,39 @@ def make(name: str, max_batch_size: int, max_wait_s: float | None, options: Mapp
     """
     if name not in POLICIES:
         raise TuneError((f"policy={name}: must be one of {', '.join(POLICIES)}",))
-    kind: Any = POLICIES[name]
-    wait_s = DEFAULT_MAX_WAIT_S[name] if max_wait_s is None else max_wait_s
-    made: AnyPolicy = kind(max_batch_size) if kind is WhenIdle else kind(max_batch_size, wait_s)
-    return retuned(made, options)
+    kind = _class_of(POLICIES[name])
+    waits = max_wait_s is not None and "max_wait_s" in kind.__dataclass_fields__
+    return retuned(kind(max_batch_size, max_wait_s) if waits else kind(max_batch_size), options)
+
+
+def default_max_wait_s(name: str) -> float:
+    """The wait of a policy where bunch.toml gives no `max_wait_ms`; 0 for one that never waits."""
+    field = _class_of(POLICIES[name]).__dataclass_fields__.get("max_wait_s")
+    return cast("float", field.default) if field else 0.0
 
 
 def name_of(policy: object) -> str:
     """As bunch.toml calls it."""
-    return next((name for name, kind in POLICIES.items() if type(policy) is kind), type(policy).__name__)
+    return getattr(policy, "name", type(policy).__name__)
 
 
-def knobs(policy: AnyPolicy) -> dict[str, float]:
+@cache
+def _class_of(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+@cache
+def _ranges(kind: type) -> dict[str, Within]:
+    return {
+        name: each
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        for each in getattr(hint, "__metadata__", ())
+        if isinstance(each, Within)
+    }
+
+
+def knobs(policy: NamedPolicy) -> dict[str, float]:
     """Every key that `retuned` takes for this policy, with its value now."""
     return {
         _key(field.name): value * 1000 if field.name.endswith("_s") else value
@@ -94,7 +78,7 @@ def knobs(policy: AnyPolicy) -> dict[str, float]:
     }
 
 
-def retuned(policy: AnyPolicy, changes: Mapping[str, Any]) -> AnyPolicy:
+def retuned(policy: NamedPolicy, changes: Mapping[str, Any]) -> NamedPolicy:
     """`policy` with other values, `{"max_wait_ms": 20, "max_batch_size": 32}`; strings are read as numbers.
 
     `{"policy": "slo"}` makes it another policy, with the same `max_batch_size` and, where it has one, `max_wait_ms`.
@@ -105,15 +89,15 @@ def retuned(policy: AnyPolicy, changes: Mapping[str, Any]) -> AnyPolicy:
     rest = {key: value for key, value in changes.items() if key != "policy"}
     if "policy" in changes and changes["policy"] != name_of(policy):
         policy = make(str(changes["policy"]), policy.max_batch_size, getattr(policy, "max_wait_s", None), {})
-    names = {_key(field.name): field.name for field in fields(policy)}
+    known = {_key(field.name): field for field in fields(policy)}
     values: dict[str, Any] = {}
     problems = []
     for key, value in rest.items():
-        if key not in names:
-            problems.append(f"{key}: unknown to {name_of(policy)}; it has {', '.join(names)}")
+        if key not in known:
+            problems.append(f"{key}: unknown to {name_of(policy)}; it has {', '.join(known)}")
             continue
         try:
-            values[names[key]] = _read(names[key], value)
+            values[known[key].name] = _read(known[key], _ranges(type(policy)), value)
         except ValueError as error:
             problems.append(f"{key}={value}: {error}")
     if problems:
@@ -125,21 +109,21 @@ def _key(field: str) -> str:
     return field[:-1] + "ms" if field.endswith("_s") else field
 
 
-def _read(field: str, value: Any) -> float:
+def _read(field: Field[Any], ranges: Mapping[str, Within], value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
         raise ValueError("must be a number") from None
-    if field.endswith("_s"):
+    if field.name.endswith("_s"):
         # No objective is an infinite one; no other time is.
-        endless = field == "slo_s" and number == math.inf
+        endless = field.default == math.inf and number == math.inf
         if not (0 <= number <= _LONGEST_S * 1000 or endless):
             raise ValueError(f"must be milliseconds from 0 to {_LONGEST_S * 1000:.0f}")
         return number / 1000
-    low, high = _RANGES[field]
-    if not low <= number <= high:
-        raise ValueError(f"must be from {low:g} to {high:g}")
-    if field.endswith(("size", "depth")):
+    within = ranges[field.name]
+    if not within.low <= number <= within.high:
+        raise ValueError(f"must be from {within.low:g} to {within.high:g}")
+    if within.whole:
         if number != int(number):
             raise ValueError("must be a whole number")
         return int(number)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import time
 
-from batching.policy import POLICIES, AnyPolicy, Learner, QueueView, make
+from batching.policy import POLICIES, Learner, NamedPolicy, QueueView, make
 
 _BATCHES = 5_000
 
 
-def cost_us(policy: AnyPolicy, size: int) -> float:
+def cost_us(policy: NamedPolicy, size: int) -> float:
     """Microseconds for a batch of `size`, the best of five runs."""
     best = math.inf
     for _ in range(5):

@@ -9,7 +9,7 @@ import msgspec
 from gevent.lock import BoundedSemaphore
 from redis.exceptions import RedisError
 
-from batching.policy import DEFAULT_MAX_WAIT_S, POLICIES
+from batching.policy import POLICIES, default_max_wait_s
 from config.settings import ModelSettings
 from config.tiers import TIERS, Tier
 from tasks import metrics, slo
@@ -140,7 +140,7 @@ def _served(configured: ModelSettings, wishes: Wishes) -> dict[str, Any]:
     return {
         "name": now.name,
         **{key: getattr(now, key) for key in TUNABLE},
-        "wait_ms": DEFAULT_MAX_WAIT_S[now.policy] * 1000 if now.max_wait_ms is None else now.max_wait_ms,
+        "wait_ms": default_max_wait_s(now.policy) * 1000 if now.max_wait_ms is None else now.max_wait_ms,
         "options": now.policy_options,
         "tuned": sorted(wishes.tuned),
         "paused": [tier.value for tier in TIERS if tier in wishes.paused],

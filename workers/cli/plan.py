@@ -13,9 +13,10 @@ from batching.capacity.designs import DESIGNS, Replay, replay
 from batching.capacity.plan import Load, Plan, plan
 from batching.capacity.search import Objective
 from batching.simulator import Affine
+from config.policies import POLICIES
 from workers.cli.base import config_option, fail, json_option, print_json, print_table
 from workers.cli.live import Live, measure
-from workers.cli.simulate import LOCAL, POLICIES, make_maker
+from workers.cli.simulate import LOCAL, make_maker
 
 
 @click.command(name="plan")

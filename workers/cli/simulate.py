@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import click
 
@@ -32,11 +32,11 @@ from batching.simulator import (
     read_trace,
     simulate,
 )
+from config.policies import POLICIES
 from config.settings import ModelSettings, Settings
 from config.tiers import TIERS
 from workers.cli.base import fail, json_option, print_json, print_table
 
-POLICIES: tuple[str, ...] = get_args(get_type_hints(ModelSettings)["policy"])
 # What a request costs beside the model on a small machine with two cores, Redis included; see docs/capacity.md.
 LOCAL = Overheads(
     submit_s=0.0010, look_s=0.0003, claim_s=0.0006, collect_s=0.0003, reply_s=0.0010, reply_item_s=0.00002
@@ -236,7 +236,7 @@ def make_maker(name: str, max_batch_size: int, max_wait_ms: float) -> Callable[[
     settings = ModelSettings(
         name=name,
         source="simulated:Simulated",
-        policy=name,  # type: ignore[arg-type]
+        policy=name,
         max_batch_size=max_batch_size,
         max_wait_ms=round(max_wait_ms),
     )

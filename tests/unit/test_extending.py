@@ -1,0 +1,130 @@
+"""The recipes of docs/extending.md work: their code is taken from the page and run, from outside of our packages."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batching.policy import Reason, make, name_of
+from batching.simulator import Affine, Poisson, Scenario, simulate
+from bunch import InputRejected
+from config.errors import SettingsError
+from config.policies import POLICIES
+from config.settings import ModelSettings, Settings, load_settings
+from tasks import metrics
+from tests.fakes.claim_rig import Rig
+from webapp.app import create_app, make_services
+from webapp.identity.base import Access, access_of
+from workers.models import load_model
+from workers.policies import make_policy
+
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+CODE = dict(re.findall(r"^```python (\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+
+
+def run(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    exec(compile(CODE[name], f"extending.md:{name}", "exec"), found)  # noqa: S102 - our own page
+    return found
+
+
+@pytest.fixture
+def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The page's policy, in a module beside ours."""
+    (tmp_path / "patient.py").write_text("from __future__ import annotations\n" + CODE["policy"])
+    monkeypatch.syspath_prepend(tmp_path)
+    before = dict(POLICIES)
+    run("registration")
+    yield
+    POLICIES.clear()
+    POLICIES.update(before)
+    sys.modules.pop("patient", None)
+
+
+def settings_of(tmp_path: Path, policy: str, **options: float) -> ModelSettings:
+    path = tmp_path / "bunch.toml"
+    given = ", ".join(f"{key} = {value}" for key, value in options.items())
+    path.write_text(f'[models.m]\nsource = "a:B"\npolicy = "{policy}"\npolicy_options = {{ {given} }}\n')
+    return load_settings({}, str(path)).models["m"]
+
+
+def test_a_policy_that_is_registered_from_outside_is_a_setting_with_ranges(registered: None, tmp_path: Path) -> None:
+    policy = make_policy(settings_of(tmp_path, "patient", enough=0.25))
+    assert (name_of(policy), policy.max_batch_size) == ("patient", 64)
+    with pytest.raises(SettingsError, match="enough=2: must be from 0 to 1"):
+        make_policy(settings_of(tmp_path, "patient", enough=2))
+
+
+def test_a_policy_that_is_not_registered_is_no_setting(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="must be one of adaptive, idle, fixed"):
+        settings_of(tmp_path, "patient")
+
+
+def test_a_policy_that_is_registered_from_outside_runs_in_the_claim_loop(registered: None) -> None:
+    rig = Rig(policy=make("patient", 8, 3600.0, {}))
+    try:
+        rig.put(*map(str, range(4)))
+        rig.start()
+        rig.settled(*map(str, range(4)))
+    finally:
+        rig.close()
+    assert [(info.size, info.reason) for info, _ in rig.witness.claims] == [(4, Reason.FULL)]
+
+
+def test_a_policy_that_is_registered_from_outside_runs_in_the_simulator(registered: None) -> None:
+    scenario = Scenario(
+        arrivals=Poisson(200.0), service=Affine(0.01), policy=lambda: make("patient", 8, None, {}), duration_s=5.0
+    )
+    report = simulate(scenario)
+    assert report.answered == report.requests > 0
+    assert report.mean_batch == pytest.approx(4, abs=1)
+
+
+def test_an_endpoint_is_a_handler_and_a_line_of_the_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, path, handler = run("endpoint")["ROUTE"]
+    monkeypatch.setattr("webapp.app.ROUTES", ((method, path, handler),))
+    model = ModelSettings(name="m", source="a:B")
+    # Nobody connects to it.
+    services = make_services(Settings(redis_url="redis://127.0.0.1:1", models={"m": model}, default_model="m"))
+    answer = create_app(services).test_client().open(path, method=method)
+    assert (answer.status_code, answer.json) == (200, {"models": 1})
+    assert access_of(path) is Access.OPERATOR
+
+
+def test_a_model_source_is_a_class_with_two_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outside_model.py").write_text(CODE["model"])
+    monkeypatch.syspath_prepend(tmp_path)
+    model = load_model(ModelSettings(name="m", source="outside_model:Reverse"))
+    model.load("cpu")
+    good, bad = model.predict(["abc", 1], [{}, {}])
+    assert good == "cba"
+    assert isinstance(bad, InputRejected)
+
+
+def test_every_reason_has_a_status_of_the_script() -> None:
+    run("reason")
+
+
+def test_a_metric_is_one_declaration() -> None:
+    counter = run("metric")["NAPS"]
+    try:
+        assert metrics.REGISTRY.get_sample_value("bunch_naps_total", {"model": "minilm"}) == 1
+    finally:
+        metrics.REGISTRY.unregister(counter)
+
+
+def test_every_file_that_a_recipe_names_exists() -> None:
+    root = Path(__file__).parents[2]
+    for name in re.findall(r"`([\w./]+/[\w.]*)`", PAGE):
+        assert (root / name).exists() or "<" in name, name
+
+
+@pytest.mark.parametrize(("heading", "most"), [("A policy", 3), ("An endpoint", 3), ("An admission rule", 4)])
+def test_a_recipe_touches_few_files(heading: str, most: int) -> None:
+    recipe = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    assert 0 < len(re.findall(r"^\d\. ", recipe, re.MULTILINE)) <= most
