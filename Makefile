@@ -27,8 +27,8 @@ up: $(RUNTIME) ## The whole stack in the foreground, until Ctrl-C; ARGS="--port 
 test: $(DEV) | $(TEST_TMP) ## All tests
 	@$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
-check: lint | $(TEST_TMP) ## Format, lint, types, import contracts and unit tests
-	@$(PYTEST) -q tests/unit
+check: lint | $(TEST_TMP) ## Format, lint, types, import contracts and unit tests but the slow ones
+	@$(PYTEST) -q -n $(TEST_PROCESSES) --dist loadfile -m "not slow" tests/unit
 
 lint: $(DEV)
 	@$(BIN)/ruff format --check --quiet . || { echo "run: make format"; exit 1; }

@@ -25,6 +25,9 @@ from batching.capacity.search import Objective, first
 from batching.policy import Policy, WhenIdle
 from batching.simulator import Affine, Overheads, Poisson, Scenario, simulate
 
+# Minutes of virtual time: `make test` runs them, `make check` does not.
+pytestmark = pytest.mark.slow
+
 
 def test_the_designs_own_figures() -> None:
     assert rate_of_one(64, 0.2) == 320

@@ -15,6 +15,9 @@ from manage import cli
 from tasks.batchtimes import NoBatches, Totals, fit
 from workers.cli import capacity_page
 
+# Minutes of virtual time: `make test` runs them, `make check` does not.
+pytestmark = pytest.mark.slow
+
 SHORT = ("--duration", "5", "--rps", "100")
 
 

@@ -10,6 +10,9 @@ from batching.policy import POLICIES
 from batching.simulator.gallery import behind_best, run
 from batching.simulator.workloads import WORKLOADS, Workload
 
+# Minutes of virtual time: `make test` runs them, `make check` does not.
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
 def test_adaptive_is_within_five_percent_of_the_best_of_the_others(workload: Workload) -> None:

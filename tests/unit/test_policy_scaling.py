@@ -13,6 +13,9 @@ from batching.policy import ScalingRules, ScalingState, Signals, Step, WhenIdle,
 from batching.simulator import Affine, Diurnal, Poisson, Scenario, Steps
 from batching.simulator.elastic import simulate_elastic
 
+# Minutes of virtual time: `make test` runs them, `make check` does not.
+pytestmark = pytest.mark.slow
+
 RULES = ScalingRules(least=1, most=20)
 CALM = Signals(depth=0, use=0.6, drain_s=0.0, ready=10)
 EVERY_S = 5.0

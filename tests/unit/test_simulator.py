@@ -27,6 +27,9 @@ from batching.simulator import (
 )
 from batching.simulator.engine import Stuck
 
+# Minutes of virtual time: `make test` runs them, `make check` does not.
+pytestmark = pytest.mark.slow
+
 MAX = 8
 GPU = Affine(0.020, 0.0005)
 

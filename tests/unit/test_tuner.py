@@ -16,6 +16,9 @@ from batching.capacity.verdict import Watched, judge, watched
 from batching.policy import POLICIES, knobs
 from batching.simulator import Affine, Bursts, Poisson, Recorded, Scenario, simulate
 
+# Minutes of virtual time: `make test` runs them, `make check` does not.
+pytestmark = pytest.mark.slow
+
 MOST = 32
 SLOW = Candidate("fixed", MOST, 90)
 
