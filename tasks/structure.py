@@ -45,7 +45,8 @@ def structure(raw: bytes) -> bytes:
 
 def too_deep(raw: bytes) -> bool:
     """Whether valid JSON is nested in more than `MAX_DEPTH` levels."""
-    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+    # Nearly every body is too short for it, and not even searched.
+    if len(raw) <= MAX_DEPTH or raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
         return False
     steps = structure(raw).translate(_STEPS, _NO_BRACKETS)
     return max(accumulate(memoryview(steps).cast("b")), default=0) > MAX_DEPTH
@@ -53,7 +54,7 @@ def too_deep(raw: bytes) -> bool:
 
 def too_many_parts(raw: bytes) -> bool:
     """Whether JSON has more than `MAX_PARTS` names, arrays and objects; of what is not valid, either."""
-    return _parts(raw) > MAX_PARTS and _parts(structure(raw)) > MAX_PARTS
+    return len(raw) > MAX_PARTS and _parts(raw) > MAX_PARTS and _parts(structure(raw)) > MAX_PARTS
 
 
 def _parts(text: bytes) -> int:
@@ -67,9 +68,11 @@ def has_doubled_names(raw: bytes, read: msgspec.Struct) -> bool:
         msgspec.DecodeError, RecursionError: a field that `read` does not have is no JSON.
     """
     # Each member has a colon: with no more of them than fields that were read, no name can be there twice.
-    fields = msgspec.structs.astuple(read)
-    given = sum(value is not None for value in fields)
     colons = raw.count(b":")
+    if colons <= 1:
+        return False
+    fields = msgspec.structs.astuple(read)
+    given = len(fields) - fields.count(None)
     if colons <= given:
         return False
     # Strings are written as they were read, but for how they spell a colon.

@@ -80,6 +80,8 @@ def read_body(call: Call, decoder: msgspec.json.Decoder[Body], large: LargeBodie
     """
     _require_json(call)
     raw = call.body()
+    if len(raw) < LARGE_BYTES:
+        return _decoded(raw, decoder)
     with large.turn(len(raw)):
         return _decoded(raw, decoder)
 
