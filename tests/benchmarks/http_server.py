@@ -104,7 +104,7 @@ def _wait(url: str, processes: Processes) -> None:
 
 def _cpu_s(processes: Processes) -> float:
     times = [process.cpu_times() for process in processes.marked()]
-    return sum(each.user + each.system for each in times)
+    return float(sum(each.user + each.system for each in times))
 
 
 def run(*, rounds: int, duration_s: int, connections: int) -> list[Row]:

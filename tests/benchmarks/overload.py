@@ -25,7 +25,8 @@ from config.tiers import TIERS, Tier
 from tasks.fleet import Fleet
 from tests.benchmarks.bunch_system import ROOT, Bunch
 from tests.benchmarks.system import Model
-from workers.cli.load import Answer, Caller, Load, Run
+from workers.cli.arrivals import Caller
+from workers.cli.load import Answer, Load, Run
 from workers.cli.summary import percentile
 
 EXECUTORS, BATCH, BATCH_MS, ITEM_MS = 2, 16, 100, 0.5

@@ -71,7 +71,7 @@ def _row(redis: Redis, size: int, rate: int) -> str:
             since_flush = 0
         spent += time.thread_time() - started
     journal.flush()
-    each = redis.memory_usage(Shard().record("all"), samples=0) / REQUESTS
+    each = (redis.memory_usage(Shard().record("all"), samples=0) or 0) / REQUESTS
     stats = redis.info("commandstats")
     calls = [stats[f"cmdstat_{name}"] for name in ("evalsha", "eval") if f"cmdstat_{name}" in stats]
     redis_us = sum(each["usec"] for each in calls) / REQUESTS

@@ -142,9 +142,9 @@ def strike(fault: Fault, scene: Scene, callers: list[Callers], patience_s: float
     while (now := time.perf_counter()) - quiet_since < 1.5 * SLOW_S:
         assert now - ended < patience_s, f"callers still suffer from {fault.__name__}"
         time.sleep(0.1)
-        hit = [each.told_at for each in _suffered(callers, began)]
+        told_at = [each.told_at for each in _suffered(callers, began)]
         # A caller who has waited for long suffers, though nothing is known of it yet.
-        quiet_since = max([ended, *hit, *(now for crowd in callers if crowd.longest_wait_s > SLOW_S)])
+        quiet_since = max([ended, *told_at, *(now for crowd in callers if crowd.longest_wait_s > SLOW_S)])
     hit = list(_suffered(callers, began))
     codes: dict[str, int] = {}
     for each in hit:

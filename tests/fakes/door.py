@@ -62,10 +62,10 @@ class Door:
         now = time.time() + self._skew_s
         nobody = cast("Pending", None)
         posted = [Posted(out, self._writer.rest(out, now), nobody, receipt=False) for out in batch]
-        return list(refusals(self._outbox._flush(posted), list(batch)))
+        return cast("list[Refused | None]", list(refusals(self._outbox._flush(posted), list(batch))))
 
     def depths(self) -> list[int]:
-        return [cast("int", self.redis.llen(queue)) for queue in KEYS.queues(MODEL)]
+        return [self.redis.llen(queue) for queue in KEYS.queues(MODEL)]
 
     def held(self, tier: Tier) -> dict[str, int]:
         stored = cast("dict[bytes, bytes]", self.redis.hgetall(KEYS.held(KEYS.queue(MODEL, tier))))

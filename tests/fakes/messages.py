@@ -57,7 +57,8 @@ def celery_message(
     with app.connection_for_write() as connection:
         app.send_task(task, args, kwargs or {}, queue=queue, connection=connection, **options)
         # The envelope, before it would be written as JSON into the list of a queue.
-        return dumps(connection.default_channel._get(queue)).encode()
+        text: str = dumps(connection.default_channel._get(queue))  # type: ignore[no-untyped-call]
+        return text.encode()
 
 
 def entry(message: bytes, *, position: int = 1, tier: Tier = Tier.PAID, verdict: Verdict = Verdict.RUN) -> Entry:

@@ -321,7 +321,9 @@ class MemoryBatchStore:
 
     def _set_state(self, message: bytes, status: str) -> None:
         stamp = read_stamp(message)
-        key = Shard().result(stamp.task_id) if stamp and stamp.tracked else None
+        if stamp is None or not stamp.tracked:
+            return
+        key = Shard().result(stamp.task_id)
         if key in self.results:
             self.results[key] = state_of(stamp.task_id, status)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 from redis import Redis
@@ -74,8 +74,9 @@ class MemoryWorld:
 class RedisWorld:
     def __init__(self, redis: Redis) -> None:
         self.store = RedisBatchStore(redis, "w1")
-        self._redis = redis
-        self._listener = redis.pubsub(ignore_subscribe_messages=True)
+        # redis-py types every answer for both of its ways to decode.
+        self._redis = cast("Any", redis)
+        self._listener = self._redis.pubsub(ignore_subscribe_messages=True)
         self._listener.psubscribe("bunch:reply:*", "the-end")
 
     def put(self, message: bytes, tier: Tier) -> None:
@@ -84,13 +85,15 @@ class RedisWorld:
         self._redis.ltrim(KEYS.bell(MODEL), 0, 0)
 
     def queued(self, tier: Tier) -> list[bytes]:
-        return self._redis.lrange(KEYS.queue(MODEL, tier), 0, -1)[::-1]
+        waiting: list[bytes] = self._redis.lrange(KEYS.queue(MODEL, tier), 0, -1)
+        return waiting[::-1]
 
     def set_state(self, task_id: str, status: str) -> None:
         self._redis.set(KEYS.result(task_id), state_of(task_id, status), px=HOUR_MS)
 
     def results(self, task_ids: list[str]) -> list[bytes | None]:
-        return self._redis.mget([KEYS.result(each) for each in task_ids]) if task_ids else []
+        found: list[bytes | None] = self._redis.mget([KEYS.result(each) for each in task_ids]) if task_ids else []
+        return found
 
     def cancel(self, task_id: str) -> None:
         self._redis.zadd(KEYS.cancelled(), {task_id: 10**13})
@@ -151,7 +154,7 @@ def names(claim: Claim) -> list[str]:
 
 
 def name_of(message: bytes) -> str:
-    return msgspec.json.decode(message)["body"]
+    return str(msgspec.json.decode(message)["body"])
 
 
 def settled(position: int, task_id: str, reply_to: str = "", *, size: int = 1, letter: bytes = b"") -> Settled:

@@ -128,7 +128,7 @@ def a_lost_subscription_costs_nobody_an_answer(stage: Stage) -> None:
         assert output(stage.client.wait(pending)) == {"echo": i}
     assert time.monotonic() - began < 15
 
-    finish(stage.store, claim)  # type: ignore[arg-type]
+    finish(stage.store, claim)
 
 
 def a_script_that_redis_forgot_is_loaded_again(stage: Stage) -> None:

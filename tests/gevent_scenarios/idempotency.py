@@ -60,8 +60,17 @@ def equal_values_are_the_same_however_they_are_spelt(stage: Stage) -> None:
 
 def another_question_is_refused(stage: Stage) -> None:
     stage.ask("x", idempotency_key=KEY)
-    for other in ({"value": "y"}, {"value": "x", "parameters": b'{"k":1}'}, {"value": "x", "model": NOBODY}):
-        error = error_of(lambda other=other: stage.client.wait(stage.submit(**other, idempotency_key=KEY)))
+    others: tuple[dict[str, Any], ...] = (
+        {"value": "y"},
+        {"value": "x", "parameters": b'{"k":1}'},
+        {"value": "x", "model": NOBODY},
+    )
+
+    def ask(other: dict[str, Any]) -> None:
+        stage.client.wait(stage.submit(**other, idempotency_key=KEY))
+
+    for other in others:
+        error = error_of(partial(ask, other))
         assert isinstance(error, IdempotencyConflict)
     assert stage.depth() == 0
 

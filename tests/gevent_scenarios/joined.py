@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import gevent
 import msgspec
@@ -76,7 +76,7 @@ def a_thousand_at_once_reach_the_model_once(stage: Stage) -> None:
 
 def what_differs_is_computed(stage: Stage) -> None:
     ann = Caller("k", "ann", Tier.PAID)
-    others = [{"value": "y"}, {"parameters": b'{"k":1}'}, {"fresh": True}, {"caller": ann}]
+    others: list[dict[str, Any]] = [{"value": "y"}, {"parameters": b'{"k":1}'}, {"fresh": True}, {"caller": ann}]
     pendings = [ask(stage), *(ask(stage, **each) for each in others)]
     wait_until(lambda: sum(stage.depths(SHARED)) == 5)
     assert stage.serve(SHARED) == 5
@@ -261,7 +261,7 @@ def a_failure_that_may_pass_is_tried_for_the_next(stage: Stage) -> None:
     first, second = asked(stage), asked(stage)
     settle(stage, Failed("not now", retryable=True))
     assert isinstance(error_of(partial(stage.client.wait, first)), InferenceFailed)
-    stamp = read_stamp(stage.redis.lindex(KEYS.queue(SHARED, Tier.PAID), -1))
+    stamp = read_stamp(cast("bytes", stage.redis.lindex(KEYS.queue(SHARED, Tier.PAID), -1)))
     assert stamp is not None
     assert (stamp.task_id, stamp.attempt, stamp.limit_ms) == (second.task_id, 1, stamp.deadline_ms)
     assert stage.serve(SHARED) == 1
@@ -294,7 +294,7 @@ def one_that_is_late_answers_itself_alone(stage: Stage) -> None:
 
 def a_broken_key_costs_a_computation(stage: Stage) -> None:
     first = asked(stage)
-    (mark,) = stage.redis.keys("bunch:asked:*")
+    (mark,) = cast("list[bytes]", stage.redis.keys("bunch:asked:*"))
     stage.redis.set(mark.replace(b"asked", b"joined"), "not a hash")
     second = ask(stage)
     wait_until(lambda: sum(stage.depths(SHARED)) == 2)

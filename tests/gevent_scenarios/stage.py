@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import gevent
 import msgspec
@@ -102,7 +102,8 @@ class Stage:
 
     def channels(self) -> list[str]:
         """Somebody listens there; that every frontend hears of what is taken back goes without saying."""
-        return sorted(each.decode() for each in self.redis.pubsub_channels() if each != REVOKED_CHANNEL.encode())
+        heard = cast("list[bytes]", self.redis.pubsub_channels())
+        return sorted(each.decode() for each in heard if each != REVOKED_CHANNEL.encode())
 
 
 def output(reply: Reply) -> Any:

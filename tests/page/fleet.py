@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -28,10 +29,10 @@ from config.tiers import TIERS, Tier
 from tasks import metrics
 from tasks.fleet import ExecutorRow, WorkerRow
 from tasks.roles import Presence
-from tests.e2e.stack import PATIENCE_S, ROOT
+from tests.e2e.stack import ROOT
 from tests.fakes.messages import our_message
 from tests.valkey import PrivateValkey, free_port
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 KEYS = Shard()
 TRACEBACK = """\
@@ -56,7 +57,7 @@ class Sums:
         self.batches = Counter("bunch_batches", "-", ("model", "reason"), registry=registry)
 
     def write(self, redis: Redis) -> None:
-        samples = {
+        samples: dict[Any, Any] = {
             msgspec.json.encode([sample.name, sample.labels]).decode(): sample.value
             for family in self._registry.collect()
             for sample in family.samples
