@@ -85,6 +85,26 @@ def test_points_come_by_themselves(api: Api) -> None:
     wait_until(lambda: points() > before, what="another point")
 
 
+def test_a_slow_request_says_where_its_time_went(api: Api) -> None:
+    # Together they take longer than the second that is their tier's objective.
+    answers = api.all([{"sleep": 0.3}] * 4, "quartet")
+    ids = {answer.json["task_id"] for answer in answers}
+
+    def rows() -> list[Any]:
+        with events(api) as stream:
+            now = next(document for name, document in stream if name == "now")
+        return [row for row in now["slow"] if row["task_id"] in ids]
+
+    wait_until(lambda: len(rows()) == len(ids), what="all of them are shown")
+    for row in rows():
+        assert (row["code"], row["model"], row["tier"], row["attempt"]) == ("OK", "quartet", "paid", 1)
+        assert row["compute_ms"] >= 300 * row["batch_size"]
+        assert row["total_ms"] >= row["queue_ms"] + row["compute_ms"]
+        about = api.get(f"/ops/explain/{row['task_id']}").json
+        assert about["batch"]["id"] == row["batch_id"]
+        assert {each["stage"]: each["ms"] for each in about["stages"]}["compute"] == pytest.approx(row["compute_ms"])
+
+
 def act(api: Api, name: str, document: object, **headers: str) -> Any:
     return api.post(f"/ops/actions/{name}", document, **headers)
 

@@ -27,6 +27,13 @@ max_queue_depth = 300
 
 [models.moody]
 source = "tests.models:Moody"
+
+# Four requests are one batch, however far apart they arrive.
+[models.quartet]
+source = "tests.models:Moody"
+policy = "fixed"
+max_batch_size = 4
+max_wait_ms = 3900
 """
 SIZES = {"desktop": (1440, 1000), "phone": (390, 844)}
 
