@@ -238,7 +238,7 @@ def test_a_server_that_is_named_is_used_and_left_running(fresh: Up, valkey: Priv
     fresh.start("--no-flower", "--web-workers", "1", redis_url=valkey.url).wait_ready()
     document = fresh.status()
     assert sorted(row["role"] for row in document["processes"]) == ["ops", "web", "worker"]
-    assert (document["redis_url"], document["flower_url"]) == (valkey.url, None)
+    assert (document["redis_url"], document["broker_url"], document["flower_url"]) == (valkey.url, valkey.url, None)
     assert call(document["url"] + "/v1/inference", {"input": 1})[0] == 200
     assert fresh.stop() == 0
     with valkey.client() as client:

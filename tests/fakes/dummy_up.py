@@ -58,7 +58,8 @@ class DummyStack:
 
     def state(self, supervisor: Supervisor) -> UpState:
         rows = (ProcessRow(each.spec.role, each.pid, each.state.value, each.restarts) for each in supervisor.children)
-        return UpState(processes=tuple(rows), url="http://dummy", redis_url=self.valkey.tcp_url)
+        address = self.valkey.tcp_url
+        return UpState(processes=tuple(rows), url="http://dummy", redis_url=address, broker_url=address)
 
     def _dummy(self, name: str, stop_stage: int) -> ChildSpec:
         record = self.state_dir / "record.txt"

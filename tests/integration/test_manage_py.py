@@ -17,7 +17,7 @@ from tasks.controls import Controls
 from tests.valkey import PrivateValkey, free_port
 from workers.cli.servers import must_have_password
 from workers.devices import this_machine
-from workers.supervisor.state import UpLock, UpState, write
+from workers.supervisor.state import ProcessRow, UpLock, UpState, write
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
@@ -334,12 +334,33 @@ def test_with_keys_a_server_beyond_loopback_must_ask_for_a_password(valkey: Priv
 
 def test_status_shows_no_secret_of_a_server_that_was_configured(manage: Manage) -> None:
     state_dir = manage.folder / "var"
+    configured = "redis://user:a-secret@redis.example:6379/0"
+    broker = "redis://:another-secret@broker.example:6379/3"
     with UpLock(state_dir):
-        write(state_dir, UpState(redis_url="redis://user:a-secret@redis.example:6379/0"))
+        write(state_dir, UpState(redis_url=configured, broker_url=broker))
         for options in ((), ("--json",)):
             done = manage("status", *options)
             assert "a-secret" not in done.stdout
+            assert "another-secret" not in done.stdout
             assert "redis.example" in done.stdout
+        document = json.loads(manage("status", "--json").stdout)
+    assert document["redis_url"] == configured.replace("a-secret", "…")
+    assert document["broker_url"] == broker.replace("another-secret", "…")
+
+
+def test_status_tells_the_password_of_the_embedded_server_and_of_no_other(manage: Manage) -> None:
+    """It is made up at each start and stands nowhere else."""
+    state_dir = manage.folder / "var"
+    embedded = "redis://:made-up@127.0.0.1:6379/0"
+    rows = (ProcessRow("redis", 1, "running", 0, "valkey"),)
+    with UpLock(state_dir):
+        for broker, shown in (
+            (embedded, embedded),
+            ("redis://:a-secret@broker.example/0", "redis://:…@broker.example/0"),
+        ):
+            write(state_dir, UpState(rows, redis_url=embedded, broker_url=broker))
+            document = json.loads(manage("status", "--json").stdout)
+            assert (document["redis_url"], document["broker_url"]) == (embedded, shown)
 
 
 @pytest.mark.parametrize(

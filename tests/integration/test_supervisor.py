@@ -271,8 +271,9 @@ def test_status_tells_what_runs(up: DummyUp) -> None:
     assert running.returncode == 0
     assert {row["role"] for row in document["processes"]} == {"redis", "web", "worker", "ops", "flower"}
     assert all(row["state"] == "running" and row["restarts"] == 0 for row in document["processes"])
-    with Redis.from_url(document["redis_url"]) as client:
-        assert client.ping()
+    for name in ("redis_url", "broker_url"):
+        with Redis.from_url(document[name]) as client:
+            assert client.ping()
     assert str(up.pid("worker")) in _status(up.state_dir).stdout
 
     up.process.kill()

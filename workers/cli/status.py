@@ -46,10 +46,12 @@ def _for_scripts(shown: state.UpState) -> state.UpState:
     """The password of an embedded server is made up at each start, so here is where to get it; others are configured
     elsewhere.
     """
-    embedded = any(row.role == "redis" for row in shown.processes)
-    if embedded or not shown.redis_url:
-        return shown
-    return msgspec.structs.replace(shown, redis_url=masked_url(shown.redis_url))
+    embedded = shown.redis_url if any(row.role == "redis" for row in shown.processes) else None
+
+    def told(url: str | None) -> str | None:
+        return url if url is None or url == embedded else masked_url(url)
+
+    return msgspec.structs.replace(shown, redis_url=told(shown.redis_url), broker_url=told(shown.broker_url))
 
 
 def _uptime(pid: int | None) -> str:

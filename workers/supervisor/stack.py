@@ -107,6 +107,7 @@ class Stack:
             url=self.url,
             flower_url=self.flower_url,
             redis_url=self.valkey.tcp_url if self.valkey else self.settings.redis_url,
+            broker_url=self.settings.control_url,
             config_file=self.settings.config_file,
         )
 

@@ -37,6 +37,7 @@ class ProcessRow(msgspec.Struct, frozen=True):
 
 class UpState(msgspec.Struct, frozen=True):
     """`redis_url` is the TCP address of an embedded server, with its password, so that any client can use it;
+    `broker_url` is where remote control, events and ops tasks go, the same server unless another is configured;
     `config_file` is the whole path of what it serves by, empty where no file was named.
     """
 
@@ -44,6 +45,7 @@ class UpState(msgspec.Struct, frozen=True):
     url: str | None = None
     flower_url: str | None = None
     redis_url: str | None = None
+    broker_url: str | None = None
     config_file: str = ""
 
 
