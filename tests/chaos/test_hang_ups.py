@@ -71,7 +71,11 @@ def test_what_nobody_waits_for_is_not_computed(closed_gate: Stage, crowd: list[s
     stage = closed_gate
     before = saved(api)
     with stage.redis() as redis:
-        wait_until(lambda: redis.llen(QUEUE) + claimed(redis) == CLIENTS, what="all are queued")
+        wait_until(
+            lambda: redis.llen(QUEUE) + claimed(redis) == CLIENTS,
+            what=lambda: f"of {CLIENTS}, {redis.llen(QUEUE)} wait, {claimed(redis)} are claimed; {stage.workers()}",
+            patience_s=60,
+        )
         in_hand = claimed(redis)
         assert in_hand < 10
 
