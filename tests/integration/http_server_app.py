@@ -192,6 +192,13 @@ def _sleep(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     return _json(start_response, {"shutting_down": environ["bunch.shutting_down"](), "pid": os.getpid()})
 
 
+def _until(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    """Answers once there is a file of that name."""
+    while not os.path.exists(environ["QUERY_STRING"]):  # noqa: PTH110
+        gevent.sleep(0.01)
+    return _json(start_response, {"pid": os.getpid()})
+
+
 def _block(_environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     """Holds the whole process, as no application should."""
     signal.sigtimedwait([signal.SIGUSR2], 60)
@@ -228,6 +235,7 @@ _ROUTES = {
     "/says-close": _says_close,
     "/until-gone": _until_gone,
     "/sleep": _sleep,
+    "/until": _until,
     "/block": _block,
     "/cooperates": _cooperates,
 }

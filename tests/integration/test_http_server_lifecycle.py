@@ -200,7 +200,8 @@ class TestWorkers:
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(Server(tmp_path, worker_connections=2))
             busy, events, late = (stack.enter_context(server.client()) for _ in range(3))
-            busy.send(get("/sleep?2"))
+            let_go = tmp_path / "let-go"
+            busy.send(get(f"/until?{let_go}"))
             # Ends with the next request, which is the late one's.
             events.send(get("/events"))
             events.until(b"data: 1\n\n")
@@ -208,6 +209,7 @@ class TestWorkers:
             late.socket.settimeout(0.3)
             with pytest.raises(TimeoutError):
                 late.answer()
+            let_go.touch()
             late.socket.settimeout(20)
             assert busy.answer().status == 200
             assert late.answer().status == 200
