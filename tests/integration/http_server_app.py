@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -193,8 +194,10 @@ def _sleep(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 
 def _until(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """Answers once there is a file of that name."""
-    while not os.path.exists(environ["QUERY_STRING"]):  # noqa: PTH110
+    """Makes `PATH.here`, and answers once there is `PATH`."""
+    path = Path(environ["QUERY_STRING"])
+    path.with_suffix(".here").touch()
+    while not path.exists():
         gevent.sleep(0.01)
     return _json(start_response, {"pid": os.getpid()})
 

@@ -199,12 +199,15 @@ class TestWorkers:
     def test_connections_beyond_the_cap_wait_while_all_others_are_being_served(self, tmp_path: Path) -> None:
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(Server(tmp_path, worker_connections=2))
-            busy, events, late = (stack.enter_context(server.client()) for _ in range(3))
+            busy, events = (stack.enter_context(server.client()) for _ in range(2))
             let_go = tmp_path / "let-go"
             busy.send(get(f"/until?{let_go}"))
+            # One that has asked for nothing yet would make room.
+            wait_until(let_go.with_suffix(".here").exists)
             # Ends with the next request, which is the late one's.
             events.send(get("/events"))
             events.until(b"data: 1\n\n")
+            late = stack.enter_context(server.client())
             late.send(get("/"))
             late.socket.settimeout(0.3)
             with pytest.raises(TimeoutError):
