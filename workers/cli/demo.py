@@ -17,11 +17,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from config.private import restrict_umask
 from config.settings import Settings, load_settings
@@ -30,9 +29,12 @@ from workers.cli.base import print_table
 from workers.cli.load import Answer, Load, Run
 from workers.cli.summary import Summary, mean_batch, summarise
 from workers.supervisor import state
-from workers.supervisor.run import Work, run
-from workers.supervisor.screen import Screen
-from workers.supervisor.stack import Options, Stack
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vectors = NDArray[np.float32]
 
 SENTENCES = Path(__file__).with_name("sentences.txt").read_text(encoding="utf-8").splitlines()
 # Loose on purpose: neither row is about deadlines, and both run under the same ones.
@@ -66,8 +68,6 @@ options = {{ threads = {_CORES} }}
 max_batch_size = 1
 """
 
-Vectors = NDArray[np.float32]
-
 
 class DemoFailed(Exception):
     """What came back is not right."""
@@ -83,6 +83,10 @@ def demo() -> None:
 
     Exit 1 when an answer is missing or wrong, or when no requests were batched.
     """
+    from workers.supervisor.run import Work, run
+    from workers.supervisor.screen import Screen
+    from workers.supervisor.stack import Options, Stack
+
     restrict_umask()
     screen = Screen(sys.stdout)
     with _temporary_settings() as settings, state.UpLock(Path(settings.state_dir)):
@@ -141,12 +145,16 @@ def _ask(url: str, model: str, sentences: list[str], duration_s: float | None = 
 
 def _vectors(answers: list[Answer]) -> Vectors:
     """One row of length 1 per answer, so that a product of two is their cosine."""
+    import numpy as np
+
     rows = np.array([msgspec.json.decode(answer.body, type=_Body).output for answer in answers], dtype=np.float32)
     unit: Vectors = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     return unit
 
 
 def _show_neighbours(vectors: Vectors) -> None:
+    import numpy as np
+
     click.echo("What the model holds to be nearest:\n")
     likeness = vectors @ vectors.T
     np.fill_diagonal(likeness, -1.0)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from batching.ports import UnreadableMessage
 from config.settings import Settings
-from tasks.deadletters import DeadLetters
-from tasks.messages import read_payload
-from tasks.results import DeadLetter
 from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
 from workers.cli.group import printable
+
+if TYPE_CHECKING:
+    from tasks.deadletters import DeadLetters
+    from tasks.results import DeadLetter
+
 
 _ids = click.argument("ids", nargs=-1, metavar="ID…")
 _MAX_SHOWN = 4_000
@@ -124,6 +126,8 @@ def drop(ids: tuple[str, ...], everything: bool, config_file: Path | None, as_js
 
 
 def _letters(settings: Settings) -> DeadLetters:
+    from tasks.deadletters import DeadLetters
+
     return DeadLetters(redis_of(settings))
 
 
@@ -173,6 +177,9 @@ def _row(record: DeadLetter) -> dict[str, object]:
 
 def _payload(message: bytes) -> dict[str, msgspec.Raw | str]:
     """Input and parameters as they were sent; of what cannot be read, the message itself."""
+    from batching.ports import UnreadableMessage
+    from tasks.messages import read_payload
+
     try:
         input, parameters = read_payload(message)
     except UnreadableMessage:

@@ -7,30 +7,38 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from redis import Redis
-from redis.exceptions import RedisError
-from rich.console import Group, RenderableType
 
 from config.errors import Problem
-from config.redis import connect
 from config.settings import Settings
-from tasks.roles import RoleRow, Roles, differences, fingerprints
 from workers.cli.base import as_written, table
 from workers.supervisor import state
+
+if TYPE_CHECKING:
+    from redis import Redis
+    from rich.console import RenderableType
+
+    from tasks.roles import RoleRow
+
 
 _TIMEOUT_S = 2.0
 
 
 def rows(redis: Redis, lease_ttl_s: float) -> list[dict[str, Any]]:
     """As `workers --all --json` prints them."""
+    from tasks.roles import Roles
+
     roles = Roles(redis, lease_ttl_s=lease_ttl_s)
     return [{**msgspec.to_builtins(row), "silent": roles.is_silent(row)} for row in roles.rows()]
 
 
 def shown(redis: Redis, lease_ttl_s: float) -> RenderableType:
+    from rich.console import Group
+
+    from tasks.roles import Roles
+
     found = Roles(redis, lease_ttl_s=lease_ttl_s)
     listed = found.rows()
     processes = table(
@@ -53,11 +61,18 @@ def shown(redis: Redis, lease_ttl_s: float) -> RenderableType:
 
 def remarks(listed: list[RoleRow]) -> list[RenderableType]:
     """What differs among them, for people."""
+    from tasks.roles import differences
+
     return [as_written(f"\n{each}") for each in differences(listed)]
 
 
 def differs_from_here(settings: Settings) -> list[Problem]:
     """What the running processes are configured with otherwise than this file says; nothing where none can be asked."""
+    from redis.exceptions import RedisError
+
+    from config.redis import connect
+    from tasks.roles import RoleRow, Roles, differences, fingerprints
+
     running = state.read(Path(settings.state_dir))
     url = settings.redis_url or (running.redis_url if running else None)
     if not url or url.startswith(("cluster", "rediss+cluster")):

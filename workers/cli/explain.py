@@ -6,12 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from tasks.explain import explain as look_up
-from tasks.explain import why_unknown
 from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
 from workers.cli.group import printable
 
@@ -29,6 +24,9 @@ def explain(request_id: str, config_file: Path | None, as_json: bool) -> None:
     X-Request-Id or the task id. Requests are kept for an hour, failed ones for a day, or until BUNCH_EXPLAIN_MAX_BYTES
     is reached. Exit 1 when the request is unknown or has failed.
     """
+    from tasks.explain import explain as look_up
+    from tasks.explain import why_unknown
+
     settings = locate(config_file)
     redis = redis_of(settings)
     about = look_up(redis, settings.models, request_id)
@@ -68,6 +66,10 @@ def _show(about: dict[str, Any]) -> None:
 
 
 def _show_stages(about: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     longest = max((each["ms"] or 0.0 for each in about["stages"]), default=0.0) or 1.0
     stages = Table(box=None, pad_edge=False, header_style="bold")
     stages.add_column("stage")

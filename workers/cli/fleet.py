@@ -5,19 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from redis import Redis
-from rich.console import Group, RenderableType
 
 from config import masking
 from config.settings import ModelSettings, Settings
-from tasks.controls import Controls, Wishes, with_wishes
-from tasks.fleet import ExecutorRow, Fleet, WorkerRow, breakers, safe_sizes
 from tasks.gist import gist
-from tasks.roles import Roles
 from workers.cli import everybody as processes
 from workers.cli.base import (
     as_written,
@@ -34,6 +29,13 @@ from workers.cli.base import (
     watched_json,
 )
 
+if TYPE_CHECKING:
+    from redis import Redis
+    from rich.console import RenderableType
+
+    from tasks.controls import Wishes
+    from tasks.fleet import ExecutorRow, Fleet, WorkerRow
+
 
 @click.command()
 @config_option
@@ -41,6 +43,9 @@ from workers.cli.base import (
 @json_option
 def queues(config_file: Path | None, every_s: float | None, as_json: bool) -> None:
     """Show depth, oldest age and arrival rate of each model and tier."""
+    from tasks.controls import Controls
+    from tasks.fleet import Fleet
+
     settings = locate(config_file)
     redis = redis_of(settings)
     fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
@@ -73,6 +78,11 @@ def queues(config_file: Path | None, every_s: float | None, as_json: bool) -> No
 )
 def workers(config_file: Path | None, every_s: float | None, as_json: bool, everybody: bool) -> None:
     """List the workers and their executors. Exit 1 when no worker is healthy."""
+    from rich.console import Group
+
+    from tasks.fleet import Fleet
+    from tasks.roles import Roles
+
     settings = locate(config_file)
     redis = redis_of(settings)
     fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
@@ -121,6 +131,8 @@ def _show(every_s: float | None, as_json: bool, rows: Callable[[], Any], shown: 
 
 
 def _workers_table(fleet: Fleet) -> RenderableType:
+    from rich.console import Group
+
     rows = fleet.workers()
     # One that drains is well; it only takes nothing more.
     silent = {row.id for row in rows} - {row.id for row in fleet.alive_of(rows)}
@@ -147,6 +159,10 @@ def _workers_table(fleet: Fleet) -> RenderableType:
 
 
 def _models_table(settings: Settings, redis: Redis) -> RenderableType:
+    from rich.console import Group
+
+    from tasks.fleet import Fleet
+
     healthy = Fleet(redis, lease_ttl_s=settings.lease_ttl_s).healthy()
     rows = _model_rows(settings, redis)
     refused = [
@@ -174,12 +190,18 @@ def _models_table(settings: Settings, redis: Redis) -> RenderableType:
 
 
 def _model_rows(settings: Settings, redis: Redis) -> list[dict[str, Any]]:
+    from tasks.controls import Controls
+    from tasks.fleet import Fleet
+
     healthy = Fleet(redis, lease_ttl_s=settings.lease_ttl_s).healthy()
     wishes = Controls(redis).read(settings.models)
     return [_model_row(model, wishes[model.name], healthy) for model in settings.models.values()]
 
 
 def _model_row(model: ModelSettings, wishes: Wishes, healthy: list[WorkerRow]) -> dict[str, Any]:
+    from tasks.controls import with_wishes
+    from tasks.fleet import breakers, safe_sizes
+
     executors = [each for row in healthy for each in row.models if each.model == model.name]
     now = with_wishes(model, wishes)
     return {

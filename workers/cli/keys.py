@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from redis.exceptions import RedisError
 
 from config.tiers import TIERS, Tier
 from tasks.apikeys import OWNER
-from tasks.keytable import KeyTableStore
 from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of, settings_here
 from workers.cli.database import key_store
 from workers.supervisor.errors import NotRunning
@@ -117,6 +115,10 @@ def revoke(key_id: str, config_file: Path | None, as_json: bool) -> None:
 
 def _tell_frontends(config_file: Path | None, store: KeyStore) -> str:
     """Why they could not be told; empty when they were, or when none runs that could have been."""
+    from redis.exceptions import RedisError
+
+    from tasks.keytable import KeyTableStore
+
     try:
         settings = locate(config_file)
         KeyTableStore(redis_of(settings)).publish(*store.usable(_now()))

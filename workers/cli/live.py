@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from config.settings import Settings
-from tasks.batchtimes import BatchTimes, NoBatches, fit, read_totals
-from tasks.fleet import Fleet
-from tasks.metrics import SharedMetrics
 from workers.cli.base import locate, redis_of
+
+if TYPE_CHECKING:
+    from tasks.batchtimes import BatchTimes
+    from tasks.fleet import Fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,10 @@ def measure(
     Raises:
         click.UsageError: the model is not configured, or has run no batch.
     """
+    from tasks.batchtimes import NoBatches, fit, read_totals
+    from tasks.fleet import Fleet
+    from tasks.metrics import SharedMetrics
+
     settings = locate(config_file)
     name = model or settings.default_model
     if name not in settings.models:

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from tasks.commands import RESET_FAULTS
-from tasks.fleet import Fleet
 from workers.cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
 from workers.cli.complete import model_names
 
@@ -21,6 +20,7 @@ def reset(model: str, config_file: Path | None, as_json: bool) -> None:
 
     Both are learned from faults. A fault that is still there is learned again.
     """
+    from tasks.fleet import Fleet
     from tasks.remote import REPLY_WITHIN_S, tell
 
     settings = locate(config_file)

@@ -14,8 +14,7 @@ from config.private import restrict_umask
 from config.settings import Settings
 from workers.cli.base import config_option, locate, refuse_cluster
 from workers.cli.database import prepare_database
-from workers.supervisor import ports, roles
-from workers.supervisor.stack import role_environment
+from workers.supervisor import roles
 
 
 @click.command()
@@ -48,12 +47,16 @@ def ops(config_file: Path | None, name: str) -> None:
 @config_option
 def flower(config_file: Path | None) -> None:
     """Run Flower, Celery's monitoring page."""
+    from workers.supervisor import ports
+
     settings = locate(config_file, "flower")
     port = ports.require_free(settings.flower_host, settings.flower_port, "BUNCH_FLOWER_PORT")
     _become("flower", roles.flower(settings, port), settings)
 
 
 def _become(role: Role, command: tuple[str, ...], settings: Settings) -> None:
+    from workers.supervisor.stack import role_environment
+
     refuse_cluster(settings)
     absolute = msgspec.structs.replace(settings, state_dir=str(Path(settings.state_dir).resolve()))
     restrict_umask()

@@ -5,22 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-from redis import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from config.errors import Problem
 from config.keys import SEPARATOR, Shard
 from config.masking import PERCENT, masked_url
-from config.redis import connect
 from config.seal import fingerprint, message_keys
 from config.settings import Settings, is_loopback
-from tasks.fleet import Fleet
 from workers.cli.base import CLUSTER, without_credentials
+
+if TYPE_CHECKING:
+    from redis import Redis
+
 
 # What Celery 5.7 and the scripts ask for; Valkey says which Redis it is compatible with.
 MIN_REDIS = (6, 2)
@@ -72,6 +69,11 @@ def server_warnings(settings: Settings) -> Iterator[Problem]:
 
 def seal_problems(settings: Settings) -> Iterator[Problem]:
     """Workers that would refuse what a frontend with these settings sends."""
+    from redis.exceptions import RedisError
+
+    from config.redis import connect
+    from tasks.fleet import Fleet
+
     own = fingerprint(message_keys(settings))
     if not (own and settings.redis_url):
         return
@@ -89,6 +91,10 @@ def seal_problems(settings: Settings) -> Iterator[Problem]:
 
 def separator_warnings(settings: Settings) -> Iterator[Problem]:
     """Celery clients whose messages with a priority lie in lists that nobody looks at."""
+    from redis.exceptions import RedisError
+
+    from config.redis import connect
+
     if not settings.redis_url:
         return
     keys = Shard()
@@ -124,6 +130,10 @@ def _servers(settings: Settings) -> dict[str, str]:
 
 
 def _look(settings: Settings, key: str, url: str) -> _Seen:
+    from redis.exceptions import RedisError, ResponseError
+
+    from config.redis import connect
+
     shown = masked_url(url)
     try:
         with connect(url, timeout_s=2.0) as client:
@@ -185,6 +195,10 @@ def _judge_durability(client: Redis) -> Iterator[tuple[bool, str]]:
 
 def _asked(question: Callable[[], Any]) -> dict[str, Any] | None:
     """None: it answers, but not that."""
+    from redis.exceptions import ConnectionError as RedisConnectionError
+    from redis.exceptions import ResponseError
+    from redis.exceptions import TimeoutError as RedisTimeoutError
+
     try:
         answer: dict[str, Any] = question()
     except (RedisConnectionError, RedisTimeoutError):
@@ -195,6 +209,8 @@ def _asked(question: Callable[[], Any]) -> dict[str, Any] | None:
 
 
 def _is_forbidden(client: Redis, command: list[str]) -> bool:
+    from redis.exceptions import ResponseError
+
     try:
         client.execute_command(*command)  # type: ignore[no-untyped-call]
     except ResponseError as error:
@@ -204,6 +220,10 @@ def _is_forbidden(client: Redis, command: list[str]) -> bool:
 
 
 def _without_password(key: str, url: str) -> Iterator[Problem]:
+    from redis.exceptions import RedisError
+
+    from config.redis import connect
+
     if urlsplit(url).scheme not in {"redis", "rediss"}:
         # A socket has the permissions of a file.
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -14,12 +15,13 @@ from config.masking import masked_url
 from config.private import restrict_umask, tighten
 from config.settings import Settings
 from workers.cli.base import refuse_cluster, settings_for, start_config_option
-from workers.cli.check import start_problems
 from workers.cli.database import prepare_database
 from workers.supervisor import roles, state
-from workers.supervisor.run import run
-from workers.supervisor.screen import Screen
-from workers.supervisor.stack import Options, Stack
+
+if TYPE_CHECKING:
+    from workers.supervisor.screen import Screen
+    from workers.supervisor.stack import Stack
+
 
 _HOW_TO_GET_IN = "   (with its password: manage.py status --json)"
 
@@ -37,6 +39,11 @@ def up(config_file: Path | None, port: int | None, workers: int, web_workers: in
     Flower. A process that dies is restarted. Ctrl-C drains and stops everything; a second Ctrl-C kills. With a wrong
     setting, server or model nothing is started; `check` shows the same problems.
     """
+    from workers.cli.check import start_problems
+    from workers.supervisor.run import run
+    from workers.supervisor.screen import Screen
+    from workers.supervisor.stack import Options, Stack
+
     settings = settings_for(config_file)
     given = {"http_port": port, "web_workers": web_workers}
     settings = msgspec.structs.replace(settings, **{k: v for k, v in given.items() if v is not None})
