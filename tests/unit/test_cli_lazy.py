@@ -18,7 +18,7 @@ HEAVY = (
     "celery", "flask", "gevent", "hypothesis", "kombu", "matplotlib", "numpy", "opentelemetry", "prometheus_client",
     "psutil", "redis", "rich", "sqlalchemy", "torch",
 )  # fmt: skip
-# The policies' names and the simulator's options are their own; a picture of a load test is drawn while it runs.
+# Not lazy yet: their options come from modules of the simulator. A picture of a load test is drawn while it runs.
 NEEDS = {
     "bench": {"rich"},
     "simulate": {"numpy", "opentelemetry", "psutil", "redis"},

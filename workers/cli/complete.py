@@ -30,8 +30,9 @@ def completion(ctx: click.Context, shell: str) -> None:
     active. Load it with:
 
     \b
-      bash, zsh:  source <(./manage.py completion bash)
-      fish:       ./manage.py completion fish | source
+      bash:  source <(./manage.py completion bash)
+      zsh:   source <(./manage.py completion zsh)
+      fish:  ./manage.py completion fish | source
     """  # noqa: D301 - click reads the \b itself
     root = ctx.find_root()
     name = root.info_name or "manage.py"
