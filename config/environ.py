@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -83,6 +83,22 @@ def forget_other_programs() -> None:
     """Have the libraries in this process go by what we tell them, whatever environment it was started in."""
     for name in [name for name in os.environ if steers(name)]:
         del os.environ[name]
+
+
+def inherited_environment() -> Mapping[str, str]:
+    """A copy of what this process was started with; for code that decides by other programs' variables."""
+    return dict(os.environ)
+
+
+def keep_import_folders(path: Sequence[str]) -> None:
+    """Order `PYTHONPATH` as `path` does, for the programs that this process starts; what `path` lacks is dropped."""
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(each for each in path if each in inherited)
+
+
+def set_unless_given(name: str, value: str) -> None:
+    """Set a variable of a library below us, unless whoever started this process has set it."""
+    os.environ.setdefault(name, value)
 
 
 def _reaches(role: Role, name: str, value: str) -> bool:

@@ -10,12 +10,13 @@ takes seconds, and a model need not use it. Which GPU a process sees is decided 
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+
+from config.environ import inherited_environment
 
 # What CUDA shows a process, by index or UUID.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -67,7 +68,7 @@ def sharing(placed: Mapping[str, Placement]) -> list[str]:
 @cache
 def this_machine() -> Machine:
     """Asked once: what changes at run time needs a restart."""
-    return describe(os.environ, driver_gpus() or file_gpus(), _torch_version())
+    return describe(inherited_environment(), driver_gpus() or file_gpus(), _torch_version())
 
 
 def describe(environ: Mapping[str, str], installed: tuple[str, ...], torch: str) -> Machine:

@@ -11,13 +11,12 @@ both sides mean by a refused input. A model that is shipped here finds ours, wha
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from config.environ import ROOT
+from config.environ import ROOT, keep_import_folders
 from config.sources import find_module
 
 _FACE = "bunch"
@@ -33,8 +32,7 @@ def model_path(folder: str, inherited: Sequence[str]) -> list[str]:
 def make_way(path: Sequence[str], source: str) -> None:
     """From now on this process imports as the author of `source` expects; programs that it starts do so, too."""
     sys.path[:] = path
-    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    os.environ["PYTHONPATH"] = os.pathsep.join(each for each in path if each in inherited)
+    keep_import_folders(path)
     theirs = [each for each in path if not _is_root(each)]
     if _is_shipped(source.partition(":")[0], theirs):
         return
