@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.e2e.client import Api
@@ -95,6 +96,31 @@ def test_it_is_told_once_refused_meanwhile_and_served_again(stack: Stack) -> Non
     assert {row.name: row.restarts for row in stack.rows()} == dict.fromkeys(before, 1) | {"flower": 0}
     assert {row.name for row in stack.rows() if row.pid == before[row.name]} == {"flower"}
     stack.stop()
+
+
+@pytest.mark.parametrize("left_bytes", [0, 16 * 1024])
+def test_a_start_on_a_full_disk_ends_with_one_line_and_leaves_nothing_running(tmp_path: Path, left_bytes: int) -> None:
+    with small_disk(tmp_path / "var", "1m") as state_dir:
+        os.truncate(ballast := fill(state_dir), ballast.stat().st_size - left_bytes)
+        tmp_path.joinpath("bunch.toml").write_text(MODELS)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("BUNCH_")}
+        environment |= {"BUNCH_STATE_DIR": str(state_dir), "BUNCH_AUTH": "off", "BUNCH_FLOWER_PORT": "0"}
+        up = subprocess.run(
+            [sys.executable, "manage.py", "up", "--port=0", f"--config={tmp_path / 'bunch.toml'}"],
+            cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
+        )  # fmt: skip
+        assert (up.returncode, up.stdout) == (1, "")
+        (line,) = up.stderr.splitlines()
+        assert line.startswith(f"Error: {state_dir} is full (No space left on device)")
+        assert "make room" in line
+        assert [each.pid for each in psutil.process_iter() if str(state_dir) in _started_with(each)] == []
+
+
+def _started_with(process: psutil.Process) -> str:
+    """Arguments and environment; nothing of one that has ended or is somebody else's."""
+    with contextlib.suppress(psutil.Error):
+        return f"{process.cmdline()} {process.environ()}"
+    return ""
 
 
 def _infer(stack: Stack, text: str) -> int:

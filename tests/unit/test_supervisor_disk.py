@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from workers.supervisor import disk
-from workers.supervisor.disk import Disk
+from workers.supervisor.disk import Disk, required_room
+from workers.supervisor.errors import FolderFull
 from workers.supervisor.logs import LogTail, rotate
 from workers.supervisor.screen import Lasting
 
@@ -61,6 +62,25 @@ def test_a_disk_is_full_before_anything_is_written_to_it(room: Room) -> None:
     assert len(room.look()) == 1
     room.free = 1 << 30
     assert len(room.look()) == 2
+
+
+def test_nothing_is_started_without_room(tmp_path: Path, room: Room) -> None:
+    room.free = 100
+    with pytest.raises(FolderFull, match=f"^{tmp_path / 'var'} is full"), required_room(tmp_path / "var"):
+        pytest.fail("it was started")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_start_that_finds_no_room_says_where(tmp_path: Path, room: Room, number: int) -> None:
+    with pytest.raises(FolderFull) as failed, required_room(tmp_path):
+        fail(number)
+    assert str(tmp_path) in str(failed.value)
+    assert os.strerror(number) in str(failed.value)
+
+
+def test_another_fault_of_a_start_keeps_its_own_words(tmp_path: Path, room: Room) -> None:
+    with pytest.raises(OSError, match="Read-only"), required_room(tmp_path):
+        fail(errno.EROFS)
 
 
 def test_what_is_no_failure_to_write_is_not_hidden(room: Room) -> None:

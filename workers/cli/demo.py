@@ -83,13 +83,18 @@ def demo() -> None:
 
     Exit 1 when an answer is missing or wrong, or when no requests were batched.
     """
+    from workers.supervisor.disk import required_room
     from workers.supervisor.run import Work, run
     from workers.supervisor.screen import Screen
     from workers.supervisor.stack import Options, Stack
 
     restrict_umask()
     screen = Screen(sys.stdout)
-    with _temporary_settings() as settings, state.UpLock(Path(settings.state_dir)):
+    with (
+        required_room(Path(load_settings().state_dir)),
+        _temporary_settings() as settings,
+        state.UpLock(Path(settings.state_dir)),
+    ):
         stack = Stack(settings, Options(give_up_on_errors=True))
         run(stack, screen, lambda: screen.line(f"ready at {stack.url}"), Work(lambda: _show_off(stack.url)))
     screen.line("stopped; everything went well")

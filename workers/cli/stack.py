@@ -40,6 +40,7 @@ def up(config_file: Path | None, port: int | None, workers: int, web_workers: in
     setting, server or model nothing is started; `check` shows the same problems.
     """
     from workers.cli.check import start_problems
+    from workers.supervisor.disk import required_room
     from workers.supervisor.run import run
     from workers.supervisor.screen import Screen
     from workers.supervisor.stack import Options, Stack
@@ -52,8 +53,9 @@ def up(config_file: Path | None, port: int | None, workers: int, web_workers: in
         raise SettingsError(problems)
     screen = Screen(sys.stdout)
     restrict_umask()
-    with state.UpLock(Path(settings.state_dir)):
-        if open_to_others := tighten(Path(settings.state_dir)):
+    state_dir = Path(settings.state_dir)
+    with required_room(state_dir), state.UpLock(state_dir):
+        if open_to_others := tighten(state_dir):
             screen.line(open_to_others, style="yellow")
         prepare_database(settings, screen.line)
         stack = Stack(settings, Options(workers=workers, flower=not no_flower))

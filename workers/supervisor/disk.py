@@ -4,20 +4,48 @@
                          ├─▶ in trouble ──▶ said ── a write that succeeds, and room ──▶ over, said
     no room (statvfs) ───┘
 
+A start is another matter: it needs room for passwords and configurations, and `required_room` ends it without.
+
 The folder is asked as well as tried: Valkey and the children's logs need room when `up` itself has nothing to write.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from config.private import make_private
+from workers.supervisor.errors import FolderFull
 
 _LOOK_EVERY_S = 1.0
 # Below the first it is full; above the second there is room again: in between it would be told again and again.
 _FULL_BYTES = 64 * 1024
 _ROOM_BYTES = 1024 * 1024
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
+
+@contextlib.contextmanager
+def required_room(folder: Path) -> Iterator[None]:
+    """Run the body only with room in `folder`, which is made.
+
+    Raises:
+        FolderFull: there is none, or a write of the body found none.
+    """
+    try:
+        make_private(folder)
+        if _free_bytes(folder) < _FULL_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise FolderFull(
+            f"{folder} is full ({error.strerror}), and nothing was left running; make room there, `log/*.log.1` "
+            "first, or name a folder elsewhere: BUNCH_STATE_DIR=…"
+        ) from error
 
 
 class Disk:

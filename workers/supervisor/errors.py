@@ -3,6 +3,7 @@
 SupervisorError
 ├── AlreadyRunning   another `up` holds this state folder
 ├── NotRunning       there is no `up` to ask
+├── FolderFull       the file system of the state folder has no room
 ├── PortTaken        something else listens where the stack would
 └── StartFailed      a process died again and again, or a model did not load
 """
@@ -20,6 +21,10 @@ class AlreadyRunning(SupervisorError):
 
 class NotRunning(SupervisorError):
     """Nothing was started from this state folder."""
+
+
+class FolderFull(SupervisorError):
+    """Found before anything is started, or by the write that failed; then everything is stopped again."""
 
 
 class PortTaken(SupervisorError):
