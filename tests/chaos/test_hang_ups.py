@@ -33,7 +33,7 @@ def crowd(whole: Stage) -> Iterator[list[socket.socket]]:
             body = json.dumps({"model": "tally", "input": number, "timeout_ms": 60_000}).encode()
             connection = socket.create_connection(("127.0.0.1", whole.port), timeout=30)
             connection.sendall(
-                b"POST /v1/inference HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"POST /v1/inference HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
                 b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
             )
             connections.append(connection)
