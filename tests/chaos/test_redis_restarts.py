@@ -22,6 +22,8 @@ from tests.waiting import wait_until
 RESTARTS = FAULTS or 5
 # What Python and its allocator may do; a leak of one connection's buffers a restart would be more.
 MORE_BYTES = 24 * 1024 * 1024
+# However busy the machine is: what is lost is not answered within this either.
+PATIENT = {"queue_timeout_ms": 60_000, "request_timeout_ms": 60_000}
 CONFIG = """\
 [models.steady]
 source = "workers.models.simulated:Simulated"
@@ -54,14 +56,18 @@ def valkey() -> Iterator[PrivateValkey]:
 def stack(valkey: PrivateValkey, tmp_path: Path) -> Iterator[Stack]:
     each = Stack(tmp_path, CONFIG)
     try:
-        yield each.start("--web-workers=2", "--workers=1", "--no-flower", redis_url=valkey.url)
+        yield each.start("--web-workers=2", "--workers=1", "--no-flower", redis_url=valkey.url, **PATIENT)
         each.stop()
     finally:
         each.kill()
 
 
+def _callers(stack: Stack) -> Callers:
+    return Callers(stack.url, "steady", count=12, timeout_s=PATIENT["request_timeout_ms"] / 1000)
+
+
 def test_everybody_comes_back_by_himself(stack: Stack, valkey: PrivateValkey, rng: random.Random) -> None:
-    with connected(stack.port) as api, valkey.client() as redis, Callers(stack.url, "steady", count=12) as callers:
+    with connected(stack.port) as api, valkey.client() as redis, _callers(stack) as callers:
         wait_until(lambda: len(callers.told) > 500, what="the load runs")
         before = Vitals(stack, redis)
         for number in range(RESTARTS):

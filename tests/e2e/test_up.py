@@ -251,7 +251,7 @@ def test_a_model_that_does_not_load_is_shown_with_its_traceback(fresh: Up) -> No
     fresh.start("--no-flower", "--web-workers", "1")
 
     fresh.wait_for(lambda: "RuntimeError: these weights are not there" in fresh.text())
-    assert 'raise RuntimeError("these weights are not there")' in fresh.text()
+    fresh.wait_for(lambda: 'raise RuntimeError("these weights are not there")' in fresh.text())
     assert "ready" not in fresh.text().splitlines()
     assert fresh.manage("status").returncode == 1
     assert fresh.stop() == 0
