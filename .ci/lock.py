@@ -46,7 +46,9 @@ def _name(entry: dict[str, Any]) -> str:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    digest = entry["download_info"]["archive_info"]["hashes"]["sha256"]
+    archive = entry["download_info"]["archive_info"]
+    # pip before 23.1 says it in one word.
+    digest = archive["hashes"]["sha256"] if "hashes" in archive else archive["hash"].removeprefix("sha256=")
     return f"{_name(entry)}=={entry['metadata']['version']} \\\n    --hash=sha256:{digest}\n"
 
 

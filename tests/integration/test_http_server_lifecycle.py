@@ -143,8 +143,10 @@ class TestShutdown:
     def test_connections_still_in_the_backlog_are_answered(self, tmp_path: Path) -> None:
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(Server(tmp_path, worker_connections=1))
-            served, waiting = (stack.enter_context(server.client()) for _ in range(2))
+            served = stack.enter_context(server.client())
             served.get("/")
+            # Not before: one that has asked for nothing yet makes room for the next.
+            waiting = stack.enter_context(server.client())
             waiting.send(get("/waited"))
             # The worker is full, so only its shutdown can accept the second.
             server.signal(signal.SIGTERM)
@@ -154,8 +156,10 @@ class TestShutdown:
         with contextlib.ExitStack() as stack:
             limits = {"header_time_s": 60.0}
             server = stack.enter_context(Server(tmp_path, worker_connections=1, graceful_timeout=60, limits=limits))
-            served, silent = (stack.enter_context(server.client()) for _ in range(2))
+            served = stack.enter_context(server.client())
             served.get("/")
+            # Not before: one that has asked for nothing yet makes room for the next.
+            silent = stack.enter_context(server.client())
             server.signal(signal.SIGTERM)
             assert server.process.wait(20) == 0
             assert silent.is_closed()
