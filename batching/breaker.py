@@ -22,6 +22,14 @@ class SharedBreaker:
         with self._lock:
             return self._breaker.permits(now)
 
+    def take(self, now: float) -> int:
+        with self._lock:
+            return self._breaker.take(now)
+
+    def found_nothing(self) -> None:
+        with self._lock:
+            self._breaker.found_nothing()
+
     def record(self, now: float, *, ok: bool) -> None:
         with self._lock:
             self._breaker.record(now, ok=ok)

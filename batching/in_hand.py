@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
+from batching.executor import Done
 from batching.ports import BatchInfo
 from batching.request import Request
 
@@ -20,12 +22,25 @@ class InHand:
     took_s: float = 0.0
     turn_at: float = 0.0
 
+    def timed(self, event: Done, now: float) -> BatchInfo:
+        """What is told of the batch once it is computed."""
+        return replace(
+            self.info,
+            compute_s=event.compute_s,
+            passes=event.passes,
+            wait_s=self.turn_at - self.claimed_at,
+            turn_s=now - self.turn_at,
+            collapsed=event.collapsed,
+        )
+
 
 class Hands:
     """What one executor has: a batch inside the model, perhaps one behind it. Under the loop's condition `changed`."""
 
     def __init__(self, changed: threading.Condition, clock: Callable[[], float]) -> None:
         self.batches: dict[str, InHand] = {}
+        # Beside those also what has been asked for, and what has come back and is not stored yet.
+        self.leased: set[str] = set()
         # An average over about eight batches: enough to aim the next claim, no more is asked of it.
         self.batch_s = 0.0
         self._changed = changed
@@ -50,6 +65,14 @@ class Hands:
             if not self.batches:
                 self._front_since = self._clock()
             self.batches[info.batch_id] = InHand(run, info, self._clock())
+
+    @contextlib.contextmanager
+    def settling(self, batch_id: str) -> Iterator[None]:
+        """Taken from the executor; leased until its outcomes are stored, or its requests are given back."""
+        try:
+            yield
+        finally:
+            self.leased.discard(batch_id)
 
     def take(self, batch_id: str, *, compute: bool = False) -> InHand | None:
         """The batch leaves the hands of the executor: the feeder may claim at once, before this one is stored."""

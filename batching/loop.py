@@ -115,9 +115,8 @@ class ClaimLoop:
 
     @property
     def held(self) -> frozenset[str]:
-        """The ids of those, and of the one that it has asked for."""
-        unheard = self._unheard
-        return frozenset(tuple(self._in_hand.batches)).union((unheard[0],) if unheard else ())
+        """The ids of all that it leases: asked for, in hand, or being settled."""
+        return frozenset(self._in_hand.leased)
 
     @property
     def is_idle(self) -> bool:
@@ -208,7 +207,11 @@ class ClaimLoop:
             self.learner.looked(view.depth, self._clock())
             decision = self._decide(view)
         if isinstance(decision, Dispatch):
-            return self._dispatch(replace(decision, size=min(decision.size, permitted, self.safe_size or permitted)))
+            # Another executor of the model may have taken the probe meanwhile.
+            permitted = self._breaker.take(self._clock())
+            if permitted:
+                size = min(decision.size, permitted, self.safe_size or permitted)
+                return self._dispatch(replace(decision, size=size))
         if isinstance(decision, Wait):
             self._wait(decision)
         return None
@@ -266,6 +269,7 @@ class ClaimLoop:
             self._unheard = (next(self._batch_ids), decision.size)
         if not self._more_waits and not self._in_hand:
             self._in_hand.occupy()
+        self._in_hand.leased.add(self._unheard[0])
         claim = self._store.claim(
             self._model.name,
             *self._unheard,
@@ -285,6 +289,8 @@ class ClaimLoop:
                 logger.exception("%s: claimed %s and could not serve it", self._executor.name, claim.batch_id)
                 self._recover(claim, error)
         else:
+            self._in_hand.leased.discard(claim.batch_id)
+            self._breaker.found_nothing()
             # A look too: a policy that never asks for one would go on with the rate of long ago.
             self.learner.looked(claim.view.depth, self._clock())
         return claim.view
@@ -303,6 +309,8 @@ class ClaimLoop:
             waited_s, middle_s = (info.waited_s(each) for each in (run[0], run[len(run) // 2]))
             self.learner.claimed(len(run), claim.view.depth, waited_s, middle_s, self._clock())
             self._hand_over(run, info)
+        else:
+            self._in_hand.leased.discard(claim.batch_id)
 
     def _recover(self, claim: Claim, error: Exception) -> None:
         """After a fault of ours: nobody else would ever take the requests out of the lease of a living worker.
@@ -311,7 +319,11 @@ class ClaimLoop:
         """
         batch = self._in_hand.take(claim.batch_id)
         requests, info = (batch.requests, batch.info) if batch else ([], self._info(claim, 0, Reason.IDLE))
-        self._settler.give_back(requests, info, Blame.SUSPECT, repr(error))
+        self._give_back(requests, info, Blame.SUSPECT, repr(error))
+
+    def _give_back(self, requests: Sequence[Request], info: BatchInfo, blame: Blame, why: str) -> None:
+        with self._in_hand.settling(info.batch_id):
+            self._settler.give_back(requests, info, blame, why)
 
     def _info(self, claim: Claim, size: int, reason: Reason) -> BatchInfo:
         model, name = self._model, self._executor.name
@@ -330,7 +342,7 @@ class ClaimLoop:
         except ExecutorGone as error:
             batch = self._in_hand.take(info.batch_id)
             if batch:
-                self._settler.give_back(run, info, Blame.NOTHING, str(error))
+                self._give_back(run, info, Blame.NOTHING, str(error))
 
     def _collect(self) -> None:
         while not (self._drained and not self._in_hand):
@@ -357,25 +369,19 @@ class ClaimLoop:
         if event.passes == 1:
             self.pace = self.pace.observe(len(batch.requests), batch.took_s)
         now = self._clock()
-        info = replace(
-            batch.info,
-            compute_s=event.compute_s,
-            passes=event.passes,
-            wait_s=batch.turn_at - batch.claimed_at,
-            turn_s=now - batch.turn_at,
-            collapsed=event.collapsed,
-        )
+        info = batch.timed(event, now)
         ok = any(not isinstance(outcome, Failed) for outcome in event.outcomes)
         self.learner.finished(len(batch.requests), info.turn_s, now, regular=event.passes == 1 and ok)
         # One input that fails alone says little about the model, unless it was the probe.
         if ok or len(event.outcomes) > 1 or self._breaker.state is BreakerState.HALF_OPEN:
             self._breaker.record(now, ok=ok)
-        try:
-            outcomes = list(zip(batch.requests, event.outcomes, strict=True))
-            self._settler.settle(outcomes, info, last=True, elapsed_s=now - batch.claimed_at)
-        except Exception as error:
-            logger.exception("%s: could not settle %s", self._executor.name, event.batch_id)
-            self._settler.give_back(batch.requests, info, Blame.SUSPECT, repr(error))
+        with self._in_hand.settling(event.batch_id):
+            try:
+                outcomes = list(zip(batch.requests, event.outcomes, strict=True))
+                self._settler.settle(outcomes, info, last=True, elapsed_s=now - batch.claimed_at)
+            except Exception as error:
+                logger.exception("%s: could not settle %s", self._executor.name, event.batch_id)
+                self._settler.give_back(batch.requests, info, Blame.SUSPECT, repr(error))
 
     def _lost(self, event: Lost) -> None:
         self._more_waits = False
@@ -385,7 +391,10 @@ class ClaimLoop:
             self._breaker.record(self._clock(), ok=False)
         for batch_id in (event.inside, *event.waiting):
             batch = self._in_hand.take(batch_id) if batch_id else None
-            if batch and batch_id == event.inside:
-                self._settler.lost(batch.requests, batch.info, event)
-            elif batch:
-                self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, event.reason)
+            if batch is None:
+                continue
+            with self._in_hand.settling(batch.info.batch_id):
+                if batch_id == event.inside:
+                    self._settler.lost(batch.requests, batch.info, event)
+                else:
+                    self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, event.reason)

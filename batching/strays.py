@@ -20,7 +20,7 @@ from config.redis import Line
 
 logger = logging.getLogger(__name__)
 
-# Between two looks. A batch that is being settled is in nobody's hands, for far less than this.
+# Between two looks.
 LOOK_EVERY_S = 30.0
 
 
@@ -28,7 +28,7 @@ class Strays:
     """Found by two looks in a row; for one thread.
 
     Args:
-        held: the batches that the worker has in hand, or has asked for.
+        held: the batches that the worker has asked for, has in hand, or settles.
     """
 
     def __init__(

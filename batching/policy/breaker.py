@@ -45,18 +45,32 @@ class Breaker:
         return self._state
 
     def permits(self, now: float) -> int:
-        """How large a batch may be claimed: all, a probe while half-open (one at a time), or none."""
+        """How large a batch may be claimed: all, a probe while half-open (one at a time), or none.
+
+        Asking takes no probe: whoever finds an empty queue may wait there for the request that shows whether the model
+        is well. Before the claim, `take` says the same again, and takes it.
+        """
         if self._state is BreakerState.CLOSED:
             return self._full_size
         if self._state is BreakerState.OPEN and now >= self._until:
             self._state = BreakerState.HALF_OPEN
             self._probing = False
         if self._state is BreakerState.HALF_OPEN and (not self._probing or now >= self._until):
-            # A probe that found an empty queue reports nothing; so the next is allowed after the same pause.
-            self._probing = True
-            self._until = now + self._open_s
             return self._probe_size
         return 0
+
+    def take(self, now: float) -> int:
+        """`permits`, for a claim that follows at once; the next probe waits for this one's outcome."""
+        permitted = self.permits(now)
+        if permitted and self._state is BreakerState.HALF_OPEN:
+            # A probe whose requests were all cancelled reports nothing; so the next is allowed after the same pause.
+            self._probing = True
+            self._until = now + self._open_s
+        return permitted
+
+    def found_nothing(self) -> None:
+        """The claim came back empty: its probe is still to be taken."""
+        self._probing = False
 
     def record(self, now: float, *, ok: bool) -> None:
         """A batch came back with at least one good outcome, or with none."""

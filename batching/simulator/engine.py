@@ -145,6 +145,7 @@ class Simulation:
 
     def _act(self, feeder: Feeder, decision: Decision, permitted: int) -> None:
         if isinstance(decision, Dispatch):
+            feeder.breaker.take(self.now)
             self._push(
                 self.now + self._costs.claim_s,
                 self._claimed,
@@ -205,6 +206,7 @@ class Simulation:
             if len(feeder.in_hand) == 1:
                 self._compute(feeder, batch, self.now + self._costs.claim_item_s * batch.size)
         else:
+            feeder.breaker.found_nothing()
             feeder.learner.looked(view.depth, self.now)
         self._turn(feeder, view)
 

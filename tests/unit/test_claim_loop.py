@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -311,6 +312,28 @@ def test_a_model_that_keeps_failing_gets_nothing_until_it_is_well(make: Make) ->
     breaker.reset()
     assert rig.settled("c")[0].status == "SUCCESS"
     assert breaker.state is BreakerState.CLOSED
+
+
+def test_a_half_open_breaker_waits_at_the_bell_for_the_request_that_closes_it(make: Make) -> None:
+    """And not for a chance look: where another worker takes all at once, it would stay half-open for ever."""
+    breaker = Breaker(failures=1, open_s=3600.0)
+    # Its pause is over just now, and the next one would outlast the test.
+    breaker.record(time.monotonic() - 3600.0, ok=False)
+    rig = make(breaker=breaker)
+    waits = threading.Semaphore(0)
+
+    def before(call: str) -> None:
+        if call == "wait_for_bells":
+            waits.release()
+
+    rig.store.before = before
+    rig.start()
+    for _ in range(3):
+        assert waits.acquire(timeout=30)
+    assert breaker.state is BreakerState.HALF_OPEN
+    rig.put("a")
+    assert rig.settled("a")[0].status == "SUCCESS"
+    rig.until(lambda: breaker.state is BreakerState.CLOSED)
 
 
 def test_an_open_breaker_keeps_requests_in_their_queue(make: Make) -> None:

@@ -74,6 +74,25 @@ def test_a_redis_that_is_away_for_a_while_costs_nobody_an_answer(make: Make, cal
     rig.until(lambda: not rig.store.leases)
 
 
+def test_a_batch_is_held_from_its_claim_until_it_is_settled(make: Make) -> None:
+    """Whoever looks for leases that nobody knows of must not find one whose outcome Redis is about to be told."""
+    rig = make(policy=Eager(size=2))
+    away = Away("finish", times=20)
+    held: dict[str, set[frozenset[str]]] = {}
+
+    def before(call: str) -> None:
+        held.setdefault(call, set()).add(rig.loop.held)
+        away(call)
+
+    rig.store.before = before
+    rig.put("a", "b")
+    rig.start()
+    assert {reply.status for reply in rig.settled("a", "b")} == {"SUCCESS"}
+    rig.until(lambda: not rig.loop.held)
+    assert held["claim"] == held["finish"] == {frozenset({"w-0-1"})}
+    assert not away.left
+
+
 def test_the_outcomes_are_held_until_redis_takes_them(make: Make) -> None:
     rig = make(policy=Eager(size=1))
     refused = threading.Semaphore(0)

@@ -29,8 +29,8 @@ def test_a_breaker_opens_after_failures_in_a_row_only() -> None:
 
 def test_an_open_breaker_probes_with_one_small_batch_at_a_time() -> None:
     breaker = opened()
-    assert breaker.permits(1.0) == 2
-    assert breaker.permits(1.1) == 0
+    assert breaker.take(1.0) == 2
+    assert (breaker.permits(1.1), breaker.take(1.1)) == (0, 0)
     breaker.record(1.2, ok=True)
     assert breaker.state is BreakerState.CLOSED
     assert breaker.permits(1.3) > 1000
@@ -42,17 +42,26 @@ def test_each_failed_probe_doubles_the_pause_up_to_a_bound() -> None:
     now, pauses = 0.0, []
     for _ in range(5):
         start = now
-        while not breaker.permits(now):
+        while not breaker.take(now):
             now += 0.5
         pauses.append(now - start)
         breaker.record(now, ok=False)
     assert pauses == [1.0, 2.0, 4.0, 4.0, 4.0]
 
 
-def test_a_probe_that_found_nothing_to_do_does_not_block_the_next() -> None:
+def test_a_probe_that_was_not_taken_is_there_until_it_is() -> None:
     breaker = opened()
-    assert breaker.permits(1.0)
-    assert breaker.permits(2.0)
+    assert [breaker.permits(now) for now in (1.0, 1.1, 9.0)] == [2, 2, 2]
+    assert breaker.take(9.0) == 2
+    breaker.found_nothing()
+    assert breaker.take(9.1) == 2
+
+
+def test_a_probe_of_which_nothing_is_heard_does_not_block_the_next() -> None:
+    breaker = opened()
+    assert breaker.take(1.0)
+    assert not breaker.take(1.9)
+    assert breaker.take(2.0)
 
 
 def test_an_operator_can_close_it() -> None:
