@@ -371,8 +371,7 @@ class ProcessExecutor:
 
     def _time_left(self, stopping: bool) -> float:
         """Until the front batch is overdue, or the stop is; idle, what any batch has (see the module)."""
-        now = time.monotonic()
-        left_s = self._handed.left(now)
+        left_s = self._handed.left(now := time.monotonic())
         if stopping and self._stop_at is not None:
             left_s = min(left_s, self._stop_at - now)
         return left_s

@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 _WORDS = 200
 
 
+class InsideABatch(Exception):
+    """What Celery's remote control answers to whoever wants one request of a running batch terminated."""
+
+
 class ActiveRequest:
     """What `inspect active` needs of a request that is being computed; `celery.worker.state` holds it weakly."""
 
@@ -61,7 +65,7 @@ class ActiveRequest:
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """`revoke(terminate=True)`: Celery answers with this error. One request cannot be torn out of its batch."""
-        raise NotImplementedError("a request that the model is computing cannot be terminated by itself")
+        raise InsideABatch("a request that the model is computing cannot be terminated by itself")
 
     def info(self, safe: bool = False) -> dict[str, Any]:
         queue = Shard().queue(self._batch.model, self._request.tier)

@@ -2,155 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import socket
-import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import count
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
 from config.tiers import Tier
-from tasks import chores
 from tasks.apikeys import new_key
 from tests import issuer
-from tests.e2e.client import Answer
+from tests.e2e import fort as rig
+from tests.e2e.fort import NEXT_TOKEN, SERVICE_TOKEN, Fort, bearer
 from tests.e2e.hostile import BODIES, HEADS
-from tests.e2e.stack import PATIENCE_S, Stack
-from tests.integration.http_server_harness import Client
 from tests.waiting import wait_until
-from webapp.identity import keyring
-
-MODELS = """\
-[models.echo]
-source = "workers.models.echo:Echo"
-
-[models.slow]
-source = "workers.models.simulated:Simulated"
-options = { batch_ms = 300, item_ms = 0 }
-max_batch_size = 1
-
-# Its exceptions say what was sent.
-[models.moody]
-source = "tests.models:Moody"
-"""
-SERVICE_TOKEN = "the-token-of-those-who-run-it"
-NEXT_TOKEN = "the-token-that-comes-after-it"
-_addresses = (f"127.0.{1 + number // 250}.{1 + number % 250}" for number in count(2))
-
-
-@dataclass
-class Fort:
-    """A stack with auth on, some keys, and a request of alice's. Each call comes from an address of its own."""
-
-    stack: Stack
-    secrets: dict[str, str] = field(default_factory=dict)
-    task_id: str = ""
-
-    def keys(self, *arguments: str) -> Any:
-        done = self.stack.manage("keys", *arguments, "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def create(self, name: str, *options: str) -> str:
-        """A new key's id."""
-        made = self.keys("create", *options)
-        self.secrets[name] = made["secret"]
-        return str(made["id"])
-
-    def call(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        headers: dict[str, str] | None = None,
-        address: str = "",
-    ) -> Answer:
-        source = (address or next(_addresses), 0)
-        connection = http.client.HTTPConnection("127.0.0.1", self.stack.port, timeout=PATIENCE_S, source_address=source)
-        with contextlib.closing(connection):
-            sent = {**({"Content-Type": "application/json"} if body is not None else {}), **(headers or {})}
-            connection.request(method, path, body, sent)
-            response = connection.getresponse()
-            found = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, found, response.read())
-
-    def ask(
-        self, name: str, method: str = "POST", path: str = "/v1/inference", body: bytes = b'{"input": 1}'
-    ) -> Answer:
-        return self.call(method, path, body if method == "POST" else None, bearer(self.secrets[name]))
-
-    def is_known(self, name: str) -> set[bool]:
-        """Whether each frontend knows the key: connections that are open at the same time are spread over all of them.
-
-        By asking for what is not there, which no limit of a key counts.
-        """
-        with contextlib.ExitStack() as opened:
-            connections = []
-            for _ in range(12):
-                source = (next(_addresses), 0)
-                connection = http.client.HTTPConnection("127.0.0.1", self.stack.port, PATIENCE_S, source_address=source)
-                connections.append(opened.enter_context(contextlib.closing(connection)))
-                connection.connect()
-            answers = set()
-            for connection in connections:
-                connection.request("GET", "/v1/result/nothing", None, bearer(self.secrets[name]))
-                response = connection.getresponse()
-                response.read()
-                answers.add(response.status)
-        assert answers <= {401, 404, 503}
-        return {status == 404 for status in answers}
-
-    def raw(self, data: bytes) -> Answer:
-        with Client(self.stack.port) as client:
-            return client.ask(data)
-
-    def logged(self) -> str:
-        files = [self.stack.state_dir.parent / "output.txt", *(self.stack.state_dir / "log").glob("*.log")]
-        return "\n".join(each.read_text(errors="replace") for each in files)
-
-
-def bearer(text: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {text}"}
-
-
-@pytest.fixture(scope="module")
-def fort(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fort]:
-    folder = tmp_path_factory.mktemp("fort")
-    issuer.write_jwks(folder / "jwks.json")
-    each = Fort(Stack(folder, MODELS))
-    settings = {
-        "auth": "keys,jwt", "jwt_jwks": folder / "jwks.json", "jwt_secret": issuer.SECRET,
-        "jwt_audience": issuer.AUDIENCE, "jwt_issuer": issuer.ISSUER,
-        "service_token": f"ann:{SERVICE_TOKEN},ben:{NEXT_TOKEN}", "ledger_retention_days": 1, "log_level": "DEBUG",
-    }  # fmt: skip
-    try:
-        each.stack.start("--web-workers=2", "--workers=1", "--no-flower", **settings)
-        each.create("alice", "--tier", "paid", "--owner", "alice")
-        each.create("alice again", "--tier", "free", "--owner", "alice")
-        each.create("bob", "--tier", "enterprise", "--owner", "bob")
-        each.create("expired", "--tier", "paid", "--expires-in-days", "0.000001")
-        revoked = each.create("revoked", "--tier", "paid")
-        each.keys("revoke", revoked)
-        for name in ("alice", "alice again", "bob"):
-            wait_until(lambda name=name: each.is_known(name) == {True}, what=f"the key of {name} is known")
-        wait_until(lambda: each.is_known("revoked") == {False}, what="the revoked one is known to be")
-        each.secrets["service"] = SERVICE_TOKEN
-        queued = each.call(
-            "POST", "/v1/inference", b'{"input": "alice\'s"}',
-            {**bearer(each.secrets["alice"]), "Prefer": "respond-async", "X-Request-Id": "mine"},
-        )  # fmt: skip
-        each.task_id = queued.json["task_id"]
-        yield each
-        each.stack.stop()
-    finally:
-        each.stack.kill()
-
 
 # Each is a credential that finds nobody: 401, in the same words.
 WRONG_CREDENTIALS: dict[str, Callable[[Fort], str]] = {
@@ -175,6 +40,9 @@ WRONG_CREDENTIALS: dict[str, Callable[[Fort], str]] = {
     "an expired token": lambda fort: f"Bearer {issuer.token(time.time(), exp=int(time.time()) - 10)}",
     "a token for later": lambda fort: f"Bearer {issuer.token(time.time(), nbf=int(time.time()) + 600)}",
 }
+
+# Fixtures.
+fort = rig.fort
 
 
 @pytest.mark.parametrize("attack", WRONG_CREDENTIALS)
@@ -343,82 +211,3 @@ def test_slow_loris(fort: Fort) -> None:
     finally:
         for each in loris:
             each.close()
-
-
-def test_guessing_keys_becomes_slow_and_stays_so_for_the_guesser_alone(fort: Fort) -> None:
-    address = next(_addresses)
-    began = time.monotonic()
-    # Two frontends count apart.
-    for _ in range(16):
-        answer = fort.call("POST", "/v1/inference", b'{"input": 1}', bearer(new_key(Tier.PAID)[1]), address)
-        assert answer.status == 401
-    assert time.monotonic() - began >= 0.5
-    alice = fort.call("POST", "/v1/inference", b'{"input": 1}', bearer(fort.secrets["alice"]), address)
-    assert alice.status == 200
-
-
-def test_a_revoked_key_is_closed_in_every_frontend(fort: Fort) -> None:
-    key_id = fort.create("short-lived", "--tier", "free")
-    wait_until(lambda: fort.is_known("short-lived") == {True}, what="it is known everywhere")
-    fort.keys("revoke", key_id)
-    wait_until(lambda: fort.is_known("short-lived") == {False}, what="it is closed everywhere")
-    # Who could reach the database alone waits for the ops worker too.
-    assert keyring.POLL_EVERY_S + chores.EVERY_S <= 2.0
-    assert "revoked" in {row["state"] for row in fort.keys("list") if row["id"] == key_id}
-
-
-def test_the_ledger_says_whose_each_request_was(fort: Fort) -> None:
-    assert fort.ask("bob", body=b'{"input": "for the ledger"}').status == 200
-
-    def lines() -> list[tuple[str, str, str, str, int, str | None]]:
-        with contextlib.closing(sqlite3.connect(fort.stack.state_dir / "bunch.db")) as database:
-            query = "SELECT owner, tier, model, status, attempts, error FROM request"
-            return database.execute(query).fetchall()
-
-    wait_until(lambda: ("bob", "enterprise", "echo", "completed", 1, None) in lines(), what="it is written down")
-    assert ("alice", "paid", "echo", "completed", 1, None) in lines()
-    assert all(owner for owner, *_ in lines())
-
-
-def test_a_key_that_asks_too_often_is_told_when_to_come_again(fort: Fort) -> None:
-    fort.create("hasty", "--tier", "free", "--rpm", "60", "--burst", "2")
-    wait_until(lambda: fort.ask("hasty").status == 200, what="the key is known to every frontend")
-
-    def refused() -> Answer | None:
-        answer = fort.ask("hasty")
-        return answer if answer.status == 429 else None
-
-    answer = next(found for found in iter(refused, 0) if found)
-    assert answer.error == "RATE_LIMITED"
-    assert int(answer.headers["retry-after"]) == 1
-    assert 0 < answer.json["retry_after_ms"] <= 1000
-    assert answer.headers["ratelimit-policy"] == '"minute";q=60;w=60, "burst";q=2;w=2'
-    assert answer.headers["ratelimit"].startswith('"burst";r=0;t=')
-    assert fort.ask("bob").status == 200
-
-
-def test_a_large_body_that_is_refused_counts_against_its_key(fort: Fort) -> None:
-    fort.create("costly", "--tier", "free", "--rpm", "6", "--burst", "2")
-    wait_until(lambda: fort.is_known("costly") == {True}, what="it is known everywhere")
-    body = b'{"input": [' + b" " * 20_000 + b"1,]}"
-    answers = [fort.ask("costly", body=body) for _ in range(4)]
-    assert [answer.error for answer in answers[:2]] == ["INVALID_JSON"] * 2
-    assert {answer.error for answer in answers[2:]} == {"RATE_LIMITED"}
-    assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers[2:])
-    assert fort.ask("costly").error == "RATE_LIMITED", "it has had its requests"
-    assert fort.ask("alice", body=body).error == "INVALID_JSON"
-
-
-def test_a_strangers_large_body_is_not_waited_for(fort: Fort) -> None:
-    head = "POST {} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n{}\r\n"
-    wrong = f"Authorization: Bearer {new_key(Tier.PAID)[1]}\r\n"
-    for path, field_line, status in (
-        ("/v1/inference", "", 401),
-        ("/v1/inference", wrong, 401),
-        ("/v1/inference", "Expect: 100-continue\r\n", 401),
-        ("/nothing", "", 401),
-        ("/metrics", "", 401),
-        ("/healthz", "", 405),
-    ):
-        answer = fort.raw(head.format(path, field_line).encode() + b"{")
-        assert (answer.status, answer.headers["connection"]) == (status, "close"), path

@@ -9,6 +9,7 @@ from typing import cast
 
 from redis import Redis
 
+from batching.registry import ModelPace, WorkerRegistry
 from config.keys import Shard
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
@@ -74,3 +75,9 @@ class Door:
 
 def reasons(answers: Iterable[Refused | None]) -> list[str]:
     return [answer.reason if answer else "" for answer in answers]
+
+
+def beat(redis: Redis, pace: ModelPace, worker: str = "w1") -> None:
+    """A worker of that pace, seen at once."""
+    WorkerRegistry(redis, 5.0).beat(worker, b"{}", {MODEL: pace})
+    redis.delete(KEYS.capacity(MODEL))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +14,16 @@ import msgspec
 from batching.asked import Finished
 from batching.policy import DEFAULT_AGEING_S, DEFAULT_SHARES, allocate, fair_pick, guaranteed, suspect_sizes
 from batching.policy.retry import MOST_LOSSES
-from batching.stamp import NO_KEY, read_stamp, write_stamp
+from batching.stamp import NO_KEY, read_stamp
 from batching.store import Blame, Claim, Entry, Settled, Verdict, View
 from config.keys import Shard
 from config.schema import MAX_BATCH_BYTES
 from config.tiers import TIERS, Tier
+from tests.fakes.attempts import losses, with_attempt
 
 _MAX_INLINE = 65536
 _MAX_DROPPED = 256
 _WINDOW = 512
-_COUNTED = re.compile(rb'"headers": \{"bunch_attempt": (\d\d?)')
-_HEADERS = re.compile(rb'"headers": ?\{(\s*\})?')
 
 
 def epoch_ms() -> int:
@@ -378,31 +376,3 @@ def state_of(task_id: str, status: str) -> bytes:
     return (
         f'{{"status":"{status}","result":null,"traceback":null,"children":[],"date_done":null,"task_id":"{task_id}"}}'
     ).encode()
-
-
-def losses(message: bytes) -> int:
-    stamp = read_stamp(message)
-    if stamp is not None:
-        return stamp.lost
-    counted = _COUNTED.search(message)
-    return int(counted[1]) if counted else 0
-
-
-def with_attempt(message: bytes, losses: int) -> bytes:
-    """One more delivery that failed, spliced in; `losses`: it has so many behind it then, at least."""
-    stamp = read_stamp(message)
-    if stamp is not None:
-        more = stamp._replace(
-            limit_ms=stamp.deadline_ms,
-            attempt=min(stamp.attempt + 1, 99),
-            lost=min(max(stamp.lost + 1, losses) if losses else stamp.lost, 9),
-        )
-        return write_stamp(more) + message[len(write_stamp(stamp)) :]
-    counted = _COUNTED.search(message)
-    if counted:
-        attempts = min(max(int(counted[1]) + 1, losses), 99)
-        return message[: counted.start(1)] + b"%d" % attempts + message[counted.end(1) :]
-    first = b'"headers": {"bunch_attempt": %d' % max(1, losses)
-    if _HEADERS.search(message):
-        return _HEADERS.sub(lambda found: first + (b"}" if found[1] else b", "), message, count=1)
-    return re.sub(rb"^\s*\{", lambda _: b"{" + first + b"}, ", message, count=1)

@@ -2,79 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from batching.executor import Cause, Done, ExecutorGone, ExecutorState, Lost, Work
+from batching.executor import Cause, Done, ExecutorGone, ExecutorState
 from batching.request import Failed, Ok, Rejected
-from config.settings import ModelSettings
+from tests.integration import executors
+from tests.integration.executors import LONG_S, Start, lost, run, work
 from tests.processes import alive
 from tests.waiting import wait_until
-from workers.devices import Machine
-from workers.executor import FIRST_BACKOFF_S, ProcessExecutor
+from workers.executor import FIRST_BACKOFF_S
 
-LONG_S = 30.0
-ROOT = Path(__file__).resolve().parents[2]
-Start = Callable[..., ProcessExecutor]
-# What is the executor's own, and no setting of its model.
-OWN = ("machine", "max_output_bytes", "on_change", "on_loaded", "on_replaced")
-
-
-@pytest.fixture
-def build() -> Iterator[Start]:
-    made: list[ProcessExecutor] = []
-
-    def make(
-        source: str = "tests.fakes.models:Puppet",
-        **settings: Any,
-    ) -> ProcessExecutor:
-        own = {key: settings.pop(key) for key in OWN if key in settings}
-        made.append(ProcessExecutor(ModelSettings(name="m", source=source, cache=False, **settings), 0, **own))
-        return made[-1]
-
-    yield make
-    for executor in made:
-        executor.stop(0.0)
-
-
-@pytest.fixture
-def start(build: Start) -> Start:
-    def make(*args: Any, **settings: Any) -> ProcessExecutor:
-        executor = build(*args, **settings)
-        executor.start()
-        assert executor.wait_ready(LONG_S), executor.error
-        return executor
-
-    return make
-
-
-def work(batch_id: str, *inputs: Any) -> Work:
-    return Work(batch_id, [msgspec.json.encode(each) for each in inputs], [b"{}"] * len(inputs))
-
-
-def run(executor: ProcessExecutor, *inputs: Any) -> list[Any]:
-    """What the inputs become, decoded."""
-    executor.send(work("only", *inputs))
-    done = executor.receive(LONG_S)
-    assert isinstance(done, Done), done
-    return [json.loads(each.output) if isinstance(each, Ok) else each for each in done.outcomes]
-
-
-def lost(executor: ProcessExecutor) -> Lost:
-    event = executor.receive(LONG_S)
-    assert isinstance(event, Lost), event
-    return event
+# Fixtures.
+build, start = executors.build, executors.start
 
 
 def test_prints_of_the_model_stay_out_of_the_protocol(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
@@ -267,61 +215,6 @@ def test_a_function_gets_strings_only_and_others_are_refused_one_by_one(start: S
     assert isinstance(refused_all[0], Rejected)
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"source": "workers.models.shout:batchstring", "max_batch_size": 101}, "max_batch_size is 101"),
-        ({"source": "no.such.module:Model"}, "no module"),
-        ({"source": "tests.fakes.models:NoSuchModel"}, "has no 'NoSuchModel'"),
-        ({"source": "tests.fakes.models:DiesLoading"}, "exited with status 3 while the model was loading"),
-        ({"source": "tests.fakes.models:LoadsForever", "start_timeout_ms": 400}, "start_timeout_ms"),
-    ],
-)
-def test_a_failed_start_says_why(build: Start, settings: dict[str, Any], told: str) -> None:
-    executor = build(**settings)
-    executor.start()
-    wait_until(lambda: executor.state is ExecutorState.FAILED)
-    assert told in (executor.error or "")
-    assert executor.last_error == executor.error
-
-
-def test_starts_are_repeated_ever_more_slowly(build: Start) -> None:
-    executor = build("tests.fakes.models:DiesLoading")
-    began = time.monotonic()
-    executor.start()
-    wait_until(lambda: executor.restarts == 3)
-    assert time.monotonic() - began >= FIRST_BACKOFF_S * (1 + 2 + 4)
-
-
-@pytest.mark.parametrize(
-    "source", ["tests.fakes.models:Absent", "tests.fakes.absent:Puppet", "tests.fakes.models:json"]
-)
-def test_a_source_that_leads_to_no_model_is_tried_once_and_again_after_a_reload(
-    build: Start, caplog: pytest.LogCaptureFixture, source: str
-) -> None:
-    executor = build(source)
-    executor.start()
-    wait_until(lambda: executor.state is ExecutorState.FAILED, what="it has failed")
-    # Several times as long as the pause before a second try.
-    time.sleep(10 * FIRST_BACKOFF_S)
-    assert executor.restarts == 0
-    assert executor.error
-    (record,) = [each for each in caplog.records if "start failed" in each.message]
-    assert "when it is reloaded" in record.message
-    executor.replace(ModelSettings(name="m", source="tests.fakes.models:Puppet", cache=False))
-    assert executor.wait_ready(LONG_S), executor.error
-
-
-def test_a_start_that_fails_in_the_same_way_each_time_is_logged_once(
-    build: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    executor = build("tests.fakes.models:DiesLoading")
-    executor.start()
-    wait_until(lambda: executor.restarts >= 2, what="it is tried again")
-    errors = [each for each in caplog.records if "start failed" in each.message and each.levelno >= logging.ERROR]
-    assert len(errors) == 1
-
-
 def test_a_batch_that_succeeds_ends_the_back_off(start: Start) -> None:
     executor = start()
     for _ in range(3):
@@ -430,80 +323,3 @@ def test_the_child_logs_at_the_level_of_its_parent(start: Start, capfd: pytest.C
     err = capfd.readouterr().err
     assert "heard" in err
     assert "too quiet" not in err
-
-
-def poisoned(executor: ProcessExecutor, *inputs: Any, suspect: bool = False) -> None:
-    raw = [msgspec.json.encode(each) for each in inputs]
-    executor.send(Work("first", raw, [b"{}"] * len(raw), suspect=suspect))
-
-
-def test_a_process_whose_device_failed_is_replaced_before_anybody_else_is_charged(start: Start) -> None:
-    told: list[Cause] = []
-    executor = start("tests.chaos.models:Poisoned", on_replaced=told.append)
-    poisoned(executor, 1, {"poison": "assert"})
-    # Perhaps it is there in time to be handed over, and perhaps the process has gone by then.
-    with contextlib.suppress(ExecutorGone):
-        executor.send(work("behind", 2))
-    event = lost(executor)
-    assert (event.inside, event.cause) == ("first", Cause.DEVICE)
-    assert set(event.waiting) <= {"behind"}
-    assert "CUDA error" in (executor.last_error or "")
-    assert "CUDA error" not in event.reason
-    assert executor.wait_ready(LONG_S)
-    assert executor.error is None
-    assert run(executor, 3) == [3]
-    assert told == [Cause.DEVICE]
-
-
-def test_the_culprit_that_was_alone_is_answered_and_then_the_process_is_replaced(start: Start) -> None:
-    executor = start("tests.chaos.models:Poisoned")
-    poisoned(executor, {"poison": "later"}, suspect=True)
-    done = executor.receive(LONG_S)
-    assert isinstance(done, Done)
-    assert isinstance(done.outcomes[0], Failed)
-    assert lost(executor).inside is None
-    assert executor.wait_ready(LONG_S)
-    assert executor.restarts == 1
-
-
-def test_while_it_is_replaced_it_says_why(start: Start) -> None:
-    seen: list[tuple[ExecutorState, str | None]] = []
-    executor = start("tests.chaos.models:Poisoned", on_change=lambda: seen.append((executor.state, executor.error)))
-    poisoned(executor, {"poison": "assert"}, 2)
-    lost(executor)
-    assert executor.wait_ready(LONG_S)
-    assert [state for state, _ in seen][-2:] == [ExecutorState.STARTING, ExecutorState.READY]
-    assert "device failed" in str(seen[-2][1])
-    assert seen[-1][1] is None
-
-
-def test_how_long_loading_took_is_told(start: Start) -> None:
-    took: list[float] = []
-    start("workers.models.simulated:Simulated", options={"load_ms": 300}, on_loaded=took.append)
-    assert len(took) == 1
-    assert took[0] >= 0.3
-
-
-def test_an_output_over_the_limit_never_leaves_the_process(start: Start) -> None:
-    executor = start(max_output_bytes=1000)
-    small, huge = run(executor, "small", "x" * 5000)
-    assert small == "small"
-    assert isinstance(huge, Failed)
-    assert "at most 1000 are taken" in huge.message
-
-
-@pytest.mark.parametrize(
-    ("device", "machine", "told"),
-    [
-        ("auto", Machine(), ["cpu", None]),
-        ("auto", Machine(("GPU-a", "GPU-b")), ["cuda", "GPU-a"]),
-        ("cuda", Machine(("3", "1")), ["cuda", "3"]),
-        ("cuda:1", Machine(("GPU-a", "GPU-b")), ["cuda:1", None]),
-    ],
-)
-def test_a_model_is_told_a_device_that_there_is_and_sees_its_own_alone(
-    start: Start, monkeypatch: pytest.MonkeyPatch, device: str, machine: Machine, told: list[str | None]
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    executor = start("tests.fakes.models:Placed", device=device, machine=lambda: machine)
-    assert run(executor, 1) == [told]

@@ -23,7 +23,7 @@ def test_one_at_a_time() -> None:
         with large.turn(LARGE_BYTES):
             inside += 1
             most = max(most, inside)
-            gevent.sleep(0)
+            gevent.idle()
             inside -= 1
 
     gevent.joinall([gevent.spawn(read) for _ in range(MAX_WAITING)], raise_error=True)
@@ -45,7 +45,7 @@ def test_no_more_wait_than_there_is_memory_for() -> None:
 
     with large.turn(LARGE_BYTES):
         waiting = [gevent.spawn(read) for _ in range(MAX_WAITING)]
-        gevent.sleep(0)
+        gevent.idle()
         with pytest.raises(ServiceOverloaded):
             read()
     gevent.joinall(waiting, raise_error=True)

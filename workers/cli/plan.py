@@ -16,6 +16,7 @@ from batching.simulator import Affine
 from config.policies import POLICIES
 from workers.cli.base import config_option, fail, json_option, print_json, print_table
 from workers.cli.live import Live, measure
+from workers.cli.service_options import service_options
 from workers.cli.simulate import LOCAL, make_maker
 
 
@@ -35,32 +36,8 @@ from workers.cli.simulate import LOCAL, make_maker
     type=click.FloatRange(50, 99.99),
     help="Percentile that must meet the objective.",
 )
-@click.option("--batch-ms", default=None, type=click.FloatRange(min=0), help="Fixed time of a batch (milliseconds).")
-@click.option(
-    "--item-ms",
-    default=0.0,
-    show_default=True,
-    type=click.FloatRange(min=0),
-    help="Time of a batch for each of its requests (milliseconds).",
-)
-@click.option(
-    "--max-batch", default=64, show_default=True, type=click.IntRange(min=1), help="Maximum batch size (requests)."
-)
-@click.option(
-    "--max-wait-ms",
-    default=5.0,
-    show_default=True,
-    type=click.FloatRange(min=0),
-    help="Maximum queue delay (milliseconds).",
-)
+@service_options(batch_ms=None, item_ms=0.0, max_wait_ms=5.0)
 @click.option("--policy", default="adaptive", show_default=True, type=click.Choice(POLICIES), help="Batching policy.")
-@click.option(
-    "--jitter",
-    default=0.0,
-    show_default=True,
-    type=click.FloatRange(0, 1),
-    help="Random variation of batch times; 0.1 is ±10 %.",
-)
 @click.option(
     "--gpu-hour-cost",
     default=0.0,

@@ -36,6 +36,7 @@ from config.policies import POLICIES
 from config.settings import ModelSettings, Settings
 from config.tiers import TIERS
 from workers.cli.base import fail, json_option, print_json, print_table
+from workers.cli.service_options import service_options
 
 # What a request costs beside the model on a small machine with two cores, Redis included; see docs/capacity.md.
 LOCAL = Overheads(
@@ -116,38 +117,8 @@ class Run:
     type=click.FloatRange(min=0.001),
     help="Length of the run in virtual time (seconds).",
 )
-@click.option(
-    "--batch-ms",
-    default=20.0,
-    show_default=True,
-    type=click.FloatRange(min=0),
-    help="Fixed time of a batch (milliseconds).",
-)
-@click.option(
-    "--item-ms",
-    default=0.5,
-    show_default=True,
-    type=click.FloatRange(min=0),
-    help="Time of a batch for each of its requests (milliseconds).",
-)
+@service_options(batch_ms=20.0, item_ms=0.5, max_wait_ms=50.0)
 @click.option("--measured", help="Measured batch times by size instead (milliseconds): 1=21,8=24,64=52.")
-@click.option(
-    "--jitter",
-    default=0.0,
-    show_default=True,
-    type=click.FloatRange(0, 1),
-    help="Random variation of batch times; 0.1 is ±10 %.",
-)
-@click.option(
-    "--max-batch", default=64, show_default=True, type=click.IntRange(min=1), help="Maximum batch size (requests)."
-)
-@click.option(
-    "--max-wait-ms",
-    default=50.0,
-    show_default=True,
-    type=click.FloatRange(min=0),
-    help="Maximum queue delay (milliseconds).",
-)
 @click.option(
     "--executors", default=1, show_default=True, type=click.IntRange(min=1), help="Number of executors (GPUs)."
 )
