@@ -323,14 +323,3 @@ def _forget_ids() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_ids)
-
-
-def wait_all(client: Client, pendings: Sequence[Pending]) -> list[Reply | BunchError]:
-    """Every answer in order, an error in the place of the request that it belongs to."""
-    answers: list[Reply | BunchError] = []
-    for pending in pendings:
-        try:
-            answers.append(client.wait(pending))
-        except BunchError as error:
-            answers.append(error)
-    return answers

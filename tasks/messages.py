@@ -145,7 +145,6 @@ class _Properties(msgspec.Struct):
 
 
 _NO_HEADERS = _Headers()
-_NO_PROPERTIES = _Properties()
 
 
 class _Envelope(msgspec.Struct):

@@ -25,11 +25,9 @@ from redis import Redis
 from redis.exceptions import RedisError
 from werkzeug.exceptions import HTTPException, NotFound
 
-from config.celery import backend_url
 from config.redis import connect
 from config.settings import Settings, load_settings
 from config.tiers import Tier
-from tasks.app import make_app
 from tasks.caller import Caller
 from tasks.client import Client
 from tasks.clients import ClientLimit
@@ -323,14 +321,6 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
         ledger=ledger,
         record=record,
     )
-
-
-def make_celery(services: Services) -> Any:
-    """A Celery app for this process whose `AsyncResult.get` waits through the router."""
-    backend = backend_url(services.settings.redis_url, "tasks.backend:BunchBackend")
-    app = make_app(services.settings, result_backend=backend)
-    app.bunch_client = services.client
-    return app
 
 
 def __getattr__(name: str) -> BunchApp:

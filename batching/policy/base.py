@@ -17,7 +17,6 @@ class Reason(str, Enum):
     DELAY = "delay"
     IDLE = "idle"
     DEADLINE = "deadline"
-    DRAIN = "drain"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from redis import Redis
 
 from config.keys import Shard
 from config.tiers import Tier
-from tasks.client import wait_all
 from tasks.errors import (
     CallerGone,
     DeadlineExceeded,
@@ -20,7 +19,7 @@ from tasks.errors import (
 )
 from tasks.results import Reply, decode_details
 from tests.fakes.worker import finish
-from tests.gevent_scenarios.stage import KEYS, LONG_S, NOBODY, SERVED, SMALL, Stage, all_of, error_of, output
+from tests.gevent_scenarios.stage import KEYS, LONG_S, NOBODY, SERVED, SMALL, Stage, all_of, error_of, output, wait_all
 from tests.waiting import wait_until
 
 
@@ -59,7 +58,7 @@ def errors_keep_their_names_and_their_neighbours(stage: Stage) -> None:
     pendings = [stage.submit(each, NOBODY) for each in inputs]
     wait_until(lambda: stage.depth() == 4)
     stage.serve()
-    first, rejected, failed, last = wait_all(stage.client, pendings)
+    first, rejected, failed, last = wait_all(stage, pendings)
     assert isinstance(first, Reply)
     assert isinstance(last, Reply)
     assert (type(rejected), str(rejected)) == (InputRejected, "not é")

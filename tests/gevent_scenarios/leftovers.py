@@ -12,11 +12,10 @@ from functools import partial
 import gevent
 
 from config.tiers import Tier
-from tasks.client import wait_all
 from tasks.errors import DeadlineExceeded, ShuttingDown
 from tasks.results import Reply
 from tests.fakes.worker import finish
-from tests.gevent_scenarios.stage import KEYS, NOBODY, Stage, all_of, error_of, output
+from tests.gevent_scenarios.stage import KEYS, NOBODY, Stage, all_of, error_of, output, wait_all
 from tests.waiting import wait_until
 
 
@@ -91,7 +90,7 @@ def a_killed_caller_leaves_nothing(stage: Stage) -> None:
 
 def a_killed_caller_of_many_leaves_nothing(stage: Stage) -> None:
     def bulk() -> None:
-        wait_all(stage.client, [stage.submit(i, NOBODY, timeout_s=0.4) for i in range(20)])
+        wait_all(stage, [stage.submit(i, NOBODY, timeout_s=0.4) for i in range(20)])
 
     waiting = gevent.spawn(bulk)
     wait_until(lambda: stage.depth() == 20)

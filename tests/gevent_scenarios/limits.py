@@ -6,9 +6,8 @@ from functools import partial
 
 from config.tiers import Tier
 from tasks.caller import ANYBODY, Caller
-from tasks.client import wait_all
 from tasks.errors import RateLimited
-from tests.gevent_scenarios.stage import Stage, all_of, error_of
+from tests.gevent_scenarios.stage import Stage, all_of, error_of, wait_all
 
 
 def a_key_that_asks_too_often_is_refused_and_its_neighbours_are_not(stage: Stage) -> None:
@@ -26,7 +25,7 @@ def a_key_that_asks_too_often_is_refused_and_its_neighbours_are_not(stage: Stage
 def a_key_without_limits_of_its_own_has_those_of_its_tier(stage: Stage) -> None:
     for tier, burst in ((Tier.FREE, 10), (Tier.PAID, 166)):
         caller = Caller(f"key-{tier.value}", "a", tier)
-        answers = wait_all(stage.client, [stage.submit(n, caller=caller) for n in range(300)])
+        answers = wait_all(stage, [stage.submit(n, caller=caller) for n in range(300)])
         refused = [answer for answer in answers if isinstance(answer, RateLimited)]
         assert {error.limits and error.limits[1] for error in refused} == {burst}
         # And what came due meanwhile.

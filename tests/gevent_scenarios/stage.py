@@ -119,6 +119,17 @@ def error_of(call: Callable[[], Any]) -> BunchError:
     raise AssertionError(f"nothing was raised, but {got!r} came back")
 
 
+def wait_all(stage: Stage, pendings: Iterable[Pending]) -> list[Reply | BunchError]:
+    """Every answer in order, an error in the place of the request that it belongs to."""
+    answers: list[Reply | BunchError] = []
+    for pending in pendings:
+        try:
+            answers.append(stage.client.wait(pending))
+        except BunchError as error:
+            answers.append(error)
+    return answers
+
+
 def all_of(calls: Iterable[Callable[[], Any]]) -> list[Any]:
     """Each in a greenlet of its own; their results in order. The first error is raised."""
     greenlets = [gevent.spawn(call) for call in calls]

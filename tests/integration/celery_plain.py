@@ -11,7 +11,7 @@ from redis import Redis
 
 URL = os.environ.get("PLAIN_URL", "redis://127.0.0.1:1/0")
 
-app = Celery("plain", broker=URL, backend=URL, set_as_current=False)
+app = Celery("plain", broker=URL, backend=os.environ.get("PLAIN_BACKEND", "") + URL, set_as_current=False)
 app.conf.update(broker_connection_retry_on_startup=True, worker_hijack_root_logger=False)
 if visibility := os.environ.get("PLAIN_VISIBILITY_TIMEOUT"):
     app.conf.broker_transport_options = {

@@ -88,12 +88,13 @@ class Rig:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Rig]:
+def running(folder: Path, **plain: str) -> Iterator[Rig]:
+    """`plain` is the plain worker's environment."""
     server = PrivateValkey()
     server.start()
     seen = folder / "seen.jsonl"
     ours = bunch_worker(folder, server, MODELS.format(seen=seen))
-    theirs = plain_worker(folder, server.url)
+    theirs = plain_worker(folder, server.url, **plain)
     rig = Rig(folder, server, seen)
     try:
         ours.start()

@@ -48,7 +48,7 @@ def by_celerys_backend(settings: Settings) -> object:
 
 
 def by_the_frontends_backend(settings: Settings) -> object:
-    with make_app(settings, result_backend=backend_url(settings.redis_url, "tasks.backend:BunchBackend")) as app:
+    with make_app(settings, result_backend=backend_url(settings.redis_url, "bunch.celery_backend:BunchBackend")) as app:
         return app.backend.client.ping()
 
 

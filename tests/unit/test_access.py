@@ -43,7 +43,7 @@ def test_whom_a_path_is_for(path: str, access: Access) -> None:
 
 def test_few_paths_are_open_to_strangers() -> None:
     assert {path for _, path, _ in ROUTES if access_of(path) is Access.PUBLIC} <= {
-        *("/", "/healthz", "/readyz", "/openapi.json", "/docs", "/ops", "/ops/static/<name>"),
+        *("/", "/healthz", "/readyz", "/openapi.json", "/ops", "/ops/static/<name>"),
     }
 
 

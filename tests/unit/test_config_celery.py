@@ -10,27 +10,27 @@ import os
 import pytest
 from celery.app.backends import by_url
 
+from bunch.celery_backend import BunchBackend
 from config.celery import backend_url, celery_config, model_queues
 from config.environ import ROOT, child_environment
 from config.keys import Shard
 from config.logging import JsonFormatter, logging_config
 from config.settings import ModelSettings, Settings
 from tasks.app import make_app
-from tasks.backend import BunchBackend
 
 URLS = ["redis://:secret@host:6380/3", "rediss://host/0", "unix:///run/r.sock?db=2", "redis+socket:///run/r.sock"]
 
 
 @pytest.mark.parametrize("url", URLS)
 def test_the_frontends_backend_is_chosen_by_its_url(url: str) -> None:
-    backend, rest = by_url(backend_url(url, "tasks.backend:BunchBackend"))
+    backend, rest = by_url(backend_url(url, "bunch.celery_backend:BunchBackend"))
     assert backend is BunchBackend
     assert rest.startswith(("redis://", "rediss://", "socket://"))
 
 
 def test_an_app_of_the_frontend_has_that_backend() -> None:
     settings = Settings(redis_url="unix:///run/r.sock?db=2")
-    app = make_app(settings, result_backend=backend_url(settings.redis_url, "tasks.backend:BunchBackend"))
+    app = make_app(settings, result_backend=backend_url(settings.redis_url, "bunch.celery_backend:BunchBackend"))
     assert isinstance(app.backend, BunchBackend)
     assert app.backend.connparams["path"] == "/run/r.sock"
     assert app.backend.connparams["db"] in {2, "2"}

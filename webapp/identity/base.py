@@ -18,7 +18,7 @@ class Access(Enum):
     EITHER = auto()
 
 
-_PUBLIC = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/docs", "/ops"})
+_PUBLIC = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/ops"})
 # A browser asks for the page itself without a credential; its figures and its actions are the operators'.
 _PAGE = "/ops/static/"
 _OPERATOR = ("/internal", "/metrics", "/ops")
