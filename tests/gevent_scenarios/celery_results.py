@@ -46,7 +46,8 @@ def raised(result: AsyncResult | GroupResult, timeout_s: float) -> Exception:
 
 def waited_for(redis: Redis) -> list[str]:
     """The ids whose channel somebody listens to."""
-    return [str(each, "utf-8").removeprefix(CHANNEL) for each in redis.pubsub_channels(f"{CHANNEL}*")]
+    channels = redis.pubsub_channels(f"{CHANNEL}*")
+    return [each.decode().removeprefix(CHANNEL) for each in channels if isinstance(each, bytes)]
 
 
 def nothing_is_left(stage: Stage, app: Celery) -> None:
