@@ -382,6 +382,7 @@ def test_ours_subscribes_to_nothing_that_is_only_sent(ours: Both) -> None:
 
 
 def test_all_threads_have_one_of_ours(ours: Both) -> None:
-    backends = {id(each) for each in ours.threads.map(lambda _: ours.app.backend, range(20))}
-    assert backends == {id(ours.app.backend)}
+    # Celery makes it at the first access, without a lock: two threads that come first together make two.
+    first = ours.app.backend
+    assert {id(each) for each in ours.threads.map(lambda _: ours.app.backend, range(20))} == {id(first)}
     assert isinstance(ours.app.backend, BunchBackend)
