@@ -317,6 +317,13 @@ def test_join_native_calls_back_and_tells_on_message(both: Both) -> None:
         lambda: group.join_native(timeout=PATIENCE_S, callback=called.__setitem__, on_message=heard.append),
         *(each.id for each in group),
     )
+
+    def heard_of() -> list[Any]:
+        both.done(group[0].id, state="STARTED")
+        return heard
+
+    # Celery's subscribes before it notes whom to tell.
+    wait_until(heard_of, "it tells")
     for number, each in enumerate(group):
         both.done(each.id, number)
     assert waiting.result(PATIENCE_S) is None
