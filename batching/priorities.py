@@ -11,7 +11,7 @@ from typing import cast
 
 from redis import Redis
 
-from batching import scripts
+from batching.script_args import GATHER, GatherArgs
 from config.keys import Shard
 from config.tiers import TIERS
 
@@ -22,7 +22,7 @@ class PriorityLists:
     """Constructing builds; call `gather` now and then, from one thread."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
-        self._gather = redis.register_script(scripts.source("gather"))
+        self._gather = redis.register_script(GATHER.text)
         self._keys = shard or Shard()
 
     def gather(self, models: Iterable[str]) -> int:
@@ -35,4 +35,5 @@ class PriorityLists:
                 beside = self._keys.priorities(queue)
                 lists = len(beside)
                 keys += (queue, *beside)
-        return cast("int", self._gather(keys=keys, args=[len(TIERS), lists, _MOST_AT_ONCE])) if keys else 0
+        args = GatherArgs(queues=len(TIERS), lists=lists, max_moved=_MOST_AT_ONCE)
+        return cast("int", self._gather(keys=keys, args=args)) if keys else 0

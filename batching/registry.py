@@ -20,8 +20,8 @@ from typing import cast
 import msgspec
 from redis import Redis
 
-from batching import scripts
 from batching.policy import Pace
+from batching.script_args import BEAT, FORGET_WORKER, BeatArgs, BeatKeys, ForgetWorkerArgs, ForgetWorkerKeys
 from batching.store import Blame, give_back
 from config.keys import Shard
 from config.redis import Line
@@ -101,9 +101,9 @@ class WorkerRegistry:
         self._keys = shard or Shard()
         self._clock = clock
         self._trusts_itself_at = 0.0
-        self._beat = redis.register_script(scripts.source("beat"))
+        self._beat = redis.register_script(BEAT.text)
         self._line = Line(redis)
-        self._forget = redis.register_script(scripts.source("forget_worker"))
+        self._forget = redis.register_script(FORGET_WORKER.text)
 
     def beat(self, worker_id: str, about: bytes, paces: Mapping[str, ModelPace] | None = None) -> list[str]:
         """Say that `worker_id` lives, what it is (JSON) and what it can do; who is silent for the lease TTL or longer.
@@ -113,8 +113,14 @@ class WorkerRegistry:
         """
         paces = paces or {}
         own_silence_ms, overdue = self._beat(
-            keys=[self._keys.workers(), self._keys.worker(worker_id), *map(self._keys.pace, paces)],
-            args=[worker_id, about, self._ttl_ms, *map(str, paces.values())],
+            keys=[
+                *BeatKeys(workers=self._keys.workers(), about=self._keys.worker(worker_id)),
+                *map(self._keys.pace, paces),
+            ],
+            args=[
+                *BeatArgs(worker_id=worker_id, about=about, lease_ttl_ms=self._ttl_ms),
+                *map(str, paces.values()),
+            ],
         )
         now = self._clock()
         if own_silence_ms >= self._ttl_ms:
@@ -160,7 +166,9 @@ class WorkerRegistry:
         Whether it was there until now, and this call has removed it.
         """
         struck = self._forget(
-            keys=[self._keys.workers(), self._keys.leases(worker_id), self._keys.worker(worker_id)],
-            args=[worker_id, silent_ms],
+            keys=ForgetWorkerKeys(
+                workers=self._keys.workers(), leases=self._keys.leases(worker_id), about=self._keys.worker(worker_id)
+            ),
+            args=ForgetWorkerArgs(worker_id=worker_id, silent_ms=silent_ms),
         )
         return bool(struck)

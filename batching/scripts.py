@@ -2,14 +2,26 @@
 
 What two scripts share, or what is a rule of its own beside its Python twin, is a part: a file of functions that is put
 in front of a script.
+
+A script reads what it is given by name: `KEYS.lease`, `ARGV.size`, `ARGV[at + ClassRow.rank]`. The names are the
+fields of the named tuples that the caller sends. Their numbers are put into the text here, once: a name costs nothing
+at run time, and one that nobody declares is an error before the script is ever sent.
 """
 
 from __future__ import annotations
 
-from functools import cache
+import re
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "lua"
+_NAME = re.compile(r"\b([A-Z]\w*)\.([A-Za-z]\w*)")
+_WIDTH = "width"
+
+
+class UnknownNameError(NameError):
+    """A script reads something that its caller does not declare."""
 
 
 def folder_of(module_file: str) -> Path:
@@ -17,12 +29,51 @@ def folder_of(module_file: str) -> Path:
     return Path(module_file).parent / "lua"
 
 
-@cache
-def source(name: str, folder: Path = _FOLDER, parts: tuple[str, ...] = ()) -> str:
-    """The text of `lua/<name>.lua`, behind `lua/stamp.lua` and its `parts`: files of that folder, or of the core's."""
-    places = (folder if (folder / f"{each}.lua").exists() else _FOLDER for each in (*parts, name))
-    texts = (
-        _FOLDER / "stamp.lua",
-        *(place / f"{each}.lua" for place, each in zip(places, (*parts, name), strict=True)),
-    )
-    return "".join(text.read_text(encoding="utf-8") for text in texts)
+@dataclass(frozen=True)
+class LuaScript:
+    """A script as its callers declare it, `lua/<name>.lua` in `folder`.
+
+    Args:
+        parts: files of functions in front of it, of its folder or of the core's.
+        keys: named tuples whose fields stand at the beginning of KEYS, in this order; `KEYS.width` is their number.
+        args: likewise of ARGV.
+        rows: named tuples that repeat. `Row.field` is the place of a field in a row, from 1; `Row.width` their number.
+    """
+
+    name: str
+    folder: Path = _FOLDER
+    parts: tuple[str, ...] = ()
+    keys: tuple[type, ...] = ()
+    args: tuple[type, ...] = ()
+    rows: tuple[type, ...] = ()
+
+    @cached_property
+    def text(self) -> str:
+        """As the server gets it. Raises UnknownNameError."""
+        numbers = {row.__name__: _numbers(row) for row in self.rows}
+        numbers |= {"KEYS": _numbers(*self.keys), "ARGV": _numbers(*self.args)}
+
+        def number(found: re.Match[str]) -> str:
+            table, field = found.groups()
+            try:
+                value = numbers[table][field]
+            except KeyError:
+                raise UnknownNameError(f"{self.name}.lua: {found[0]} is declared nowhere") from None
+            return f"{table}[{value}]" if table in {"KEYS", "ARGV"} and field != _WIDTH else str(value)
+
+        return _NAME.sub(number, "".join(path.read_text(encoding="utf-8") for path in self.files))
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The layout of the stamp, the parts, and the script itself."""
+        places = (
+            folder / f"{each}.lua"
+            for each in (*self.parts, self.name)
+            for folder in (self.folder if (self.folder / f"{each}.lua").exists() else _FOLDER,)
+        )
+        return (_FOLDER / "stamp.lua", *places)
+
+
+def _numbers(*rows: type) -> dict[str, int]:
+    names = [field for row in rows for field in row._fields]  # type: ignore[attr-defined]
+    return {field: number for number, field in enumerate(names, 1)} | {_WIDTH: len(names)}

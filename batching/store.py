@@ -18,11 +18,31 @@ from typing import Any, Protocol, cast
 import msgspec
 from redis import Redis
 
-from batching import scripts
 from batching.asked import Asked, Finished
 from batching.bell import Bell
+from batching.outcome_rows import outcome_rows
 from batching.policy.suspects import suspect_sizes
 from batching.policy.tiers import AGED_SHARE, DEFAULT_AGEING_S, DEFAULT_SHARES
+from batching.script_args import (
+    CLAIM,
+    FINISH,
+    GIVE_BACK,
+    LOOK,
+    PEEK,
+    PUT_ASIDE,
+    AnswerArgs,
+    AnswerKeys,
+    ClaimArgs,
+    ClaimKeys,
+    FinishArgs,
+    FinishKeys,
+    GiveBackArgs,
+    GiveBackKeys,
+    LookKeys,
+    PeekArgs,
+    PutAsideArgs,
+    PutAsideKeys,
+)
 from config.keys import Shard, model_of_bell
 from config.redis import Line, Script
 from config.schema import MAX_BATCH_BYTES
@@ -185,12 +205,12 @@ class RedisBatchStore:
         self._shares = tuple(shares)
         self._keep = keep
         self._ageing_ms = int(ageing_s * 1000)
-        self._look = Script(scripts.source("look", parts=("message",)))
+        self._look = Script(LOOK.text)
         self._waiting: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-        self._peek = Script(scripts.source("peek"))
-        self._claim = Script(scripts.source("claim", parts=("message", "tiers", "fair")))
-        self._finish = Script(scripts.source("finish", parts=("reply", "question", "asked")))
-        self._put_aside = Script(scripts.source("put_aside", parts=("message",)))
+        self._peek = Script(PEEK.text)
+        self._claim = Script(CLAIM.text)
+        self._finish = Script(FINISH.text)
+        self._put_aside = Script(PUT_ASIDE.text)
 
     @property
     def _line(self) -> Line:
@@ -200,7 +220,7 @@ class RedisBatchStore:
         return line
 
     def look(self, model: str, paused: AbstractSet[int] = frozenset()) -> View:
-        keys = (self._keys.delayed(model), *self._keys.queues(model))
+        keys = (*LookKeys(delayed=self._keys.delayed(model)), *self._keys.queues(model))
         now, depths, oldest, due = self._line.script(self._look, keys, ())
         return _view(now, depths, oldest, due, paused)
 
@@ -220,24 +240,28 @@ class RedisBatchStore:
         now, raw, depths, oldest, due = self._line.script(
             self._claim,
             (
-                keys.lease(batch_id),
-                keys.leases(self._worker_id),
-                keys.workers(),
-                keys.cancelled(),
-                keys.share(model),
-                keys.delayed(model),
+                *ClaimKeys(
+                    lease=keys.lease(batch_id),
+                    leases=keys.leases(self._worker_id),
+                    workers=keys.workers(),
+                    cancelled=keys.cancelled(),
+                    share=keys.share(model),
+                    delayed=keys.delayed(model),
+                ),
                 *queues,
                 *map(keys.held, queues),
             ),
             (
-                batch_id,
-                self._worker_id,
-                model,
-                size,
-                self._ageing_ms,
-                AGED_SHARE,
-                margin_ms,
-                max_bytes,
+                *ClaimArgs(
+                    batch_id=batch_id,
+                    worker_id=self._worker_id,
+                    model=model,
+                    size=size,
+                    ageing_ms=self._ageing_ms,
+                    aged_share=AGED_SHARE,
+                    margin_ms=margin_ms,
+                    max_bytes=max_bytes,
+                ),
                 *self._shares_without(paused),
                 *suspect_sizes(size, max_attempts),
             ),
@@ -252,42 +276,27 @@ class RedisBatchStore:
         channels = {
             reply_to: i for i, reply_to in enumerate(dict.fromkeys(o.reply_to for o in outcomes if o.reply_to), 1)
         }
-        keys = [self._keys.lease(batch_id), self._keys.leases(self._worker_id), self._keys.dead()]
+        keys: tuple[str, ...] = FinishKeys(
+            lease=self._keys.lease(batch_id), leases=self._keys.leases(self._worker_id), dead=self._keys.dead()
+        )
         asked = next((each.asked for each in outcomes if each.asked is not None), None)
         common: tuple[object, ...] = ()
         if asked is not None:
             # A batch is of one model, and was claimed at one time.
             keys += self._keys_of_asked(asked.model)
-            common = (self._keep.answer_bytes, asked.claimed_ms, _TIER_NAMES)
+            common = AnswerArgs(max_bytes=self._keep.answer_bytes, claimed_ms=asked.claimed_ms, tiers=_TIER_NAMES)
         args: list[Any] = [
-            batch_id,
-            int(last),
-            self._keep.count,
-            self._keep.age_ms,
-            len(channels),
-            len(common),
+            *FinishArgs(
+                batch_id=batch_id,
+                last=int(last),
+                max_dead=self._keep.count,
+                max_dead_age_ms=self._keep.age_ms,
+                channels=len(channels),
+                common=len(common),
+            ),
             *channels,
         ]
-        run: tuple[object, ...] = ()
-        position = count_at = 0
-        for each in outcomes:
-            # What neighbours have in common is said once.
-            shared = (
-                each.ttl_ms,
-                channels.get(each.reply_to, 0),
-                each.dead_letter,
-                2 if each.foreign else int(each.announce),
-                2 if each.asked is None else 3,
-            )
-            if shared != run or each.position != position:
-                run, position = shared, each.position
-                count_at = len(args) + len(run) + 1
-                args += (*run, position, 0)
-            position += 1
-            args[count_at] += 1
-            args += (each.task_id, each.result)
-            if each.asked is not None:
-                args.append(each.asked.row())
+        args += outcome_rows(outcomes, channels)
         args += common
         stored, *others = self._line.script(self._finish, keys, args)
         refused = tuple(row[1:].decode() for row in others if row.startswith(b"!"))
@@ -295,14 +304,28 @@ class RedisBatchStore:
 
     def _keys_of_asked(self, model: str) -> tuple[str, ...]:
         keys = self._keys
-        names = (keys.cached(), keys.kept(), keys.edition(model), keys.asked(), keys.joined())
-        return (*names, keys.cancelled(), keys.bell(model), *keys.queues(model))
+        names = AnswerKeys(
+            cached=keys.cached(),
+            kept=keys.kept(),
+            edition=keys.edition(model),
+            asked=keys.asked(),
+            joined=keys.joined(),
+            cancelled=keys.cancelled(),
+            bell=keys.bell(model),
+        )
+        return (*names, *keys.queues(model))
 
     def put_aside(
         self, model: str, batch_id: str, pauses: Sequence[tuple[int, int]], *, last: bool, count_attempt: bool = True
     ) -> bool:
-        keys = (self._keys.lease(batch_id), self._keys.leases(self._worker_id), self._keys.delayed(model))
-        args = (batch_id, int(last), int(count_attempt), *chain.from_iterable(pauses))
+        keys = PutAsideKeys(
+            lease=self._keys.lease(batch_id),
+            leases=self._keys.leases(self._worker_id),
+            delayed=self._keys.delayed(model),
+        )
+        head = PutAsideArgs(batch_id=batch_id, last=int(last), attempt=int(count_attempt))
+        # Each of them a `Pause`.
+        args = (*head, *chain.from_iterable(pauses))
         return cast("int", self._line.script(self._put_aside, keys, args)) >= 0
 
     def give_back(self, model: str, batch_id: str, blame: Blame, losses: int = 1) -> int:
@@ -327,7 +350,9 @@ class RedisBatchStore:
 
     def peek(self, paused: Mapping[str, AbstractSet[int]]) -> AbstractSet[str]:
         models = tuple(paused)
-        found = self._line.script(self._peek, self._waiting_of(models), (len(TIERS), *map(_open, paused.values())))
+        found = self._line.script(
+            self._peek, self._waiting_of(models), (*PeekArgs(queues=len(TIERS)), *map(_open, paused.values()))
+        )
         return {models[number - 1] for number in found}
 
     def _waiting_of(self, models: tuple[str, ...]) -> tuple[str, ...]:
@@ -342,13 +367,14 @@ def _open(paused: AbstractSet[int]) -> str:
     return "".join("0" if rank in paused else "1" for rank in range(len(TIERS))) if paused else "1" * len(TIERS)
 
 
-_GIVE_BACK = Script(scripts.source("give_back", parts=("message",)))
+_GIVE_BACK = Script(GIVE_BACK.text)
 
 
 def give_back(line: Line, keys: Shard, worker_id: str, model: str, batch_id: str, blame: Blame, losses: int = 1) -> int:
     """Run `give_back.lua` for a lease of `worker_id`, which need not be this process."""
-    names = (keys.lease(batch_id), keys.leases(worker_id), keys.bell(model), *keys.queues(model))
-    return cast("int", line.script(_GIVE_BACK, names, (batch_id, blame.value, losses)))
+    names = GiveBackKeys(lease=keys.lease(batch_id), leases=keys.leases(worker_id), bell=keys.bell(model))
+    args = GiveBackArgs(batch_id=batch_id, blame=blame.value, losses=losses)
+    return cast("int", line.script(_GIVE_BACK, (*names, *keys.queues(model)), args))
 
 
 def parse_entries(raw: Sequence[bytes]) -> tuple[Entry, ...]:

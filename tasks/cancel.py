@@ -13,15 +13,15 @@ from typing import cast
 
 from redis import Redis
 
-from batching import scripts
 from config.keys import REVOKED_CHANNEL, Shard
+from tasks.script_args import CANCEL, CancelArgs, CancelKeys
 
 
 class Canceller:
     """Takes back what has not started."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
-        self._cancel = redis.register_script(scripts.source("cancel", scripts.folder_of(__file__)))
+        self._cancel = redis.register_script(CANCEL.text)
         self._keys = shard or Shard()
 
     def cancel(self, task_id: str, stateless_ms: int = 0) -> str:
@@ -30,6 +30,7 @@ class Canceller:
         Args:
             stateless_ms: how long a request may wait whose state nobody can ask for; 0: such a one is left alone.
         """
-        keys = [self._keys.result(task_id), self._keys.cancelled()]
-        found = self._cancel(keys=keys, args=[task_id, REVOKED_CHANNEL, stateless_ms])
+        keys = CancelKeys(result=self._keys.result(task_id), cancelled=self._keys.cancelled())
+        args = CancelArgs(task_id=task_id, channel=REVOKED_CHANNEL, stateless_ms=stateless_ms)
+        found = self._cancel(keys=keys, args=args)
         return cast("bytes", found).decode()

@@ -15,7 +15,6 @@ import gevent
 from redis import Redis
 from redis.exceptions import RedisError
 
-from batching import scripts
 from config.keys import Shard
 from config.settings import Settings
 from config.tiers import Tier
@@ -31,6 +30,7 @@ from tasks.quota import Quotas
 from tasks.results import FINISHED, Reply, decode_details, decode_error, decode_reply
 from tasks.router import Pending, Router
 from tasks.rules import Rules
+from tasks.script_args import CHARGE, HANG_UP, ChargeArgs, HangUpArgs, HangUpKeys, QuotaKeys
 from tasks.seal import seal_of
 
 logger = logging.getLogger(__name__)
@@ -70,9 +70,9 @@ class Client:
             self._answered,
         )
         self._writer = MessageWriter(self.router.channel, seal_of(settings))
-        self._hang_up = redis.register_script(scripts.source("hang_up", scripts.folder_of(__file__)))
+        self._hang_up = redis.register_script(HANG_UP.text)
         self._canceller = Canceller(redis, self._keys)
-        self._charge = redis.register_script(scripts.source("charge", scripts.folder_of(__file__), ("gcra",)))
+        self._charge = redis.register_script(CHARGE.text)
         self._queues = {(name, tier): self._keys.queue(name, tier) for name in settings.models for tier in Tier}
         self._tiers = {queue: tier for (_, tier), queue in self._queues.items()}
         self._quotas = Quotas(settings)
@@ -225,7 +225,8 @@ class Client:
         if quota is None:
             return 0.0
         try:
-            early_us = self._charge(keys=[self._keys.quota(quota.key_id)], args=[quota.interval_us, quota.burst])
+            keys = QuotaKeys(quota=self._keys.quota(quota.key_id))
+            early_us = self._charge(keys=keys, args=ChargeArgs(interval_us=quota.interval_us, burst=quota.burst))
         except RedisError as error:
             logger.warning("a refused request was not counted: %s", error)
             return 0.0
@@ -246,7 +247,8 @@ class Client:
     def _take_back(self, task_ids: Sequence[str]) -> bool:
         longest_ms = self._settings.request_timeout_ms
         try:
-            self._hang_up(keys=[self._keys.cancelled()], args=[longest_ms, *task_ids])
+            keys = HangUpKeys(cancelled=self._keys.cancelled())
+            self._hang_up(keys=keys, args=[*HangUpArgs(keep_ms=longest_ms), *task_ids])
         except RedisError as error:
             logger.warning("%d requests whose callers have gone were not taken back: %s", len(task_ids), error)
             return False

@@ -13,11 +13,11 @@ from typing import cast
 from redis import Redis
 from redis.exceptions import RedisError
 
-from batching import scripts
 from batching.policy import Gcra, Shed
 from config.keys import Shard
 from config.settings import Settings
 from tasks.errors import RateLimited
+from tasks.script_args import CLIENT, ClientArgs, QuotaKeys
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class ClientLimit:
         self._rpm = settings.client_rpm
         self._burst = max(1, self._rpm * settings.burst_ms // 60_000)
         self._keys = shard or Shard()
-        self._take = redis.register_script(scripts.source("client", scripts.folder_of(__file__), ("gcra",)))
+        self._take = redis.register_script(CLIENT.text)
 
     def refusal(self, owner: str, client_id: str, count: int = 1) -> RateLimited | None:
         """Count `count` requests of a client, which has no limit without a name; more than a burst take all of it."""
@@ -39,7 +39,8 @@ class ClientLimit:
         interval_us = Gcra.per_minute(self._rpm, self._burst).interval_us
         try:
             taken = self._take(
-                keys=[self._keys.client_quota(name)], args=[interval_us, self._burst, min(count, self._burst)]
+                keys=QuotaKeys(quota=self._keys.client_quota(name)),
+                args=ClientArgs(interval_us=interval_us, burst=self._burst, requests=min(count, self._burst)),
             )
         except RedisError as error:
             # Nothing can be queued then, and the queue says so.

@@ -11,11 +11,11 @@ from typing import cast
 import msgspec
 from redis import Redis
 
-from batching import scripts
 from config.keys import Shard
 from config.tiers import Tier
 from tasks.messages import without_expiry
 from tasks.results import DeadLetter
+from tasks.script_args import REPLAY, ReplayArgs, ReplayKeys
 
 _decode = msgspec.json.Decoder(DeadLetter).decode
 
@@ -26,7 +26,7 @@ class DeadLetters:
     def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
         self._redis = redis
         self._keys = shard or Shard()
-        self._replay = redis.register_script(scripts.source("replay", scripts.folder_of(__file__), ("message",)))
+        self._replay = redis.register_script(REPLAY.text)
 
     def newest(self, limit: int = 1000) -> list[DeadLetter]:
         """The newest first."""
@@ -47,19 +47,19 @@ class DeadLetters:
         if stored is None:
             return False
         record, message = stored
-        keys = [
-            self._keys.dead(),
-            self._keys.dead(task_id),
-            self._keys.result(task_id),
-            self._keys.queue(record.model, Tier(record.tier)),
-            self._keys.bell(record.model),
-        ]
-        args: list[str | int | bytes] = [
-            task_id,
-            int(time_s * 1000),
-            int(result_ttl_s * 1000),
-            without_expiry(message),
-        ]
+        keys = ReplayKeys(
+            dead=self._keys.dead(),
+            letter=self._keys.dead(task_id),
+            result=self._keys.result(task_id),
+            queue=self._keys.queue(record.model, Tier(record.tier)),
+            bell=self._keys.bell(record.model),
+        )
+        args = ReplayArgs(
+            task_id=task_id,
+            time_ms=int(time_s * 1000),
+            result_ttl_ms=int(result_ttl_s * 1000),
+            message=without_expiry(message),
+        )
         return bool(self._replay(keys=keys, args=args))
 
     def drop(self, task_id: str) -> bool:

@@ -12,7 +12,7 @@ from typing import cast
 import msgspec
 from redis import Redis
 
-from batching import scripts
+from batching.script_args import LOOK, LookKeys
 from config.keys import Shard
 from config.tiers import TIERS
 
@@ -85,7 +85,7 @@ class Fleet:
         self._redis = redis
         self._keys = shard or Shard()
         self._ttl_ms = lease_ttl_s * 1000
-        self._look = redis.register_script(scripts.source("look", parts=("message",)))
+        self._look = redis.register_script(LOOK.text)
 
     def workers(self) -> list[WorkerRow]:
         """Every worker with a heartbeat, the silent ones among them (`age_ms` tells).
@@ -123,7 +123,7 @@ class Fleet:
         for model in models:
             now_ms, depths, oldest, _ = cast(
                 "tuple[int, list[int], list[int], list[int]]",
-                self._look(keys=(self._keys.delayed(model), *self._keys.queues(model))),
+                self._look(keys=(*LookKeys(delayed=self._keys.delayed(model)), *self._keys.queues(model))),
             )
             rows += [
                 QueueRow(

@@ -20,12 +20,12 @@ from typing import cast
 import msgspec
 from redis import Redis
 
-from batching import scripts
 from batching.stamp import read_stamp
 from batching.store import parse_entries
 from config.keys import Shard
 from config.tiers import TIERS
 from tasks.ownership import belongs_to, made_at_ms
+from tasks.script_args import JOURNAL, BatchLogArgs, BatchLogKeys
 
 HOUR_MS = 3_600_000
 FAILED_FOR_MS = 24 * HOUR_MS
@@ -119,7 +119,7 @@ class Journal:
         self._keys = shard or Shard()
         self._failed_bytes = max_bytes // FAILED_PART
         self._bytes = max_bytes - self._failed_bytes
-        self._add = redis.register_script(scripts.source("journal", scripts.folder_of(__file__)))
+        self._add = redis.register_script(JOURNAL.text)
 
     def write(self, records: Iterable[BatchRecord]) -> None:
         """One round trip, and one more if any failed."""
@@ -129,8 +129,8 @@ class Journal:
             (_FAILED, FAILED_FOR_MS, self._failed_bytes, _failed(written)),
         ):
             if chosen:
-                names = [self._keys.record(which), self._keys.record_size(which)]
-                self._add(keys=names, args=[age_ms, most, *_packed(chosen)])
+                names = BatchLogKeys(record=self._keys.record(which), size=self._keys.record_size(which))
+                self._add(keys=names, args=[*BatchLogArgs(age_ms=age_ms, max_bytes=most), *_packed(chosen)])
 
     def lost(self, worker: str, model: str, batch_id: str, entries: Sequence[bytes]) -> None:
         """A batch whose worker is dead and could write nothing down; `entries` as they lie in its lease."""

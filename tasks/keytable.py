@@ -14,9 +14,9 @@ from typing import cast
 import msgspec
 from redis import Redis
 
-from batching import scripts
 from config.keys import Shard
 from tasks.apikeys import ApiKey
+from tasks.script_args import PUBLISH_KEYS, KeyTableArgs, KeyTableKeys
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(ApiKey).decode
@@ -35,12 +35,12 @@ class KeyTableStore:
     def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
         self._redis = redis
         self._keys = shard or Shard()
-        self._publish = redis.register_script(scripts.source("publish_keys", scripts.folder_of(__file__)))
+        self._publish = redis.register_script(PUBLISH_KEYS.text)
 
     def publish(self, version: str, keys: Sequence[ApiKey]) -> bool:
         """Replace the table; False when Redis has this version or a later one of the same database already."""
-        names = [self._keys.api_keys(), self._keys.api_keys_version()]
-        args: list[str | bytes] = [version]
+        names = KeyTableKeys(table=self._keys.api_keys(), version=self._keys.api_keys_version())
+        args: list[str | bytes] = [*KeyTableArgs(version=version)]
         for key in keys:
             args += (key.id, _encode(key))
         return bool(self._publish(keys=names, args=args))

@@ -23,9 +23,9 @@ import msgspec
 from redis import Redis
 from redis.exceptions import RedisError
 
-from batching import scripts
 from config.keys import Shard
 from tasks import metrics
+from tasks.script_args import FORGET, RECORD, EntryRow, LedgerArgs, LedgerKeys
 
 COMPLETED, FAILED, CANCELLED, REFUSED = "completed", "failed", "cancelled", "refused"
 ROWS_AN_ENTRY = 500
@@ -104,26 +104,26 @@ class LedgerStream:
         self._redis = redis
         self._max_rows = max_rows
         keys = shard or Shard()
-        self._names = [keys.ledger(), keys.ledger_rows()]
-        folder = scripts.folder_of(__file__)
-        self._record = redis.register_script(scripts.source("record", folder))
-        self._forget = redis.register_script(scripts.source("forget", folder))
+        self._names = LedgerKeys(ledger=keys.ledger(), rows=keys.ledger_rows())
+        self._record = redis.register_script(RECORD.text)
+        self._forget = redis.register_script(FORGET.text)
 
     def add(self, groups: Sequence[RowGroup]) -> bool:
         """False when there is no room, and nothing was added."""
         count = sum(map(len, groups))
-        return bool(self._record(keys=self._names, args=[self._max_rows, count, _encode(groups)]))
+        args = LedgerArgs(max_rows=self._max_rows, added=count, rows=_encode(groups))
+        return bool(self._record(keys=self._names, args=args))
 
     def oldest(self, count: int) -> list[Entry]:
         """Up to `count` entries, which stay until they are forgotten."""
-        found = cast("list[tuple[bytes, dict[bytes, bytes]]]", self._redis.xrange(self._names[0], count=count))
+        found = cast("list[tuple[bytes, dict[bytes, bytes]]]", self._redis.xrange(self._names.ledger, count=count))
         return [Entry(entry_id.decode(), _readable(fields)) for entry_id, fields in found]
 
     def forget(self, entries: Sequence[Entry]) -> None:
         """They are in the database. Saying so twice changes nothing."""
         args: list[str | int] = []
         for entry in entries:
-            args += (entry.id, len(entry.rows))
+            args += EntryRow(entry_id=entry.id, rows=len(entry.rows))
         self._forget(keys=self._names, args=args)
 
 

@@ -22,10 +22,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from redis import Redis
 
-from batching import scripts
 from config.keys import Shard
 from config.redis import Line, Script
 from tasks import slo
+from tasks.script_args import COUNT, CountArgs, CountKeys
 
 REGISTRY = CollectorRegistry(auto_describe=False)
 
@@ -154,7 +154,7 @@ class MetricsFlusher:
         self._line = Line(redis)
         self._keys = shard or Shard()
         self._name = secrets.token_hex(8)
-        self._script = Script(scripts.source("count", scripts.folder_of(__file__)))
+        self._script = Script(COUNT.text)
         self._sent: dict[str, float] = {}
         self._fields: dict[tuple[str, ...], str] = {}
         self._number = 0
@@ -190,9 +190,15 @@ class MetricsFlusher:
         return _Flush(self._number, answered, changed)
 
     def _send(self, flush: _Flush) -> None:
-        keys = (self._keys.metrics(), self._keys.flush(f"metrics:{self._name}"), self._keys.rate(int(time.time())))
+        keys = CountKeys(
+            sums=self._keys.metrics(),
+            flush=self._keys.flush(f"metrics:{self._name}"),
+            second=self._keys.rate(int(time.time())),
+        )
+        head = CountArgs(flush=flush.number, answered=repr(flush.answered or 0))
+        # Each of them an `Increment`.
         pairs = [part for field, delta in flush.increments for part in (field, repr(delta))]
-        self._line.script(self._script, keys, (flush.number, repr(flush.answered or 0), *pairs))
+        self._line.script(self._script, keys, (*head, *pairs))
         self._unheard = None
 
     def _field(self, name: str, labels: dict[str, str]) -> str:

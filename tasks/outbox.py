@@ -23,7 +23,6 @@ from redis import Redis
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from batching import scripts
 from config.keys import Shard, reply_channel
 from config.redis import Line, Script
 from tasks.errors import BackendUnavailable, BunchError
@@ -31,6 +30,7 @@ from tasks.messages import Outgoing
 from tasks.refusals import QUEUED, answered, refusals
 from tasks.router import Pending
 from tasks.rules import Rules
+from tasks.script_args import FlushArgs, FlushKeys, RunRow
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Outbox:
         self._keys = shard or Shard()
         self._items: list[Posted] = []
         self._wake = Event()
-        self._script = Script(scripts.source("submit", scripts.folder_of(__file__), rules.parts))
+        self._script = Script(rules.script)
         self._greenlet: gevent.Greenlet[..., None] | None = None
         self.flushes = 0
 
@@ -135,11 +135,11 @@ class Outbox:
         # just been changed is held to the ones before for the rest of a flush.
         classes: dict[object, int] = {}
         quotas: dict[str, int] = {}
-        keys = [self._keys.flush(f"{self._name}:{self.flushes}"), self._keys.arrivals()]
+        keys = [*FlushKeys(flush=self._keys.flush(f"{self._name}:{self.flushes}"), arrivals=self._keys.arrivals())]
         about: list[object] = []
         args: list[Any] = []
         known = False
-        run: tuple[int, ...] = ()
+        run: tuple[int, int, int, int] | tuple[()] = ()
         count_at = 0
         for item in batch:
             out = item.out
@@ -152,13 +152,14 @@ class Outbox:
             if number is None:
                 number = classes[kind] = len(classes) + 1
                 model = models.setdefault(out.model, len(models) + 1)
-                about += (model, *self._rules.of_class(out, quotas))
-            # What neighbours have in common is said once: a word more for each costs Redis as much as we do to send it.
+                about += self._rules.of_class(out, model, quotas)
+            # What neighbours have in common is said once, as a `RunRow`: a word more for each costs Redis as much as we
+            # do to send it.
             shared = (number, out.deadline_ms, out.queue_limit_ms, 2 if named else 1)
             if shared != run:
                 run = shared
                 count_at = len(args) + len(run)
-                args += (*run, 0)
+                args += RunRow(*run, messages=0)
             args[count_at] += 1
             if named:
                 args.append(named)
@@ -168,9 +169,9 @@ class Outbox:
         keys += [self._keys.quota(key_id) for key_id in quotas]
         if known:
             keys += self._rules.known_keys
-        counts = (len(models), len(self._rules.shares), len(classes))
+        head = FlushArgs(models=len(models), tiers=len(self._rules.shares), classes=len(classes), channel=self._channel)
         depths = [self._rules.depth_limit(name) for name in models]
-        every = (*counts, *self._rules.general, self._channel, *depths, *about, *args)
+        every = (*head, *self._rules.general, *self._rules.shares, *depths, *about, *args)
         return cast("bytes", self._line.script(self._script, keys, every))
 
     def _report(self, batch: list[Posted], answer: bytes) -> None:

@@ -1,5 +1,4 @@
 -- Outcomes of questions that others may ask, or have asked and wait for (batching/asked.py, tasks/lua/once.lua).
-local CACHED, KEPT, EDITION, ASKED, JOINED, CANCELLED, BELL, QUEUES = 4, 5, 6, 7, 8, 9, 10, 10
 -- What an entry costs beside its bytes: its key, its place among the kept.
 local OVERHEAD = 300
 -- No answer may take more than this part of all room.
@@ -13,20 +12,20 @@ local MOST_FORGOTTEN = 64
 -- before it>;<bytes with it>;<edition>;<questions>, where bytes are of all answers that were ever kept. An answer that was
 -- given anew has two rows, and counts twice until the first of them goes, the answer with it. Returns the bytes before.
 local function make_room(size, most, now)
-  local newest = redis.call('LINDEX', KEYS[KEPT], -1)
+  local newest = redis.call('LINDEX', KEYS.kept, -1)
   local total, forgotten = newest and tonumber(string.match(newest, '^%d+;%d+;(%d+)')) or 0, 0
   while true do
-    local row = redis.call('LINDEX', KEYS[KEPT], 0)
+    local row = redis.call('LINDEX', KEYS.kept, 0)
     if not row then return 0 end
     local ends, before, edition, questions = string.match(row, '^(%d+);(%d+);%d+;([^;]*);(.*)$')
     local gone = tonumber(ends) <= now
     if total - before + size <= most and (not gone or forgotten == MOST_FORGOTTEN) then return total end
-    redis.call('LPOP', KEYS[KEPT])
+    redis.call('LPOP', KEYS.kept)
     forgotten = forgotten + 1
     if not gone then
       local names = {}
       for question in string.gmatch(questions, '[^,]+') do
-        names[#names + 1] = KEYS[CACHED] .. ':' .. edition .. ':' .. question
+        names[#names + 1] = KEYS.cached .. ':' .. edition .. ':' .. question
       end
       redis.call('DEL', unpack(names))
     end
@@ -36,7 +35,7 @@ end
 local function keep_row(row, edition, most, now)
   -- Room first: what makes it may have answered one of these before.
   local total = make_room(row.size, most, now)
-  local prefix = KEYS[CACHED] .. ':' .. edition .. ':'
+  local prefix = KEYS.cached .. ':' .. edition .. ':'
   local keep_ms, ends, last = nil, nil, 0
   for j = 1, #row do
     local q = row[j]
@@ -47,7 +46,7 @@ local function keep_row(row, edition, most, now)
     redis.call('SET', prefix .. q.question, q.result, 'PXAT', ends)
     row[j] = q.question
   end
-  redis.call('RPUSH', KEYS[KEPT],
+  redis.call('RPUSH', KEYS.kept,
     string.format('%.0f;%.0f;%.0f;%s;%s', last, total, total + row.size, edition, table.concat(row, ',')))
 end
 
@@ -76,8 +75,8 @@ local others = {0}
 -- What ends the wait of those who have joined a question. Built only where some have: nobody else shall pay for these
 -- functions. `from` is where the common arguments begin.
 local function ending(from)
-  local claimed_ms, tiers = tonumber(ARGV[from + 1]), {}
-  for tier in string.gmatch(ARGV[from + 2], '[^;]+') do tiers[#tiers + 1] = tier end
+  local claimed_ms, tiers = tonumber(ARGV[from - 1 + AnswerArgs.claimed_ms]), {}
+  for tier in string.gmatch(ARGV[from - 1 + AnswerArgs.tiers], '[^;]+') do tiers[#tiers + 1] = tier end
 
   local function waiter_of(id, value)
     local message = string.sub(value, 2)
@@ -123,9 +122,9 @@ local function ending(from)
   -- Whether one who waits is no longer to be answered, because it was taken back or its time passed before `at`.
   local any_cancelled
   local function is_over(q, waiter, at)
-    if any_cancelled == nil then any_cancelled = redis.call('EXISTS', KEYS[CANCELLED]) == 1 end
+    if any_cancelled == nil then any_cancelled = redis.call('EXISTS', KEYS.cancelled) == 1 end
     local key, asked_for = 'celery-task-meta-' .. waiter.id, tracked(waiter.message)
-    local gone = any_cancelled and redis.call('ZREM', KEYS[CANCELLED], waiter.id) == 1
+    local gone = any_cancelled and redis.call('ZREM', KEYS.cancelled, waiter.id) == 1
     if gone and asked_for then redis.call('SET', key, state_of(waiter.id, 'REVOKED'), 'PX', waiter.ttl) end
     -- Celery's `revoke` writes no more than the state.
     if not gone and asked_for then gone = string.find(redis.call('GETRANGE', key, 0, 31), '"REVOKED"', 1, true) end
@@ -167,14 +166,14 @@ local function ending(from)
     local message = string.sub(heir.message, 1, LIMIT - 1) .. string.sub(heir.message, DEADLINE, DEADLINE + 12)
       .. string.sub(heir.message, LIMIT + 13, ATTEMPT - 1)
       .. string.format('%02d;%d', math.min(attempts, 99), math.min(lost, 9)) .. string.sub(heir.message, LOST + 1)
-    redis.call('RPUSH', KEYS[QUEUES + heir.rank + 1], message)
+    redis.call('RPUSH', KEYS[KEYS.width + heir.rank + 1], message)
     -- The hash lives as long as the last of those in it may wait, and goes with the last.
     local keep = redis.call('PTTL', q.waiting)
     redis.call('HDEL', q.waiting, heir.id)
     local joined = redis.call('EXISTS', q.waiting) == 1
     local mark = string.format('%d%d%013.0f%013.0f%s', heir.rank, joined and 1 or 0, heir.deadline, heir.enqueued, heir.id)
     redis.call('SET', q.mark, mark, 'PX', keep)
-    if redis.call('EXISTS', KEYS[BELL]) == 0 then redis.call('LPUSH', KEYS[BELL], 1) end
+    if redis.call('EXISTS', KEYS.bell) == 0 then redis.call('LPUSH', KEYS.bell, 1) end
   end
 
   -- Others get the bytes of this one's result, with an id and times of their own.
@@ -206,7 +205,7 @@ local function ending(from)
 
   return function(q)
     local shared, attempt, lost = string.match(q.about, '(%d);(%d+);(%d+)$')
-    q.waiting = KEYS[JOINED] .. ':' .. q.question
+    q.waiting = KEYS.joined .. ':' .. q.question
     local waiters = waiters_of(q)
     if shared == '1' then share(q, waiters, attempt) else pass_on(q, waiters, tonumber(attempt), tonumber(lost)) end
   end
@@ -220,15 +219,15 @@ local function settle_questions(noted, from)
     local names, last, over = {}, math.min(i + 999, #noted), {}
     for j = i, last do
       local at, position = unpack(noted[j])
-      local question, keep_ms = string.match(ARGV[at + 2], '^([^;]+);(%d+)')
+      local question, keep_ms = string.match(ARGV[at - 1 + OutcomeWords.asked], '^([^;]+);(%d+)')
       outcomes[j] = {
-        position = position, id = ARGV[at], result = ARGV[at + 1], about = ARGV[at + 2], question = question,
-        keep_ms = keep_ms, mark = false, waiting = false,
+        position = position, id = ARGV[at - 1 + OutcomeWords.task_id], result = ARGV[at - 1 + OutcomeWords.result],
+        about = ARGV[at - 1 + OutcomeWords.asked], question = question, keep_ms = keep_ms, mark = false, waiting = false,
       }
-      names[#names + 1] = KEYS[ASKED] .. ':' .. question
+      names[#names + 1] = KEYS.asked .. ':' .. question
     end
     local count = #names
-    names[count + 1] = KEYS[EDITION]
+    names[count + 1] = KEYS.edition
     local marks = redis.call('MGET', unpack(names))
     edition = marks[count + 1] or ''
     for j = i, last do
@@ -243,5 +242,5 @@ local function settle_questions(noted, from)
     if #over > 0 then redis.call('DEL', unpack(over)) end
   end
   -- Whatever is wrong with the keys of others (of another type, say) must not cost these their own outcome.
-  pcall(keep_answers, outcomes, edition, tonumber(ARGV[from]))
+  pcall(keep_answers, outcomes, edition, tonumber(ARGV[from - 1 + AnswerArgs.max_bytes]))
 end

@@ -13,7 +13,7 @@
 --
 -- Whatever an executor died of may be in the batch that it had inside, so those requests are suspects: they run among
 -- themselves, in smaller batches each time, the last time alone. They stand at the head of their queue.
-local QUEUES = 6
+local QUEUES = KEYS.width
 -- Keeps one call short when a long queue has expired as a whole; the next call goes on.
 local MAX_DROPPED = 256
 -- How deep a claim looks for callers who have little in the queue, when others have much.
@@ -21,10 +21,10 @@ local WINDOW = 512
 
 local now = now_ms()
 local count = (#KEYS - QUEUES) / 2
-local size = tonumber(ARGV[4])
-local margin = tonumber(ARGV[7])
-local most_bytes = tonumber(ARGV[8])
-local SHARES = 8
+local size = tonumber(ARGV.size)
+local margin = tonumber(ARGV.margin_ms)
+local most_bytes = tonumber(ARGV.max_bytes)
+local SHARES = ARGV.width
 local SUSPECTS = SHARES + count
 local result_prefix = 'celery-task-meta-'
 
@@ -41,12 +41,12 @@ local function view()
   return depths, oldest, due
 end
 
-if redis.call('EXISTS', KEYS[1]) == 1 then
+if redis.call('EXISTS', KEYS.lease) == 1 then
   local depths, oldest, due = view()
-  return {now, redis.call('LRANGE', KEYS[1], 1, -1), depths, oldest, due}
+  return {now, redis.call('LRANGE', KEYS.lease, 1, -1), depths, oldest, due}
 end
 
-wake_delayed(KEYS[6], QUEUES + 1, now)
+wake_delayed(KEYS.delayed, QUEUES + 1, now)
 
 -- Suspects first: a batch of theirs takes from one queue alone.
 local function suspect_size(message, ours)
@@ -73,7 +73,7 @@ for i = 1, count do
   -- Of anybody else's message the age is not known.
   local age = ours and now - field(head, ENQUEUED, 13)
   -- Below 0: Redis' clock has gone back since.
-  aged[i] = ours and (age < 0 or age >= tonumber(ARGV[5]))
+  aged[i] = ours and (age < 0 or age >= tonumber(ARGV.ageing_ms))
 end
 
 local depths, waiting = {}, 0
@@ -90,13 +90,13 @@ local shares, credits = {}, {}
 local contended = waiting > size
 for i = 1, count do
   shares[i] = tonumber(ARGV[SHARES + i])
-  if aged[i] then shares[i] = math.max(shares[i], tonumber(ARGV[6])) end
-  credits[i] = contended and i > 1 and depths[i] > 0 and tonumber(redis.call('HGET', KEYS[5], i) or '0') or 0
+  if aged[i] then shares[i] = math.max(shares[i], tonumber(ARGV.aged_share)) end
+  credits[i] = contended and i > 1 and depths[i] > 0 and tonumber(redis.call('HGET', KEYS.share, i) or '0') or 0
 end
 local takes, saved = allocate(depths, size, credits, shares)
 if contended then
   for i = 1, count do
-    redis.call('HSET', KEYS[5], i, string.format('%.6f', saved[i]))
+    redis.call('HSET', KEYS.share, i, string.format('%.6f', saved[i]))
   end
 end
 
@@ -136,7 +136,7 @@ end
 
 -- How many of each key no longer wait, by queue.
 local held = {}
-local any_cancelled = redis.call('EXISTS', KEYS[4]) == 1
+local any_cancelled = redis.call('EXISTS', KEYS.cancelled) == 1
 local entries, dropped, taken, bytes = {}, 0, 0, 0
 local closed = false
 -- Of the last stamp that was found good.
@@ -176,7 +176,7 @@ local function pop(i, want)
           verdict = 'x'
         elseif margin > 0 and deadline > 0 and deadline <= now + margin then
           verdict = 'h'
-        elseif any_cancelled and redis.call('ZREM', KEYS[4], task_id(message)) == 1 then
+        elseif any_cancelled and redis.call('ZREM', KEYS.cancelled, task_id(message)) == 1 then
           verdict = 'c'
         elseif tracked(message) then
           -- Over no end: it may be another's, or have been revoked.
@@ -220,13 +220,13 @@ for i, counts in pairs(held) do
 end
 
 if #entries > 0 then
-  redis.call('RPUSH', KEYS[1], ARGV[2] .. '\n' .. ARGV[3])
+  redis.call('RPUSH', KEYS.lease, ARGV.worker_id .. '\n' .. ARGV.model)
   for i = 1, #entries, 1000 do
-    redis.call('RPUSH', KEYS[1], unpack(entries, i, math.min(i + 999, #entries)))
+    redis.call('RPUSH', KEYS.lease, unpack(entries, i, math.min(i + 999, #entries)))
   end
-  redis.call('SADD', KEYS[2], ARGV[1])
+  redis.call('SADD', KEYS.leases, ARGV.batch_id)
   -- A claim is a heartbeat: no lease may exist whose worker nobody watches.
-  redis.call('ZADD', KEYS[3], now, ARGV[2])
+  redis.call('ZADD', KEYS.workers, now, ARGV.worker_id)
 end
 local after, oldest, due = view()
 return {now, entries, after, oldest, due}

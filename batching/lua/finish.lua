@@ -14,32 +14,32 @@
 --       the tiers
 -- Returns the number stored, or -1 when the lease is gone: somebody else has the requests now, and will answer them; then
 -- the ids of foreign ones that are another's, each behind a '!'; then who else was settled along with them (asked.lua).
-if redis.call('EXISTS', KEYS[1]) == 0 then return {-1} end
-local at, last = 7 + ARGV[5], #ARGV - ARGV[6]
+if redis.call('EXISTS', KEYS.lease) == 0 then return {-1} end
+local at, last = ARGV.width + 1 + ARGV.channels, #ARGV - ARGV.common
 local noted = last < #ARGV and {}
 local stored = 0
 
 local function letter(id)
-  return KEYS[3] .. ':' .. id
+  return KEYS.dead .. ':' .. id
 end
 
 local function bury(position, id, record)
   local now = now_ms()
-  local entry = redis.call('LINDEX', KEYS[1], position)
+  local entry = redis.call('LINDEX', KEYS.lease, position)
   redis.call('HSET', letter(id), 'message', string.sub(entry, 3), 'rank', string.sub(entry, 1, 1), 'record', record)
-  redis.call('ZADD', KEYS[3], now, id)
-  local surplus = redis.call('ZCARD', KEYS[3]) - tonumber(ARGV[3])
-  local old = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', now - ARGV[4]), 'LIMIT', 0, 100)
-  if surplus > 0 then old = redis.call('ZRANGE', KEYS[3], 0, surplus - 1) end
+  redis.call('ZADD', KEYS.dead, now, id)
+  local surplus = redis.call('ZCARD', KEYS.dead) - tonumber(ARGV.max_dead)
+  local old = redis.call('ZRANGEBYSCORE', KEYS.dead, '-inf', string.format('%.0f', now - ARGV.max_dead_age_ms), 'LIMIT', 0, 100)
+  if surplus > 0 then old = redis.call('ZRANGE', KEYS.dead, 0, surplus - 1) end
   for i = 1, #old do
-    redis.call('ZREM', KEYS[3], old[i])
+    redis.call('ZREM', KEYS.dead, old[i])
     redis.call('DEL', letter(old[i]))
   end
 end
 
 -- While the lease lasts, the place of what has been settled is empty: a repeat of the call finds it so.
 local function settled_before(position)
-  return ARGV[2] == '0' and redis.call('LINDEX', KEYS[1], position) == ''
+  return ARGV.last == '0' and redis.call('LINDEX', KEYS.lease, position) == ''
 end
 
 -- Whether a frontend's request has that id: its state as scripts write it, or a result that has an owner.
@@ -52,10 +52,10 @@ local function is_anothers(id)
 end
 
 local function settle(at, position, ttl, channel, record, announce, foreign)
-  local id, result = ARGV[at], ARGV[at + 1]
+  local id, result = ARGV[at - 1 + OutcomeWords.task_id], ARGV[at - 1 + OutcomeWords.result]
   if foreign and is_anothers(id) then
     refused[#refused + 1] = '!' .. id
-    if ARGV[2] == '0' then redis.call('LSET', KEYS[1], position, '') end
+    if ARGV.last == '0' then redis.call('LSET', KEYS.lease, position, '') end
     return
   end
   if record ~= '' then bury(position, id, record) end
@@ -65,28 +65,30 @@ local function settle(at, position, ttl, channel, record, announce, foreign)
     if announce then redis.call('PUBLISH', key, result) end
   end
   if channel then reply(channel, id, result) end
-  if ARGV[2] == '0' then redis.call('LSET', KEYS[1], position, '') end
+  if ARGV.last == '0' then redis.call('LSET', KEYS.lease, position, '') end
   stored = stored + 1
 end
 
 while at <= last do
-  local ttl, number, record, announce = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3] ~= '0'
-  local foreign = ARGV[at + 3] == '2'
-  local words, position, first = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5]), at + 7
-  at = first + words * ARGV[at + 6]
+  local run = at - 1
+  local ttl, number, record = ARGV[run + OutcomeRun.ttl_ms], tonumber(ARGV[run + OutcomeRun.channel]), ARGV[run + OutcomeRun.record]
+  local announce, foreign = ARGV[run + OutcomeRun.announce] ~= '0', ARGV[run + OutcomeRun.announce] == '2'
+  local words, position = tonumber(ARGV[run + OutcomeRun.words]), tonumber(ARGV[run + OutcomeRun.position])
+  local first = at + OutcomeRun.width
+  at = first + words * ARGV[run + OutcomeRun.outcomes]
   for i = first, at - 1, words do
     if not settled_before(position) then
-      settle(i, position, ttl, number > 0 and ARGV[6 + number], record, announce, foreign)
-      if words > 2 then noted[#noted + 1] = {i, position} end
+      settle(i, position, ttl, number > 0 and ARGV[ARGV.width + number], record, announce, foreign)
+      if words == OutcomeWords.width then noted[#noted + 1] = {i, position} end
     end
     position = position + 1
   end
 end
 if noted then settle_questions(noted, last + 1) end
 send_replies()
-if ARGV[2] == '1' then
-  redis.call('DEL', KEYS[1])
-  redis.call('SREM', KEYS[2], ARGV[1])
+if ARGV.last == '1' then
+  redis.call('DEL', KEYS.lease)
+  redis.call('SREM', KEYS.leases, ARGV.batch_id)
 end
 others[1] = stored
 for i = 1, #refused do table.insert(others, i + 1, refused[i]) end

@@ -3,8 +3,8 @@
 -- KEYS  1 workers (zset)  2 leases of the worker (set)  3 what it said of itself
 -- ARGV  1 worker id  2 lease TTL in ms, 0 when it leaves by itself
 -- Returns 1 if it was there and is not any more; of several that strike the same one, the first is told so.
-if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
-local beat = redis.call('ZSCORE', KEYS[1], ARGV[1])
-if beat and tonumber(beat) > now_ms() - tonumber(ARGV[2]) and ARGV[2] ~= '0' then return 0 end
-redis.call('DEL', KEYS[3])
-return redis.call('ZREM', KEYS[1], ARGV[1])
+if redis.call('EXISTS', KEYS.leases) == 1 then return 0 end
+local beat = redis.call('ZSCORE', KEYS.workers, ARGV.worker_id)
+if beat and tonumber(beat) > now_ms() - tonumber(ARGV.silent_ms) and ARGV.silent_ms ~= '0' then return 0 end
+redis.call('DEL', KEYS.about)
+return redis.call('ZREM', KEYS.workers, ARGV.worker_id)

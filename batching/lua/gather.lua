@@ -5,9 +5,9 @@
 -- Returns how many were moved. A repeat moves what has come since.
 --
 -- Nearly always there is nothing, and an empty list does not exist: one command a model says so.
-local width = 1 + ARGV[2]
-local model = 1 + ARGV[1] * width
-local left = tonumber(ARGV[3])
+local width = 1 + ARGV.lists
+local model = 1 + ARGV.queues * width
+local left = tonumber(ARGV.max_moved)
 local moved = 0
 for bell = 1, #KEYS, model do
   local before = moved

@@ -4,25 +4,25 @@
 -- ARGV  1 batch id  2 '0' when it never reached an executor, '1' to count an attempt, '2' when the executor died of it, perhaps
 --       3 for how many losses that last one counts at least
 -- Returns the number given back, or -1 when the lease is gone.
-if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
+if redis.call('EXISTS', KEYS.lease) == 0 then return -1 end
 
-local entries = redis.call('LRANGE', KEYS[1], 1, -1)
+local entries = redis.call('LRANGE', KEYS.lease, 1, -1)
 local returned = 0
 for i = #entries, 1, -1 do
   local entry = entries[i]
   if #entry > 0 then
     local rank, message = tonumber(string.sub(entry, 1, 1)), string.sub(entry, 3)
     local ours = stamped(message)
-    if ARGV[2] ~= '0' then message = with_attempt(message, ARGV[2] == '2', tonumber(ARGV[3])) end
+    if ARGV.blame ~= '0' then message = with_attempt(message, ARGV.blame == '2', tonumber(ARGV.losses)) end
     if ours and tracked(message) then
       local id = task_id(message)
       redis.call('SET', 'celery-task-meta-' .. id, state_of(id, 'PENDING'), 'XX', 'KEEPTTL')
     end
-    redis.call('RPUSH', KEYS[4 + rank], message)
+    redis.call('RPUSH', KEYS[KEYS.width + 1 + rank], message)
     returned = returned + 1
   end
 end
-redis.call('DEL', KEYS[1])
-redis.call('SREM', KEYS[2], ARGV[1])
-if returned > 0 and redis.call('EXISTS', KEYS[3]) == 0 then redis.call('LPUSH', KEYS[3], 1) end
+redis.call('DEL', KEYS.lease)
+redis.call('SREM', KEYS.leases, ARGV.batch_id)
+if returned > 0 and redis.call('EXISTS', KEYS.bell) == 0 then redis.call('LPUSH', KEYS.bell, 1) end
 return returned

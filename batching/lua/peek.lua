@@ -6,14 +6,14 @@
 --
 -- Nearly always nothing waits anywhere, and a list or set that is empty does not exist: one command says so.
 if redis.call('EXISTS', unpack(KEYS)) == 0 then return {} end
-local queues = tonumber(ARGV[1])
+local queues = tonumber(ARGV.queues)
 local now = string.format('%.0f', now_ms())
 local found = {}
-for model = 1, #ARGV - 1 do
+for model = 1, #ARGV - ARGV.width do
   local at = (model - 1) * (1 + queues) + 1
   local waits = #redis.call('ZRANGEBYSCORE', KEYS[at], '-inf', now, 'LIMIT', 0, 1) > 0
   for rank = 1, queues do
-    waits = waits or (string.byte(ARGV[model + 1], rank) ~= 48 and redis.call('EXISTS', KEYS[at + rank]) == 1)
+    waits = waits or (string.byte(ARGV[ARGV.width + model], rank) ~= 48 and redis.call('EXISTS', KEYS[at + rank]) == 1)
   end
   if waits then found[#found + 1] = model end
 end

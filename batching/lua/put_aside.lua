@@ -5,16 +5,16 @@
 -- ARGV  1 batch id  2 '1' when nothing of the batch remains, else '0'  3 '1' to count an attempt
 --       then per request: position in the lease, pause in ms
 -- Returns the number put aside, or -1 when the lease is gone. A repeat finds the places empty, and does nothing.
-if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
+if redis.call('EXISTS', KEYS.lease) == 0 then return -1 end
 local now = now_ms()
 local count = 0
-for at = 4, #ARGV, 2 do
-  local entry = redis.call('LINDEX', KEYS[1], ARGV[at])
+for at = ARGV.width + 1, #ARGV, Pause.width do
+  local entry = redis.call('LINDEX', KEYS.lease, ARGV[at - 1 + Pause.position])
   if entry and #entry > 0 then
     local message = string.sub(entry, 3)
-    if ARGV[3] == '1' then message = with_attempt(message, false) end
-    redis.call('ZADD', KEYS[3], now + ARGV[at + 1], string.sub(entry, 1, 1) .. message)
-    redis.call('LSET', KEYS[1], ARGV[at], '')
+    if ARGV.attempt == '1' then message = with_attempt(message, false) end
+    redis.call('ZADD', KEYS.delayed, now + ARGV[at - 1 + Pause.pause_ms], string.sub(entry, 1, 1) .. message)
+    redis.call('LSET', KEYS.lease, ARGV[at - 1 + Pause.position], '')
     if stamped(message) and tracked(message) then
       local id = task_id(message)
       redis.call('SET', 'celery-task-meta-' .. id, state_of(id, 'PENDING'), 'XX', 'KEEPTTL')
@@ -22,8 +22,8 @@ for at = 4, #ARGV, 2 do
     count = count + 1
   end
 end
-if ARGV[2] == '1' then
-  redis.call('DEL', KEYS[1])
-  redis.call('SREM', KEYS[2], ARGV[1])
+if ARGV.last == '1' then
+  redis.call('DEL', KEYS.lease)
+  redis.call('SREM', KEYS.leases, ARGV.batch_id)
 end
 return count

@@ -42,7 +42,7 @@ end
 -- How many came in each tier in the last second, and in the poorest of the last few.
 local function come_of(model, tiers, arrivals, now)
   local queues, last, least = {}, {}, {}
-  for i = 1, tiers do queues[i] = KEYS[model.queues + 2 * i] end
+  for i = 1, tiers do queues[i] = KEYS[model.tiers_at + TierKeys.width * i + TierKeys.queue] end
   for ago = 1, STEADY_S do
     local counts = redis.call('HMGET', arrivals .. string.format('%.0f', math.floor(now / 1000) - ago), unpack(queues))
     for i = 1, tiers do

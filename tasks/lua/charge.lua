@@ -5,7 +5,7 @@
 -- twice, so its caller does not repeat it.
 local clock = redis.call('TIME')
 local now_us = clock[1] * 1000000 + clock[2]
-local due, early = gcra_take(tonumber(redis.call('GET', KEYS[1]) or 0), now_us, tonumber(ARGV[1]), tonumber(ARGV[2]))
+local due, early = gcra_take(tonumber(redis.call('GET', KEYS.quota) or 0), now_us, tonumber(ARGV.interval_us), tonumber(ARGV.burst))
 if not due then return math.ceil(early) end
-redis.call('SET', KEYS[1], string.format('%.0f', due), 'PX', math.max(1, math.ceil((due - now_us) / 1000)))
+redis.call('SET', KEYS.quota, string.format('%.0f', due), 'PX', math.max(1, math.ceil((due - now_us) / 1000)))
 return 0

@@ -3,11 +3,11 @@
 -- KEYS  1 its state (string)
 -- ARGV  1 µs between two requests  2 burst  3 how many it asks for now
 -- Returns whether it may (1, 0), after how many µs if not, how many are left, µs until the burst is whole again.
-local now, interval, burst = now_us(), tonumber(ARGV[1]), tonumber(ARGV[2])
-local tat = tonumber(redis.call('GET', KEYS[1]) or 0)
-local due, early = gcra_take(tat, now, interval, burst, tonumber(ARGV[3]))
+local now, interval, burst = now_us(), tonumber(ARGV.interval_us), tonumber(ARGV.burst)
+local tat = tonumber(redis.call('GET', KEYS.quota) or 0)
+local due, early = gcra_take(tat, now, interval, burst, tonumber(ARGV.requests))
 if due then
   tat = due
-  redis.call('SET', KEYS[1], string.format('%.0f', tat), 'PX', math.max(1, math.ceil((tat - now) / 1000)))
+  redis.call('SET', KEYS.quota, string.format('%.0f', tat), 'PX', math.max(1, math.ceil((tat - now) / 1000)))
 end
 return {due and 1 or 0, math.ceil(early), gcra_remaining(tat, now, interval, burst), math.ceil(math.max(0, tat - now))}

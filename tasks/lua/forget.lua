@@ -2,7 +2,7 @@
 --
 -- KEYS  1 ledger (stream)  2 rows in it (string)   ARGV  per entry: its id, its rows
 -- Two who have written the same entry may both say so: only one of them counts its rows down.
-for i = 1, #ARGV, 2 do
-  if redis.call('XDEL', KEYS[1], ARGV[i]) == 1 then redis.call('DECRBY', KEYS[2], ARGV[i + 1]) end
+for i = 0, #ARGV - 1, EntryRow.width do
+  if redis.call('XDEL', KEYS.ledger, ARGV[i + EntryRow.entry_id]) == 1 then redis.call('DECRBY', KEYS.rows, ARGV[i + EntryRow.rows]) end
 end
-if redis.call('XLEN', KEYS[1]) == 0 then redis.call('DEL', KEYS[1], KEYS[2]) end
+if redis.call('XLEN', KEYS.ledger) == 0 then redis.call('DEL', KEYS.ledger, KEYS.rows) end

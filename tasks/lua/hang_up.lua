@@ -2,6 +2,6 @@
 --
 -- KEYS  1 cancelled (zset)   ARGV  1 how long to remember them, in ms  2… task ids
 local now = now_ms()
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now))
-for i = 2, #ARGV do redis.call('ZADD', KEYS[1], now + ARGV[1], ARGV[i]) end
-return #ARGV - 1
+redis.call('ZREMRANGEBYSCORE', KEYS.cancelled, '-inf', string.format('%.0f', now))
+for i = ARGV.width + 1, #ARGV do redis.call('ZADD', KEYS.cancelled, now + ARGV.keep_ms, ARGV[i]) end
+return #ARGV - ARGV.width

@@ -13,12 +13,9 @@ local SEARCHED = 512
 -- As in batching/lua/reply.lua.
 local HEARD_MS = 10000
 
--- Words of a run of messages before the messages.
-local RUN = 5
-
 -- What is there of each question of a flush: its mark, its kept answer; false where there is none. One step for all: a
 -- call costs more than what it finds. `names` has the beginnings of the names.
-local function read_questions(first, classes, names)
+local function read_questions(at, classes, names)
   local marks, answers, questions, editions = {}, {}, {}, {}
   local function note(question, class)
     local line = string.find(question, '\n', 1, true)
@@ -32,13 +29,13 @@ local function read_questions(first, classes, names)
     end
     questions[#questions + 1], editions[#editions + 1] = question, model.kept_in or names.cached
   end
-  local run = first
-  while run <= #ARGV do
-    local class, after = classes[tonumber(ARGV[run])], run + RUN + ARGV[run + 3] * ARGV[run + 4]
+  while at < #ARGV do
+    local class, first = classes[tonumber(ARGV[at + RunRow.number])], at + RunRow.width + 1
+    local after = first + ARGV[at + RunRow.words] * ARGV[at + RunRow.messages]
     if class.once then
-      for i = run + RUN, after - 1, 2 do note(ARGV[i], class) end
+      for i = first, after - 1, 2 do note(ARGV[i], class) end
     end
-    run = after
+    at = after - 1
   end
   for from = 1, #questions, 256 do
     local wanted, last, n = {}, math.min(from + 255, #questions), 0
@@ -161,16 +158,16 @@ local function recognition(door)
         break
       end
     end
-    local at = model.queues + 2 * rank
+    local tier = model.tiers_at + TierKeys.width * rank
     if not found then
-      local from = place_of(KEYS[at], enqueued)
-      found = scan(KEYS[at], from, from + SEARCHED, id, enqueued) or scan(KEYS[at], 1, 16, id, math.huge)
-      if not found or redis.call('LREM', KEYS[at], -1, found) == 0 then return nil end
+      local from = place_of(KEYS[tier + TierKeys.queue], enqueued)
+      found = scan(KEYS[tier + TierKeys.queue], from, from + SEARCHED, id, enqueued) or scan(KEYS[tier + TierKeys.queue], 1, 16, id, math.huge)
+      if not found or redis.call('LREM', KEYS[tier + TierKeys.queue], -1, found) == 0 then return nil end
     end
     -- With no thresholds a queue in which nothing is put has not been counted.
     if model.depths[rank] then model.depths[rank], model.waiting = model.depths[rank] - 1, model.waiting - 1 end
     local key = string.sub(found, KEY, KEY + 7)
-    if key ~= NO_KEY then unheld[#unheld + 1] = {KEYS[at + 1], key} end
+    if key ~= NO_KEY then unheld[#unheld + 1] = {KEYS[tier + TierKeys.held], key} end
     return found
   end
 

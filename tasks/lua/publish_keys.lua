@@ -6,15 +6,15 @@
 local function parts(version)
   return string.match(version, '^(.*):(%d+)$')
 end
-local database, number = parts(ARGV[1])
-local there = redis.call('GET', KEYS[2])
+local database, number = parts(ARGV.version)
+local there = redis.call('GET', KEYS.version)
 if there then
   local other, reached = parts(there)
   if other == database and tonumber(reached) >= tonumber(number) then return 0 end
 end
-redis.call('DEL', KEYS[1])
-for i = 2, #ARGV, 1000 do
-  redis.call('HSET', KEYS[1], unpack(ARGV, i, math.min(i + 999, #ARGV)))
+redis.call('DEL', KEYS.table)
+for i = ARGV.width + 1, #ARGV, 1000 do
+  redis.call('HSET', KEYS.table, unpack(ARGV, i, math.min(i + 999, #ARGV)))
 end
-redis.call('SET', KEYS[2], ARGV[1])
+redis.call('SET', KEYS.version, ARGV.version)
 return 1

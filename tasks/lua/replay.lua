@@ -3,12 +3,12 @@
 -- KEYS  1 dead letters (zset)  2 this one (hash)  3 its result  4 its queue  5 its model's bell
 -- ARGV  1 task id  2 time to be answered in ms, from now  3 result TTL in ms  4 its message, without a plain client's expiry
 -- Returns 1, or 0 when somebody else took it first.
-if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
-local message = ARGV[4]
+if redis.call('EXISTS', KEYS.letter) == 0 then return 0 end
+local message = ARGV.message
 local now = now_ms()
-local state = state_of(ARGV[1], 'PENDING')
+local state = state_of(ARGV.task_id, 'PENDING')
 if stamped(message) then
-  local deadline = string.format('%013d', now + ARGV[2])
+  local deadline = string.format('%013d', now + ARGV.time_ms)
   message = HEAD .. deadline .. ';' .. deadline .. ';' .. string.format('%013d', now) .. ';00;0;1;'
     .. string.sub(message, TTL)
 else
@@ -20,9 +20,9 @@ else
     message = string.sub(message, 1, from - 1) .. '"headers": {' .. rest
   end
 end
-redis.call('SET', KEYS[3], state, 'PX', ARGV[2] + ARGV[3])
-redis.call('LPUSH', KEYS[4], message)
-if redis.call('EXISTS', KEYS[5]) == 0 then redis.call('LPUSH', KEYS[5], 1) end
-redis.call('ZREM', KEYS[1], ARGV[1])
-redis.call('DEL', KEYS[2])
+redis.call('SET', KEYS.result, state, 'PX', ARGV.time_ms + ARGV.result_ttl_ms)
+redis.call('LPUSH', KEYS.queue, message)
+if redis.call('EXISTS', KEYS.bell) == 0 then redis.call('LPUSH', KEYS.bell, 1) end
+redis.call('ZREM', KEYS.dead, ARGV.task_id)
+redis.call('DEL', KEYS.letter)
 return 1

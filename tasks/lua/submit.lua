@@ -24,53 +24,55 @@
 -- A flush whose reply was lost may be sent again: it is remembered, and then only its answer is repeated.
 local QUEUED, FULL, RATE, MEMORY, PRESSURE, SHARE, HOPELESS = '0', '1', '2', '3', '4', '5', '6'
 
-local known = redis.call('GET', KEYS[1])
+local known = redis.call('GET', KEYS.flush)
 if known then return known end
 
 local PREFIX = TRACKED - 1
 local LATER_MS = 1000
 local now_us = now_us()
 local now = math.floor(now_us / 1000)
-local models_count, tiers, classes_count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local form, most_memory = ARGV[4], tonumber(ARGV[6])
+local models_count, tiers, classes_count = tonumber(ARGV.models), tonumber(ARGV.tiers), tonumber(ARGV.classes)
+local form, most_memory = ARGV.form, tonumber(ARGV.max_memory)
 local rule
 if form ~= 'off' then
   rule = {
-    form = form, headroom = tonumber(ARGV[5]), ageing_ms = tonumber(ARGV[7]), aged_share = tonumber(ARGV[8]),
-    shares = {tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])},
+    form = form, headroom = tonumber(ARGV.headroom), ageing_ms = tonumber(ARGV.ageing_ms),
+    aged_share = tonumber(ARGV.aged_share),
+    shares = {tonumber(ARGV[ARGV.width + 1]), tonumber(ARGV[ARGV.width + 2]), tonumber(ARGV[ARGV.width + 3])},
   }
 end
-local at = 9 + tiers
+local at = ARGV.width + tiers
 
 local models = {}
-local key = 2
+local key = KEYS.width
 for m = 1, models_count do
   local model = {
-    -- Tier i has its queue at KEYS[queues + 2 * i], and behind it who waits there.
-    bell = KEYS[key + 1], queues = key + 3, edition_key = KEYS[key + 4], kept_in = false,
+    -- The keys of tier i stand behind KEYS[tiers_at + TierKeys.width * i].
+    bell = KEYS[key + ModelKeys.bell], tiers_at = key + ModelKeys.width - TierKeys.width,
+    edition_key = KEYS[key + ModelKeys.edition], kept_in = false,
     -- All fields at once: a table that grows is built anew.
     depths = {}, fresh = {}, waiting = 0, limit = tonumber(ARGV[at + m]), keyed = false,
     rate = 0, first_ms = 0, full_ms = 0, full = 1, memory = 0, fall = 0, arrivals = false, steady = false,
   }
   if form ~= 'off' then
-    capacity_of(model, KEYS[key + 2], KEYS[key + 3], tiers, KEYS[2], now)
+    capacity_of(model, KEYS[key + ModelKeys.capacity], KEYS[key + ModelKeys.pace], tiers, KEYS.arrivals, now)
     for i = 1, tiers do
-      local depth = redis.call('LLEN', KEYS[model.queues + 2 * i])
+      local depth = redis.call('LLEN', KEYS[model.tiers_at + TierKeys.width * i + TierKeys.queue])
       model.depths[i], model.waiting = depth, model.waiting + depth
     end
   end
   models[m] = model
-  key = key + 4 + 2 * tiers
+  key = key + ModelKeys.width + TierKeys.width * tiers
 end
 at = at + models_count
 
 local classes, any_once = {}, false
 for c = 1, classes_count do
-  local model, rank = models[tonumber(ARGV[at + 1])], tonumber(ARGV[at + 2])
+  local model, rank = models[tonumber(ARGV[at + ClassRow.model])], tonumber(ARGV[at + ClassRow.rank])
   local depth = model.depths[rank]
   if not depth then
     -- With no thresholds only its own queue matters to a request.
-    depth = redis.call('LLEN', KEYS[model.queues + 2 * rank])
+    depth = redis.call('LLEN', KEYS[model.tiers_at + TierKeys.width * rank + TierKeys.queue])
     model.depths[rank], model.waiting = depth, model.waiting + depth
   end
   local fresh = model.fresh[rank]
@@ -79,20 +81,25 @@ for c = 1, classes_count do
     model.fresh[rank] = fresh
   end
   local class = {
-    model = model, rank = rank, threshold = tonumber(ARGV[at + 3]), quota = tonumber(ARGV[at + 4]), added = 0, own = 0,
+    model = model, rank = rank, added = 0, own = 0,
+    threshold = tonumber(ARGV[at + ClassRow.threshold]), quota = tonumber(ARGV[at + ClassRow.quota]),
     by_preference = 0, by_age = 0, state = false, interval = 0, burst = 0, tag = false, head = '', calm = -1, fresh = fresh,
-    once = ARGV[at + 8] ~= '' and ARGV[at + 8], kept = ARGV[at + 9] == '1', marked = '', mark = '',
+    once = ARGV[at + ClassRow.tier] ~= '' and ARGV[at + ClassRow.tier], kept = ARGV[at + ClassRow.kept] == '1',
+    marked = '', mark = '',
   }
   if model.rate > 0 then class.by_preference, class.by_age = drain_factors(model, rule, rank) end
   if class.quota > 0 then
-    class.state, class.interval, class.burst = KEYS[key + class.quota], tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6])
-    class.tag, model.keyed = ARGV[at + 7], model.keyed or {}
+    class.state, class.tag, model.keyed = KEYS[key + class.quota], ARGV[at + ClassRow.tag], model.keyed or {}
+    class.interval, class.burst = tonumber(ARGV[at + ClassRow.interval_us]), tonumber(ARGV[at + ClassRow.burst])
     model.keyed[rank] = true
-    if depth > 0 then class.own = tonumber(redis.call('HGET', KEYS[model.queues + 2 * rank + 1], class.tag) or 0) end
+    if depth > 0 then
+      local held = KEYS[model.tiers_at + TierKeys.width * rank + TierKeys.held]
+      class.own = tonumber(redis.call('HGET', held, class.tag) or 0)
+    end
   end
   classes[c] = class
   any_once = any_once or class.once
-  at = at + 9
+  at = at + ClassRow.width
 end
 
 -- Up to how many may wait in all, and those of its own key once more, for nobody of this class to be refused, whatever
@@ -194,8 +201,8 @@ local over_rate, refusal, refuse
 -- Of a flush in which some may have been asked before.
 local marks, answers, lasts, names, lead, known_before, conclude
 if any_once then
-  names = {asked = KEYS[#KEYS - 2] .. ':', joined = KEYS[#KEYS - 1] .. ':', cached = KEYS[#KEYS] .. ':'}
-  marks, answers = read_questions(at + 1, classes, names)
+  names = {asked = KEYS[#KEYS - OnceKeys.width + OnceKeys.asked] .. ':', joined = KEYS[#KEYS - OnceKeys.width + OnceKeys.joined] .. ':', cached = KEYS[#KEYS - OnceKeys.width + OnceKeys.cached] .. ':'}
+  marks, answers = read_questions(at, classes, names)
   lasts = {}
   lead = function(question, class, deadline, rest)
     if class.marked ~= class.head then
@@ -211,7 +218,7 @@ local function acquaintance()
   if not refusal then over_rate, refusal, refuse = judges() end
   return recognition({
     over_rate = over_rate, track = track, lead = lead, id_of = id_of, tats = tats, spent = spent, names = names, now = now,
-    most_memory = most_memory, prefix = PREFIX, channel = ARGV[9 + tiers], marks = marks, answers = answers, lasts = lasts,
+    most_memory = most_memory, prefix = PREFIX, channel = ARGV.channel, marks = marks, answers = answers, lasts = lasts,
     refused = function(class, deadline, queue_limit)
       if class.quota > 0 or class.model.waiting > class.calm then return refusal(class, deadline, queue_limit) end
     end,
@@ -272,11 +279,10 @@ local function all_are_let_in(class, count)
   return true
 end
 
-local run = at + 1
-while run <= #ARGV do
-  local class, deadline, limit = classes[tonumber(ARGV[run])], tonumber(ARGV[run + 1]), tonumber(ARGV[run + 2])
-  local words, count = tonumber(ARGV[run + 3]), tonumber(ARGV[run + 4])
-  local first = run + RUN
+while at < #ARGV do
+  local class, words, count = classes[tonumber(ARGV[at + RunRow.number])], tonumber(ARGV[at + RunRow.words]), tonumber(ARGV[at + RunRow.messages])
+  local deadline, limit = tonumber(ARGV[at + RunRow.deadline_ms]), tonumber(ARGV[at + RunRow.queue_limit_ms])
+  local first = at + RunRow.width + 1
   local after = first + words * count
   local model = class.model
   local head = string.format('%s%013d;%013d;%013d;00;0;', HEAD, now + deadline, now + limit, now)
@@ -297,20 +303,20 @@ while run <= #ARGV do
   else
     judge_one_by_one(class, deadline, limit, first, after - 1, words, head)
   end
-  run = after
+  at = after - 1
 end
 
-local counted = KEYS[2] .. string.format('%.0f', math.floor(now / 1000))
+local counted = KEYS.arrivals .. string.format('%.0f', math.floor(now / 1000))
 for m = 1, models_count do
   local model = models[m]
   local any = false
   for rank, fresh in pairs(model.fresh) do
     if #fresh > 0 then
       any = true
-      local at = model.queues + 2 * rank
-      local queue = KEYS[at]
+      local tier = model.tiers_at + TierKeys.width * rank
+      local queue = KEYS[tier + TierKeys.queue]
       -- Counts of who waits in an empty queue are left over from a purge.
-      if model.keyed and model.keyed[rank] and model.depths[rank] == #fresh then redis.call('DEL', KEYS[at + 1]) end
+      if model.keyed and model.keyed[rank] and model.depths[rank] == #fresh then redis.call('DEL', KEYS[tier + TierKeys.held]) end
       for j = 1, #fresh, 500 do redis.call('LPUSH', queue, unpack(fresh, j, math.min(j + 499, #fresh))) end
       if redis.call('HINCRBY', counted, queue, #fresh) == #fresh then redis.call('EXPIRE', counted, 30) end
     end
@@ -320,7 +326,8 @@ end
 for c = 1, classes_count do
   local class = classes[c]
   if class.added > 0 then
-    redis.call('HINCRBY', KEYS[class.model.queues + 2 * class.rank + 1], class.tag, class.added)
+    local held = KEYS[class.model.tiers_at + TierKeys.width * class.rank + TierKeys.held]
+    redis.call('HINCRBY', held, class.tag, class.added)
   end
 end
 for state in pairs(spent) do
@@ -339,5 +346,5 @@ if conclude then conclude() end
 
 local said = table.concat(statuses)
 if #details > 0 then said = said .. '\n' .. table.concat(details, ',') end
-redis.call('SET', KEYS[1], said, 'PX', 30000)
+redis.call('SET', KEYS.flush, said, 'PX', 30000)
 return said

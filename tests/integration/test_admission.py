@@ -14,8 +14,6 @@ import msgspec
 import pytest
 from redis import Redis
 
-import tasks.outbox
-from batching import scripts
 from batching.registry import ModelPace, WorkerRegistry
 from batching.stamp import NO_KEY, read_stamp
 from batching.store import Claim, Entry, RedisBatchStore
@@ -23,6 +21,7 @@ from config.keys import Shard
 from config.tiers import Tier
 from tasks.errors import RateLimited, ServiceOverloaded
 from tasks.quota import Quota
+from tasks.script_args import SUBMIT
 from tests.fakes.door import MODEL, Door, beat, reasons
 from tests.valkey import PrivateValkey
 
@@ -111,7 +110,7 @@ def test_losing_half_the_fleet_shows_within_two_seconds(redis: Redis, door: Door
         assert time.monotonic() - lost_at < 60
     assert struct.unpack_from("<2d", redis.get(KEYS.capacity(MODEL)))[1] == 50.0
     # How long a silent worker is believed, and what is kept: not how fast this machine is.
-    part = scripts.source("capacity", scripts.folder_of(tasks.outbox.__file__))
+    part = SUBMIT.text
     kept_ms, fresh_ms = (int(re.search(rf"local {name} = (\d+)", part)[1]) for name in ("KEEP_MS", "FRESH_MS"))
     assert kept_ms + fresh_ms <= 2000
 

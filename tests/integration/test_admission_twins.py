@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-import tasks.outbox
-from batching import scripts
 from batching.policy import (
     AGED_SHARE,
     DEFAULT_SHARES,
@@ -24,17 +21,17 @@ from batching.policy import (
     allocate,
     fair_pick,
 )
+from batching.script_args import CLAIM
+from tasks.script_args import SUBMIT
 
 agree = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-_TASKS = scripts.folder_of(tasks.outbox.__file__)
-_BATCHING = scripts.folder_of(scripts.__file__)
-_PARTS = {"gcra": _TASKS, "pressure": _TASKS, "later": _TASKS, "fair": _BATCHING, "tiers": _BATCHING}
+_PARTS = {path.stem: path for path in (*SUBMIT.files, *CLAIM.files)}
 
 
 def run(redis: Redis, part: str, code: str, value: Any) -> Any:
     """Call a function of a part on the server; numbers come back as they are, in JSON."""
     parts = ("pressure", "later") if part == "later" else (part,)
-    text = "".join((Path(_PARTS[each]) / f"{each}.lua").read_text(encoding="utf-8") for each in parts)
+    text = "".join(_PARTS[each].read_text(encoding="utf-8") for each in parts)
     body = f"{text}\nlocal v = cjson.decode(ARGV[1])\nlocal function run() {code} end\nreturn cjson.encode({{run()}})"
     return json.loads(redis.eval(body, 0, json.dumps(value)))
 

@@ -12,7 +12,7 @@ from redis import Redis
 
 from batching.policy import DEFAULT_SHARES, allocate
 from batching.registry import WorkerRegistry, make_worker_id
-from batching.scripts import source
+from batching.script_args import LOOK
 from batching.stamp import HEAD, Stamp, read_stamp, write_stamp
 from batching.store import Blame, RedisBatchStore, Settled, Verdict
 from config.keys import Shard
@@ -283,7 +283,7 @@ def test_the_stamp_is_laid_out_alike_in_lua_and_python(
     assert read_stamp(message) == stamp
     assert message.startswith(HEAD)
     read = redis.eval(
-        source("look", parts=("message",)).partition("-- KEYS")[0]
+        LOOK.text.partition("-- KEYS")[0]
         + "local m = ARGV[1] return {field(m, DEADLINE, 13), field(m, LIMIT, 13), field(m, ENQUEUED, 13), "
         "field(m, ATTEMPT, 2), losses(m), tracked(m) and 1 or 0, field(m, TTL, 9), task_id(m), key_of(m)}",
         0,

@@ -1,0 +1,215 @@
+"""The scripts of this package and what they are given, as `batching.script_args` says it of its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from batching.scripts import LuaScript, folder_of
+
+
+class FlushKeys(NamedTuple):
+    flush: str
+    arrivals: str
+
+
+class ModelKeys(NamedTuple):
+    bell: str
+    capacity: str
+    pace: str
+    edition: str
+
+
+class TierKeys(NamedTuple):
+    """For each tier, behind the keys of its model."""
+
+    queue: str
+    held: str
+
+
+class OnceKeys(NamedTuple):
+    """At the end, if any request may have been asked before: the beginnings of names."""
+
+    asked: str
+    joined: str
+    cached: str
+
+
+class FlushArgs(NamedTuple):
+    models: int
+    tiers: int
+    classes: int
+    channel: str
+
+
+class RuleArgs(NamedTuple):
+    """The same with each flush of a process."""
+
+    form: str
+    headroom: float
+    max_memory: float
+    ageing_ms: int
+    aged_share: float
+
+
+class ClassRow(NamedTuple):
+    """What the requests of one model, tier and quota have in common."""
+
+    model: int
+    rank: int
+    threshold: int
+    quota: int
+    interval_us: int
+    burst: int
+    tag: str
+    tier: str
+    kept: int
+
+
+class RunRow(NamedTuple):
+    """What neighbours have in common: the `number` of their class. So many `messages` follow, of so many `words`."""
+
+    number: int
+    deadline_ms: int
+    queue_limit_ms: int
+    words: int
+    messages: int
+
+
+class QuotaKeys(NamedTuple):
+    """Of charge.lua and of client.lua."""
+
+    quota: str
+
+
+class ChargeArgs(NamedTuple):
+    interval_us: int
+    burst: int
+
+
+class ClientArgs(NamedTuple):
+    interval_us: int
+    burst: int
+    requests: int
+
+
+class CancelKeys(NamedTuple):
+    result: str
+    cancelled: str
+
+
+class CancelArgs(NamedTuple):
+    task_id: str
+    channel: str
+    stateless_ms: int
+
+
+class HangUpKeys(NamedTuple):
+    cancelled: str
+
+
+class HangUpArgs(NamedTuple):
+    keep_ms: int
+
+
+class ReplayKeys(NamedTuple):
+    dead: str
+    letter: str
+    result: str
+    queue: str
+    bell: str
+
+
+class ReplayArgs(NamedTuple):
+    task_id: str
+    time_ms: int
+    result_ttl_ms: int
+    message: bytes
+
+
+class BatchLogKeys(NamedTuple):
+    record: str
+    size: str
+
+
+class BatchLogArgs(NamedTuple):
+    age_ms: int
+    max_bytes: int
+
+
+class KeyTableKeys(NamedTuple):
+    table: str
+    version: str
+
+
+class KeyTableArgs(NamedTuple):
+    version: str
+
+
+class LedgerKeys(NamedTuple):
+    ledger: str
+    rows: str
+
+
+class LedgerArgs(NamedTuple):
+    max_rows: int
+    added: int
+    rows: bytes
+
+
+class EntryRow(NamedTuple):
+    entry_id: str
+    rows: int
+
+
+class CountKeys(NamedTuple):
+    sums: str
+    flush: str
+    second: str
+
+
+class CountArgs(NamedTuple):
+    flush: int
+    answered: str
+
+
+class Increment(NamedTuple):
+    field: str
+    amount: str
+
+
+_FOLDER = folder_of(__file__)
+_SUBMIT_ROWS = (ModelKeys, TierKeys, OnceKeys, ClassRow, RunRow)
+
+
+def _submit(*thresholds: str) -> LuaScript:
+    parts = ("gcra", *thresholds, "question", "once")
+    return LuaScript("submit", _FOLDER, parts, (FlushKeys,), (FlushArgs, RuleArgs), _SUBMIT_ROWS)
+
+
+SUBMIT = _submit("pressure", "capacity", "later")
+# Without thresholds nothing asks what the fleet can do; who does not ask need not build the functions.
+SUBMIT_WITHOUT_THRESHOLDS = _submit()
+CHARGE = LuaScript("charge", _FOLDER, ("gcra",), (QuotaKeys,), (ChargeArgs,))
+CLIENT = LuaScript("client", _FOLDER, ("gcra",), (QuotaKeys,), (ClientArgs,))
+CANCEL = LuaScript("cancel", _FOLDER, keys=(CancelKeys,), args=(CancelArgs,))
+HANG_UP = LuaScript("hang_up", _FOLDER, keys=(HangUpKeys,), args=(HangUpArgs,))
+REPLAY = LuaScript("replay", _FOLDER, ("message",), (ReplayKeys,), (ReplayArgs,))
+JOURNAL = LuaScript("journal", _FOLDER, keys=(BatchLogKeys,), args=(BatchLogArgs,))
+PUBLISH_KEYS = LuaScript("publish_keys", _FOLDER, keys=(KeyTableKeys,), args=(KeyTableArgs,))
+RECORD = LuaScript("record", _FOLDER, keys=(LedgerKeys,), args=(LedgerArgs,))
+FORGET = LuaScript("forget", _FOLDER, keys=(LedgerKeys,), rows=(EntryRow,))
+COUNT = LuaScript("count", _FOLDER, keys=(CountKeys,), args=(CountArgs,), rows=(Increment,))
+ALL = (
+    SUBMIT,
+    SUBMIT_WITHOUT_THRESHOLDS,
+    CHARGE,
+    CLIENT,
+    CANCEL,
+    HANG_UP,
+    REPLAY,
+    JOURNAL,
+    PUBLISH_KEYS,
+    RECORD,
+    FORGET,
+    COUNT,
+)

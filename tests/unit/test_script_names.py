@@ -1,0 +1,69 @@
+"""Scripts read what they are given by names that Python declares once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import batching.script_args
+import tasks.script_args
+from batching.scripts import LuaScript, UnknownNameError
+
+SCRIPTS = (*batching.script_args.ALL, *tasks.script_args.ALL)
+
+
+class Keys(NamedTuple):
+    lease: str
+    bell: str
+
+
+class Row(NamedTuple):
+    position: int
+    pause_ms: int
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> LuaScript:
+    (tmp_path / "some.lua").touch()
+    return LuaScript("some", tmp_path, keys=(Keys,), rows=(Row,))
+
+
+def test_names_become_numbers_before_the_script_is_sent(script: LuaScript) -> None:
+    script.files[-1].write_text("return {KEYS.bell, KEYS[KEYS.width + 1], ARGV[at + Row.pause_ms], Row.width, #ARGV}")
+    assert script.text.endswith("return {KEYS[2], KEYS[2 + 1], ARGV[at + 2], 2, #ARGV}")
+
+
+@pytest.mark.parametrize("text", ["KEYS.bel", "ARGV.lease", "Other.position"])
+def test_a_name_that_nobody_declares_is_an_error_before_the_script_is_sent(script: LuaScript, text: str) -> None:
+    script.files[-1].write_text(f"return {text}")
+    with pytest.raises(UnknownNameError, match=text):
+        _ = script.text
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: "-".join((script.name, *script.parts)))
+def test_every_script_reads_its_keys_and_arguments_by_name(script: LuaScript) -> None:
+    text = "".join(path.read_text() for path in script.files)
+    assert not re.search(r"\b(KEYS|ARGV)\[\d", text)
+    assert script.text
+
+
+def test_every_file_belongs_to_a_declared_script() -> None:
+    folders = {script.folder for script in SCRIPTS}
+    there = {path for folder in folders for path in folder.glob("*.lua")}
+    assert there == {path for script in SCRIPTS for path in script.files}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: "-".join((script.name, *script.parts)))
+def test_every_name_that_is_declared_is_read(script: LuaScript) -> None:
+    text = "".join(path.read_text() for path in script.files)
+    read = set(re.findall(r"\b([A-Z]\w*)\.([a-z]\w*)", text))
+    tables = {
+        "KEYS": [field for row in script.keys for field in row._fields],
+        "ARGV": [field for row in script.args for field in row._fields],
+        **{row.__name__: row._fields for row in script.rows},
+    }
+    declared = {(table, field) for table, fields in tables.items() for field in fields}
+    assert declared - read == set()
