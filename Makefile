@@ -55,7 +55,7 @@ overload: $(DEV) ## What each tier gets when too much arrives: the picture and t
 	@$(BIN)/python -m tests.benchmarks.overload --docs
 
 policies: $(DEV) ## Every policy on every workload in virtual time: the pictures and the table of docs/policies.md
-	@$(BIN)/python -m batching.simulator.gallery
+	@$(BIN)/python -m tools.policy_gallery
 
 lock: $(RUNTIME) ## requirements.lock: what an image installs, by hash; run it where the image is built for
 	@$(BIN)/python .ci/lock.py > requirements.lock.new && mv requirements.lock.new requirements.lock || { rm -f requirements.lock.new; exit 1; }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from batching.script_args import OutcomeRun
 
 if TYPE_CHECKING:
-    from batching.store import Settled
+    from batching.claim.store import Settled
 
 
 def outcome_rows(outcomes: Sequence[Settled], channels: Mapping[str, int]) -> list[Any]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from batching.claim.store import Entry, Settled
 from batching.policy import Reason
 from batching.request import Failed, Outcome, Request
-from batching.store import Entry, Settled
 
 
 class UnreadableMessage(Exception):

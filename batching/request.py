@@ -30,7 +30,7 @@ class Request(msgspec.Struct, eq=False):
     `tracestate` what vendors have added to that. `client_id` is which of its clients asked, if its caller said so.
     `question` is what others may ask too, or empty; its answer is kept for `keep_ms`.
     A `sealed` one is known to come from a frontend of ours; a `foreign` one does not, and its result takes no other's
-    place (`tasks.seal`).
+    place (`tasks.protocol.seal`).
     """
 
     id: str
@@ -86,7 +86,7 @@ class Rejected(msgspec.Struct, frozen=True):
 
 
 class Words(str, Enum):
-    """Whose words a failure's message and traceback are, which decides who may read them (`tasks.disclosure`).
+    """Whose words a failure's message and traceback are, which decides who may read them (`tasks.protocol.disclosure`).
 
     `ours` are this project's, for everybody. `input` are the model's about this one input. `call` are the model's about
     a call with several inputs, or what an API said that we asked: they may hold anybody's data.

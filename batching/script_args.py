@@ -157,7 +157,7 @@ PEEK = LuaScript("peek", args=(PeekArgs,))
 CLAIM = LuaScript("claim", parts=("message", "tiers", "fair"), keys=(ClaimKeys,), args=(ClaimArgs,))
 FINISH = LuaScript(
     "finish",
-    parts=("reply", "question", "asked"),
+    parts=("reply", "dedup_marks", "coalescing"),
     keys=(FinishKeys, AnswerKeys),
     args=(FinishArgs,),
     rows=(OutcomeRun, OutcomeWords, AnswerArgs),

@@ -71,7 +71,7 @@ class LuaScript:
             for each in (*self.parts, self.name)
             for folder in (self.folder if (self.folder / f"{each}.lua").exists() else _FOLDER,)
         )
-        return (_FOLDER / "stamp.lua", *places)
+        return (_FOLDER / "fast_header.lua", *places)
 
 
 def _numbers(*rows: type) -> dict[str, int]:

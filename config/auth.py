@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from config.errors import Problem
-from config.masking import masked_url
+from config.secrets.masking import masked_url
 from config.tiers import Tier
 
 RSA, ELLIPTIC, SHARED = "RS256", "ES256", "HS256"

@@ -6,8 +6,8 @@ from typing import Any
 
 from kombu.entity import Exchange, Queue
 
-from config.address import celery_url, tls_options
 from config.keys import OPS_QUEUE, Shard
+from config.redis_url import celery_url, tls_options
 from config.settings import Settings
 
 

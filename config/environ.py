@@ -19,8 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from config.foreign import PREFIX, is_for_models_only, made_by_kubernetes, steers
-from config.secrets import FILE, HOLDERS, NoSecret, base_of, read_secret
+from config.checks.foreign_names import PREFIX, is_for_models_only, made_by_kubernetes, steers
+from config.secrets.secret_settings import FILE, HOLDERS, NoSecret, base_of, read_secret
 
 ROOT = Path(__file__).resolve().parent.parent
 Role = Literal["web", "worker", "ops", "flower", "redis"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from config import descriptors
 from config.errors import SettingsError
-from config.memory import settle_heap
+from config.process import descriptors
+from config.process.memory import settle_heap
 from config.settings import load_settings
 
 _settings = load_settings()
@@ -29,7 +29,7 @@ control_socket_disable = True
 limit_request_line = 8190
 limit_request_fields = 100
 proc_name = "bunch-web"
-logger_class = "webapp.log.GunicornLog"
+logger_class = "webapp.gunicorn_logger.GunicornLog"
 
 
 def on_starting(server: Any) -> None:

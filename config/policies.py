@@ -10,10 +10,10 @@ POLICIES: dict[str, str] = {
     "adaptive": "batching.policy.adaptive:Adaptive",
     "idle": "batching.policy.idle:WhenIdle",
     "fixed": "batching.policy.fixed:FixedWindow",
-    "ewma": "batching.policy.ewma:EwmaWindow",
-    "pid": "batching.policy.pid:PidWindow",
-    "thresholds": "batching.policy.thresholds:Thresholds",
+    "ewma": "batching.policy.published.ewma:EwmaWindow",
+    "pid": "batching.policy.published.pid:PidWindow",
+    "thresholds": "batching.policy.published.thresholds:Thresholds",
     "slo": "batching.policy.slo:SloAware",
-    "speculative": "batching.policy.speculative:Speculative",
+    "speculative": "batching.policy.published.speculative:Speculative",
 }
 DEFAULT_POLICY = "adaptive"

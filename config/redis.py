@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
-from config.address import redis_py_url
+from config.redis_url import redis_py_url
 
 
 def connect(url: str, *, timeout_s: float = 5.0, connect_timeout_s: float = 1.0, max_connections: int = 64) -> Redis:

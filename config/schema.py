@@ -15,7 +15,7 @@ from config.tiers import Tier
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NaturalInt = Annotated[int, msgspec.Meta(ge=0)]
-# Under twelve days: times travel in fields of fixed width (`batching.stamp`).
+# Under twelve days: times travel in fields of fixed width (`batching.fast_header`).
 Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=999_999_999)]
 UpToMilliseconds = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
 # Above a million a minute the intervals between requests would be rounded to something else.

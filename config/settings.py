@@ -1,6 +1,7 @@
 """Settings: the environment (`BUNCH_…`) over `bunch.toml` `[server]` over the defaults of `config.schema`.
 
-A secret may be in a file of its own instead (`config.secrets`): `BUNCH_JWT_SECRET_FILE`, `[server] jwt_secret_file`.
+A secret may be in a file of its own instead (`config.secrets.secret_settings`): `BUNCH_JWT_SECRET_FILE`,
+`[server] jwt_secret_file`.
 
 Every problem is reported at once, with its key, the bad value and what would be right; an unknown name is a problem
 too, because a misspelt setting that is silently ignored is found in production.
@@ -17,16 +18,16 @@ from typing import Any
 
 import msgspec
 
-from config import masking
 from config.auth import is_loopback
-from config.contradictions import contradictions
-from config.declared import BrokenSchema, read_schema
-from config.document import read_document
+from config.checks.contradictions import contradictions
+from config.checks.document import read_document
+from config.checks.foreign_names import PREFIX, made_by_kubernetes
 from config.errors import Problem, SettingsError, not_of_kind
-from config.foreign import PREFIX, made_by_kubernetes
-from config.masking import MASK
+from config.model_files.schemas import BrokenSchema, read_schema
 from config.schema import ModelSettings, Settings
-from config.secrets import NoSecret, base_of, header_problem, read_secret, shown_path
+from config.secrets import masking
+from config.secrets.masking import MASK
+from config.secrets.secret_settings import NoSecret, base_of, header_problem, read_secret, shown_path
 
 __all__ = ["PREFIX", "ModelSettings", "Settings", "file_is_named", "is_loopback", "load_settings"]
 

@@ -15,21 +15,21 @@ from celery.signals import setup_logging
 from config.celery import celery_config
 from config.keys import OPS_QUEUE
 from config.logging import logging_config
+from config.process.streams import keep_talking
 from config.settings import Settings, load_settings
-from config.streams import keep_talking
-from tasks.bystander import BystanderStep
-from tasks.choring import ChoresStep
-from tasks.presence import PresenceStep
-from tasks.pulsing import PulseStep
-from tasks.queues import OwnQueuesStep
-from tasks.revoking import RevokeStep
+from tasks.celery.own_queues import OwnQueuesStep
+from tasks.celery.revoke import RevokeStep
+from tasks.ops.bootstep import ChoresStep
+from tasks.ops.liveness_step import PulseStep
+from tasks.ops.no_op_commands import BystanderStep
+from tasks.ops.presence_step import PresenceStep
 
 
 def make_app(settings: Settings, *, result_backend: str = "") -> Celery:
-    """A Celery application named `bunch`, with the plain tasks of `tasks.ops` registered."""
+    """A Celery application named `bunch`, with the plain tasks of `tasks.ops.plain_tasks` registered."""
     app = Celery("bunch", set_as_current=False)
     app.conf.update(celery_config(settings, result_backend=result_backend))
-    app.conf.imports = ("tasks.ops",)
+    app.conf.imports = ("tasks.ops.plain_tasks",)
     return app
 
 

@@ -1,4 +1,4 @@
-"""What a caller of `tasks.client` can be told, and what a failed task's result names.
+"""What a caller of `tasks.client.client` can be told, and what a failed task's result names.
 
 BunchError                 `code` is the contract's; the frontend maps codes to HTTP numbers in one table
 ├── InputRejected          the model refused this input

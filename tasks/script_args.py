@@ -182,7 +182,7 @@ _SUBMIT_ROWS = (ModelKeys, TierKeys, OnceKeys, ClassRow, RunRow)
 
 
 def _submit(*thresholds: str) -> LuaScript:
-    parts = ("gcra", *thresholds, "question", "once")
+    parts = ("gcra", *thresholds, "dedup_marks", "dedup")
     return LuaScript("submit", _FOLDER, parts, (FlushKeys,), (FlushArgs, RuleArgs), _SUBMIT_ROWS)
 
 
@@ -194,7 +194,7 @@ CLIENT = LuaScript("client", _FOLDER, ("gcra",), (QuotaKeys,), (ClientArgs,))
 CANCEL = LuaScript("cancel", _FOLDER, keys=(CancelKeys,), args=(CancelArgs,))
 HANG_UP = LuaScript("hang_up", _FOLDER, keys=(HangUpKeys,), args=(HangUpArgs,))
 REPLAY = LuaScript("replay", _FOLDER, ("message",), (ReplayKeys,), (ReplayArgs,))
-JOURNAL = LuaScript("journal", _FOLDER, keys=(BatchLogKeys,), args=(BatchLogArgs,))
+JOURNAL = LuaScript("batch_log", _FOLDER, keys=(BatchLogKeys,), args=(BatchLogArgs,))
 PUBLISH_KEYS = LuaScript("publish_keys", _FOLDER, keys=(KeyTableKeys,), args=(KeyTableArgs,))
 RECORD = LuaScript("record", _FOLDER, keys=(LedgerKeys,), args=(LedgerArgs,))
 FORGET = LuaScript("forget", _FOLDER, keys=(LedgerKeys,), rows=(EntryRow,))

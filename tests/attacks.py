@@ -21,11 +21,11 @@ ALONE: dict[str, Sequence[str]] = {
         "tests/integration/test_http_server_strangers.py",
         "tests/unit/test_http_intake.py",
     ),
-    "bodies that cost": ("tests/unit/test_hostile_bodies.py", "tests/unit/test_large_bodies.py"),
+    "bodies that cost": ("tests/unit/test_hostile_bodies.py", "tests/unit/test_body_budget.py"),
     "compressed bombs": ("tests/unit/test_compression.py",),
     "tokens": ("tests/unit/test_tokens.py",),
-    "guessing": ("tests/unit/test_penalties.py",),
-    "loopback rules": ("tests/unit/test_ops_gate.py", "tests/unit/test_access.py"),
+    "guessing": ("tests/unit/test_throttle.py",),
+    "loopback rules": ("tests/unit/test_ops_origin_check.py", "tests/unit/test_access.py"),
 }
 WITH_A_STACK: dict[str, Sequence[str]] = {
     "credentials, tenants, logs": ("tests/e2e/test_attacks.py",),

@@ -28,35 +28,35 @@ from werkzeug.exceptions import HTTPException, NotFound
 from config.redis import connect
 from config.settings import Settings, load_settings
 from config.tiers import Tier
-from tasks.caller import Caller
-from tasks.client import Client
-from tasks.clients import ClientLimit
+from tasks.accounts.ledger import LedgerBuffer, LedgerStream
+from tasks.client.client import Client
+from tasks.client.client_limit import ClientLimit
 from tasks.errors import BunchError, RateLimited
-from tasks.fleet import Fleet
-from tasks.history import History
-from tasks.journal import Journal
-from tasks.ledger import LedgerBuffer, LedgerStream
-from tasks.messages import Outgoing
-from tasks.metrics import MetricsFlusher, SharedMetrics
-from tasks.pulse import Pulse
-from tasks.roles import Presence
-from tasks.slow import SlowLog
-from tasks.trace import trace_id
+from tasks.fleet.liveness import Pulse
+from tasks.fleet.process_register import Presence
+from tasks.fleet.registry_reader import Fleet
+from tasks.observability.batch_log import Journal
+from tasks.observability.history import History
+from tasks.observability.metrics import MetricsFlusher, SharedMetrics
+from tasks.observability.slow_log import SlowLog
+from tasks.protocol.caller import Caller
+from tasks.protocol.messages import Outgoing
+from tasks.protocol.traceparent import trace_id
 from webapp.api import about, health, inference, models, openapi, results
-from webapp.call import STATUS_LINES, Answer, Call
+from webapp.body_budget import COUNTED_BYTES, LargeBodies
 from webapp.cors import Cors
-from webapp.declared import declared_by
-from webapp.direct import DirectModels
 from webapp.errors import ApiError, bunch_error_answer, error_answer
+from webapp.fallback import DirectModels
 from webapp.identity import make_identity
 from webapp.identity.base import Access, access_of
-from webapp.large import COUNTED_BYTES, LargeBodies
-from webapp.ledger import DoorLedger
+from webapp.input_schemas import declared_by
+from webapp.observability.door_ledger import DoorLedger
+from webapp.observability.door_log import DoorRecord
+from webapp.observability.metrics import configure, every_second, hand_over
 from webapp.ops import views as ops
 from webapp.readiness import Readiness
-from webapp.record import DoorRecord
+from webapp.request import STATUS_LINES, Answer, Call
 from webapp.services import Services
-from webapp.telemetry import configure, every_second, hand_over
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class BunchApp(flask.Flask):
         configure(services.settings)
         if services.settings.otlp_endpoint:
             # Here, not at import: only where it is wanted, and in the process whose thread exports.
-            from webapp.tracing import RequestTracer
+            from webapp.observability.tracing import RequestTracer
 
             services.tracer = RequestTracer(services.settings)
         services.identity.start()

@@ -10,7 +10,7 @@ import math
 import msgspec
 
 from tasks.errors import BunchError, Refused
-from webapp.call import JSON, Answer
+from webapp.request import JSON, Answer
 
 STATUS_OF: dict[str, int] = {
     "INVALID_JSON": 400,

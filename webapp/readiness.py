@@ -21,9 +21,9 @@ from redis.exceptions import RedisError
 
 from config.keys import Shard
 from config.tiers import Tier
-from tasks.controls import Controls
 from tasks.errors import DeadlineExceeded, ModelUnavailable
-from tasks.fleet import Fleet, ready_models
+from tasks.fleet.desired_state import Controls
+from tasks.fleet.registry_reader import Fleet, ready_models
 
 logger = logging.getLogger(__name__)
 

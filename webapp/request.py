@@ -1,237 +1,163 @@
-"""From an HTTP request to a validated inference request; every refusal names what is wrong and what would be right."""
+"""A request and an answer, as every protocol of the API sees them: no Flask in here, so that the fast lane and the
+Flask views can run the very same code.
+"""
 
 from __future__ import annotations
 
-import json
 import re
-from functools import lru_cache
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs
 
-import gevent
 import msgspec
 
-from config.settings import Settings
-from tasks.caller import CLIENT_ID, MAX_CLIENT_ID
-from tasks.structure import MAX_DEPTH, MAX_PARTS, has_doubled_names, too_deep, too_many_parts
-from webapp.call import Call
-from webapp.errors import ApiError
-from webapp.large import LARGE_BYTES, LargeBodies
+from tasks.client.client import new_id
+from tasks.protocol.caller import Caller
+from tasks.protocol.traceparent import valid, valid_state
+from webapp.http.forwarded import NOTED, was_forwarded
 
-Milliseconds = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)]
+JSON = "application/json"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
-_encode = msgspec.json.Encoder().encode
-_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")
-_FRESH = frozenset({"no-cache", "no-store"})
-# Without what people put between the parts of the name. The second is IANA's alias; a charset that is left empty says
-# as little as one that is left out.
-_UTF_8 = frozenset({"utf8", "csutf8", ""})
-_NO_SEPARATORS = {ord(each): None for each in "-_ "}
-_LONGEST_MEDIA_TYPE = 1024
-# Content codings that leave a body as it is.
-_PLAIN = frozenset({"", "identity"})
-
-
-ClientId = Annotated[str, msgspec.Meta(max_length=MAX_CLIENT_ID, pattern=CLIENT_ID)]
-
-
-class InferenceBody(msgspec.Struct):
-    """`POST /v1/inference`."""
-
-    input: Any
-    model: str | None = None
-    parameters: dict[str, Any] | None = None
-    timeout_ms: Milliseconds | None = None
-    client_id: ClientId | None = None
+STATUS_LINES: dict[int, str] = {
+    200: "200 OK",
+    202: "202 Accepted",
+    304: "304 Not Modified",
+    400: "400 Bad Request",
+    401: "401 Unauthorized",
+    403: "403 Forbidden",
+    404: "404 Not Found",
+    405: "405 Method Not Allowed",
+    409: "409 Conflict",
+    413: "413 Content Too Large",
+    415: "415 Unsupported Media Type",
+    422: "422 Unprocessable Content",
+    429: "429 Too Many Requests",
+    499: "499 Client Closed Request",
+    500: "500 Internal Server Error",
+    503: "503 Service Unavailable",
+    504: "504 Gateway Timeout",
+}
 
 
-class BulkBody(msgspec.Struct):
-    """`POST /v1/inference/bulk`."""
+class Answer(msgspec.Struct, frozen=True):
+    """`headers` are those beside Content-Type, Content-Length and X-Request-Id, and what the server adds to all."""
 
-    inputs: Annotated[list[Any], msgspec.Meta(min_length=1)]
-    model: str | None = None
-    parameters: dict[str, Any] | None = None
-    timeout_ms: Milliseconds | None = None
-    client_id: ClientId | None = None
+    status: int
+    body: bytes
+    request_id: str
+    content_type: str = JSON
+    headers: tuple[tuple[str, str], ...] = ()
 
-
-class PredictBody(msgspec.Struct):
-    """`POST /v1/predict`."""
-
-    input_data: Any
-    model_id: str | None = None
-
-
-class SimpleBody(msgspec.Struct):
-    """`POST /api/inference`."""
-
-    input: str
+    def header_list(self) -> list[tuple[str, str]]:
+        return [
+            ("Content-Type", self.content_type),
+            ("Content-Length", str(len(self.body))),
+            ("X-Request-Id", self.request_id),
+            *self.headers,
+        ]
 
 
-Body = TypeVar("Body", bound=msgspec.Struct)
-
-
-def read_body(call: Call, decoder: msgspec.json.Decoder[Body], large: LargeBodies) -> Body:
-    """The body as `decoder`'s type.
-
-    Raises:
-        ServiceOverloaded: too many large ones wait for their turn.
-        ApiError: UNSUPPORTED_MEDIA_TYPE, INVALID_JSON, or INVALID_INPUT naming the field.
+class Call:
+    """One HTTP request over its WSGI environment; `caller` is set once it has been identified, `client_id` once a body
+    has been read that says which of the caller's clients asks.
     """
-    _require_json(call)
-    raw = call.body()
-    if len(raw) < LARGE_BYTES:
-        return _decoded(raw, decoder)
-    with large.turn(len(raw)):
-        return _decoded(raw, decoder)
 
+    __slots__ = ("_environ", "_request_id", "caller", "caller_request_id", "client_id")
 
-def _decoded(raw: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
-    if too_many_parts(raw):
-        raise ApiError("INVALID_JSON", f"the body has more than {MAX_PARTS:,} names, arrays and objects; send fewer")
-    try:
-        if not raw.isascii():
-            # The decoder reads over fields that it does not know, whatever bytes stand in them.
-            raw.decode()
-        body = decoder.decode(raw)
-        _let_others_run(raw)
-        if too_deep(raw):
-            raise _too_deep()
-        _let_others_run(raw)
-        if has_doubled_names(raw, body):
-            raise _doubled_name(raw)
-    except msgspec.ValidationError as error:
-        raise ApiError("INVALID_INPUT", _in_words(str(error))) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError("INVALID_JSON", f"the body is not JSON: {error}") from error
-    except RecursionError as error:
-        raise _too_deep() from error
-    return body
+    caller: Caller
 
+    def __init__(self, environ: dict[str, Any]) -> None:
+        self._environ = environ
+        given = environ.get("HTTP_X_REQUEST_ID")
+        # An id that could not be quoted safely in a log line or a header is replaced, not refused.
+        self.caller_request_id = given if given and _REQUEST_ID.fullmatch(given) else ""
+        self._request_id = self.caller_request_id
+        self.client_id = ""
 
-def _let_others_run(raw: bytes) -> None:
-    if len(raw) >= LARGE_BYTES:
-        gevent.sleep(0)
+    @property
+    def request_id(self) -> str:
+        """The caller's, or the id of the task that this call became, or a new one."""
+        if not self._request_id:
+            self._request_id = new_id()
+        return self._request_id
 
+    def became(self, task_id: str) -> None:
+        """One id is enough for a call whose caller gave it none: each finds the request."""
+        if not self._request_id:
+            self._request_id = task_id
 
-def _require_json(call: Call) -> None:
-    content_type = call.header("CONTENT_TYPE")
-    if content_type != "application/json" and not _is_json(content_type or ""):
-        raise ApiError("UNSUPPORTED_MEDIA_TYPE", "send Content-Type: application/json, in UTF-8")
-    encoding = call.header("HTTP_CONTENT_ENCODING")
-    if encoding is not None and encoding.strip().lower() not in _PLAIN:
-        raise ApiError("UNSUPPORTED_MEDIA_TYPE", f"Content-Encoding {encoding[:64]!r} is not read; send it plain")
+    def header(self, name: str) -> str | None:
+        """By its WSGI name, such as `HTTP_X_TIMEOUT_MS`."""
+        value: str | None = self._environ.get(name)
+        return value
 
+    @property
+    def method(self) -> str:
+        method: str = self._environ["REQUEST_METHOD"]
+        return method
 
-@lru_cache(maxsize=64)
-def _is_json(content_type: str) -> bool:
-    """JSON whose charset, if it names one, is a spelling of UTF-8."""
-    if len(content_type) > _LONGEST_MEDIA_TYPE:
-        return False
-    media_type, *parameters = content_type.lower().split(";")
-    charsets = [
-        value.strip(" \t\"'").translate(_NO_SEPARATORS)
-        for name, _, value in (each.partition("=") for each in parameters)
-        if name.strip() == "charset"
-    ]
-    return media_type.strip() == "application/json" and all(each in _UTF_8 for each in charsets)
+    @property
+    def scheme(self) -> str:
+        scheme: str = self._environ["wsgi.url_scheme"]
+        return scheme
 
+    @property
+    def path(self) -> str:
+        path: str = self._environ["PATH_INFO"]
+        return path
 
-def _too_deep() -> ApiError:
-    return ApiError("INVALID_JSON", f"the body is nested too deeply; {MAX_DEPTH} levels are taken")
+    @property
+    def route(self) -> str:
+        """The path's pattern, so that ids in it make no names; the path itself on the fast lane, which has none."""
+        rule = getattr(self._environ.get("werkzeug.request"), "url_rule", None)
+        return str(rule) if rule else self.path
 
+    @property
+    def traceparent(self) -> str:
+        """The context to go on with: of our own span, where there is one, or the caller's; else empty."""
+        ours: str | None = self._environ.get("bunch.traceparent")
+        return valid(self._environ.get("HTTP_TRACEPARENT")) if ours is None else ours
 
-def _doubled_name(raw: bytes) -> ApiError:
-    """The last of two members with one name would win here and the first elsewhere: in a proxy that checks the model
-    which a caller may use, say.
-    """
-    # Only said better, at several times the cost of finding it.
-    if len(raw) < LARGE_BYTES:
-        try:
-            _names_once.decode(raw.decode())
-        except _DoubledName as found:
-            return ApiError("INVALID_JSON", f"the body has {found.args[0][:64]!r} twice in one object")
-    return ApiError("INVALID_JSON", "the body has a name twice in one object")
+    @property
+    def tracestate(self) -> str:
+        """What vendors have added to the caller's trace; nothing without a trace."""
+        given = self._environ.get("HTTP_TRACESTATE")
+        return valid_state(given) if given and valid(self._environ.get("HTTP_TRACEPARENT")) else ""
 
+    def trace_with(self, span: Any, traceparent: str) -> None:
+        self._environ["bunch.span"] = span
+        self._environ["bunch.traceparent"] = traceparent
 
-class _DoubledName(Exception):
-    """`_DoubledName(name)`."""
+    @property
+    def span(self) -> Any:
+        """OpenTelemetry's span of this request; None unless it is sampled."""
+        return self._environ.get("bunch.span")
 
+    @property
+    def was_forwarded(self) -> bool:
+        """Whether a proxy has passed it on."""
+        # As the server has noted it; where another one has made the environ, as it is.
+        noted: str | None = self._environ.get(NOTED)
+        return was_forwarded(self._environ) if noted is None else noted == "1"
 
-def _object_of(members: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for name, _ in members:
-        if name in seen:
-            raise _DoubledName(name)
-        seen.add(name)
+    @property
+    def hung_up(self) -> Callable[[], bool] | None:
+        """Asks whether the client has closed its connection; the server's, see `webapp.server`."""
+        ask: Callable[[], bool] | None = self._environ.get("bunch.disconnected")
+        return ask
 
+    @property
+    def body_bytes(self) -> int:
+        """How long the body is, or is said to be."""
+        return int(self._environ.get("CONTENT_LENGTH") or 0)
 
-# Only the names matter: numbers are not built.
-_names_once = json.JSONDecoder(object_pairs_hook=_object_of, parse_float=len, parse_int=len)
+    def body(self) -> bytes:
+        length = self._environ.get("CONTENT_LENGTH")
+        stream = self._environ["wsgi.input"]
+        body: bytes = stream.read(int(length)) if length else stream.read()
+        return body
 
-
-def _in_words(text: str) -> str:
-    """Msgspec's `… - at `$.field`` with the field in front."""
-    problem, _, path = text.partition(" - at ")
-    field = path.strip("`").removeprefix("$").lstrip(".")
-    return f"{field}: {problem}" if field else problem
-
-
-def model_name(settings: Settings, asked: str | None) -> str:
-    name = settings.default_model if asked is None else asked
-    if name not in settings.models:
-        known = ", ".join(settings.models)
-        raise ApiError("UNKNOWN_MODEL", f"there is no model {name[:64]!r}; there are {known}")
-    return name
-
-
-def timeout_s(settings: Settings, call: Call, asked_ms: float | None) -> float:
-    """The caller's deadline in seconds from now, above 0: body over header, never above the server's own limit."""
-    header = call.header("HTTP_X_TIMEOUT_MS")
-    if header is not None:
-        header_ms = milliseconds(header, "X-Timeout-Ms", "INVALID_HEADER")
-        if not header_ms:
-            # With no time at all nothing can be answered, and only the caller can mend that.
-            raise ApiError("INVALID_HEADER", "X-Timeout-Ms must be above 0; leave it out for the server's own limit")
-        asked_ms = header_ms if asked_ms is None else asked_ms
-    if asked_ms is None:
-        return settings.request_timeout_s
-    # Compared before it is divided: an integer of 400 digits has no float.
-    return min(asked_ms, settings.request_timeout_ms) / 1000
-
-
-def milliseconds(text: str, name: str, code: str) -> float:
-    """A number of milliseconds as JSON writes one, not below 0; anything else is refused with `code`."""
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    raise ApiError(code, f"{name} must be a number of milliseconds, 0 or more")
-
-
-def flag(text: str | None, name: str) -> bool:
-    """A query parameter that is `true` or `false`; left out it is false."""
-    if text in {None, "false", "0"}:
-        return False
-    if text in {"true", "1", ""}:
-        return True
-    raise ApiError("INVALID_INPUT", f"{name} must be true or false")
-
-
-def idempotency_key(call: Call) -> str:
-    """The caller's, or empty."""
-    key = call.header("HTTP_IDEMPOTENCY_KEY")
-    if key is None:
-        return ""
-    if not _IDEMPOTENCY_KEY.fullmatch(key):
-        raise ApiError("INVALID_HEADER", "Idempotency-Key must be 1 to 255 printable ASCII characters")
-    return key
-
-
-def wants_fresh(call: Call) -> bool:
-    """Whether it may not be answered with what was computed for somebody else."""
-    control = call.header("HTTP_CACHE_CONTROL")
-    return control is not None and any(each.strip().lower() in _FRESH for each in control.split(","))
-
-
-def as_json(value: object) -> bytes:
-    """Validated input back to JSON: one canonical spelling, whatever white space the caller used."""
-    return _encode(value)
+    def query(self, name: str) -> str | None:
+        values = parse_qs(self._environ.get("QUERY_STRING", ""), keep_blank_values=True).get(name)
+        return values[-1] if values else None

@@ -8,7 +8,7 @@
     webapp.http.listener ─── out of file numbers: pause, try again
           │ a greenlet per connection
           ▼
-    webapp.http.connection ◀── webapp.http.service: one reaper for all deadlines, the shutdown
+    webapp.http.connection ◀── webapp.http.connections: one reaper for all deadlines, the shutdown
           │ bytes up to the blank line ── too long 414, 431 · too slow 408 · nothing at all: closed in silence
           ▼
     webapp.http.head ─────────── not HTTP/1.x, unclear where it ends 400 · fields 400, 431 · expectation 417
@@ -54,12 +54,12 @@ from gevent.hub import get_hub
 from gunicorn.errors import ConfigError
 from gunicorn.workers.ggevent import GeventWorker
 
-from config import descriptors
-from webapp.http.board import Board
+from config.process import descriptors
+from webapp.http.accept_balance import Board
+from webapp.http.connections import HttpService
 from webapp.http.limits import ServerLimits
 from webapp.http.listener import Listener
 from webapp.http.response import Response
-from webapp.http.service import HttpService
 
 logger = logging.getLogger(__name__)
 

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 from redis import Redis
 
 from config.settings import Settings
-from tasks.client import Client
-from tasks.clients import ClientLimit
-from tasks.fleet import Fleet
-from tasks.history import History
-from tasks.metrics import SharedMetrics
-from tasks.slow import SlowLog
-from webapp.declared import Declared
-from webapp.direct import DirectModels
+from tasks.client.client import Client
+from tasks.client.client_limit import ClientLimit
+from tasks.fleet.registry_reader import Fleet
+from tasks.observability.history import History
+from tasks.observability.metrics import SharedMetrics
+from tasks.observability.slow_log import SlowLog
+from webapp.body_budget import LargeBodies
+from webapp.fallback import DirectModels
 from webapp.identity.base import Identity
-from webapp.large import LargeBodies
-from webapp.ledger import DoorLedger
+from webapp.input_schemas import Declared
+from webapp.observability.door_ledger import DoorLedger
+from webapp.observability.door_log import DoorRecord
 from webapp.readiness import Readiness
-from webapp.record import DoorRecord
 
 if TYPE_CHECKING:
-    from webapp.tracing import RequestTracer
+    from webapp.observability.tracing import RequestTracer
 
 
 @dataclass(slots=True)

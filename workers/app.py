@@ -7,17 +7,17 @@ from typing import Any
 from celery import Celery
 from celery.worker import state as worker_state
 
-from batching.step import BatchingStep
+from batching.claim.bootstep import BatchingStep
 from config.celery import backend_url, model_queues
 from config.keys import TASK_NAME
 from config.settings import Settings, load_settings
 from tasks.app import make_app, use_our_logging
-from tasks.disclosure import Disclosure
-from tasks.queues import OwnQueuesStep
-from tasks.revoking import RevokeStep
-from workers import guarded, pools, remote
-from workers.active import make_walkable
-from workers.canvas import CanvasFollowUp
+from tasks.celery.active import make_walkable
+from tasks.celery.own_queues import OwnQueuesStep
+from tasks.celery.revoke import RevokeStep
+from tasks.protocol.disclosure import Disclosure
+from workers.celery import control, guarded_backend, pools
+from workers.celery.canvas import CanvasFollowUp
 from workers.runner import WorkerRunner
 
 CELERY_QUEUE = "celery"
@@ -25,7 +25,7 @@ CELERY_QUEUE = "celery"
 
 def make_worker_app(settings: Settings) -> Celery:
     """A Celery app whose workers claim batches of every model in `settings`."""
-    app = make_app(settings, result_backend=backend_url(settings.redis_url, guarded.BACKEND))
+    app = make_app(settings, result_backend=backend_url(settings.redis_url, guarded_backend.BACKEND))
     app.conf.task_queues = queues = model_queues(settings)
     app.bunch_queues = {each.name for each in queues}
     # Where a callback goes that names no queue: where its sender, with Celery's defaults, has its own workers.
@@ -35,7 +35,7 @@ def make_worker_app(settings: Settings) -> Celery:
     app.steps["worker"].update({OwnQueuesStep, RevokeStep})
     pools.require_threads()
     make_walkable(worker_state.active_requests)
-    app.steps["worker"].add(remote.NoEffectStep)
+    app.steps["worker"].add(control.NoEffectStep)
     app.bunch_runner = WorkerRunner(settings, CanvasFollowUp(app, Disclosure(settings.error_detail, settings.auth)))
     app.task(name=TASK_NAME, ignore_result=False, shared=False)(_never_called)
     return app

@@ -25,40 +25,40 @@ from celery.worker import state as worker_state
 from redis import Redis
 from redis.exceptions import RedisError
 
-from batching.breaker import SharedBreaker
-from batching.executor import ExecutorState
-from batching.idle_watch import IdleWatch
-from batching.loop import ClaimLoop
+from batching.claim.executor import ExecutorState
+from batching.claim.idle_watch import IdleWatch
+from batching.claim.loop import ClaimLoop
+from batching.claim.priorities import PriorityLists
+from batching.claim.registry import ModelPace, WorkerRegistry, make_worker_id, model_pace
+from batching.claim.shared_breaker import SharedBreaker
+from batching.claim.store import Keep, RedisBatchStore
+from batching.claim.strays import Strays
 from batching.policy import Pace
+from batching.policy_settings import make_policy
 from batching.ports import FollowUp, Observer
-from batching.priorities import PriorityLists
-from batching.registry import ModelPace, WorkerRegistry, make_worker_id, model_pace
-from batching.store import Keep, RedisBatchStore
-from batching.strays import Strays
 from config.keys import Shard
-from config.memory import settle_heap
+from config.process.devices import sharing
+from config.process.memory import settle_heap
 from config.redis import connect
 from config.settings import ModelSettings, Settings, load_settings
-from tasks.disclosure import Disclosure
-from tasks.explain import explain
-from tasks.fleet import ExecutorRow, WorkerRow
-from tasks.journal import Journal
-from tasks.ledger import LedgerBuffer, LedgerStream
-from tasks.metrics import BUSY_SECONDS, MetricsFlusher
-from tasks.pulse import Pulse
-from tasks.results import CeleryCodec
-from tasks.roles import Presence
-from tasks.seal import seal_of
-from workers.devices import sharing
-from workers.executor import ProcessExecutor
-from workers.journal import BatchJournal
-from workers.learnt import shown
-from workers.ledger import LedgerObserver
-from workers.observers import Observers
-from workers.policies import make_policy
-from workers.started import StartedMarks
-from workers.steering import Steering
-from workers.telemetry import WorkerTelemetry
+from tasks.accounts.ledger import LedgerBuffer, LedgerStream
+from tasks.fleet.liveness import Pulse
+from tasks.fleet.process_register import Presence
+from tasks.fleet.registry_reader import ExecutorRow, WorkerRow
+from tasks.observability.batch_log import Journal
+from tasks.observability.explain import explain
+from tasks.observability.metrics import BUSY_SECONDS, MetricsFlusher
+from tasks.observers.batch_log import BatchJournal
+from tasks.observers.fan_out import Observers
+from tasks.observers.ledger import LedgerObserver
+from tasks.observers.metrics import WorkerTelemetry
+from tasks.protocol.disclosure import Disclosure
+from tasks.protocol.results import CeleryCodec
+from tasks.protocol.seal import seal_of
+from workers.celery.learnt_stats import shown
+from workers.celery.started_marks import StartedMarks
+from workers.executor.process_executor import ProcessExecutor
+from workers.reconciler import Steering
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ SWITCH_INTERVAL_S = 0.0005
 
 
 class WorkerRunner:
-    """`batching.step.BatchRunner`: built with the Celery app, started by the bootstep."""
+    """`batching.claim.bootstep.BatchRunner`: built with the Celery app, started by the bootstep."""
 
     def __init__(self, settings: Settings, follow_up: FollowUp, redis: Redis | None = None) -> None:
         self._settings = settings
@@ -104,7 +104,7 @@ class WorkerRunner:
         self._tracer: Any = None
         if settings.otlp_endpoint:
             # Here, not at the top: OpenTelemetry is loaded only where it is wanted.
-            from workers.tracing import BatchTracer
+            from tasks.observers.tracing import BatchTracer
 
             self._tracer = BatchTracer(settings)
         self._telemetry = WorkerTelemetry(

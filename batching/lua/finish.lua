@@ -9,11 +9,11 @@
 --       then per run of outcomes that have these in common: result TTL in ms (0: store none), channel number (0: none), the
 --       record of a dead letter (JSON), or '', '1' to publish it on Celery's own channel for the task as well, '2' the same
 --       of a foreign one (batching/request.py), else '0', words of an outcome, position of the first in the lease, number of outcomes, which stand there behind each other;
---       then per outcome: task id, result (JSON), and, if it is something to others, what (asked.lua)
+--       then per outcome: task id, result (JSON), and, if it is something to others, what (coalescing.lua)
 --       then, if any is something to others: what kept answers may take in all, in bytes, the time of the claim, the names of
 --       the tiers
 -- Returns the number stored, or -1 when the lease is gone: somebody else has the requests now, and will answer them; then
--- the ids of foreign ones that are another's, each behind a '!'; then who else was settled along with them (asked.lua).
+-- the ids of foreign ones that are another's, each behind a '!'; then who else was settled along with them (coalescing.lua).
 if redis.call('EXISTS', KEYS.lease) == 0 then return {-1} end
 local at, last = ARGV.width + 1 + ARGV.channels, #ARGV - ARGV.common
 local noted = last < #ARGV and {}

@@ -15,23 +15,23 @@ from batching.policy.base import (
     Reason,
     Wait,
 )
-from batching.policy.breaker import Breaker, BreakerState
-from batching.policy.ewma import EwmaWindow
 from batching.policy.fair import fair_pick
+from batching.policy.faults.breaker import Breaker, BreakerState
+from batching.policy.faults.retry import RetryPolicy
+from batching.policy.faults.suspects import suspect_sizes
 from batching.policy.fixed import FixedWindow
 from batching.policy.gcra import MINUTE_US, Gcra, Take
 from batching.policy.idle import WhenIdle
-from batching.policy.learner import Learner
-from batching.policy.pace import Pace
-from batching.policy.pid import PidWindow
-from batching.policy.retry import RetryPolicy
+from batching.policy.learning.learner import Learner
+from batching.policy.learning.throughput import Pace
+from batching.policy.learning.timing import BatchTime
+from batching.policy.published.ewma import EwmaWindow
+from batching.policy.published.pid import PidWindow
+from batching.policy.published.speculative import Speculative
+from batching.policy.published.thresholds import Thresholds
 from batching.policy.scaling import Scale, ScalingRules, ScalingState, Signals, Step, decide_scale
 from batching.policy.slo import SloAware
-from batching.policy.speculative import Speculative
-from batching.policy.suspects import suspect_sizes
-from batching.policy.thresholds import Thresholds
 from batching.policy.tiers import AGED_SHARE, DEFAULT_AGEING_S, DEFAULT_SHARES, Allocation, allocate, guaranteed
-from batching.policy.timing import BatchTime
 from batching.policy.tuning import TuneError, default_max_wait_s, knobs, make, name_of, retuned
 from config.policies import POLICIES
 

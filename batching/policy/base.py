@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
-from batching.policy.timing import UNKNOWN_TIME, BatchTime
+from batching.policy.learning.timing import UNKNOWN_TIME, BatchTime
 
 
 class Reason(str, Enum):
@@ -21,7 +21,7 @@ class Reason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What has been learnt of one model by one executor's claim loop (`batching.policy.learner.Learner` makes it).
+    """What one executor's claim loop has learnt of one model; `batching.policy.learning.learner.Learner` makes it.
 
     `rate` is arrivals per second of late, as this executor sees them: with others on the same queue, between its share
     and the whole. `utilisation` is the share of time that it computes. `returning` is the share of batches, of late,

@@ -4,8 +4,8 @@
                           allocate, suspects     breaker                      service, faults
 
 Nothing here is a model of a rule: the rules are the objects of `batching.policy`, asked at the moments at which
-`batching.loop.ClaimLoop` asks them. What is modelled is everything else: when requests come (`arrivals`), how long a
-batch takes (`service`), what breaks (`faults`), and what each step of the way costs (`Overheads`).
+`batching.claim.loop.ClaimLoop` asks them. What is modelled is everything else: when requests come (`arrivals`), how
+long a batch takes (`service`), what breaks (`faults`), and what each step of the way costs (`Overheads`).
 
     report = simulate(
         Scenario(

@@ -20,7 +20,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any
 
-from batching.idle_watch import LOOK_EVERY_S
+from batching.claim.idle_watch import LOOK_EVERY_S
 from batching.policy import Decision, Dispatch, Look, Wait
 from batching.simulator.arrivals import Callers
 from batching.simulator.feeder import At, Feeder
@@ -29,7 +29,7 @@ from batching.simulator.queues import Batch, Waiting
 from batching.simulator.report import Report, Served, report
 from batching.simulator.scenario import Scenario
 
-# As in `batching.loop`: a wait too short for the bell is slept through, and no wait is longer than a tick.
+# As in `batching.claim.loop`: a wait too short for the bell is slept through, and no wait is longer than a tick.
 _TOO_SHORT_FOR_BELLS_S = 0.003
 _TICK_S = 0.25
 

@@ -1,4 +1,4 @@
-"""One executor, and what its claim loop knows: the mirror of `batching.loop.ClaimLoop`'s state."""
+"""One executor, and what its claim loop knows: the mirror of `batching.claim.loop.ClaimLoop`'s state."""
 
 from __future__ import annotations
 

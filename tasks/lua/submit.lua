@@ -17,7 +17,7 @@
 --       have been asked before, instead of that key: the question ('' if it is nobody else's), and if it has any of them,
 --       in lines of their own, that key, the name of its Idempotency-Key, and the hash of what it asks under that; it is
 --       never empty then
--- Returns one character per message: '0' queued, or why it was not (below; tasks/refusals.py reads it). If any was not, a
+-- Returns one character per message: '0' queued, or why it was not (below; tasks/client/admission_codes.py reads it). If any was not, a
 -- line feed, and for each of those: ms until a retry is worth it;what is left of its quota;ms until that is whole again. Of
 -- one that was REPEATED the first is the id of the request whose outcome it gets; of one that was ANSWERED or has JOINED
 -- those who wait there is nothing.

@@ -20,8 +20,8 @@ import numpy as np
 from redis import Redis
 
 from batching.simulator import Arrivals, Callers, Overheads, Recorded
-from tasks.journal import BatchRecord, Journal
-from workers.cli.load import Answer, Load, Run
+from cli.loadgen.load import Answer, Load, Run
+from tasks.observability.batch_log import BatchRecord, Journal
 
 MAX = 64
 TIMEOUT_S = 9.0

@@ -24,12 +24,12 @@ from statistics import median
 import click
 import msgspec
 
+from cli.loadgen.arrivals import Caller
+from cli.loadgen.load import Answer, Load, Run
+from cli.loadgen.summary import percentile
 from config.tiers import Tier
 from tests.benchmarks.bunch_system import ROOT, Bunch
 from tests.benchmarks.overload import BATCH, BATCH_MS, CAPACITY_RPS, EXECUTORS, ITEM_MS, TIMEOUT_S
-from workers.cli.arrivals import Caller
-from workers.cli.load import Answer, Load, Run
-from workers.cli.summary import percentile
 
 TIER = Tier.PAID
 ORDINARY, TIMES = 20, 20

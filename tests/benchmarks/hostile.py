@@ -23,10 +23,10 @@ from http.client import HTTPConnection, HTTPException
 import click
 import psutil
 
+from cli.loadgen.summary import percentile
 from tests.benchmarks.bunch_system import NOOP, ROOT, WITH_KEYS, Bunch
 from tests.benchmarks.greedy import make_keys
 from tests.bodies import BULK, SHAPES
-from workers.cli.summary import percentile
 
 _BODY_BYTES = 1_048_576
 _BODIES_PER_S = 20

@@ -20,14 +20,14 @@ from typing import Any, TypeAlias
 import click
 import msgspec
 
+from cli.loadgen.arrivals import Caller
+from cli.loadgen.load import Answer, Load, Run
+from cli.loadgen.summary import percentile
 from config.redis import connect
 from config.tiers import TIERS, Tier
-from tasks.fleet import Fleet
+from tasks.fleet.registry_reader import Fleet
 from tests.benchmarks.bunch_system import ROOT, Bunch
 from tests.benchmarks.system import Model
-from workers.cli.arrivals import Caller
-from workers.cli.load import Answer, Load, Run
-from workers.cli.summary import percentile
 
 EXECUTORS, BATCH, BATCH_MS, ITEM_MS = 2, 16, 100, 0.5
 CAPACITY_RPS = EXECUTORS * BATCH / (BATCH_MS + ITEM_MS * BATCH) * 1000

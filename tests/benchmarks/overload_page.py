@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cli.loadgen.load import Run
+from cli.loadgen.summary import percentile
 from config.tiers import TIERS, Tier
 from tests.benchmarks.overload import Row, answers_of, came_s, refused_by_second
-from workers.cli.load import Run
-from workers.cli.summary import percentile
 
 _BEGIN, _END = "<!-- overload: begin -->", "<!-- overload: end -->"
 # Told apart by a colour-blind reader too.

@@ -1,7 +1,7 @@
 """What the policies cost the worker: every decision of one batch and all that is learnt from it, without anything else.
 
 `python -m tests.benchmarks.policy_cost`. A batch is one look, three decisions (empty hands, with the depth, ahead of
-the executor), a claim and its end, as `batching.loop.ClaimLoop` makes them.
+the executor), a claim and its end, as `batching.claim.loop.ClaimLoop` makes them.
 """
 
 from __future__ import annotations

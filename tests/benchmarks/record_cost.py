@@ -16,10 +16,10 @@ from batching.ports import BatchInfo
 from batching.request import Ok, Request
 from config.keys import Shard
 from config.tiers import TIERS
-from tasks.client import new_id
-from tasks.journal import Journal
+from tasks.client.client import new_id
+from tasks.observability.batch_log import Journal
+from tasks.observers.batch_log import FLUSH_EVERY_S, BatchJournal
 from tests.valkey import PrivateValkey
-from workers.journal import FLUSH_EVERY_S, BatchJournal
 
 REQUESTS = 20_000
 _dice = random.Random(1)

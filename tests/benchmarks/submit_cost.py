@@ -14,10 +14,10 @@ from typing import Any, cast
 import click
 from redis import Redis
 
-from batching.registry import ModelPace, WorkerRegistry
+from batching.claim.registry import ModelPace, WorkerRegistry
 from config.redis import Script
 from config.tiers import Tier
-from tasks.quota import Quota
+from tasks.protocol.quota import Quota
 from tests.fakes.door import KEYS, MODEL, Door
 from tests.valkey import PrivateValkey
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.journal import BatchRecord, Member
+from tasks.observability.batch_log import BatchRecord, Member
 from tests.benchmarks.calibration import returns, ways_back
 
 

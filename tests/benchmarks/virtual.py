@@ -20,12 +20,12 @@ import msgspec
 import numpy as np
 
 from batching.simulator import Affine, Arrivals, Bursts, Callers, Overheads, Poisson, Recorded, Scenario, simulate
+from cli.loadgen.load import Run
+from cli.loadgen.summary import summarise
+from cli.plan.simulate import make_maker
 from config.redis import connect
 from tests.benchmarks.bunch_system import Bunch
 from tests.benchmarks.calibration import MAX, MODELS, TIMEOUT_S, calibrate, drive, pooled
-from workers.cli.load import Run
-from workers.cli.simulate import make_maker
-from workers.cli.summary import summarise
 
 _BATCH_MS, _ITEM_MS, _MAX_WAIT_MS = 20.0, 0.5, 50.0
 

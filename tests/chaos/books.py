@@ -11,15 +11,15 @@ from typing import cast
 
 from redis import Redis
 
-from batching.stamp import Stamp, read_stamp
+from batching.fast_header import Stamp, read_stamp
 from config.keys import RESULT_PREFIX, Shard
 from config.redis import Line, Script
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
-from tasks.messages import NO_PARAMETERS, MessageWriter, Outgoing
-from tasks.outbox import Outbox, Posted
-from tasks.router import Pending
-from tasks.rules import Rules
+from tasks.client.admission_args import Rules
+from tasks.client.outbox import Outbox, Posted
+from tasks.client.router import Pending
+from tasks.protocol.messages import NO_PARAMETERS, MessageWriter, Outgoing
 
 KEYS = Shard()
 LONG_MS = 3_600_000

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from workers.cli.load import NO_ANSWER, Load, Run, _Connection
+from cli.loadgen.load import NO_ANSWER, Load, Run, _Connection
 
 # What a caller may be told while things break, by the contract.
 HONEST = {

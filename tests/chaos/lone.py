@@ -10,7 +10,7 @@ from pathlib import Path
 
 from redis import Redis
 
-from tasks.fleet import Fleet
+from tasks.fleet.registry_reader import Fleet
 from tests.configs import uncached
 from tests.e2e.stack import ROOT
 from tests.waiting import wait_until

@@ -16,11 +16,11 @@ import psutil
 from redis import Redis
 from redis.exceptions import RedisError
 
+from cli.supervisor.probes import get
 from config.keys import Shard
-from tasks.fleet import Fleet, WorkerRow
+from tasks.fleet.registry_reader import Fleet, WorkerRow
 from tests.e2e.stack import ROOT, Stack
 from tests.waiting import wait_until
-from workers.supervisor.probes import get
 
 KEYS = Shard()
 LEASE_TTL_S = 5.0

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from cli.supervisor.probes import get
 from tests.chaos.callers import Callers
 from tests.chaos.conftest import FAULTS
 from tests.chaos.faults import ALL, DEADLY, LAST, SHORT, Fault, Scene, kill_frontend, kill_worker, strike, table
@@ -15,7 +16,6 @@ from tests.chaos.stage import Stage
 from tests.fakes.proxy import LossyProxy
 from tests.valkey import free_port
 from tests.waiting import wait_until
-from workers.supervisor.probes import get
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300 + 60 * FAULTS)]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from batching.registry import WorkerRegistry
+from batching.claim.registry import WorkerRegistry
 from tests.chaos.books import KEYS, Ledger
 from tests.chaos.lone import LoneWorkers
 from tests.valkey import PrivateValkey

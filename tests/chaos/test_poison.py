@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from tasks.deadletters import DeadLetters
+from tasks.fleet.dead_letters import DeadLetters
 from tests.chaos.conftest import long_only
 from tests.chaos.stage import Stage
 from tests.e2e.client import Answer, Api

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from batching.stamp import read_stamp
-from batching.store import Blame, Settled, Verdict
+from batching.claim.store import Blame, Settled, Verdict
+from batching.fast_header import read_stamp
 from config.schema import MAX_BATCH_BYTES
 from config.tiers import Tier
 from tests.fakes.store import Letter, epoch_ms, state_of

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 from redis import Redis
 
-from batching.stamp import NO_KEY
-from batching.store import BatchStore, Blame
+from batching.claim.store import BatchStore, Blame
+from batching.fast_header import NO_KEY
 from config.tiers import TIERS
 from tests.fakes.store import epoch_ms
 from tests.fakes.worlds import HOUR_MS, MODEL, MemoryWorld, RedisWorld, World, foreign, name_of, ours, settled

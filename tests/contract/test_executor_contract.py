@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.executor import Done, Event, Executor, ExecutorGone, ExecutorState, Lost, Work
+from batching.claim.executor import Done, Event, Executor, ExecutorGone, ExecutorState, Lost, Work
 from batching.request import Failed, Ok, Rejected
 from config.settings import ModelSettings
 from tests.fakes.executor import InlineExecutor
 from tests.fakes.models import LoadsLater, Puppet
 from tests.waiting import wait_until
-from workers.executor import ProcessExecutor
+from workers.executor.process_executor import ProcessExecutor
 
 LONG_S = 30.0
 Make = Callable[..., Executor]

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import psutil
 from redis import Redis
 
+from cli.supervisor import state
 from config.redis import connect
 from tests.configs import uncached
 from tests.waiting import PATIENCE_S, wait_until
-from workers.supervisor import state
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from config.tiers import Tier
-from tasks.apikeys import new_key
+from tasks.accounts.api_keys import new_key
 from tests import issuer
 from tests.e2e import fort as rig
 from tests.e2e.fort import NEXT_TOKEN, SERVICE_TOKEN, Fort, bearer

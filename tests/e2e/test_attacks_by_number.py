@@ -7,8 +7,8 @@ import sqlite3
 import time
 
 from config.tiers import Tier
-from tasks import chores
-from tasks.apikeys import new_key
+from tasks.accounts.api_keys import new_key
+from tasks.ops import sync
 from tests.e2e import fort as rig
 from tests.e2e.client import Answer
 from tests.e2e.fort import Fort, _addresses, bearer
@@ -37,7 +37,7 @@ def test_a_revoked_key_is_closed_in_every_frontend(fort: Fort) -> None:
     fort.keys("revoke", key_id)
     wait_until(lambda: fort.is_known("short-lived") == {False}, what="it is closed everywhere")
     # Who could reach the database alone waits for the ops worker too.
-    assert keyring.POLL_EVERY_S + chores.EVERY_S <= 2.0
+    assert keyring.POLL_EVERY_S + sync.EVERY_S <= 2.0
     assert "revoked" in {row["state"] for row in fort.keys("list") if row["id"] == key_id}
 
 

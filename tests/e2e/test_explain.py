@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from tasks.explain import explain
+from tasks.observability.explain import explain
 from tests.e2e.client import Api
 from tests.e2e.gate import Gate
 from tests.e2e.stack import PATIENCE_S, ROOT, Stack

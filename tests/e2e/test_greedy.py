@@ -13,12 +13,12 @@ from statistics import median
 
 import pytest
 
+from cli.loadgen.arrivals import Caller
+from cli.loadgen.load import Answer, Load, Run
 from config.keys import Shard
 from tests.e2e.client import connected
 from tests.e2e.stack import Stack
 from tests.waiting import wait_until
-from workers.cli.arrivals import Caller
-from workers.cli.load import Answer, Load, Run
 
 BATCH, BATCH_S, ORDINARY = 4, 0.2, 2
 CAPACITY_RPS = BATCH / BATCH_S

@@ -9,12 +9,12 @@ import time
 import psutil
 from redis import Redis
 
+from cli.loadgen.load import Load, Run
 from tests.e2e.client import Api
 from tests.e2e.gate import EXECUTORS, Gate
 from tests.e2e.stack import Stack
 from tests.integration.http_server_harness import Client, post
 from tests.waiting import wait_until
-from workers.cli.load import Load, Run
 
 WAITING = 500
 REQUESTS = 2_000

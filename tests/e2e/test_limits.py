@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tasks.structure import MAX_DEPTH
+from tasks.protocol.json_structure import MAX_DEPTH
 from tests.e2e.client import Api
 
 LIMIT = 1024 * 1024

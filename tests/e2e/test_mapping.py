@@ -8,8 +8,8 @@ import random
 
 import psutil
 
+from cli.loadgen.load import Load, Run
 from tests.e2e.stack import Stack
-from workers.cli.load import Load, Run
 
 REQUESTS = 20_000
 CONNECTIONS = 256

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tasks.controls import Controls
-from tasks.fleet import Fleet
+from tasks.fleet.desired_state import Controls
+from tasks.fleet.registry_reader import Fleet
 from tests.e2e.client import Api
 from tests.e2e.stack import Stack
 from tests.e2e.test_ops import act, events

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from cli.loadgen.load import Answer, Run
 from config.tiers import Tier
 from tests.benchmarks.overload import MIX, Mix, answers_of, came_s, executors_of, load_mix
 from tests.e2e.client import Api, connected
 from tests.e2e.stack import Stack
 from tests.waiting import wait_until
-from workers.cli.load import Answer, Run
 
 EXECUTORS, BATCH, BATCH_S = 2, 8, 0.1
 CAPACITY_RPS = EXECUTORS * BATCH / BATCH_S

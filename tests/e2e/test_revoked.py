@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 from redis import Redis
 
-from batching.stamp import read_stamp
+from batching.fast_header import read_stamp
 from config.keys import Shard
 from config.tiers import Tier
 from tests.e2e.client import Answer, Api

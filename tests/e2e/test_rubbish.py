@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from tasks.fleet import Fleet
-from tasks.structure import MAX_DEPTH
+from tasks.fleet.registry_reader import Fleet
+from tasks.protocol.json_structure import MAX_DEPTH
 from tests.e2e.client import Api
 from tests.e2e.stack import Stack
 from tests.integration.http_server_harness import Client, post

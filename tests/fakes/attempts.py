@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from batching.stamp import read_stamp, write_stamp
+from batching.fast_header import read_stamp, write_stamp
 
 _COUNTED = re.compile(rb'"headers": \{"bunch_attempt": (\d\d?)')
 _HEADERS = re.compile(rb'"headers": ?\{(\s*\})?')

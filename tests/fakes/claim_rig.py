@@ -10,16 +10,16 @@ from typing import Any
 
 import msgspec
 
-from batching.executor import Done, Event, ExecutorGone, ExecutorState, Work
-from batching.idle_watch import IdleWatch
-from batching.loop import ClaimLoop
+from batching.claim.executor import Done, Event, ExecutorGone, ExecutorState, Work
+from batching.claim.idle_watch import IdleWatch
+from batching.claim.loop import ClaimLoop
 from batching.policy import Decision, Dispatch, Look, Policy, QueueView, Reason, Wait, WhenIdle
 from batching.ports import BatchInfo, Codec
 from batching.request import Failed, Ok, Outcome, Rejected, Request
 from config.keys import Shard
 from config.schema import MAX_BATCH_BYTES
 from config.tiers import Tier
-from tasks.results import CeleryCodec, Details, ErrorResult, Reply, decode_details, decode_error, decode_reply
+from tasks.protocol.results import CeleryCodec, Details, ErrorResult, Reply, decode_details, decode_error, decode_reply
 from tests.fakes.messages import our_message
 from tests.fakes.store import MemoryBatchStore
 

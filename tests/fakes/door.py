@@ -9,17 +9,17 @@ from typing import cast
 
 from redis import Redis
 
-from batching.registry import ModelPace, WorkerRegistry
+from batching.claim.registry import ModelPace, WorkerRegistry
 from config.keys import Shard
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
+from tasks.client.admission_args import Rules
+from tasks.client.admission_codes import refusals
+from tasks.client.outbox import Outbox, Posted
+from tasks.client.router import Pending
 from tasks.errors import Refused
-from tasks.messages import NO_PARAMETERS, MessageWriter, Outgoing
-from tasks.outbox import Outbox, Posted
-from tasks.quota import Quota
-from tasks.refusals import refusals
-from tasks.router import Pending
-from tasks.rules import Rules
+from tasks.protocol.messages import NO_PARAMETERS, MessageWriter, Outgoing
+from tasks.protocol.quota import Quota
 
 KEYS = Shard()
 MODEL = "m"

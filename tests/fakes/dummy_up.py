@@ -12,18 +12,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from cli.supervisor.backoff import Backoff
+from cli.supervisor.embedded_valkey import EmbeddedValkey
+from cli.supervisor.errors import SupervisorError
+from cli.supervisor.ports import free_port
+from cli.supervisor.probes import Look, answers_ping
+from cli.supervisor.reaper.reaper_client import Guard
+from cli.supervisor.run import run
+from cli.supervisor.screen import Screen
+from cli.supervisor.state import ProcessRow, UpLock, UpState, wanted
+from cli.supervisor.supervised_process import ChildSpec
+from cli.supervisor.supervisor import Report, Supervisor
 from config.redis import connect
-from workers.supervisor.backoff import Backoff
-from workers.supervisor.child import ChildSpec
-from workers.supervisor.errors import SupervisorError
-from workers.supervisor.guard import Guard
-from workers.supervisor.ports import free_port
-from workers.supervisor.probes import Look, answers_ping
-from workers.supervisor.run import run
-from workers.supervisor.screen import Screen
-from workers.supervisor.state import ProcessRow, UpLock, UpState, wanted
-from workers.supervisor.supervisor import Report, Supervisor
-from workers.supervisor.valkey import EmbeddedValkey
 
 _STOP_STAGES = {"web": 0, "worker1": 1, "ops": 2, "flower": 3}
 _CHILD = Path(__file__).with_name("dummy_child.py")

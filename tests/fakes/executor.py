@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from batching.executor import Cause, Done, Event, ExecutorGone, ExecutorState, Lost, Work
-from workers.compute import BatchComputer, Computed
-from workers.outcomes import to_outcome
+from batching.claim.executor import Cause, Done, Event, ExecutorGone, ExecutorState, Lost, Work
+from workers.executor.compute import BatchComputer, Computed
+from workers.executor.outcomes import to_outcome
 
 Predict = Callable[[list[Any], list[dict[str, Any]]], list[Any]]
 
@@ -25,7 +25,7 @@ class _Function:
 
 
 class InlineExecutor:
-    """`batching.executor.Executor` around a predict function.
+    """`batching.claim.executor.Executor` around a predict function.
 
     Args:
         load: called at every start until it does not raise, with a short pause between.

@@ -8,11 +8,11 @@ from typing import Any
 from celery import Celery
 from kombu.utils.json import dumps
 
-from batching.stamp import HEAD
-from batching.store import Entry, Verdict
+from batching.claim.store import Entry, Verdict
+from batching.fast_header import HEAD
 from config.keys import TASK_NAME, Shard
 from config.tiers import Tier
-from tasks.messages import NO_PARAMETERS, MessageWriter, Outgoing
+from tasks.protocol.messages import NO_PARAMETERS, MessageWriter, Outgoing
 from tests.fakes.store import epoch_ms
 
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from batching.asked import Finished
+from batching.claim.store import Blame, Claim, Entry, Settled, Verdict, View
+from batching.coalescing import Finished
+from batching.fast_header import NO_KEY, read_stamp
 from batching.policy import DEFAULT_AGEING_S, DEFAULT_SHARES, allocate, fair_pick, guaranteed, suspect_sizes
-from batching.policy.retry import MOST_LOSSES
-from batching.stamp import NO_KEY, read_stamp
-from batching.store import Blame, Claim, Entry, Settled, Verdict, View
+from batching.policy.faults.retry import MOST_LOSSES
 from config.keys import Shard
 from config.schema import MAX_BATCH_BYTES
 from config.tiers import TIERS, Tier
@@ -62,7 +62,7 @@ class _Model:
 
 
 class MemoryBatchStore:
-    """`batching.store.BatchStore`, and what a test needs to put in and to look at.
+    """`batching.claim.store.BatchStore`, and what a test needs to put in and to look at.
 
     Args:
         before, after: told the name of each call, before it has its effect and after; what they raise, the caller

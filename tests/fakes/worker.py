@@ -10,12 +10,12 @@ import msgspec
 from msgspec import structs
 from redis.exceptions import RedisError
 
+from batching.claim.store import Claim, RedisBatchStore, Settled, Verdict
 from batching.policy import Reason
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
-from batching.store import Claim, RedisBatchStore, Settled, Verdict
 from config.redis import connect
-from tasks.results import CeleryCodec
+from tasks.protocol.results import CeleryCodec
 
 _CODEC = CeleryCodec(60_000)
 _LOOK_EVERY_S = 0.05

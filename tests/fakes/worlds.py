@@ -7,8 +7,8 @@ from typing import Any, Protocol, cast
 import msgspec
 from redis import Redis
 
-from batching.stamp import NO_KEY, Stamp, write_stamp
-from batching.store import BatchStore, Claim, RedisBatchStore, Settled
+from batching.claim.store import BatchStore, Claim, RedisBatchStore, Settled
+from batching.fast_header import NO_KEY, Stamp, write_stamp
 from config.keys import Shard
 from config.tiers import Tier
 from tests.fakes.store import Letter, MemoryBatchStore, epoch_ms, state_of

@@ -1,3 +1,1 @@
-"""What a frontend process does, each scenario in a process of its own that gevent has patched; `tests/scenes.py` plays
-them.
-"""
+"""Scenarios of a frontend process. `tests/gevent_runner.py` runs each in a process of its own, patched by gevent."""

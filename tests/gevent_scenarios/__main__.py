@@ -20,7 +20,7 @@ import celery.backends.redis  # noqa: E402, F401
 import gevent  # noqa: E402
 
 import tasks.app  # noqa: E402, F401
-from tests.gevent_scenarios.stage import Stage  # noqa: E402
+from tests.gevent_scenarios.frontend_fixture import Stage  # noqa: E402
 
 # The plain ones: gevent's would start an event loop in here, and every fork would inherit it.
 _fork = monkey.get_original("os", "fork")

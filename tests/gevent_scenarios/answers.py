@@ -17,9 +17,20 @@ from tasks.errors import (
     ServiceOverloaded,
     TaskCancelled,
 )
-from tasks.results import Reply, decode_details
+from tasks.protocol.results import Reply, decode_details
 from tests.fakes.worker import finish
-from tests.gevent_scenarios.stage import KEYS, LONG_S, NOBODY, SERVED, SMALL, Stage, all_of, error_of, output, wait_all
+from tests.gevent_scenarios.frontend_fixture import (
+    KEYS,
+    LONG_S,
+    NOBODY,
+    SERVED,
+    SMALL,
+    Stage,
+    all_of,
+    error_of,
+    output,
+    wait_all,
+)
 from tests.waiting import wait_until
 
 

@@ -9,10 +9,10 @@ import gevent
 
 from config.settings import ModelSettings
 from config.tiers import Tier
-from tasks.caller import Caller
 from tasks.errors import DeadlineExceeded, IdempotencyConflict, RateLimited
-from tasks.results import Details, Reply, decode_details
-from tests.gevent_scenarios.stage import KEPT, NOBODY, Stage, all_of, error_of
+from tasks.protocol.caller import Caller
+from tasks.protocol.results import Details, Reply, decode_details
+from tests.gevent_scenarios.frontend_fixture import KEPT, NOBODY, Stage, all_of, error_of
 from tests.waiting import wait_until
 
 ANN = Caller("k1", "ann", Tier.PAID)

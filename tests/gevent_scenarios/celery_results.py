@@ -18,8 +18,8 @@ from bunch.celery_backend import BunchBackend
 from config.tiers import Tier
 from tasks.errors import InferenceFailed, InputRejected
 from tests.fakes.worker import finish
+from tests.gevent_scenarios.frontend_fixture import NOBODY, Stage, all_of
 from tests.gevent_scenarios.outages import own_server
-from tests.gevent_scenarios.stage import NOBODY, Stage, all_of
 from tests.waiting import wait_until
 
 PAID = "bunch.m.paid"

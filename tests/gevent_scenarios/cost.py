@@ -7,7 +7,7 @@ from functools import partial
 
 import gevent
 
-from tests.gevent_scenarios.stage import NOBODY, Stage, all_of
+from tests.gevent_scenarios.frontend_fixture import NOBODY, Stage, all_of
 from tests.waiting import wait_until
 
 

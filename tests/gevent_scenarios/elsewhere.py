@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from tasks.errors import InferenceFailed
-from tests.gevent_scenarios.stage import NOBODY, SERVED, Stage, error_of
+from tests.gevent_scenarios.frontend_fixture import NOBODY, SERVED, Stage, error_of
 
 
 def submit_and_print_the_ids(stage: Stage) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import gevent
 
 from config.tiers import Tier
-from tasks.caller import Caller
 from tasks.errors import DeadlineExceeded, IdempotencyConflict, InputRejected, RateLimited, ShuttingDown
-from tests.gevent_scenarios.stage import NOBODY, SMALL, Stage, all_of, error_of, output
+from tasks.protocol.caller import Caller
+from tests.gevent_scenarios.frontend_fixture import NOBODY, SMALL, Stage, all_of, error_of, output
 from tests.waiting import wait_until
 
 KEY = "order 66"

@@ -8,18 +8,18 @@ from typing import Any, cast
 import gevent
 import msgspec
 
+from batching.claim.store import Blame, Verdict
+from batching.fast_header import read_stamp
 from batching.policy import Reason
 from batching.ports import BatchInfo
 from batching.request import Failed, Outcome
-from batching.stamp import read_stamp
-from batching.store import Blame, Verdict
 from config.tiers import Tier
-from tasks.caller import Caller
+from tasks.client.router import Pending
 from tasks.errors import CallerGone, DeadlineExceeded, InferenceFailed, InputRejected, TaskCancelled
-from tasks.results import CeleryCodec, Details, Reply, decode_details
-from tasks.router import Pending
+from tasks.protocol.caller import Caller
+from tasks.protocol.results import CeleryCodec, Details, Reply, decode_details
 from tests.fakes.worker import finish
-from tests.gevent_scenarios.stage import KEYS, NOBODY, SHARED, Stage, all_of, error_of, output
+from tests.gevent_scenarios.frontend_fixture import KEYS, NOBODY, SHARED, Stage, all_of, error_of, output
 from tests.waiting import wait_until
 
 ANSWERED = {"echo": "x"}
@@ -324,7 +324,7 @@ def a_taken_back_one_is_told_so(stage: Stage) -> None:
 
 
 def _raise(reply: Reply) -> None:
-    from tasks.client import error_of as as_error
+    from tasks.client.client import error_of as as_error
 
     raise as_error(reply)
 

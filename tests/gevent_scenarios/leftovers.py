@@ -13,9 +13,9 @@ import gevent
 
 from config.tiers import Tier
 from tasks.errors import DeadlineExceeded, ShuttingDown
-from tasks.results import Reply
+from tasks.protocol.results import Reply
 from tests.fakes.worker import finish
-from tests.gevent_scenarios.stage import KEYS, NOBODY, Stage, all_of, error_of, output, wait_all
+from tests.gevent_scenarios.frontend_fixture import KEYS, NOBODY, Stage, all_of, error_of, output, wait_all
 from tests.waiting import wait_until
 
 

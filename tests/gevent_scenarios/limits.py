@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from config.tiers import Tier
-from tasks.caller import ANYBODY, Caller
 from tasks.errors import RateLimited
-from tests.gevent_scenarios.stage import Stage, all_of, error_of, wait_all
+from tasks.protocol.caller import ANYBODY, Caller
+from tests.gevent_scenarios.frontend_fixture import Stage, all_of, error_of, wait_all
 
 
 def a_key_that_asks_too_often_is_refused_and_its_neighbours_are_not(stage: Stage) -> None:

@@ -11,14 +11,14 @@ from functools import partial
 
 import gevent
 
-from batching.store import RedisBatchStore, Verdict
+from batching.claim.store import RedisBatchStore, Verdict
 from config.redis import connect
 from config.tiers import Tier
-from tasks.client import Client
+from tasks.client.client import Client
 from tasks.errors import BackendUnavailable, DeadlineExceeded
 from tests.fakes.proxy import LossyProxy
 from tests.fakes.worker import StandInWorker, serve
-from tests.gevent_scenarios.stage import KEYS, LONG_S, NOBODY, SERVED, Stage, all_of, error_of, output
+from tests.gevent_scenarios.frontend_fixture import KEYS, LONG_S, NOBODY, SERVED, Stage, all_of, error_of, output
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 

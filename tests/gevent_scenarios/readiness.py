@@ -14,14 +14,14 @@ import msgspec
 from flask.testing import FlaskClient
 from redis import Redis
 
-from batching.registry import WorkerRegistry
+from batching.claim.registry import WorkerRegistry
 from config.settings import Settings
 from config.tiers import Tier
-from tasks.controls import Controls
-from tasks.fleet import ExecutorRow, WorkerRow
+from tasks.fleet.desired_state import Controls
+from tasks.fleet.registry_reader import ExecutorRow, WorkerRow
 from tests.fakes.worker import StandInWorker
+from tests.gevent_scenarios.frontend_fixture import KEYS, NOBODY, SERVED, SMALL, Stage, all_of
 from tests.gevent_scenarios.outages import hanging
-from tests.gevent_scenarios.stage import KEYS, NOBODY, SERVED, SMALL, Stage, all_of
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 from webapp.app import create_app, make_services

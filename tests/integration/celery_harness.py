@@ -13,7 +13,7 @@ from celery import Celery
 from redis import Redis
 
 from config.keys import TASK_NAME
-from tasks.fleet import Fleet, ready_models
+from tasks.fleet.registry_reader import Fleet, ready_models
 from tests.configs import uncached
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until

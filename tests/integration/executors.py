@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.executor import Done, Lost, Work
+from batching.claim.executor import Done, Lost, Work
 from batching.request import Ok
 from config.settings import ModelSettings
-from workers.executor import ProcessExecutor
+from workers.executor.process_executor import ProcessExecutor
 
 LONG_S = 30.0
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redis import Redis
 
-from batching.stamp import Stamp, write_stamp
+from batching.fast_header import Stamp, write_stamp
 from config.keys import Shard
 from config.tiers import Tier
 

@@ -14,13 +14,13 @@ import msgspec
 import pytest
 from redis import Redis
 
-from batching.registry import ModelPace, WorkerRegistry
-from batching.stamp import NO_KEY, read_stamp
-from batching.store import Claim, Entry, RedisBatchStore
+from batching.claim.registry import ModelPace, WorkerRegistry
+from batching.claim.store import Claim, Entry, RedisBatchStore
+from batching.fast_header import NO_KEY, read_stamp
 from config.keys import Shard
 from config.tiers import Tier
 from tasks.errors import RateLimited, ServiceOverloaded
-from tasks.quota import Quota
+from tasks.protocol.quota import Quota
 from tasks.script_args import SUBMIT
 from tests.fakes.door import MODEL, Door, beat, reasons
 from tests.valkey import PrivateValkey

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from redis import Redis
 
-from batching.registry import ModelPace
-from batching.stamp import read_stamp
-from batching.store import RedisBatchStore
+from batching.claim.registry import ModelPace
+from batching.claim.store import RedisBatchStore
+from batching.fast_header import read_stamp
 from config.keys import Shard
 from config.redis import connect
 from config.tiers import Tier
-from tasks.quota import Quota
+from tasks.protocol.quota import Quota
 from tests.fakes.door import MODEL, Door, beat, reasons
 from tests.valkey import PrivateValkey
 

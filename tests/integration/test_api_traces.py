@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from batching.executor import Done, Work
+from batching.claim.executor import Done, Work
 from config.settings import ModelSettings
-from tasks import trace
-from tests.integration.test_direct_mode import Api
-from workers.executor import ProcessExecutor
+from tasks.protocol import traceparent
+from tests.integration.test_fallback import Api
+from workers.executor.process_executor import ProcessExecutor
 
-FIRST, SECOND = (trace.make(number, 7) for number in (1, 2))
-UNSAMPLED = trace.make(3, 7)[:-1] + "0"
+FIRST, SECOND = (traceparent.make(number, 7) for number in (1, 2))
+UNSAMPLED = traceparent.make(3, 7)[:-1] + "0"
 
 
 @pytest.fixture

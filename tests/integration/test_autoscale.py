@@ -14,18 +14,18 @@ import msgspec
 import pytest
 from redis import Redis
 
+from batching.claim.registry import WorkerRegistry
 from batching.policy import ScalingRules, Step
-from batching.registry import WorkerRegistry
+from cli.operate.autoscaler import Autoscaler, Gauge, LocalUp
 from config.keys import Shard
 from config.redis import connect
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
-from tasks.fleet import ExecutorRow, Fleet, WorkerRow
-from tasks.metrics import SharedMetrics
-from tasks.scale import KEPT_S, ScaleBoard
+from tasks.fleet.registry_reader import ExecutorRow, Fleet, WorkerRow
+from tasks.fleet.scaling import KEPT_S, ScaleBoard
+from tasks.observability.metrics import SharedMetrics
 from tests.integration.test_supervisor import PATIENCE_S, ROOT, DummyUp
 from tests.waiting import wait_until
-from workers.autoscaler import Autoscaler, Gauge, LocalUp
 
 KEYS = Shard()
 MODEL = ModelSettings(name="m", source="workers.models.echo:Echo", max_batch_size=64)

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
+from batching.claim.registry import WorkerRegistry, make_worker_id
+from batching.claim.store import Blame, RedisBatchStore, Settled, Verdict
+from batching.fast_header import HEAD, Stamp, read_stamp, write_stamp
 from batching.policy import DEFAULT_SHARES, allocate
-from batching.registry import WorkerRegistry, make_worker_id
 from batching.script_args import LOOK
-from batching.stamp import HEAD, Stamp, read_stamp, write_stamp
-from batching.store import Blame, RedisBatchStore, Settled, Verdict
 from config.keys import Shard
 from config.tiers import TIERS, Tier
 from tests.integration.queueing import KEYS, MODEL, now_ms, put

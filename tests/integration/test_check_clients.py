@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from cli.run.check_servers import seal_problems, separator_warnings
 from config.keys import Shard
-from config.seal import fingerprint, message_keys
+from config.secrets.message_keys import fingerprint, message_keys
 from config.settings import ModelSettings, Settings
-from tasks.fleet import WorkerRow
+from tasks.fleet.registry_reader import WorkerRow
 from tests.integration.celery_harness import close_client, plain_client
 from tests.valkey import PrivateValkey
-from workers.cli.servers import seal_problems, separator_warnings
 
 SECRET = "a secret of all hosts"
 

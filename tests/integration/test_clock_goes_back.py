@@ -12,13 +12,13 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from batching.registry import ModelPace, WorkerRegistry
-from batching.store import RedisBatchStore
+from batching.claim.registry import ModelPace, WorkerRegistry
+from batching.claim.store import RedisBatchStore
 from config.keys import Shard
 from config.redis import Line, Script
 from config.tiers import Tier
-from tasks.fleet import Fleet
-from tasks.quota import Quota
+from tasks.fleet.registry_reader import Fleet
+from tasks.protocol.quota import Quota
 from tests.fakes.door import MODEL, Door, reasons
 from tests.waiting import wait_until
 

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from redis import Redis
 
-from batching.stamp import read_stamp
-from batching.store import Blame, Keep, RedisBatchStore, Settled
+from batching.claim.store import Blame, Keep, RedisBatchStore, Settled
+from batching.fast_header import read_stamp
 from config.tiers import Tier
-from tasks.deadletters import DeadLetters
-from tasks.results import DeadLetter
+from tasks.fleet.dead_letters import DeadLetters
+from tasks.protocol.results import DeadLetter
 from tests.integration.queueing import KEYS, MODEL, now_ms, put
 
 

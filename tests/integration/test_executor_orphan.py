@@ -15,9 +15,9 @@ from tests.waiting import wait_until
 PARENT = """
     import json, sys, threading
     from pathlib import Path
-    from batching.executor import Work
+    from batching.claim.executor import Work
     from config.settings import ModelSettings
-    from workers.executor import ProcessExecutor
+    from workers.executor.process_executor import ProcessExecutor
 
     with open({runs!r}, "a") as file:
         file.write("main\\n")

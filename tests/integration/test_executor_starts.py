@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from batching.executor import ExecutorState
+from batching.claim.executor import ExecutorState
 from config.settings import ModelSettings
 from tests.integration import executors
 from tests.integration.executors import LONG_S, Start
 from tests.waiting import wait_until
-from workers.executor import FIRST_BACKOFF_S
+from workers.executor.process_executor import FIRST_BACKOFF_S
 
 # Fixtures.
 build = executors.build

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from redis import Redis
 
+from batching.claim.registry import WorkerRegistry
+from batching.claim.store import Blame, RedisBatchStore
 from batching.policy import Reason
 from batching.ports import BatchInfo
-from batching.registry import WorkerRegistry
 from batching.request import Failed, Ok
-from batching.store import Blame, RedisBatchStore
 from config.keys import Shard
 from config.tiers import Tier
-from tasks.explain import explain
-from tasks.journal import Journal
-from tasks.results import CeleryCodec
+from tasks.observability.batch_log import Journal
+from tasks.observability.explain import explain
+from tasks.observers.batch_log import BatchJournal
+from tasks.protocol.results import CeleryCodec
 from tests.fakes.messages import our_message
-from workers.journal import BatchJournal
 
 MODEL = "m"
 CODEC = CeleryCodec(60_000)

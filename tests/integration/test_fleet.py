@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from redis import Redis
 
-from batching.registry import WorkerRegistry
-from batching.stamp import Stamp, write_stamp
-from batching.store import Blame, RedisBatchStore
+from batching.claim.registry import WorkerRegistry
+from batching.claim.store import Blame, RedisBatchStore
+from batching.fast_header import Stamp, write_stamp
 from config.keys import Shard
 from config.tiers import Tier
-from tasks.fleet import ExecutorRow, Fleet, WorkerRow, ready_models, utilisation
+from tasks.fleet.registry_reader import ExecutorRow, Fleet, WorkerRow, ready_models, utilisation
 
 KEYS = Shard()
 

@@ -11,13 +11,13 @@ import pytest
 from celery import Celery, chain
 from redis import Redis
 
-from batching.stamp import HEAD
+from batching.fast_header import HEAD
 from config.keys import RESULT_PREFIX, Shard
-from config.seal import message_keys
+from config.secrets.message_keys import message_keys
 from config.settings import Settings
-from tasks.messages import MessageWriter, Outgoing
-from tasks.once import Once
-from tasks.seal import Seal
+from tasks.client.dedup import Once
+from tasks.protocol.messages import MessageWriter, Outgoing
+from tasks.protocol.seal import Seal
 from tests.fakes.messages import celery_message
 from tests.fakes.store import epoch_ms
 from tests.integration.celery_harness import (

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.executor import Done, Work
+from batching.claim.executor import Done, Work
 from batching.request import Ok
 from config.settings import ModelSettings
-from workers.executor import ProcessExecutor
+from workers.executor.process_executor import ProcessExecutor
 
 
 def _terminated(value: Any) -> Any:

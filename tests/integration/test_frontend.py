@@ -10,6 +10,7 @@ from celery import Celery
 from redis import Redis
 
 from tests.fakes.worker import StandInWorker
+from tests.gevent_runner import Theatre, scenarios
 from tests.gevent_scenarios import (
     answers,
     cached,
@@ -24,7 +25,6 @@ from tests.gevent_scenarios import (
     readiness,
 )
 from tests.integration.celery_harness import CeleryProcess
-from tests.scenes import Theatre, scenarios
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 

@@ -6,11 +6,11 @@ import pytest
 from redis import Redis
 
 from config.keys import Shard
-from tasks import history
-from tasks.fleet import Fleet
-from tasks.history import History, Point
-from tasks.metrics import SharedMetrics
-from tasks.slow import KEPT, SlowLog, SlowRequest, with_metadata
+from tasks.fleet.registry_reader import Fleet
+from tasks.observability import history
+from tasks.observability.history import History, Point
+from tasks.observability.metrics import SharedMetrics
+from tasks.observability.slow_log import KEPT, SlowLog, SlowRequest, with_metadata
 
 KEYS = Shard()
 

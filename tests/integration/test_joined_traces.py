@@ -11,15 +11,15 @@ import pytest
 from msgspec import structs
 from redis import Redis
 
-from batching.asked import others_of
+from batching.claim.store import Blame, Claim, Entry, RedisBatchStore, Verdict
+from batching.coalescing import others_of
 from batching.policy import Reason
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
-from batching.store import Blame, Claim, Entry, RedisBatchStore, Verdict
 from config.keys import Shard
 from config.tiers import TIERS, Tier
-from tasks.once import Once
-from tasks.results import CeleryCodec
+from tasks.client.dedup import Once
+from tasks.protocol.results import CeleryCodec
 from tests.fakes.door import MODEL, Door
 from tests.fakes.messages import celery_message
 

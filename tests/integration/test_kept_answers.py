@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from redis import Redis
 
-from batching.asked import Asked
-from batching.store import Keep, RedisBatchStore, Settled
+from batching.claim.store import Keep, RedisBatchStore, Settled
+from batching.coalescing import Asked
 from config.keys import Shard
 from config.tiers import Tier
 from tests.fakes.messages import our_message

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from cli.supervisor.probes import get
 from config.keys import Shard
 from config.tiers import Tier
 from tests.e2e.client import Answer, Api, connected
 from tests.e2e.stack import PATIENCE_S, ROOT
 from tests.valkey import PrivateValkey, free_port
 from tests.waiting import wait_until
-from workers.supervisor.probes import get
 
 # Nobody serves it: who asks waits.
 CONFIG = """\

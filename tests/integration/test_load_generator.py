@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from workers.cli.arrivals import Caller
-from workers.cli.load import NO_ANSWER, Load, Run
+from cli.loadgen.arrivals import Caller
+from cli.loadgen.load import NO_ANSWER, Load, Run
 
 Handler = Callable[..., Awaitable[tuple[int, bytes]]]
 

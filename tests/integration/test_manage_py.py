@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from cli.run.check_servers import must_have_password
+from cli.supervisor.state import ProcessRow, UpLock, UpState, write
+from config.process.devices import this_machine
 from config.settings import Settings
-from tasks.controls import Controls
+from tasks.fleet.desired_state import Controls
 from tests.valkey import PrivateValkey, free_port
-from workers.cli.servers import must_have_password
-from workers.devices import this_machine
-from workers.supervisor.state import ProcessRow, UpLock, UpState, write
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (

@@ -16,8 +16,8 @@ from redis.exceptions import RedisError
 
 from config.keys import Shard
 from config.redis import Line, connect
-from tasks import metrics
-from tasks.metrics import MetricsFlusher, SharedMetrics
+from tasks.observability import metrics
+from tasks.observability.metrics import MetricsFlusher, SharedMetrics
 from tests.valkey import PrivateValkey, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ KEYS = Shard()
 PROCESS = """
 import sys
 from config.redis import Line, connect
-from tasks import metrics
+from tasks.observability import metrics
 flusher = metrics.MetricsFlusher(connect(sys.argv[1]))
 requests = metrics.REQUESTS.labels("m", "paid", sys.argv[2])
 seconds = metrics.REQUEST_SECONDS.labels("m", "paid")

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from batching.executor import Done, Work
+from batching.claim.executor import Done, Work
 from batching.request import Ok, Rejected
 from config.settings import ModelSettings
-from workers.executor import ProcessExecutor
+from workers.executor.process_executor import ProcessExecutor
 from workers.models import InputRejected, InvalidInput
 from workers.models.minilm import MAX_CHARS_PER_TOKEN, MAX_TOKENS, MiniLM
 

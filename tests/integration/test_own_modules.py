@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.executor import Done, Work
+from batching.claim.executor import Done, Work
 from batching.request import Ok, Rejected
 from config.environ import ROOT
 from config.settings import ModelSettings
 from tests.e2e.client import connected
 from tests.e2e.stack import Stack
-from workers.executor import ProcessExecutor
+from workers.executor.process_executor import ProcessExecutor
 
 # A package, a module, a folder without `__init__.py`, and what is imported late.
 FILES = {

@@ -15,14 +15,14 @@ from redis import Redis
 from config.keys import Shard
 from config.settings import load_settings
 from config.tiers import Tier
-from tasks import metrics
-from tasks.fleet import ExecutorRow, WorkerRow
-from tasks.metrics import MetricsFlusher
-from tasks.roles import Presence
+from tasks.fleet.process_register import Presence
+from tasks.fleet.registry_reader import ExecutorRow, WorkerRow
+from tasks.observability import metrics
+from tasks.observability.metrics import MetricsFlusher
 from tests.tools import promtool
 from webapp.api import health
 from webapp.app import make_services
-from webapp.call import Call
+from webapp.request import Call
 
 DOCKER = Path(__file__).parents[2] / "docker"
 RULES = DOCKER / "prometheus" / "rules.yml"

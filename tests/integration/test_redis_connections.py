@@ -13,8 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from config.address import celery_url
 from config.redis import Line, Script, connect
+from config.redis_url import celery_url
 from tests.fakes.proxy import LossyProxy
 from tests.valkey import PrivateValkey, free_port
 

@@ -11,15 +11,15 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
+from batching.claim.settler import Settler
+from batching.claim.store import RedisBatchStore
 from batching.policy import Reason, RetryPolicy
 from batching.ports import BatchInfo, NoFollowUp, NullObserver
 from batching.request import Failed, Ok, Request
-from batching.settler import Settler
-from batching.store import RedisBatchStore
 from config.keys import Shard
 from config.redis import Line, Script, connect, will_repeat
 from config.tiers import Tier
-from tasks.results import CeleryCodec
+from tasks.protocol.results import CeleryCodec
 from tests.integration.queueing import MODEL, put
 from tests.valkey import PrivateValkey, free_port
 
@@ -29,8 +29,8 @@ INFO = BatchInfo("b1", MODEL, "1", 3, Reason.IDLE, 1_000)
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batching.settler._FIRST_BACKOFF_S", 0.001)
-    monkeypatch.setattr("batching.settler._MAX_BACKOFF_S", 0.002)
+    monkeypatch.setattr("batching.claim.settler._FIRST_BACKOFF_S", 0.001)
+    monkeypatch.setattr("batching.claim.settler._MAX_BACKOFF_S", 0.002)
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_many_bytes_are_stored_in_several_calls_and_the_lease_lasts_until_the_la
         return finish(batch_id, outcomes, last=last)
 
     monkeypatch.setattr(store, "finish", watched)
-    monkeypatch.setattr("batching.settler.SLICE_BYTES", 100_000)
+    monkeypatch.setattr("batching.claim.settler.SLICE_BYTES", 100_000)
     large = b'"%b"' % (b"x" * 60_000)
     settler.settle([(good, Ok(large)), (bad, Ok(large)), (better, Ok(b"2"))], INFO, last=True)
 

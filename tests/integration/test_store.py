@@ -15,16 +15,16 @@ from sqlalchemy import Engine, func, select
 
 from config.settings import Settings
 from config.tiers import Tier
-from tasks import metrics
-from tasks.apikeys import split_key
-from tasks.chores import Chores
-from tasks.keytable import KeyTableStore
-from tasks.ledger import COMPLETED, REFUSED, LedgerBuffer, LedgerRow, LedgerStream, RowGroup
-from tasks.store.engine import make_engine, migrate
-from tasks.store.errors import StoreUnavailable, UnknownKey
-from tasks.store.keys import KeyStore
-from tasks.store.ledger import LedgerStore
-from tasks.store.tables import Base, LedgerLine
+from tasks.accounts.api_keys import split_key
+from tasks.accounts.key_table import KeyTableStore
+from tasks.accounts.ledger import COMPLETED, REFUSED, LedgerBuffer, LedgerRow, LedgerStream, RowGroup
+from tasks.accounts.store.engine import make_engine, migrate
+from tasks.accounts.store.errors import StoreUnavailable, UnknownKey
+from tasks.accounts.store.keys import KeyStore
+from tasks.accounts.store.ledger import LedgerStore
+from tasks.accounts.store.tables import Base, LedgerLine
+from tasks.observability import metrics
+from tasks.ops.sync import Chores
 from tests.postgres import PrivatePostgres
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from batching.store import Blame, RedisBatchStore
-from batching.strays import LOOK_EVERY_S, Strays
+from batching.claim.store import Blame, RedisBatchStore
+from batching.claim.strays import LOOK_EVERY_S, Strays
 from config.keys import Shard
 from config.tiers import Tier
 from tests.fakes.door import MODEL, Door

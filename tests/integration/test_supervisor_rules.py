@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from batching.registry import WorkerRegistry, make_worker_id
+from batching.claim.registry import WorkerRegistry, make_worker_id
+from cli.supervisor.backoff import Backoff
+from cli.supervisor.probes import Look, leases_given_back
+from cli.supervisor.reaper.reaper_client import Guard
+from cli.supervisor.supervised_process import Child, ChildSpec, State
+from cli.supervisor.supervisor import MAX_START_FAILURES, Phase, Supervisor
 from config.redis import connect
 from tests.valkey import free_port
-from workers.supervisor.backoff import Backoff
-from workers.supervisor.child import Child, ChildSpec, State
-from workers.supervisor.guard import Guard
-from workers.supervisor.probes import Look, leases_given_back
-from workers.supervisor.supervisor import MAX_START_FAILURES, Phase, Supervisor
 
 _DIES = (sys.executable, "-S", "-c", "raise SystemExit(3)")
 _LIVES = (sys.executable, "-S", "-c", "import time; time.sleep(600)")

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.executor import Done, Work
+from batching.claim.executor import Done, Work
 from batching.request import Failed, Ok, Rejected
 from bunch import InputRejected, InvalidInput, TransientError
 from config.settings import ModelSettings
 from tests.waiting import wait_until
-from workers.executor import ProcessExecutor
+from workers.executor.process_executor import ProcessExecutor
 
 HALF = "half \ud83d of it"
 ESCAPED = "half \\ud83d of it"

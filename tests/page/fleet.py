@@ -22,13 +22,13 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from redis import Redis
 from redis.exceptions import RedisError
 
-from batching.registry import WorkerRegistry
+from batching.claim.registry import WorkerRegistry
 from config.keys import Shard
 from config.settings import load_settings
 from config.tiers import TIERS, Tier
-from tasks import metrics
-from tasks.fleet import ExecutorRow, WorkerRow
-from tasks.roles import Presence
+from tasks.fleet.process_register import Presence
+from tasks.fleet.registry_reader import ExecutorRow, WorkerRow
+from tasks.observability import metrics
 from tests.e2e.stack import ROOT
 from tests.fakes.messages import our_message
 from tests.valkey import PrivateValkey, free_port

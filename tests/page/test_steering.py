@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tasks.controls import Controls, Wishes
-from tasks.fleet import Fleet
+from tasks.fleet.desired_state import Controls, Wishes
+from tasks.fleet.registry_reader import Fleet
 from tests.e2e.client import Api
 from tests.e2e.stack import Stack
 from tests.page.conftest import Seen

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from workers.compute import BatchComputer, Computed
+from workers.executor.compute import BatchComputer, Computed
 
 Predict = Callable[[list[Any], list[dict[str, Any]]], Any]
 

@@ -6,14 +6,14 @@ import pytest
 
 from config.settings import Settings
 from config.tiers import Tier
-from tasks.caller import ANYBODY
+from tasks.protocol.caller import ANYBODY
 from webapp.app import ROUTES, create_app, make_services
-from webapp.call import Call
 from webapp.errors import ApiError
-from webapp.identity.anybody import Anybody
 from webapp.identity.base import Access, Identity, access_of
 from webapp.identity.bearer import Bearer
 from webapp.identity.jwks import KeySet
+from webapp.identity.no_auth import Anybody
+from webapp.request import Call
 
 TOKEN = "a-token-that-is-long-enough"
 

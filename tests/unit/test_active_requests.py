@@ -13,8 +13,8 @@ from batching.policy import Reason
 from batching.ports import BatchInfo
 from batching.request import Request
 from config.tiers import Tier
-from workers.active import ActiveRequests, make_walkable
-from workers.telemetry import ActiveRequest
+from tasks.celery.active import ActiveRequests, make_walkable
+from tasks.observers.metrics import ActiveRequest
 
 
 class Thing:

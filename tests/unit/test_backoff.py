@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.supervisor.backoff import Backoff
+from cli.supervisor.backoff import Backoff
 
 
 def test_doubles_up_to_its_limit() -> None:

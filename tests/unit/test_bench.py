@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from workers.cli.arrivals import Arrivals, Caller, cast
-from workers.cli.bench import callers_of
-from workers.cli.board import Board, spark
-from workers.cli.load import NO_ANSWER, Answer, Run
-from workers.cli.plot import kind_of, plot
-from workers.cli.strain import judge
-from workers.cli.summary import summarise
+from cli.loadgen.arrivals import Arrivals, Caller, cast
+from cli.loadgen.bench import callers_of
+from cli.loadgen.client_load import judge
+from cli.loadgen.load import NO_ANSWER, Answer, Run
+from cli.loadgen.plot import kind_of, plot
+from cli.loadgen.progress import Board, spark
+from cli.loadgen.summary import summarise
 
 
 @given(st.floats(1, 1000), st.integers(1, 20), st.integers(0, 2**32))

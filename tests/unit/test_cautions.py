@@ -6,7 +6,7 @@ import secrets
 
 import pytest
 
-from config.cautions import cautions, is_weak
+from config.checks.cautions import cautions, is_weak
 from config.settings import ModelSettings, Settings
 
 API = "http://models.example/predict"

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.executor import Done, Lost, Work
+from batching.claim.executor import Done, Lost, Work
 from batching.policy import Breaker, BreakerState, Decision, Dispatch, FixedWindow, QueueView, Reason
 from batching.request import Failed, Ok, Outcome, Rejected, Request
 from config.keys import Shard
@@ -24,8 +24,8 @@ from tests.fakes.messages import celery_message
 
 @pytest.fixture(autouse=True)
 def _short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batching.loop._TICK_S", 0.01)
-    monkeypatch.setattr("batching.loop.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("batching.claim.loop._TICK_S", 0.01)
+    monkeypatch.setattr("batching.claim.loop.LOOK_EVERY_S", 0.01)
 
 
 def inputs(work: Work) -> list[Any]:

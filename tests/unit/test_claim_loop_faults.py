@@ -14,13 +14,13 @@ import pytest
 from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from batching.executor import Done, Lost, Work
+from batching.claim.executor import Done, Lost, Work
+from batching.claim.store import Settled
 from batching.policy import Breaker, WhenIdle
 from batching.ports import BatchInfo
 from batching.request import Failed, Ok, Outcome, Rejected, Request
-from batching.store import Settled
 from config.tiers import TIERS
-from tasks.results import CeleryCodec
+from tasks.protocol.results import CeleryCodec
 from tests.fakes.claim_rig import MODEL, Eager, Make, Rig, ScriptedExecutor, done, echo
 from tests.fakes.messages import celery_message
 
@@ -34,7 +34,7 @@ def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
         "settler._FIRST_BACKOFF_S": 0.001,
         "settler._MAX_BACKOFF_S": 0.002,
     }.items():
-        monkeypatch.setattr(f"batching.{name}", seconds)
+        monkeypatch.setattr(f"batching.claim.{name}", seconds)
 
 
 class Away:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from cli.run.logs import LogFile, in_order
+from cli.supervisor.log_files import rotate
 from manage import cli
-from workers.cli.logs import LogFile, in_order
-from workers.supervisor.logs import rotate
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 from batching.capacity.designs import DESIGNS
 from batching.capacity.search import Objective
+from cli.plan import capacity_page
 from manage import cli
-from tasks.batchtimes import NoBatches, Totals, fit
-from workers.cli import capacity_page
+from tasks.observability.batch_times import NoBatches, Totals, fit
 
 # Minutes of virtual time: `make test` runs them, `make check` does not.
 pytestmark = pytest.mark.slow
@@ -180,8 +180,8 @@ def test_nothing_to_measure_is_said() -> None:
 
 def test_the_page_is_filled_between_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small: Any = [DESIGNS[2]]
-    monkeypatch.setattr("workers.cli.plan.DESIGNS", small)
-    monkeypatch.setattr("workers.cli.plan.POLICIES", ("idle",))
+    monkeypatch.setattr("cli.plan.plan.DESIGNS", small)
+    monkeypatch.setattr("cli.plan.plan.POLICIES", ("idle",))
     page = tmp_path / "capacity.md"
     page.write_text("before\n<!-- designs: begin -->\nold\n<!-- designs: end -->\nafter\n", encoding="utf-8")
     result = run("plan", "--designs", "--write", str(page))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.cli.load import Answer
-from workers.cli.summary import corrected, histogram, mean_batch, percentile, summarise
+from cli.loadgen.load import Answer
+from cli.loadgen.summary import corrected, histogram, mean_batch, percentile, summarise
 
 
 def answer(

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.compression import compress, encoders
 
+from batching.claim.store import Entry, Verdict
 from batching.ports import UnreadableMessage
-from batching.store import Entry, Verdict
-from tasks.compression import TooLong, decompress
-from tasks.messages import read_message
+from tasks.protocol.compression import TooLong, decompress
+from tasks.protocol.messages import read_message
 
 _BOMBS: dict[str, Callable[[int], bytes]] = {
     "zlib": lambda size: zlib.compress(bytes(size), 9),

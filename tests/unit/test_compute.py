@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batching.request import Words
-from tasks import kombu_types
-from tasks.messages import read_message
+from tasks.protocol import kombu_types
+from tasks.protocol.messages import read_message
 from tests.fakes.messages import celery_message, entry, our_message
 from tests.unit.computing import Model, Predict, compute
-from workers.compute import BatchComputer, Computed
-from workers.described import MAX_MESSAGE, MAX_TRACEBACK
-from workers.frames import ItemError
+from workers.executor.compute import BatchComputer, Computed
+from workers.executor.faults.exception_text import MAX_MESSAGE, MAX_TRACEBACK
+from workers.executor.ipc import ItemError
 from workers.models import InputRejected, InvalidInput
 from workers.models.function import FunctionModel
 

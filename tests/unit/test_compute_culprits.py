@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.computing import Model, Predict, compute
-from workers.compute import BatchComputer
-from workers.frames import ItemError
+from workers.executor.compute import BatchComputer
+from workers.executor.ipc import ItemError
 
 
 def poisoned(*culprits: int) -> Predict:

@@ -12,7 +12,7 @@ def _limits(soft: int, hard: int, wanted: int) -> tuple[int, int]:
     """(soft limit, room for clients) of a process that began with those limits and raised them."""
     code = (
         f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}));"
-        f"from config import descriptors; print(descriptors.raise_limit({wanted}), descriptors.for_clients())"
+        f"from config.process import descriptors; print(descriptors.raise_limit({wanted}), descriptors.for_clients())"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30).stdout
     raised, clients = said.split()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from workers.device_faults import device_answers, is_device_fault
+from workers.executor.faults.device_faults import device_answers, is_device_fault
 
 
 class AcceleratorError(RuntimeError):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.devices import Machine, Placement, describe, driver_gpus, file_gpus, place, sharing
+from config.process.devices import Machine, Placement, describe, driver_gpus, file_gpus, place, sharing
 
 GPUS = ("GPU-aa", "GPU-bb", "GPU-cc")
 

@@ -14,12 +14,12 @@ from batching.ports import BatchInfo
 from batching.request import Failed, Request, Words
 from config.settings import load_settings
 from config.tiers import Tier
-from tasks.disclosure import HIDDEN, Disclosure, without_secrets
-from tasks.results import CeleryCodec
-from workers.compute import BatchComputer
+from tasks.protocol.disclosure import HIDDEN, Disclosure, without_secrets
+from tasks.protocol.results import CeleryCodec
+from workers.executor.compute import BatchComputer
+from workers.executor.outcomes import to_outcome
 from workers.models import InputRejected, InvalidInput, TransientError
 from workers.models.http import HttpModel
-from workers.outcomes import to_outcome
 
 INFO = BatchInfo("b", "m", "1", 2, Reason.FULL, claimed_ms=5_000, compute_s=0.01)
 SECRET = "alice wrote this"

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from cli.run import roles
 from config.environ import ROOT
 from config.schema import Settings
 from config.settings import load_settings
-from workers.cli import roles
 
 DOCKER = ROOT / "docker"
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yml").read_text())
@@ -105,7 +105,7 @@ def test_the_image_has_every_package_and_its_context_lets_it_in() -> None:
     for source in copied:
         # What may be absent is named with a star.
         assert (ROOT / source).exists() or source == "requirements.lock*", source
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "tools"}
     assert packages | {"manage.py", "bunch.toml"} <= copied
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert copied <= let_in

@@ -18,10 +18,10 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from batching.policy import POLICIES, Shed, knobs, make
 from config.schema import ModelSettings, Settings
-from config.secrets import FILE, SECRET_FIELDS
+from config.secrets.secret_settings import FILE, SECRET_FIELDS
 from manage import cli
-from tasks import metrics
-from tasks.commands import COMMANDS
+from tasks.celery.control_commands import COMMANDS
+from tasks.observability import metrics
 from webapp.api.openapi import describe
 from webapp.app import ROUTES
 from webapp.errors import STATUS_OF

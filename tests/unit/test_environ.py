@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from config import environ
 from config.environ import child_environment, executor_environment, forget_other_programs
-from config.secrets import HOLDERS
+from config.secrets.secret_settings import HOLDERS
 
 ROLES = ("web", "worker", "ops", "flower", "redis")
 OF_OTHERS = {

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from batching.policy import Reason, make, name_of
+from batching.policy_settings import make_policy
 from batching.simulator import Affine, Poisson, Scenario, simulate
 from bunch import InputRejected
 from config.errors import SettingsError
 from config.policies import POLICIES
 from config.settings import ModelSettings, Settings, load_settings
-from tasks import metrics
+from tasks.observability import metrics
 from tests.fakes.claim_rig import Rig
 from webapp.app import create_app, make_services
 from webapp.identity.base import Access, access_of
 from workers.models import load_model
-from workers.policies import make_policy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 CODE = dict(re.findall(r"^```python (\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))

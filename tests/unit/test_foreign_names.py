@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.checks.foreign_names import made_by_kubernetes
 from config.errors import SettingsError
-from config.foreign import made_by_kubernetes
 from config.settings import Settings, load_settings
 
 LABEL = st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,6})?", fullmatch=True)

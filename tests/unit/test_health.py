@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.compute import BatchComputer, Computed
-from workers.costs import Budget
-from workers.frames import Fault, ItemError
+from workers.executor.batch_budget import Budget
+from workers.executor.compute import BatchComputer, Computed
+from workers.executor.faults.recovery import FIRST_PAUSE_S, FRUITLESS, MAX_PAUSE_S, Patience
+from workers.executor.ipc import Fault, ItemError
 from workers.models import TransientError
-from workers.recovery import FIRST_PAUSE_S, FRUITLESS, MAX_PAUSE_S, Patience
 
 DEVICE = "CUDA error: device-side assert triggered"
 

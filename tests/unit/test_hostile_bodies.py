@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.schema import ModelSettings
+from tasks.client.dedup import canonical
 from tasks.errors import BunchError
-from tasks.once import canonical
-from tasks.structure import MAX_PARTS, structure, too_many_parts
+from tasks.protocol.json_structure import MAX_PARTS, structure, too_many_parts
 from tests.bodies import SHAPES
-from webapp.call import Call
-from webapp.declared import Declared
+from webapp.body_budget import LargeBodies
 from webapp.errors import ApiError
-from webapp.large import LargeBodies
-from webapp.request import InferenceBody, as_json, read_body
+from webapp.input_schemas import Declared
+from webapp.parsing import InferenceBody, as_json, read_body
+from webapp.request import Call
 
 _decoder = msgspec.json.Decoder(InferenceBody)
 _SIZE = 200_000

@@ -9,7 +9,7 @@ from gevent import socket as gevent_socket
 from gevent.event import Event
 
 from webapp.http import listener
-from webapp.http.board import Board
+from webapp.http.accept_balance import Board
 
 
 class Service:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from batching.idle_watch import IdleWatch, Seat
+from batching.claim.idle_watch import IdleWatch, Seat
 from config.tiers import Tier
 from tests.fakes.claim_rig import MODEL, Make
 from tests.fakes.messages import our_message
@@ -83,8 +83,8 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr("batching.idle_watch.COLD_AFTER_S", 0.0)
-    monkeypatch.setattr("batching.idle_watch.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("batching.claim.idle_watch.COLD_AFTER_S", 0.0)
+    monkeypatch.setattr("batching.claim.idle_watch.LOOK_EVERY_S", 0.01)
     made = World()
     made.watch.start()
     yield made

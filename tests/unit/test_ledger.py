@@ -8,12 +8,13 @@ from batching.policy import Reason
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
 from config.tiers import Tier
-from tasks import ledger, metrics
+from tasks.accounts import ledger
+from tasks.accounts.ledger import LedgerBuffer, LedgerRow, RowGroup, bounded_id
 from tasks.errors import DeadlineExceeded, InputRejected, ServiceOverloaded
-from tasks.ledger import LedgerBuffer, LedgerRow, RowGroup, bounded_id
-from tasks.messages import Outgoing
-from webapp.ledger import DoorLedger
-from workers.ledger import LedgerObserver
+from tasks.observability import metrics
+from tasks.observers.ledger import LedgerObserver
+from tasks.protocol.messages import Outgoing
+from webapp.observability.door_ledger import DoorLedger
 
 
 class Stream:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from batching.executor import Cause, Done, Event, Lost, Work
+from batching.claim.executor import Cause, Done, Event, Lost, Work
 from batching.request import Failed
 from tests.fakes.claim_rig import Make, Rig, ScriptedExecutor, done, echo
 

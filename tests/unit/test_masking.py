@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from config.masking import MASK, masked_url, shown, shown_of_unknown
-from config.secrets import SECRET_FIELDS
+from config.secrets.masking import MASK, masked_url, shown, shown_of_unknown
+from config.secrets.secret_settings import SECRET_FIELDS
 
 # Raw, as people write them: with all that means something in a URL. None of its pieces is a part of anything else here.
 SECRET = st.text(alphabet="QXZ4567@:/?#%&=;,.[]\\ ", min_size=2, max_size=16)

@@ -20,7 +20,7 @@ from kombu.utils.json import loads
 from batching.ports import UnreadableMessage
 from batching.request import Request
 from config.tiers import Tier
-from tasks.messages import read_message
+from tasks.protocol.messages import read_message
 from tests.fakes.messages import celery_message, entry, our_message
 from tests.fakes.store import epoch_ms
 

@@ -211,7 +211,7 @@ def test_refusals_carry_their_message() -> None:
 
 def test_looking_at_the_models_imports_no_torch() -> None:
     code = (
-        "import sys, workers, workers.models, workers.models.minilm, workers.executor\n"
+        "import sys, workers, workers.models, workers.models.minilm, workers.executor.process_executor\n"
         "found = {'torch', 'tokenizers', 'safetensors', 'numpy', 'httpx', 'celery'} & set(sys.modules)\n"
         "sys.exit(f'imported {found}' if found else 0)"
     )

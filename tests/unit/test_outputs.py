@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bunch import InputRejected, Output
-from workers.compute import BatchComputer, Computed
-from workers.costs import Budget
-from workers.frames import ItemError
-from workers.outputs import encode_output
+from workers.executor.batch_budget import Budget
+from workers.executor.compute import BatchComputer, Computed
+from workers.executor.ipc import ItemError
+from workers.executor.outputs import encode_output
 
 Predict = Callable[[list[Any], list[dict[str, Any]]], Any]
 

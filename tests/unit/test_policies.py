@@ -30,7 +30,7 @@ from batching.policy import (
     Wait,
     WhenIdle,
 )
-from batching.policy.pid import Controller
+from batching.policy.published.pid import Controller
 
 MAX = 8
 WINDOW_S = 0.05

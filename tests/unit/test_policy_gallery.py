@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from batching.policy import POLICIES
-from batching.simulator.gallery import behind_best, run
 from batching.simulator.workloads import WORKLOADS, Workload
+from tools.policy_gallery import behind_best, run
 
 # Minutes of virtual time: `make test` runs them, `make check` does not.
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batching.policy import Claimed, EwmaWindow, Learner, Learnt, PidWindow, QueueView, Speculative, Wait, WhenIdle
-from batching.policy.pid import Controller
+from batching.policy.published.pid import Controller
 
 MAX_WAIT_S = 0.1
 

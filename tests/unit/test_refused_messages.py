@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from batching.ports import UnreadableMessage
 from batching.request import Request
-from tasks.messages import read_canvas, read_message
+from tasks.protocol.messages import read_canvas, read_message
 from tests.fakes.messages import celery_message, entry
 
 ID = "6f0d-the-id"

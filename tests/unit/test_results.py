@@ -20,8 +20,8 @@ from batching.ports import BatchInfo
 from batching.request import OWN_METADATA, Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
 from config.tiers import Tier
 from tasks import errors
-from tasks.client import checked, error_of
-from tasks.results import (
+from tasks.client.client import checked, error_of
+from tasks.protocol.results import (
     FINISHED,
     CeleryCodec,
     DeadLetter,

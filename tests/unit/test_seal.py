@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batching.fast_header import HEAD
 from batching.ports import UnreadableMessage
-from batching.stamp import HEAD
 from config.errors import SettingsError
-from config.seal import fingerprint, message_keys
+from config.secrets.message_keys import fingerprint, message_keys
 from config.settings import Settings
-from tasks.messages import MessageWriter, Outgoing, read_message
-from tasks.once import Once
-from tasks.quota import Quota
-from tasks.seal import Seal
+from tasks.client.dedup import Once
+from tasks.protocol.messages import MessageWriter, Outgoing, read_message
+from tasks.protocol.quota import Quota
+from tasks.protocol.seal import Seal
 from tests.fakes.messages import celery_message, entry
 
 KEY, OTHER = b"k" * 32, b"o" * 32

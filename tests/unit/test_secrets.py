@@ -8,7 +8,7 @@ import pytest
 
 from config.errors import SettingsError
 from config.schema import Settings
-from config.secrets import HOLDERS, SECRET_FIELDS, NoSecret, header_values, read_secret
+from config.secrets.secret_settings import HOLDERS, SECRET_FIELDS, NoSecret, header_values, read_secret
 from config.settings import load_settings
 
 # A value of each that its own rules take.

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from batching.asked import Finished
+from batching.claim.settler import Settler
+from batching.claim.store import Settled
+from batching.coalescing import Finished
 from batching.policy import Reason, RetryPolicy
 from batching.ports import BatchInfo, NullObserver
 from batching.request import Ok, Outcome, Request
-from batching.settler import Settler
-from batching.store import Settled
 from config.tiers import Tier
-from tasks.results import CeleryCodec
+from tasks.protocol.results import CeleryCodec
 
 INFO = BatchInfo("b", "m", "1", 3, Reason.FULL, 0, compute_s=0.1)
 

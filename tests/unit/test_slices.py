@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.settler import SLICE_BYTES, _slices
+from batching.claim.settler import SLICE_BYTES, _slices
 
 
 @given(st.lists(st.integers(0, 3 * SLICE_BYTES), min_size=1, max_size=50))

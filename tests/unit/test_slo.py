@@ -11,12 +11,12 @@ from prometheus_client import Histogram
 
 from config.settings import Settings
 from config.tiers import Tier
-from tasks import metrics, slo
 from tasks.errors import BY_CODE
-from tasks.fleet import ExecutorRow, QueueRow, WorkerRow
-from tasks.history import Point, make_point, slo_change
-from webapp import telemetry
+from tasks.fleet.registry_reader import ExecutorRow, QueueRow, WorkerRow
+from tasks.observability import metrics, slo
+from tasks.observability.history import Point, make_point, slo_change
 from webapp.errors import STATUS_OF
+from webapp.observability import metrics as telemetry
 
 OBJECTIVE = slo.Objective(latency_s=1.0, target=0.99)
 

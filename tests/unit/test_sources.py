@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from config.sources import find_module, is_plain_function
+from config.model_files.sources import find_module, is_plain_function
 
 PLAIN = "def batchstring(inputs):\n    return inputs\n"
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from config.environ import ROOT
-from config.streams import unfailing
+from config.process.streams import unfailing
 
 SPEAKS = """\
 import sys
 sys.path.insert(0, {root!r})
-from config.streams import keep_talking
+from config.process.streams import keep_talking
 keep_talking()
 for stream in (sys.stdout, sys.__stdout__, sys.stderr):
     print("x" * 100_000, file=stream, flush=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from workers.supervisor import disk
-from workers.supervisor.disk import Disk, required_room
-from workers.supervisor.errors import FolderFull
-from workers.supervisor.logs import LogTail, rotate
-from workers.supervisor.screen import Lasting
+from cli.supervisor import disk
+from cli.supervisor.disk import Disk, required_room
+from cli.supervisor.errors import FolderFull
+from cli.supervisor.log_files import LogTail, rotate
+from cli.supervisor.screen import Lasting
 
 
 class Room:
@@ -91,8 +91,8 @@ def test_what_is_no_failure_to_write_is_not_hidden(room: Room) -> None:
 def test_a_log_that_cannot_be_copied_is_cut_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "worker1.log"
     path.write_text("INFO much\n" * 100)
-    monkeypatch.setattr("workers.supervisor.logs.MAX_BYTES", 500)
-    monkeypatch.setattr("workers.supervisor.logs.shutil.copyfile", lambda *_: fail(errno.ENOSPC))
+    monkeypatch.setattr("cli.supervisor.log_files.MAX_BYTES", 500)
+    monkeypatch.setattr("cli.supervisor.log_files.shutil.copyfile", lambda *_: fail(errno.ENOSPC))
     LogTail(path).alarms()
     assert path.read_text() == ""
     assert list(tmp_path.iterdir()) == [path]

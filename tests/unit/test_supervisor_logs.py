@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from workers.supervisor import logs
-from workers.supervisor.logs import LogTail, rotate
+from cli.supervisor import log_files
+from cli.supervisor.log_files import LogTail, rotate
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "2026-01-01 10:00:00,000 WARNING tasks.router: reconnecting",
+        "2026-01-01 10:00:00,000 WARNING tasks.client.router: reconnecting",
         "2026-01-01 10:00:00,000 CRITICAL celery.worker: gone",
         "[2026-01-01 10:00:00,000: ERROR/MainProcess] consumer: Cannot connect",
         "[2026-01-01 10:00:00 +0000] [17] [WARNING] Worker exiting",
@@ -30,7 +30,7 @@ def test_warnings_and_worse_are_shown(tmp_path: Path, line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "2026-01-01 10:00:00,000 INFO    tasks.router: the word ERRORS is not a level",
+        "2026-01-01 10:00:00,000 INFO    tasks.client.router: the word ERRORS is not a level",
         "[2026-01-01 10:00:00,000: INFO/MainProcess] worker1@host ready.",
         "[I 260101 10:00:00 command:26] 15 detected, shutting down",
         "17:M 01 Jan 2026 10:00:00.000 * Ready to accept connections",
@@ -67,7 +67,7 @@ def test_each_line_is_seen_once_and_only_when_it_is_complete(tmp_path: Path) -> 
 
 
 def test_a_file_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MAX_BYTES", 100)
+    monkeypatch.setattr(log_files, "MAX_BYTES", 100)
     path = tmp_path / "a.log"
     tail = LogTail(path)
     with path.open("ab", buffering=0) as file:
@@ -100,4 +100,4 @@ def test_what_never_ends_its_line_is_not_kept(tmp_path: Path) -> None:
         with path.open("ab") as file:
             file.write(b"." * 5_000 + b"\r" + b"WARNING: " + b"x" * 20_000)
         assert tail.alarms()
-        assert len(vars(tail)["_rest"]) <= logs._LONGEST_LINE
+        assert len(vars(tail)["_rest"]) <= log_files._LONGEST_LINE

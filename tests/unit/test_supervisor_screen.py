@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from workers.supervisor.backoff import Backoff
-from workers.supervisor.child import Child, ChildSpec, State
-from workers.supervisor.guard import Guard
-from workers.supervisor.screen import Screen, shortened
+from cli.supervisor.backoff import Backoff
+from cli.supervisor.reaper.reaper_client import Guard
+from cli.supervisor.screen import Screen, shortened
+from cli.supervisor.supervised_process import Child, ChildSpec, State
 
 
 @pytest.fixture

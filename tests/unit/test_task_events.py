@@ -13,7 +13,7 @@ from batching.policy import Reason
 from batching.ports import BatchInfo
 from batching.request import Expired, Failed, Ok, Outcome, Request
 from config.tiers import Tier
-from workers.events import EventSampler, TaskEvents
+from tasks.observers.task_events import EventSampler, TaskEvents
 
 SHORT = 1024
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.schema import ModelSettings
-from workers.time_limit import LEAST_S, TimeLimit
+from workers.executor.time_limit import LEAST_S, TimeLimit
 
 FACTOR_OF_THREE = TimeLimit.of(ModelSettings(name="m", source="s", timeout_ms=30_000, timeout_factor=3))
 

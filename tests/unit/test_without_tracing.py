@@ -9,7 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # Redis' own client loads OpenTelemetry's metrics wherever it is installed; that is not ours to spare.
 LOOK = (
-    "import sys; print([name for name in ('tasks.otel', 'webapp.tracing', 'workers.tracing', 'opentelemetry.exporter',"
+    "import sys; print([name for name in ('tasks.observability.otel', "
+    "'webapp.observability.tracing', 'tasks.observers.tracing', 'opentelemetry.exporter',"
     " 'opentelemetry.sdk.trace.export') if name in sys.modules])"
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from webapp.call import Answer, Call
+from webapp.request import Answer, Call
 from webapp.services import Services
 
 _ABOUT = msgspec.json.encode(

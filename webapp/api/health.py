@@ -9,18 +9,26 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from redis.exceptions import RedisError
 
-from batching.executor import ExecutorState
+from batching.claim.executor import ExecutorState
 from config.keys import REPLY_PREFIX
-from tasks import metrics as declared
-from tasks import slo
-from tasks.fleet import BREAKER_STATES, QueueRow, WorkerRow, breakers, ready_models, safe_sizes, utilisation
-from tasks.history import Point, slo_change
-from tasks.scale import ScaleBoard
+from tasks.fleet.registry_reader import (
+    BREAKER_STATES,
+    QueueRow,
+    WorkerRow,
+    breakers,
+    ready_models,
+    safe_sizes,
+    utilisation,
+)
+from tasks.fleet.scaling import ScaleBoard
+from tasks.observability import metrics as declared
+from tasks.observability import slo
+from tasks.observability.history import Point, slo_change
 from webapp.api.machine import machine_metrics
-from webapp.call import Answer, Call
 from webapp.errors import ApiError
-from webapp.ops.verdict import status as overall
-from webapp.request import model_name
+from webapp.ops.health_findings import status as overall
+from webapp.parsing import model_name
+from webapp.request import Answer, Call
 from webapp.services import Services
 
 _encode = msgspec.json.Encoder().encode

@@ -11,16 +11,17 @@ import gevent
 import msgspec
 
 from config.tiers import Tier
+from tasks.client.dedup import call_hash
+from tasks.client.router import Pending
 from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict
-from tasks.messages import NO_PARAMETERS
-from tasks.once import call_hash
-from tasks.results import Reply
-from tasks.router import Pending
-from webapp.aftermath import remember
-from webapp.call import Answer, Call
+from tasks.protocol.messages import NO_PARAMETERS
+from tasks.protocol.results import Reply
+from webapp.body_budget import COUNTED_BYTES
 from webapp.errors import ApiError
-from webapp.large import COUNTED_BYTES
-from webapp.request import (
+from webapp.observability.metrics import count
+from webapp.observability.request_log import remember
+from webapp.observability.server_timing import timed
+from webapp.parsing import (
     BulkBody,
     InferenceBody,
     PredictBody,
@@ -32,9 +33,8 @@ from webapp.request import (
     timeout_s,
     wants_fresh,
 )
+from webapp.request import Answer, Call
 from webapp.services import Services
-from webapp.telemetry import count
-from webapp.timing import timed
 
 _inference = msgspec.json.Decoder(InferenceBody)
 _bulk = msgspec.json.Decoder(BulkBody)

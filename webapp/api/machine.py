@@ -8,8 +8,8 @@ from prometheus_client.core import Metric
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from tasks import metrics
-from tasks.roles import RoleRow, Roles, Usage
+from tasks.fleet.process_register import RoleRow, Roles, Usage
+from tasks.observability import metrics
 
 _ROLES = ("ops", "web", "worker")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from config.schema import ModelSettings
-from webapp.call import Answer, Call
+from webapp.request import Answer, Call
 from webapp.services import Services
 
 

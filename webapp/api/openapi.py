@@ -10,9 +10,9 @@ import msgspec
 
 from config.settings import Settings
 from webapp.api.schemas import components
-from webapp.call import Answer, Call
 from webapp.errors import STATUS_OF
 from webapp.identity.base import Access, access_of
+from webapp.request import Answer, Call
 from webapp.services import Services
 
 _FAILURES = (400, 404, 409, 413, 415, 422, 429, 500, 503, 504)

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 from redis.exceptions import RedisError
 
-from tasks.client import error_of
+from tasks.client.client import error_of
 from tasks.errors import BackendUnavailable
-from tasks.explain import explain_recorded
-from tasks.ownership import belongs_to
-from tasks.results import FINISHED, Reply, decode_details
-from webapp.call import Answer, Call
+from tasks.observability.explain import explain_recorded
+from tasks.protocol.ids import belongs_to
+from tasks.protocol.results import FINISHED, Reply, decode_details
 from webapp.errors import ApiError
-from webapp.request import flag, milliseconds
+from webapp.parsing import flag, milliseconds
+from webapp.request import Answer, Call
 from webapp.services import Services
 
 _encode = msgspec.json.Encoder().encode

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from config.settings import Settings
-from webapp.api.declared import VALUES, declare_in
+from webapp.api.model_schemas import VALUES, declare_in
 from webapp.errors import STATUS_OF
-from webapp.request import BulkBody, InferenceBody, PredictBody, SimpleBody
+from webapp.parsing import BulkBody, InferenceBody, PredictBody, SimpleBody
 
 _BODIES = (InferenceBody, BulkBody, PredictBody, SimpleBody)
 _ANY: dict[str, Any] = {"description": "any JSON value"}

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import gevent
 
-from webapp.http.channel import Channel
 from webapp.http.chunked import ChunkedBody
 from webapp.http.errors import (
     BodyTooLargeError,
@@ -28,9 +27,10 @@ from webapp.http.head import Head, Template, check_beginning
 from webapp.http.intake import CROWDED_OUT
 from webapp.http.response import CONTINUE, Response, error_response
 from webapp.http.sized import SizedBody
+from webapp.http.socket_io import Channel
 
 if TYPE_CHECKING:
-    from webapp.http.service import HttpService
+    from webapp.http.connections import HttpService
 
 logger = logging.getLogger(__name__)
 

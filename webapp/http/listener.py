@@ -11,8 +11,8 @@ from typing import Any
 from gevent import socket
 from gevent.hub import get_hub
 
-from webapp.http.board import Seat
-from webapp.http.service import HttpService
+from webapp.http.accept_balance import Seat
+from webapp.http.connections import HttpService
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from redis import Redis
 
 from config.settings import Settings
-from tasks.keytable import KeyTableStore
-from webapp.identity.anybody import Anybody
+from tasks.accounts.key_table import KeyTableStore
 from webapp.identity.base import Identity
 from webapp.identity.bearer import Bearer
 from webapp.identity.jwks import KeySet
 from webapp.identity.keyring import KeyRing
+from webapp.identity.no_auth import Anybody
 from webapp.identity.tokens import TokenVerifier
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Protocol
 
-from tasks.caller import Caller
-from webapp.call import Call
+from tasks.protocol.caller import Caller
+from webapp.request import Call
 
 
 class Access(Enum):

@@ -17,15 +17,15 @@ from time import monotonic
 import gevent
 
 from config.settings import Settings
-from tasks.caller import Caller
-from webapp.call import Call
+from tasks.protocol.caller import Caller
 from webapp.errors import ApiError
 from webapp.identity.base import CHALLENGE, Access
 from webapp.identity.jwks import KeySet
 from webapp.identity.keyring import KeyRing
 from webapp.identity.operators import Operators, credential
-from webapp.identity.penalties import LONGEST_PAUSE_S, Penalties
+from webapp.identity.throttle import LONGEST_PAUSE_S, Penalties
 from webapp.identity.tokens import TokenVerifier
+from webapp.request import Call
 
 # More refusals than these are not held back but sent away: holding them costs memory.
 MAX_HELD_BACK = 200

@@ -14,10 +14,10 @@ import gevent
 import msgspec
 from redis.exceptions import RedisError
 
-from tasks.apikeys import NOBODY, ApiKey, split_key
-from tasks.caller import Caller
+from tasks.accounts.api_keys import NOBODY, ApiKey, split_key
+from tasks.accounts.key_table import KeyTable, KeyTableStore
 from tasks.errors import BackendUnavailable
-from tasks.keytable import KeyTable, KeyTableStore
+from tasks.protocol.caller import Caller
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from config.settings import Settings, is_loopback
-from webapp.call import Call
+from webapp.request import Call
 
 
 class Loopback:

@@ -16,11 +16,11 @@ import hmac
 
 from config.settings import Settings
 from config.tiers import Tier
-from tasks.caller import Caller
-from webapp.call import Call
+from tasks.protocol.caller import Caller
 from webapp.errors import ApiError
 from webapp.identity.base import CHALLENGE
 from webapp.identity.loopback import Loopback
+from webapp.request import Call
 
 
 def operator(name: str) -> Caller:

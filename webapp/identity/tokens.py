@@ -17,7 +17,7 @@ import jwt
 
 from config.auth import AuthSettings
 from config.tiers import TIERS, Tier
-from tasks.caller import Caller
+from tasks.protocol.caller import Caller
 from webapp.identity.jwks import KeySet
 
 MAX_LENGTH = 8192

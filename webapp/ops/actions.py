@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from webapp.errors import ApiError
-from webapp.ops import letters, steer
+from webapp.ops import commands, dead_letters
 from webapp.services import Services
 
 logger = logging.getLogger(__name__)
@@ -32,12 +32,12 @@ class Action:
 
 
 ACTIONS: dict[str, Action] = {
-    "pause": Action(steer.will_pause, steer.pause),
-    "resume": Action(steer.will_resume, steer.resume),
-    "drain": Action(steer.will_drain, steer.drain),
-    "tune": Action(steer.will_tune, steer.tune),
-    "replay": Action(letters.will_replay, letters.replay),
-    "drop": Action(letters.will_drop, letters.drop),
+    "pause": Action(commands.will_pause, commands.pause),
+    "resume": Action(commands.will_resume, commands.resume),
+    "drain": Action(commands.will_drain, commands.drain),
+    "tune": Action(commands.will_tune, commands.tune),
+    "replay": Action(dead_letters.will_replay, dead_letters.replay),
+    "drop": Action(dead_letters.will_drop, dead_letters.drop),
 }
 
 

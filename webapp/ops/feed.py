@@ -12,16 +12,16 @@ from redis.exceptions import RedisError
 from batching.policy import POLICIES, default_max_wait_s
 from config.settings import ModelSettings
 from config.tiers import TIERS, Tier
-from tasks import metrics, slo
-from tasks.controls import TUNABLE, Controls, Wishes, with_wishes
-from tasks.deadletters import DeadLetters
-from tasks.fleet import WorkerRow
-from tasks.gist import gist
-from tasks.history import STEP_S, Point, slo_change
-from tasks.results import DeadLetter
-from tasks.roles import RoleRow, Roles, differences
-from tasks.slow import SlowRequest
-from webapp.ops.verdict import Lately, Standing, findings, status
+from tasks.fleet.dead_letters import DeadLetters
+from tasks.fleet.desired_state import TUNABLE, Controls, Wishes, with_wishes
+from tasks.fleet.process_register import RoleRow, Roles, differences
+from tasks.fleet.registry_reader import WorkerRow
+from tasks.observability import metrics, slo
+from tasks.observability.error_summary import gist
+from tasks.observability.history import STEP_S, Point, slo_change
+from tasks.observability.slow_log import SlowRequest
+from tasks.protocol.results import DeadLetter
+from webapp.ops.health_findings import Lately, Standing, findings, status
 from webapp.services import Services
 
 EVERY_S = 2.0

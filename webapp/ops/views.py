@@ -14,12 +14,12 @@ import gevent
 import msgspec
 from redis.exceptions import RedisError
 
-from tasks.explain import explain, why_unknown
-from webapp.call import Answer, Call
+from tasks.observability.explain import explain, why_unknown
 from webapp.errors import ApiError
-from webapp.ops import actions, gate
+from webapp.ops import actions, origin_check
 from webapp.ops.feed import EVERY_S, Feed
-from webapp.request import read_body
+from webapp.parsing import read_body
+from webapp.request import Answer, Call
 from webapp.services import Services
 
 STATIC = Path(__file__).parent / "static"
@@ -60,7 +60,7 @@ def asset(services: Services, call: Call, name: str) -> Answer:
 
 def act(services: Services, call: Call, name: str) -> Answer:
     """`POST /ops/actions/<name>`."""
-    gate.refuse_other_sites(call)
+    origin_check.refuse_other_sites(call)
     body = read_body(call, _action, services.large)
     try:
         done = actions.run(services, name, body, call.caller.key_id, call.header("REMOTE_ADDR") or "")
@@ -70,7 +70,7 @@ def act(services: Services, call: Call, name: str) -> Answer:
 
 
 def explained(services: Services, call: Call, name: str) -> Answer:
-    """`GET /ops/explain/<request id or task id>`: what `tasks.explain` knows of it."""
+    """`GET /ops/explain/<request id or task id>`: what `tasks.observability.explain` knows of it."""
     try:
         about = explain(services.redis, services.settings.models, name)
         unknown = "" if about else why_unknown(services.redis, name)

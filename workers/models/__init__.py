@@ -15,8 +15,8 @@ import importlib
 from typing import Any
 
 from bunch import InputRejected, InvalidInput, Model, Output, TransientError
-from config import masking
-from config.masking import names_of
+from config.secrets import masking
+from config.secrets.masking import names_of
 from config.settings import ModelSettings
 from workers.models.function import FunctionModel
 from workers.models.interface import what_is_wrong, what_is_wrong_with_function

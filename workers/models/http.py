@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from config.secrets import NoSecret, header_values
-from tasks.disclosure import without_secrets
+from config.secrets.secret_settings import NoSecret, header_values
+from tasks.protocol.disclosure import without_secrets
 from workers.models import LoadError, TransientError, UpstreamError
 
 MAX_EXCERPT = 300

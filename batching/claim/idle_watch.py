@@ -1,0 +1,221 @@
+"""One wait and one look for all claim loops of a worker that have had no work for a while.
+
+    loop ──join──▶ still at its own bell ──next round──▶ held ──a ring, or something seen──▶ at its own bell again
+                                                          │
+              watch: BLPOP over the bells of all held, then one `peek` over their queues, LOOK_EVERY_S apart
+
+A loop with work waits by itself, since a hand-over between threads costs a lone caller a tenth of a millisecond. A
+worker with thirty idle models would ask Redis 360 times a second that way; held, they ask twelve times together.
+
+No ring is lost. A loop stays at its own bell until the watch has it, and a token that the watch draws for a model
+whose loops have all left goes back to the bell, where somebody else may wait.
+
+Redis away: the watch alone tries again, and says so once. The loops stay held: they have nothing to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+
+from redis.exceptions import RedisError
+
+from batching.claim.store import BatchStore
+
+logger = logging.getLogger(__name__)
+
+# A plain Celery client rings no bell; its messages are found this often (the contract allows 100 ms).
+LOOK_EVERY_S = 0.08
+# So long without work, and a loop is held. Longer than the pause of a client that asks once a second.
+COLD_AFTER_S = 2.0
+_MAX_BACKOFF_S = 1.0
+
+
+class Seat:
+    """The place of one claim loop in a watch, which makes it. Its methods are for the loop's feeder alone."""
+
+    def __init__(self, watch: IdleWatch, model: str, changed: threading.Condition) -> None:
+        self.model = model
+        self.paused: AbstractSet[int] = frozenset()
+        # When nothing was seen to wait, on the watch's clock.
+        self.empty_at = 0.0
+        self._watch = watch
+        # The loop's condition: whatever ends its wait notifies that.
+        self._changed = changed
+        self._joined = False
+        self._held = False
+        self.resting = False
+        self._worked_at = watch.clock()
+
+    def worked(self) -> None:
+        """The loop has something to do: for a while it waits by itself."""
+        self._worked_at = self._watch.clock()
+        if self._joined:
+            self._leave()
+
+    def rest(self, paused: AbstractSet[int], leave_if: Callable[[], bool]) -> bool:
+        """Wait here if the loop has had no work for a while; whether it did.
+
+        Blocks until something waits in one of its queues that are not `paused`, or until the loop's condition is
+        notified and `leave_if` holds. False at once: the loop waits by itself this time. Raises RedisError.
+        """
+        if self._watch.clock() - self._worked_at < COLD_AFTER_S:
+            return False
+        if not self._held:
+            self.paused = paused
+            self._joined = True
+            self._watch.join(self)
+            return False
+        # Else a token could answer a question of the loop's that nobody reads any more.
+        self._watch.store.leave_bell()
+        with self._changed:
+            self.resting = True
+            self._changed.wait_for(lambda: not self._held or leave_if())
+            self.resting = False
+        self._leave()
+        return True
+
+    def hold(self, now: float) -> None:
+        """The watch's own."""
+        with self._changed:
+            self._held = True
+            self.empty_at = now
+
+    def let_go(self) -> None:
+        """The watch's own."""
+        with self._changed:
+            self._held = False
+            self._changed.notify_all()
+
+    def _leave(self) -> None:
+        self._joined = False
+        self._watch.leave(self)
+
+
+class IdleWatch:
+    """Of one worker. Constructing builds; `start` starts the thread."""
+
+    def __init__(self, store: BatchStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self.store = store
+        self.clock = clock
+        self._changed = threading.Condition()
+        self._joining: list[Seat] = []
+        # Who has been held longest comes first, and is woken first.
+        self._held: list[Seat] = []
+        self._stopping = False
+        self._looked_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="idle watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout=1.0)
+
+    def seat(self, model: str, changed: threading.Condition) -> Seat:
+        return Seat(self, model, changed)
+
+    @property
+    def held(self) -> int:
+        """How many loops wait here."""
+        return len(self._held)
+
+    def holds(self, model: str) -> bool:
+        """Whether a loop of the model waits here."""
+        with self._changed:
+            return any(seat.model == model for seat in self._held)
+
+    def join(self, seat: Seat) -> None:
+        """Hold this seat from the next round on; until then its loop waits by itself."""
+        with self._changed:
+            if seat not in self._joining and seat not in self._held:
+                self._joining.append(seat)
+                self._changed.notify_all()
+
+    def leave(self, seat: Seat) -> None:
+        """The loop goes on by itself; safe to call at any time."""
+        with self._changed:
+            for seats in (self._joining, self._held):
+                if seat in seats:
+                    seats.remove(seat)
+            seat.let_go()
+
+    def _run(self) -> None:
+        backoff_s = 0.0
+        while not self._stopping:
+            try:
+                self._round()
+                backoff_s = 0.0
+            except RedisError as error:
+                if not backoff_s:
+                    logger.warning("idle models: cannot reach Redis (%s); trying again", error)
+                backoff_s = min(_MAX_BACKOFF_S, backoff_s * 2 or 0.05)
+                self._pause(backoff_s)
+            except Exception:
+                # All idle models depend on this one thread.
+                logger.exception("idle models: watch")
+                self._pause(_MAX_BACKOFF_S)
+
+    def _round(self) -> None:
+        models = self._gather()
+        if not models:
+            return
+        rung = self.store.wait_for_bells(models, LOOK_EVERY_S)
+        if rung is not None and not self._wake_one(rung):
+            self.store.ring(rung)
+        if rung is None or self.clock() - self._looked_at >= LOOK_EVERY_S:
+            self._look()
+
+    def _gather(self) -> list[str]:
+        """Hold who has joined; the models to wait for. Blocks while there are none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or self._held or self._joining)
+            joined, self._joining = self._joining, []
+            self._held += joined
+            for seat in joined:
+                seat.hold(self.clock())
+            return list(dict.fromkeys(seat.model for seat in self._held))
+
+    def _look(self) -> None:
+        with self._changed:
+            paused = {seat.model: seat.paused for seat in self._held}
+        if not paused:
+            return
+        waiting = self.store.peek(paused)
+        self._looked_at = self.clock()
+        with self._changed:
+            found = [seat for seat in self._held if seat.model in waiting]
+            self._held = [seat for seat in self._held if seat.model not in waiting]
+            for seat in self._held:
+                seat.empty_at = self._looked_at
+        _let_go(found)
+
+    def _wake_one(self, model: str) -> bool:
+        """Whether one of the model's loops was woken. One token is for one of them.
+
+        Loops that are held but not here, since they still wait at their own bell or have left that for something else,
+        come anew: the token is not for them to miss.
+        """
+        with self._changed:
+            mine = [seat for seat in self._held if seat.model == model]
+            resting = [seat for seat in mine if seat.resting][:1]
+            found = resting or mine
+            self._held = [seat for seat in self._held if seat not in found]
+        _let_go(found)
+        return bool(resting)
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping, timeout=seconds)
+
+
+def _let_go(seats: Iterable[Seat]) -> None:
+    for seat in seats:
+        seat.let_go()

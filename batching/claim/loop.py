@@ -1,0 +1,400 @@
+"""The claim loop of one executor: two threads around a pipe.
+
+    queues ──look, claim──▶ feeder ──send──▶ executor ──receive──▶ collector ──finish──▶ results, replies
+                              ▲                                        │
+                              └───────────── in hand, free at ─────────┘
+
+The feeder asks the policy and claims; the collector stores outcomes. So a batch is being stored while the next one
+computes, and the executor never waits for Redis. At most two batches are in hand: one inside the model, one behind it.
+
+Errors by arrow: Redis away on look or claim: the feeder backs off and looks again; on finish: the collector holds the
+outcomes and tries until they are stored; on send: the batch goes back uncounted; the executor dead: what was inside
+goes back with an attempt counted, what was behind it without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from redis.exceptions import RedisError
+
+from batching.claim.claim_switch import Gate
+from batching.claim.executor import Done, Executor, ExecutorGone, ExecutorState, Lost, Work
+from batching.claim.idle_watch import LOOK_EVERY_S, IdleWatch
+from batching.claim.in_hand import Hands
+from batching.claim.settler import Settler
+from batching.claim.shared_breaker import SharedBreaker
+from batching.claim.store import BatchStore, Blame, Claim, View
+from batching.claim.triage import Triage
+from batching.policy import (
+    BreakerState,
+    Decision,
+    Dispatch,
+    Learner,
+    Look,
+    Pace,
+    Policy,
+    QueueView,
+    Reason,
+    RetryPolicy,
+    Wait,
+)
+from batching.ports import BatchInfo, Codec, FollowUp, LoopModel, NoFollowUp, Observer
+from batching.request import Failed, Request
+
+logger = logging.getLogger(__name__)
+
+_TOO_SHORT_FOR_BELLS_S = 0.003
+_TICK_S = 0.25
+_IDLE_TICK_S = 5.0
+_MAX_BACKOFF_S = 1.0
+
+
+class ClaimLoop:
+    """Feeds one executor of one model until stopped. Constructing builds; `start` starts the threads."""
+
+    def __init__(
+        self,
+        model: LoopModel,
+        executor: Executor,
+        store: BatchStore,
+        policy: Policy,
+        codec: Codec,
+        observer: Observer,
+        *,
+        batch_prefix: str,
+        is_revoked: Callable[[str], bool] = lambda task_id: False,
+        breaker: SharedBreaker | None = None,
+        follow_up: FollowUp | None = None,
+        watch: IdleWatch | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._executor = executor
+        self._store = store
+        # Its policy is a value: an operator's other one holds from the next decision on, with all that was learnt.
+        self.learner = Learner(policy)
+        self._observer = observer
+        retry = RetryPolicy(model.max_attempts)
+        self._triage = Triage(model.name, codec, retry, is_revoked)
+        self._settler = Settler(executor.name, model.name, store, codec, observer, retry, follow_up or NoFollowUp())
+        self._breaker = breaker or SharedBreaker()
+        self._clock = clock
+        self._batch_ids = (f"{batch_prefix}-{n}" for n in itertools.count(1))
+        # A claim whose reply never came: it must be asked for again, or its lease would be nobody's.
+        self._unheard: tuple[str, int] | None = None
+        self._changed = threading.Condition()
+        self._in_hand = Hands(self._changed, clock)
+        self._sizes = (0, 0)
+        # What a batch costs in a row of them, from one's end to the next one's; the claim is part of that.
+        self.pace = Pace()
+        self._more_waits = False
+        # The other loops of this model in this worker.
+        self.peers: Sequence[ClaimLoop] = ()
+        # The largest batch that the device's memory had room for; None while any will do.
+        self.safe_size: int | None = None
+        self._stopping = False
+        self.gate = Gate(self._changed)
+        self._seat = watch.seat(model.name, self._changed) if watch else None
+        self._drained = False
+        self._threads = [
+            threading.Thread(target=self._feed, name=f"feed {executor.name}", daemon=True),
+            threading.Thread(target=self._collect, name=f"collect {executor.name}", daemon=True),
+        ]
+
+    @property
+    def in_hand(self) -> int:
+        return len(self._in_hand)
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The ids of all that it leases: asked for, in hand, or being settled."""
+        return frozenset(self._in_hand.leased)
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._in_hand or self.gate.is_shut) and self._executor.state is ExecutorState.READY
+
+    def forget_safe_size(self) -> None:
+        """An operator says that there is more room now: whole batches again, until memory runs out anew."""
+        self.safe_size = None
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def use(self, model: LoopModel, policy: Policy) -> None:
+        """Go on under another policy, or with another version of the model, from the next batch on."""
+        self._model = model
+        self.learner.policy = policy
+
+    def wait_empty(self, timeout_s: float) -> bool:
+        """Block until nothing is in hand, at most `timeout_s`; whether nothing is. Hold the gate first."""
+        with self._changed:
+            # Resting: a claim that was under way when the word came has become a batch in hand.
+            return self._changed.wait_for(lambda: self.gate.resting and not self._in_hand, timeout=timeout_s)
+
+    def stop_claiming(self) -> None:
+        """No new batch from now on; what is in hand goes on."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def stop(self, grace_s: float) -> None:
+        """Answer what is in hand, for at most `grace_s`; give back whatever then remains."""
+        self.stop_claiming()
+        deadline = self._clock() + grace_s
+        self._threads[0].join(timeout=max(0.0, deadline - self._clock()))
+        with self._changed:
+            self._changed.wait_for(lambda: not self._in_hand, timeout=max(0.0, deadline - self._clock()))
+        self._drained = True
+        self._executor.interrupt()
+        self._settler.give_up_on_redis()
+        self._threads[1].join(timeout=max(min(1.0, grace_s), deadline - self._clock()))
+        # The newest first, so that the oldest ends up at the head of its queue again.
+        for batch in reversed(list(self._in_hand.batches.values())):
+            self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, "the worker is stopping")
+        if self._unheard is not None:
+            with contextlib.suppress(RedisError):
+                self._store.give_back(self._model.name, self._unheard[0], Blame.NOTHING)
+
+    def _feed(self) -> None:
+        backoff = 0.0
+        view: View | None = None
+        while not self._stopping:
+            try:
+                view = self._turn(view)
+                backoff = 0.0
+            except RedisError as error:
+                if not backoff:
+                    logger.warning("%s: cannot reach Redis (%s); trying again", self._executor.name, error)
+                backoff = min(_MAX_BACKOFF_S, backoff * 2 or 0.05)
+                view = None
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping, timeout=backoff)
+            except Exception:
+                # A fault in one turn must not end the only thread that feeds this GPU.
+                logger.exception("%s: claim loop", self._executor.name)
+                view = None
+                time.sleep(_TICK_S)
+
+    def _turn(self, view: View | None) -> View | None:
+        """One decision. Returns the view that the next one may start from; None: look again."""
+        if self._unheard is None and self.gate.is_shut:
+            self._more_waits = False
+            self.gate.rest(lambda: self._stopping)
+            return None
+        if not self._executor.wait_ready(_TICK_S):
+            self._more_waits = False
+            return None
+        if self._unheard is not None:
+            return self._dispatch(Dispatch(self._unheard[1], Reason.IDLE))
+        permitted = self._breaker.permits(self._clock())
+        if not permitted:
+            self._more_waits = False
+            self._await_executor(_TICK_S) if self.in_hand else time.sleep(_TICK_S)
+            return None
+        decision = self._decide(view)
+        if isinstance(decision, Look):
+            view = self._store.look(self._model.name, self.gate.paused)
+            self.learner.looked(view.depth, self._clock())
+            decision = self._decide(view)
+        if isinstance(decision, Dispatch):
+            # Another executor of the model may have taken the probe meanwhile.
+            permitted = self._breaker.take(self._clock())
+            if permitted:
+                size = min(decision.size, permitted, self.safe_size or permitted)
+                return self._dispatch(replace(decision, size=size))
+        if isinstance(decision, Wait):
+            self._wait(decision)
+        return None
+
+    def _decide(self, view: View | None) -> Decision:
+        now, age_s = self._clock(), 0.0
+        if view is not None:
+            age_s = (view.now_ms - view.oldest_ms) / 1000 if view.oldest_ms else math.inf
+        queue = QueueView(
+            depth=None if view is None else view.depth,
+            oldest_at=now - age_s,
+            due_at=now + (view.due_ms - view.now_ms) / 1000 if view and view.due_ms else math.inf,
+            in_hand=self.in_hand,
+            free_at=self._in_hand.free_at,
+            batch_s=self._in_hand.batch_s,
+            recent=max(self._sizes),
+            idle=sum(each.is_idle for each in self.peers),
+            learnt=self.learner.learnt,
+        )
+        return self.learner.policy.decide(queue, now)
+
+    def _wait(self, decision: Wait) -> None:
+        # What waits on purpose says nothing about how fast it could go.
+        self._more_waits = False
+        left_s = decision.until - self._clock()
+        if self.in_hand:
+            self._await_executor(min(left_s, _TICK_S))
+        elif 0 < left_s <= _TOO_SHORT_FOR_BELLS_S:
+            # Every producer's flush would ring, and each ring costs a look; this costs nothing.
+            time.sleep(left_s)
+        elif left_s > 0:
+            self._wait_for_work(left_s)
+
+    def _wait_for_work(self, left_s: float) -> None:
+        paused = self.gate.paused
+
+        def must_leave() -> bool:
+            shut = self.gate.is_shut or self.gate.paused != paused
+            return shut or self._stopping or self._executor.state is not ExecutorState.READY
+
+        if self._seat and left_s == math.inf and self._seat.rest(paused, must_leave):
+            # What has come now did not come over all of that time.
+            self.learner.looked(0, self._seat.empty_at)
+        else:
+            self._store.wait_for_bells((self._model.name,), min(left_s, LOOK_EVERY_S))
+
+    def _await_executor(self, timeout_s: float) -> None:
+        with self._changed:
+            before = len(self._in_hand)
+            if before:
+                self._changed.wait_for(lambda: self._stopping or len(self._in_hand) != before, timeout=timeout_s)
+
+    def _dispatch(self, decision: Dispatch) -> View:
+        if self._unheard is None:
+            self._unheard = (next(self._batch_ids), decision.size)
+        if not self._more_waits and not self._in_hand:
+            self._in_hand.occupy()
+        self._in_hand.leased.add(self._unheard[0])
+        claim = self._store.claim(
+            self._model.name,
+            *self._unheard,
+            self._model.max_attempts,
+            self.gate.paused,
+            margin_ms=round(decision.margin_s * 1000),
+            max_bytes=self._model.max_batch_bytes,
+        )
+        self._unheard = None
+        self._more_waits = claim.view.depth > 0
+        if claim.entries:
+            if self._seat:
+                self._seat.worked()
+            try:
+                self._serve(claim, decision)
+            except Exception as error:
+                logger.exception("%s: claimed %s and could not serve it", self._executor.name, claim.batch_id)
+                self._recover(claim, error)
+        else:
+            self._in_hand.leased.discard(claim.batch_id)
+            self._breaker.found_nothing()
+            # A look too: a policy that never asks for one would go on with the rate of long ago.
+            self.learner.looked(claim.view.depth, self._clock())
+        return claim.view
+
+    def _serve(self, claim: Claim, decision: Dispatch) -> None:
+        run, settled, early = self._triage.sort(claim)
+        # A policy that did not look could not know that the batch would be full.
+        reason = Reason.FULL if len(run) == decision.size else decision.reason
+        info = self._info(claim, len(run), reason)
+        if early:
+            self._settler.postpone(early, info, last=not (settled or run))
+        if settled or not (run or early):
+            self._settler.settle(settled, info, last=not run)
+        if run:
+            # The highest tier that is in the batch stands first in it, its oldest request before the others.
+            waited_s, middle_s = (info.waited_s(each) for each in (run[0], run[len(run) // 2]))
+            self.learner.claimed(len(run), claim.view.depth, waited_s, middle_s, self._clock())
+            self._hand_over(run, info)
+        else:
+            self._in_hand.leased.discard(claim.batch_id)
+
+    def _recover(self, claim: Claim, error: Exception) -> None:
+        """After a fault of ours: nobody else would ever take the requests out of the lease of a living worker.
+
+        As suspects, since whatever it was may be in one of them.
+        """
+        batch = self._in_hand.take(claim.batch_id)
+        requests, info = (batch.requests, batch.info) if batch else ([], self._info(claim, 0, Reason.IDLE))
+        self._give_back(requests, info, Blame.SUSPECT, repr(error))
+
+    def _give_back(self, requests: Sequence[Request], info: BatchInfo, blame: Blame, why: str) -> None:
+        with self._in_hand.settling(info.batch_id):
+            self._settler.give_back(requests, info, blame, why)
+
+    def _info(self, claim: Claim, size: int, reason: Reason) -> BatchInfo:
+        model, name = self._model, self._executor.name
+        return BatchInfo(claim.batch_id, model.name, model.version, size, reason, claim.view.now_ms, executor=name)
+
+    def _hand_over(self, run: list[Request], info: BatchInfo) -> None:
+        self._in_hand.put(run, info)
+        self._sizes = (self._sizes[1], len(run))
+        self._observer.claimed(run, info)
+        last_try = max(each.attempt for each in run) >= self._model.max_attempts
+        # Suspects are claimed by themselves, so all of them are, or none.
+        about = (self.safe_size, run[0].lost > 0, last_try, [each.traceparent for each in run])
+        work = Work(info.batch_id, [each.input for each in run], [each.parameters for each in run], *about)
+        try:
+            self._executor.send(work)
+        except ExecutorGone as error:
+            batch = self._in_hand.take(info.batch_id)
+            if batch:
+                self._give_back(run, info, Blame.NOTHING, str(error))
+
+    def _collect(self) -> None:
+        while not (self._drained and not self._in_hand):
+            try:
+                event = self._executor.receive(_TICK_S if self._in_hand else _IDLE_TICK_S)
+                if isinstance(event, Done):
+                    self._done(event)
+                elif isinstance(event, Lost):
+                    self._lost(event)
+                elif self._drained:
+                    return
+            except Exception:
+                # Nor must it end the only one that answers what is in hand.
+                logger.exception("%s: collector", self._executor.name)
+
+    def _done(self, event: Done) -> None:
+        # Before the batch is out of hand: from then on the feeder may claim the next.
+        if event.safe_size is not None:
+            self.safe_size = min(event.safe_size, self.safe_size or event.safe_size)
+            logger.warning("%s: out of memory; batches of %d from now on", self._executor.name, self.safe_size)
+        batch = self._in_hand.take(event.batch_id, compute=True)
+        if batch is None:
+            return
+        if event.passes == 1:
+            self.pace = self.pace.observe(len(batch.requests), batch.took_s)
+        now = self._clock()
+        info = batch.timed(event, now)
+        ok = any(not isinstance(outcome, Failed) for outcome in event.outcomes)
+        self.learner.finished(len(batch.requests), info.turn_s, now, regular=event.passes == 1 and ok)
+        # One input that fails alone says little about the model, unless it was the probe.
+        if ok or len(event.outcomes) > 1 or self._breaker.state is BreakerState.HALF_OPEN:
+            self._breaker.record(now, ok=ok)
+        with self._in_hand.settling(event.batch_id):
+            try:
+                outcomes = list(zip(batch.requests, event.outcomes, strict=True))
+                self._settler.settle(outcomes, info, last=True, elapsed_s=now - batch.claimed_at)
+            except Exception as error:
+                logger.exception("%s: could not settle %s", self._executor.name, event.batch_id)
+                self._settler.give_back(batch.requests, info, Blame.SUSPECT, repr(error))
+
+    def _lost(self, event: Lost) -> None:
+        self._more_waits = False
+        with self._changed:
+            self._changed.notify_all()
+        if event.inside:
+            self._breaker.record(self._clock(), ok=False)
+        for batch_id in (event.inside, *event.waiting):
+            batch = self._in_hand.take(batch_id) if batch_id else None
+            if batch is None:
+                continue
+            with self._in_hand.settling(batch.info.batch_id):
+                if batch_id == event.inside:
+                    self._settler.lost(batch.requests, batch.info, event)
+                else:
+                    self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, event.reason)

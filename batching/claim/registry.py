@@ -1,0 +1,174 @@
+"""Heartbeats, and the leases of workers whose heart has stopped.
+
+Every worker beats once a second in Redis time. A lease has no clock of its own: it is as alive as its worker. Whoever
+beats next after a worker has been silent for the lease TTL gives its leases back, each in one atomic call, so two who
+notice at once do no harm, and one who dies half-way is followed by another. A supervisor, who sees a process die, need
+not wait for that.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import cast
+
+import msgspec
+from redis import Redis
+
+from batching.claim.store import Blame, give_back
+from batching.policy import Pace
+from batching.script_args import BEAT, FORGET_WORKER, BeatArgs, BeatKeys, ForgetWorkerArgs, ForgetWorkerKeys
+from config.keys import Shard
+from config.redis import Line
+
+logger = logging.getLogger(__name__)
+
+
+# Told of each lease of a dead worker, before it is given back: the worker, the model, the batch, and its entries.
+OnGone = Callable[[str], None]
+OnLost = Callable[[str, str, str, Sequence[bytes]], None]
+
+
+def make_worker_id(pid: int) -> str:
+    """A name for one life of one process: who restarts must not go on with the leases of the life before."""
+    return _name_of(pid) + secrets.token_hex(4)
+
+
+def _name_of(pid: int) -> str:
+    return f"{socket.gethostname()}-{pid}-"
+
+
+class _Named(msgspec.Struct):
+    node: str = ""
+
+
+def name_of(redis: Redis, keys: Shard, worker_id: str) -> str:
+    """What people call a worker, as Celery and Flower do; its id when it has not said so. Raises RedisError."""
+    raw = cast("bytes | None", redis.get(keys.worker(worker_id)))
+    return (msgspec.json.decode(raw, type=_Named).node if raw else "") or worker_id
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPace:
+    """What a worker can do with one model: executors that are ready, requests a second of each, seconds per batch.
+
+    A `rate` of 0 is not known yet.
+    """
+
+    executors: int
+    rate: float = 0.0
+    first_s: float = 0.0
+    full_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.executors};{self.rate:.4f};{self.first_s * 1000:.4f};{self.full_s * 1000:.4f}"
+
+
+def model_pace(executors: int, paces: Sequence[Pace], max_batch_size: int) -> ModelPace:
+    """Of `executors` that are ready now, by what all of the worker's have been measured at."""
+    known = [each for each in paces if each.known]
+    if not known:
+        return ModelPace(executors)
+    return ModelPace(
+        executors,
+        fmean(each.rate(max_batch_size) for each in known),
+        fmean(each.seconds(1) for each in known),
+        fmean(each.seconds(max_batch_size) for each in known),
+    )
+
+
+class WorkerRegistry:
+    """The register as one worker uses it, from one thread."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        lease_ttl_s: float,
+        shard: Shard | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_lost: OnLost | None = None,
+        on_gone: OnGone | None = None,
+    ) -> None:
+        self._redis = redis
+        self._on_lost = on_lost
+        self._on_gone = on_gone
+        self._ttl_ms = int(lease_ttl_s * 1000)
+        self._keys = shard or Shard()
+        self._clock = clock
+        self._trusts_itself_at = 0.0
+        self._beat = redis.register_script(BEAT.text)
+        self._line = Line(redis)
+        self._forget = redis.register_script(FORGET_WORKER.text)
+
+    def beat(self, worker_id: str, about: bytes, paces: Mapping[str, ModelPace] | None = None) -> list[str]:
+        """Say that `worker_id` lives, what it is (JSON) and what it can do; who is silent for the lease TTL or longer.
+
+        After a silence of its own (Redis was away, the machine slept) it accuses nobody for one lease TTL: whoever
+        was cut off as well needs that time to be heard again.
+        """
+        paces = paces or {}
+        own_silence_ms, overdue = self._beat(
+            keys=[
+                *BeatKeys(workers=self._keys.workers(), about=self._keys.worker(worker_id)),
+                *map(self._keys.pace, paces),
+            ],
+            args=[
+                *BeatArgs(worker_id=worker_id, about=about, lease_ttl_ms=self._ttl_ms),
+                *map(str, paces.values()),
+            ],
+        )
+        now = self._clock()
+        if own_silence_ms >= self._ttl_ms:
+            self._trusts_itself_at = now + self._ttl_ms / 1000
+        if now < self._trusts_itself_at:
+            return []
+        return [each.decode() for each in cast("list[bytes]", overdue)]
+
+    def bury(self, pid: int) -> int:
+        """Give back every lease of a process of this host that is known to be dead; how many requests came back."""
+        members = cast("list[bytes]", self._redis.zrange(self._keys.workers(), 0, -1))
+        names = [each.decode() for each in members]
+        return sum(self.reclaim(each, silent_ms=0) for each in names if each.startswith(_name_of(pid)))
+
+    def reclaim(self, worker_id: str, silent_ms: int | None = None) -> int:
+        """Give back every lease of a dead worker, attempts counted, and strike it off; how many requests came back.
+
+        If it has beaten again within `silent_ms` (the lease TTL, when not given) it stays in the register; 0: whatever.
+        """
+        returned = 0
+        name = name_of(self._redis, self._keys, worker_id)
+        for raw in cast("set[bytes]", self._redis.smembers(self._keys.leases(worker_id))):
+            batch_id = raw.decode()
+            header = cast("bytes | None", self._redis.lindex(self._keys.lease(batch_id), 0))
+            if header is None:
+                self._redis.srem(self._keys.leases(worker_id), batch_id)
+                continue
+            model = header.decode().partition("\n")[2]
+            if self._on_lost is not None:
+                entries = cast("list[bytes]", self._redis.lrange(self._keys.lease(batch_id), 1, -1))
+                self._on_lost(name, model, batch_id, entries)
+            returned += max(0, give_back(self._line, self._keys, worker_id, model, batch_id, Blame.ATTEMPT))
+        struck = self.strike(worker_id, self._ttl_ms if silent_ms is None else silent_ms)
+        if struck or returned:
+            logger.warning("worker %s is gone; its %d requests are queued again", name, returned)
+        if struck and self._on_gone is not None:
+            self._on_gone(worker_id)
+        return returned
+
+    def strike(self, worker_id: str, silent_ms: int = 0) -> bool:
+        """Remove a worker that holds no lease; with `silent_ms`, only if it has been silent for so long.
+
+        Whether it was there until now, and this call has removed it.
+        """
+        struck = self._forget(
+            keys=ForgetWorkerKeys(
+                workers=self._keys.workers(), leases=self._keys.leases(worker_id), about=self._keys.worker(worker_id)
+            ),
+            args=ForgetWorkerArgs(worker_id=worker_id, silent_ms=silent_ms),
+        )
+        return bool(struck)

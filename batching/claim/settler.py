@@ -1,0 +1,283 @@
+"""What becomes of a batch after the model: stored, tried again, buried, or given back.
+
+    outcome ──▶ an output, a refusal, out of time  ──finish──▶ result and reply
+              │ a failure that may pass, in time   ──put_aside──▶ a jittered pause, an attempt counted
+              │ any other failure                  ──finish──▶ result and reply, and a dead letter
+    executor dead ──give_back──▶ the head of its queue; of a request that was alone in it for the last time: finish
+
+Redis away: the outcomes are held and offered until it takes them, or the worker has to stop. Redis refuses them, for
+what they are and not for a state of its own: offered a few times more, then one by one, so that what it will not take
+is lost alone, with its caller told so. Many bytes go in several calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from kombu.exceptions import OperationalError
+from msgspec import structs
+from redis.exceptions import RedisError
+
+from batching.claim.executor import Lost
+from batching.claim.store import BatchStore, Blame, Settled
+from batching.coalescing import Finished, others_of
+from batching.policy import RetryPolicy
+from batching.policy.faults.suspects import rounds
+from batching.ports import BatchInfo, Codec, FollowUp, Observer
+from batching.request import Failed, Outcome, Request
+from config.redis import will_repeat
+
+logger = logging.getLogger(__name__)
+
+_UNSTORABLE = "the model's output could not be stored"
+
+_FIRST_BACKOFF_S = 0.05
+_MAX_BACKOFF_S = 1.0
+# Redis does nothing else while it takes one call: several megabytes are a few milliseconds.
+SLICE_BYTES = 4 * 1024 * 1024
+# What a server refuses for its size is never smaller (`proto-max-bulk-len`). Each try may take the whole time-out.
+_LARGE_BYTES = 1_000_000
+_OF_ITS_SIZE = 3
+# About three seconds: whoever has broken a key may be about to mend it.
+_MAX_REFUSALS = 8
+
+
+class RefusedByRedis(Exception):
+    """The call was understood and will not be taken, however often it is repeated."""
+
+
+class Settler:
+    """Settles batches of one executor. Two threads use it: batches differ, so they share nothing."""
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        store: BatchStore,
+        codec: Codec,
+        observer: Observer,
+        retry: RetryPolicy,
+        follow_up: FollowUp,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._name = name
+        self._model = model
+        self._store = store
+        self._codec = codec
+        self._observer = observer
+        self._retry = retry
+        self._follow_up = follow_up
+        self._jitter = jitter
+        self._giving_up = False
+
+    def give_up_on_redis(self) -> None:
+        """The worker is leaving: what Redis does not take at the next try is left to the reclaim of its leases."""
+        self._giving_up = True
+
+    def settle(
+        self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool, elapsed_s: float = 0.0
+    ) -> None:
+        """Store, retry or bury. `elapsed_s` is the time since the claim, whose Redis time `info` has."""
+        now_ms = info.claimed_ms + elapsed_s * 1000
+        final: list[tuple[Request, Outcome]] = []
+        again: list[tuple[Request, Failed, float]] = []
+        for request, outcome in outcomes:
+            if isinstance(outcome, Failed) and (pause_s := self._pause(request, outcome, now_ms)) is not None:
+                again.append((request, outcome, pause_s))
+            else:
+                final.append((request, outcome))
+        if again and not self._put_aside(again, info, last=last and not final):
+            return
+        if final or not again:
+            self._store_final(final, info, last=last)
+        else:
+            self._observer.finished((), info)
+
+    def lost(self, requests: Sequence[Request], info: BatchInfo, event: Lost) -> None:
+        """The executor died with these inside."""
+        alone = requests[0] if len(requests) == 1 else None
+        if event.convicts_alone:
+            # A suspect that was alone already would have been told guilty, so it was another's fault.
+            blame = Blame.NOTHING if alone and alone.lost else Blame.SUSPECT
+            self.give_back(requests, info, blame, event.reason, rounds(self._retry.max_attempts))
+        elif alone and self._retry.exhausted(alone.attempt + 1, alone.lost + 1):
+            counted = structs.replace(alone, attempt=alone.attempt + 1, lost=alone.lost + 1)
+            why = f"gave up: {counted.lost} processes ended with this request inside; the last one: {event.reason}"
+            self.settle([(counted, Failed(why))], info, last=True)
+        else:
+            self.give_back(requests, info, Blame.SUSPECT, event.reason)
+
+    def give_back(self, requests: Sequence[Request], info: BatchInfo, blame: Blame, why: str, losses: int = 1) -> None:
+        extra = {"batch_id": info.batch_id, "model": info.model}
+        logger.warning("%s: gave back %d requests: %s", self._name, len(requests), why, extra=extra)
+        self._until_taken(lambda: self._store.give_back(self._model, info.batch_id, blame, losses))
+        self._observer.returned(requests, info, why)
+
+    def _pause(self, request: Request, outcome: Failed, now_ms: float) -> float | None:
+        if not outcome.retryable:
+            return None
+        left_s = (request.deadline_ms - now_ms) / 1000 if request.deadline_ms else float("inf")
+        return self._retry.pause(request.attempt, left_s, self._jitter())
+
+    def _put_aside(self, again: Sequence[tuple[Request, Failed, float]], info: BatchInfo, *, last: bool) -> bool:
+        pauses = [(request.position, int(pause_s * 1000)) for request, _, pause_s in again]
+        if self._until_taken(lambda: self._store.put_aside(self._model, info.batch_id, pauses, last=last)) is False:
+            self._lost_lease(info)
+            return False
+        self._observer.retried([request for request, _, _ in again], info, again[0][1].message)
+        return True
+
+    def _store_final(self, final: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> None:
+        followed = [(request, outcome) for request, outcome in final if request.canvas]
+        plain = [(request, outcome) for request, outcome in final if not request.canvas] if followed else final
+        others: tuple[bytes, ...] = ()
+        if followed:
+            # Their neighbours first, who need not wait for it; and what follows is not sent for a lease that is lost.
+            first = self._finish(plain, info, last=False)
+            if not first:
+                return
+            others = first.others
+            for request, outcome in followed:
+                self._follow(request, outcome)
+        taken = self._finish(followed or plain, info, last=last)
+        if taken:
+            self._tell(final, info, (*others, *taken.others))
+
+    def _tell(self, final: Sequence[tuple[Request, Outcome]], info: BatchInfo, rows: Sequence[bytes]) -> None:
+        if rows:
+            others, shared = others_of(rows, final)
+            final = [*final, *others]
+            info = replace(info, collapsed=info.collapsed + shared)
+        self._observer.finished(final, info)
+
+    def _finish(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> Finished:
+        results = [self._settled(request, outcome, info) for request, outcome in outcomes]
+        if sum(len(each.result) for each in results) <= SLICE_BYTES:
+            return self._finish_slice(outcomes, results, info, last=last)
+        others: tuple[bytes, ...] = ()
+        for part in _slices([len(each.result) for each in results]):
+            taken = self._finish_slice(outcomes[part], results[part], info, last=last and part.stop == len(results))
+            if not taken:
+                return taken
+            others += taken.others
+        return Finished(True, others)
+
+    def _finish_slice(
+        self, outcomes: Sequence[tuple[Request, Outcome]], results: list[Settled], info: BatchInfo, *, last: bool
+    ) -> Finished:
+        large = sum(len(each.result) for each in results) >= _LARGE_BYTES
+        try:
+            taken = self._until_taken(lambda: self._store.finish(info.batch_id, results, last=last), large=large)
+        except RefusedByRedis as refusal:
+            logger.error("%s: %s cannot be stored as a whole: %s", self._name, info.batch_id, refusal)
+            taken = self._finish_one_by_one(outcomes, info, last=last)
+        if not isinstance(taken, Finished):
+            # It gave up; what became of them, whoever has the lease next will see.
+            return Finished(True)
+        if not taken:
+            self._lost_lease(info)
+        if taken.refused:
+            extra = {"batch_id": info.batch_id, "model": info.model}
+            why = "%s: not stored, these ids are of frontends' requests: %s"
+            logger.error(why, self._name, ", ".join(taken.refused), extra=extra)
+        return taken
+
+    def _finish_one_by_one(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> object:
+        """What Redis will not take is answered as a failure, and if it does not take that either, not at all."""
+        for request, outcome in outcomes:
+            wanted = self._settled(request, outcome, info)
+            instead = self._codec.encode(request, Failed(_UNSTORABLE, code="INTERNAL"), info)
+            if wanted.dead_letter:
+                # The answer matters more than the record of it.
+                instead = structs.replace(wanted, dead_letter=b"")
+            for each in (wanted, instead):
+                call = partial(self._store.finish, info.batch_id, [each], last=False)
+                try:
+                    taken = self._until_taken(call, patience=0, large=len(each.result) >= _LARGE_BYTES)
+                    if isinstance(taken, Finished) and not taken:
+                        return taken
+                    break
+                except RefusedByRedis as refusal:
+                    logger.error("%s: the outcome of %s is not stored: %s", self._name, request.id, refusal)
+        return self._until_taken(lambda: self._store.finish(info.batch_id, (), last=last))
+
+    def postpone(self, requests: Sequence[Request], info: BatchInfo, *, last: bool) -> None:
+        """Not yet their time (`eta`): aside until then, no attempt counted."""
+        pauses = [(request.position, max(0, request.eta_ms - info.claimed_ms)) for request in requests]
+        self._until_taken(
+            lambda: self._store.put_aside(self._model, info.batch_id, pauses, last=last, count_attempt=False)
+        )
+
+    def _follow(self, request: Request, outcome: Outcome) -> None:
+        try:
+            self._until_taken(lambda: self._follow_up.follow(request, outcome))
+        except Exception:
+            # A signature that cannot be sent must not keep the task's own answer back.
+            logger.exception("%s: what follows after %s could not be sent", self._name, request.id)
+
+    def _settled(self, request: Request, outcome: Outcome, info: BatchInfo) -> Settled:
+        settled = self._codec.encode(request, outcome, info)
+        if isinstance(outcome, Failed):
+            if settled.asked is not None and request.attempt >= self._retry.max_attempts:
+                # Those who wait for it have had its tries as well.
+                settled = structs.replace(settled, asked=settled.asked._replace(shared=True))
+            return structs.replace(settled, dead_letter=self._codec.dead_letter(request, outcome, info))
+        return settled
+
+    def _lost_lease(self, info: BatchInfo) -> None:
+        # This worker was thought dead, and its requests are somebody else's now: answering too would answer twice.
+        extra = {"batch_id": info.batch_id, "model": info.model}
+        logger.warning("%s: lost the lease; others answer its requests", self._name, extra=extra)
+        self._observer.finished((), info)
+
+    def _until_taken(self, call: Callable[[], object], *, patience: int = _MAX_REFUSALS, large: bool = False) -> object:
+        """Repeat through a Redis outage; the scripts are safe to repeat. `large`: it may be refused for its size.
+
+        Raises:
+            RefusedByRedis: it is no outage.
+        """
+        backoff = _FIRST_BACKOFF_S
+        warned = False
+        refusals = 0
+        while True:
+            try:
+                return call()
+            except (RedisError, OperationalError) as error:
+                if self._giving_up:
+                    logger.error("%s: leaving with outcomes that Redis never took: %s", self._name, error)
+                    return None
+                if will_repeat(error):
+                    refusals += 1
+                elif large and self._redis_answers():
+                    # It closes the connection on what is too large for it, as it would go away.
+                    refusals += _OF_ITS_SIZE
+                if refusals > patience:
+                    raise RefusedByRedis(str(error)) from error
+                if not warned:
+                    warned = True
+                    logger.warning("%s: holding outcomes, Redis says: %s", self._name, error)
+                time.sleep(backoff)
+                backoff = min(_MAX_BACKOFF_S, backoff * 2)
+
+    def _redis_answers(self) -> bool:
+        try:
+            self._store.look(self._model)
+        except RedisError:
+            return False
+        return True
+
+
+def _slices(sizes: Sequence[int]) -> Iterator[slice]:
+    """Neighbours of at most `SLICE_BYTES` together; what is larger by itself is alone."""
+    start = held = 0
+    for index, size in enumerate(sizes):
+        if index > start and held + size > SLICE_BYTES:
+            yield slice(start, index)
+            start, held = index, 0
+        held += size
+    yield slice(start, len(sizes))

@@ -1,0 +1,84 @@
+"""What a claim has brought: requests to run, requests whose outcome is known without the model, and those too early."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from batching.claim.store import Claim, Entry, Verdict
+from batching.policy import RetryPolicy
+from batching.ports import Codec, UnreadableMessage
+from batching.request import Cancelled, Expired, Failed, Outcome, Request
+from config.tiers import TIERS
+
+logger = logging.getLogger(__name__)
+
+_UNREADABLE_TTL_MS = 600_000
+# A name of our own: of an enumeration each look costs a call.
+_RUN = Verdict.RUN
+_BY_VERDICT: dict[Verdict, Outcome] = {
+    Verdict.EXPIRED: Expired(),
+    Verdict.HOPELESS: Expired("its deadline would have passed before its batch was done"),
+    Verdict.CANCELLED: Cancelled(),
+}
+
+
+class Triage:
+    """Reads the messages of a claim, and tells them apart."""
+
+    def __init__(self, model: str, codec: Codec, retry: RetryPolicy, is_revoked: Callable[[str], bool]) -> None:
+        self._model = model
+        self._codec = codec
+        self._retry = retry
+        self._is_revoked = is_revoked
+
+    def sort(self, claim: Claim) -> tuple[list[Request], list[tuple[Request, Outcome]], list[Request]]:
+        """Those to run, those whose outcome is known without the model, and those whose time is not yet come."""
+        run: list[Request] = []
+        settled: list[tuple[Request, Outcome]] = []
+        early: list[Request] = []
+        for entry in claim.entries:
+            try:
+                request = self._codec.decode(entry)
+            except Exception as error:  # noqa: BLE001
+                # A fault of the reader's own too: it would be the same again at each claim.
+                unreadable = error if isinstance(error, UnreadableMessage) else UnreadableMessage(repr(error))
+                logger.error("%s: an unreadable message: %s: %.200r", self._model, unreadable, entry.message)
+                failure = Failed(unreadable.why, "UnreadableMessage")
+                settled.append((_unreadable(claim.batch_id, entry, unreadable), failure))
+                continue
+            outcome = self._known_outcome(request, entry, claim.view.now_ms)
+            if outcome is not None:
+                settled.append((request, outcome))
+            elif request.eta_ms > claim.view.now_ms:
+                early.append(request)
+            else:
+                run.append(request)
+        return run, settled, early
+
+    def _known_outcome(self, request: Request, entry: Entry, now_ms: int) -> Outcome | None:
+        verdict = entry.verdict
+        if 0 < request.deadline_ms <= now_ms:
+            return Expired()
+        if verdict is not _RUN:
+            return _BY_VERDICT[verdict]
+        if self._is_revoked(request.id):
+            return Cancelled()
+        if self._retry.exhausted(request.attempt, request.lost):
+            return Failed(_given_up(request))
+        return None
+
+
+def _given_up(request: Request) -> str:
+    if request.lost:
+        return f"gave up: {request.lost} processes ended with this request inside"
+    return f"gave up after {request.attempt - 1} deliveries"
+
+
+def _unreadable(batch_id: str, entry: Entry, error: UnreadableMessage) -> Request:
+    """A stand-in, so that the message is kept as a dead letter, and its caller, if it names one, is answered."""
+    task_id = error.task_id or f"unreadable-{batch_id}-{entry.position}"
+    tier, ttl_ms = TIERS[entry.rank], _UNREADABLE_TTL_MS
+    return Request(
+        task_id, tier, entry.position, b"null", b"{}", result_ttl_ms=ttl_ms, canvas=error.canvas, foreign=True
+    )

@@ -1,0 +1,83 @@
+"""What an outcome is beyond its own request's: the answer to a question that others ask (`tasks.client.dedup`).
+
+an output, a refusal, a failure that would be the same again ──▶ all who wait for it
+taken back, out of time, a failure that may pass             ──▶ the next of them takes its place
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from batching.request import Cancelled, Expired, Outcome, Request
+from config.tiers import TIERS
+
+
+class Asked(NamedTuple):
+    """One outcome as the answer to its question.
+
+    `keep_ms` is for how long to keep it for those who ask later, 0 if it is not to be kept. Those who wait now get it
+    if it is `shared`; else one of them is queued. `attempts` and `lost` are what the question has had: tries, and
+    executors that died of it.
+    """
+
+    question: str
+    model: str
+    claimed_ms: int
+    keep_ms: int
+    shared: bool
+    attempts: int
+    lost: int
+
+    def row(self) -> str:
+        """As `lua/coalescing.lua` takes it."""
+        return f"{self.question};{self.keep_ms};{self.shared:d};{self.attempts};{self.lost}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What became of a call of `finish`: whether it was `taken`, and who was settled beside the batch, as rows.
+
+    `refused` are the ids of foreign requests that are another's, whose result stands.
+    """
+
+    taken: bool
+    others: tuple[bytes, ...] = ()
+    refused: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.taken
+
+
+_ENDS: dict[bytes, Outcome] = {b"x": Expired(), b"c": Cancelled()}
+
+
+def others_of(
+    rows: Sequence[bytes], outcomes: Sequence[tuple[Request, Outcome]]
+) -> tuple[list[tuple[Request, Outcome]], int]:
+    """Those who waited, as requests with outcomes, and how many of them share one of `outcomes`.
+
+    Their positions in the lease are below 0: they were in none.
+    """
+    of = {request.position: (request, outcome) for request, outcome in outcomes}
+    others: list[tuple[Request, Outcome]] = []
+    shared = 0
+    for number, row in enumerate(rows, 1):
+        position, kind, rank, enqueued_ms, ttl_ms, task_id, owner = row.split(b";", 6)
+        first, outcome = of[int(position)]
+        request = Request(
+            task_id.decode(),
+            TIERS[int(rank)],
+            -number,
+            first.input,
+            first.parameters,
+            enqueued_ms=int(enqueued_ms),
+            result_ttl_ms=int(ttl_ms),
+            owner=msgspec.json.decode(owner, type=str),
+        )
+        shared += kind == b"s"
+        others.append((request, _ENDS.get(kind, outcome)))
+    return others, shared

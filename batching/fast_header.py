@@ -1,0 +1,89 @@
+"""The stamp: what the scripts must know of a message without parsing it.
+
+Our own producers put the header `bunch` first in the message, every field at a fixed place, so that a script reads it
+with `string.sub` and rewrites it with a splice, whatever the payload's size:
+
+    {"headers":{"bunch":"1;<deadline 13>;<queue limit 13>;<enqueued 13>;<attempt 2>;<lost 1>;<tracked 1>;<ttl 9>;
+                        <key 8>;<id>",…
+
+All times are Redis time in milliseconds; the submit script fills them in, since no two hosts share a clock. The
+*queue limit* is the moment from which a claim finds a waiting request expired (504); once an attempt has been counted
+it is the deadline. The *attempt* counts deliveries that failed and are tried again; *lost* counts those among them
+that ended with the executor's death, which makes a suspect of the request. *Tracked* requests have a state that
+somebody may ask for before they have finished (`celery-task-meta-<id>`: PENDING, STARTED); a caller who waits on an
+open connection does not know the id yet, and is spared the cost. The *key* is the tag of the caller's API key, by which
+places are shared out inside a tier, or zeros. To kombu the stamp is one more header. Messages of plain Celery clients
+carry none: they never expire in the scripts and count attempts in a header of their own.
+
+`lua/fast_header.lua` is the same layout for the scripts; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+HEAD = b'{"headers":{"bunch":"1;'
+NO_KEY = "00000000"
+_TIMES = re.compile(re.escape(HEAD) + rb"(\d{13});(\d{13});(\d{13});(\d\d);(\d);([01]);(\d{9});([0-9a-fA-F]{8});")
+# Where the id begins.
+_ID = len(HEAD) + 68
+
+
+class Stamp(NamedTuple):
+    """Milliseconds of Redis time; 0 where there is no limit."""
+
+    deadline_ms: int
+    limit_ms: int
+    enqueued_ms: int
+    attempt: int
+    lost: int
+    tracked: bool
+    result_ttl_ms: int
+    task_id: str
+    key: str = NO_KEY
+
+
+def read_stamp(message: bytes) -> Stamp | None:
+    """The stamp of one of our own messages; None for anybody else's, and for what only begins like ours."""
+    times = read_times(message)
+    if times is None:
+        return None
+    task_id = message[_ID : message.index(b'"', _ID)]
+    return times._replace(task_id=task_id.decode(errors="replace"))
+
+
+def read_times(message: bytes) -> Stamp | None:
+    """The stamp but for its id, which is left empty: for the messages of one flush it is the same, and is read once."""
+    return _times(message[:_ID]) if message.find(b'"', _ID) > _ID else None
+
+
+@lru_cache(maxsize=256)
+def _times(head: bytes) -> Stamp | None:
+    found = _TIMES.fullmatch(head)
+    if found is None:
+        return None
+    deadline, limit, enqueued, attempt, lost, tracked, ttl, key = found.groups()
+    return Stamp(
+        int(deadline),
+        int(limit),
+        int(enqueued),
+        int(attempt),
+        int(lost),
+        tracked == b"1",
+        int(ttl),
+        "",
+        key.decode(),
+    )
+
+
+def write_stamp(stamp: Stamp) -> bytes:
+    """The head of a message up to the end of its stamp, without the closing quote."""
+    return (
+        HEAD
+        + (
+            f"{stamp.deadline_ms:013d};{stamp.limit_ms:013d};{stamp.enqueued_ms:013d};"
+            f"{stamp.attempt:02d};{stamp.lost:d};{stamp.tracked:d};{stamp.result_ttl_ms:09d};{stamp.key};{stamp.task_id}"
+        ).encode()
+    )

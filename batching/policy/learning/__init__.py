@@ -1,0 +1,1 @@
+"""What is measured on the way: arrivals, the time of a batch, throughput by size."""

@@ -1,0 +1,159 @@
+"""What a claim loop learns from what it does anyway: looks, claims and finished batches.
+
+    look, claim ──▶ rate of arrivals          finished ──▶ a + b·n, utilisation
+    claim ──▶ whether callers come back, and when; whether they come together; the policy's own memory
+    look after a batch ──▶ how many callers there are
+
+One per executor, in the worker and in the simulator alike. Costs a few sums per batch and look, none per request.
+"""
+
+from __future__ import annotations
+
+from batching.policy.base import NOTHING_LEARNT, Claimed, Learning, Learnt, Policy
+from batching.policy.learning.timing import BatchTime
+
+# Long enough for a rate that a window of 100 ms can rest on, short enough for a burst of a second.
+RATE_HALF_LIFE_S = 0.25
+USE_HALF_LIFE_S = 2.0
+# About eight batches.
+_HABIT_GAIN = 1 / 8
+# About four: crowds are few.
+_COMPANY_GAIN = 1 / 4
+# Of a batch's time: who comes so soon after a batch's end has been waiting for it, so soon after another one, with it.
+_SOON = 0.25
+# Of it: nobody who was answered then can be back already.
+_AT_ONCE = 0.1
+# So many batches after they were counted, the callers may be others.
+_UNCOUNTED = 2
+
+
+class Learner:
+    """Time is an argument, in seconds on any one clock. For one claim loop: its feeder looks and claims, its collector
+    finishes; neither needs the other's numbers at once, so there is no lock.
+    """
+
+    def __init__(self, policy: Policy, time: BatchTime | None = None) -> None:
+        self.policy = policy
+        self._time = time or BatchTime()
+        self._rate = 0.0
+        self._use = 0.0
+        self._returning = NOTHING_LEARNT.returning
+        self._company = NOTHING_LEARNT.company
+        self._callers = 0
+        self._back_s = 0.0
+        # The size of the batch that has ended last, until the callers are counted; how often they could not be.
+        self._answered = 0
+        self._uncounted = 0
+        # The batch before: when it left, and whether the half of it had come together.
+        self._left_at: float | None = None
+        self._together = False
+        self._memory: object = None
+        # Requests that have been seen to arrive: those taken, and those that wait.
+        self._taken = 0
+        self._arrived = 0
+        self._counted_at: float | None = None
+        self._ended_at = 0.0
+        self._ended_before = 0.0
+        self._used_at: float | None = None
+        self._learnt = Learnt(time=self._time)
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy = policy
+        # Asked once, and not for every batch: it takes Python as long as the rest of a claim here.
+        self._learning = policy if isinstance(policy, Learning) else None
+
+    @property
+    def learnt(self) -> Learnt:
+        return self._learnt
+
+    def looked(self, depth: int, now: float) -> None:
+        self._count_callers(depth, now)
+        self._count(depth, now)
+        self._publish()
+
+    def claimed(self, size: int, left: int, waited_s: float, middle_s: float, now: float) -> None:
+        """A batch leaves `left` behind; its oldest request has waited `waited_s`, its middle one `middle_s`."""
+        self._count_callers(size + left, now)
+        self._taken += size
+        self._count(left, now)
+        if (size > 1 or self._callers > 1) and self._ended_at:
+            self._returning += _HABIT_GAIN * (self._came_soon(size, now - middle_s) - self._returning)
+        self._count_company(size, waited_s, middle_s, now)
+        if self._learning is not None:
+            self._memory = self._learning.learn(self._memory, Claimed(now, size, waited_s))
+        self._publish()
+
+    def finished(self, size: int, took_s: float, now: float, *, regular: bool = True) -> None:
+        """A batch has computed for `took_s`. `regular`: it ran as it was, nothing failed."""
+        if regular:
+            self._time = self._time.observe(size, took_s)
+        self._ended_before, self._ended_at = self._ended_at, now
+        self._answered = size
+        if self._used_at is not None and now > self._used_at:
+            spent_s = now - self._used_at
+            self._use += _gain(spent_s, USE_HALF_LIFE_S) * (min(1.0, took_s / spent_s) - self._use)
+        self._used_at = now
+        self._publish()
+
+    def _count(self, depth: int, now: float) -> None:
+        arrived = self._taken + depth
+        if self._counted_at is not None and now > self._counted_at:
+            spent_s = now - self._counted_at
+            # Another executor may have taken what was counted as waiting here.
+            came = max(0, arrived - self._arrived)
+            self._rate += _gain(spent_s, RATE_HALF_LIFE_S) * (came / spent_s - self._rate)
+        elif self._counted_at is not None and arrived > self._arrived:
+            return
+        self._arrived, self._counted_at = arrived, now
+
+    def _count_callers(self, depth: int, now: float) -> None:
+        """Those just answered, and those who wait: but only before the first can have come back."""
+        if self._answered:
+            if now - self._ended_at <= _AT_ONCE * self._time.predict(1):
+                self._callers, self._uncounted = self._answered + depth, 0
+            elif self._uncounted >= _UNCOUNTED:
+                self._callers = 0
+            else:
+                self._uncounted += 1
+            self._answered = 0
+
+    def _count_company(self, size: int, waited_s: float, middle_s: float, now: float) -> None:
+        """Of the batch before: only now is it known who came right behind it."""
+        soon_s = _SOON * self._time.predict(1)
+        if self._left_at is not None:
+            together = self._together or 0 <= now - middle_s - self._left_at <= soon_s
+            self._company += _COMPANY_GAIN * (float(together) - self._company)
+        self._left_at, self._together = now, size > 1 and waited_s - middle_s <= soon_s
+
+    def _came_soon(self, size: int, came_at: float) -> float:
+        """1 if the middle one of `size` requests came right after a batch had ended, which may have been as large."""
+        lag_s, of_s = came_at - self._ended_at, self._time.predict(size)
+        if lag_s < 0:
+            # It came while the last batch computed.
+            lag_s, of_s = came_at - self._ended_before, max(of_s, self._ended_at - self._ended_before)
+        if not 0 <= lag_s <= _SOON * of_s:
+            return 0.0
+        self._back_s += _HABIT_GAIN * (lag_s - self._back_s)
+        return 1.0
+
+    def _publish(self) -> None:
+        self._learnt = Learnt(
+            self._rate,
+            self._use,
+            self._returning,
+            self._company,
+            self._callers,
+            self._back_s,
+            self._time,
+            self._memory,
+        )
+
+
+def _gain(spent_s: float, half_life_s: float) -> float:
+    """The weight of what was seen over `spent_s` beside all that was before."""
+    return float(1 - 0.5 ** (spent_s / half_life_s))

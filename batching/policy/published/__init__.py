@@ -1,0 +1,1 @@
+"""Policies of published designs, kept for comparison with the default."""

@@ -1,0 +1,195 @@
+"""What every command shares: tables or JSON, and where the running stack is."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+import click
+import msgspec
+
+from cli.main import printable
+from cli.supervisor import state
+from cli.supervisor.errors import NotRunning
+from config.secrets.masking import masked_url
+from config.settings import Settings, file_is_named, load_settings
+
+# Every press of Tab imports this module; redis and rich take longer to load than a completion may.
+if TYPE_CHECKING:
+    from redis import Redis
+    from rich.console import RenderableType
+    from rich.text import Text
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+_config_file = click.Path(dir_okay=False, path_type=Path)
+config_option = click.option(
+    "--config",
+    "config_file",
+    type=_config_file,
+    help="Read models and settings from this file.  [default: that of the running `up`, else bunch.toml]",
+)
+# Of what reads the file before anything runs.
+start_config_option = click.option(
+    "--config", "config_file", type=_config_file, help="Read models and settings from this file.  [default: bunch.toml]"
+)
+
+
+watch_option = click.option(
+    "--watch",
+    "every_s",
+    is_flag=False,
+    flag_value=1.0,
+    type=click.FloatRange(min=0.1),
+    metavar="[SECONDS]",
+    help="Refresh every SECONDS, until Ctrl-C.  [default: 1 second]",
+)
+
+
+def settings_for(config_file: Path | None, role: str | None = None) -> Settings:
+    return load_settings(config_file=str(config_file) if config_file else None, role=role)
+
+
+def settings_here(config_file: Path | None, role: str | None = None) -> Settings:
+    """The settings of the file that is named here or by `BUNCH_CONFIG`; else those that the running `up` serves by.
+
+    `up --config other.toml` and a `queues` beside it would otherwise mean different models.
+    """
+    settings = settings_for(config_file, role)
+    if config_file or file_is_named():
+        return settings
+    running = state.read(Path(settings.state_dir))
+    if running is None or not running.config_file or settings.redis_url not in {"", running.redis_url}:
+        return settings
+    served = settings_for(Path(running.config_file), role)
+    # Where it was found, whatever its own file says.
+    return msgspec.structs.replace(served, state_dir=settings.state_dir)
+
+
+def locate(config_file: Path | None, role: str | None = None) -> Settings:
+    """Settings whose `redis_url` leads to the stack: as configured, or the embedded server of a running `up`.
+
+    Raises:
+        NotRunning: when neither is there.
+    """
+    settings = settings_here(config_file, role)
+    if settings.redis_url:
+        return settings
+    running = state.read(Path(settings.state_dir))
+    if running is None or running.redis_url is None:
+        raise NotRunning(
+            f"nothing runs in {settings.state_dir}: start it with `manage.py up`, or say where it is: "
+            "BUNCH_REDIS_URL=redis://…"
+        )
+    return msgspec.structs.replace(settings, redis_url=running.redis_url)
+
+
+def redis_of(settings: Settings) -> Redis:
+    from config.redis import connect
+
+    return connect(settings.redis_url)
+
+
+CLUSTER = "is a Redis Cluster, for which Celery has no transport; name a single server"
+
+
+def refuse_cluster(settings: Settings) -> None:
+    """Before anything is started on one: it would half work. A server that does not answer is for others to name."""
+    from redis.exceptions import RedisError
+
+    from config.redis import connect
+
+    for url in {settings.redis_url, settings.control_url} - {""}:
+        with contextlib.suppress(RedisError, ValueError), connect(url, timeout_s=2.0) as client:
+            if cast("dict[str, Any]", client.info("cluster")).get("cluster_enabled"):
+                raise click.ClickException(f"{masked_url(url)} {CLUSTER}")
+
+
+def print_json(value: Any) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+Columns = Iterable[tuple[str, Callable[[Any], object]]]
+
+
+def print_table(rows: Sequence[Any], columns: Columns, empty: str) -> None:
+    """`rows` for people."""
+    show(table(rows, columns, empty))
+
+
+def show(shown: RenderableType) -> None:
+    """Once, as wide as it is where the output is no terminal."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal and not isinstance(shown, str):
+        # A pipe has no width: nothing need be folded, or left out, for its sake.
+        console.width = max(console.width, console.measure(shown, options=console.options.update_width(1000)).maximum)
+    console.print(shown)
+
+
+def table(rows: Sequence[Any], columns: Columns, empty: str) -> RenderableType:
+    """`columns` are heading and value, right-aligned where the value is a number."""
+    if not rows:
+        return empty
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    cells = []
+    for heading, value in columns:
+        column = [value(row) for row in rows]
+        number = all(isinstance(cell, int | float) for cell in column)
+        # An id in two lines cannot be given to the next command.
+        whole = number or heading == "id"
+        shown.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=whole)
+        cells.append([_text(cell) for cell in column])
+    for row in zip(*cells, strict=True):
+        shown.add_row(*map(as_written, row))
+    return shown
+
+
+def as_written(text: str) -> Text:
+    """For rich, which would look for its markup in a string."""
+    from rich.text import Text
+
+    return Text(printable(text))
+
+
+def watched(every_s: float, look: Callable[[], RenderableType]) -> None:
+    """Show what `look` returns, again and again in the same place, until Ctrl-C."""
+    from rich.live import Live
+
+    with contextlib.suppress(KeyboardInterrupt), Live(look(), auto_refresh=False) as live:
+        while True:
+            time.sleep(every_s)
+            live.update(look(), refresh=True)
+
+
+def watched_json(every_s: float, look: Callable[[], Any]) -> None:
+    """The same for a machine: one line each time."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            click.echo(msgspec.json.encode(look()).decode())
+            time.sleep(every_s)
+
+
+def fail() -> None:
+    """What was asked about is bad; it has been said why."""
+    sys.exit(1)
+
+
+def without_credentials(url: str) -> str:
+    """The same server, as a stranger would ask it."""
+    parts = urlsplit(url)
+    query = [each for each in parts.query.split("&") if each.partition("=")[0] not in {"password", "username"}]
+    return str(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="&".join(query)).geturl())
+
+
+def _text(cell: object) -> str:
+    if isinstance(cell, float):
+        return f"{cell:,.1f}"
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)

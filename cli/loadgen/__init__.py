@@ -1,0 +1,1 @@
+"""`bench`: the load generator and what it measures."""

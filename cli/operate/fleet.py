@@ -1,0 +1,242 @@
+"""`queues`, `workers` and `models`: what waits, what runs, what is loaded; once, or live with `--watch`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from cli.base import (
+    as_written,
+    config_option,
+    fail,
+    json_option,
+    locate,
+    print_json,
+    redis_of,
+    show,
+    table,
+    watch_option,
+    watched,
+    watched_json,
+)
+from cli.operate import processes
+from config.secrets import masking
+from config.settings import ModelSettings, Settings
+from tasks.observability.error_summary import gist
+
+if TYPE_CHECKING:
+    from redis import Redis
+    from rich.console import RenderableType
+
+    from tasks.fleet.desired_state import Wishes
+    from tasks.fleet.registry_reader import ExecutorRow, Fleet, WorkerRow
+
+
+@click.command()
+@config_option
+@watch_option
+@json_option
+def queues(config_file: Path | None, every_s: float | None, as_json: bool) -> None:
+    """Show depth, oldest age and arrival rate of each model and tier."""
+    from tasks.fleet.desired_state import Controls
+    from tasks.fleet.registry_reader import Fleet
+
+    settings = locate(config_file)
+    redis = redis_of(settings)
+    fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
+
+    def shown() -> RenderableType:
+        wishes = Controls(redis).read(settings.models)
+        paused = {(name, tier.value) for name, each in wishes.items() for tier in each.paused}
+        return table(
+            fleet.queues(settings.models),
+            [
+                ("model", lambda row: row.model),
+                ("tier", lambda row: row.tier),
+                ("depth", lambda row: row.depth),
+                ("oldest ms", lambda row: row.oldest_ms),
+                ("arrivals/s", lambda row: row.arrival_rps),
+                ("", lambda row: "paused" if (row.model, row.tier) in paused else ""),
+            ],
+            empty="no models are configured; add one to bunch.toml",
+        )
+
+    _show(every_s, as_json, lambda: fleet.queues(settings.models), shown)
+
+
+@click.command()
+@config_option
+@watch_option
+@json_option
+@click.option(
+    "--all", "everybody", is_flag=True, help="List the processes of all roles, and where their configurations differ."
+)
+def workers(config_file: Path | None, every_s: float | None, as_json: bool, everybody: bool) -> None:
+    """List the workers and their executors. Exit 1 when no worker is healthy."""
+    from rich.console import Group
+
+    from tasks.fleet.process_register import Roles
+    from tasks.fleet.registry_reader import Fleet
+
+    settings = locate(config_file)
+    redis = redis_of(settings)
+    fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
+    if everybody:
+        ttl_s = settings.lease_ttl_s
+        _show(every_s, as_json, lambda: processes.rows(redis, ttl_s), lambda: processes.shown(redis, ttl_s))
+        return
+
+    def rows() -> list[dict[str, Any]]:
+        found = fleet.workers()
+        healthy = {row.id for row in fleet.healthy_of(found)}
+        return [{**msgspec.to_builtins(row), "healthy": row.id in healthy} for row in found]
+
+    def both() -> RenderableType:
+        return Group(_workers_table(fleet), *processes.remarks(Roles(redis).rows()))
+
+    _show(every_s, as_json, rows, both)
+    if not fleet.healthy():
+        fail()
+
+
+@click.command()
+@config_option
+@watch_option
+@json_option
+def models(config_file: Path | None, every_s: float | None, as_json: bool) -> None:
+    """List the configured models and how they are served. Exit 1 when one is loaded nowhere."""
+    settings = locate(config_file)
+    redis = redis_of(settings)
+
+    def rows() -> list[dict[str, Any]]:
+        return _model_rows(settings, redis)
+
+    _show(every_s, as_json, rows, lambda: _models_table(settings, redis))
+    if any(row["ready"] == 0 for row in rows()):
+        fail()
+
+
+def _show(every_s: float | None, as_json: bool, rows: Callable[[], Any], shown: Callable[[], RenderableType]) -> None:
+    if every_s is not None:
+        watched_json(every_s, rows) if as_json else watched(every_s, shown)
+    elif as_json:
+        print_json(rows())
+    else:
+        show(shown())
+
+
+def _workers_table(fleet: Fleet) -> RenderableType:
+    from rich.console import Group
+
+    rows = fleet.workers()
+    # One that drains is well; it only takes nothing more.
+    silent = {row.id for row in rows} - {row.id for row in fleet.alive_of(rows)}
+    shown = table(
+        [(row, each) for row in rows for each in row.models or (None,)],
+        [
+            ("worker", lambda pair: pair[0].name),
+            ("pid", lambda pair: str(pair[0].pid)),
+            ("state", lambda pair: "silent" if pair[0].id in silent else pair[0].state),
+            ("up s", lambda pair: max(0, int(time.time() - pair[0].started_at))),
+            ("beat ms ago", lambda pair: pair[0].age_ms),
+            ("executor", lambda pair: pair[1].executor if pair[1] else "–"),
+            ("executor state", lambda pair: pair[1].state if pair[1] else "–"),
+            ("busy %", lambda pair: pair[1].busy * 100 if pair[1] else 0.0),
+            ("batches", lambda pair: pair[1].batches if pair[1] else 0),
+            ("one takes ms", lambda pair: _learnt(pair[1] and pair[1].one_ms)),
+            ("can do /s", lambda pair: _learnt(pair[1] and pair[1].rate_rps)),
+            ("breaker", lambda pair: pair[1].breaker if pair[1] else "–"),
+            ("safe batch", lambda pair: (pair[1] and pair[1].safe_size) or "–"),
+        ],
+        empty="no worker has reported; start one with `manage.py worker`",
+    )
+    return Group(shown, *map(as_written, _errors(rows)))
+
+
+def _models_table(settings: Settings, redis: Redis) -> RenderableType:
+    from rich.console import Group
+
+    from tasks.fleet.registry_reader import Fleet
+
+    healthy = Fleet(redis, lease_ttl_s=settings.lease_ttl_s).healthy()
+    rows = _model_rows(settings, redis)
+    refused = [
+        f"\nthe reload of {row['model']} was refused, and what ran before goes on:\n{row['reload_refused']}"
+        for row in rows
+        if row["reload_refused"]
+    ]
+    shown = table(
+        rows,
+        [
+            ("model", lambda row: row["model"]),
+            ("version", lambda row: row["version"]),
+            ("ready", lambda row: row["ready"]),
+            ("executors", lambda row: row["executors"]),
+            ("batch size", lambda row: row["max_batch_size"]),
+            ("safe batch", lambda row: row["safe_batch_size"] or "–"),
+            ("breaker", lambda row: row["breaker"]),
+            ("policy", lambda row: row["policy"]),
+            ("source", lambda row: row["source"]),
+            ("", _remarks),
+        ],
+        empty="no models are configured; add one to bunch.toml",
+    )
+    return Group(shown, *map(as_written, refused + _errors(healthy)))
+
+
+def _model_rows(settings: Settings, redis: Redis) -> list[dict[str, Any]]:
+    from tasks.fleet.desired_state import Controls
+    from tasks.fleet.registry_reader import Fleet
+
+    healthy = Fleet(redis, lease_ttl_s=settings.lease_ttl_s).healthy()
+    wishes = Controls(redis).read(settings.models)
+    return [_model_row(model, wishes[model.name], healthy) for model in settings.models.values()]
+
+
+def _model_row(model: ModelSettings, wishes: Wishes, healthy: list[WorkerRow]) -> dict[str, Any]:
+    from tasks.fleet.desired_state import with_wishes
+    from tasks.fleet.registry_reader import breakers, safe_sizes
+
+    executors = [each for row in healthy for each in row.models if each.model == model.name]
+    now = with_wishes(model, wishes)
+    return {
+        "model": model.name,
+        "version": now.version,
+        "source": masking.shown("source", now.source),
+        "policy": now.policy,
+        "max_batch_size": now.max_batch_size,
+        "max_wait_ms": now.max_wait_ms,
+        "executors": len(executors),
+        "ready": sum(each.state == "ready" for each in executors),
+        "paused": [tier.value for tier in sorted(wishes.paused, key=lambda tier: tier.rank)],
+        "tuned": wishes.tuned,
+        "reload_refused": wishes.refusal if wishes.is_refused else None,
+        "breaker": breakers(healthy, [model.name])[model.name],
+        "safe_batch_size": safe_sizes(healthy).get(model.name),
+        "error": next((each.error for each in executors if each.error), None),
+    }
+
+
+def _remarks(row: dict[str, Any]) -> str:
+    paused = [f"paused: {', '.join(row['paused'])}"] if row["paused"] else []
+    tuned = [f"tuned: {' '.join(row['tuned'])}"] if row["tuned"] else []
+    refused = ["reload refused"] if row["reload_refused"] else []
+    return "; ".join(paused + tuned + refused)
+
+
+def _errors(rows: list[WorkerRow]) -> list[str]:
+    troubled: list[ExecutorRow] = [each for row in rows for each in row.models if each.error]
+    return [
+        f"\n{each.executor} {'is being replaced' if each.state == 'starting' else 'did not start'}: "
+        f"{gist(each.error or '')}\n{each.error}"
+        for each in troubled
+    ]
+
+
+def _learnt(value: float | None) -> float | str:
+    return "–" if value is None else value

@@ -1,0 +1,1 @@
+"""Commands that calculate: policies in virtual time, capacity, tuning."""

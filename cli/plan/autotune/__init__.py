@@ -1,0 +1,1 @@
+"""`tune --auto`: its options, its run, its report."""

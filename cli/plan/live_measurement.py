@@ -1,0 +1,62 @@
+"""What a running system says of its own load and its own batch times, for `plan --from-live`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.base import locate, redis_of
+from config.settings import Settings
+
+if TYPE_CHECKING:
+    from tasks.fleet.registry_reader import Fleet
+    from tasks.observability.batch_times import BatchTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """One model as it is served now."""
+
+    model: str
+    rps: float
+    times: BatchTimes
+    max_batch_size: int
+
+
+def measure(
+    config_file: Path | None, model: str | None, watch_s: float, sleep: Callable[[float], None] = time.sleep
+) -> Live:
+    """Watch the running stack.
+
+    Raises:
+        click.UsageError: the model is not configured, or has run no batch.
+    """
+    from tasks.fleet.registry_reader import Fleet
+    from tasks.observability.batch_times import NoBatches, fit, read_totals
+    from tasks.observability.metrics import SharedMetrics
+
+    settings = locate(config_file)
+    name = model or settings.default_model
+    if name not in settings.models:
+        raise click.UsageError(f"no model {name!r} is configured; there are {', '.join(settings.models)}")
+    redis = redis_of(settings)
+    fleet, metrics = Fleet(redis, lease_ttl_s=settings.lease_ttl_s), SharedMetrics(redis)
+    totals, rates = [read_totals(metrics, name)], []
+    for _ in range(max(1, round(watch_s))):
+        sleep(1.0)
+        totals.append(read_totals(metrics, name))
+        rates.append(_rate(fleet, settings, name))
+    try:
+        times = fit(totals)
+    except NoBatches as error:
+        raise click.UsageError(f"{error}, or say --batch-ms") from error
+    return Live(name, sum(rates) / len(rates), times, settings.models[name].max_batch_size)
+
+
+def _rate(fleet: Fleet, settings: Settings, model: str) -> float:
+    return sum(row.arrival_rps for row in fleet.queues({model: settings.models[model]}))

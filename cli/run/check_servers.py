@@ -1,0 +1,237 @@
+"""For `check`: the Redis or Valkey servers that the settings name, and what their user may do there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from cli.base import CLUSTER, without_credentials
+from config.errors import Problem
+from config.keys import SEPARATOR, Shard
+from config.secrets.masking import PERCENT, masked_url
+from config.secrets.message_keys import fingerprint, message_keys
+from config.settings import Settings, is_loopback
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+
+# What Celery 5.7 and the scripts ask for; Valkey says which Redis it is compatible with.
+MIN_REDIS = (6, 2)
+_RECIPE = "docs/security.md has the list of rights that is enough"
+
+# One command for each kind of right that a role needs, on names that are nobody's: each does nothing. (`{db}`: kombu
+# names its channels after the database.)
+_RIGHTS: tuple[tuple[str, ...], ...] = (
+    ("TIME",),
+    ("LREM", "bunch.check.paid", "0", "-"),
+    ("EVAL", "return redis.call('HDEL', KEYS[1], '-')", "1", "bunch:check"),
+    ("XLEN", "bunch:check"),
+    ("DEL", "celery-task-meta-check"),
+    ("PUBLISH", "bunch:reply:check", ""),
+    ("PUBLISH", "celery-task-meta-check", ""),
+    ("SREM", "_kombu.binding.check", "-"),
+    ("HDEL", "unacked", "-"),
+    ("ZREM", "unacked_index", "-"),
+    ("LREM", "check.celery.pidbox", "0", "-"),
+    ("LREM", "check.celery.pidbox\x06\x163", "0", "-"),
+    ("LREM", "check.reply.celery.pidbox", "0", "-"),
+    ("PUBLISH", "/{db}.celery.pidbox", ""),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a server has told: `problems` keep Bunch from working, `warnings` do not."""
+
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+
+
+def server_problems(settings: Settings) -> Iterator[Problem]:
+    """What keeps Bunch from working, or lets others in where callers are told apart."""
+    for key, url in _servers(settings).items():
+        yield from _look(settings, key, url).problems
+        if must_have_password(settings, url):
+            yield from _without_password(key, url)
+
+
+def server_warnings(settings: Settings) -> Iterator[Problem]:
+    """What works, and may not be meant."""
+    for key, url in _servers(settings).items():
+        yield from _look(settings, key, url).warnings
+        if not must_have_password(settings, url):
+            yield from _without_password(key, url)
+
+
+def seal_problems(settings: Settings) -> Iterator[Problem]:
+    """Workers that would refuse what a frontend with these settings sends."""
+    from redis.exceptions import RedisError
+
+    from config.redis import connect
+    from tasks.fleet.registry_reader import Fleet
+
+    own = fingerprint(message_keys(settings))
+    if not (own and settings.redis_url):
+        return
+    with contextlib.suppress(RedisError, ValueError):
+        fleet = Fleet(connect(settings.redis_url, timeout_s=2.0), lease_ttl_s=settings.lease_ttl_s)
+        for row in fleet.alive_of(fleet.workers()):
+            if row.seal not in {own, ""}:
+                yield Problem(
+                    "BUNCH_MESSAGE_SECRET",
+                    "…" if settings.message_secret else "",
+                    f"worker {row.id} has another one and refuses what is signed here; "
+                    "set it, or _FILE, to the same for web and worker of every host",
+                )
+
+
+def separator_warnings(settings: Settings) -> Iterator[Problem]:
+    """Celery clients whose messages with a priority lie in lists that nobody looks at."""
+    from redis.exceptions import RedisError
+
+    from config.redis import connect
+
+    if not settings.redis_url:
+        return
+    keys = Shard()
+    queues = [queue for name in settings.models for queue in keys.queues(name)]
+    with contextlib.suppress(RedisError, ValueError):
+        pipeline = connect(settings.redis_url, timeout_s=2.0).pipeline(transaction=False)
+        for queue in queues:
+            pipeline.smembers(keys.bindings(queue))
+        for queue, members in zip(queues, pipeline.execute(), strict=True):
+            for member in sorted(members):
+                twice = member.decode(errors="replace")[len(queue) : -len(queue)]
+                if twice != 2 * SEPARATOR:
+                    yield Problem(
+                        f"queue {queue}",
+                        "",
+                        f"a Celery client has the separator {twice[: len(twice) // 2]!r}: what it sends with a "
+                        "priority waits for ever. Take `sep` out of its broker_transport_options",
+                    )
+
+
+def must_have_password(settings: Settings, url: str) -> bool:
+    """Where callers are told apart, and others than this machine's users may reach the server."""
+    host = urlsplit(url).hostname
+    return settings.auth != "off" and host is not None and not is_loopback(host)
+
+
+def _servers(settings: Settings) -> dict[str, str]:
+    """The configured ones, each once."""
+    servers = {"BUNCH_REDIS_URL": settings.redis_url, "BUNCH_BROKER_URL": settings.broker_url}
+    if settings.broker_url == settings.redis_url:
+        del servers["BUNCH_BROKER_URL"]
+    return {key: url for key, url in servers.items() if url}
+
+
+def _look(settings: Settings, key: str, url: str) -> _Seen:
+    from redis.exceptions import RedisError, ResponseError
+
+    from config.redis import connect
+
+    shown = masked_url(url)
+    try:
+        with connect(url, timeout_s=2.0) as client:
+            with contextlib.suppress(ResponseError):
+                client.ping()
+            found = list(_judge(settings, client))
+    except RedisError as error:
+        return _Seen((Problem(key, shown, f"must name a Redis or Valkey server that answers: {error}"),))
+    except ValueError:
+        # Its text quotes what it could not read, which is a part of the password if one has a raw `/` or `:`.
+        return _Seen((Problem(key, shown, f"is no URL that a client can read; {PERCENT}"),))
+    return _Seen(
+        tuple(Problem(key, shown, text) for stops, text in found if stops),
+        tuple(Problem(key, shown, text) for stops, text in found if not stops),
+    )
+
+
+def _judge(settings: Settings, client: Redis) -> Iterator[tuple[bool, str]]:
+    """Whether it keeps Bunch from working, and what it is. Raises RedisError when there is no answer."""
+    info = _asked(client.info)
+    if info is None:
+        without = "its version and its memory are not known, and the rule of BUNCH_MAX_MEMORY_PERCENT never acts"
+        yield False, f"does not let this user ask for INFO: {without}; {_RECIPE}"
+    else:
+        yield from _judge_server(info)
+    if settings.durability == "disk":
+        yield from _judge_durability(client)
+    database = client.connection_pool.connection_kwargs.get("db") or 0
+    refused = [
+        " ".join(map(repr, command[:2] if command[0] != "EVAL" else (command[0], command[3])))
+        for command in _RIGHTS
+        if _is_forbidden(client, [each.format(db=database) for each in command])
+    ]
+    if refused:
+        yield True, f"lets this user do too little, {refused[0]} for one; {_RECIPE}"
+
+
+def _judge_server(info: dict[str, Any]) -> Iterator[tuple[bool, str]]:
+    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
+    if version < MIN_REDIS:
+        yield True, f"is Redis {info['redis_version']}; 6.2 or newer is needed"
+    if info.get("cluster_enabled"):
+        yield True, CLUSTER
+    policy = info.get("maxmemory_policy", "noeviction")
+    if info.get("maxmemory") and policy != "noeviction":
+        yield (
+            True,
+            f"throws away what was accepted when memory is full ({policy}); set its maxmemory-policy to noeviction",
+        )
+
+
+def _judge_durability(client: Redis) -> Iterator[tuple[bool, str]]:
+    found = _asked(lambda: client.config_get("appendonly", "appendfsync"))
+    if found is None:
+        yield False, "does not let this user ask for CONFIG GET: whether it has BUNCH_DURABILITY=disk is not known"
+    elif (found.get("appendonly"), found.get("appendfsync")) != ("yes", "always"):
+        yield True, "must have appendonly yes and appendfsync always for BUNCH_DURABILITY=disk"
+
+
+def _asked(question: Callable[[], Any]) -> dict[str, Any] | None:
+    """None: it answers, but not that."""
+    from redis.exceptions import ConnectionError as RedisConnectionError
+    from redis.exceptions import ResponseError
+    from redis.exceptions import TimeoutError as RedisTimeoutError
+
+    try:
+        answer: dict[str, Any] = question()
+    except (RedisConnectionError, RedisTimeoutError):
+        raise
+    except ResponseError:
+        return None
+    return answer
+
+
+def _is_forbidden(client: Redis, command: list[str]) -> bool:
+    from redis.exceptions import ResponseError
+
+    try:
+        client.execute_command(*command)  # type: ignore[no-untyped-call]
+    except ResponseError as error:
+        # Inside a script the server's own words stand somewhere in the middle.
+        return any(word in str(error) for word in ("NOPERM", "no permission", "permissions to", "can't access"))
+    return False
+
+
+def _without_password(key: str, url: str) -> Iterator[Problem]:
+    from redis.exceptions import RedisError
+
+    from config.redis import connect
+
+    if urlsplit(url).scheme not in {"redis", "rediss"}:
+        # A socket has the permissions of a file.
+        return
+    with contextlib.suppress(RedisError, ValueError), connect(without_credentials(url), timeout_s=2.0) as stranger:
+        stranger.ping()
+        yield Problem(
+            key,
+            masked_url(url),
+            "lets in whoever reaches it, without a password: they can read every result, and ask as anybody; "
+            "set requirepass there, and redis://:<password>@host:port/0 here",
+        )

@@ -1,0 +1,64 @@
+"""One role in the foreground. The process becomes the role: signals and exit status are the role's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from cli.base import config_option, locate, refuse_cluster
+from cli.database import prepare_database
+from cli.supervisor import role_commands
+from config.environ import Role
+from config.secrets.private_files import restrict_umask
+from config.settings import Settings
+
+
+@click.command()
+@config_option
+def web(config_file: Path | None) -> None:
+    """Run the HTTP frontend."""
+    _become("web", role_commands.web(), locate(config_file, "web"))
+
+
+@click.command()
+@config_option
+@click.option("--name", default="worker", show_default=True, help="Node name, unique on this host.")
+def worker(config_file: Path | None, name: str) -> None:
+    """Run a worker that serves every configured model."""
+    settings = locate(config_file, "worker")
+    _become("worker", role_commands.worker(settings, name), settings)
+
+
+@click.command()
+@config_option
+@click.option("--name", default="ops", show_default=True, help="Node name.")
+def ops(config_file: Path | None, name: str) -> None:
+    """Run the ops worker: plain Celery tasks and periodic maintenance."""
+    settings = locate(config_file, "ops")
+    prepare_database(settings, click.echo)
+    _become("ops", role_commands.ops(settings, name), settings)
+
+
+@click.command()
+@config_option
+def flower(config_file: Path | None) -> None:
+    """Run Flower, Celery's monitoring page."""
+    from cli.supervisor import ports
+
+    settings = locate(config_file, "flower")
+    port = ports.require_free(settings.flower_host, settings.flower_port, "BUNCH_FLOWER_PORT")
+    _become("flower", role_commands.flower(settings, port), settings)
+
+
+def _become(role: Role, command: tuple[str, ...], settings: Settings) -> None:
+    from cli.supervisor.stack import role_environment
+
+    refuse_cluster(settings)
+    absolute = msgspec.structs.replace(settings, state_dir=str(Path(settings.state_dir).resolve()))
+    restrict_umask()
+    sys.stdout.flush()
+    os.execve(command[0], command, role_environment(role, absolute))  # noqa: S606

@@ -1,0 +1,68 @@
+"""`status`: what `up` started."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+import msgspec
+
+from cli.base import fail, json_option, print_json, print_table, settings_for
+from cli.supervisor import state
+from config.secrets.masking import masked_url
+
+
+@click.command()
+@json_option
+def status(as_json: bool) -> None:
+    """Show the processes of `up`: role, pid, state, uptime. Exit 1 when one is not running."""
+    state_dir = Path(settings_for(None).state_dir)
+    now = state.read(state_dir)
+    shown = now or state.UpState()
+    if as_json:
+        print_json(_for_scripts(shown))
+    else:
+        print_table(
+            shown.processes,
+            [
+                ("role", lambda row: row.role),
+                ("name", lambda row: row.name),
+                ("pid", lambda row: str(row.pid or "–")),
+                ("state", lambda row: row.state),
+                ("uptime", lambda row: _uptime(row.pid)),
+                ("restarts", lambda row: row.restarts),
+            ],
+            empty=f"nothing runs in {state_dir}; start it with `manage.py up`",
+        )
+        for name, url in (("http", shown.url), ("flower", shown.flower_url), ("redis", shown.redis_url)):
+            if url:
+                click.echo(f"{name:7} {masked_url(url)}")
+    if not shown.processes or any(row.state != "running" for row in shown.processes):
+        fail()
+
+
+def _for_scripts(shown: state.UpState) -> state.UpState:
+    """The password of an embedded server is made up at each start, so here is where to get it; others are configured
+    elsewhere.
+    """
+    embedded = shown.redis_url if any(row.role == "redis" for row in shown.processes) else None
+
+    def told(url: str | None) -> str | None:
+        return url if url is None or url == embedded else masked_url(url)
+
+    return msgspec.structs.replace(shown, redis_url=told(shown.redis_url), broker_url=told(shown.broker_url))
+
+
+def _uptime(pid: int | None) -> str:
+    import psutil
+
+    try:
+        seconds = time.time() - psutil.Process(pid).create_time() if pid else None
+    except psutil.Error:
+        seconds = None
+    if seconds is None:
+        return "–"
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -1,0 +1,90 @@
+"""`up`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from cli.base import refuse_cluster, settings_for, start_config_option
+from cli.database import prepare_database
+from cli.supervisor import role_commands, state
+from config.errors import SettingsError
+from config.secrets.masking import masked_url
+from config.secrets.private_files import restrict_umask, tighten
+from config.settings import Settings
+
+if TYPE_CHECKING:
+    from cli.supervisor.screen import Screen
+    from cli.supervisor.stack import Stack
+
+
+_HOW_TO_GET_IN = "   (with its password: manage.py status --json)"
+
+
+@click.command()
+@start_config_option
+@click.option("--port", type=click.IntRange(0, 65535), help="HTTP port; 0 picks a free one.  [default: 8000]")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Number of worker processes.")
+@click.option("--web-workers", type=click.IntRange(min=1), help="Number of frontend processes.  [default: 2]")
+@click.option("--no-flower", is_flag=True, help="Do not start Flower.")
+def up(config_file: Path | None, port: int | None, workers: int, web_workers: int | None, no_flower: bool) -> None:
+    """Run the whole stack in the foreground, until Ctrl-C.
+
+    It starts an embedded Valkey (unless BUNCH_REDIS_URL names a server), workers, the ops worker, the frontend and
+    Flower. A process that dies is restarted. Ctrl-C drains and stops everything; a second Ctrl-C kills. With a wrong
+    setting, server or model nothing is started; `check` shows the same problems.
+    """
+    from cli.run.check import start_problems
+    from cli.supervisor.disk import required_room
+    from cli.supervisor.run import run
+    from cli.supervisor.screen import Screen
+    from cli.supervisor.stack import Options, Stack
+
+    settings = settings_for(config_file)
+    given = {"http_port": port, "web_workers": web_workers}
+    settings = msgspec.structs.replace(settings, **{k: v for k, v in given.items() if v is not None})
+    refuse_cluster(settings)
+    if problems := tuple(start_problems(settings)):
+        raise SettingsError(problems)
+    screen = Screen(sys.stdout)
+    restrict_umask()
+    state_dir = Path(settings.state_dir)
+    with required_room(state_dir), state.UpLock(state_dir):
+        if open_to_others := tighten(state_dir):
+            screen.line(open_to_others, style="yellow")
+        prepare_database(settings, screen.line)
+        stack = Stack(settings, Options(workers=workers, flower=not no_flower))
+        run(stack, screen, lambda: _say_ready(stack, screen))
+    screen.line("stopped")
+
+
+def _how_to_see_it(settings: Settings) -> str:
+    if settings.auth == "off" or settings.flower_basic_auth:
+        return ""
+    return f"   (user {role_commands.FLOWER_USER}, password in {role_commands.flower_password(settings)})"
+
+
+def _say_ready(stack: Stack, screen: Screen) -> None:
+    settings = stack.settings
+    screen.line()
+    screen.line(f"http    {stack.url}")
+    screen.line(f"page    {stack.url}/ops")
+    if stack.flower_url:
+        screen.line(f"flower  {stack.flower_url}{_how_to_see_it(settings)}")
+    redis_url = stack.valkey.tcp_url if stack.valkey else settings.redis_url
+    screen.line(f"redis   {masked_url(redis_url)}" + (_HOW_TO_GET_IN if stack.valkey else ""))
+    screen.line(f"logs    {stack.state_dir / 'log'}")
+    screen.line("try     " + curl_line(stack.url, settings.default_model, with_key=settings.auth != "off"))
+    screen.line()
+    screen.line("ready")
+
+
+def curl_line(url: str, model: str, *, with_key: bool = False) -> str:
+    body = json.dumps({"model": model, "input": "A bunch of celery"})
+    key = ' -H "Authorization: Bearer $KEY"' if with_key else ""
+    return f"curl {url}/v1/inference{key} -H 'Content-Type: application/json' -d '{body}'"

@@ -1,0 +1,71 @@
+"""Ports: whether one is free, and which is."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import psutil
+
+from cli.supervisor.errors import PortTaken
+
+_FLOWER_TRIES = 100
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """One that nobody listens on now, chosen by the kernel."""
+    with _bound(host, 0) as listener:
+        return int(listener.getsockname()[1])
+
+
+def require_free(host: str, port: int, setting: str) -> int:
+    """`port`, or a free one when it is 0.
+
+    Raises:
+        PortTaken: naming who listens there, where that can be seen, and the setting to change.
+    """
+    if port == 0:
+        return free_port(host)
+    try:
+        _bound(host, port).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(f"port {port} on {host} is taken{_by(port)}; choose another: {setting}") from error
+        raise PortTaken(f"cannot listen on {host} port {port}: {error.strerror}; change {setting}") from error
+    return port
+
+
+def first_free(host: str, port: int) -> int:
+    """`port`, or the next above it that is free."""
+    for candidate in range(port, port + _FLOWER_TRIES):
+        try:
+            _bound(host, candidate).close()
+        except OSError:
+            continue
+        return candidate
+    return free_port(host)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # As the servers do, so that connections of a run before, in TIME_WAIT, don't count.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        # Without listening, two sockets with SO_REUSEADDR may share a port.
+        listener.listen(1)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _by(port: int) -> str:
+    try:
+        for each in psutil.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid:
+                return f" by {psutil.Process(each.pid).name()} (pid {each.pid})"
+    except psutil.Error:
+        pass
+    return ""

@@ -1,0 +1,134 @@
+"""Ways to see that a child has started, and what is to be done when one has died.
+
+Neither ever raises; a probe is asked again until it says `ready`, an aftermath until it says that it is done.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from redis import Redis
+from redis.exceptions import BusyLoadingError, RedisError
+
+from batching.claim.registry import WorkerRegistry
+from tasks.fleet.registry_reader import Fleet, WorkerRow
+
+TIMEOUT_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a probe saw. `error` is set when the child lives but something in it did not start."""
+
+    ready: bool
+    detail: str = ""
+    error: str = ""
+
+
+# The argument is the pid of the process that is asked about.
+Probe: TypeAlias = Callable[[int], Look]
+
+
+def alive(_: int) -> Look:
+    """For a program that has no better sign of life than not having died."""
+    return Look(ready=True)
+
+
+def answers_ping(redis: Redis) -> Probe:
+    """Valkey has loaded its data and answers."""
+
+    def probe(_: int) -> Look:
+        try:
+            return Look(ready=bool(redis.ping()))
+        except BusyLoadingError:
+            return Look(ready=False, detail="loading its data")
+        except RedisError:
+            return Look(ready=False)
+
+    return probe
+
+
+def answers_http(host: str, port: int, path: str) -> Probe:
+    """A GET is answered with 200."""
+
+    def probe(_: int) -> Look:
+        status, body = get(host, port, path)
+        return Look(ready=status == 200, detail=reason_of(body))
+
+    return probe
+
+
+def models_loaded(fleet: Fleet) -> Probe:
+    """The worker with this pid has said in the registry that each of its models is ready."""
+
+    def probe(pid: int) -> Look:
+        try:
+            row = next((row for row in fleet.workers() if row.pid == pid), None)
+        except RedisError as error:
+            return Look(ready=False, detail=str(error))
+        return Look(ready=False) if row is None else _look_at_models(row)
+
+    return probe
+
+
+def leases_given_back(registry: WorkerRegistry) -> Callable[[int], bool]:
+    """What a dead worker held is queued again at once: its heartbeat would be missed only after the lease TTL."""
+
+    def aftermath(pid: int) -> bool:
+        try:
+            registry.bury(pid)
+        except RedisError:
+            return False
+        return True
+
+    return aftermath
+
+
+def _look_at_models(row: WorkerRow) -> Look:
+    late = [each for each in row.models if each.state != "ready"]
+    # An executor that is tried again keeps saying why its last start failed.
+    errors = {each.model: each.error for each in late if each.error and each.state == "failed"}
+    if errors:
+        text = "\n".join(f"model {model} did not start:\n{error}" for model, error in errors.items())
+        return Look(ready=False, detail=f"{', '.join(errors)} did not start", error=text)
+    if late:
+        return Look(ready=False, detail="loading " + ", ".join(sorted({each.model for each in late})))
+    return Look(ready=bool(row.models))
+
+
+def get(host: str, port: int, path: str) -> tuple[int, bytes]:
+    """Status and body; status 0 when there was no answer."""
+    connection = http.client.HTTPConnection(reachable(host), port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except (OSError, http.client.HTTPException):
+        return 0, b""
+    finally:
+        connection.close()
+
+
+def reachable(host: str) -> str:
+    """Where this machine reaches a server that listens on `host`."""
+    if host in {"", "0.0.0.0"}:  # noqa: S104
+        return "127.0.0.1"
+    return "::1" if host == "::" else host
+
+
+def url(host: str, port: int) -> str:
+    name = reachable(host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def reason_of(body: bytes) -> str:
+    """The message of an error's body; empty when it has none."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return ""
+    return str(document.get("message", "")) if isinstance(document, dict) else ""

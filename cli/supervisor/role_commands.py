@@ -1,0 +1,95 @@
+"""The command line of each role, the same in `up`, in the foreground and in a container."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from config.environ import ROOT
+from config.secrets.private_files import kept_secret, make_private
+from config.secrets.secret_settings import names_in_environment
+from config.settings import Settings, is_loopback
+
+# -P: in the folder from which somebody starts us lie their own `tasks.py` and `config.py`.
+_PYTHON = (sys.executable, "-P")
+_FLOWER_SAVES_MS = 60_000
+FLOWER_USER = "bunch"
+
+
+def worker(settings: Settings, name: str, *, watched: bool = False) -> tuple[str, ...]:
+    """One thread is enough for Celery's own tasks; batches run in the executors.
+
+    `watched`: Flower is there, and shall not have to ask for events first.
+    """
+    events = ("--task-events",) if watched else ()
+    return _celery("workers.app", "worker", name, settings, "--pool=threads", "--concurrency=1", *events)
+
+
+def ops(settings: Settings, name: str = "ops") -> tuple[str, ...]:
+    return _celery("tasks.app", "worker", name, settings, "--queues=bunch.ops", "--pool=threads", "--concurrency=2")
+
+
+def web() -> tuple[str, ...]:
+    """Host, port and worker count stand in `config/gunicorn.py`, which reads the settings."""
+    return (
+        *(*_PYTHON, "-m", "gunicorn"),
+        f"--config={ROOT / 'config' / 'gunicorn.py'}",
+        "webapp.app:application",
+    )
+
+
+def flower(settings: Settings, port: int | None = None) -> tuple[str, ...]:
+    return (
+        *(*_PYTHON, "-m", "cli.run.guarded_flower", "--app=tasks.app", "flower"),
+        f"--address={settings.flower_host}",
+        f"--port={settings.flower_port if port is None else port}",
+        f"--max-tasks={settings.flower_max_tasks}",
+        # A worker that is gone for an hour is not coming back.
+        "--purge-offline-workers=3600",
+        *_persistence(settings),
+    )
+
+
+def _persistence(settings: Settings) -> tuple[str, ...]:
+    """What Flower knows outlives it: written each minute and at its end, read at its start."""
+    if not settings.flower_persistent:
+        return ("--persistent=False",)
+    folder = Path(settings.state_dir).resolve() / "flower"
+    make_private(folder)
+    return ("--persistent=True", f"--db={folder / 'flower'}", f"--state-save-interval={_FLOWER_SAVES_MS}")
+
+
+def flower_password(settings: Settings) -> Path:
+    """The file with the password of `FLOWER_USER`, with auth on and none configured."""
+    return Path(settings.state_dir).resolve() / "flower.password"
+
+
+def flower_environment(settings: Settings) -> dict[str, str]:
+    """By environment, as a password on a command line is shown to everyone by `ps`."""
+    if settings.flower_basic_auth:
+        return {"FLOWER_BASIC_AUTH": settings.flower_basic_auth}
+    if settings.auth != "off":
+        # Where callers are told apart, not everybody on this machine may see what they ask.
+        return {"FLOWER_BASIC_AUTH": f"{FLOWER_USER}:{kept_secret(flower_password(settings)).decode()}"}
+    if is_loopback(settings.flower_host):
+        # Flower refuses its API to callers it doesn't know. On loopback they may read; what changes
+        # anything stays off, since any web page can make a browser POST to 127.0.0.1.
+        return {"FLOWER_UNAUTHENTICATED_API": "true", "FLOWER_READ_ONLY": "true"}
+    return {}
+
+
+def asked_for_by_headers(settings: Settings) -> frozenset[str]:
+    """The variables that frontends need for themselves: those of the APIs that they may ask directly."""
+    direct = [model for model in settings.models.values() if model.direct]
+    return frozenset().union(*(names_in_environment(model.options.get("headers", {})) for model in direct))
+
+
+def _celery(app: str, command: str, name: str, settings: Settings, *options: str) -> tuple[str, ...]:
+    node = name if "@" in name else f"{name}@%h"
+    return (
+        # Celery's banner is twenty lines that say nothing of ours, and no JSON.
+        *(*_PYTHON, "-m", "celery", "--quiet", f"--app={app}", command, f"--hostname={node}"),
+        # Gossip and mingle are for workers that elect and share; ours meet in Redis.
+        *("--without-gossip", "--without-mingle", f"--loglevel={settings.log_level}"),
+        *options,
+    )

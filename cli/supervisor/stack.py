@@ -1,0 +1,241 @@
+"""The composition root of `up`: settings and options in, a supervisor with its children out."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+from redis import Redis
+from redis.exceptions import RedisError
+
+from batching.claim.registry import WorkerRegistry
+from cli.supervisor import ports, role_commands
+from cli.supervisor.embedded_valkey import EmbeddedValkey
+from cli.supervisor.probes import (
+    TIMEOUT_S,
+    Probe,
+    alive,
+    answers_http,
+    answers_ping,
+    get,
+    leases_given_back,
+    models_loaded,
+    url,
+)
+from cli.supervisor.reaper.reaper_client import Guard
+from cli.supervisor.state import ProcessRow, UpState, wanted
+from cli.supervisor.supervised_process import ChildSpec
+from cli.supervisor.supervisor import Report, Supervisor
+from config.environ import Role, child_environment
+from config.redis import connect
+from config.secrets.private_files import make_private
+from config.settings import Settings
+from tasks.fleet.registry_reader import Fleet
+from tasks.observability import metrics
+from tasks.observability.batch_log import Journal
+
+_DEFAULT_FLOWER_PORT = 5555
+# Beyond its own graceful time, for a process to notice that the time is up.
+_STOP_MARGIN_S = 5.0
+# How long `ready` waits for Flower, which listens a second or two after the first request could be served.
+_FLOWER_PATIENCE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line adds to the settings."""
+
+    workers: int = 1
+    flower: bool = True
+    give_up_on_errors: bool = False
+
+
+class Stack:
+    """One machine's processes. Building checks the ports and starts nothing.
+
+    Raises:
+        PortTaken: when something else listens where the stack would.
+    """
+
+    def __init__(self, settings: Settings, options: Options) -> None:
+        state_dir = Path(settings.state_dir).resolve()
+        http_port = ports.require_free(settings.http_host, settings.http_port, "--port or BUNCH_HTTP_PORT")
+        self.state_dir = state_dir
+        self.valkey = None if settings.redis_url else _embedded(settings, state_dir)
+        self.settings = msgspec.structs.replace(
+            settings,
+            http_port=http_port,
+            flower_port=_flower_port(settings) if options.flower else settings.flower_port,
+            redis_url=self.valkey.data_url if self.valkey else settings.redis_url,
+            broker_url=settings.broker_url or (self.valkey.tcp_url if self.valkey else ""),
+            state_dir=str(state_dir),
+        )
+        self.options = options
+        self._workers: dict[int, ChildSpec] = {}
+        self._served_at = 0.0
+        self.url = url(settings.http_host, http_port)
+        self.flower_url = url(settings.flower_host, self.settings.flower_port) if options.flower else None
+
+    def supervisor(self, guard: Guard, report: Report) -> Supervisor:
+        make_private(self.state_dir / "log")
+        return Supervisor(
+            self._specs(),
+            guard,
+            report,
+            ready=self._is_ready,
+            give_up_on_errors=self.options.give_up_on_errors,
+        )
+
+    def follow(self, supervisor: Supervisor, now: float) -> None:
+        """As many workers as were asked for, if anybody has asked."""
+        workers = wanted(self.state_dir)
+        if workers is not None:
+            supervisor.resize("worker", [self._worker(number) for number in range(1, workers + 1)], now)
+
+    def state(self, supervisor: Supervisor) -> UpState:
+        """What `up.json` says."""
+        return UpState(
+            processes=tuple(
+                ProcessRow(each.spec.role, each.pid, each.state.value, each.restarts, each.spec.name)
+                for each in supervisor.children
+            ),
+            url=self.url,
+            flower_url=self.flower_url,
+            redis_url=self.valkey.tcp_url if self.valkey else self.settings.redis_url,
+            broker_url=self.settings.control_url,
+            config_file=self.settings.config_file,
+        )
+
+    def _is_ready(self) -> bool:
+        settings = self.settings
+        if get(settings.http_host, settings.http_port, "/readyz")[0] != 200:
+            return False
+        if not self.options.flower:
+            return True
+        # A task that is asked for at once shall be shown; but requests are served without Flower, too.
+        now = time.monotonic()
+        self._served_at = self._served_at or now
+        listens = get(settings.flower_host, settings.flower_port, "/healthcheck")[0] == 200
+        return listens or now - self._served_at > _FLOWER_PATIENCE_S
+
+    def _specs(self) -> list[ChildSpec]:
+        settings = self.settings
+        drain_s = self._drain_s
+        web_answers = answers_http(settings.http_host, settings.http_port, "/healthz")
+        specs = [
+            self._spec("web", "web", role_commands.web(), stop_stage=0, stop_timeout_s=drain_s, probe=web_answers),
+            self._spec("ops", "ops", role_commands.ops(settings), stop_stage=2, stop_timeout_s=drain_s),
+        ]
+        for number in range(self.options.workers, 0, -1):
+            specs.insert(0, self._worker(number))
+        if self.options.flower:
+            flower_answers = answers_http(settings.flower_host, settings.flower_port, "/healthcheck")
+            flower = self._spec(
+                "flower",
+                "flower",
+                role_commands.flower(settings),
+                stop_stage=3,
+                stop_timeout_s=5.0,
+                probe=flower_answers,
+            )
+            # A page for people: requests are served without it. It asks the workers for their queues once, at
+            # its start, and never shows those of workers that were not there yet.
+            specs.append(replace(flower, optional=True, start_stage=2))
+        if self.valkey:
+            command = self.valkey.prepare()
+            valkey = self._spec(
+                "redis", "valkey", command, stop_stage=9, stop_timeout_s=30.0, probe=answers_ping(self._redis)
+            )
+            # On TERM it writes what its log on disk lacks, and goes.
+            environment = {**self.valkey.environment, **valkey.environment}
+            specs.insert(0, replace(valkey, environment=environment, start_stage=0, hasty_signal=signal.SIGTERM))
+        return specs
+
+    def _worker(self, number: int) -> ChildSpec:
+        if number not in self._workers:
+            self._workers[number] = self._new_worker(number)
+        return self._workers[number]
+
+    def _new_worker(self, number: int) -> ChildSpec:
+        settings, name = self.settings, f"worker{number}"
+        loaded = models_loaded(Fleet(self._redis, lease_ttl_s=settings.lease_ttl_s))
+        command = role_commands.worker(settings, name, watched=self.options.flower)
+        spec = self._spec("worker", name, command, stop_stage=1, stop_timeout_s=self._drain_s, probe=loaded)
+        on_lost = Journal(self._redis, max_bytes=settings.explain_max_bytes).lost if settings.explain == "on" else None
+        on_gone = self._count_gone if settings.metrics == "on" else None
+        registry = WorkerRegistry(self._redis, settings.lease_ttl_s, on_lost=on_lost, on_gone=on_gone)
+        give_back = leases_given_back(registry)
+        # On QUIT it gives back what it has in hand, and goes.
+        return replace(spec, aftermath=give_back, hasty_signal=signal.SIGQUIT)
+
+    def _count_gone(self, worker_id: str) -> None:
+        metrics.WORKERS_LOST.inc()
+        # What Redis did not take now goes with the next that is counted.
+        with contextlib.suppress(RedisError):
+            self._flusher.flush()
+
+    @cached_property
+    def _flusher(self) -> metrics.MetricsFlusher:
+        return metrics.MetricsFlusher(self._redis)
+
+    @cached_property
+    def _redis(self) -> Redis:
+        return connect(self.settings.redis_url, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S)
+
+    @property
+    def _drain_s(self) -> float:
+        return self.settings.graceful_timeout_s + _STOP_MARGIN_S
+
+    def _spec(
+        self,
+        role: Role,
+        name: str,
+        command: tuple[str, ...],
+        *,
+        stop_stage: int,
+        stop_timeout_s: float,
+        probe: Probe = alive,
+    ) -> ChildSpec:
+        return ChildSpec(
+            name=name,
+            role=role,
+            command=command,
+            environment=role_environment(role, self.settings),
+            log_file=self.state_dir / "log" / f"{name}.log",
+            start_stage=1,
+            stop_stage=stop_stage,
+            stop_timeout_s=stop_timeout_s,
+            probe=probe,
+        )
+
+
+def _embedded(settings: Settings, state_dir: Path) -> EmbeddedValkey:
+    return EmbeddedValkey(state_dir, ports.free_port(), settings.durability, settings.redis_max_memory_bytes)
+
+
+def role_environment(role: Role, settings: Settings) -> dict[str, str]:
+    """What a role is started with: the settings as `up` or the command line resolved them."""
+    resolved = (
+        *("redis_url", "broker_url", "state_dir", "http_host", "http_port", "web_workers"),
+        *("flower_host", "flower_port"),
+    )
+    config_file = settings.config_file
+    return child_environment(
+        role,
+        {name: getattr(settings, name) for name in resolved} | {"config": config_file},
+        role_commands.flower_environment(settings) if role == "flower" else None,
+        # A model's source may lie beside the file that names it.
+        (str(Path(config_file).parent),) if config_file else (),
+        also=role_commands.asked_for_by_headers(settings) if role == "web" else (),
+    )
+
+
+def _flower_port(settings: Settings) -> int:
+    if settings.flower_port == _DEFAULT_FLOWER_PORT:
+        return ports.first_free(settings.flower_host, _DEFAULT_FLOWER_PORT)
+    return ports.require_free(settings.flower_host, settings.flower_port, "BUNCH_FLOWER_PORT")

@@ -1,0 +1,133 @@
+"""What lies in the state folder of `up`: `up.lock`, held while it lives, `up.json` for others to read, and `up.wanted`.
+
+The last is written by others: how many workers there should be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from cli.supervisor.errors import AlreadyRunning
+from config.secrets.private_files import make_private, write_private
+
+LOCK = "up.lock"
+FILE = "up.json"
+WANTED = "up.wanted"
+# `is_running` holds the lock for a moment, too.
+_LOCK_TRIES = 5
+_LOCK_PAUSE_S = 0.05
+
+
+class ProcessRow(msgspec.Struct, frozen=True):
+    """One process that `up` looks after."""
+
+    role: str
+    pid: int | None
+    state: str
+    restarts: int
+    name: str = ""
+
+
+class UpState(msgspec.Struct, frozen=True):
+    """`redis_url` is the TCP address of an embedded server, with its password, so that any client can use it;
+    `broker_url` is where remote control, events and ops tasks go, the same server unless another is configured;
+    `config_file` is the whole path of what it serves by, empty where no file was named.
+    """
+
+    processes: tuple[ProcessRow, ...] = ()
+    url: str | None = None
+    flower_url: str | None = None
+    redis_url: str | None = None
+    broker_url: str | None = None
+    config_file: str = ""
+
+
+class UpLock:
+    """Held by the one `up` of a state folder; the kernel lets go of it however that process ends."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / LOCK
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        """Take it.
+
+        Raises:
+            AlreadyRunning: naming the process that holds it.
+        """
+        make_private(self._path.parent)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        for _ in range(_LOCK_TRIES):
+            if _try_lock(self._fd):
+                break
+            time.sleep(_LOCK_PAUSE_S)
+        else:
+            holder = os.read(self._fd, 20).decode().strip() or "?"
+            os.close(self._fd)
+            raise AlreadyRunning(
+                f"another `up` (pid {holder}) uses {self._path.parent}; "
+                "stop it, or give this one a folder of its own: BUNCH_STATE_DIR=…"
+            )
+        # The lock is what counts; the number is for whoever finds it taken.
+        with contextlib.suppress(OSError):
+            os.truncate(self._fd, 0)
+            os.write(self._fd, f"{os.getpid()}\n".encode())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def is_running(state_dir: Path) -> bool:
+    """Whether an `up` holds this folder."""
+    try:
+        fd = os.open(state_dir / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try_lock(fd)
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def read(state_dir: Path) -> UpState | None:
+    """What the living `up` of this folder last wrote; None when there is none."""
+    if not is_running(state_dir):
+        return None
+    try:
+        return msgspec.json.decode((state_dir / FILE).read_bytes(), type=UpState)
+    except FileNotFoundError:
+        return UpState()
+
+
+def write(state_dir: Path, state: UpState) -> None:
+    write_private(state_dir / FILE, msgspec.json.encode(state))
+
+
+def want(state_dir: Path, workers: int) -> None:
+    """Ask the `up` of this folder for so many workers; it follows within a moment."""
+    write_private(state_dir / WANTED, f"{workers}\n".encode())
+
+
+def wanted(state_dir: Path) -> int | None:
+    """How many workers were asked for last; None: nobody has asked, or what is there is no number from 1."""
+    try:
+        workers = int((state_dir / WANTED).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return workers if workers >= 1 else None

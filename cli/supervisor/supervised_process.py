@@ -1,0 +1,166 @@
+"""One supervised process and what is known of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from cli.supervisor.backoff import Backoff
+from cli.supervisor.log_files import LogTail, rotate
+from cli.supervisor.probes import Probe, alive
+from cli.supervisor.reaper.reaper_client import Guard
+
+
+class State(str, Enum):
+    WAITING = "waiting"  # for what it needs, before its first start
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"  # dead, waiting out its back-off
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run, when, and how to end it.
+
+    Children of a lower `start_stage` run before those of a higher one are started; stopping goes by `stop_stage`,
+    and what belongs to a later stage is kept running (and restarted) until its turn.
+    """
+
+    name: str
+    role: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    log_file: Path
+    start_stage: int
+    stop_stage: int
+    stop_timeout_s: float
+    probe: Probe = alive
+    # Told the pid of a process that is dead, whatever it died of; asked again until it says that all is put right.
+    aftermath: Callable[[int], bool] = lambda pid: True
+    # The stack counts as started without it, and its deaths never stop the stack.
+    optional: bool = False
+    # Ends by this signal, rather than SIGKILL, when there is no time; it must be quick to obey.
+    hasty_signal: int = signal.SIGKILL
+
+
+class Child:
+    """Started, watched and stopped by the supervisor; every method returns at once."""
+
+    def __init__(self, spec: ChildSpec, guard: Guard, backoff: Backoff) -> None:
+        self.spec = spec
+        self.state = State.WAITING
+        self.restarts = 0
+        self.failures = 0
+        self.detail = ""
+        self.error = ""
+        # The last error of this life that a person was shown; one that comes back is none.
+        self.told = ""
+        self.log = LogTail(spec.log_file)
+        self._guard = guard
+        self._backoff = backoff
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+        self._due_at = 0.0
+        self._dead: list[int] = []
+        rotate(spec.log_file)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def is_gone(self) -> bool:
+        """Stopped, and nothing of its lives is left to put right."""
+        return self.state is State.STOPPED and not self._dead
+
+    def start(self, now: float) -> None:
+        try:
+            self._process = self._guard.spawn(
+                self.spec.command, self.spec.environment, self.spec.log_file, self.spec.hasty_signal
+            )
+        except OSError as error:
+            self.failures = self._backoff.failures(self.failures, 0.0)
+            self._due_at = now + self._backoff.delay_s(self.failures)
+            self.state, self.detail = State.RESTARTING, f"cannot be started: {error.strerror}"
+            return
+        self._started_at = now
+        self.state, self.detail, self.error, self.told = State.STARTING, "", "", ""
+
+    def start_if_due(self, now: float) -> None:
+        if self.state is State.RESTARTING and now >= self._due_at:
+            self.restarts += 1
+            self.start(now)
+
+    def reap(self, now: float) -> int | None:
+        """The exit status when the process has just ended; what it left in its group is killed."""
+        process = self._process
+        if process is None or os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return None
+        # Before its zombie is collected: until then nobody else can be given the group's number.
+        self._kill_group(signal.SIGKILL)
+        status = process.wait()
+        self._guard.forget(process.pid)
+        self._dead.append(process.pid)
+        self._put_right()
+        self._process = None
+        if self.state is State.STOPPING:
+            self.state = State.STOPPED
+        else:
+            self.failures = self._backoff.failures(self.failures, now - self._started_at)
+            self._due_at = now + self._backoff.delay_s(self.failures)
+            self.state, self.detail = State.RESTARTING, ending(status)
+        return status
+
+    def look(self) -> None:
+        """Ask the probe whether it has started, and put right what an earlier life has left behind."""
+        self._put_right()
+        if self.state is State.STARTING and self.pid is not None:
+            seen = self.spec.probe(self.pid)
+            self.detail, self.error = seen.detail, seen.error
+            if seen.ready:
+                self.state, self.detail = State.RUNNING, ""
+
+    def stop(self) -> None:
+        """Ask it to end in its own time."""
+        self._end(signal.SIGTERM, whole_group=False)
+
+    def hasten(self) -> None:
+        self._end(self.spec.hasty_signal, whole_group=True)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL, whole_group=True)
+
+    def _put_right(self) -> None:
+        self._dead = [pid for pid in self._dead if not self.spec.aftermath(pid)]
+
+    def _end(self, number: int, *, whole_group: bool) -> None:
+        if self._process is None:
+            self.state = State.STOPPED
+            return
+        self.state, self.detail = State.STOPPING, ""
+        if whole_group:
+            self._kill_group(number)
+        else:
+            self._process.send_signal(number)
+
+    def _kill_group(self, number: int) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+
+def ending(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"exited with {status}"
+    with contextlib.suppress(ValueError):
+        return f"killed by {signal.Signals(-status).name}"
+    return f"killed by signal {-status}"

@@ -1,0 +1,191 @@
+"""Settings checked against each other, and against what they are used for; the fix names which to change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from config import auth
+from config.auth import is_loopback
+from config.checks.foreign_names import PREFIX
+from config.errors import Problem
+from config.policies import POLICIES
+from config.redis_url import problem_of
+from config.schema import ModelSettings, Settings
+from config.secrets import masking
+from config.tiers import Tier
+
+_HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?|[0-9a-f:]+")
+_ORIGIN = re.compile(r"\*|https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
+_LEAST_MEMORY_BYTES = 64 * 1024 * 1024
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(Settings)}
+
+
+def contradictions(settings: Settings, role: str | None) -> list[Problem]:
+    """All of them, as they concern `role`; None: every role."""
+    found: list[Problem] = []
+    if settings.auth == "off" and not is_loopback(settings.http_host):
+        found.append(
+            Problem(
+                "BUNCH_HTTP_HOST",
+                settings.http_host,
+                "with BUNCH_AUTH=off only a loopback address is served; set BUNCH_AUTH=keys, or keep 127.0.0.1 and "
+                "put a proxy that authenticates in front, with its name in BUNCH_ALLOWED_HOSTS",
+            )
+        )
+    found += _bad_names(settings)
+    if role in {None, "flower"} and not is_loopback(settings.flower_host) and not settings.flower_basic_auth:
+        found.append(
+            Problem(
+                "BUNCH_FLOWER_HOST", settings.flower_host, "set BUNCH_FLOWER_BASIC_AUTH=user:password to expose Flower"
+            )
+        )
+    if role in {None, "flower"} and "," in settings.flower_basic_auth:
+        why = "must be one user:password without a comma; Flower takes what follows it for another password"
+        found.append(Problem("BUNCH_FLOWER_BASIC_AUTH", "…", why))
+    if role in {None, "web"}:
+        found += auth.contradictions(settings)
+    if settings.models and settings.default_model not in settings.models:
+        found.append(Problem("default_model", settings.default_model, f"must be one of {', '.join(settings.models)}"))
+    found += _limits_out_of_order(settings)
+    for model in settings.models.values():
+        found += _model_out_of_order(model, settings)
+    if settings.durability == "replica":
+        found.append(
+            Problem(
+                "BUNCH_DURABILITY",
+                "replica",
+                "is not there yet; disk writes each request to disk before it is accepted",
+            )
+        )
+    if 0 < settings.redis_max_memory_bytes < _LEAST_MEMORY_BYTES:
+        found.append(
+            Problem(
+                "BUNCH_REDIS_MAX_MEMORY_BYTES",
+                settings.redis_max_memory_bytes,
+                f"must be {_LEAST_MEMORY_BYTES} or more, or 0 for a quarter of the machine's memory",
+            )
+        )
+    return found + _bad_addresses(settings)
+
+
+def _bad_names(settings: Settings) -> Iterator[Problem]:
+    hosts = [each for each in settings.host_names if not _HOST_NAME.fullmatch(each)]
+    if hosts:
+        fix = "must be host names with commas, without ports or wildcards"
+        yield Problem("BUNCH_ALLOWED_HOSTS", ", ".join(hosts), fix)
+    origins = [each for each in settings.origins if not _ORIGIN.fullmatch(each)]
+    if origins:
+        fix = "must be origins with commas, without a path: https://app.example, http://localhost:3000; or *"
+        yield Problem("BUNCH_CORS_ORIGINS", ", ".join(origins), fix)
+    if settings.auth == "off" and "*" in settings.origins:
+        fix = "with BUNCH_AUTH=off any page that somebody on this machine opens could ask; name the origins"
+        yield Problem("BUNCH_CORS_ORIGINS", "*", fix)
+
+
+def _model_out_of_order(model: ModelSettings, settings: Settings) -> list[Problem]:
+    found: list[Problem] = []
+    if model.policy not in POLICIES:
+        found.append(Problem(f"[models.{model.name}] policy", model.policy, f"must be one of {', '.join(POLICIES)}"))
+    if model.direct and not model.is_url:
+        found.append(
+            Problem(
+                f"[models.{model.name}] direct",
+                model.direct,
+                "only an http(s) URL as the source can be asked without a worker; leave it out",
+            )
+        )
+    if model.group_by_cost and not model.max_batch_cost:
+        found.append(
+            Problem(f"[models.{model.name}] group_by_cost", True, "groups to a budget; set max_batch_cost as well")
+        )
+    limit = min(("request_timeout_ms", "queue_timeout_ms"), key=lambda key: getattr(settings, key))
+    if 0 < model.timeout_factor < 1:
+        found.append(
+            Problem(
+                f"[models.{model.name}] timeout_factor",
+                model.timeout_factor,
+                "a batch that takes as long as the one before would be killed; 3 is common, 0 is none",
+            )
+        )
+    if (model.max_wait_ms or 0) >= getattr(settings, limit):
+        found.append(
+            Problem(
+                f"[models.{model.name}] max_wait_ms",
+                model.max_wait_ms,
+                f"must be below {PREFIX}{limit.upper()} ({getattr(settings, limit)}), or requests that gather for "
+                "so long expire before they are computed",
+            )
+        )
+    return found
+
+
+def _bad_addresses(settings: Settings) -> list[Problem]:
+    redis = (
+        r"(redis|rediss|unix|redis\+socket)://[^/?#]*(/[^@#?]*)?(\?[^#]*)?$",
+        f"must start with redis://, rediss:// or unix://; {masking.PERCENT}",
+    )
+    kinds = {
+        "redis_url": redis,
+        "broker_url": redis,
+        "otlp_endpoint": (r"https?://", "must be a URL of OTLP over HTTP: http://host:4318"),
+        "otlp_headers": (
+            r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*$",
+            "must be name=value, and more of them behind a comma each",
+        ),
+    }
+    found = [
+        Problem(PREFIX + key.upper(), masking.masked_url(getattr(settings, key)), problem)
+        for key, (pattern, problem) in kinds.items()
+        if getattr(settings, key) and not re.match(pattern, getattr(settings, key))
+    ]
+    if not found:
+        for key in ("redis_url", "broker_url"):
+            url = getattr(settings, key)
+            if url and (problem := problem_of(url)):
+                found.append(Problem(PREFIX + key.upper(), masking.masked_url(url), problem))
+    return found
+
+
+def _limits_out_of_order(settings: Settings) -> list[Problem]:
+    found = []
+    if not settings.free_rpm <= settings.paid_rpm <= settings.enterprise_rpm:
+        found.append(
+            Problem(
+                f"{PREFIX}PAID_RPM",
+                settings.paid_rpm,
+                f"must be between {PREFIX}FREE_RPM ({settings.free_rpm}) and {PREFIX}ENTERPRISE_RPM "
+                f"({settings.enterprise_rpm}): a higher tier may ask more often",
+            )
+        )
+    for unit in ("ms", "depth"):
+        free, paid = getattr(settings, f"shed_free_{unit}"), getattr(settings, f"shed_paid_{unit}")
+        if free > paid:
+            found.append(
+                Problem(
+                    f"{PREFIX}SHED_FREE_{unit.upper()}",
+                    free,
+                    f"must not be above {PREFIX}SHED_PAID_{unit.upper()} ({paid}): the lower tier is refused first",
+                )
+            )
+    for tier in (Tier.PAID, Tier.FREE):
+        limit = settings.queue_timeout_of(tier)
+        longest = {"ageing_ms": limit}
+        if settings.admission == "drain":
+            # A threshold counts at the promised capacity, a timeout at what the fleet really does.
+            longest[f"shed_{tier.value}_ms"] = limit * 100 // settings.capacity_percent
+        for key, most in longest.items():
+            # A default gives way by itself: whoever shortens a timeout need not know of it.
+            if getattr(settings, key) > most and getattr(settings, key) != _DEFAULTS[key]:
+                found.append(
+                    Problem(
+                        PREFIX + key.upper(),
+                        getattr(settings, key),
+                        f"never takes effect, as requests of {tier.value} wait {limit} ms at most; stay below {most}, "
+                        f"or raise {PREFIX}{tier.value.upper()}_QUEUE_TIMEOUT_MS",
+                    )
+                )
+    return found

@@ -1,0 +1,76 @@
+"""A model's path: what its author has beside bunch.toml goes before what is called the same here.
+
+    sys.path      the folder of bunch.toml, what this process was given, and this checkout last
+    sys.modules   ours of a name that is also the author's (tasks, config, workers, …) step aside
+
+The executor's process has by then imported all that it runs of ours: those modules hold each other, and go on without
+being found by name. So no module that it runs may import another of ours later. `bunch` is never given up: it is what
+both sides mean by a refused input. A model that is shipped here finds ours, whatever stands beside bunch.toml.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from config.environ import ROOT, keep_import_folders
+from config.model_files.sources import find_module
+
+_FACE = "bunch"
+
+
+def model_path(folder: str, inherited: Sequence[str]) -> list[str]:
+    """`inherited` with the folder of bunch.toml first, if there is one, and this checkout last, unless it is that."""
+    others = [each for each in inherited if each != folder and not _is_root(each)]
+    first = [folder] if folder else []
+    return [*first, *others] if folder and _is_root(folder) else [*first, *others, str(ROOT)]
+
+
+def make_way(path: Sequence[str], source: str) -> None:
+    """From now on this process imports as the author of `source` expects; programs that it starts do so, too."""
+    sys.path[:] = path
+    keep_import_folders(path)
+    theirs = [each for each in path if not _is_root(each)]
+    if _is_shipped(source.partition(":")[0], theirs):
+        return
+    for name in _our_packages():
+        spec = PathFinder.find_spec(name, theirs)
+        if spec is not None:
+            _step_aside(name, spec)
+
+
+def _is_shipped(module: str, theirs: Sequence[str]) -> bool:
+    """Whether `module` is one of this checkout, an address among them, and not one of the author's."""
+    return module.startswith("http") or (
+        find_module(module, theirs) is None and find_module(module, [str(ROOT)]) is not None
+    )
+
+
+def _our_packages() -> list[str]:
+    """Those of the first level that are loaded, but for `bunch`."""
+    names = {name.partition(".")[0] for name in sys.modules} - {_FACE, "__main__"}
+    return sorted(name for name in names if (found := sys.modules.get(name)) is not None and _is_of_root(found))
+
+
+def _is_of_root(module: object) -> bool:
+    file = getattr(module, "__file__", None)
+    if not file:
+        return False
+    path = Path(file)
+    return (path.parent.parent if path.name == "__init__.py" else path.parent) == ROOT
+
+
+def _step_aside(name: str, theirs: ModuleSpec) -> None:
+    for each in [each for each in sys.modules if each == name or each.startswith(name + ".")]:
+        del sys.modules[each]
+    if theirs.loader is None or theirs.origin is None:
+        # A folder without `__init__.py`: a package of ours further along the path would be found before it.
+        sys.modules[name] = importlib.util.module_from_spec(theirs)
+
+
+def _is_root(folder: str) -> bool:
+    # Empty is the working directory.
+    return Path(folder or ".").resolve() == ROOT

@@ -1,0 +1,1 @@
+"""What all of our Celery workers have in common: own queues, `revoke`, the list of control commands."""

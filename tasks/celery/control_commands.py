@@ -1,0 +1,56 @@
+"""Celery's remote-control commands in Bunch's words: the one list from which both kinds of worker make theirs.
+
+    workers that serve models   do what the command says (`workers.celery.control`)
+    the ops worker              says that it serves none (`tasks.ops.no_op_commands`)
+
+Commands go to everybody, and Celery answers what a worker does not know with a `KeyError` and a traceback in its log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+RESET_FAULTS = "reset_faults"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """As Celery's panel takes it (`celery.worker.control.Panel.register`); `asks`: it changes nothing."""
+
+    signature: str = ""
+    args: tuple[tuple[str, type], ...] = ()
+    variadic: str | None = None
+    asks: bool = False
+    default_timeout: float = 1.0
+
+    def options(self, name: str) -> dict[str, Any]:
+        return {
+            "name": name,
+            "type": "inspect" if self.asks else "control",
+            "signature": self.signature or None,
+            "args": list(self.args) or None,
+            "variadic": self.variadic,
+            "default_timeout": self.default_timeout,
+        }
+
+
+_MODEL = (("model", str),)
+_MODEL_AND_TIER = (*_MODEL, ("tier", str))
+
+COMMANDS: Mapping[str, Command] = MappingProxyType(
+    {
+        "bunch_stats": Command(asks=True),
+        "explain": Command("[id1 [id2 [… [idN]]]]", variadic="ids", asks=True, default_timeout=2.0),
+        "pause": Command("<model> [tier]", _MODEL_AND_TIER),
+        "resume": Command("[model [tier]]", _MODEL_AND_TIER),
+        "drain": Command(),
+        "tune": Command("<model> [key=value …]", _MODEL, "changes"),
+        "reload_model": Command("<model> [key=value …]", _MODEL, "changes"),
+        RESET_FAULTS: Command("<model>", _MODEL),
+        # Celery's own word.
+        "pool_restart": Command(),
+    }
+)

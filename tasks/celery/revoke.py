@@ -1,0 +1,47 @@
+"""Celery's `revoke` and `terminate` in every worker of ours: callers who wait on a frontend's connection are told too.
+
+Celery itself writes the state, publishes it on the channel of its id, and remembers the id: that reaches its own
+clients, and a worker that comes to the message. A frontend hears of its requests by other ways.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from celery import bootsteps
+from celery.utils.functional import maybe_list
+from celery.worker import control
+from celery.worker.control import Panel
+from redis.exceptions import RedisError
+
+from config.redis import connect
+from tasks.client.cancel import Canceller
+
+Reply = dict[str, Any]
+# The ids of frontends; nobody waits there for any other, and scripts write them into JSON as they are.
+_OURS = re.compile(r"[0-9a-f-]{36}")
+
+
+class RevokeStep(bootsteps.Step):
+    """Of the worker's blueprint; `app.bunch_settings` says which Redis."""
+
+    def create(self, worker: Any) -> None:
+        settings = worker.app.bunch_settings
+        canceller = Canceller(connect(settings.redis_url))
+        for name, command in (("revoke", control.revoke), ("terminate", control.terminate)):
+            Panel.data[name] = _telling(command, canceller, settings.request_timeout_ms)
+
+
+def _telling(command: Callable[..., Reply], canceller: Canceller, longest_ms: int) -> Callable[..., Reply]:
+    def tell_and_revoke(state: Any, task_id: str | Iterable[str], **options: Any) -> Reply:
+        # First: Celery writes REVOKED over PENDING, and then nobody could tell who has been told.
+        for each in {each for each in maybe_list(task_id) or () if _OURS.fullmatch(str(each))}:
+            try:
+                canceller.cancel(each, longest_ms)
+            except RedisError as error:
+                control.logger.warning("the caller of %s is not told that it is revoked: %s", each, error)
+        return command(state, task_id=task_id, **options)
+
+    return tell_and_revoke

@@ -1,0 +1,1 @@
+"""The client of a frontend process: submit a request, wait for its answer, take it back."""

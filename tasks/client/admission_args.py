@@ -1,0 +1,74 @@
+"""The admission rules of one process as `submit.lua` takes them: made once, since they go with each flush."""
+
+from __future__ import annotations
+
+from batching.fast_header import NO_KEY
+from batching.policy import AGED_SHARE, DEFAULT_SHARES
+from config.keys import Shard
+from config.settings import Settings
+from config.tiers import TIERS
+from tasks.protocol.messages import Outgoing
+from tasks.script_args import SUBMIT, SUBMIT_WITHOUT_THRESHOLDS, ClassRow, ModelKeys, OnceKeys, RuleArgs, TierKeys
+
+_NO_QUOTA = (0, 0, 0, NO_KEY)
+
+
+class Rules:
+    """The submit script of one process, and of its arguments and key names what never changes."""
+
+    def __init__(self, settings: Settings, keys: Shard) -> None:
+        self.shares = DEFAULT_SHARES
+        self.script = (SUBMIT_WITHOUT_THRESHOLDS if settings.admission == "off" else SUBMIT).text
+        self.general = RuleArgs(
+            form=settings.admission,
+            headroom=settings.capacity_percent / 100,
+            max_memory=settings.max_memory_percent / 100,
+            ageing_ms=settings.ageing_ms,
+            aged_share=AGED_SHARE,
+        )
+        self._depth_limits = {name: model.max_queue_depth for name, model in settings.models.items()}
+        self._kept = {name for name, model in settings.models.items() if model.cache and settings.cache_ttl_ms > 0}
+        # Of a flush in which some may have been asked before.
+        self.known_keys = OnceKeys(asked=keys.asked(), joined=keys.joined(), cached=keys.cached())
+        self._keys = {name: _keys_of(name, keys) for name in settings.models}
+        thresholds = settings.shed_thresholds()
+        self._ranks = {
+            queue: (rank, -1 if threshold is None else threshold)
+            for name in settings.models
+            for rank, (queue, threshold) in enumerate(zip(keys.queues(name), thresholds, strict=True), 1)
+        }
+
+    def depth_limit(self, model: str) -> int:
+        return self._depth_limits[model]
+
+    def keys_of(self, model: str) -> tuple[str, ...]:
+        return self._keys[model]
+
+    def of_class(self, out: Outgoing, model: int, quotas: dict[str, int]) -> ClassRow:
+        """What the requests of one class of a flush have in common.
+
+        Args:
+            model: the number of its model in the flush.
+            quotas: gives each key of the flush its number.
+        """
+        quota = out.quota
+        rank, threshold = self._ranks[out.queue]
+        tier = "" if out.once is None else TIERS[rank - 1].value
+        kept = int(out.model in self._kept)
+        if quota is None:
+            return ClassRow(model, rank, threshold, *_NO_QUOTA, tier, kept)
+        number = quotas.setdefault(quota.key_id, len(quotas) + 1)
+        limits = (number, quota.interval_us, quota.burst, quota.tag)
+        return ClassRow(model, rank, threshold, *limits, tier, kept)
+
+
+def _keys_of(model: str, keys: Shard) -> tuple[str, ...]:
+    names: list[str] = [
+        *ModelKeys(
+            bell=keys.bell(model), capacity=keys.capacity(model), pace=keys.pace(model), edition=keys.edition(model)
+        )
+    ]
+    assert len(TIERS) == len(DEFAULT_SHARES)
+    for queue in keys.queues(model):
+        names += TierKeys(queue=queue, held=keys.held(queue))
+    return tuple(names)

@@ -1,0 +1,36 @@
+"""Taking requests back, for every door: `DELETE /v1/result/{id}`, Celery's `revoke` and `terminate`.
+
+    waiting, with a state   ──▶ REVOKED at once; whoever waits is told, whether by its id or on an open connection
+    waiting, without one    ──▶ its caller on an open connection is told; Celery writes the state
+    started                 ──▶ left alone
+
+A worker drops the message when it comes to it; nobody waits for that.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from redis import Redis
+
+from config.keys import REVOKED_CHANNEL, Shard
+from tasks.script_args import CANCEL, CancelArgs, CancelKeys
+
+
+class Canceller:
+    """Takes back what has not started."""
+
+    def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
+        self._cancel = redis.register_script(CANCEL.text)
+        self._keys = shard or Shard()
+
+    def cancel(self, task_id: str, stateless_ms: int = 0) -> str:
+        """The state that it was in: `PENDING` means cancelled, '' that there is none. Raises RedisError.
+
+        Args:
+            stateless_ms: how long a request may wait whose state nobody can ask for; 0: such a one is left alone.
+        """
+        keys = CancelKeys(result=self._keys.result(task_id), cancelled=self._keys.cancelled())
+        args = CancelArgs(task_id=task_id, channel=REVOKED_CHANNEL, stateless_ms=stateless_ms)
+        found = self._cancel(keys=keys, args=args)
+        return cast("bytes", found).decode()

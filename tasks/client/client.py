@@ -1,0 +1,328 @@
+"""What the frontend calls: submit a request, wait for its answer, take it back, look at it.
+
+One `Client` per process, for gevent: its greenlets share one outbox and one router.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+import gevent
+from redis import Redis
+from redis.exceptions import RedisError
+
+from config.keys import Shard
+from config.settings import Settings
+from config.tiers import Tier
+from tasks.client.admission_args import Rules
+from tasks.client.cancel import Canceller
+from tasks.client.dedup import Recogniser, Repeated
+from tasks.client.outbox import Outbox, Receipt
+from tasks.client.router import Pending, Router
+from tasks.errors import BY_CODE, BackendUnavailable, BunchError, DeadlineExceeded, InferenceFailed, TaskCancelled
+from tasks.observability.metrics import CACHE_HITS
+from tasks.protocol.caller import Caller
+from tasks.protocol.ids import owned_id
+from tasks.protocol.messages import NO_PARAMETERS, MessageWriter, Outgoing
+from tasks.protocol.quota import Quotas
+from tasks.protocol.results import FINISHED, Reply, decode_details, decode_error, decode_reply
+from tasks.protocol.seal import seal_of
+from tasks.script_args import CHARGE, HANG_UP, ChargeArgs, HangUpArgs, HangUpKeys, QuotaKeys
+
+logger = logging.getLogger(__name__)
+
+_TAKE_BACK_EVERY_S = 0.5
+# Callers are told no more: the error names the server's address.
+_NO_QUEUE = "the queue is not reachable; try again shortly"
+_NO_RESULTS = "the result store is not reachable; try again shortly"
+
+
+class Client:
+    """Constructing builds; `start` opens the subscription and starts flushing. Call it after any fork.
+
+    `on_answered` is told of each request that was answered from the cache, and so never reaches a worker.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        redis: Redis,
+        shard: Shard | None = None,
+        on_answered: Callable[[Outgoing, Tier], None] = lambda out, tier: None,
+    ) -> None:
+        self._settings = settings
+        self._on_answered = on_answered
+        self._redis = redis
+        self._keys = shard or Shard()
+        name = new_id()
+        self.router = Router(redis, name, on_hang_up=self._take_back)
+        self.outbox = Outbox(
+            redis,
+            name,
+            Rules(settings, self._keys),
+            self.router.settle,
+            self._keys,
+            self._take_back_later,
+            self._answered,
+        )
+        self._writer = MessageWriter(self.router.channel, seal_of(settings))
+        self._hang_up = redis.register_script(HANG_UP.text)
+        self._canceller = Canceller(redis, self._keys)
+        self._charge = redis.register_script(CHARGE.text)
+        self._queues = {(name, tier): self._keys.queue(name, tier) for name in settings.models for tier in Tier}
+        self._tiers = {queue: tier for (_, tier), queue in self._queues.items()}
+        self._quotas = Quotas(settings)
+        self._recogniser = Recogniser(settings, self._keys)
+        self._sync_result_ttl_ms = min(settings.sync_result_ttl_ms, settings.result_ttl_ms)
+        self._queue_timeouts = {tier: settings.queue_timeout_of(tier) for tier in Tier}
+
+    def start(self) -> None:
+        self.router.start()
+        self.outbox.start()
+
+    def stop(self) -> None:
+        self.outbox.stop()
+        self.router.stop()
+
+    def submit(
+        self,
+        model: str,
+        tier: Tier,
+        input: bytes,
+        parameters: bytes = NO_PARAMETERS,
+        *,
+        timeout_s: float,
+        waits: bool = True,
+        request_id: str = "",
+        hung_up: Callable[[], bool] | None = None,
+        caller: Caller | None = None,
+        traceparent: str = "",
+        tracestate: str = "",
+        client_id: str = "",
+        idempotency_key: str = "",
+        call: bytes = b"",
+        fresh: bool = False,
+    ) -> Pending:
+        """Put one request into the outbox; returns at once.
+
+        Args:
+            input: one JSON value, validated, UTF-8.
+            parameters: one JSON object.
+            timeout_s: the caller's deadline, from now.
+            waits: False for a caller who polls: `receipt` then waits for the queue only, and the result is kept longer.
+            request_id: the caller's own name for it, when it gave one.
+            caller: whose it is, and whose key's limits it counts against; with auth off nobody's, and none.
+            hung_up: whether the caller has gone meanwhile; such a request is taken back, if it still waits.
+            traceparent: the trace that it belongs to, valid, or empty.
+            tracestate: what vendors have added to that trace, valid, or empty.
+            client_id: which of the caller's clients it is, as the caller calls it: for log, ledger and traces.
+            idempotency_key: the caller's; of the requests that it sends with the same one, only the first is run. That
+                goes on, and its result is kept for those who poll, also when its caller has gone.
+            call: `tasks.client.dedup.call_hash` of a call of several requests; with its key, another is refused
+                as a whole.
+            fresh: to be computed for this caller, whatever was answered to others.
+        """
+        owner = caller.owner if caller is not None else ""
+        once = None
+        if idempotency_key or model in self._recogniser.asked:
+            once = self._recogniser.of(model, input, parameters, owner, idempotency_key, call, fresh=fresh)
+        task_id = owned_id(new_id(), owner) if owner else new_id()
+        timeout_ms = max(1, int(timeout_s * 1000))
+        settings = self._settings
+        out = Outgoing(
+            task_id,
+            model,
+            self._queues[model, tier],
+            input,
+            parameters,
+            timeout_ms,
+            min(self._queue_timeouts[tier], timeout_ms),
+            self._sync_result_ttl_ms if waits and not idempotency_key else settings.result_ttl_ms,
+            not waits or bool(request_id or idempotency_key),
+            self._keys.request(_scoped(request_id, owner)) if request_id else "",
+            self._quotas.of(caller),
+            owner,
+            request_id,
+            traceparent,
+            once,
+            tracestate,
+            client_id,
+        )
+        rest = self._writer.rest(out, time.time())
+        # Not before nothing can fail any more: nobody would forget it.
+        pending = self.router.expect(task_id, timeout_s, None if idempotency_key else hung_up)
+        pending.runs_on = bool(idempotency_key)
+        self.outbox.put(out, rest, pending, receipt=not waits)
+        return pending
+
+    def wait(self, pending: Pending) -> Reply:
+        """The answer to a submitted request.
+
+        Raises:
+            BunchError: the outcome, when it is not an output; DeadlineExceeded when there is none in time.
+        """
+        try:
+            reply = pending.wait()
+        finally:
+            self.router.forget(pending)
+        return checked(self._outcome_of(reply, pending.deadline) if isinstance(reply, Repeated) else reply)
+
+    def _outcome_of(self, first: Repeated, deadline: float) -> Reply | None:
+        """Of a request that may be any other process's; None when there is none by then (`time.monotonic`)."""
+        reply = self.result(first.task_id, deadline - time.monotonic())
+        return reply if reply is not None and reply.status in FINISHED else None
+
+    def receipt(self, pending: Pending) -> str:
+        """The task id, once the queue has the request. Raises BunchError when it was refused."""
+        try:
+            reply = pending.wait()
+        finally:
+            self.router.forget(pending)
+        if isinstance(reply, Repeated):
+            return reply.task_id
+        if not isinstance(reply, Receipt | Reply):
+            checked(reply)
+        # A reply may overtake the receipt: then the queue has had it, whatever came of it.
+        return pending.task_id
+
+    def result(self, task_id: str, wait_s: float = 0.0) -> Reply | None:
+        """The stored state of a task, after waiting at most `wait_s` for it to finish; None for an unknown id.
+
+        Raises:
+            BackendUnavailable: when Redis cannot be asked.
+        """
+        reply = self._stored(task_id)
+        if reply is None or reply.status in FINISHED or wait_s <= 0:
+            return reply
+        pending = self.router.watch(task_id, wait_s)
+        try:
+            return cast("Reply | None", pending.wait()) or self._stored(task_id)
+        finally:
+            self.router.forget(pending)
+
+    def forget(self, task_id: str) -> None:
+        """Drop the stored result of a task. Raises BackendUnavailable."""
+        try:
+            self._redis.unlink(self._keys.result(task_id))
+        except RedisError as error:
+            raise BackendUnavailable(_NO_RESULTS) from error
+
+    def cancel(self, task_id: str) -> str:
+        """Take back what has not started. Returns the state it was in: `PENDING` means cancelled, '' unknown id."""
+        try:
+            return self._canceller.cancel(task_id)
+        except RedisError as error:
+            raise BackendUnavailable(_NO_QUEUE) from error
+
+    def charge(self, caller: Caller) -> float:
+        """Count a request that is not submitted against its caller's rate. Returns the seconds until the caller may ask
+        again, 0 where it was within it, has none, or Redis cannot say.
+        """
+        quota = self._quotas.of(caller)
+        if quota is None:
+            return 0.0
+        try:
+            keys = QuotaKeys(quota=self._keys.quota(quota.key_id))
+            early_us = self._charge(keys=keys, args=ChargeArgs(interval_us=quota.interval_us, burst=quota.burst))
+        except RedisError as error:
+            logger.warning("a refused request was not counted: %s", error)
+            return 0.0
+        return int(cast("int", early_us)) / 1_000_000
+
+    def task_of(self, request_id: str, owner: str = "") -> str:
+        """The task id behind its owner's own request id; the id itself when there is none."""
+        try:
+            known = cast("bytes | None", self._redis.get(self._keys.request(_scoped(request_id, owner))))
+        except RedisError as error:
+            raise BackendUnavailable(_NO_RESULTS) from error
+        return known.decode() if known else request_id
+
+    def _answered(self, out: Outgoing) -> None:
+        CACHE_HITS.labels(out.model).inc()
+        self._on_answered(out, self._tiers[out.queue])
+
+    def _take_back(self, task_ids: Sequence[str]) -> bool:
+        longest_ms = self._settings.request_timeout_ms
+        try:
+            keys = HangUpKeys(cancelled=self._keys.cancelled())
+            self._hang_up(keys=keys, args=[*HangUpArgs(keep_ms=longest_ms), *task_ids])
+        except RedisError as error:
+            logger.warning("%d requests whose callers have gone were not taken back: %s", len(task_ids), error)
+            return False
+        return True
+
+    def _take_back_later(self, task_ids: Sequence[str]) -> None:
+        """Once Redis answers again; after their deadlines they are dropped without that."""
+
+        def keep_trying() -> None:
+            until = time.monotonic() + self._settings.request_timeout_s
+            while not self._take_back(task_ids) and time.monotonic() < until:
+                gevent.sleep(_TAKE_BACK_EVERY_S)
+
+        gevent.spawn(keep_trying)
+
+    def _stored(self, task_id: str) -> Reply | None:
+        try:
+            raw = cast("bytes | None", self._redis.get(self._keys.result(task_id)))
+        except RedisError as error:
+            raise BackendUnavailable(_NO_RESULTS) from error
+        return decode_reply(raw) if raw else None
+
+
+def _scoped(request_id: str, owner: str) -> str:
+    """Two owners may call their requests the same."""
+    return f"{owner}/{request_id}" if owner else request_id
+
+
+def checked(reply: object) -> Reply:
+    """A successful reply, or the error that it stands for."""
+    if isinstance(reply, Reply):
+        if reply.status == "SUCCESS":
+            return reply
+        raise error_of(reply)
+    if isinstance(reply, BunchError):
+        raise reply
+    raise DeadlineExceeded("no answer within the request's time")
+
+
+def error_of(reply: Reply) -> BunchError:
+    """Map by code, never by the exception's class: the reader may not have it."""
+    if reply.status == "REVOKED":
+        return TaskCancelled("the request was cancelled")
+    code = decode_details(reply.bunch).code
+    text = decode_error(reply.result).text if bytes(reply.result) != b"null" else ""
+    return BY_CODE.get(code, InferenceFailed)(text or "the model failed")
+
+
+def _make_ids(block: int = 256) -> Iterator[str]:
+    """Random ids in the form of a UUID of version 8, behind five digits that count up every four seconds for 48 days.
+
+    So ids that come together lie together in an index, as those of RFC 9562's version 7 do; but 48 bits of time would
+    leave too few random ones beside an owner's (`tasks.protocol.ids`). One system call for 256 of them.
+    """
+    while True:
+        random = os.urandom(16 * block).hex()
+        moment = f"{int(time.time()) >> 2 & 0xFFFFF:05x}"
+        for start in range(0, 32 * block, 32):
+            h = random[start : start + 32]
+            yield f"{moment}{h[5:8]}-{h[8:12]}-8{h[13:16]}-a{h[17:20]}-{h[20:]}"
+
+
+_ids = _make_ids()
+
+
+def new_id() -> str:
+    return next(_ids)
+
+
+def _forget_ids() -> None:
+    """A forked child must not go on with its parent's random block."""
+    global _ids  # noqa: PLW0603 - the generator is this process's, and this is the one place that replaces it
+    _ids = _make_ids()
+
+
+os.register_at_fork(after_in_child=_forget_ids)

@@ -1,0 +1,194 @@
+"""The outbox: every request of one event-loop turn goes to Redis in one script call.
+
+    greenlets ──put──▶ [ … ] ──one EVALSHA──▶ admitted: queued          refused: why, and when to come again
+                                             │ asked before: whose outcome it gets
+                                             └ Redis away: BackendUnavailable, at once, for all of the flush
+
+One flush is under way at a time, so the slower Redis is, the more goes into each: the load sets the batch.
+A flush whose connection broke is sent once more; `submit.lua` remembers what it has already queued. One that was not
+answered in time may still run: its callers are refused, and what they asked for is taken back once Redis answers again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import gevent
+import msgspec
+from gevent.event import Event
+from redis import Redis
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from config.keys import Shard, reply_channel
+from config.redis import Line, Script
+from tasks.client.admission_args import Rules
+from tasks.client.admission_codes import QUEUED, answered, refusals
+from tasks.client.router import Pending
+from tasks.errors import BackendUnavailable, BunchError
+from tasks.protocol.messages import Outgoing
+from tasks.script_args import FlushArgs, FlushKeys, RunRow
+
+logger = logging.getLogger(__name__)
+
+MAX_FLUSH = 512
+MAX_FLUSH_BYTES = 4 * 1024 * 1024
+
+
+class Posted(msgspec.Struct):
+    out: Outgoing
+    rest: bytes
+    pending: Pending
+    receipt: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The queue has it: what a caller who does not wait is told."""
+
+    task_id: str
+
+
+class Outbox:
+    """Collects and flushes. `settle` wakes a refused caller, or one who wants a receipt.
+
+    `on_doubt` gets the task ids of a flush that may yet run, though its callers have been refused; `on_answered` each
+    request that was answered from the cache, and so never reaches a worker.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        name: str,
+        rules: Rules,
+        settle: Callable[[Pending, object], None],
+        shard: Shard | None = None,
+        on_doubt: Callable[[list[str]], None] = lambda task_ids: None,
+        on_answered: Callable[[Outgoing], None] = lambda out: None,
+    ) -> None:
+        self._name = name
+        self._channel = reply_channel(name)
+        self._line = Line(redis)
+        self._rules = rules
+        self._settle = settle
+        self._on_doubt = on_doubt
+        self._on_answered = on_answered
+        self._keys = shard or Shard()
+        self._items: list[Posted] = []
+        self._wake = Event()
+        self._script = Script(rules.script)
+        self._greenlet: gevent.Greenlet[..., None] | None = None
+        self.flushes = 0
+
+    def start(self) -> None:
+        self._greenlet = gevent.spawn(self._run)
+
+    def stop(self) -> None:
+        if self._greenlet is not None:
+            self._greenlet.kill()
+        self._line.close()
+
+    def put(self, out: Outgoing, rest: bytes, pending: Pending, *, receipt: bool = False) -> None:
+        self._items.append(Posted(out, rest, pending, receipt))
+        self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            # While Redis was slow some may have given up: what is not queued need not be computed for nobody.
+            batch = [item for item in self._next() if not item.pending.done]
+            if not batch:
+                continue
+            try:
+                statuses = self._flush(batch)
+            except (RedisError, OSError) as error:
+                logger.warning("cannot queue %d requests: %s", len(batch), error)
+                self._refuse(batch, BackendUnavailable("the queue is not reachable; try again shortly"))
+                if isinstance(error, RedisTimeoutError):
+                    self._on_doubt([item.out.task_id for item in batch if not item.pending.runs_on])
+            except Exception:
+                logger.exception("outbox")
+                self._refuse(batch, BackendUnavailable("the queue could not take it; try again shortly"))
+            else:
+                self._report(batch, statuses)
+
+    def _next(self) -> list[Posted]:
+        size = 0
+        count = 0
+        for item in self._items:
+            size += len(item.rest)
+            count += 1
+            if count >= MAX_FLUSH or size >= MAX_FLUSH_BYTES:
+                break
+        batch, self._items = self._items[:count], self._items[count:]
+        if not self._items:
+            self._wake.clear()
+        return batch
+
+    def _flush(self, batch: list[Posted]) -> bytes:
+        self.flushes += 1
+        models: dict[str, int] = {}
+        # The queue itself for requests without a quota: the common case, and no tuple for each. A key whose limits have
+        # just been changed is held to the ones before for the rest of a flush.
+        classes: dict[object, int] = {}
+        quotas: dict[str, int] = {}
+        keys = [*FlushKeys(flush=self._keys.flush(f"{self._name}:{self.flushes}"), arrivals=self._keys.arrivals())]
+        about: list[object] = []
+        args: list[Any] = []
+        known = False
+        run: tuple[int, int, int, int] | tuple[()] = ()
+        count_at = 0
+        for item in batch:
+            out = item.out
+            kind: object = out.queue if out.quota is None else (out.queue, out.quota.key_id)
+            named = out.request_key
+            if out.once is not None:
+                kind, named = (kind, True), out.once.words(named)
+                known = True
+            number = classes.get(kind)
+            if number is None:
+                number = classes[kind] = len(classes) + 1
+                model = models.setdefault(out.model, len(models) + 1)
+                about += self._rules.of_class(out, model, quotas)
+            # What neighbours have in common is said once, as a `RunRow`: a word more for each costs Redis as much as we
+            # do to send it.
+            shared = (number, out.deadline_ms, out.queue_limit_ms, 2 if named else 1)
+            if shared != run:
+                run = shared
+                count_at = len(args) + len(run)
+                args += RunRow(*run, messages=0)
+            args[count_at] += 1
+            if named:
+                args.append(named)
+            args.append(item.rest)
+        for name in models:
+            keys += self._rules.keys_of(name)
+        keys += [self._keys.quota(key_id) for key_id in quotas]
+        if known:
+            keys += self._rules.known_keys
+        head = FlushArgs(models=len(models), tiers=len(self._rules.shares), classes=len(classes), channel=self._channel)
+        depths = [self._rules.depth_limit(name) for name in models]
+        every = (*head, *self._rules.general, *self._rules.shares, *depths, *about, *args)
+        return cast("bytes", self._line.script(self._script, keys, every))
+
+    def _report(self, batch: list[Posted], answer: bytes) -> None:
+        if answer.strip(QUEUED):
+            outs = [item.out for item in batch]
+            for out in answered(answer, outs):
+                self._on_answered(out)
+            for item, error in zip(batch, refusals(answer, outs), strict=True):
+                if error is not None:
+                    self._settle(item.pending, error)
+                elif item.receipt:
+                    self._settle(item.pending, Receipt(item.out.task_id))
+            return
+        for item in batch:
+            if item.receipt:
+                self._settle(item.pending, Receipt(item.out.task_id))
+
+    def _refuse(self, batch: list[Posted], error: BunchError) -> None:
+        for item in batch:
+            self._settle(item.pending, error)

@@ -1,0 +1,359 @@
+"""The reply router of a gevent frontend: one subscription per process, one waiter per request.
+
+    finish.lua ──PUBLISH bunch:reply:<process> '[reply, …]'──▶ reader ──▶ Pending.reply, its greenlet goes on
+    cancel.lua ──PUBLISH bunch:revoked '[reply]', to all ─────▶ │
+                                                              │
+    stored keys ◀──MGET: after a reconnect, before a deadline─┘
+
+Celery's own result consumer wakes every waiter at each message, holds a subscription per task, and dies after a Redis
+outage of about 19 s (`celery.backends.asynchronous.geventDrainer`); none of that is used here.
+
+Pub/sub may drop, so it is only the fast way: after every reconnect, and just before a deadline, the stored keys of what
+is still pending are read. An id that another process submitted is watched through Celery's own channel for it, for as
+long as somebody waits and no longer.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, cast
+
+import gevent
+import msgspec
+from gevent import get_hub, getcurrent
+from gevent.lock import RLock
+from redis import Redis
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from config.keys import RESULT_PREFIX, REVOKED_CHANNEL, reply_channel
+from config.redis import dedicated_connection
+from tasks.errors import CallerGone, ShuttingDown
+from tasks.protocol.results import FINISHED, Reply, decode_replies, decode_reply
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.05
+# Long enough for one MGET, short enough to be "just before" the deadline.
+_LAST_LOOK_S = 0.1
+# How soon a caller who has hung up is noticed; one system call for each who waits.
+_ASK_EVERY_S = 0.25
+_READ_TIMEOUT_S = 1.0
+# A subscription that has gone dead without a word (a firewall's table, a host that vanished) looks like one that has
+# nothing to say: after so long it is asked, after three times as long it is taken for dead.
+_SILENCE_S = 1.0
+_MAX_BACKOFF_S = 1.0
+_MGET_CHUNK = 500
+
+STORED = "STORED"
+_REVOKED = REVOKED_CHANNEL.encode()
+
+
+class Pending:
+    """One request that somebody waits for. `reply` is set once; None after `wait` means that time ran out.
+
+    `runs_on` is for whoever sends it: it is not to be taken back, whatever becomes of the one who waits.
+    """
+
+    __slots__ = ("_waiter", "channel", "deadline", "done", "due", "hung_up", "reply", "runs_on", "task_id")
+
+    def __init__(
+        self, task_id: str, deadline: float, channel: str = "", hung_up: Callable[[], bool] | None = None
+    ) -> None:
+        self.task_id = task_id
+        self.hung_up = hung_up
+        self.runs_on = False
+        self.deadline = deadline
+        self.channel = channel
+        # When the router has to see to it.
+        self.due = deadline
+        self.reply: Any = None
+        self.done = False
+        self._waiter: Any = None
+
+    def wait(self) -> Any:
+        """Block this greenlet until `settle`; the router settles everything by its deadline at the latest."""
+        if not self.done:
+            self._waiter = getcurrent()
+            try:
+                while not self.done:
+                    get_hub().switch()
+            finally:
+                self._waiter = None
+        return self.reply
+
+    def settle(self, reply: Any) -> None:
+        """Wake the waiting greenlet. Runs in the hub, or in the greenlet that waits."""
+        if self.done:
+            return
+        self.reply = reply
+        self.done = True
+        if self._waiter is not None:
+            self._waiter.switch()
+
+
+class Router:
+    """Delivers replies to the greenlets of this process. Constructing builds; `start` subscribes."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        process_id: str,
+        *,
+        on_hang_up: Callable[[Sequence[str]], object] = lambda task_ids: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.channel = reply_channel(process_id)
+        self._on_hang_up = on_hang_up
+        self._redis = redis
+        self._clock = clock
+        self._pending: dict[str, Pending] = {}
+        self._watched: dict[str, list[Pending]] = {}
+        # Nobody is due before this.
+        self._next = math.inf
+        self._connection: Any = None
+        self._sending = RLock()
+        self._greenlets: list[gevent.Greenlet[..., None]] = []
+        self._stopped = False
+        self._refusing = False
+        self.connected = False
+
+    def start(self) -> None:
+        self._greenlets = [gevent.spawn(self._read), gevent.spawn(self._sweep)]
+
+    def stop(self) -> None:
+        self._stopped = True
+        gevent.killall(self._greenlets)
+        self._disconnect()
+        # With the sweep gone nothing else would ever end their waits.
+        self._refuse_all()
+
+    def refuse(self) -> None:
+        """From now on nobody waits: this process has to go, and its callers shall hear so before they are cut off."""
+        self._refusing = True
+
+    @property
+    def size(self) -> int:
+        """Requests that are waited for: must be 0 when nobody waits."""
+        return len(self._pending) + sum(map(len, self._watched.values()))
+
+    def expect(self, task_id: str, timeout_s: float, hung_up: Callable[[], bool] | None = None) -> Pending:
+        """Register before the message is sent: the reply may be there before the sender looks again.
+
+        `hung_up` says whether the caller has gone; it is asked now and then, and a request that nobody waits for any
+        more is settled with `CallerGone` and taken back.
+        """
+        pending = Pending(task_id, self._clock() + timeout_s, hung_up=hung_up)
+        self._pending[task_id] = pending
+        self._schedule(pending, pending.deadline - _LAST_LOOK_S)
+        return pending
+
+    def watch(self, task_id: str, timeout_s: float) -> Pending:
+        """Wait for an id that this process did not submit."""
+        channel = RESULT_PREFIX + task_id
+        pending = Pending(task_id, self._clock() + timeout_s, channel)
+        watchers = self._watched.setdefault(task_id, [])
+        watchers.append(pending)
+        self._schedule(pending, pending.deadline)
+        # The confirmation of the subscription triggers the first look at the key, so nothing can fall between the two.
+        self._send("SUBSCRIBE", channel)
+        return pending
+
+    def forget(self, pending: Pending) -> None:
+        """Leave nothing behind, whatever ended the wait."""
+        pending.done = True
+        if not pending.channel:
+            self._pending.pop(pending.task_id, None)
+            return
+        watchers = self._watched.get(pending.task_id, [])
+        if pending in watchers:
+            watchers.remove(pending)
+            if not watchers:
+                del self._watched[pending.task_id]
+                self._send("UNSUBSCRIBE", pending.channel)
+
+    def settle(self, pending: Pending, reply: Any) -> None:
+        """Settle from any greenlet; the waiter runs in the hub's next round."""
+        get_hub().loop.run_callback(pending.settle, reply)
+
+    def _refuse_all(self) -> list[str]:
+        """The task ids of those who are told so now, and whose requests may be taken back."""
+        waiting = [each for each in self._pending.values() if not each.done]
+        for pending in waiting:
+            self.settle(pending, ShuttingDown("this process is stopping; try again, and another one will answer"))
+        for watcher in chain.from_iterable(tuple(self._watched.values())):
+            self.settle(watcher, None)
+        return [pending.task_id for pending in waiting if not pending.runs_on]
+
+    def _schedule(self, pending: Pending, at: float) -> None:
+        """Costs a comparison: nearly all are answered in time, and then nobody has looked at any of this."""
+        pending.due = at
+        self._next = min(self._next, at)
+
+    def _read(self) -> None:
+        backoff = 0.0
+        while not self._stopped:
+            try:
+                self._connect()
+                backoff = 0.0
+                self._read_until_broken()
+            except (RedisError, OSError) as error:
+                if isinstance(error, RedisTimeoutError):
+                    # What silenced this connection has silenced those that lie idle beside it.
+                    self._redis.connection_pool.disconnect(inuse_connections=False)
+                if not self._stopped:
+                    logger.warning("reply subscription lost (%s); subscribing again", error)
+            except Exception:
+                logger.exception("reply router")
+            self._disconnect()
+            backoff = min(_MAX_BACKOFF_S, backoff * 2 or 0.02)
+            gevent.sleep(backoff)
+
+    def _connect(self) -> None:
+        connection = dedicated_connection(self._redis.connection_pool)
+        with self._sending:
+            watched = (RESULT_PREFIX + each for each in self._watched)
+            connection.send_command("SUBSCRIBE", REVOKED_CHANNEL, self.channel, *watched)
+            self._connection = connection
+
+    def _disconnect(self) -> None:
+        self.connected = False
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+
+    def _read_until_broken(self) -> None:
+        heard = self._clock()
+        own = self.channel.encode()
+        while True:
+            try:
+                message = self._connection.read_response(timeout=_READ_TIMEOUT_S, disconnect_on_error=False)
+            except RedisTimeoutError:
+                if self._clock() - heard > 3 * _SILENCE_S:
+                    raise
+                if self._clock() - heard > _SILENCE_S:
+                    self._send("PING")
+                continue
+            heard = self._clock()
+            kind = message[0]
+            if kind == b"message":
+                self._hear(message[1], message[2])
+            elif kind == b"subscribe":
+                if message[1] == own:
+                    # Whatever was published while nobody listened is in its key.
+                    self.connected = True
+                    self._look_up(list(self._pending))
+                elif message[1] != _REVOKED:
+                    self._look_up([message[1].decode().removeprefix(RESULT_PREFIX)])
+
+    def _hear(self, channel: bytes, data: bytes) -> None:
+        try:
+            several = channel in {self.channel.encode(), _REVOKED}
+            replies = decode_replies(data) if several else [decode_reply(data)]
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            # One reply of many that cannot be read must not cost the others theirs; each has a key of its own.
+            logger.error("unreadable replies on %s: %r; reading the stored keys", channel, error)
+            self._look_up([*self._pending, *self._watched])
+        else:
+            self._deliver(replies)
+
+    def _send(self, *command: str) -> None:
+        """On the subscription's connection; when it is away, the reconnect subscribes to all that is watched."""
+        with self._sending:
+            connection = self._connection
+            if connection is None:
+                return
+            try:
+                connection.send_command(*command)
+            except (RedisError, OSError) as error:
+                logger.debug("reply subscription: %s: %s", command[0], error)
+
+    def _deliver(self, replies: Sequence[Reply]) -> None:
+        get_hub().loop.run_callback(self._deliver_in_hub, replies)
+
+    def _deliver_in_hub(self, replies: Sequence[Reply]) -> None:
+        too_large: list[str] = []
+        for reply in replies:
+            if reply.status == STORED:
+                too_large.append(reply.task_id)
+            elif reply.status in FINISHED:
+                pending = self._pending.pop(reply.task_id, None)
+                if pending is not None:
+                    pending.settle(reply)
+                for watcher in tuple(self._watched.get(reply.task_id, ())):
+                    watcher.settle(reply)
+        if too_large:
+            gevent.spawn(self._look_up, too_large)
+
+    def _look_up(self, task_ids: Sequence[str]) -> None:
+        for start in range(0, len(task_ids), _MGET_CHUNK):
+            chunk = task_ids[start : start + _MGET_CHUNK]
+            stored = self._redis.mget([RESULT_PREFIX + each for each in chunk])
+            self._deliver([_decoded(cast("bytes", raw), key) for raw, key in zip(stored, chunk, strict=True) if raw])
+
+    def _sweep(self) -> None:
+        """Everything that waits is settled by its deadline, with one last look at the stored keys before."""
+        ask_at = self._clock() + _ASK_EVERY_S
+        while not self._stopped:
+            gevent.sleep(_TICK_S)
+            now = self._clock()
+            try:
+                self._sweep_until(now)
+                if self._refusing and (refused := self._refuse_all()):
+                    # They will ask again elsewhere.
+                    gevent.spawn(self._on_hang_up, refused)
+                if now >= ask_at:
+                    ask_at = now + _ASK_EVERY_S
+                    self._look_for_hang_ups()
+            except Exception:
+                # Every deadline of this process hangs on this one greenlet.
+                logger.exception("sweep of deadlines")
+
+    def _sweep_until(self, now: float) -> None:
+        soon = now + _TICK_S / 2
+        if soon < self._next:
+            return
+        waiting = [*self._pending.values(), *chain.from_iterable(self._watched.values())]
+        self._next = min((each.due for each in waiting if each.due > soon), default=math.inf)
+        self._last_look([each for each in waiting if each.due <= soon], soon)
+
+    def _look_for_hang_ups(self) -> None:
+        gone = [each for each in self._pending.values() if not each.done and each.hung_up and each.hung_up()]
+        if gone:
+            for pending in gone:
+                self.settle(pending, CallerGone("the caller has closed its connection, or its sending side"))
+            # Not here: a Redis that hangs must not hold up everybody else's deadline.
+            gevent.spawn(self._on_hang_up, [pending.task_id for pending in gone])
+
+    def _last_look(self, due: Iterable[Pending], until: float) -> None:
+        looked_up: list[str] = []
+        for pending in due:
+            if pending.done:
+                continue
+            if pending.deadline <= until:
+                # Whoever would forget it may have been killed before it came to wait.
+                self._pending.pop(pending.task_id, None)
+                get_hub().loop.run_callback(pending.settle, None)
+            else:
+                self._schedule(pending, pending.deadline)
+                looked_up.append(pending.task_id)
+        if looked_up:
+            gevent.spawn(self._look_up_quietly, looked_up)
+
+    def _look_up_quietly(self, task_ids: Sequence[str]) -> None:
+        try:
+            self._look_up(task_ids)
+        except RedisError as error:
+            logger.warning("could not read %d stored results before their deadline: %s", len(task_ids), error)
+
+
+def _decoded(raw: bytes, task_id: str) -> Reply:
+    try:
+        return decode_reply(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        logger.error("the stored result of %s cannot be read: %r", task_id, error)
+        return Reply(task_id, "FAILURE")

@@ -1,0 +1,50 @@
+"""Telling the workers, through Celery's remote control, and hearing what each says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from config.environ import forget_other_programs
+from config.settings import Settings
+from tasks.fleet.registry_reader import Fleet, WorkerRow
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+REPLY_WITHIN_S = 2.0
+
+
+def tell(
+    settings: Settings, redis: Redis, command: str, arguments: dict[str, Any], nodes: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Send `command` to all workers, or to `nodes`; what each replied, by its node name.
+
+    Who does not reply in time is missing: its main thread is stopped, or it is gone.
+    """
+    expected = nodes if nodes is not None else [row.node for row in _alive(settings, redis)]
+    if not expected:
+        return {}
+    # Celery takes longer to load than all else of a command, and only who tells somebody something needs it.
+    from tasks.app import make_app
+
+    # Before Celery looks: it would go to the broker that another program's variables name.
+    forget_other_programs()
+    app = make_app(settings)
+    try:
+        replies = app.control.broadcast(
+            command, arguments, destination=list(expected), reply=True, timeout=REPLY_WITHIN_S, limit=len(expected)
+        )
+    finally:
+        app.close()
+    return {node: reply for each in cast("list[dict[str, Any]]", replies or []) for node, reply in each.items()}
+
+
+def find_nodes(settings: Settings, redis: Redis, name: str) -> list[str]:
+    """The node names of living workers that `name` means: a node name, the part before its @, or a worker id."""
+    return [row.node for row in _alive(settings, redis) if name in {row.node, row.node.partition("@")[0], row.id}]
+
+
+def _alive(settings: Settings, redis: Redis) -> list[WorkerRow]:
+    fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
+    return [row for row in fleet.alive_of(fleet.workers()) if row.node]

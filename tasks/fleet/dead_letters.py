@@ -1,0 +1,74 @@
+"""The dead letters: requests that were given up, kept for an operator with all that is needed to send them again.
+
+`finish.lua` writes them, in the same call that answers the caller. Replaying keeps the task id, so whoever polls for it
+still gets the answer.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import msgspec
+from redis import Redis
+
+from config.keys import Shard
+from config.tiers import Tier
+from tasks.protocol.messages import without_expiry
+from tasks.protocol.results import DeadLetter
+from tasks.script_args import REPLAY, ReplayArgs, ReplayKeys
+
+_decode = msgspec.json.Decoder(DeadLetter).decode
+
+
+class DeadLetters:
+    """Finds, shows, replays and drops."""
+
+    def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
+        self._redis = redis
+        self._keys = shard or Shard()
+        self._replay = redis.register_script(REPLAY.text)
+
+    def newest(self, limit: int = 1000) -> list[DeadLetter]:
+        """The newest first."""
+        ids = cast("list[bytes]", self._redis.zrevrange(self._keys.dead(), 0, limit - 1))
+        pipeline = self._redis.pipeline(transaction=False)
+        for each in ids:
+            pipeline.hget(self._keys.dead(each.decode()), "record")
+        return [_decode(raw) for raw in pipeline.execute() if raw]
+
+    def show(self, task_id: str) -> tuple[DeadLetter, bytes] | None:
+        """The record and the message as it was queued; None for an unknown id."""
+        stored = cast("dict[bytes, bytes]", self._redis.hgetall(self._keys.dead(task_id)))
+        return (_decode(stored[b"record"]), stored[b"message"]) if stored else None
+
+    def replay(self, task_id: str, time_s: float, result_ttl_s: float) -> bool:
+        """Queue it again under its own id, with `time_s` to be answered and a fresh count of attempts."""
+        stored = self.show(task_id)
+        if stored is None:
+            return False
+        record, message = stored
+        keys = ReplayKeys(
+            dead=self._keys.dead(),
+            letter=self._keys.dead(task_id),
+            result=self._keys.result(task_id),
+            queue=self._keys.queue(record.model, Tier(record.tier)),
+            bell=self._keys.bell(record.model),
+        )
+        args = ReplayArgs(
+            task_id=task_id,
+            time_ms=int(time_s * 1000),
+            result_ttl_ms=int(result_ttl_s * 1000),
+            message=without_expiry(message),
+        )
+        return bool(self._replay(keys=keys, args=args))
+
+    def drop(self, task_id: str) -> bool:
+        """Forget it; whether there was one."""
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.zrem(self._keys.dead(), task_id)
+        pipeline.delete(self._keys.dead(task_id))
+        removed, _ = pipeline.execute()
+        return bool(removed)
+
+    def ids(self) -> list[str]:
+        return [each.decode() for each in cast("list[bytes]", self._redis.zrange(self._keys.dead(), 0, -1))]

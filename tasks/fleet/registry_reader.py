@@ -1,0 +1,183 @@
+"""What runs and what waits, as Redis knows it: the registry of workers, and the queues.
+
+Workers write what they say of themselves under `bunch:worker:<id>` and beat in `bunch:workers` every second; a worker
+whose last beat is older than the lease TTL counts as gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import msgspec
+from redis import Redis
+
+from batching.script_args import LOOK, LookKeys
+from config.keys import Shard
+from config.tiers import TIERS
+
+_RATE_OVER_S = 5
+
+
+class ExecutorRow(msgspec.Struct, frozen=True):
+    """One executor, as its worker reports it. `busy` is the fraction of the last second spent in the model. `error` is
+    why it did not start or, while it is starting, why the process before was replaced.
+
+    `safe_size` is the largest batch that its device's memory had room for, None while any will do. As learnt from the
+    last dozen batches, None before: `one_ms` is what one of one request takes, `rate_rps` what full ones come to.
+    `device` is what its model was told, and which GPU that is; `in_flight` how many requests are in its hands.
+    """
+
+    model: str
+    executor: str
+    state: str
+    error: str | None = None
+    busy: float = 0.0
+    batches: int = 0
+    restarts: int = 0
+    pid: int | None = None
+    breaker: str = "closed"
+    safe_size: int | None = None
+    one_ms: float | None = None
+    rate_rps: float | None = None
+    device: str = ""
+    in_flight: int = 0
+
+
+class WorkerRow(msgspec.Struct, frozen=True):
+    """One worker. `age_ms` is the time since its last heartbeat, filled in by the reader; `node` its name in Celery.
+
+    `degraded`: one of its executors takes no batches, or its model's breaker is not closed.
+    `seal` tells which key it knows frontends' messages by (`config.secrets.message_keys.fingerprint`).
+    """
+
+    id: str
+    hostname: str
+    pid: int
+    started_at: float
+    models: tuple[ExecutorRow, ...] = ()
+    state: str = "running"
+    age_ms: int = 0
+    node: str = ""
+    degraded: bool = False
+    seal: str = ""
+
+    @property
+    def name(self) -> str:
+        """What people call it, wherever it is spoken of: as Celery and Flower do."""
+        return self.node or self.id
+
+
+class QueueRow(msgspec.Struct, frozen=True):
+    """One tier queue. `oldest_ms` is the age of what waits longest, 0 when nothing does or nobody knows."""
+
+    model: str
+    tier: str
+    depth: int
+    oldest_ms: int
+    arrival_rps: float = 0.0
+
+
+class Fleet:
+    """Reads the registry; a handful of round trips each, for pages and commands rather than for requests."""
+
+    def __init__(self, redis: Redis, shard: Shard | None = None, lease_ttl_s: float = 5.0) -> None:
+        self._redis = redis
+        self._keys = shard or Shard()
+        self._ttl_ms = lease_ttl_s * 1000
+        self._look = redis.register_script(LOOK.text)
+
+    def workers(self) -> list[WorkerRow]:
+        """Every worker with a heartbeat, the silent ones among them (`age_ms` tells).
+
+        A beat from the future says as little of now as one from the past: Redis' clock has gone back.
+        """
+        beats = cast("list[tuple[bytes, float]]", self._redis.zrange(self._keys.workers(), 0, -1, withscores=True))
+        if not beats:
+            return []
+        seconds, micros = self._redis.time()
+        now_ms = seconds * 1000 + micros // 1000
+        stored = cast("list[bytes | None]", self._redis.mget([self._keys.worker(name.decode()) for name, _ in beats]))
+        rows = []
+        for raw, (_, beat_ms) in zip(stored, beats, strict=True):
+            if raw:
+                row = msgspec.json.decode(raw, type=WorkerRow)
+                rows.append(msgspec.structs.replace(row, age_ms=abs(int(now_ms - beat_ms))))
+        return rows
+
+    def alive_of(self, workers: Iterable[WorkerRow]) -> list[WorkerRow]:
+        """Those that have beaten within the lease TTL, whatever they are doing."""
+        return [row for row in workers if row.age_ms <= self._ttl_ms]
+
+    def healthy(self) -> list[WorkerRow]:
+        return self.healthy_of(self.workers())
+
+    def healthy_of(self, workers: Iterable[WorkerRow]) -> list[WorkerRow]:
+        """Those that have beaten within the lease TTL and are not on their way out."""
+        return [row for row in workers if row.age_ms <= self._ttl_ms and row.state == "running"]
+
+    def queues(self, models: Iterable[str]) -> list[QueueRow]:
+        """Depth and oldest age of every tier queue of `models`, and its arrivals over the last five seconds."""
+        rows = []
+        arrivals = self._arrivals()
+        for model in models:
+            now_ms, depths, oldest, _ = cast(
+                "tuple[int, list[int], list[int], list[int]]",
+                self._look(keys=(*LookKeys(delayed=self._keys.delayed(model)), *self._keys.queues(model))),
+            )
+            rows += [
+                QueueRow(
+                    model,
+                    tier.value,
+                    depth,
+                    max(0, int(now_ms - at)) if at else 0,
+                    arrivals.get(self._keys.queue(model, tier), 0.0),
+                )
+                for tier, depth, at in zip(TIERS, depths, oldest, strict=True)
+            ]
+        return rows
+
+    def _arrivals(self) -> dict[str, float]:
+        """Requests queued per second, per queue, over the last whole seconds."""
+        second = self._redis.time()[0]
+        pipeline = self._redis.pipeline(transaction=False)
+        for ago in range(1, _RATE_OVER_S + 1):
+            pipeline.hgetall(self._keys.arrivals(second - ago))
+        rates: dict[str, float] = {}
+        for counts in cast("list[dict[bytes, bytes]]", pipeline.execute()):
+            for queue, count in counts.items():
+                rates[queue.decode()] = rates.get(queue.decode(), 0.0) + int(count) / _RATE_OVER_S
+        return rates
+
+
+def ready_models(workers: Iterable[WorkerRow]) -> set[str]:
+    """Models with at least one executor that takes batches."""
+    return {each.model for worker in workers for each in worker.models if each.state == "ready"}
+
+
+# The worst last, as `bunch_breaker_state` counts them.
+BREAKER_STATES = ("closed", "half-open", "open")
+
+
+def breakers(workers: Iterable[WorkerRow], models: Iterable[str]) -> dict[str, str]:
+    """Each model's breaker: the worst of its workers', since part of what waits is not taken there."""
+    worst = dict.fromkeys(models, BREAKER_STATES[0])
+    for each in (executor for worker in workers for executor in worker.models):
+        if each.model in worst:
+            worst[each.model] = max(worst[each.model], each.breaker, key=BREAKER_STATES.index)
+    return worst
+
+
+def safe_sizes(workers: Iterable[WorkerRow]) -> dict[str, int]:
+    """Models some of whose devices have run out of memory, with the largest batch that the smallest had room for."""
+    found: dict[str, int] = {}
+    for each in (executor for worker in workers for executor in worker.models):
+        if each.safe_size is not None:
+            found[each.model] = min(each.safe_size, found.get(each.model, each.safe_size))
+    return found
+
+
+def utilisation(workers: Iterable[WorkerRow]) -> float:
+    """Mean busy fraction over the executors that are ready."""
+    busy = [each.busy for worker in workers for each in worker.models if each.state == "ready"]
+    return sum(busy) / len(busy) if busy else 0.0

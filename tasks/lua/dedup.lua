@@ -1,0 +1,275 @@
+-- Whether a request has been asked before: tasks/client/dedup.py says what for.
+--
+-- Whoever asks a question first leaves a mark (batching/lua/dedup_marks.lua), those who join it wait in a hash: task id →
+-- <rank><message>. batching/lua/coalescing.lua ends their wait, and keeps the answer, which is the result of the one that was
+-- computed, under a name that has the model's edition in it. Ranks there count from 0.
+local CONFLICT, REPEATED, ANSWERED, JOINED = '7', '8', 'a', 'j'
+-- More stand for themselves: one step of Redis' must not read or answer any number.
+local MOST_WAITERS, MOST_BYTES = 4096, 67108864
+-- How long a mark outlives the last deadline: an executor may be at it still.
+local GRACE_MS = 60000
+-- How many are looked at that came in the millisecond of the one that is looked for.
+local SEARCHED = 512
+-- As in batching/lua/reply.lua.
+local HEARD_MS = 10000
+
+-- What is there of each question of a flush: its mark, its kept answer; false where there is none. One step for all: a
+-- call costs more than what it finds. `names` has the beginnings of the names.
+local function read_questions(at, classes, names)
+  local marks, answers, questions, editions = {}, {}, {}, {}
+  local function note(question, class)
+    local line = string.find(question, '\n', 1, true)
+    if line then question = string.sub(question, 1, line - 1) end
+    if question == '' or marks[question] ~= nil then return end
+    marks[question], answers[question] = false, false
+    local model = class.model
+    if class.kept and not model.kept_in then
+      local edition = redis.pcall('GET', model.edition_key)
+      model.kept_in = names.cached .. (type(edition) == 'string' and edition or '') .. ':'
+    end
+    questions[#questions + 1], editions[#editions + 1] = question, model.kept_in or names.cached
+  end
+  while at < #ARGV do
+    local class, first = classes[tonumber(ARGV[at + RunRow.number])], at + RunRow.width + 1
+    local after = first + ARGV[at + RunRow.words] * ARGV[at + RunRow.messages]
+    if class.once then
+      for i = first, after - 1, 2 do note(ARGV[i], class) end
+    end
+    at = after - 1
+  end
+  for from = 1, #questions, 256 do
+    local wanted, last, n = {}, math.min(from + 255, #questions), 0
+    for j = from, last do
+      wanted[n + 1], wanted[n + 2] = names.asked .. questions[j], editions[j] .. questions[j]
+      n = n + 2
+    end
+    local found = redis.call('MGET', unpack(wanted))
+    for j = from, last do
+      local at = 2 * (j - from) + 1
+      marks[questions[j]], answers[questions[j]] = found[at], found[at + 1]
+    end
+  end
+  return marks, answers
+end
+
+-- Built only in a flush in which some have been asked before, or may have been under a key: nobody else shall pay for
+-- these functions. `door` is what submit.lua knows: over_rate, refused, track, lead, id_of, tats, spent, names, now,
+-- most_memory, prefix, channel, marks, answers, lasts (for how long to leave marks that are new).
+-- Returns the judge of such requests, and what is to be called when all have been judged.
+local function recognition(door)
+  local marks, answers, lasts, names = door.marks, door.answers, door.lasts, door.names
+  local replies, results, unheld = {}, {}, {}
+
+  local function spend(class, due)
+    if due then door.tats[class.state], door.spent[class.state] = due, true end
+  end
+
+  -- Of the request that an Idempotency-Key has been used for: its id, or nothing if that came to nothing. Refused at the
+  -- door it left no key; expired or taken back it was never answered, and whoever asks again means it.
+  local function first_of(claim, fingerprint)
+    local known = redis.call('GET', claim)
+    local print, id = string.match(known or '', '^(%x+);(.+)$')
+    if not id then return nil end
+    local key = 'celery-task-meta-' .. id
+    local status = string.match(redis.call('GETRANGE', key, 0, 31), '^{"status":%s*"(%u+)"')
+    if not status or status == 'REVOKED' then return nil end
+    if status == 'FAILURE' and string.find(redis.call('GETRANGE', key, -64, -1), '"code":"DEADLINE_EXCEEDED"', 1, true) then
+      return nil
+    end
+    return id, print == fingerprint
+  end
+
+  -- Of a kept answer what stands before the task id, and what follows a request's own times, with none of them.
+  local parted = {}
+  local function parts_of(question)
+    local parts = parted[question]
+    if parts == nil then
+      local result, about, version = answers[question], nil, nil
+      local head = bytes_before_id(result)
+      if head then
+        about, version = string.match(
+          result, '^"[^"]*","bunch":{.-("reason":"[^"]*","batch_size":%d+,"batch_id":"[^"]*","cached":)false(.*)$', head + 1)
+      end
+      parts = about and {
+        before = string.sub(result, 1, head),
+        after = '"batch_wait_ms":0,"transfer_ms":0,"compute_ms":0,' .. about .. 'true' .. version,
+      }
+      parted[question] = parts or false
+    end
+    return parts
+  end
+
+  -- What has its answer already is finished as a worker would do it.
+  local function answer(class, parts, rest, request_key)
+    local id, keep = door.id_of(rest), field(rest, TTL - door.prefix, 9)
+    local key = 'celery-task-meta-' .. id
+    local result = parts.before .. '"' .. id .. '","bunch":{"admission_ms":0,"queue_ms":0,"tier":"' .. class.once
+      .. '","attempt":1,' .. parts.after
+    if string.byte(rest, 1) == 49 then
+      redis.call('SET', key, result, 'PX', keep)
+      redis.call('PUBLISH', key, result)
+    else
+      -- Nobody else waits for it: if it is heard, it need not be kept for long.
+      local n = #results
+      results[n + 1], results[n + 2], results[n + 3] = key, result, keep
+    end
+    if request_key ~= '' then redis.call('SET', request_key, id, 'PX', keep) end
+    -- As in batching/lua/reply.lua.
+    replies[#replies + 1] = #result <= 65536 and result or ('{"task_id":"' .. id .. '","status":"STORED"}')
+  end
+
+  local function is_ours(message)
+    return string.sub(message, 1, #HEAD) == HEAD
+  end
+
+  -- Where in a queue the first stands that came no earlier, counted from its head. They stand in the order in which they
+  -- came but for a few at the head, that came back or took another's place.
+  local function place_of(queue, enqueued)
+    local low, high = 1, redis.call('LLEN', queue)
+    while low < high do
+      local middle = math.floor((low + high) / 2)
+      local there = redis.call('LINDEX', queue, -middle)
+      if is_ours(there) and field(there, ENQUEUED, 13) >= enqueued then high = middle else low = middle + 1 end
+    end
+    return low
+  end
+
+  local function is_of(message, id)
+    return is_ours(message) and string.sub(message, ID, ID + #id) == id .. '"'
+  end
+
+  local function scan(queue, from, last, id, enqueued)
+    for at = from, last, 16 do
+      local there = redis.call('LRANGE', queue, -at - 15, -at)
+      for j = #there, 1, -1 do
+        if is_of(there[j], id) then return there[j] end
+        if is_ours(there[j]) and field(there[j], ENQUEUED, 13) > enqueued then return nil end
+      end
+      if #there < 16 then return nil end
+    end
+  end
+
+  -- Take a waiting request out of its queue, be it of this very flush; its message, if it was there.
+  local function withdraw(model, rank, id, enqueued)
+    local fresh, found = model.fresh[rank] or {}, nil
+    for j = #fresh, 1, -1 do
+      if is_of(fresh[j], id) then
+        found = table.remove(fresh, j)
+        break
+      end
+    end
+    local tier = model.tiers_at + TierKeys.width * rank
+    if not found then
+      local from = place_of(KEYS[tier + TierKeys.queue], enqueued)
+      found = scan(KEYS[tier + TierKeys.queue], from, from + SEARCHED, id, enqueued) or scan(KEYS[tier + TierKeys.queue], 1, 16, id, math.huge)
+      if not found or redis.call('LREM', KEYS[tier + TierKeys.queue], -1, found) == 0 then return nil end
+    end
+    -- With no thresholds a queue in which nothing is put has not been counted.
+    if model.depths[rank] then model.depths[rank], model.waiting = model.depths[rank] - 1, model.waiting - 1 end
+    local key = string.sub(found, KEY, KEY + 7)
+    if key ~= NO_KEY then unheld[#unheld + 1] = {KEYS[tier + TierKeys.held], key} end
+    return found
+  end
+
+  -- One more waits for the answer, until its own deadline.
+  local function enter(question, id, rank, message, deadline)
+    local waiting, last = names.joined .. question, deadline + GRACE_MS
+    redis.call('HSET', waiting, id, (rank - 1) .. message)
+    local longer = redis.call('PTTL', waiting) < last
+    if longer then redis.call('PEXPIRE', waiting, last) end
+    local mark = marks[question]
+    if longer or not is_joined(mark) then
+      lasts[question] = math.max(last, lasts[question] or redis.call('PTTL', names.asked .. question))
+      marks[question] = string.sub(mark, 1, 1) .. '1' .. string.sub(mark, 3)
+    end
+  end
+
+  -- What becomes of one more that asks what is asked already: 'lead', for all who come after it; 'join' those who wait;
+  -- 'alone'.
+  local function part_in(question, class, deadline, queue_limit, id, message)
+    local mark = marks[question]
+    -- Lost, or so late that nobody should wait for it; if it comes to an end, then to its own.
+    if field(mark, MARK_DEADLINE, 13) <= door.now then return 'lead' end
+    local there = redis.call('HLEN', names.joined .. question)
+    if there >= MOST_WAITERS or there * #message > MOST_BYTES then return 'alone' end
+    local rank = string.byte(mark) - 47
+    if class.rank < rank and not door.refused(class, deadline, queue_limit) then
+      local first = string.sub(mark, MARK_ID)
+      local moved = withdraw(class.model, rank, first, field(mark, MARK_ENQUEUED, 13))
+      if moved then
+        -- It goes on waiting, for this one.
+        enter(question, first, rank, moved, field(mark, MARK_DEADLINE, 13) - door.now)
+        return 'lead'
+      end
+    end
+    enter(question, id, class.rank, message, deadline)
+    return 'join'
+  end
+
+  local function part_of(question, class, deadline, queue_limit, id, message)
+    if not marks[question] then return 'lead' end
+    -- What is wrong with the keys of those who wait must not cost anybody an answer.
+    local fine, part = pcall(part_in, question, class, deadline, queue_limit, id, message)
+    return fine and part or 'alone'
+  end
+
+  -- Why one that may have been asked before does not go into the queue; as `refusal`.
+  local function known_before(class, deadline, queue_limit, i, head)
+    local question, request_key, claim, fingerprint = ARGV[i], '', '', ''
+    if string.find(question, '\n', 1, true) then
+      question, request_key, claim, fingerprint = string.match(question, '^(.-)\n(.-)\n(.-)\n(.*)$')
+    end
+    local rest, why, due = ARGV[i + 1], nil, nil
+    local id = door.id_of(rest)
+    ARGV[i] = request_key
+    why, due = door.over_rate(class)
+    if why then return why, due end
+    if claim ~= '' then
+      local known, same = first_of(claim, fingerprint)
+      if known then spend(class, due) end
+      if known and not same then return CONFLICT, 0 end
+      if known then return REPEATED, known end
+    end
+    local parts, part
+    if question ~= '' and class.model.memory <= door.most_memory then
+      parts = answers[question] and parts_of(question)
+      part = not parts and part_of(question, class, deadline, queue_limit, id, head .. rest)
+    end
+    if parts then
+      answer(class, parts, rest, request_key)
+      why = ANSWERED
+    elseif part == 'join' then
+      if string.byte(rest, 1) == 49 then door.track(rest, deadline, request_key) end
+      why = JOINED
+    else
+      local no, later = door.refused(class, deadline, queue_limit)
+      if no then return no, later end
+      due = later or due
+    end
+    if why then spend(class, due) end
+    if part == 'lead' then
+      local joined = marks[question] and is_joined(marks[question])
+      door.lead(question, class, deadline, rest)
+      if joined then
+        lasts[question] = math.max(lasts[question], redis.call('PTTL', names.joined .. question))
+        marks[question] = string.sub(marks[question], 1, 1) .. '1' .. string.sub(marks[question], 3)
+      end
+    end
+    if claim ~= '' then
+      redis.call('SET', claim, fingerprint .. ';' .. id, 'PX', deadline + field(rest, TTL - door.prefix, 9))
+    end
+    return why, due
+  end
+
+  local function conclude()
+    local heard = #replies > 0 and redis.call('PUBLISH', door.channel, '[' .. table.concat(replies, ',') .. ']') > 0
+    for j = 1, #results, 3 do
+      redis.call('SET', results[j], results[j + 1], 'PX', heard and math.min(results[j + 2], HEARD_MS) or results[j + 2])
+    end
+    for _, each in ipairs(unheld) do
+      if redis.call('HINCRBY', each[1], each[2], -1) <= 0 then redis.call('HDEL', each[1], each[2]) end
+    end
+  end
+
+  return known_before, conclude
+end

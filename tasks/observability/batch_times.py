@@ -1,0 +1,99 @@
+"""How long the batches of a running model take, from what all processes have summed up in Redis.
+
+Sums of batch sizes and of compute times stand in `bunch:metrics`. Read at intervals, their differences give the mean
+size and the mean time of the batches in between; since `a + b·n` is linear, so are its means, and a line through them
+gives a and b.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.observability.metrics import SharedMetrics
+
+
+class NoBatches(Exception):
+    """The model has run none, so nothing is known of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of one model since the start of its metrics.
+
+    `batches` are counted when they are claimed, those `computed` when their `compute_s` is known: of a few batches, one
+    that is inside the model at a reading would make them all look a good deal quicker.
+    """
+
+    batches: float
+    requests: float
+    computed: float
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """`batch_s` + `item_s`·n; `how` says how far to believe it."""
+
+    batch_s: float
+    item_s: float
+    how: str
+
+    def seconds(self, size: int) -> float:
+        return self.batch_s + self.item_s * size
+
+
+def fit(totals: Sequence[Totals]) -> BatchTimes:
+    """A line through the intervals between the readings.
+
+    Raises:
+        NoBatches: no batch has run.
+    """
+    windows = [
+        (
+            after.batches - before.batches,
+            after.requests - before.requests,
+            after.computed - before.computed,
+            after.compute_s - before.compute_s,
+        )
+        for before, after in itertools.pairwise(totals)
+    ]
+    points = [
+        (requests / claimed, took / computed, computed)
+        for claimed, requests, computed, took in windows
+        if claimed > 0 and computed > 0
+    ]
+    if not points:
+        last = totals[-1]
+        if not last.computed:
+            raise NoBatches("no batch of this model has run yet; send it some load")
+        return BatchTimes(last.compute_s / last.computed, 0.0, "the mean of all its batches; none ran meanwhile")
+    sizes, times, weights = (np.array(each) for each in zip(*points, strict=True))
+    mean_size, mean_s = np.average(sizes, weights=weights), np.average(times, weights=weights)
+    spread = np.average((sizes - mean_size) ** 2, weights=weights)
+    if spread < 0.01 * mean_size**2:
+        how = f"all held about {mean_size:.1f}, so the time is taken as the same for any size"
+        return BatchTimes(float(mean_s), 0.0, how)
+    slope = np.average((sizes - mean_size) * (times - mean_s), weights=weights) / spread
+    # Between "the same for any size" and "in proportion to it".
+    slope = float(min(max(slope, 0.0), mean_s / mean_size))
+    return BatchTimes(float(mean_s - slope * mean_size), slope, f"a line through {len(points)} readings")
+
+
+def read_totals(metrics: SharedMetrics, model: str) -> Totals:
+    values = {
+        sample.name: sample.value
+        for family in metrics.collect()
+        if family.name in {"bunch_batch_size", "bunch_compute_seconds"}
+        for sample in family.samples
+        if sample.labels.get("model") == model and not sample.name.endswith("_bucket")
+    }
+    return Totals(
+        values.get("bunch_batch_size_count", 0.0),
+        values.get("bunch_batch_size_sum", 0.0),
+        values.get("bunch_compute_seconds_count", 0.0),
+        values.get("bunch_compute_seconds_sum", 0.0),
+    )

@@ -1,0 +1,306 @@
+"""`explain`: one request's life, put together from what lies in Redis anyway.
+
+    bunch:request:<request id> ─▶ task id ─▶ bunch:record:…             the batches that it was in
+                                          ├▶ celery-task-meta-<id>      its outcome, while that is kept
+                                          ├▶ leases                     an executor has it
+                                          ├▶ queues, pauses             it waits
+                                          └▶ bunch:dead:<id>            it was given up
+
+A look at one request, for a person: a few round trips, and for one that waits as many as its queue has thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+from redis import Redis
+
+from batching.claim.registry import name_of
+from batching.claim.store import parse_entries
+from batching.fast_header import read_stamp
+from config.keys import Shard
+from config.tiers import TIERS
+from tasks.fleet.dead_letters import DeadLetters
+from tasks.observability.batch_log import UNSETTLED, BatchRecord, Journal, Member
+from tasks.protocol.ids import made_at_ms
+from tasks.protocol.results import FINISHED, Details, Reply, decode_details, decode_error, decode_reply
+
+STAGES = ("admission", "queue", "batch_wait", "transfer", "compute", "reply")
+_CHUNK = 1000
+_MAX_NEIGHBOURS = 100
+
+_Found = tuple[BatchRecord, Member]
+_STATES = {"SUCCESS": "completed", "FAILURE": "failed", "REVOKED": "cancelled", "STARTED": "running"}
+
+
+def explain(redis: Redis, models: Iterable[str], name: str, shard: Shard | None = None) -> dict[str, Any] | None:
+    """A plain dictionary about the request with this request id or task id; None when nothing is known of it.
+
+    Keys: `request_id`, `task_id`, `status`, `model`, `tier`, `attempt`, `stages` (a list of `{"stage", "ms"}` in
+    order), `accounted_ms`, `where`, `batch` (with `neighbours`), `attempts` (earlier ones), `error`. What is not known
+    is None or empty.
+
+    Raises:
+        RedisError: Redis cannot be asked.
+    """
+    keys = shard or Shard()
+    task_id, found = _known(redis, keys, name)
+    settled = _settled(found)
+    raw = cast("bytes | None", redis.get(keys.result(task_id)))
+    reply = decode_reply(raw) if raw else None
+    about: dict[str, Any] = {
+        "request_id": name,
+        "task_id": task_id,
+        "status": "unknown",
+        "model": None,
+        "tier": None,
+        "attempt": None,
+        "stages": [],
+        "accounted_ms": None,
+        "where": None,
+        "batch": None,
+        "attempts": [_attempt(*each) for each in found if each is not settled],
+        "error": None,
+    }
+    if reply is not None and reply.status in FINISHED:
+        return about | _ended(task_id, reply, settled[0] if settled else None)
+    waiting = _waits(redis, keys, tuple(models), task_id)
+    if waiting is not None:
+        return about | waiting
+    if settled is not None:
+        return about | _recorded(*settled)
+    letter = DeadLetters(redis, keys).show(task_id)
+    if letter is not None:
+        record = letter[0]
+        return about | {
+            "status": "failed",
+            "model": record.model,
+            "tier": record.tier,
+            "attempt": record.attempts,
+            "where": "a dead letter; its result has expired",
+            "error": {"code": "INFERENCE_FAILED", "type": record.exc_type, "message": record.reason},
+        }
+    if reply is None and not about["attempts"]:
+        return None
+    if reply is not None:
+        # Between a queue and a lease as we looked: the state that it had is all there is to say.
+        about["status"] = _STATES.get(reply.status, "queued")
+    return about
+
+
+def explain_recorded(redis: Redis, name: str, owner: str = "", shard: Shard | None = None) -> dict[str, Any] | None:
+    """As `explain`, of a request that has ended, from the record alone; None of any that `owner` may not know of.
+
+    Raises:
+        RedisError: Redis cannot be asked.
+    """
+    settled = _settled(Journal(redis, shard).find(name, owner))
+    return {"request_id": name, "task_id": settled[1].id} | _recorded(*settled) if settled else None
+
+
+def why_unknown(redis: Redis, name: str, shard: Shard | None = None) -> str:
+    """A sentence about a request of which nothing is known. Raises RedisError."""
+    reach = Journal(redis, shard).reach()
+    made_ms = made_at_ms(name, reach.now_ms)
+    far = "an hour"
+    if reach.cut:
+        far = (
+            f"{reach.seconds / 60:.0f} min at this rate"
+            if reach.seconds >= 90
+            else f"{reach.seconds:.0f} s at this rate"
+        )
+    if made_ms is None:
+        return f"nothing is known of {name}: never issued, or older than the record reaches: {far}"
+    if made_ms < reach.since_ms:
+        more = " (BUNCH_EXPLAIN_MAX_BYTES)" if reach.cut else ""
+        return f"{name} is older than the record reaches: {far}{more}; it is not among the failures of the last day"
+    return f"nothing is known of {name}: never issued here, or its process was killed before it wrote it down"
+
+
+def _settled(found: Iterable[_Found]) -> _Found | None:
+    """How it ended, the newest if a caller has given several one id."""
+    return max((each for each in found if each[1].code != UNSETTLED), key=lambda each: each[0].claimed_ms, default=None)
+
+
+def _known(redis: Redis, keys: Shard, name: str) -> tuple[str, list[_Found]]:
+    """The task id behind a name, the newest if a caller has given it to several, and the batches that it was in."""
+    pointer = cast("bytes | None", redis.get(keys.request(name)))
+    task_id = pointer.decode() if pointer else name
+    found = Journal(redis, keys).find(task_id)
+    if found and not pointer:
+        task_id = found[-1][1].id
+    return task_id, [each for each in found if each[1].id == task_id]
+
+
+def _ended(task_id: str, reply: Reply, record: BatchRecord | None) -> dict[str, Any]:
+    details = decode_details(reply.bunch)
+    error = None
+    if reply.status != "SUCCESS":
+        told = decode_error(reply.result) if bytes(reply.result) != b"null" else None
+        error = {
+            "code": details.code or ("CANCELLED" if reply.status == "REVOKED" else None),
+            "type": told.exc_type if told else None,
+            "message": told.text if told else None,
+        }
+    times = {
+        "admission": details.admission_ms,
+        "queue": details.queue_ms,
+        "batch_wait": details.batch_wait_ms,
+        "transfer": details.transfer_ms,
+        "compute": details.compute_ms,
+        # Until it was stored and published. What came then, the frontend alone knows: it is in the answer's metadata.
+        "reply": record.reply_ms if record else None,
+    }
+    return {
+        "status": _STATES.get(reply.status, "failed"),
+        "model": record.model if record else None,
+        "tier": details.tier or None,
+        "attempt": details.attempt,
+        **_stages(times),
+        "batch": _batch(record, task_id) or _batch_of(details),
+        "error": error,
+    }
+
+
+def _recorded(record: BatchRecord, mine: Member) -> dict[str, Any]:
+    """What has ended and whose result is gone."""
+    times: dict[str, float | None] = {}
+    if record.id:
+        times = {
+            "admission": mine.admission_ms if mine.admission_ms >= 0 else None,
+            "queue": mine.queue_ms if mine.queue_ms >= 0 else None,
+            "batch_wait": record.wait_ms,
+            "transfer": round(max(0.0, record.turn_ms - record.compute_ms), 3),
+            "compute": record.compute_ms,
+            "reply": record.reply_ms,
+        }
+    status = {"OK": "completed", "CANCELLED": "cancelled"}.get(mine.code, "failed")
+    exc_type, _, message = mine.error.partition(": ")
+    return {
+        "status": status,
+        "model": record.model,
+        "tier": mine.tier,
+        "attempt": mine.attempt,
+        **_stages(times),
+        "where": "joined another's equal request" if mine in record.joined else None if record.id else record.why,
+        "batch": _batch(record, mine.id) if record.id else None,
+        "error": None
+        if status == "completed"
+        else {"code": mine.code, "type": exc_type or None, "message": message or None},
+    }
+
+
+def _stages(times: Mapping[str, float | None]) -> dict[str, Any]:
+    stages = [{"stage": name, "ms": times[name]} for name in STAGES if name in times]
+    return {"stages": stages, "accounted_ms": round(sum(times[name] or 0.0 for name in times), 3) if times else None}
+
+
+def _batch(record: BatchRecord | None, task_id: str) -> dict[str, Any] | None:
+    if record is None or not record.id:
+        return None
+    neighbours = [each for each in record.members if each.id != task_id]
+    return {
+        "id": record.id,
+        "size": len(record.members),
+        "reason": record.reason,
+        "worker": record.worker,
+        "executor": record.executor,
+        "model_version": record.version,
+        "claimed_ms": record.claimed_ms,
+        "compute_ms": record.compute_ms,
+        "passes": record.passes,
+        "ended": record.why or None,
+        "neighbours": [
+            {"task_id": each.id, "tier": each.tier, "attempt": each.attempt, "outcome": each.code}
+            for each in neighbours[:_MAX_NEIGHBOURS]
+        ],
+    }
+
+
+def _batch_of(details: Details) -> dict[str, Any] | None:
+    """What the result itself says, when nothing was written down of the batch."""
+    if not details.batch_id:
+        return None
+    return {
+        "id": details.batch_id,
+        "size": details.batch_size,
+        "reason": details.reason,
+        "model_version": details.model_version,
+        "compute_ms": details.compute_ms,
+        "neighbours": [],
+    }
+
+
+def _attempt(record: BatchRecord, mine: Member) -> dict[str, Any]:
+    return {
+        "attempt": mine.attempt,
+        "batch_id": record.id,
+        "size": len(record.members),
+        "worker": record.worker,
+        "executor": record.executor,
+        "claimed_ms": record.claimed_ms,
+        "compute_ms": record.compute_ms,
+        "ended": record.why,
+    }
+
+
+def _waits(redis: Redis, keys: Shard, models: Sequence[str], task_id: str) -> dict[str, Any] | None:
+    """Where a request is that has not ended: in a lease, in a queue, or put aside."""
+    for worker, batch_id, header, entries in _leases(redis, keys):
+        for entry in parse_entries(entries):
+            if _is(entry.message, task_id):
+                return {
+                    "status": "running",
+                    "model": header.partition("\n")[2],
+                    "tier": TIERS[entry.rank].value,
+                    "attempt": _attempt_of(entry.message),
+                    "where": f"in batch {batch_id} of worker {worker}",
+                    "batch": {"id": batch_id, "size": len(entries), "worker": worker, "neighbours": []},
+                }
+    for model in models:
+        for tier in TIERS:
+            for place, message in enumerate(_queued(redis, keys.queue(model, tier))):
+                if _is(message, task_id):
+                    where = f"in {keys.queue(model, tier)}, {place} before it"
+                    return _waiting(model, tier.value, message, where)
+        for raw, due in redis.zscan_iter(keys.delayed(model)):
+            if _is(raw[1:], task_id):
+                return _waiting(model, TIERS[raw[0] - 48].value, raw[1:], f"put aside until {int(due)} (epoch ms)")
+    return None
+
+
+def _waiting(model: str, tier: str, message: bytes, where: str) -> dict[str, Any]:
+    return {"status": "queued", "model": model, "tier": tier, "attempt": _attempt_of(message), "where": where}
+
+
+def _leases(redis: Redis, keys: Shard) -> Iterator[tuple[str, str, str, list[bytes]]]:
+    for worker in cast("list[bytes]", redis.zrange(keys.workers(), 0, -1)):
+        name = worker.decode()
+        shown = name_of(redis, keys, name)
+        for batch in cast("set[bytes]", redis.smembers(keys.leases(name))):
+            lease = cast("list[bytes]", redis.lrange(keys.lease(batch.decode()), 0, -1))
+            if lease:
+                yield shown, batch.decode(), lease[0].decode(), lease[1:]
+
+
+def _queued(redis: Redis, queue: str) -> Iterator[bytes]:
+    """The next to be served first."""
+    end = redis.llen(queue)
+    while end > 0:
+        start = max(0, end - _CHUNK)
+        yield from reversed(cast("list[bytes]", redis.lrange(queue, start, end - 1)))
+        end = start
+
+
+def _is(message: bytes, task_id: str) -> bool:
+    stamp = read_stamp(message)
+    if stamp is not None:
+        return stamp.task_id == task_id
+    return msgspec.json.encode(task_id) in message
+
+
+def _attempt_of(message: bytes) -> int | None:
+    stamp = read_stamp(message)
+    return stamp.attempt + 1 if stamp else None

@@ -1,0 +1,172 @@
+"""The worker's side of the journal: every batch noted in passing, written a few times a second.
+
+    claim loops ──append──▶ [ … ] ──one script──▶ bunch:record:all, and bunch:record:failed
+
+Nothing of it is on a caller's way: a record is written after its batch is settled, by a thread of its own. What a
+worker that is killed has noted in its last moments is lost, and with it no more than an explanation.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from redis.exceptions import RedisError
+
+from batching.ports import BatchInfo
+from batching.request import Cancelled, Failed, Ok, Outcome, Rejected, Request
+from config.tiers import TIERS
+from tasks.observability.batch_log import BatchRecord, Journal, Member
+from tasks.observability.error_summary import gist
+from tasks.protocol.results import code_of
+
+logger = logging.getLogger(__name__)
+
+FLUSH_EVERY_S = 0.2
+# Batches noted while Redis was away: beyond this the oldest are forgotten.
+_MAX_NOTED = 2000
+_MAX_WHY = 500
+_RANKS = {tier: tier.rank for tier in TIERS}
+
+
+@dataclass(slots=True)
+class _Open:
+    """A batch that is not settled yet; `members` by position in the lease, so each is there once."""
+
+    claimed_at: float = 0.0
+    members: dict[int, Member] = field(default_factory=dict)
+    joined: list[Member] = field(default_factory=list)
+    why: str = ""
+
+
+class BatchJournal:
+    """`batching.ports.Observer`. `start` it, and `stop` it when the loops have stopped. `worker` says its name."""
+
+    def __init__(
+        self, journal: Journal, worker: Callable[[], str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._journal = journal
+        self._worker = worker
+        self._clock = clock
+        self._open: dict[str, _Open] = {}
+        self._noted: deque[BatchRecord] = deque(maxlen=_MAX_NOTED)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2.0)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what has been noted; what Redis does not take is kept for the next time."""
+        noted = [self._noted.popleft() for _ in range(len(self._noted))]
+        if not noted:
+            return
+        try:
+            self._journal.write(noted)
+        except RedisError as error:
+            logger.debug("%d batches not written down yet: %s", len(noted), error)
+            self._noted.extendleft(reversed(noted))
+
+    def claimed(self, requests: Sequence[Request], batch: BatchInfo) -> None:
+        self._of(batch).claimed_at = self._clock()
+
+    def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
+        known = self._of(batch)
+        members, claimed_ms = known.members, batch.claimed_ms
+        # For each request that there is: nothing is called here that need not be.
+        for request, outcome in settled:
+            enqueued_ms = request.enqueued_ms
+            code, error = ("OK", "") if type(outcome) is Ok else _told(outcome)
+            member = Member(
+                request.id,
+                _RANKS[request.tier],
+                request.attempt,
+                max(0, enqueued_ms - request.sent_ms) if enqueued_ms and request.sent_ms else -1,
+                max(0, claimed_ms - enqueued_ms) if enqueued_ms else -1,
+                code,
+                request.request_id,
+                error,
+            )
+            if request.position < 0:
+                # It shares a member's outcome, and was in no batch.
+                known.joined.append(member)
+            else:
+                members[request.position] = member
+        # Those that were settled at the claim come first, by themselves; the batch they came with follows.
+        if not batch.size or known.claimed_at:
+            self._end(known, batch)
+
+    def retried(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
+        known = self._of(batch)
+        known.why = why
+        self._add(known, requests, batch)
+
+    def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
+        known = self._of(batch)
+        known.why = why
+        self._add(known, requests, batch)
+        self._end(known, batch)
+
+    def _of(self, batch: BatchInfo) -> _Open:
+        return self._open.setdefault(batch.batch_id, _Open())
+
+    @staticmethod
+    def _add(known: _Open, unsettled: Sequence[Request], batch: BatchInfo) -> None:
+        for each in unsettled:
+            waited_ms = max(0, batch.claimed_ms - each.enqueued_ms) if each.enqueued_ms else -1
+            member = Member(each.id, _RANKS[each.tier], each.attempt, queue_ms=waited_ms, request_id=each.request_id)
+            known.members[each.position] = member
+
+    def _end(self, known: _Open, batch: BatchInfo) -> None:
+        self._open.pop(batch.batch_id, None)
+        if not known.members and not known.joined:
+            return
+        took_s = self._clock() - known.claimed_at if known.claimed_at else 0.0
+        record = BatchRecord(
+            id=batch.batch_id,
+            model=batch.model,
+            version=batch.version,
+            worker=self._worker(),
+            executor=batch.executor,
+            reason=batch.reason.value,
+            claimed_ms=batch.claimed_ms,
+            wait_ms=_ms(batch.wait_s),
+            turn_ms=_ms(batch.turn_s),
+            compute_ms=_ms(batch.compute_s),
+            reply_ms=_ms(max(0.0, took_s - batch.wait_s - batch.turn_s)) if batch.turn_s else 0.0,
+            passes=batch.passes,
+            why=known.why[:_MAX_WHY],
+            members=tuple(known.members.values()),
+            joined=tuple(known.joined),
+        )
+        self._noted.append(record)
+
+    def _run(self) -> None:
+        while not self._stop.wait(FLUSH_EVERY_S):
+            try:
+                self.flush()
+            except Exception:
+                logger.exception("journal")
+
+
+def _told(outcome: Outcome) -> tuple[str, str]:
+    """The contract's code of what is no output, and the line that says why."""
+    if isinstance(outcome, Cancelled):
+        return "CANCELLED", ""
+    if isinstance(outcome, Rejected | Failed):
+        return code_of(outcome), gist(f"{outcome.exc_type}: {outcome.message}")
+    return code_of(outcome), ""
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

@@ -1,0 +1,1 @@
+"""The ops worker: plain tasks, the sync with the database, its bootsteps."""

@@ -1,0 +1,28 @@
+"""The bootstep that runs the chores in the ops worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import bootsteps
+
+
+class ChoresStep(bootsteps.StartStopStep):
+    """Only where the settings ask for a database; SQLAlchemy is not loaded anywhere else."""
+
+    def __init__(self, worker: Any, **_: Any) -> None:
+        self._chores: Any = None
+
+    def include_if(self, worker: Any) -> bool:
+        needed: bool = worker.app.bunch_settings.needs_database
+        return needed
+
+    def start(self, worker: Any) -> None:
+        from tasks.ops.sync import Chores
+
+        self._chores = Chores(worker.app.bunch_settings)
+        self._chores.start()
+
+    def stop(self, worker: Any) -> None:
+        if self._chores is not None:
+            self._chores.stop()

@@ -1,0 +1,24 @@
+"""The bootstep that has the ops worker beat for probes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from celery import bootsteps
+
+from tasks.fleet.liveness import Pulse
+
+
+class PulseStep(bootsteps.StartStopStep):
+    def __init__(self, worker: Any, **_: Any) -> None:
+        self._pulse = Pulse(Path(worker.app.bunch_settings.state_dir), "ops")
+
+    def start(self, worker: Any) -> None:
+        self._pulse.start()
+
+    def stop(self, worker: Any) -> None:
+        self._pulse.stop()
+
+    # Celery ends a worker that is to stop at once by this alone.
+    terminate = stop

@@ -1,0 +1,22 @@
+"""The ops worker's answer to commands that are meant for workers with models: that it serves none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import bootsteps
+from celery.worker.control import Panel
+
+from tasks.celery.control_commands import COMMANDS
+
+
+class BystanderStep(bootsteps.Step):
+    """In the ops worker alone: a command line that only asks has the real ones from `workers.app`."""
+
+    def create(self, worker: Any) -> None:
+        for name, command in COMMANDS.items():
+            Panel.register(**command.options(name))(_serves_nothing)
+
+
+def _serves_nothing(state: Any, **_: Any) -> dict[str, str]:
+    return {"ok": "serves no model"}

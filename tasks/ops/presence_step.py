@@ -1,0 +1,42 @@
+"""The bootstep with which the ops worker is in the register of processes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+from celery import bootsteps
+from redis.exceptions import RedisError
+
+from config.redis import connect
+from tasks.fleet.process_register import BEAT_EVERY_S, Presence
+
+
+class PresenceStep(bootsteps.StartStopStep):
+    """A thread of its own: a database that hangs does not make this process one that is gone."""
+
+    def __init__(self, worker: Any, **_: Any) -> None:
+        settings = worker.app.bunch_settings
+        self._presence = Presence(
+            connect(settings.redis_url), "ops", lambda: settings.models, lambda: worker.hostname or ""
+        )
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
+
+    def start(self, worker: Any) -> None:
+        self._thread.start()
+
+    def stop(self, worker: Any) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(BEAT_EVERY_S)
+        with contextlib.suppress(RedisError):
+            self._presence.leave()
+
+    def _run(self) -> None:
+        while True:
+            with contextlib.suppress(RedisError):
+                self._presence.beat()
+            if self._stop.wait(BEAT_EVERY_S):
+                return

@@ -1,0 +1,395 @@
+"""Task messages: Celery protocol 2 in kombu's envelope, written and read without kombu's object layers.
+
+Written: one template, four splices (id, expiry, reply address, body). Any Celery worker can read it.
+Read: ours and any Celery client's (protocol 1 and 2; JSON; base64 or UTF-8 body; compressed or not). What cannot be a
+task raises `batching.ports.UnreadableMessage`, under the id that the message names, wherever it names it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from batching.claim.store import Entry, Verdict
+from batching.fast_header import NO_KEY, read_stamp, read_times
+from batching.ports import UnreadableMessage
+from batching.request import Request
+from config.keys import REPLY_PREFIX, TASK_NAME
+from config.tiers import TIERS
+from tasks.client.dedup import Once, read_mark
+from tasks.protocol.caller import valid_client_id
+from tasks.protocol.compression import decompress
+from tasks.protocol.kombu_types import marked
+from tasks.protocol.quota import Quota
+from tasks.protocol.seal import Seal
+from tasks.protocol.task_id_scan import named
+from tasks.protocol.traceparent import valid, valid_state
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.decode
+NO_PARAMETERS = b"{}"
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """One request on its way to a queue.
+
+    `input` and `parameters` are JSON bytes; times are milliseconds from now, since only Redis knows what time it is.
+    """
+
+    task_id: str
+    model: str
+    queue: str
+    input: bytes
+    parameters: bytes
+    deadline_ms: int
+    queue_limit_ms: int
+    result_ttl_ms: int
+    tracked: bool = True
+    request_key: str = ""
+    quota: Quota | None = None
+    owner: str = ""
+    request_id: str = ""
+    traceparent: str = ""
+    once: Once | None = None
+    tracestate: str = ""
+    client_id: str = ""
+
+
+class MessageWriter:
+    """Writes the messages of one frontend process; `reply_to` is the channel that it listens on."""
+
+    def __init__(self, reply_to: str, seal: Seal | None = None) -> None:
+        self._channel = reply_to
+        self._reply_to = _encode(reply_to).decode()
+        self._seal = seal
+
+    def rest(self, out: Outgoing, now_epoch_s: float) -> bytes:
+        """The message from the tracked mark of its stamp on; the submit script puts the stamp's head in front.
+
+        What protocol 2 calls optional is left out: two hundred bytes that would be written to disk twice.
+        """
+        task_id = out.task_id
+        tag = NO_KEY if out.quota is None else out.quota.tag
+        body = (
+            f'[[{out.input.decode()}],{{"parameters":{out.parameters.decode()}}},'
+            '{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
+        )
+        # Rounded up to whole seconds: the stamp is what Bunch goes by, this header is for other Celery workers.
+        # Of no use to a worker but to say in the ledger whose it was.
+        owned = f'"bunch_owner":{_encode(out.owner).decode()},' if out.owner else ""
+        # What the scripts and the worker must find again stands at a fixed place.
+        mark = out.once.mark if out.once is not None else ""
+        once = f'"bunch_once":"{mark}",' if mark else ""
+        if self._seal is not None:
+            seal = self._seal.sign(task_id, out.owner, mark, self._channel, out.parameters, out.input)
+            owned += f'"bunch_seal":"{seal}",'
+        expires = _iso_second(int(now_epoch_s + out.deadline_ms / 1000) + 1)
+        # Both were checked by whoever took them from the caller: nothing in them needs escaping.
+        more = f',"traceparent":"{out.traceparent}"' if out.traceparent else ""
+        if out.client_id:
+            more += f',"bunch_client":{_encode(out.client_id).decode()}'
+        if out.tracestate:
+            more += f',"tracestate":{_encode(out.tracestate).decode()}'
+        if out.request_id:
+            more += f',"request_id":"{out.request_id}"'
+        return (
+            f'{out.tracked:d};{out.result_ttl_ms:09d};{tag};{task_id}",{once}{owned}"lang":"py","task":"{TASK_NAME}",'
+            f'"id":"{task_id}","root_id":"{task_id}","parent_id":null,"group":null,"expires":"{expires}",'
+            f'"bunch_sent":{int(now_epoch_s * 1000)}{more}}},"body":{_encode(body).decode()},'
+            '"content-type":"application/json","content-encoding":"utf-8",'
+            f'"properties":{{"correlation_id":"{task_id}","reply_to":{self._reply_to},'
+            f'"delivery_info":{{"exchange":"","routing_key":"{out.queue}"}},"priority":0,"body_encoding":"utf-8",'
+            f'"delivery_tag":"{task_id}"}}}}'
+        ).encode()
+
+
+@lru_cache(maxsize=64)
+def _iso_second(epoch_s: int) -> str:
+    return datetime.fromtimestamp(epoch_s, UTC).isoformat()
+
+
+class _Embed(msgspec.Struct):
+    callbacks: list[Any] | None = None
+    errbacks: list[Any] | None = None
+    chain: list[Any] | None = None
+    chord: Any = None
+
+
+class _Headers(msgspec.Struct):
+    task: str | None = ""
+    id: str | int | None = ""
+    eta: str | float | None = None
+    expires: str | float | None = None
+    ignore_result: bool | None = False
+    bunch_sent: int = 0
+    bunch_owner: str = ""
+    bunch_client: Any = None
+    bunch_once: str = ""
+    bunch_seal: str = ""
+    compression: str | None = None
+    traceparent: Any = None
+    tracestate: Any = None
+    request_id: Any = None
+
+
+class _Properties(msgspec.Struct):
+    reply_to: str | None = None
+    body_encoding: str | None = None
+
+
+_NO_HEADERS = _Headers()
+
+
+class _Envelope(msgspec.Struct):
+    """Clients in other languages leave out what is empty, send null, or `[]` for an empty table (PHP); kombu takes all
+    three for empty.
+    """
+
+    body: str
+    headers: _Headers | list[Any] | None = None
+    properties: _Properties | list[Any] | None = None
+    content_type: str | None = msgspec.field(name="content-type", default="application/json")
+
+
+class _Keywords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Protocol1(msgspec.Struct):
+    """The body of Celery's protocol 1, where the task's headers are in the body (Celery 3, other languages).
+
+    With headers of protocol 2 above it, those go first (`celery.worker.strategy.hybrid_to_proto2`).
+    """
+
+    task: str | None = ""
+    id: str | int | None = ""
+    args: list[msgspec.Raw] = []
+    kwargs: _Keywords = _Keywords()
+    eta: str | float | None = None
+    expires: str | float | None = None
+    callbacks: list[Any] | None = None
+    errbacks: list[Any] | None = None
+    chord: Any = None
+
+
+MOST_BYTES = 64 * 1024 * 1024
+"""Of a decompressed body, where no setting is at hand: of messages that a worker has read, or refused, before."""
+
+_JSON = frozenset({"application/json", None})
+_BRACES = frozenset({"{", b"{"})
+# As `batching/lua/message.lua` counts deliveries of anybody else's message.
+_COUNTED = re.compile(rb'"headers": \{"bunch_attempt": (\d\d?)')
+# RecursionError: an input nested a thousand deep is JSON all the same.
+_UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+_envelope = msgspec.json.Decoder(_Envelope)
+_body = msgspec.json.Decoder(tuple[list[msgspec.Raw], _Keywords, _Embed])
+_protocol1 = msgspec.json.Decoder(_Protocol1)
+
+
+def read_message(entry: Entry, default_ttl_ms: int, most_bytes: int = MOST_BYTES, seal: Seal | None = None) -> Request:
+    """Decode one claimed message: ours, or any Celery client's in protocol 1 or 2.
+
+    Args:
+        default_ttl_ms: how long to keep the result of a message that does not say.
+        most_bytes: how long a compressed body may be when it is decompressed.
+        seal: frontends' messages are known by; None: they are taken for what they say.
+
+    Raises:
+        UnreadableMessage: with what is wrong, the task id if the message names one anywhere, and whether anything was
+            to follow after the task.
+    """
+    raw = entry.message
+    body: bytes | str = b""
+    part = "not a task message: "
+    try:
+        envelope = _envelope.decode(raw)
+        part = ""
+        body = _text(envelope, most_bytes)
+        headers, args, keywords, embed = _parts(envelope, body)
+        request = _request(entry, headers, envelope.properties, args, keywords)
+        request.result_ttl_ms = 0 if headers.ignore_result else default_ttl_ms
+        _read_times(request, raw, headers)
+        if seal is not None:
+            _check_seal(request, headers, seal)
+        if headers.bunch_once:
+            request.question, request.keep_ms = read_mark(headers.bunch_once)
+    except (UnreadableMessage, *_UNREADABLE) as error:
+        who = named(raw, body)
+        raise UnreadableMessage(f"{part}{error}", who.task_id, raw if who.is_followed else b"") from error
+    if embed.callbacks or embed.errbacks or embed.chain or embed.chord:
+        request.canvas = raw
+    return request
+
+
+def read_payload(message: bytes) -> tuple[bytes, bytes]:
+    """Input and parameters of a queued message, as JSON. Raises UnreadableMessage."""
+    request = read_message(Entry(1, 0, Verdict.RUN, message), default_ttl_ms=0)
+    return request.input, request.parameters
+
+
+def read_canvas(message: bytes) -> dict[str, Any]:
+    """All that Celery knows of a request (`celery.app.task.Context`), of a message whose `Request.canvas` it is."""
+    envelope = _envelope.decode(message)
+    # Not msgspec: what follows after a task is told also when its arguments are no strict JSON.
+    body = json.loads(_text(envelope))
+    headers = json.loads(message).get("headers") or {}
+    if isinstance(body, dict):
+        return {**body, **(headers if _headers(envelope).task else {}), "chain": None}
+    args, kwargs, embed = body
+    return {**headers, **embed, "args": args, "kwargs": kwargs}
+
+
+def without_expiry(message: bytes) -> bytes:
+    """A queued message that may be run whenever its turn comes; ours, whose expiry is in the stamp, as it is."""
+    try:
+        envelope = _envelope.decode(message)
+        headers = _headers(envelope)
+        body = b"" if headers.task else _text(envelope)
+        expires = headers.expires or (_protocol1.decode(body).expires if body else None)
+    except (UnreadableMessage, msgspec.MsgspecError, ValueError):
+        return message
+    if not expires or read_stamp(message) is not None:
+        return message
+    document = json.loads(message)
+    if headers.task:
+        document["headers"]["expires"] = None
+    else:
+        document["body"] = json.dumps({**json.loads(body), "expires": None})
+        document["properties"] = {**(document.get("properties") or {}), "body_encoding": "utf-8"}
+        document["headers"] = {
+            key: value for key, value in (document.get("headers") or {}).items() if key != "compression"
+        }
+    # As kombu writes it: the scripts count attempts in a header that they find by its spelling.
+    return json.dumps(document).encode()
+
+
+def _headers(envelope: _Envelope) -> _Headers:
+    return envelope.headers if isinstance(envelope.headers, _Headers) else _NO_HEADERS
+
+
+def _text(envelope: _Envelope, most_bytes: int = MOST_BYTES) -> bytes | str:
+    headers = _headers(envelope)
+    if envelope.content_type not in _JSON:
+        raise UnreadableMessage(f"content type {envelope.content_type!r}; only JSON is read")
+    encoding = envelope.properties.body_encoding if isinstance(envelope.properties, _Properties) else None
+    if not headers.compression and encoding != "base64":
+        return envelope.body
+    body = base64.b64decode(envelope.body, validate=True)
+    if not headers.compression:
+        return body
+    return decompress(body, headers.compression, most_bytes)
+
+
+def _parts(envelope: _Envelope, body: bytes | str) -> tuple[_Headers, list[msgspec.Raw], _Keywords, _Embed]:
+    headers = _headers(envelope)
+    if headers.task and body[:1] not in _BRACES:
+        return headers, *_body.decode(body)
+    old = _protocol1.decode(body)
+    merged = _Headers(
+        headers.task or old.task,
+        headers.id or old.id,
+        headers.eta or old.eta,
+        headers.expires or old.expires,
+        headers.ignore_result,
+        traceparent=headers.traceparent,
+        tracestate=headers.tracestate,
+        request_id=headers.request_id,
+    )
+    return merged, old.args, old.kwargs, _Embed(old.callbacks, old.errbacks, None, old.chord)
+
+
+def _request(
+    entry: Entry,
+    headers: _Headers,
+    properties: _Properties | list[Any] | None,
+    args: list[msgspec.Raw],
+    keywords: _Keywords,
+) -> Request:
+    if headers.task != TASK_NAME:
+        raise UnreadableMessage(f"task {headers.task!r} is not {TASK_NAME!r}")
+    task_id = headers.id if isinstance(headers.id, str) else str(headers.id or "")
+    if not task_id:
+        raise UnreadableMessage("it has no task id")
+    # `send_task("bunch.infer", [input], {"parameters": …})`; the second positional argument is the parameters too.
+    twice = (args and keywords.input is not msgspec.UNSET) or (
+        len(args) > 1 and keywords.parameters is not msgspec.UNSET
+    )
+    given = args[0] if args else keywords.input
+    parameters = args[1] if len(args) > 1 else keywords.parameters
+    if given is msgspec.UNSET or len(args) > 2 or twice:
+        raise UnreadableMessage("bunch.infer takes one input, and parameters")
+    options = NO_PARAMETERS if parameters is msgspec.UNSET else bytes(parameters)
+    return Request(
+        id=task_id,
+        tier=TIERS[entry.rank],
+        position=entry.position,
+        input=bytes(given),
+        parameters=NO_PARAMETERS if options == b"null" else options,
+        reply_to=(properties.reply_to or "") if isinstance(properties, _Properties) else "",
+        sent_ms=headers.bunch_sent,
+        owner=headers.bunch_owner,
+        traceparent=_text_of(headers.traceparent, valid) if headers.traceparent else "",
+        tracestate=_text_of(headers.tracestate, valid_state) if headers.tracestate else "",
+        client_id=_text_of(headers.bunch_client, valid_client_id) if headers.bunch_client else "",
+        request_id=headers.request_id if isinstance(headers.request_id, str) else "",
+    )
+
+
+def _text_of(header: Any, checked: Callable[[str], str]) -> str:
+    """Anybody's header, whatever it holds: none of these is a reason to refuse a request."""
+    return checked(header) if isinstance(header, str) else ""
+
+
+def _check_seal(request: Request, headers: _Headers, seal: Seal) -> None:
+    """Nobody but a frontend may say whose a request is, whose answer it gives, and where a reply goes."""
+    given, once = headers.bunch_seal, headers.bunch_once
+    of = (request.id, request.owner, once, request.reply_to, request.parameters, request.input)
+    request.sealed = bool(given) and not request.foreign and seal.fits(given, *of)
+    if request.sealed:
+        return
+    if given or request.owner or once or not request.foreign:
+        raise UnreadableMessage("it says what only a frontend may, and has no seal under BUNCH_MESSAGE_SECRET")
+    if request.reply_to.startswith(REPLY_PREFIX):
+        request.reply_to = ""
+
+
+def _read_times(request: Request, raw: bytes, headers: _Headers) -> None:
+    stamp = read_times(raw)
+    if stamp is None:
+        request.foreign = True
+        request.input, request.parameters = marked(request.input), marked(request.parameters)
+        counted = _COUNTED.search(raw)
+        request.lost = int(counted[1]) if counted else 0
+        request.attempt = request.lost + 1
+        request.deadline_ms = _epoch_ms(headers.expires)
+        request.eta_ms = _epoch_ms(headers.eta)
+        return
+    request.attempt = stamp.attempt + 1
+    request.lost = stamp.lost
+    request.enqueued_ms = stamp.enqueued_ms
+    request.deadline_ms = stamp.deadline_ms
+    request.result_ttl_ms = stamp.result_ttl_ms
+    request.tracked = stamp.tracked
+
+
+def _epoch_ms(expires: str | float | None) -> int:
+    """Celery's `expires` and `eta`: ISO 8601, in UTC when it names no zone, or epoch seconds."""
+    if not expires:
+        return 0
+    if isinstance(expires, (int, float)):
+        return int(expires * 1000)
+    try:
+        moment = datetime.fromisoformat(expires)
+    except ValueError as error:
+        raise ValueError(f"expires or eta {expires!r}: {error}") from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)

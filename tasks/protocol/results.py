@@ -1,0 +1,259 @@
+"""Results: what Celery's readers expect under `celery-task-meta-<id>`, with Bunch's own metadata beside it.
+
+    {"status":"SUCCESS","result":<output>,"traceback":null,"children":[],"date_done":…,"task_id":…,"bunch":{…}}
+
+An output is spliced in as the executor encoded it. A failure carries its contract code in `bunch.code`: the reader maps
+by that name, never by the exception's class, which it may not have. A result of a request that a frontend has sealed
+says so behind its status, `"owned":true`: no foreign one takes its place.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import structs
+
+from batching.claim.store import Entry, Settled
+from batching.coalescing import Asked
+from batching.ports import BatchInfo
+from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
+from config.keys import REPLY_PREFIX
+from tasks.protocol.disclosure import Disclosure
+from tasks.protocol.messages import MOST_BYTES, read_message
+from tasks.protocol.seal import Seal
+
+_encode = msgspec.json.Encoder().encode
+_MAX_TRACEBACK = 8_000
+
+
+class Reply(msgspec.Struct):
+    """A stored result as the frontend reads it; `result` and `bunch` stay bytes until somebody needs them.
+
+    `date_done` is when it ended, in Celery's form: ISO 8601, UTC.
+    """
+
+    task_id: str
+    status: str
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    bunch: msgspec.Raw = msgspec.Raw(b"{}")
+    traceback: str | None = None
+    date_done: str | None = None
+
+
+class ErrorResult(msgspec.Struct):
+    """`result` of a failed task, in Celery's form."""
+
+    exc_type: str = ""
+    exc_message: list[object] | str = ""
+    exc_module: str | None = None
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.exc_message, str):
+            return self.exc_message
+        return " ".join(str(part) for part in self.exc_message)
+
+
+class Details(msgspec.Struct):
+    """`bunch` of a result."""
+
+    admission_ms: float = 0.0
+    queue_ms: float = 0.0
+    batch_wait_ms: float = 0.0
+    transfer_ms: float = 0.0
+    compute_ms: float = 0.0
+    reason: str = ""
+    batch_size: int = 0
+    batch_id: str = ""
+    tier: str = ""
+    attempt: int = 1
+    cached: bool = False
+    model_version: str = ""
+    code: str = ""
+
+
+class DeadLetter(msgspec.Struct):
+    """What an operator sees of a request that was given up. `failed_at` is epoch seconds."""
+
+    id: str
+    model: str
+    tier: str
+    reason: str
+    exc_type: str
+    traceback: str
+    attempts: int
+    lost: int
+    batch_id: str
+    enqueued_ms: int
+    failed_at: float
+
+
+decode_reply = msgspec.json.Decoder(Reply).decode
+decode_replies = msgspec.json.Decoder(list[Reply]).decode
+decode_error = msgspec.json.Decoder(ErrorResult).decode
+decode_details = msgspec.json.Decoder(Details).decode
+
+FINISHED = frozenset({"SUCCESS", "FAILURE", "REVOKED", "REJECTED", "IGNORED"})
+
+
+# As in `batching/lua/finish.lua`.
+_OF_A_FRONTEND = re.compile(
+    rb'\{"status":"[A-Z]+",("owned":true|"result":null,"traceback":null,"children":\[\],"date_done":null)'
+)
+
+
+def is_of_a_frontend(stored: bytes) -> bool:
+    """Whether what is stored under an id is the state, or the result with an owner, of a frontend's request."""
+    return _OF_A_FRONTEND.match(stored) is not None
+
+
+class CeleryCodec:
+    """`batching.ports.Codec`: Celery's messages in, Celery's results out.
+
+    `most_bytes` is how long a compressed body may be when it is decompressed; `seal` is what frontends' messages are
+    known by.
+    """
+
+    def __init__(
+        self,
+        default_ttl_ms: int,
+        disclosure: Disclosure | None = None,
+        most_bytes: int = MOST_BYTES,
+        seal: Seal | None = None,
+    ) -> None:
+        self._default_ttl_ms = default_ttl_ms
+        self._most_bytes = most_bytes
+        self._seal = seal
+        self._disclosure = disclosure or Disclosure()
+        # What the results of the batch at hand have in common; with several loops, of one of theirs.
+        self._common: tuple[BatchInfo | None, str, bytes] = (None, "", b"")
+
+    def decode(self, entry: Entry) -> Request:
+        return read_message(entry, self._default_ttl_ms, self._most_bytes, self._seal)
+
+    def encode(self, request: Request, outcome: Outcome, batch: BatchInfo) -> Settled:
+        added = b""
+        if isinstance(outcome, Ok):
+            if outcome.metadata:
+                added = b"," + outcome.metadata
+        elif isinstance(outcome, Failed):
+            message, details = self._disclosure.told(outcome, request.owner)
+            outcome = structs.replace(outcome, message=message, traceback=details)
+        status, result, code, traceback = _parts(outcome)
+        waited_ms = max(0, batch.claimed_ms - request.enqueued_ms) if request.enqueued_ms else 0
+        admitted_ms = max(0, request.enqueued_ms - request.sent_ms) if request.sent_ms and request.enqueued_ms else 0
+        of, common, date_done = self._common
+        if of is not batch:
+            _, common, date_done = self._common = (batch, _times(batch), _now_iso())
+        about = (
+            f'{{"admission_ms":{admitted_ms},"queue_ms":{waited_ms},"tier":"{request.tier.value}",'
+            f'"attempt":{request.attempt},{common}' + (f',"code":"{code}"' if code else "")
+        )
+        meta = b"".join(
+            (
+                b'{"status":"',
+                status,
+                b'","owned":true,"result":' if request.sealed else b'","result":',
+                result,
+                b',"traceback":',
+                traceback,
+                b',"children":[],"date_done":"',
+                date_done,
+                b'","task_id":',
+                _encode(request.id),
+                b',"bunch":',
+                about.encode(),
+                added,
+                b"}}",
+            )
+        )
+        asked = None
+        if request.question:
+            asked = _asked(request, outcome, batch)
+        reply_to = request.reply_to if request.reply_to.startswith(REPLY_PREFIX) else ""
+        return Settled(
+            request.position,
+            request.id,
+            request.result_ttl_ms,
+            reply_to,
+            meta,
+            announce=request.tracked or not reply_to,
+            asked=asked,
+            foreign=request.foreign,
+        )
+
+    def dead_letter(self, request: Request, failure: Failed, batch: BatchInfo) -> bytes:
+        record = DeadLetter(
+            id=request.id,
+            model=batch.model,
+            tier=request.tier.value,
+            reason=failure.message,
+            exc_type=failure.exc_type,
+            traceback=(failure.traceback or "")[-_MAX_TRACEBACK:],
+            attempts=request.attempt if batch.compute_s else request.attempt - 1,
+            lost=request.lost,
+            batch_id=batch.batch_id,
+            enqueued_ms=request.enqueued_ms,
+            failed_at=time.time(),
+        )
+        return _encode(record)
+
+
+def code_of(outcome: Outcome) -> str:
+    """The contract's code of an outcome; empty of an output, and of what its caller took back."""
+    match outcome:
+        case Rejected():
+            return "INVALID_INPUT" if outcome.exc_type == "InvalidInput" else "INPUT_REJECTED"
+        case Failed():
+            return outcome.code
+        case Expired():
+            return "DEADLINE_EXCEEDED"
+        case _:
+            return ""
+
+
+def _parts(outcome: Outcome) -> tuple[bytes, bytes, str, bytes]:
+    match outcome:
+        case Ok():
+            return b"SUCCESS", outcome.output, "", b"null"
+        case Rejected():
+            return b"FAILURE", _error(outcome.exc_type, outcome.message), code_of(outcome), b"null"
+        case Failed():
+            traceback = _encode((outcome.traceback or "")[-_MAX_TRACEBACK:] or None)
+            return b"FAILURE", _error(outcome.exc_type, outcome.message), outcome.code, traceback
+        case Expired():
+            return b"FAILURE", _error("DeadlineExceeded", outcome.message), code_of(outcome), b"null"
+        case Cancelled():
+            return b"REVOKED", _error("TaskRevokedError", outcome.message, "celery.exceptions"), "", b"null"
+
+
+def _error(exc_type: str, message: str, module: str = "tasks.errors") -> bytes:
+    return _encode({"exc_type": exc_type, "exc_message": [message], "exc_module": module})
+
+
+def _times(batch: BatchInfo) -> str:
+    transfer_s = max(0.0, batch.turn_s - batch.compute_s)
+    return (
+        f'"batch_wait_ms":{batch.wait_s * 1000:.3f},"transfer_ms":{transfer_s * 1000:.3f},'
+        f'"compute_ms":{batch.compute_s * 1000:.3f},"reason":"{batch.reason.value}",'
+        f'"batch_size":{batch.size},"batch_id":"{batch.batch_id}",'
+        f'"cached":false,"model_version":{_encode(batch.version).decode()}'
+    )
+
+
+def _asked(request: Request, outcome: Outcome, batch: BatchInfo) -> Asked:
+    if isinstance(outcome, Ok):
+        keep_ms, shared, attempts = request.keep_ms, True, request.attempt
+    else:
+        # What was not tried, or may come out otherwise the next time, is not the answer to anybody else's question.
+        untried = isinstance(outcome, Expired | Cancelled)
+        passing = isinstance(outcome, Failed) and outcome.retryable
+        keep_ms, shared, attempts = 0, not (untried or passing), request.attempt - untried
+    return Asked(request.question, batch.model, batch.claimed_ms, keep_ms, shared, attempts, request.lost)
+
+
+def _now_iso() -> bytes:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").encode()

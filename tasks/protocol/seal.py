@@ -1,0 +1,57 @@
+"""The seal of a frontend on its messages: what they say of owners and answers is believed for it alone.
+
+    {"headers":{"bunch":"1;…;<id>","bunch_once":…,"bunch_owner":…,"bunch_seal":"<24 hex>",…},"body":…,…}
+
+A keyed hash (BLAKE2b, 96 bits) of the task id, the owner, the question, the reply address and the input. Whoever may
+push to a queue, as any Celery client may, can name owners and questions in a message of its own; without the seal a
+worker would keep what it computes as somebody else's answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from hmac import compare_digest
+
+from config.secrets.message_keys import fingerprint, message_keys
+from config.settings import Settings
+
+_DIGEST = 12
+
+
+class Seal:
+    """Signs with the first key, and knows what was signed with any."""
+
+    def __init__(self, keys: tuple[bytes, ...]) -> None:
+        # Begun once: hashing the key would cost as much again as a short message.
+        self._begun = [hashlib.blake2b(key=key, digest_size=_DIGEST) for key in keys]
+        self.fingerprint = fingerprint(keys)
+
+    def sign(self, task_id: str, owner: str, once: str, reply_to: str, parameters: bytes, input: bytes) -> str:
+        """The seal of a message with these in it."""
+        return _digest(self._begun[0], _content(task_id, owner, once, reply_to, parameters, input))
+
+    def fits(
+        self, seal: str, task_id: str, owner: str, once: str, reply_to: str, parameters: bytes, input: bytes
+    ) -> bool:
+        """Whether a frontend of ours has sealed a message with these in it."""
+        content = _content(task_id, owner, once, reply_to, parameters, input)
+        given = seal.encode()
+        return any(compare_digest(_digest(begun, content).encode(), given) for begun in self._begun)
+
+
+def seal_of(settings: Settings) -> Seal | None:
+    """None where nothing is signed. Raises SettingsError."""
+    keys = message_keys(settings)
+    return Seal(keys) if keys else None
+
+
+def _digest(begun: hashlib.blake2b, content: bytes) -> str:
+    digest = begun.copy()
+    digest.update(content)
+    return digest.hexdigest()
+
+
+def _content(task_id: str, owner: str, once: str, reply_to: str, parameters: bytes, input: bytes) -> bytes:
+    """Lengths in front keep two messages apart whose parts join to the same bytes."""
+    lengths = f"{len(task_id)},{len(owner)},{len(once)},{len(reply_to)},{len(parameters)}:"
+    return f"{lengths}{task_id}{owner}{once}{reply_to}".encode() + parameters + input

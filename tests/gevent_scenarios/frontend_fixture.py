@@ -1,0 +1,138 @@
+"""A frontend process as the scenarios see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import gevent
+import msgspec
+from redis import Redis
+
+from batching.claim.store import Claim, Entry, RedisBatchStore
+from config.keys import REVOKED_CHANNEL, Shard
+from config.redis import connect
+from config.settings import ModelSettings, Settings
+from config.tiers import Tier
+from tasks.client.client import Client
+from tasks.client.router import Pending
+from tasks.errors import BunchError
+from tasks.protocol.results import Reply
+from tests.fakes.worker import finish, serve
+from tests.waiting import wait_until
+
+KEYS = Shard()
+SERVED = "m"
+"""Has a worker; `NOBODY` has none but the scenario itself, `SMALL` has room for three."""
+NOBODY = "nobody"
+SMALL = "small"
+KEPT = "kept"
+SHARED = "shared"
+"""Equal requests of it share one computation; the scenario is its worker."""
+"""Its answers are kept; the scenario is its worker."""
+LONG_S = 30.0
+
+
+def settings_for(url: str) -> Settings:
+    models = {
+        name: ModelSettings(name=name, source="tests:Nothing", max_queue_depth=depth, cache=False)
+        for name, depth in ((SERVED, 20_000), (NOBODY, 20_000), (SMALL, 3))
+    }
+    models[SHARED] = ModelSettings(name=SHARED, source="tests:Nothing", cache=False, collapse=True)
+    models[KEPT] = ModelSettings(name=KEPT, source="tests:Nothing", cache=True)
+    return Settings(redis_url=url, models=models, default_model=SERVED)
+
+
+class Stage:
+    """One frontend's client, started; and a Redis client of the scenario's own."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.settings = settings_for(url)
+        self.redis: Redis = connect(url)
+        self.store = RedisBatchStore(self.redis, "scenario")
+        self._clients: list[Client] = []
+        self._batches = 0
+        self.client = self.make_client()
+        wait_until(lambda: self.client.router.connected)
+
+    def make_client(self) -> Client:
+        """Another frontend, as far as Redis can tell; it may take a moment until it listens."""
+        client = Client(self.settings, connect(self.url))
+        client.start()
+        self._clients.append(client)
+        return client
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.stop()
+
+    def submit(self, value: Any, model: str = SERVED, timeout_s: float = LONG_S, **options: Any) -> Pending:
+        return self.client.submit(model, Tier.PAID, msgspec.json.encode(value), timeout_s=timeout_s, **options)
+
+    def ask(self, value: Any, model: str = SERVED, timeout_s: float = LONG_S, **options: Any) -> Any:
+        """Submit and wait: the output."""
+        return output(self.client.wait(self.submit(value, model, timeout_s, **options)))
+
+    def serve(self, model: str = NOBODY) -> int:
+        """Be the worker, once."""
+        self._batches += 1
+        return serve(self.store, model, f"scenario-{self._batches}", 1000)
+
+    def depth(self, model: str = NOBODY) -> int:
+        return self.store.look(model).depth
+
+    def depths(self, model: str) -> tuple[int, ...]:
+        return self.store.look(model).depths
+
+    def waiting(self) -> int:
+        """How many wait for an answer that somebody else has asked for, themselves included."""
+        joined = sum(map(self.redis.hlen, self.redis.keys("bunch:joined:*")))
+        return len(self.redis.keys("bunch:asked:*")) + joined
+
+    def claim(self, model: str) -> Claim:
+        self._batches += 1
+        return self.store.claim(model, f"scenario-{self._batches}", 64)
+
+    def turn(self, model: str) -> Sequence[Entry]:
+        """As `serve`; what there was."""
+        claimed = self.claim(model)
+        finish(self.store, claimed, model)
+        return claimed.entries
+
+    def channels(self) -> list[str]:
+        """Somebody listens there; that every frontend hears of what is taken back goes without saying."""
+        heard = cast("list[bytes]", self.redis.pubsub_channels())
+        return sorted(each.decode() for each in heard if each != REVOKED_CHANNEL.encode())
+
+
+def output(reply: Reply) -> Any:
+    return msgspec.json.decode(reply.result)
+
+
+def error_of(call: Callable[[], Any]) -> BunchError:
+    """What it raised."""
+    try:
+        got = call()
+    except BunchError as error:
+        return error
+    raise AssertionError(f"nothing was raised, but {got!r} came back")
+
+
+def wait_all(stage: Stage, pendings: Iterable[Pending]) -> list[Reply | BunchError]:
+    """Every answer in order, an error in the place of the request that it belongs to."""
+    answers: list[Reply | BunchError] = []
+    for pending in pendings:
+        try:
+            answers.append(stage.client.wait(pending))
+        except BunchError as error:
+            answers.append(error)
+    return answers
+
+
+def all_of(calls: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Each in a greenlet of its own; their results in order. The first error is raised."""
+    greenlets = [gevent.spawn(call) for call in calls]
+    done: Sequence[gevent.Greenlet[..., Any]] = gevent.joinall(greenlets, timeout=2 * LONG_S, raise_error=True)
+    assert len(done) == len(greenlets), "some never returned"
+    return [each.value for each in greenlets]

@@ -1,0 +1,76 @@
+"""What a frontend refuses or answers by itself is in the record of requests, too."""
+
+from __future__ import annotations
+
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from config.tiers import Tier
+from tasks.client.client import new_id
+from tasks.errors import BackendUnavailable, DeadlineExceeded, ServiceOverloaded
+from tasks.observability.batch_log import Journal
+from tasks.observability.explain import explain
+from tasks.protocol.messages import Outgoing
+from webapp.observability.door_log import ANSWERED, DoorRecord
+from webapp.request import Call
+
+
+def call(request_id: str = "") -> Call:
+    return Call({"HTTP_X_REQUEST_ID": request_id} if request_id else {})
+
+
+@pytest.fixture
+def door(redis: Redis) -> DoorRecord:
+    return DoorRecord(Journal(redis))
+
+
+def test_a_refusal_is_explained_by_either_id(redis: Redis, door: DoorRecord) -> None:
+    named, nameless = new_id(), new_id()
+    door.note(call("case-9"), named, "m", Tier.FREE, ServiceOverloaded("too much waits", 2.0, "pressure"))
+    door.note(call(nameless), nameless, "m", Tier.PAID, BackendUnavailable("the queue is not reachable"))
+    door.flush()
+    for name, task_id, tier, code, where in (
+        ("case-9", named, "free", "SERVICE_OVERLOADED", "refused at the door (pressure)"),
+        (named, named, "free", "SERVICE_OVERLOADED", "refused at the door (pressure)"),
+        (nameless, nameless, "paid", "BACKEND_UNAVAILABLE", "refused at the door"),
+    ):
+        about = explain(redis, ["m"], name)
+        assert about is not None
+        assert (about["task_id"], about["status"], about["tier"]) == (task_id, "failed", tier)
+        assert (about["error"]["code"], about["where"]) == (code, where)
+        assert (about["batch"], about["stages"]) == (None, [])
+
+
+def test_an_answer_from_the_cache_is_explained(redis: Redis, door: DoorRecord) -> None:
+    out = Outgoing(new_id(), "m", "bunch.m.paid", b"1", b"{}", 1, 1, 1, request_id="case-10")
+    door.answered(out, Tier.PAID)
+    door.flush()
+    about = explain(redis, ["m"], "case-10")
+    assert about is not None
+    assert (about["status"], about["where"], about["error"]) == ("completed", ANSWERED, None)
+
+
+def test_what_a_worker_tells_of_is_not_told_twice(redis: Redis, door: DoorRecord) -> None:
+    task_id = new_id()
+    door.note(call(), task_id, "m", Tier.PAID, DeadlineExceeded("no answer within the request's time"))
+    door.flush()
+    assert explain(redis, ["m"], task_id) is None
+
+
+def test_while_redis_is_away_it_is_kept_and_written_later(
+    redis: Redis, door: DoorRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task_id = new_id()
+    door.note(call(), task_id, "m", Tier.PAID, BackendUnavailable("away"))
+
+    def away(records: object) -> None:
+        list(records)  # type: ignore[call-overload]
+        raise RedisConnectionError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(door._journal, "write", away)
+        with pytest.raises(RedisConnectionError):
+            door.flush()
+    door.flush()
+    assert explain(redis, ["m"], task_id) is not None

@@ -1,0 +1,132 @@
+"""By what a request is known again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import json
+
+from config.keys import Shard
+from config.settings import ModelSettings, Settings
+from tasks.client.admission_codes import refusals
+from tasks.client.dedup import Once, Recogniser, Repeated, call_hash, canonical, read_mark
+from tasks.errors import IdempotencyConflict
+from tasks.protocol.messages import NO_PARAMETERS, Outgoing
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+def recogniser(**about: object) -> Recogniser:
+    model = ModelSettings(**{"name": "m", "source": "a:B", "cache": False, **about})  # type: ignore[arg-type]
+    return Recogniser(Settings(models={"m": model}, default_model="m"), Shard())
+
+
+RECOGNISER = recogniser()
+
+
+def once(
+    model: str = "m", value: bytes = b"1", parameters: bytes = NO_PARAMETERS, owner: str = "ann", key: str = "k"
+) -> Once:
+    made = RECOGNISER.of(model, value, parameters, owner, key)
+    assert made is not None
+    return made
+
+
+def turned(value: object) -> object:
+    """Equal, with every object's names in the other order."""
+    if isinstance(value, dict):
+        return {name: turned(value[name]) for name in reversed(value)}
+    return [turned(each) for each in value] if isinstance(value, list) else value
+
+
+@given(values)
+def test_equal_values_have_one_spelling(value: object) -> None:
+    spelt = canonical(json.encode(value))
+    assert canonical(json.encode(turned(value))) == spelt
+    assert json.decode(spelt) == value
+
+
+@given(values, values)
+def test_different_values_have_different_ones(one: object, other: object) -> None:
+    # `1 == True`, and `1 == 1.0`, in Python alone.
+    same = json.encode(one, order="sorted") == json.encode(other, order="sorted")
+    assert (canonical(json.encode(one)) == canonical(json.encode(other))) == same
+
+
+def test_a_request_without_a_key_stands_for_itself() -> None:
+    assert RECOGNISER.of("m", b"1", NO_PARAMETERS, "ann") is None
+
+
+@pytest.mark.parametrize("change", [{"model": "n"}, {"value": b"2"}, {"parameters": b'{"a":1}'}])
+def test_the_fingerprint_is_of_all_that_is_asked(change: dict[str, object]) -> None:
+    assert once(**change).claim == once().claim
+    assert once(**change).fingerprint != once().fingerprint
+
+
+def test_the_name_is_the_owners_and_safe_whatever_the_key() -> None:
+    assert len({once(owner="ann").claim, once(owner="bob").claim, once(key="l").claim}) == 3
+    # Not by where one ends and the other begins.
+    assert once(owner="ann", key="abc").claim != once(owner="anna", key="bc").claim
+    assert once(key='"; DROP\x1b').claim.isascii()
+    assert once(owner="bob").fingerprint == once().fingerprint
+
+
+def test_a_question_is_of_all_that_can_make_its_answer_another() -> None:
+    def question(input: bytes = b"1", parameters: bytes = NO_PARAMETERS, owner: str = "", **about: object) -> str:
+        made = recogniser(**{"collapse": True, **about}).of("m", input, parameters, owner)
+        assert made is not None
+        return made.question
+
+    others = [
+        question(b"2"), question(parameters=b'{"a":1}'), question(owner="ann"), question(version="2"),
+        question(source="a:C"), question(options={"k": 1}),
+    ]  # fmt: skip
+    assert len({question(), *others}) == 1 + len(others)
+    # What does not change an answer does not change its question.
+    assert question(max_batch_size=8, cache=True) == question()
+
+
+def test_who_shares_keeps_nothing_and_who_keeps_shares() -> None:
+    shares = recogniser(collapse=True).of("m", b"1", NO_PARAMETERS, "")
+    keeps = recogniser(cache=True).of("m", b"1", NO_PARAMETERS, "")
+    assert shares is not None
+    assert keeps is not None
+    assert (shares.question, shares.keep_ms) == (keeps.question, 0)
+    assert keeps.keep_ms == 300_000
+    assert recogniser(cache=True).of("m", b"1", NO_PARAMETERS, "", fresh=True) is None
+    without = Settings(models={"m": ModelSettings(name="m", source="a:B", cache=True)}, cache_ttl_ms=0)
+    nothing = Recogniser(without, Shard()).of("m", b"1", NO_PARAMETERS, "")
+    assert nothing is not None
+    assert (bool(nothing.question), nothing.keep_ms) == (True, 0)
+    assert read_mark(keeps.mark) == (keeps.question, 300_000)
+
+
+def test_answers_are_kept_unless_their_model_says_otherwise() -> None:
+    models = {
+        "says nothing": ModelSettings(name="says nothing", source="a:B"),
+        "draws lots": ModelSettings(name="draws lots", source="a:B", cache=False),
+    }
+    of = Recogniser(Settings(models=models), Shard()).of
+    kept = of("says nothing", b"1", NO_PARAMETERS, "")
+    assert kept is not None
+    assert kept.keep_ms == 300_000
+    assert of("draws lots", b"1", NO_PARAMETERS, "") is None
+
+
+def test_a_call_of_many_is_another_with_one_more() -> None:
+    assert call_hash([b"1", b"2"]) == call_hash([b"1", b"2"])
+    assert len({call_hash([b"1", b"2"]), call_hash([b"12"]), call_hash([b"1", b"2", b"3"])}) == 3
+
+
+def test_what_the_script_says_of_them() -> None:
+    out = [Outgoing("id", "m", "bunch.m.paid", b"1", NO_PARAMETERS, 1, 1, 1) for _ in range(3)]
+    queued, conflict, repeated = refusals(b"078\n0;0;0,an-id;5;0", out)
+    assert queued is None
+    assert isinstance(conflict, IdempotencyConflict)
+    assert repeated == Repeated("an-id")

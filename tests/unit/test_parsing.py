@@ -1,0 +1,180 @@
+"""What `webapp.parsing` takes for a body, and how it refuses the rest."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from config.settings import Settings
+from tasks.protocol.json_structure import MAX_DEPTH
+from webapp.body_budget import LargeBodies
+from webapp.errors import ApiError
+from webapp.parsing import InferenceBody, read_body, timeout_s
+from webapp.request import Call
+
+_decoder = msgspec.json.Decoder(InferenceBody)
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def read(raw: bytes, content_type: str | None = "application/json", **headers: str) -> InferenceBody:
+    environ = {"wsgi.input": io.BytesIO(raw), "CONTENT_LENGTH": str(len(raw)), "CONTENT_TYPE": content_type, **headers}
+    return read_body(Call(environ), _decoder, LargeBodies(lambda _: 0.0))
+
+
+def refusal(raw: bytes, content_type: str | None = "application/json", **headers: str) -> ApiError:
+    with pytest.raises(ApiError) as refused:
+        read(raw, content_type, **headers)
+    return refused.value
+
+
+@given(_json, st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t: ")]))
+def test_any_json_value_is_an_input(value: object, separators: tuple[str, str]) -> None:
+    body = read(json.dumps({"input": value, "extra": {"input": 1}}, separators=separators).encode())
+    assert body.input == value
+
+
+@pytest.mark.parametrize(
+    ("raw", "twice"),
+    [
+        (b'{"input": 1, "input": 1}', "input"),
+        (b'{"input":1,"model":"a","model":"b"}', "model"),
+        (b'{"input":1,"model":null,"model":"b"}', "model"),
+        (b'{"input":1,"m\\u006fdel":"a","model":"b"}', "model"),
+        (b'{"input":1,"unknown":1,"unknown":1}', "unknown"),
+        (b'{"input":[{"a":1,"b":{"c":1,"c":2}}]}', "c"),
+    ],
+)
+def test_a_name_that_is_there_twice_is_refused(raw: bytes, twice: str) -> None:
+    error = refusal(raw)
+    assert error.code == "INVALID_JSON"
+    assert f"{twice!r} twice" in error.message
+
+
+def test_the_same_name_in_different_objects_is_not_twice() -> None:
+    body = read(b'{"input":{"input":{"model":"model: 1, model: 2"},"model":":"},"model":"a"}')
+    assert body.model == "a"
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_nesting_is_bounded(opening: str, closing: str) -> None:
+    def nested(levels: int) -> bytes:
+        return f'{{"input":{opening * levels}1{closing * levels}}}'.encode()
+
+    assert read(nested(MAX_DEPTH - 1))
+    for levels in (MAX_DEPTH, 900, 45_000):
+        error = refusal(nested(levels))
+        assert error.code == "INVALID_JSON"
+        assert "nested" in error.message
+
+
+def test_many_brackets_that_do_not_nest_are_no_depth() -> None:
+    assert read(f'{{"input":[{",".join(["[[]]"] * MAX_DEPTH)}]}}'.encode())
+    assert read(b'{"input":"' + b'[{\\"\\\\' * MAX_DEPTH + b'"}')
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b'{"input":NaN}',
+        b'{"input":-Infinity}',
+        b'{"input":"\\ud800"}',
+        b'{"input":"\xff"}',
+        b'{"input":1,"unknown":"\xff"}',
+        b'{"input":"\xed\xa0\x80"}',
+        b"\xef\xbb\xbf" + b'{"input":1}',
+        '{"input":1}'.encode("utf-16"),
+        b'{"input":1} {}',
+        b"{'input':1}",
+    ],
+)
+def test_what_is_not_json_is_refused(raw: bytes) -> None:
+    assert refusal(raw).code == "INVALID_JSON"
+
+
+@pytest.mark.parametrize(
+    ("raw", "field"),
+    [
+        (b"{}", "input"),
+        (b'{"input":1e999}', "input"),
+        (b'{"input":1,"model":7}', "model"),
+        (b'{"input":1,"parameters":[]}', "parameters"),
+        (b'{"input":1,"timeout_ms":-1}', "timeout_ms"),
+        (b'{"input":1,"timeout_ms":0}', "timeout_ms"),
+        (b'{"input":1,"timeout_ms":0.0}', "timeout_ms"),
+        (b'{"input":1,"timeout_ms":-0.5}', "timeout_ms"),
+        (b'{"input":1,"timeout_ms":1e-400}', "timeout_ms"),
+        (b'{"input":1,"timeout_ms":"5"}', "timeout_ms"),
+        (b'{"input":1,"timeout_ms":true}', "timeout_ms"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_field(raw: bytes, field: str) -> None:
+    error = refusal(raw)
+    assert error.code == "INVALID_INPUT"
+    assert field in error.message
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "application/json",
+        "Application/JSON; charset=UTF-8",
+        'application/json;charset="utf-8"',
+        "application/json; v=1",
+        "application/json; charset=utf8",
+        "application/json;CHARSET=UTF_8",
+        "application/json; charset = 'Utf 8' ; v=1",
+        "application/json; charset=csUTF8",
+        "application/json; charset=",
+    ],
+)
+def test_json_by_any_spelling(content_type: str) -> None:
+    assert read(b'{"input":1}', content_type).input == 1
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        *(None, "", "text/plain", "application/jsonx", "application/json; charset=latin-1"),
+        *("text/json, application/json", "application/json; charset=utf-16", "application/json; charset=utf-8-sig"),
+        "application/json; charset=utf-8; charset=latin-1",
+    ],
+)
+def test_another_media_type_is_refused(content_type: str | None) -> None:
+    assert refusal(b'{"input":1}', content_type).code == "UNSUPPORTED_MEDIA_TYPE"
+
+
+def test_a_compressed_body_is_refused() -> None:
+    assert refusal(b'{"input":1}', HTTP_CONTENT_ENCODING="gzip").code == "UNSUPPORTED_MEDIA_TYPE"
+    assert refusal(b'{"input":1}', HTTP_CONTENT_ENCODING="identity, br").code == "UNSUPPORTED_MEDIA_TYPE"
+    for plain in ("identity", "Identity", "", " "):
+        assert read(b'{"input":1}', HTTP_CONTENT_ENCODING=plain).input == 1
+
+
+@pytest.mark.parametrize(
+    "header", ["0", "0.0", "0e5", "1e-400", "-1", "-0", "soon", "", "1,2", "NaN", "Infinity", "0x10"]
+)
+def test_a_header_that_leaves_no_time_is_refused_whatever_the_body_says(header: str) -> None:
+    for in_body in (None, 50.0):
+        with pytest.raises(ApiError) as refused:
+            timeout_s(Settings(), Call({"HTTP_X_TIMEOUT_MS": header}), in_body)
+        assert refused.value.code == "INVALID_HEADER"
+        assert "X-Timeout-Ms" in refused.value.message
+
+
+def test_a_deadline_is_the_body_s_then_the_header_s_and_never_beyond_the_server_s() -> None:
+    settings = Settings(request_timeout_ms=2000)
+    assert timeout_s(settings, Call({}), None) == 2
+    assert timeout_s(settings, Call({"HTTP_X_TIMEOUT_MS": "0.5"}), None) == 0.0005
+    assert timeout_s(settings, Call({"HTTP_X_TIMEOUT_MS": "1500"}), 30) == 0.03
+    assert timeout_s(settings, Call({"HTTP_X_TIMEOUT_MS": "1e999"}), None) == 2

@@ -1,0 +1,72 @@
+"""One URL, one meaning: which are refused, and what the others become for redis-py and for Celery."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+from redis.connection import parse_url
+
+from config.errors import SettingsError
+from config.redis_url import celery_url, problem_of, redis_py_url, tls_options
+from config.settings import load_settings
+
+
+@pytest.mark.parametrize(
+    ("url", "database"),
+    [
+        ("redis://host", 0),
+        ("redis://host/", 0),
+        ("redis://user:p%40ss@host:6380/3", 3),
+        ("rediss://host:6380/15?ssl_cert_reqs=none", 15),
+        ("unix:///run/r.sock", 0),
+        ("unix://:secret@/run/r.sock?db=2", 2),
+        ("redis+socket:///run/r.sock?virtual_host=4", 4),
+        ("redis+socket:///run/r.sock?virtual_host=/4", 4),
+    ],
+)
+def test_all_three_are_led_to_the_same_database(url: str, database: int) -> None:
+    assert problem_of(url) == ""
+    assert parse_url(redis_py_url(url)).get("db", 0) == database
+    spelt = celery_url(url)
+    assert spelt.endswith(f"?virtual_host={database}") or int(spelt.rpartition("/")[2].removesuffix("host") or 0) == (
+        database
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://host/abc", "redis://host:port/0, not /abc"),
+        ("rediss://host/0/1", "as a number"),
+        ("redis://host/-1", "as a number"),
+        ("unix:///run/r.sock?db=first", "?db=0"),
+        ("redis://host?db=3", "redis://host:port/3"),
+        ("redis://host/0?socket_timeout=1", "socket_timeout"),
+        ("redis://host/0?protocol=3", "leave it out"),
+        ("redis://host/0?ssl_ca_certs=/ca.pem", "rediss://"),
+        ("rediss://host/0?ssl_min_version=TLSv1_2", "known are ssl_ca_certs"),
+        ("rediss://host/0?ssl_cert_reqs=optional", "neither required nor none"),
+        ("rediss://host/0?ssl_check_hostname=maybe", "neither true nor false"),
+        ("redis://host:70000/0", "65535"),
+        ("http://host/0", "redis://"),
+    ],
+)
+def test_what_would_mean_different_things_is_refused_with_what_to_write(url: str, said: str) -> None:
+    assert said in problem_of(url)
+    for name in ("BUNCH_REDIS_URL", "BUNCH_BROKER_URL"):
+        with pytest.raises(SettingsError) as caught:
+            load_settings({name: url})
+        assert [each.key for each in caught.value.problems] == [name]
+
+
+def test_over_tls_the_server_is_verified_unless_the_url_says_otherwise() -> None:
+    assert tls_options("redis://host") is None
+    assert tls_options("rediss://host") == {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}
+    options = tls_options("rediss://host?ssl_cert_reqs=none&ssl_certfile=/c.pem&ssl_keyfile=/k.pem")
+    assert options == {
+        "ssl_cert_reqs": ssl.CERT_NONE,
+        "ssl_check_hostname": False,
+        "ssl_certfile": "/c.pem",
+        "ssl_keyfile": "/k.pem",
+    }

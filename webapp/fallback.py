@@ -1,0 +1,190 @@
+"""Direct mode: while Redis is away, a model that is a fixed API is asked by the frontend itself, one input a call.
+
+    submit ──BackendUnavailable──▶ a place is free ──POST {"inputs": [x], …}──▶ API ──▶ {"outputs": [y]}
+                                 │ none is: 503, at once
+                                 └ not reached, too slow, "not now": 503 · past the caller's deadline: 504
+                                   any other answer: 500
+
+Off unless `[models.<name>] direct = true`. Without batches an API serves a fraction of its rate, so no more than
+`direct_concurrency` calls of a web process run at once, and nobody waits for a place. A caller who does not wait
+(`Prefer: respond-async`) is refused as before: there is nowhere to put the answer.
+
+What the API says is logged; callers are told its status. The call is the one that `workers.models.http` makes of a
+batch; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import gevent
+import msgspec
+
+from config.secrets.secret_settings import header_values
+from config.settings import ModelSettings, Settings
+from config.tiers import Tier
+from tasks.client.client import Client
+from tasks.client.router import Pending
+from tasks.errors import BackendUnavailable, DeadlineExceeded, InferenceFailed, ModelUnavailable
+from tasks.protocol.disclosure import without_secrets
+from tasks.protocol.results import Reply
+
+logger = logging.getLogger(__name__)
+
+_MAX_EXCERPT = 300
+_MAX_READ = 65_536
+_MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class _Answer(msgspec.Struct):
+    outputs: list[Any]
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class DirectModel:
+    """One model's API, for the greenlets of one process. Constructing opens nothing."""
+
+    def __init__(self, model: ModelSettings, max_output_bytes: int) -> None:
+        import httpx
+
+        options = model.options
+        # One line per call at INFO would be one line per request.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        self._failed_to_ask = httpx.HTTPError
+        self._model = model
+        self._max_output_bytes = max_output_bytes
+        self._url = str(options.get("url", model.source))
+        self._timeout_s = float(options.get("timeout_ms", model.timeout_ms)) / 1000
+        self._headers = header_values(options.get("headers", {}))
+        self._client = httpx.Client(
+            headers={
+                **self._headers,
+                "Content-Type": "application/json",
+                "Accept": "application/json",
+            },
+            timeout=self._timeout_s,
+            verify=bool(options.get("verify", True)),
+            limits=httpx.Limits(max_connections=model.direct_concurrency),
+        )
+        self.running = 0
+
+    def ask(
+        self, tier: Tier, input: bytes, parameters: bytes, limit_s: float, task_id: str, traceparent: str = ""
+    ) -> Reply:
+        """The output for one input, within `limit_s`.
+
+        Raises:
+            BackendUnavailable: every place is taken.
+            DeadlineExceeded: no answer in time.
+            ModelUnavailable: the API could not be asked, or cannot now.
+            InferenceFailed: it answered something else.
+        """
+        if self.running >= self._model.direct_concurrency:
+            raise BackendUnavailable(
+                "the queue is not reachable, and too many ask the model directly; try again shortly"
+            )
+        if limit_s <= 0:
+            raise DeadlineExceeded("no answer within the request's time")
+        # Httpx bounds each step of a call, never the whole.
+        bound = gevent.Timeout(limit_s)
+        self.running += 1
+        started = perf_counter()
+        try:
+            with bound:
+                output = self._post(b'{"inputs":[%b],"parameters":[%b]}' % (input, parameters), traceparent)
+        except gevent.Timeout as expired:
+            if expired is not bound:
+                raise
+            raise DeadlineExceeded("no answer within the request's time") from None
+        finally:
+            self.running -= 1
+        took_ms = (perf_counter() - started) * 1000
+        about = {
+            **dict.fromkeys(("admission_ms", "queue_ms", "batch_wait_ms", "transfer_ms"), 0),
+            "tier": tier.value,
+            "attempt": 1,
+            "compute_ms": round(took_ms, 3),
+            "reason": "",
+            "batch_size": 1,
+            "batch_id": "",
+            "cached": False,
+            "model_version": self._model.version,
+        }
+        return Reply(task_id, "SUCCESS", msgspec.Raw(output), msgspec.Raw(_encode(about)))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _post(self, body: bytes, traceparent: str) -> bytes:
+        try:
+            headers = {"traceparent": traceparent} if traceparent else {}
+            answer = self._client.post(self._url, content=body, headers=headers)
+        except self._failed_to_ask as error:
+            public = f"the model's API could not be asked: {type(error).__name__}"
+            self._log(public, str(error))
+            raise ModelUnavailable(public) from None
+        if not answer.is_success:
+            kind = ModelUnavailable if answer.status_code in _MAY_PASS else InferenceFailed
+            public = f"the model's API answered {answer.status_code}"
+            self._log(public, answer.text[:_MAX_READ])
+            raise kind(public)
+        try:
+            outputs = _decode(answer.content).outputs
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            public = 'the model\'s API must answer {"outputs": [...]}'
+            self._log(public, str(error))
+            raise InferenceFailed(public) from None
+        if len(outputs) != 1:
+            raise InferenceFailed(f"the model's API gave {len(outputs)} outputs for one input")
+        output = _encode(outputs[0])
+        if len(output) > self._max_output_bytes:
+            raise InferenceFailed(
+                f"the model's output is {len(output)} bytes of JSON; at most {self._max_output_bytes} are taken"
+            )
+        return output
+
+    def _log(self, public: str, said: str) -> None:
+        """What the API said is for operators; without the headers that it was sent."""
+        excerpt = without_secrets(said, self._headers.values())[:_MAX_EXCERPT]
+        logger.warning("%s: %s", public, excerpt, extra={"model": self._model.name})
+
+
+class DirectModels:
+    """Those models that have it switched on."""
+
+    def __init__(self, settings: Settings) -> None:
+        limit = settings.max_output_bytes
+        self._models = {name: DirectModel(model, limit) for name, model in settings.models.items() if model.direct}
+
+    def waiting(
+        self,
+        client: Client,
+        model: str,
+        tier: Tier,
+        input: bytes,
+        parameters: bytes,
+        until: float,
+        traceparent: str = "",
+    ) -> Callable[[Pending], Reply]:
+        """How to wait for the answer to a submitted request; `until` is its deadline, by `perf_counter`."""
+        direct = self._models.get(model)
+        if direct is None:
+            return client.wait
+
+        def wait(pending: Pending) -> Reply:
+            try:
+                return client.wait(pending)
+            except BackendUnavailable:
+                return direct.ask(tier, input, parameters, until - perf_counter(), pending.task_id, traceparent)
+
+        return wait
+
+    def close(self) -> None:
+        for each in self._models.values():
+            each.close()

@@ -1,0 +1,55 @@
+"""`BUNCH_AUTH=off`: everybody on this machine may ask, and choose a tier."""
+
+from __future__ import annotations
+
+from config.settings import Settings
+from config.tiers import TIERS
+from tasks.protocol.caller import ANYBODY, Caller
+from webapp.errors import ApiError
+from webapp.identity.base import Access
+from webapp.identity.loopback import Loopback
+from webapp.identity.operators import Operators
+from webapp.request import Call
+
+_BY_NAME = {tier.value: ANYBODY[tier] for tier in TIERS}
+
+
+class Anybody:
+    """Callers are programs on this machine, whose `X-Tier` counts, and those of `BUNCH_ALLOWED_HOSTS`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._default = ANYBODY[settings.default_tier]
+        self._loopback = Loopback(settings)
+        self._operators = Operators(settings)
+
+    def start(self) -> None:
+        """Nothing to open."""
+
+    def stop(self) -> None:
+        """Nothing to close."""
+
+    @property
+    def ready(self) -> bool:
+        return True
+
+    def identify(self, call: Call, access: Access) -> Caller:
+        if access is not Access.TENANT:
+            found = self._operators.admit(call) if access is Access.OPERATOR else self._operators.named(call)
+            if found is not None:
+                return found
+            if access is Access.OPERATOR:
+                raise self._operators.refusal()
+        local = self._loopback.has(call)
+        if not local and not self._loopback.serves(call):
+            raise ApiError(
+                "FORBIDDEN",
+                "with BUNCH_AUTH=off only this machine is served, under its own names and not through a proxy; "
+                "set BUNCH_AUTH=keys, or BUNCH_ALLOWED_HOSTS to the name that a proxy which authenticates asks for",
+            )
+        asked = call.header("HTTP_X_TIER")
+        if asked is None or access is not Access.TENANT or not local:
+            return self._default
+        caller = _BY_NAME.get(asked)
+        if caller is None:
+            raise ApiError("INVALID_HEADER", f"X-Tier must be one of {', '.join(_BY_NAME)}")
+        return caller

@@ -1,0 +1,105 @@
+"""Requests held against what their model declares, before anything is queued.
+
+    input, parameters ─▶ Declared.check ─┬─ as declared ─▶ on to admission
+                                         └─ InvalidInput (400): `input.tags[3]: the value does not match "^[a-z]+$"`
+
+A function whose module can be seen from here takes strings. Any other model without a schema has no `Declared`, and its
+requests pay for nothing but the look into a dictionary.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from config.model_files.schemas import compile_schema, where
+from config.model_files.sources import is_plain_function
+from config.schema import ModelSettings
+from config.settings import Settings
+from tasks.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from jsonschema_rs import ValidationError, Validator
+
+# Names in it may be the caller's own, and as long as a body may be.
+_LONGEST = 300
+
+
+class Declared:
+    """One model's schemas, compiled."""
+
+    def __init__(self, model: ModelSettings) -> None:
+        self._name = model.name
+        self._input = _validator(model.input_schema)
+        self._parameters = _validator(model.parameters_schema)
+
+    def check(self, value: object, parameters: dict[str, Any] | None, *, name: str = "input") -> None:
+        """`name` is what the input is called where it stands. Raises InvalidInput, which says where."""
+        refusal = self._input_refusal(name, value)
+        if refusal is not None:
+            raise refusal
+        self.check_parameters(parameters)
+
+    def check_parameters(self, parameters: dict[str, Any] | None) -> None:
+        """None are an empty object, as the model gets them. Raises InvalidInput."""
+        refusal = self._refusal(self._parameters, "parameters", parameters or {})
+        if refusal is not None:
+            raise refusal
+
+    def refusals(self, inputs: Sequence[object]) -> list[InvalidInput | None]:
+        """What is wrong with each input of a bulk call."""
+        return [self._input_refusal(f"inputs[{at}]", each) for at, each in enumerate(inputs)]
+
+    def _input_refusal(self, name: str, value: object) -> InvalidInput | None:
+        return self._refusal(self._input, name, value)
+
+    def _refusal(self, validator: Validator | None, name: str, value: object) -> InvalidInput | None:
+        # Asked first: most are valid, and that is the cheaper question.
+        if validator is None or validator.is_valid(value):
+            return None
+        error = _first_error(validator, value)
+        text = f"{where(name, error.instance_path)}: {error.message}"
+        if len(text) > _LONGEST:
+            text = f"{text[:_LONGEST]}…"
+        return InvalidInput(f"{text} (what {self._name} takes: GET /v1/models)")
+
+
+class Strings(Declared):
+    """A function, `batchstring(inputs: list[str])`, that declares nothing of its input: it takes strings."""
+
+    def _input_refusal(self, name: str, value: object) -> InvalidInput | None:
+        return None if isinstance(value, str) else InvalidInput(f"{name}: {self._name} takes strings; this is none")
+
+
+def _first_error(validator: Validator, value: object) -> ValidationError:
+    """Of a value that is not valid. Its `iter_errors` makes all of them before it gives one: half a minute for a
+    mebibyte of wrong items, where this takes a fraction of a millisecond.
+    """
+    from jsonschema_rs import ValidationError
+
+    try:
+        validator.validate(value)
+    except ValidationError as error:
+        return error
+    raise AssertionError("what is not valid has an error")
+
+
+def declared_by(settings: Settings) -> dict[str, Declared]:
+    """Of the models that declare anything, by a schema or by being a function."""
+    # As `config.model_files.import_path` has it.
+    folder = [str(Path(settings.config_file).parent)] if settings.config_file else []
+    path = [*folder, *sys.path]
+    declared: dict[str, Declared] = {}
+    for name, model in settings.models.items():
+        if model.input_schema is None and not model.is_url and is_plain_function(model.source, path):
+            declared[name] = Strings(model)
+        elif model.input_schema is not None or model.parameters_schema is not None:
+            declared[name] = Declared(model)
+    return declared
+
+
+def _validator(schema: dict[str, Any] | str | None) -> Validator | None:
+    assert not isinstance(schema, str), "the settings read the file"
+    return None if schema is None else compile_schema(schema)

@@ -1,0 +1,64 @@
+"""The frontend's side of the record of requests: what was refused at the door, or answered there from the cache.
+
+Noted in passing and written once a second, as the workers write their batches (`tasks.observability.batch_log`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from redis.exceptions import RedisError
+
+from config.tiers import Tier
+from tasks.errors import BunchError
+from tasks.observability.batch_log import BatchRecord, Journal, Member
+from tasks.observability.error_summary import gist
+from tasks.protocol.messages import Outgoing
+from webapp.observability.door_ledger import AT_THE_DOOR
+from webapp.request import Call
+
+# While Redis is away the oldest are forgotten beyond this.
+_MAX_NOTED = 20_000
+ANSWERED = "answered from the cache"
+
+
+class DoorRecord:
+    """Of one process. `note` each error, it knows which are its own; `answered` for each answer from the cache."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._noted: deque[tuple[str, str, Member]] = deque(maxlen=_MAX_NOTED)
+
+    def note(self, call: Call, task_id: str, model: str, tier: Tier, error: BunchError) -> None:
+        if error.code not in AT_THE_DOOR:
+            return
+        own = call.request_id
+        why = f"refused at the door ({error.reason})" if error.reason else "refused at the door"
+        request_id = own if own != task_id else ""
+        member = Member(task_id, tier.rank, 0, code=error.code, request_id=request_id, error=gist(error.message))
+        self._noted.append((model, why, member))
+
+    def answered(self, out: Outgoing, tier: Tier) -> None:
+        self._noted.append(
+            (out.model, ANSWERED, Member(out.task_id, tier.rank, 0, code="OK", request_id=out.request_id))
+        )
+
+    def flush(self) -> None:
+        """Raises RedisError; what was not written is written the next time."""
+        if not self._noted:
+            return
+        noted = list(self._noted)
+        self._noted.clear()
+        now_ms = int(time.time() * 1000)
+        rows: dict[tuple[str, str], list[Member]] = {}
+        for model, why, member in noted:
+            rows.setdefault((model, why), []).append(member)
+        try:
+            self._journal.write(
+                BatchRecord(model=model, why=why, claimed_ms=now_ms, members=members)
+                for (model, why), members in rows.items()
+            )
+        except RedisError:
+            self._noted.extendleft(reversed(noted))
+            raise

@@ -1,0 +1,61 @@
+"""Replay and delete dead letters from the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.fleet.dead_letters import DeadLetters
+from webapp.errors import ApiError
+from webapp.services import Services
+
+
+def will_replay(services: Services, arguments: Mapping[str, Any]) -> str:
+    count = _letters(len(_ids(services, arguments)))
+    minutes = services.settings.result_ttl_ms / 60_000
+    return (
+        f"{count} will be queued again under the same ids, at the end of their queues, with fresh attempts and "
+        f"{minutes:g} minutes to be answered. What made them fail may do so again."
+    )
+
+
+def replay(services: Services, arguments: Mapping[str, Any]) -> str:
+    letters, settings = DeadLetters(services.redis), services.settings
+    ids = _ids(services, arguments)
+    replayed = 0
+    for task_id in ids:
+        found = letters.show(task_id)
+        if found is not None and found[0].model in settings.models:
+            replayed += letters.replay(task_id, settings.result_ttl_s, settings.result_ttl_s)
+    return f"{_letters(replayed)} queued again" + _rest(
+        len(ids) - replayed, "gone meanwhile, or of a model that is not served"
+    )
+
+
+def will_drop(services: Services, arguments: Mapping[str, Any]) -> str:
+    count = _letters(len(_ids(services, arguments)))
+    return f"{count} will be deleted, message and reason. This cannot be undone."
+
+
+def drop(services: Services, arguments: Mapping[str, Any]) -> str:
+    letters = DeadLetters(services.redis)
+    ids = _ids(services, arguments)
+    dropped = sum(letters.drop(each) for each in ids)
+    return f"{_letters(dropped)} deleted" + _rest(len(ids) - dropped, "gone meanwhile")
+
+
+def _ids(services: Services, arguments: Mapping[str, Any]) -> list[str]:
+    ids = arguments.get("ids")
+    if ids == "all":
+        return DeadLetters(services.redis).ids()
+    if not isinstance(ids, list) or not ids or not all(isinstance(each, str) for each in ids):
+        raise ApiError("INVALID_INPUT", 'ids: a list of task ids, or "all"')
+    return list(dict.fromkeys(ids))
+
+
+def _letters(count: int) -> str:
+    return "1 dead letter" if count == 1 else f"{count:,} dead letters"
+
+
+def _rest(count: int, why: str) -> str:
+    return f"; {count:,} not: {why}" if count else ""

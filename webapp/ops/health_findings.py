@@ -1,0 +1,246 @@
+"""What somebody who looks at the page must know first, in sentences: are callers served, and if not, why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from config.tiers import Tier
+from tasks.fleet.process_register import RoleRow
+from tasks.fleet.registry_reader import ExecutorRow, QueueRow, WorkerRow, breakers, ready_models
+from tasks.observability.error_summary import gist
+from tasks.observability.slo import Objective
+
+# Google's SRE workbook: at this rate an hour uses up a fiftieth of thirty days' budget, and somebody is woken.
+PAGING_BURN_RATE = 14.4
+_BUSY = 0.9
+# Of a tier's requests: so many that callers notice it now, whatever its budget says. Of very few it may be chance.
+_MANY = 0.05
+_CHANCE = 10
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """`level` is `bad` when callers notice, `warn` when they soon may; `where` is the section that shows more.
+
+    `tile` is the figure at the top of the page that is about the same, if there is one: it has the finding's colour.
+    """
+
+    level: str
+    text: str
+    where: str
+    tile: str = ""
+
+
+class Lately(msgspec.Struct, frozen=True):
+    """Per tier, how many asked and were refused in the last 15 seconds; requests that have been given up in the last
+    five minutes, and healthy workers five minutes ago. Of the register of processes: who is `silent`, which `roles`
+    are heard of, and what is configured differently.
+    """
+
+    asked: dict[Tier, int] = {}
+    refused: dict[Tier, int] = {}
+    given_up: int = 0
+    healthy_before: int = 0
+    silent: tuple[RoleRow, ...] = ()
+    roles: frozenset[str] = frozenset({"ops"})
+    differences: tuple[str, ...] = ()
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """How a tier does against its objective over the last five minutes and the last hour."""
+
+    latency_ms: float
+    target: float
+    attained: dict[str, float]
+    burn: dict[str, float]
+    counted: dict[str, int]
+
+
+def findings(
+    models: Sequence[str],
+    queues: Sequence[QueueRow],
+    workers: Sequence[WorkerRow],
+    healthy: Sequence[WorkerRow],
+    standings: Mapping[Tier, Standing],
+    objectives: Mapping[Tier, Objective],
+    lately: Lately,
+    paused: Mapping[str, frozenset[Tier]] | None = None,
+) -> list[Finding]:
+    """The worst first; none when all is well. `paused` is what operators have stopped, by model."""
+    found = [
+        *_missing(models, workers, healthy),
+        *_fewer(lately.healthy_before, len(healthy)),
+        *_paused(paused or {}, queues),
+        *_refused(lately),
+        *_burning(standings),
+        *_waiting(queues, objectives),
+        *_broken(healthy),
+        *_busy(healthy, queues),
+        *_given_up(lately),
+        *_processes(lately),
+    ]
+    return sorted(found, key=lambda each: each.level != "bad")
+
+
+def status(models: Sequence[str], workers: Sequence[WorkerRow], healthy: Sequence[WorkerRow]) -> str:
+    """`healthy`, `degraded` or `unhealthy`, as `/internal/health` says it."""
+    served = ready_models(healthy)
+    if not served:
+        return "unhealthy"
+    missing = [name for name in models if name not in served]
+    broken = any(state != "closed" for state in breakers(healthy, models).values())
+    return "degraded" if missing or broken or len(healthy) < len(workers) else "healthy"
+
+
+def _missing(models: Sequence[str], workers: Sequence[WorkerRow], healthy: Sequence[WorkerRow]) -> list[Finding]:
+    if not healthy:
+        text = "No worker takes batches: every request waits until its deadline."
+        return [Finding("bad", text, "workers", "Workers")]
+    served = ready_models(healthy)
+    found = [
+        Finding("bad", f"{name} is not served: none of its executors is ready.", "workers", "Executors busy")
+        for name in models
+        if name not in served
+    ]
+    drained = [each for each in workers if each.state in {"draining", "drained"}]
+    leaving = [each for each in workers if each.state != "running" and each not in drained]
+    known = {each.id for each in (*healthy, *leaving, *drained)}
+    silent = [each for each in workers if each.id not in known]
+    for which, rest in (
+        (silent, "no longer heard of"),
+        (drained, "drained: no more batches there"),
+        (leaving, "on the way out"),
+    ):
+        if which:
+            found.append(Finding("warn", f"{_named(which)} {rest}.", "workers", "Workers"))
+    return found
+
+
+def _fewer(before: int, healthy: int) -> list[Finding]:
+    """A worker that is gone leaves the register: only the history knows that it was there."""
+    if not 0 < healthy < before:
+        return []
+    return [Finding("warn", f"{healthy} of {before} workers of five minutes ago are left.", "workers", "Workers")]
+
+
+def _refused(lately: Lately) -> list[Finding]:
+    """An hour's budget may be large, and its tier's callers are sent away all the same."""
+    found = []
+    for tier, refused in lately.refused.items():
+        share = refused / max(1, lately.asked.get(tier, 0))
+        if share >= _MANY / 5:
+            level = "bad" if share >= _MANY and refused >= _CHANCE else "warn"
+            text = f"{tier.value}: {share:.0%} of the requests of the last 15 seconds were refused at the door."
+            found.append(Finding(level, text, "requests", "Not served"))
+    return found
+
+
+def _processes(lately: Lately) -> list[Finding]:
+    """Workers are told of by their own register."""
+    found = [Finding("warn", f"{each}.", "processes") for each in lately.differences]
+    found += [
+        Finding("warn", f"{each.name} (pid {each.pid}) is no longer heard of.", "processes")
+        for each in lately.silent
+        if each.role != "worker"
+    ]
+    if "ops" not in lately.roles:
+        found.append(
+            Finding("warn", "No ops worker runs: keys and the ledger are not brought up to date.", "processes")
+        )
+    return found
+
+
+def _given_up(lately: Lately) -> list[Finding]:
+    if lately.given_up <= 0:
+        return []
+    given_up = "1 request was" if lately.given_up == 1 else f"{lately.given_up:,} requests were"
+    return [Finding("warn", f"{given_up} given up in the last five minutes.", "dead", "Dead letters")]
+
+
+def _paused(paused: Mapping[str, frozenset[Tier]], queues: Sequence[QueueRow]) -> list[Finding]:
+    """A forgotten pause looks like an outage."""
+    found = []
+    for model, tiers in paused.items():
+        waiting = sum(row.depth for row in queues if row.model == model and Tier(row.tier) in tiers)
+        which = "" if len(tiers) == len(Tier) else f" for {', '.join(tier.value for tier in Tier if tier in tiers)}"
+        text = f"{model} is paused{which}: {waiting:,} wait until it is resumed, or until their deadlines."
+        found.append(Finding("bad" if waiting else "warn", text, "models", "Waiting"))
+    return found
+
+
+def _burning(standings: Mapping[Tier, Standing]) -> list[Finding]:
+    found = []
+    for tier, each in standings.items():
+        burn = each.burn["5m"]
+        if burn > 1:
+            level = "bad" if burn >= PAGING_BURN_RATE or each.attained["5m"] <= 1 - _MANY else "warn"
+            text = (
+                f"{tier.value}: {each.attained['5m']:.1%} of the last five minutes met the objective of "
+                f"{each.target:.1%} within {each.latency_ms:g} ms; the error budget burns at {burn:.1f} times its rate."
+            )
+            found.append(Finding(level, text, "tiers", "Not served"))
+    return found
+
+
+def _waiting(queues: Sequence[QueueRow], objectives: Mapping[Tier, Objective]) -> list[Finding]:
+    return [
+        Finding(
+            "bad",
+            f"{row.model}.{row.tier}: {row.depth:,} wait, the oldest for {row.oldest_ms / 1000:.1f} s.",
+            "queues",
+            "Waiting",
+        )
+        for row in queues
+        if row.depth and row.oldest_ms / 1000 > objectives[Tier(row.tier)].latency_s
+    ]
+
+
+def _broken(healthy: Sequence[WorkerRow]) -> list[Finding]:
+    found = []
+    for worker in healthy:
+        for each in worker.models:
+            if each.state == "failed":
+                why = f": {gist(each.error, 160)}" if each.error else ""
+                text = f"{each.executor} on {worker.name} does not start{why}"
+                found.append(Finding("warn", text, "workers", "Executors busy"))
+            elif each.state == "starting" and each.error:
+                text = f"{each.executor} on {worker.name} is being replaced: {gist(each.error, 160)}"
+                found.append(Finding("warn", text, "workers", "Executors busy"))
+            elif each.breaker != "closed":
+                text = f"{each.executor} on {worker.name}: breaker {each.breaker}, batch after batch failed."
+                found.append(Finding("warn", text, "workers", "Executors busy"))
+    return found
+
+
+def _busy(healthy: Sequence[WorkerRow], queues: Sequence[QueueRow]) -> list[Finding]:
+    """Which models have no room left.
+
+    Busy alone is no sign of it: a policy that lets nobody wait keeps executors busy with small batches long before
+    then, and these grow as more arrives.
+    """
+    ready: dict[str, list[ExecutorRow]] = {}
+    for worker in healthy:
+        for each in worker.models:
+            if each.state == "ready":
+                ready.setdefault(each.model, []).append(each)
+    found = []
+    for model, rows in ready.items():
+        busy = sum(each.busy for each in rows) / len(rows)
+        rates = [each.rate_rps for each in rows if each.rate_rps]
+        can_rps = sum(rates) if len(rates) == len(rows) else 0.0
+        come_rps = sum(row.arrival_rps for row in queues if row.model == model)
+        if busy > _BUSY and come_rps >= _BUSY * can_rps:
+            known = f": {come_rps:,.0f} requests a second are let in, and they can do {can_rps:,.0f}" if can_rps else ""
+            found.append(
+                Finding(
+                    "warn", f"{model}: executors are busy {busy:.0%} of the time{known}.", "workers", "Executors busy"
+                )
+            )
+    return found
+
+
+def _named(workers: Sequence[WorkerRow]) -> str:
+    """By their names where that is short."""
+    count = len(workers)
+    return f"1 worker ({workers[0].name}) is" if count == 1 else f"{count} workers are"

@@ -1,0 +1,28 @@
+"""Celery's result backend of a worker, which writes over no result of a frontend's request.
+
+What a plain client's message asks for beyond its own outcome goes this way: the states of a chain's later steps and of
+a chord (`celery.backends.base.Backend.mark_as_failure`). Their ids are whatever that client has put there.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery.backends.redis import RedisBackend
+
+from tasks.protocol.results import is_of_a_frontend
+
+logger = logging.getLogger(__name__)
+
+BACKEND = f"{__name__}:GuardedBackend"
+
+
+class GuardedBackend(RedisBackend):
+    """As `batching/lua/finish.lua` does it for the outcomes of batches."""
+
+    def _store_result(self, task_id: str, result: Any, state: str, *args: Any, **options: Any) -> Any:
+        if is_of_a_frontend(self.get(self.get_key_for_task(task_id)) or b""):
+            logger.error("%s of %s is not stored: the id is of a frontend's request", state, task_id)
+            return result
+        return super()._store_result(task_id, result, state, *args, **options)

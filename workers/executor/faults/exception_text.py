@@ -1,0 +1,55 @@
+"""An exception of a model, in words that travel."""
+
+from __future__ import annotations
+
+import re
+import traceback
+
+from batching.request import Words
+from workers.executor.faults.device_faults import is_device_fault
+from workers.executor.ipc import ItemError
+from workers.models import InputRejected, InvalidInput, TransientError, UpstreamError
+
+MAX_MESSAGE = 2_000
+MAX_TRACEBACK = 16_000
+_FULL = re.compile(r"out of memory|can't allocate memory|not enough memory|_ALLOC_FAILED")
+
+# Of the wire, not of Python: readers decide by these names, so a model's own class names stay inside the
+# message.
+REJECTED = "InputRejected"
+INVALID = "InvalidInput"
+
+
+def describe(error: BaseException) -> ItemError:
+    """An exception as text about one input, cut to a size that a result can carry."""
+    try:
+        text = str(error)
+    except BaseException:  # noqa: BLE001 - the model's own code
+        text = "(its message cannot be shown)"
+    if isinstance(error, InputRejected):
+        kind = INVALID if isinstance(error, InvalidInput) else REJECTED
+        return ItemError(text[:MAX_MESSAGE] or "the model refused this input", rejected=True, exc_type=kind)
+    name = type(error).__name__
+    message = f"{name}: {text}" if text else name
+    out_of_memory = isinstance(error, MemoryError) or name == "OutOfMemoryError" or _is_full(error, text)
+    return ItemError(
+        message[:MAX_MESSAGE],
+        # Of an API that did not answer as it should, it is all ours.
+        traceback=format_traceback(error) if error.__traceback__ and not isinstance(error, UpstreamError) else None,
+        retryable=isinstance(error, TransientError | ConnectionError | TimeoutError),
+        out_of_memory=out_of_memory,
+        words=Words.CALL if isinstance(error, UpstreamError) else Words.INPUT,
+        public=error.public if isinstance(error, UpstreamError) else "",
+        device_fault=not out_of_memory and is_device_fault(error),
+    )
+
+
+def _is_full(error: BaseException, text: str) -> bool:
+    """Torch's CPU allocator, and CUDA's libraries, say so in words alone."""
+    return isinstance(error, RuntimeError) and _FULL.search(text) is not None
+
+
+def format_traceback(error: BaseException) -> str:
+    """The end of it, where the cause is, when it is very long."""
+    text = "".join(traceback.format_exception(error))
+    return text if len(text) <= MAX_TRACEBACK else f"…{text[-MAX_TRACEBACK:]}"

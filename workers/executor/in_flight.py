@@ -1,0 +1,74 @@
+"""The batches in a child's hands: answered in the order in which they were handed over, and timed one after another."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+
+from workers.executor.ipc import BrokenFrames, Ran
+from workers.executor.time_limit import TimeLimit
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """`since` is when it came to the front: only that one is being computed."""
+
+    batch_id: str
+    size: int
+    since: float
+
+
+class Handed:
+    """One thread gives and takes back, another does the rest. Times are seconds on any one clock."""
+
+    def __init__(self, limit: TimeLimit) -> None:
+        self.limit = limit
+        self._batches: deque[_Batch] = deque()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def give(self, batch_id: str, size: int, now: float) -> None:
+        self._batches.append(_Batch(batch_id, size, now))
+
+    def take_back(self, batch_id: str) -> None:
+        """One that the child never had whole: the last that was given."""
+        self._batches.remove(next(each for each in self._batches if each.batch_id == batch_id))
+
+    def touch(self, now: float) -> None:
+        """The one in front is alive, and its time starts anew."""
+        self._batches[0].since = now
+
+    def check(self, ran: Ran) -> None:
+        """Raises BrokenFrames: this is not the answer to the one in front, or has not one outcome per input."""
+        front = self._batches[0]
+        expected = front.size if ran.fault is None or ran.fault.settled else 0
+        if ran.batch_id != front.batch_id or len(ran.outcomes) != expected:
+            raise BrokenFrames(f"an answer to {ran.batch_id} where {front.batch_id} was due")
+
+    def done(self, ran: Ran, now: float) -> None:
+        """The one in front is answered."""
+        if ran.passes == 1:
+            self.limit = self.limit.computed(ran.compute_s)
+        self._batches.popleft()
+        if self._batches:
+            self._batches[0].since = now
+
+    def left(self, now: float) -> float:
+        """What of its time the one in front has left; with none, what any will have."""
+        with contextlib.suppress(IndexError):
+            return self._batches[0].since + self.limit.seconds - now
+        return self.limit.seconds
+
+    def overdue(self) -> str:
+        """The one in front has had its time: why it is killed."""
+        text = f"the batch was computed for more than {self.limit}"
+        self.limit = self.limit.exceeded()
+        return text
+
+    def drop_all(self) -> list[str]:
+        """The ids of those that are left, the one in front first."""
+        left = [each.batch_id for each in self._batches]
+        self._batches.clear()
+        return left

@@ -1,0 +1,219 @@
+"""What a worker and its executor's child process say to each other, and how it is cut into frames.
+
+    parent ──Start──▶ child        once: what to load
+    parent ◀──Ready── child        loaded
+           ◀─NotReady─             or not, with the model's own traceback; the child ends
+    parent ───Run───▶ child        a batch
+    parent ◀─Passing─ child        it goes through the model in parts, now the next
+    parent ◀──Ran──── child        its outcomes; batches are answered in the order of their arrival. Or the fault that
+                                   this process has: the child ends
+
+A frame is eight bytes of length and a MessagePack body, over a socket pair that no one else holds. Each
+direction has one sender and one reader. End of file means that the other side is gone.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from batching.request import Words
+from config.logging import encodable
+from config.settings import ModelSettings
+
+HEADER = struct.Struct("!Q")
+# Nothing that fits a machine's memory comes near; a length beyond it is something else writing to our
+# descriptor.
+MAX_FRAME = 1 << 40
+_READ_SIZE = 1 << 18
+
+
+class BrokenFrames(Exception):
+    """What arrived is not a frame of ours: the two sides have lost each other."""
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    model: ModelSettings
+    name: str
+    parent_pid: int
+    # As the file system has them: a folder's name need not be text.
+    path: list[bytes]
+    log_level: int
+    log_format: str = "text"
+    max_output_bytes: int = 0
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`safe_size`: run it in parts of at most so many. `suspect`, `last_try`: as in `batching.claim.executor.Work`.
+    `may_end`: this process may ask to be replaced, otherwise what it has is answered. `traceparents`: one each or none.
+    """
+
+    batch_id: str
+    inputs: list[bytes]
+    parameters: list[bytes]
+    safe_size: int | None = None
+    suspect: bool = False
+    last_try: bool = False
+    may_end: bool = True
+    traceparents: list[str] = []
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`version` is the model's own, empty when it names none."""
+
+    version: str
+
+
+class NotReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`final`: another try would end in the same way, since the source leads to no model."""
+
+    error: str
+    final: bool = False
+
+
+class ItemError(msgspec.Struct, frozen=True, array_like=True):
+    """Why one input, or a whole batch, has no output. `rejected`: the model refused, nothing broke.
+
+    `words` and `public` as in `batching.request.Failed`.
+    """
+
+    message: str
+    rejected: bool = False
+    exc_type: str = "InferenceFailed"
+    traceback: str | None = None
+    retryable: bool = False
+    out_of_memory: bool = False
+    words: Words = Words.OURS
+    public: str = ""
+    device_fault: bool = False
+
+
+class Fault(msgspec.Struct, frozen=True, array_like=True):
+    """Why a process is done for. `cause`: `device` or `barren`. `settled`: the outcomes stand; otherwise whose fault it
+    is must be found in a fresh process. `reached`: the batch had begun.
+    """
+
+    cause: str
+    reason: str
+    settled: bool = False
+    reached: bool = True
+
+
+class Passing(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The batch at the front is run once more, in parts: it is alive, and its time starts anew."""
+
+
+class Ran(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One entry per input: output as JSON bytes, or why there is none; the rest as `workers.executor.compute.Computed`.
+
+    After a `fault` the child ends. Unless that is settled there are no outcomes.
+    """
+
+    batch_id: str
+    compute_s: float
+    outcomes: list[bytes | ItemError]
+    passes: int = 1
+    safe_size: int | None = None
+    collapsed: int = 0
+    fault: Fault | None = None
+    metadata: dict[int, bytes] = {}
+
+
+ToChild = Start | Run
+ToParent = Ready | NotReady | Passing | Ran
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: ToChild | ToParent) -> bytearray:
+    """The whole frame, ready for `sendall`, whatever texts a model has made."""
+    frame = bytearray(HEADER.size)
+    try:
+        _encoder.encode_into(message, frame, HEADER.size)
+    except UnicodeEncodeError:
+        del frame[HEADER.size :]
+        plain = msgspec.to_builtins(message, builtin_types=(bytes,))
+        _encoder.encode_into(_encodable(plain), frame, HEADER.size)
+    HEADER.pack_into(frame, 0, len(frame) - HEADER.size)
+    return frame
+
+
+def _encodable(value: Any) -> Any:
+    """The same with every lone surrogate, which no encoding has, written out: of a message as lists and texts."""
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, list | tuple):
+        return [_encodable(each) for each in value]
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(each) for key, each in value.items()}
+    return value
+
+
+class FrameReader:
+    """Cuts what a socket delivers into messages of `kind`."""
+
+    def __init__(self, sock: socket.socket, kind: Any) -> None:
+        self._sock = sock
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._scratch = memoryview(bytearray(_READ_SIZE))
+        self._buffer = bytearray()
+        self.eof = False
+
+    def next(self) -> Any | None:
+        """Block for the next message; None at end of file, also in the middle of a frame.
+
+        Raises:
+            BrokenFrames: what arrived is no message.
+        """
+        while True:
+            message = self._cut()
+            if message is not None:
+                return message
+            if self.eof:
+                return None
+            self._fill(0)
+
+    def available(self) -> Iterator[Any]:
+        """Every message that has arrived, without blocking; then `eof` says whether more can come.
+
+        Raises:
+            BrokenFrames: what arrived is no message; those before it have been yielded.
+        """
+        while not self.eof:
+            try:
+                self._fill(socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            while (message := self._cut()) is not None:
+                yield message
+
+    def _fill(self, flags: int) -> None:
+        try:
+            size = self._sock.recv_into(self._scratch, 0, flags)
+        except ConnectionError:
+            size = 0
+        if size:
+            self._buffer += self._scratch[:size]
+        else:
+            self.eof = True
+
+    def _cut(self) -> Any | None:
+        if len(self._buffer) < HEADER.size:
+            return None
+        (length,) = HEADER.unpack_from(self._buffer)
+        if length > MAX_FRAME:
+            raise BrokenFrames(f"a frame of {length} bytes was announced")
+        end = HEADER.size + length
+        if len(self._buffer) < end:
+            return None
+        try:
+            with memoryview(self._buffer) as view:
+                message = self._decoder.decode(view[HEADER.size : end])
+        except msgspec.MsgspecError as error:
+            raise BrokenFrames(str(error)) from error
+        del self._buffer[:end]
+        return message

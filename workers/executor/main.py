@@ -1,0 +1,196 @@
+"""The executor's child process: loads one model and answers batches until its pipe ends.
+
+Started by `workers.executor.process.ChildProcess`, never by hand. Standard output and error are the worker's own; what
+the model prints goes there, and the protocol has a socket to itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import logging
+import logging.config
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+from config.logging import log_to_stderr
+from config.model_files.import_path import make_way
+from config.process.memory import limit_memory, offer_to_the_oom_killer
+from workers.executor.batch_budget import Budget
+from workers.executor.compute import Batch, BatchComputer
+from workers.executor.faults.exception_text import format_traceback
+from workers.executor.forked import end_if_forked, keep_apart
+from workers.executor.ipc import FrameReader, NotReady, Passing, Ran, Ready, Run, Start, encode
+from workers.executor.stdout import make_stdout_tell
+from workers.models import LoadError, load_model
+from workers.models.function import FunctionModel
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+# For whoever watches processes from outside; the worker has been told why.
+_FAULTY = 70
+
+
+def main(descriptor: int) -> None:
+    """Serve over the socket with this descriptor; returns when the parent has closed its side."""
+    # The parent gone before an answer: nobody is left to be told.
+    with socket.socket(fileno=descriptor) as sock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        _serve(sock)
+
+
+def _serve(sock: socket.socket) -> None:
+    # Inherited across exec on purpose, once. A process that the model starts must not hold our pipe open.
+    sock.set_inheritable(False)
+    faulthandler.enable()
+    keep_apart(sock, _leave_signals_to_the_parent())
+    reader = FrameReader(sock, Start | Run)
+    start = reader.next()
+    if not isinstance(start, Start):
+        return
+    _die_with(start.parent_pid)
+    offer_to_the_oom_killer()
+    sys.argv = [start.name]
+    _configure_output(start)
+    try:
+        computer, version = _load(start, lambda: sock.sendall(encode(Passing())))
+    except BaseException as error:  # noqa: BLE001  (whatever stops a model from loading is to be told)
+        end_if_forked(error)
+        final = isinstance(error, LoadError)
+        sock.sendall(encode(NotReady(str(error) if final else format_traceback(error), final)))
+        return
+    end_if_forked()
+    # What loading made stays until the end: the collector need not walk it in the middle of a batch.
+    gc.collect()
+    gc.freeze()
+    sock.sendall(encode(Ready(version)))
+    for run, batch in _decoded_ahead(reader, computer):
+        computed = computer.compute(
+            batch,
+            run.safe_size,
+            suspect=run.suspect,
+            last_try=run.last_try,
+            may_end=run.may_end,
+            traceparents=run.traceparents,
+        )
+        ran = Ran(
+            run.batch_id,
+            computed.compute_s,
+            computed.outcomes,
+            computed.passes,
+            computed.safe_size,
+            computed.collapsed,
+            computed.fault,
+            computed.metadata,
+        )
+        sock.sendall(encode(ran))
+        if computed.fault is not None:
+            # Without the clean-up of a library whose device has failed: that may hang.
+            logging.shutdown()
+            os._exit(_FAULTY)
+
+
+def _decoded_ahead(reader: FrameReader, computer: BatchComputer) -> Iterator[tuple[Run, Batch]]:
+    """Every batch that arrives, decoded by a thread while the model runs the one before: a GPU waits for no JSON.
+
+    Its worker sends one batch ahead and no more, which bounds what lies here.
+    """
+    ahead: SimpleQueue[tuple[Run, Batch] | BaseException | None] = SimpleQueue()
+
+    def read() -> None:
+        try:
+            while (run := reader.next()) is not None:
+                ahead.put((run, computer.decode(run.inputs, run.parameters)))
+        except BaseException as error:  # noqa: BLE001 - raised below, when its turn has come
+            ahead.put(error)
+        else:
+            ahead.put(None)
+
+    threading.Thread(target=read, name="decode", daemon=True).start()
+    while (item := ahead.get()) is not None:
+        if isinstance(item, BaseException):
+            raise item
+        yield item
+
+
+def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str]:
+    limit_memory(start.model.max_memory_bytes)
+    make_way([os.fsdecode(each) for each in start.path], start.model.source)
+    model: Any = load_model(start.model)
+    model.load(start.model.device)
+    warmup = getattr(model, "warmup", None)
+    if callable(warmup):
+        warmup()
+    version = getattr(model, "version", "")
+    refuse = model.refuse if isinstance(model, FunctionModel) else None
+    computer = BatchComputer(
+        model,
+        refuse,
+        on_pass,
+        _budget(start, model),
+        collapse=start.model.collapses,
+        watched=not start.model.is_url,
+        continue_trace=model.continue_trace if start.model.is_url else None,
+        max_output_bytes=start.max_output_bytes,
+    )
+    return computer, version if isinstance(version, str) else ""
+
+
+def _budget(start: Start, model: Any) -> Budget | None:
+    settings = start.model
+    if not settings.max_batch_cost:
+        return None
+    cost = getattr(model, "cost", None)
+    if not callable(cost):
+        raise LoadError(f"{settings.source} has no cost(input), so max_batch_cost means nothing; leave it out")
+    return Budget(cost, settings.max_batch_cost, settings.group_by_cost)
+
+
+def _leave_signals_to_the_parent() -> dict[int, Any]:
+    """Ctrl-C and TERM reach whole process groups; only the parent knows what is still to be answered.
+
+    Handlers rather than SIG_IGN, which programs that the model starts would inherit. Returns those that were there.
+    """
+    return {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+def _die_with(parent_pid: int) -> None:
+    """Have the kernel kill this process when the parent dies, even in the middle of a computation.
+
+    The end of the pipe says so as well, but is only read between batches. PR_SET_PDEATHSIG follows the
+    *thread* that started us: the executor's supervising thread, which lives as long as the child.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        # It died before the line above.
+        os._exit(1)
+
+
+def _configure_output(start: Start) -> None:
+    logging.config.dictConfig(log_to_stderr(start.log_level, start.log_format))
+    logging.captureWarnings(True)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_NamesItself(start.name))
+    make_stdout_tell(start.log_format)
+
+
+class _NamesItself(logging.Filter):
+    """Says in each line which executor it is from: the child writes into its worker's log."""
+
+    def __init__(self, executor: str) -> None:
+        super().__init__()
+        self._executor = executor
+        self._model = executor.partition("/")[0]
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        vars(record).update(model=self._model, executor=self._executor, executor_pid=os.getpid())
+        return True

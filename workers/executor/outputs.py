@@ -1,0 +1,169 @@
+"""What a model returns, as one strict JSON text for each input, or as words about what is wrong with it.
+
+predict ──▶ a list, an array or a tensor ──as_list──▶ n outputs ──encode_output──▶ JSON bytes
+              anything else: nobody's                      │  Output ──▶ value, and metadata_of
+                                                           └─ cannot be JSON: that input's error alone
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from batching.request import OWN_METADATA, Words
+from tasks.protocol.json_structure import MAX_DEPTH, too_deep
+from workers.executor.faults.exception_text import describe
+from workers.executor.ipc import ItemError
+from workers.models import Output
+
+MAX_METADATA_BYTES = 16_384
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+
+
+def as_list(outputs: object, count: int) -> list[Any] | str:
+    """The outputs of `count` inputs, or what is wrong with what `predict` has returned for them.
+
+    A dict has a length too, and a generator may even yield the right number: only a list, and an array by its first
+    dimension, say plainly which output belongs to which input. Raises whatever an array's own code raises.
+    """
+    if not isinstance(outputs, list):
+        kind = type(outputs).__name__
+        shape = getattr(outputs, "shape", None)
+        to_list = getattr(outputs, "tolist", None)
+        if not isinstance(shape, tuple) or not callable(to_list) or isinstance(outputs, type):
+            return (
+                f"the model returned a {kind} for {count} inputs; predict must return a list of one output each, or an "
+                "array whose first dimension is their number"
+            )
+        if not shape or shape[0] != count:
+            return (
+                f"the model returned a {kind} of shape {tuple(shape)} for {count} inputs; its first dimension must be "
+                "their number"
+            )
+        outputs = to_list()
+        if not isinstance(outputs, list):
+            return f"the tolist() of the {kind} that the model returned for {count} inputs gives no list"
+    if len(outputs) != count:
+        return f"the model returned {len(outputs)} outputs for {count} inputs; predict must return one each"
+    return outputs
+
+
+def encode_output(output: object, max_bytes: int = 0) -> bytes | ItemError:
+    """One output as strict JSON, or why it cannot be. `max_bytes` 0: of any size."""
+    if isinstance(output, BaseException):
+        return describe(output)
+    try:
+        encoded = _encoder.encode(output)
+        wrong = _wrong_with(output, encoded, max_bytes)
+    except BaseException as error:  # noqa: BLE001  (a model's objects may raise anything)
+        why = describe(error)
+        # A tensor's values are fetched here, so an error of the call that made them may be met only now.
+        message = f"the model's output is not JSON: {why.message}"
+        return ItemError(message, device_fault=why.device_fault, words=Words.INPUT)
+    return encoded if wrong is None else ItemError(f"the model's output {wrong}")
+
+
+def _wrong_with(output: object, encoded: bytes, max_bytes: int) -> str | None:
+    if 0 < max_bytes < len(encoded):
+        return f"is {len(encoded)} bytes of JSON; at most {max_bytes} are taken"
+    # msgspec writes NaN and the infinities as null; the bytes tell cheaply that there is none.
+    if b"null" in encoded and _has_non_finite(msgspec.to_builtins(output, enc_hook=_to_list)):
+        return "holds NaN or Infinity, which JSON cannot carry"
+    if too_deep(encoded):
+        return f"is nested more than {MAX_DEPTH} deep, which readers refuse"
+    if b"{" in encoded and (doubled := _doubled_name(output, encoded)) is not None:
+        return f"has two keys in one object that are both {doubled!r} in JSON"
+    return None
+
+
+def metadata_of(output: Output) -> bytes | ItemError:
+    """The members of a JSON object, one behind the other and without its braces, or why they cannot be told."""
+    metadata = output.metadata
+    if not isinstance(metadata, Mapping) or not all(isinstance(name, str) for name in metadata):
+        return ItemError("the metadata of the model's output must be a dict with strings as keys")
+    encoded = encode_output({name: value for name, value in metadata.items() if name not in OWN_METADATA})
+    if isinstance(encoded, ItemError):
+        return msgspec.structs.replace(encoded, message=f"{encoded.message} (in its metadata)")
+    if len(encoded) > MAX_METADATA_BYTES:
+        return ItemError(
+            f"the metadata of the model's output is {len(encoded)} bytes of JSON; "
+            f"at most {MAX_METADATA_BYTES} are taken"
+        )
+    return encoded[1:-1]
+
+
+def _doubled_name(output: object, encoded: bytes) -> str | None:
+    """A name that stands twice in one object: of the keys 1 and "1", say. None, if there is none."""
+    # Read back, one of the two is lost. A large whole number may change, too.
+    if _is_plain(output) or len(_encoder.encode(msgspec.json.decode(encoded))) == len(encoded):
+        return None
+    pending = [msgspec.to_builtins(output, enc_hook=_to_list)]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, dict):
+            names = Counter(_as_name(key) for key in each)
+            for name, times in names.items():
+                if times > 1:
+                    return name
+            pending.extend(each.values())
+        elif isinstance(each, list | tuple | set | frozenset):
+            pending.extend(each)
+    return None
+
+
+def _is_plain(output: object) -> bool:
+    """Whether it is of Python's own types, with texts as keys: nearly every output, and soon seen."""
+    pending = [output]
+    for each in pending:
+        kind = type(each)
+        if kind is dict:
+            for key, value in each.items():  # type: ignore[attr-defined]
+                if type(key) is not str:
+                    return False
+                if type(value) not in _SCALARS:
+                    pending.append(value)
+        elif kind is list:
+            pending += [value for value in each if type(value) not in _SCALARS]  # type: ignore[attr-defined]
+        elif kind not in _SCALARS:
+            return False
+    return True
+
+
+def _as_name(key: object) -> str:
+    """A key of a dict as the encoder writes it."""
+    return next(iter(msgspec.json.decode(_encoder.encode({key: None}), type=dict[str, None])))
+
+
+def _to_list(value: Any) -> Any:
+    """For numpy arrays and scalars, torch tensors and whatever else can say itself as lists, at any depth."""
+    to_list = getattr(value, "tolist", None)
+    if to_list is None or isinstance(value, type):
+        raise TypeError(f"{type(value).__name__} has no JSON form")
+    listed = to_list()
+    if type(listed) is not type(value):
+        return listed
+    # Numpy's long double gives itself. So does a complex one, which is no number of JSON's.
+    if not hasattr(value, "as_integer_ratio"):
+        raise TypeError(f"{type(value).__name__} has no JSON form")
+    return float(value)
+
+
+def _has_non_finite(value: Any) -> bool:
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, float):
+            if not math.isfinite(each):
+                return True
+        elif isinstance(each, dict):
+            pending.extend(each.values())
+        elif isinstance(each, list | tuple | set | frozenset):
+            pending.extend(each)
+    return False
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_to_list)

@@ -1,0 +1,231 @@
+"""One child process of an executor, from its start to its death. Knows nothing about batches.
+
+The child is a fresh interpreter (`subprocess`, one inherited descriptor) and not a `multiprocessing` process,
+not even a spawned one: that would run the parent's main module again in the child, be it `celery worker` or
+`manage.py`. And it is no fork: CUDA does not survive one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from batching.claim.executor import Cause
+from config.environ import ROOT, executor_environment
+from config.logging import current_format
+from config.model_files.import_path import model_path
+from config.process.devices import VISIBLE, Placement
+from config.process.memory import oom_kills
+from config.settings import ModelSettings
+from workers.executor.ipc import BrokenFrames, FrameReader, NotReady, Passing, Ran, Ready, Start, encode
+
+_ROOT = str(ROOT)
+# The arguments after it are for whoever reads `ps`, too.
+_BOOT = "import sys; sys.path.insert(0, sys.argv[2]); from workers.executor.main import main; main(int(sys.argv[3]))"
+_BUFFER_BYTES = 1 << 20
+
+
+# A child that was told to end has nothing more to answer: only its own clean-up, for instance of CUDA.
+EXIT_GRACE_S = 2.0
+
+
+class StartFailed(Exception):
+    """The child did not become ready; says why, for the model's author. `final`: no other try will."""
+
+    def __init__(self, why: str, final: bool = False) -> None:
+        super().__init__(why, final)
+        self.why = why
+        self.final = final
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    cause: Cause
+    reason: str
+
+
+class ChildProcess:
+    """Constructing starts it. One thread reads, waits and kills; another may write. `folder` is that of bunch.toml.
+
+    Raises:
+        OSError: no process, or no descriptors, to be had.
+    """
+
+    def __init__(
+        self, model: ModelSettings, name: str, placement: Placement, folder: str = "", max_output_bytes: int = 0
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+            try:
+                self._process = subprocess.Popen(
+                    # -P: not even a moment with the working directory in front.
+                    [sys.executable, "-P", "-c", _BOOT, f"bunch executor {name}", _ROOT, str(theirs.fileno())],
+                    env=executor_environment() | ({} if placement.visible is None else {VISIBLE: placement.visible}),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    # A session of its own: Ctrl-C in a terminal does not reach it, and whatever the model
+                    # starts can be killed along with it.
+                    start_new_session=True,
+                )
+            except OSError:
+                ours.close()
+                raise
+        self._sock = ours
+        self._reader = FrameReader(ours, Ready | NotReady | Passing | Ran)
+        # The end of the pipe is not enough: a process that the model started may hold it open.
+        self._death = _open_pidfd(self._process.pid)
+        self._oom_kills = oom_kills()
+        start = Start(
+            structs.replace(model, device=placement.device),
+            name,
+            os.getpid(),
+            [os.fsencode(each) for each in model_path(folder, sys.path)],
+            logging.getLogger().getEffectiveLevel(),
+            current_format(),
+            max_output_bytes,
+        )
+        with contextlib.suppress(OSError):
+            self._sock.sendall(encode(start))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def watch(self, poll: select.poll) -> None:
+        """Have `poll` return when there is something to read, or when the child is dead."""
+        poll.register(self._sock, select.POLLIN)
+        if self._death is not None:
+            poll.register(self._death, select.POLLIN)
+
+    def await_ready(self, timeout_s: float, stop: int | None) -> Ready | None:
+        """Block until the model is loaded; None when there is something to read from the descriptor `stop`.
+
+        Raises:
+            StartFailed: it cannot be loaded, or not in time.
+        """
+        poll = select.poll()
+        self.watch(poll)
+        if stop is not None:
+            poll.register(stop, select.POLLIN)
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            if any(descriptor == stop for descriptor, _ in poll.poll(milliseconds(left))):
+                return None
+            # Before what it wrote is read, or a last word could fall between the two looks.
+            gone = self.gone
+            try:
+                for message in self.messages():
+                    if isinstance(message, Ready):
+                        return message
+                    if isinstance(message, NotReady):
+                        raise StartFailed(message.error, message.final)
+            except BrokenFrames as error:
+                raise StartFailed(f"the model wrote into the executor's pipe: {error}") from error
+            if gone or self.gone:
+                self.wait(EXIT_GRACE_S)
+                raise StartFailed(f"{self.bury().reason} while the model was loading")
+        raise StartFailed(f"not ready after {timeout_s * 1000:.0f} ms; raise start_timeout_ms if it needs longer")
+
+    def write(self, frame: bytearray) -> None:
+        """Blocks while the child reads nothing and the buffer is full, until `hang_up` at the latest.
+
+        Raises:
+            OSError: not all of the frame was taken, so the child never saw it.
+        """
+        self._sock.sendall(frame)
+
+    def messages(self) -> Iterator[Ready | NotReady | Passing | Ran]:
+        """What has arrived, without blocking.
+
+        Raises:
+            BrokenFrames: the child, or something in it, wrote what is no message.
+        """
+        return self._reader.available()
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing more will come: it is dead, or has closed its pipe."""
+        return self._reader.eof or self._is_zombie()
+
+    def close_input(self) -> None:
+        """Let it finish what it has, then end."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def kill(self) -> None:
+        """It and all it started; a blocked writer is released. What it wrote before can still be read."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+        # Until it is waited for it is at least a zombie, so the number cannot be another's.
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it is dead, within that time. It stays a zombie."""
+        deadline = time.monotonic() + timeout_s
+        while not self._is_zombie():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            if self._death is None:
+                time.sleep(min(left, 0.02))
+            else:
+                select.select([self._death], [], [], left)
+        return True
+
+    def bury(self) -> Death:
+        """Kill what is left of it, and wait; how it died."""
+        self.kill()
+        code = self._process.wait()
+        if code >= 0:
+            return Death(Cause.EXIT, f"the process exited with status {code}")
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            # Not whom: that is in the kernel's log, which is seldom open to us.
+            text = "the process was killed by SIGKILL; the kernel has killed for want of memory meanwhile"
+            return Death(Cause.MEMORY, text)
+        try:
+            return Death(Cause.EXIT, f"the process was killed by {signal.Signals(-code).name}")
+        except ValueError:
+            return Death(Cause.EXIT, f"the process was killed by signal {-code}")
+
+    def close(self) -> None:
+        self._sock.close()
+        if self._death is not None:
+            os.close(self._death)
+
+    def _is_zombie(self) -> bool:
+        if self._process.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            # Somebody else in this process waited for it.
+            return True
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        # Not Linux, or forbidden in this container.
+        return None
+
+
+def milliseconds(seconds: float) -> int:
+    """For `poll`: rounded up, as waking just before the time means spinning until it; and within a C int."""
+    return math.ceil(min(max(0.0, seconds), 3600.0) * 1000)

@@ -1,0 +1,400 @@
+"""The real executor: a child process per instance, watched by one thread from start to death and over again.
+
+    feeder thread ────send────▶ socket ───▶ child: predict
+    collector thread ◀─receive─ queue ◀──── supervisor thread ◀── socket, the child's death, the clock
+
+The supervisor alone starts, reads, times and buries the child, one child at a time, so what it reports is in
+order: every batch that was answered, then the death with what was inside. It sleeps in one `poll`, whose
+timeout is exact without being woken for each batch: a batch handed over during the sleep cannot be overdue
+before the sleep ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import select
+import threading
+import time
+from collections.abc import Callable
+
+from batching.claim.executor import Cause, Event, ExecutorGone, ExecutorState, Lost, Work
+from config.logging import encodable
+from config.process.devices import Machine, Placement, place, this_machine
+from config.settings import ModelSettings
+from workers.executor.faults.recovery import Patience
+from workers.executor.in_flight import Handed
+from workers.executor.ipc import BrokenFrames, Fault, ItemError, NotReady, Passing, Ran, Ready, encode
+from workers.executor.outcomes import to_done, to_run
+from workers.executor.process import EXIT_GRACE_S, ChildProcess, Death, StartFailed, milliseconds
+from workers.executor.time_limit import TimeLimit
+from workers.models import effective_version
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 10.0
+_LOOK_FOR_RELOAD_S = 0.5
+_FAULTS = {
+    Cause.DEVICE: "its device failed, and with it every later batch would have",
+    Cause.BARREN: "nothing came through it any more",
+}
+
+
+class ProcessExecutor:
+    """`batching.claim.executor.Executor` over child processes.
+
+    Args:
+        folder: of bunch.toml; first on the model's path.
+        max_output_bytes: of one output, as JSON; 0: any size.
+        on_change: called without arguments after every change of state, from the supervisor's thread.
+        on_loaded: called with the seconds that each successful start took, likewise.
+        on_replaced: called with the cause when a child that had been ready is gone and another is to follow, likewise.
+    """
+
+    def __init__(
+        self,
+        model: ModelSettings,
+        index: int,
+        *,
+        folder: str = "",
+        max_output_bytes: int = 0,
+        on_change: Callable[[], None] | None = None,
+        on_loaded: Callable[[float], None] | None = None,
+        on_replaced: Callable[[Cause], None] | None = None,
+        machine: Callable[[], Machine] = this_machine,
+    ) -> None:
+        self.name = f"{model.name}/{index}"
+        self._index = index
+        self._machine = machine
+        self._model = model
+        self._max_output_bytes = max_output_bytes
+        self._on_change = on_change
+        self._folder = folder
+        self._on_loaded = on_loaded
+        self._on_replaced = on_replaced
+        self._state = ExecutorState.STARTING
+        self._changed = threading.Condition()
+        self._error: str | None = None
+        self._hopeless: ModelSettings | None = None
+        self._version = ""
+        self._loaded: ModelSettings | None = None
+        # None unless a child is ready to take batches.
+        self._child: ChildProcess | None = None
+        self._pid: int | None = None
+        self._handed = Handed(TimeLimit.of(model))
+        # Held while a frame is written. The supervisor takes it before it reports a death, so that by then
+        # each batch has either been handed over whole or been taken back by its sender.
+        self._sending = threading.Lock()
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._backoff_s = FIRST_BACKOFF_S
+        self._patience = Patience()
+        # Why the child is done for, if it is.
+        self._fault: Fault | None = None
+        self._stop_at: float | None = None
+        self._stop_pipe: tuple[int, int] | None = None
+        self._thread: threading.Thread | None = None
+        self._starts = 0
+        self.batches = 0
+        self.busy_s = 0.0
+        self.last_error: str | None = None
+
+    @property
+    def state(self) -> ExecutorState:
+        return self._state
+
+    @property
+    def error(self) -> str | None:
+        """Why the last start failed; while a child is being replaced, why."""
+        return self._error
+
+    @property
+    def placement(self) -> Placement:
+        return place(self._model.device, self._index, self._machine())
+
+    @property
+    def pid(self) -> int | None:
+        return self._pid
+
+    @property
+    def restarts(self) -> int:
+        """How often a child was started again, after deaths and after failed starts."""
+        return max(0, self._starts - 1)
+
+    @property
+    def loaded(self) -> ModelSettings | None:
+        """What the child was started from that is ready now; None while none is."""
+        return self._loaded
+
+    @property
+    def version(self) -> str:
+        return effective_version(self._model, self._version)
+
+    def start(self) -> None:
+        """As the port says. Starting again is a no-op; a stopped executor stays stopped."""
+        with self._changed:
+            if self._thread is not None or self._stop_at is not None:
+                return
+            self._stop_pipe = os.pipe()
+            # The thread must outlive its children: they are killed when the thread that started them ends.
+            self._thread = threading.Thread(target=self._supervise, name=f"executor {self.name}", daemon=True)
+            self._thread.start()
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        with self._changed:
+            ready = (ExecutorState.READY, ExecutorState.STOPPED)
+            self._changed.wait_for(lambda: self._state in ready, timeout_s)
+            return self._state is ExecutorState.READY
+
+    def send(self, work: Work) -> None:
+        """Hand over a batch. Blocks only while the child is stopped, or its model lets no other thread of it run.
+
+        Raises:
+            ExecutorGone: as the port says.
+        """
+        may_end = self._patience.grants(time.monotonic())
+        frame = encode(to_run(work, may_end=may_end, traced=self._model.is_url))
+        with self._sending:
+            child = self._child
+            if child is None:
+                raise ExecutorGone(f"{self.name} is {self._state.value}")
+            # Before the first byte: its answer may be there before `write` returns.
+            self._handed.give(work.batch_id, len(work.inputs), time.monotonic())
+            try:
+                child.write(frame)
+            except OSError as error:
+                self._handed.take_back(work.batch_id)
+                raise ExecutorGone(f"{self.name} died") from error
+
+    def replace(self, model: ModelSettings) -> None:
+        """Have the child finish what it has, and go on with one that is started from `model`. Returns at once."""
+        with self._sending:
+            self._model = model
+            self._handed.limit = TimeLimit.of(model)
+            self._loaded = None
+            self._backoff_s = FIRST_BACKOFF_S
+            self._patience = Patience()
+            child, self._child = self._child, None
+        if child is not None:
+            child.close_input()
+
+    def receive(self, timeout_s: float) -> Event | None:
+        try:
+            return self._events.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return None
+
+    def interrupt(self) -> None:
+        self._events.put(None)
+
+    def stop(self, timeout_s: float) -> None:
+        """As the port says; what was in the child's hands and is not done by then comes as a `Lost`."""
+        with self._changed:
+            if self._stop_at is None:
+                self._stop_at = time.monotonic() + timeout_s
+                if self._stop_pipe is not None:
+                    os.write(self._stop_pipe[1], b"s")
+            thread = self._thread
+        if thread is None:
+            self._become(ExecutorState.STOPPED)
+        elif thread is not threading.current_thread():
+            thread.join(timeout_s + EXIT_GRACE_S)
+
+    def _supervise(self) -> None:
+        while self._stop_at is None:
+            try:
+                self._live()
+            except OSError as error:
+                self._start_failed(f"cannot start a process: {error}")
+            except Exception:
+                logger.exception("%s: supervisor", self.name)
+            # What leads to no model is not tried again, but for another source, or the same after a reload.
+            while self._stop_at is None and self._hopeless is self._model:
+                self._poll().poll(milliseconds(_LOOK_FOR_RELOAD_S))
+            if self._stop_at is None and self._hopeless is None:
+                self._poll().poll(milliseconds(self._backoff_s))
+                self._backoff_s = min(MAX_BACKOFF_S, self._backoff_s * 2)
+        self._become(ExecutorState.STOPPED)
+        with self._changed:
+            for end in self._stop_pipe or ():
+                os.close(end)
+            self._stop_pipe = None
+
+    def _live(self) -> None:
+        """One child from its start to its death."""
+        self._become(ExecutorState.STARTING)
+        self._starts += 1
+        self._hopeless = None
+        model = self._model
+        began = time.monotonic()
+        child = ChildProcess(model, self.name, self.placement, self._folder, self._max_output_bytes)
+        self._pid = child.pid
+        try:
+            ready = child.await_ready(model.start_timeout_s, self._stop_pipe[0] if self._stop_pipe else None)
+            # Replaced while it was starting: then the next one counts.
+            if ready is not None and model is self._model:
+                self._version = ready.version
+                self._tell(self._on_loaded, time.monotonic() - began)
+                self._serve(child, model)
+        except StartFailed as error:
+            self._hopeless = model if error.final else None
+            self._start_failed(error.why)
+        finally:
+            self._pid = None
+            child.bury()
+            child.close()
+
+    def _start_failed(self, error: str) -> None:
+        error = encodable(error)
+        again = "again when it is reloaded" if self._hopeless else f"again in {self._backoff_s:.1f} s"
+        # Said once; the state goes on saying it.
+        level = logging.DEBUG if error == self._error else logging.ERROR
+        logger.log(level, "%s: start failed, %s: %s", self.name, again, error.rstrip())
+        self._error = error
+        self.last_error = error
+        self._become(ExecutorState.FAILED)
+
+    def _serve(self, child: ChildProcess, model: ModelSettings) -> None:
+        """From ready to death. Whatever ends this, no batch is left without an event."""
+        self._error = None
+        self._fault = None
+        with self._sending:
+            if model is not self._model:
+                return
+            self._child = child
+            self._loaded = model
+        self._become(ExecutorState.READY)
+        death = Death(Cause.EXIT, "the executor's supervisor failed")
+        try:
+            death = self._answer_until_gone(child)
+        finally:
+            self._report_death(child, death)
+
+    def _answer_until_gone(self, child: ChildProcess) -> Death:
+        """Pass on answers until the child is gone or must go; why."""
+        poll = self._poll(child)
+        stopping = False
+        while True:
+            poll.poll(milliseconds(self._time_left(stopping)))
+            gone = child.gone
+            try:
+                for message in child.messages():
+                    self._answered(message)
+            except BrokenFrames as error:
+                return Death(Cause.EXIT, f"the model wrote into the executor's pipe: {error}")
+            if self._fault is not None:
+                cause = Cause(self._fault.cause)
+                return Death(cause, _FAULTS[cause])
+            if gone or child.gone:
+                return self._cause_of_death(child)
+            now = time.monotonic()
+            if self._handed.left(now) <= 0:
+                return Death(Cause.TIMEOUT, self._handed.overdue())
+            if self._stop_at is not None:
+                if now >= self._stop_at:
+                    return Death(Cause.EXIT, "the executor was stopped")
+                if not stopping:
+                    stopping = True
+                    poll = self._poll(child, stop=False)
+                    self._child = None
+                    child.close_input()
+
+    def _cause_of_death(self, child: ChildProcess) -> Death:
+        # The pipe ends a moment before the process does, and longer when it has things to clean up.
+        grace_s = EXIT_GRACE_S if self._stop_at is None else self._stop_at - time.monotonic()
+        if child.wait(min(EXIT_GRACE_S, grace_s)):
+            return child.bury()
+        child.bury()
+        return Death(Cause.EXIT, "the process closed its pipe")
+
+    def _report_death(self, child: ChildProcess, death: Death) -> None:
+        replaced = self._stop_at is None and self._child is None
+        self._child = None
+        self._loaded = None
+        # First of all: whoever hears of the death and then waits for READY must wait for the next child.
+        if self._stop_at is None:
+            self._error = None if replaced else death.reason
+            self._become(ExecutorState.STARTING)
+        child.kill()
+        with self._sending:
+            # What it finished between the last look and its death still counts.
+            with contextlib.suppress(BrokenFrames):
+                for message in child.messages():
+                    self._answered(message)
+            left = self._handed.drop_all()
+        fault = self._fault
+        told = death.reason
+        if fault is not None:
+            self._patience = self._patience.replaced(time.monotonic())
+            # In the model's own words, which are for operators alone.
+            told = f"{told}: {fault.reason}"
+        if self._stop_at is None:
+            self._tell(self._on_replaced, Cause.RELOAD if replaced else death.cause)
+        if replaced and not left:
+            logger.info("%s: replaced; %s", self.name, told)
+        elif left or self._stop_at is None:
+            self.last_error = told
+            logger.error("%s: lost with %d batches in hand: %s", self.name, len(left), told)
+            reached = fault is None or (fault.reached and not fault.settled)
+            inside = left.pop(0) if left and reached else None
+            self._events.put(Lost(inside, tuple(left), death.reason, death.cause))
+
+    def _answered(self, message: Ready | NotReady | Passing | Ran) -> None:
+        """One batch is done, or is gone through in parts.
+
+        Raises:
+            BrokenFrames: it is not the one whose turn it was, or has not one outcome per input.
+        """
+        now = time.monotonic()
+        if isinstance(message, Passing) and self._handed:
+            self._handed.touch(now)
+            return
+        if not isinstance(message, Ran) or not self._handed:
+            raise BrokenFrames(f"unexpected {type(message).__name__}")
+        fault = self._fault = message.fault
+        self._handed.check(message)
+        if fault is not None and not fault.settled:
+            # It goes back with what stands behind it.
+            return
+        self._handed.done(message, now)
+        self.batches += 1
+        self.busy_s += message.compute_s
+        failures = [each for each in message.outcomes if isinstance(each, ItemError) and not each.rejected]
+        if len(failures) < len(message.outcomes):
+            self._backoff_s = FIRST_BACKOFF_S
+            self._patience = Patience()
+        if failures:
+            self.last_error = failures[0].message
+        self._events.put(to_done(message))
+
+    def _time_left(self, stopping: bool) -> float:
+        """Until the front batch is overdue, or the stop is; idle, what any batch has (see the module)."""
+        left_s = self._handed.left(now := time.monotonic())
+        if stopping and self._stop_at is not None:
+            left_s = min(left_s, self._stop_at - now)
+        return left_s
+
+    def _poll(self, child: ChildProcess | None = None, *, stop: bool = True) -> select.poll:
+        poll = select.poll()
+        if child is not None:
+            child.watch(poll)
+        if stop and self._stop_pipe is not None:
+            poll.register(self._stop_pipe[0], select.POLLIN)
+        return poll
+
+    def _become(self, state: ExecutorState) -> None:
+        with self._changed:
+            if self._state is state:
+                return
+            self._state = state
+            self._changed.notify_all()
+        self._tell(self._on_change)
+
+    def _tell(self, listener: Callable[..., None] | None, *about: object) -> None:
+        if listener is not None:
+            try:
+                listener(*about)
+            except Exception:
+                logger.exception("%s: on_change", self.name)
