@@ -16,7 +16,7 @@ from batching.request import Cancelled, Expired, Outcome, Request
 from config.tiers import TIERS
 
 
-class Asked(NamedTuple):
+class Coalesced(NamedTuple):
     """One outcome as the answer to its question.
 
     `keep_ms` is for how long to keep it for those who ask later, 0 if it is not to be kept. Those who wait now get it

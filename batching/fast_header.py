@@ -31,7 +31,7 @@ _TIMES = re.compile(re.escape(HEAD) + rb"(\d{13});(\d{13});(\d{13});(\d\d);(\d);
 _ID = len(HEAD) + 68
 
 
-class Stamp(NamedTuple):
+class FastHeader(NamedTuple):
     """Milliseconds of Redis time; 0 where there is no limit."""
 
     deadline_ms: int
@@ -45,7 +45,7 @@ class Stamp(NamedTuple):
     key: str = NO_KEY
 
 
-def read_stamp(message: bytes) -> Stamp | None:
+def read_fast_header(message: bytes) -> FastHeader | None:
     """The stamp of one of our own messages; None for anybody else's, and for what only begins like ours."""
     times = read_times(message)
     if times is None:
@@ -54,18 +54,18 @@ def read_stamp(message: bytes) -> Stamp | None:
     return times._replace(task_id=task_id.decode(errors="replace"))
 
 
-def read_times(message: bytes) -> Stamp | None:
+def read_times(message: bytes) -> FastHeader | None:
     """The stamp but for its id, which is left empty: for the messages of one flush it is the same, and is read once."""
     return _times(message[:_ID]) if message.find(b'"', _ID) > _ID else None
 
 
 @lru_cache(maxsize=256)
-def _times(head: bytes) -> Stamp | None:
+def _times(head: bytes) -> FastHeader | None:
     found = _TIMES.fullmatch(head)
     if found is None:
         return None
     deadline, limit, enqueued, attempt, lost, tracked, ttl, key = found.groups()
-    return Stamp(
+    return FastHeader(
         int(deadline),
         int(limit),
         int(enqueued),
@@ -78,7 +78,7 @@ def _times(head: bytes) -> Stamp | None:
     )
 
 
-def write_stamp(stamp: Stamp) -> bytes:
+def write_fast_header(stamp: FastHeader) -> bytes:
     """The head of a message up to the end of its stamp, without the closing quote."""
     return (
         HEAD

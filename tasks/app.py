@@ -19,9 +19,9 @@ from config.process.streams import keep_talking
 from config.settings import Settings, load_settings
 from tasks.celery.own_queues import OwnQueuesStep
 from tasks.celery.revoke import RevokeStep
-from tasks.ops.bootstep import ChoresStep
-from tasks.ops.liveness_step import PulseStep
-from tasks.ops.no_op_commands import BystanderStep
+from tasks.ops.bootstep import PeriodicSyncStep
+from tasks.ops.liveness_step import LivenessStep
+from tasks.ops.no_op_commands import NoOpCommandsStep
 from tasks.ops.presence_step import PresenceStep
 
 
@@ -59,6 +59,8 @@ def __getattr__(name: str) -> Celery:
         app = globals()["app"] = make_app(settings)
         app.bunch_settings = settings
         app.bunch_queues = {OPS_QUEUE}
-        app.steps["worker"].update({BystanderStep, ChoresStep, OwnQueuesStep, PresenceStep, PulseStep, RevokeStep})
+        app.steps["worker"].update(
+            {NoOpCommandsStep, PeriodicSyncStep, OwnQueuesStep, PresenceStep, LivenessStep, RevokeStep}
+        )
         return app
     raise AttributeError(name)

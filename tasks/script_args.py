@@ -26,7 +26,7 @@ class TierKeys(NamedTuple):
     held: str
 
 
-class OnceKeys(NamedTuple):
+class DedupKeys(NamedTuple):
     """At the end, if any request may have been asked before: the beginnings of names."""
 
     asked: str
@@ -178,7 +178,7 @@ class Increment(NamedTuple):
 
 
 _FOLDER = folder_of(__file__)
-_SUBMIT_ROWS = (ModelKeys, TierKeys, OnceKeys, ClassRow, RunRow)
+_SUBMIT_ROWS = (ModelKeys, TierKeys, DedupKeys, ClassRow, RunRow)
 
 
 def _submit(*thresholds: str) -> LuaScript:

@@ -18,7 +18,7 @@ _ROOT = Path(__file__).parents[1]
 _LONGEST_S = 100.0
 
 
-class Theatre:
+class GeventRunner:
     """The patched process; it forks for each scenario."""
 
     def __init__(self, folder: Path) -> None:

@@ -3,7 +3,7 @@
     environ ─▶ wsgi_app ─┬─ (method, path) in the hot table ─▶ handler ─▶ start_response
                          └─ Flask: routing, everything else ─▶ handler ─▶ flask.Response
 
-Both lanes identify the caller and call the same handlers: `handler(services, call, **path) -> Answer`. The hot table
+Both lanes identify the caller and call the same handlers: `handler(services, call, **path) -> HttpResponse`. The hot table
 holds routes that Flask has as well, so there is one app and one URL map; Flask's own dispatch costs more than the
 whole rest of a hot request.
 """
@@ -32,10 +32,10 @@ from tasks.accounts.ledger import LedgerBuffer, LedgerStream
 from tasks.client.client import Client
 from tasks.client.client_limit import ClientLimit
 from tasks.errors import BunchError, RateLimited
-from tasks.fleet.liveness import Pulse
+from tasks.fleet.liveness import Liveness
 from tasks.fleet.process_register import Presence
 from tasks.fleet.registry_reader import Fleet
-from tasks.observability.batch_log import Journal
+from tasks.observability.batch_log import BatchLog
 from tasks.observability.history import History
 from tasks.observability.metrics import MetricsFlusher, SharedMetrics
 from tasks.observability.slow_log import SlowLog
@@ -43,10 +43,10 @@ from tasks.protocol.caller import Caller
 from tasks.protocol.messages import Outgoing
 from tasks.protocol.traceparent import trace_id
 from webapp.api import about, health, inference, models, openapi, results
-from webapp.body_budget import COUNTED_BYTES, LargeBodies
+from webapp.body_budget import COUNTED_BYTES, BodyBudget
 from webapp.cors import Cors
 from webapp.errors import ApiError, bunch_error_answer, error_answer
-from webapp.fallback import DirectModels
+from webapp.fallback import FallbackModels
 from webapp.identity import make_identity
 from webapp.identity.base import Access, access_of
 from webapp.input_schemas import declared_by
@@ -55,12 +55,12 @@ from webapp.observability.door_log import DoorRecord
 from webapp.observability.metrics import configure, every_second, hand_over
 from webapp.ops import views as ops
 from webapp.readiness import Readiness
-from webapp.request import STATUS_LINES, Answer, Call
+from webapp.request import STATUS_LINES, HttpRequest, HttpResponse
 from webapp.services import Services
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[[Services, Call], Answer]
+Handler = Callable[[Services, HttpRequest], HttpResponse]
 
 # What is wrong with a request, known only once its body has been read.
 _REFUSED = frozenset({"INVALID_JSON", "INVALID_INPUT", "INVALID_HEADER", "UNKNOWN_MODEL", "UNSUPPORTED_MEDIA_TYPE"})
@@ -73,7 +73,7 @@ HOT: dict[tuple[str, str], Handler] = {
     ("POST", "/api/inference"): inference.simple,
 }
 
-ROUTES: tuple[tuple[str, str, Callable[..., Answer]], ...] = (
+ROUTES: tuple[tuple[str, str, Callable[..., HttpResponse]], ...] = (
     *((method, path, handler) for (method, path), handler in HOT.items()),
     ("POST", "/v1/inference/bulk", inference.bulk),
     ("GET", "/v1/models", models.list_models),
@@ -127,15 +127,15 @@ class BunchApp(flask.Flask):
             counting.append(services.record.flush)
         self._presence = Presence(services.redis, "web", lambda: services.settings.models)
         self._flushing = gevent.spawn(every_second, [*counting, services.slow.flush, self._presence.beat])
-        self._pulse = Pulse(Path(services.settings.state_dir), "web")
-        self._pulse.start()
+        self._liveness = Liveness(Path(services.settings.state_dir), "web")
+        self._liveness.start()
 
     def refuse(self) -> None:
         """The time for draining is nearly over: whoever still waits is told so, while that is possible."""
         self.services.client.router.refuse()
 
     def stop(self) -> None:
-        self._pulse.stop()
+        self._liveness.stop()
         self._flushing.kill()
         with contextlib.suppress(RedisError):
             self._presence.leave()
@@ -152,7 +152,7 @@ class BunchApp(flask.Flask):
         if found is None:
             return super().wsgi_app(environ, start_response)
         handler, access = found
-        answer = answered(handler, access, self.services, Call(environ))
+        answer = answered(handler, access, self.services, HttpRequest(environ))
         start_response(STATUS_LINES[answer.status], answer.header_list())
         return (answer.body,)
 
@@ -160,7 +160,7 @@ class BunchApp(flask.Flask):
         """`webapp.server` asks before it receives the rest of a body: a stranger's answer is there without it, and so
         is one at a path that is for everybody and takes none.
         """
-        call = Call(environ)
+        call = HttpRequest(environ)
         access = access_of(call.path)
         if access is Access.PUBLIC:
             return self.wsgi_app({**environ, "wsgi.input": BytesIO(), "CONTENT_LENGTH": "0"}, start_response)
@@ -173,7 +173,7 @@ class BunchApp(flask.Flask):
         return None
 
 
-def answered(handler: Handler, access: Access, services: Services, call: Call) -> Answer:
+def answered(handler: Handler, access: Access, services: Services, call: HttpRequest) -> HttpResponse:
     """Identify the caller and run a handler; every error becomes an answer in the contract's shape."""
     tracer = services.tracer
     if tracer is None:
@@ -185,7 +185,7 @@ def answered(handler: Handler, access: Access, services: Services, call: Call) -
     return answer
 
 
-def _answered(handler: Handler, access: Access, services: Services, call: Call) -> Answer:
+def _answered(handler: Handler, access: Access, services: Services, call: HttpRequest) -> HttpResponse:
     caller: Caller | None = None
     try:
         if access is not Access.PUBLIC:
@@ -201,13 +201,13 @@ def _answered(handler: Handler, access: Access, services: Services, call: Call) 
         return error_answer("INTERNAL", "an error of ours; the request id finds it in the log", call.request_id)
 
 
-def _refusal(error: BunchError | ApiError, request_id: str) -> Answer:
+def _refusal(error: BunchError | ApiError, request_id: str) -> HttpResponse:
     if isinstance(error, BunchError):
         return bunch_error_answer(error, request_id)
     return error_answer(error.code, error.message, request_id, retry_after_s=error.retry_after_s, headers=error.headers)
 
 
-def _counted(error: BunchError | ApiError, services: Services, call: Call, caller: Caller) -> Answer:
+def _counted(error: BunchError | ApiError, services: Services, call: HttpRequest, caller: Caller) -> HttpResponse:
     """A large body was refused for what is in it, which cost as much as if it had been served."""
     try:
         services.large.refused(caller)
@@ -238,27 +238,27 @@ def create_app(services: Services) -> BunchApp:
     return app
 
 
-def _view(services: Services, handler: Callable[..., Answer], access: Access) -> Callable[..., flask.Response]:
+def _view(services: Services, handler: Callable[..., HttpResponse], access: Access) -> Callable[..., flask.Response]:
     """`handler` takes the parts of the path by their names as well."""
 
     def view(**path: str) -> flask.Response:
-        return _response(answered(partial(handler, **path), access, services, Call(flask.request.environ)))
+        return _response(answered(partial(handler, **path), access, services, HttpRequest(flask.request.environ)))
 
     return view
 
 
-def _response(answer: Answer) -> flask.Response:
+def _response(answer: HttpResponse) -> flask.Response:
     return flask.Response(answer.body, answer.status, answer.header_list())
 
 
 def _streamed(services: Services, events: ops.Events) -> flask.Response:
-    """The one response that is no `Answer`; its refusals are."""
-    call = Call(flask.request.environ)
+    """The one response that is no `HttpResponse`; its refusals are."""
+    call = HttpRequest(flask.request.environ)
     opened: list[flask.Response] = []
 
-    def open_stream(_: Services, call: Call) -> Answer:
+    def open_stream(_: Services, call: HttpRequest) -> HttpResponse:
         opened.append(events.open(call))
-        return Answer(200, b"", call.request_id)
+        return HttpResponse(200, b"", call.request_id)
 
     answer = answered(open_stream, Access.OPERATOR, services, call)
     return opened[0] if opened else _response(answer)
@@ -273,13 +273,13 @@ def _refuse_leading_slashes() -> None:
 def _with_request_id(response: flask.Response) -> flask.Response:
     """Also on what Flask answers by itself: OPTIONS."""
     if "X-Request-Id" not in response.headers:
-        response.headers["X-Request-Id"] = Call(flask.request.environ).request_id
+        response.headers["X-Request-Id"] = HttpRequest(flask.request.environ).request_id
     return response
 
 
 def _http_error(error: HTTPException) -> flask.Response:
     """Flask's own refusals: an unknown path, a method that a path does not have."""
-    call = Call(flask.request.environ)
+    call = HttpRequest(flask.request.environ)
     if error.code == 405:
         allowed = ", ".join(sorted(getattr(error, "valid_methods", None) or ()))
         message = f"{flask.request.method} is not allowed here; use {allowed}"
@@ -295,8 +295,8 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
     fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
     shared = SharedMetrics(redis)
     ledger = DoorLedger(LedgerBuffer(LedgerStream(redis))) if settings.keeps_ledger else None
-    journal = Journal(redis, max_bytes=settings.explain_max_bytes)
-    record = DoorRecord(journal) if settings.explain == "on" else None
+    batch_log = BatchLog(redis, max_bytes=settings.explain_max_bytes)
+    record = DoorRecord(batch_log) if settings.explain == "on" else None
     told = [each.answered for each in (ledger, record) if each is not None]
 
     def answered(out: Outgoing, tier: Tier) -> None:
@@ -312,10 +312,10 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
         metrics=shared,
         history=History(redis, fleet, shared, tuple(settings.models)),
         slow=SlowLog(redis),
-        direct=DirectModels(settings),
+        direct=FallbackModels(settings),
         identity=make_identity(settings, redis),
         readiness=Readiness(redis, fleet, tuple(settings.models)),
-        large=LargeBodies(client.charge),
+        large=BodyBudget(client.charge),
         clients=ClientLimit(settings, redis),
         declared=declared_by(settings),
         ledger=ledger,

@@ -30,7 +30,7 @@ MAX_WAITING = 32
 _MAX_KEYS = 4096
 
 
-class LargeBodies:
+class BodyBudget:
     """Of one process. `charge` counts one request against its caller's rate and says in how many seconds the caller may
     ask again, 0 where it was within it.
     """

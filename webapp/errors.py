@@ -10,7 +10,7 @@ import math
 import msgspec
 
 from tasks.errors import BunchError, Refused
-from webapp.request import JSON, Answer
+from webapp.request import JSON, HttpResponse
 
 STATUS_OF: dict[str, int] = {
     "INVALID_JSON": 400,
@@ -64,16 +64,16 @@ def error_answer(
     *,
     retry_after_s: float | None = None,
     headers: tuple[tuple[str, str], ...] = (),
-) -> Answer:
+) -> HttpResponse:
     body: dict[str, object] = {"error": code, "message": message, "request_id": request_id}
     extra = list(headers)
     if retry_after_s is not None:
         body["retry_after_ms"] = math.ceil(retry_after_s * 1000)
         extra.append(("Retry-After", str(max(1, math.ceil(retry_after_s)))))
-    return Answer(STATUS_OF[code], msgspec.json.encode(body), request_id, JSON, tuple(extra))
+    return HttpResponse(STATUS_OF[code], msgspec.json.encode(body), request_id, JSON, tuple(extra))
 
 
-def bunch_error_answer(error: BunchError, request_id: str) -> Answer:
+def bunch_error_answer(error: BunchError, request_id: str) -> HttpResponse:
     headers = _limit_headers(*error.limits) if isinstance(error, Refused) and error.limits else ()
     return error_answer(error.code, error.message, request_id, retry_after_s=error.retry_after_s, headers=headers)
 

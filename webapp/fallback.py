@@ -47,7 +47,7 @@ _decode = msgspec.json.Decoder(_Answer).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class DirectModel:
+class FallbackModel:
     """One model's API, for the greenlets of one process. Constructing opens nothing."""
 
     def __init__(self, model: ModelSettings, max_output_bytes: int) -> None:
@@ -155,12 +155,12 @@ class DirectModel:
         logger.warning("%s: %s", public, excerpt, extra={"model": self._model.name})
 
 
-class DirectModels:
+class FallbackModels:
     """Those models that have it switched on."""
 
     def __init__(self, settings: Settings) -> None:
         limit = settings.max_output_bytes
-        self._models = {name: DirectModel(model, limit) for name, model in settings.models.items() if model.direct}
+        self._models = {name: FallbackModel(model, limit) for name, model in settings.models.items() if model.direct}
 
     def waiting(
         self,

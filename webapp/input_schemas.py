@@ -1,10 +1,10 @@
 """Requests held against what their model declares, before anything is queued.
 
-    input, parameters ─▶ Declared.check ─┬─ as declared ─▶ on to admission
-                                         └─ InvalidInput (400): `input.tags[3]: the value does not match "^[a-z]+$"`
+    input, parameters ─▶ InputSchemas.check ─┬─ as declared ─▶ on to admission
+                                             └─ InvalidInput (400): `input.tags[3]: the value does not match "^[a-z]+$"`
 
-A function whose module can be seen from here takes strings. Any other model without a schema has no `Declared`, and its
-requests pay for nothing but the look into a dictionary.
+A function whose module can be seen from here takes strings. Any other model without a schema has no `InputSchemas`,
+and its requests pay for nothing but the look into a dictionary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LONGEST = 300
 
 
-class Declared:
+class InputSchemas:
     """One model's schemas, compiled."""
 
     def __init__(self, model: ModelSettings) -> None:
@@ -66,7 +66,7 @@ class Declared:
         return InvalidInput(f"{text} (what {self._name} takes: GET /v1/models)")
 
 
-class Strings(Declared):
+class Strings(InputSchemas):
     """A function, `batchstring(inputs: list[str])`, that declares nothing of its input: it takes strings."""
 
     def _input_refusal(self, name: str, value: object) -> InvalidInput | None:
@@ -86,17 +86,17 @@ def _first_error(validator: Validator, value: object) -> ValidationError:
     raise AssertionError("what is not valid has an error")
 
 
-def declared_by(settings: Settings) -> dict[str, Declared]:
+def declared_by(settings: Settings) -> dict[str, InputSchemas]:
     """Of the models that declare anything, by a schema or by being a function."""
     # As `config.model_files.import_path` has it.
     folder = [str(Path(settings.config_file).parent)] if settings.config_file else []
     path = [*folder, *sys.path]
-    declared: dict[str, Declared] = {}
+    declared: dict[str, InputSchemas] = {}
     for name, model in settings.models.items():
         if model.input_schema is None and not model.is_url and is_plain_function(model.source, path):
             declared[name] = Strings(model)
         elif model.input_schema is not None or model.parameters_schema is not None:
-            declared[name] = Declared(model)
+            declared[name] = InputSchemas(model)
     return declared
 
 

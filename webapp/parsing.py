@@ -13,9 +13,9 @@ import msgspec
 from config.settings import Settings
 from tasks.protocol.caller import CLIENT_ID, MAX_CLIENT_ID
 from tasks.protocol.json_structure import MAX_DEPTH, MAX_PARTS, has_doubled_names, too_deep, too_many_parts
-from webapp.body_budget import LARGE_BYTES, LargeBodies
+from webapp.body_budget import LARGE_BYTES, BodyBudget
 from webapp.errors import ApiError
-from webapp.request import Call
+from webapp.request import HttpRequest
 
 Milliseconds = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)]
 
@@ -71,7 +71,7 @@ class SimpleBody(msgspec.Struct):
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def read_body(call: Call, decoder: msgspec.json.Decoder[Body], large: LargeBodies) -> Body:
+def read_body(call: HttpRequest, decoder: msgspec.json.Decoder[Body], large: BodyBudget) -> Body:
     """The body as `decoder`'s type.
 
     Raises:
@@ -114,7 +114,7 @@ def _let_others_run(raw: bytes) -> None:
         gevent.sleep(0)
 
 
-def _require_json(call: Call) -> None:
+def _require_json(call: HttpRequest) -> None:
     content_type = call.header("CONTENT_TYPE")
     if content_type != "application/json" and not _is_json(content_type or ""):
         raise ApiError("UNSUPPORTED_MEDIA_TYPE", "send Content-Type: application/json, in UTF-8")
@@ -185,7 +185,7 @@ def model_name(settings: Settings, asked: str | None) -> str:
     return name
 
 
-def timeout_s(settings: Settings, call: Call, asked_ms: float | None) -> float:
+def timeout_s(settings: Settings, call: HttpRequest, asked_ms: float | None) -> float:
     """The caller's deadline in seconds from now, above 0: body over header, never above the server's own limit."""
     header = call.header("HTTP_X_TIMEOUT_MS")
     if header is not None:
@@ -216,7 +216,7 @@ def flag(text: str | None, name: str) -> bool:
     raise ApiError("INVALID_INPUT", f"{name} must be true or false")
 
 
-def idempotency_key(call: Call) -> str:
+def idempotency_key(call: HttpRequest) -> str:
     """The caller's, or empty."""
     key = call.header("HTTP_IDEMPOTENCY_KEY")
     if key is None:
@@ -226,7 +226,7 @@ def idempotency_key(call: Call) -> str:
     return key
 
 
-def wants_fresh(call: Call) -> bool:
+def wants_fresh(call: HttpRequest) -> bool:
     """Whether it may not be answered with what was computed for somebody else."""
     control = call.header("HTTP_CACHE_CONTROL")
     return control is not None and any(each.strip().lower() in _FRESH for each in control.split(","))

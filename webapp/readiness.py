@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 from config.keys import Shard
 from config.tiers import Tier
 from tasks.errors import DeadlineExceeded, ModelUnavailable
-from tasks.fleet.desired_state import Controls
+from tasks.fleet.desired_state import DesiredState
 from tasks.fleet.registry_reader import Fleet, ready_models
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Readiness:
     ) -> None:
         self._redis = redis
         self._fleet = fleet
-        self._controls = Controls(redis)
+        self._controls = DesiredState(redis)
         self._models = models
         self._clock = clock
         self._known: frozenset[str] = frozenset()
@@ -124,5 +124,5 @@ class Readiness:
         loads = cast("list[bytes | None]", self._redis.mget(names)) if names else []
         # A server that has lost its data does not know of the loads before.
         known = {name for name, times in zip(self._models, loads, strict=True) if times} | served
-        paused = {name: wishes.paused for name, wishes in self._controls.read(self._models).items() if wishes.paused}
+        paused = {name: desired.paused for name, desired in self._controls.read(self._models).items() if desired.paused}
         return Standing(frozenset(served & set(self._models)), frozenset(known), paused)

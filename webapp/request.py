@@ -40,7 +40,7 @@ STATUS_LINES: dict[int, str] = {
 }
 
 
-class Answer(msgspec.Struct, frozen=True):
+class HttpResponse(msgspec.Struct, frozen=True):
     """`headers` are those beside Content-Type, Content-Length and X-Request-Id, and what the server adds to all."""
 
     status: int
@@ -58,7 +58,7 @@ class Answer(msgspec.Struct, frozen=True):
         ]
 
 
-class Call:
+class HttpRequest:
     """One HTTP request over its WSGI environment; `caller` is set once it has been identified, `client_id` once a body
     has been read that says which of the caller's clients asks.
     """

@@ -55,8 +55,8 @@ from gunicorn.errors import ConfigError
 from gunicorn.workers.ggevent import GeventWorker
 
 from config.process import descriptors
-from webapp.http.accept_balance import Board
-from webapp.http.connections import HttpService
+from webapp.http.accept_balance import AcceptBalance
+from webapp.http.connections import Connections
 from webapp.http.limits import ServerLimits
 from webapp.http.listener import Listener
 from webapp.http.response import Response
@@ -68,7 +68,7 @@ _KILL_S = 1.0
 # Before the end of `graceful_timeout`: for answers that say so to reach their clients.
 _LAST_MOMENT_S = 1.0
 # gunicorn imports this module in the master, so all workers inherit it.
-_board = Board()
+_board = AcceptBalance()
 
 
 class Worker(GeventWorker):
@@ -119,7 +119,7 @@ class Worker(GeventWorker):
         self._seat = _board.seat(self.age)
         self._seat.publish(0)
         self._woken = Event()
-        self._service = HttpService(
+        self._service = Connections(
             self.wsgi,
             self.limits.with_gunicorn(self.cfg),
             access=self._log_access if self.log.access_log_enabled else None,

@@ -15,10 +15,10 @@ from tasks.fleet.registry_reader import Fleet
 from tasks.observability.history import History
 from tasks.observability.metrics import SharedMetrics
 from tasks.observability.slow_log import SlowLog
-from webapp.body_budget import LargeBodies
-from webapp.fallback import DirectModels
+from webapp.body_budget import BodyBudget
+from webapp.fallback import FallbackModels
 from webapp.identity.base import Identity
-from webapp.input_schemas import Declared
+from webapp.input_schemas import InputSchemas
 from webapp.observability.door_ledger import DoorLedger
 from webapp.observability.door_log import DoorRecord
 from webapp.readiness import Readiness
@@ -40,12 +40,12 @@ class Services:
     metrics: SharedMetrics
     history: History
     slow: SlowLog
-    direct: DirectModels
+    direct: FallbackModels
     identity: Identity
     readiness: Readiness
-    large: LargeBodies
+    large: BodyBudget
     clients: ClientLimit
-    declared: Mapping[str, Declared] = field(default_factory=dict)
+    declared: Mapping[str, InputSchemas] = field(default_factory=dict)
     ledger: DoorLedger | None = None
     record: DoorRecord | None = None
     tracer: RequestTracer | None = None

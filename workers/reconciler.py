@@ -1,8 +1,8 @@
-"""How a running worker follows what operators ask for: pauses, tuned policies, reloads, and a drain of its own.
+"""Makes a running worker follow the desired state: pauses, tuned policies, reloads, and its own drain.
 
-    bunch:controls:<model> ──read at start, with each heartbeat, and when told──▶ Steering ─▶ loops, executors
+    bunch:controls:<model> ──read at start, with each heartbeat, and when told──▶ Reconciler ─▶ loops, executors
 
-Until it has read the wishes once it claims nothing: a pause must survive the restart of everybody.
+It claims nothing until it has read the desired state once: a pause must survive the restart of everybody.
 
 A reload goes through the fleet one executor at a time, whoever holds `bunch:reloading:<model>`: hold its loop, let it
 finish what is in hand, start the new child, claim again. The first that does not load ends the reload for all.
@@ -28,7 +28,7 @@ from batching.policy import Policy
 from config.keys import Shard
 from config.secrets import masking
 from config.settings import ModelSettings
-from tasks.fleet.desired_state import RELOADABLE, TUNABLE, Controls, Wishes, with_wishes
+from tasks.fleet.desired_state import RELOADABLE, TUNABLE, Desired, DesiredState, with_desired
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +60,12 @@ class _Served:
     configured: ModelSettings
     running: ModelSettings
     pairs: list[tuple[ClaimLoop, ReloadableExecutor]] = field(default_factory=list)
-    wishes: Wishes = field(default_factory=Wishes)
+    desired: Desired = field(default_factory=Desired)
     generation: int | None = None
     reloading: bool = False
 
 
-class Steering:
+class Reconciler:
     """Of one worker. `sync` may be called from any thread."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Steering:
     ) -> None:
         self._redis = redis
         self._keys = shard or Shard()
-        self._controls = Controls(redis, self._keys)
+        self._controls = DesiredState(redis, self._keys)
         self._worker_id = worker_id
         self._make_policy = make_policy
         self._read_file = read_file
@@ -120,11 +120,11 @@ class Steering:
         self._release()
 
     def sync(self) -> None:
-        """Read the wishes and follow them. Raises RedisError; everything stays as it is then."""
-        wishes = self._controls.read(self._models)
+        """Read the desired state and follow it. Raises RedisError; everything stays as it is then."""
+        desired = self._controls.read(self._models)
         with self._lock:
             for name, served in self._models.items():
-                self._follow(served, wishes[name])
+                self._follow(served, desired[name])
             if not self._synced:
                 self._synced = True
                 self._release()
@@ -147,24 +147,24 @@ class Steering:
                     for loop, _ in served.pairs:
                         loop.gate.release()
 
-    def _follow(self, served: _Served, wishes: Wishes) -> None:
-        ranks = frozenset(tier.rank for tier in wishes.paused)
+    def _follow(self, served: _Served, desired: Desired) -> None:
+        ranks = frozenset(tier.rank for tier in desired.paused)
         for loop, _ in served.pairs:
             loop.gate.pause(ranks)
         first = served.generation is None
-        if first or wishes.tuned != served.wishes.tuned:
-            self._tune(served, wishes)
-        served.wishes = wishes
-        generation = wishes.reload.generation
+        if first or desired.tuned != served.desired.tuned:
+            self._tune(served, desired)
+        served.desired = desired
+        generation = desired.reload.generation
         if first:
             # Its children may be starting already, from the file: what a reload has changed since is not in there.
             served.generation = generation
-            target = with_wishes(served.configured, wishes)
+            target = with_desired(served.configured, desired)
             if not _same_child(target, served.running):
                 served.running = target
                 for _, executor in served.pairs:
                     executor.replace(target)
-                self._tune(served, wishes)
+                self._tune(served, desired)
         elif generation > (served.generation or 0) and not served.reloading:
             served.generation = generation
             self._begin(served, generation)
@@ -172,24 +172,24 @@ class Steering:
     def _begin(self, served: _Served, generation: int | None) -> None:
         served.reloading = True
         name = f"reload {served.configured.name}"
-        threading.Thread(target=self._reload, args=(served, served.wishes, generation), name=name, daemon=True).start()
+        threading.Thread(target=self._reload, args=(served, served.desired, generation), name=name, daemon=True).start()
 
-    def _tune(self, served: _Served, wishes: Wishes) -> None:
-        wanted = with_wishes(served.configured, wishes)
+    def _tune(self, served: _Served, desired: Desired) -> None:
+        wanted = with_desired(served.configured, desired)
         served.running = msgspec.structs.replace(
             served.running, **{key: getattr(wanted, key) for key in (*TUNABLE, "policy_options")}
         )
         policy = self._make_policy(served.running)
         for loop, _ in served.pairs:
             loop.use(served.running, policy)
-        if wishes.tuned or served.wishes.tuned:
-            logger.info("%s: tuned to %s", served.configured.name, wishes.tuned or "what the file says")
+        if desired.tuned or served.desired.tuned:
+            logger.info("%s: tuned to %s", served.configured.name, desired.tuned or "what the file says")
 
-    def _reload(self, served: _Served, wishes: Wishes, generation: int | None) -> None:
+    def _reload(self, served: _Served, desired: Desired, generation: int | None) -> None:
         name = served.configured.name
         try:
             configured = self._read_file().get(name, served.configured)
-            target = with_wishes(configured, wishes)
+            target = with_desired(configured, desired)
             if self._reload_each(served, target, generation):
                 served.configured = configured
                 logger.info("%s: reloaded from %s", name, masking.shown("source", target.source))
@@ -290,11 +290,11 @@ def _described(served: _Served) -> dict[str, Any]:
         "timeout_ms": running.timeout_ms,
         "safe_size": next((loop.safe_size for loop, _ in served.pairs if loop.safe_size), None),
         "in_hand": sum(loop.in_hand for loop, _ in served.pairs),
-        "paused": sorted(tier.value for tier in served.wishes.paused),
-        "tuned": dict(served.wishes.tuned),
+        "paused": sorted(tier.value for tier in served.desired.paused),
+        "tuned": dict(served.desired.tuned),
         "reload": {
-            "generation": served.wishes.reload.generation,
+            "generation": served.desired.reload.generation,
             "running": served.reloading,
-            "refused": served.wishes.refusal if served.wishes.is_refused else None,
+            "refused": served.desired.refusal if served.desired.is_refused else None,
         },
     }

@@ -29,11 +29,11 @@ from batching.claim.executor import ExecutorState
 from batching.claim.idle_watch import IdleWatch
 from batching.claim.loop import ClaimLoop
 from batching.claim.priorities import PriorityLists
-from batching.claim.registry import ModelPace, WorkerRegistry, make_worker_id, model_pace
+from batching.claim.registry import ModelThroughput, WorkerRegistry, make_worker_id, model_pace
 from batching.claim.shared_breaker import SharedBreaker
 from batching.claim.store import Keep, RedisBatchStore
 from batching.claim.strays import Strays
-from batching.policy import Pace
+from batching.policy import Throughput
 from batching.policy_settings import make_policy
 from batching.ports import FollowUp, Observer
 from config.keys import Shard
@@ -42,13 +42,13 @@ from config.process.memory import settle_heap
 from config.redis import connect
 from config.settings import ModelSettings, Settings, load_settings
 from tasks.accounts.ledger import LedgerBuffer, LedgerStream
-from tasks.fleet.liveness import Pulse
+from tasks.fleet.liveness import Liveness
 from tasks.fleet.process_register import Presence
 from tasks.fleet.registry_reader import ExecutorRow, WorkerRow
-from tasks.observability.batch_log import Journal
+from tasks.observability.batch_log import BatchLog
 from tasks.observability.explain import explain
 from tasks.observability.metrics import BUSY_SECONDS, MetricsFlusher
-from tasks.observers.batch_log import BatchJournal
+from tasks.observers.batch_log import BatchLogObserver
 from tasks.observers.fan_out import Observers
 from tasks.observers.ledger import LedgerObserver
 from tasks.observers.metrics import WorkerTelemetry
@@ -58,7 +58,7 @@ from tasks.protocol.seal import seal_of
 from workers.celery.learnt_stats import shown
 from workers.celery.started_marks import StartedMarks
 from workers.executor.process_executor import ProcessExecutor
-from workers.reconciler import Steering
+from workers.reconciler import Reconciler
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +87,8 @@ class WorkerRunner:
         self._stop = threading.Event()
         # Frontends must not count on an executor that has just died: then the heart does not wait for its next beat.
         self._news = threading.Event()
-        journal = Journal(self._redis, max_bytes=settings.explain_max_bytes)
-        on_lost = journal.lost if settings.explain == "on" else None
+        batch_log = BatchLog(self._redis, max_bytes=settings.explain_max_bytes)
+        on_lost = batch_log.lost if settings.explain == "on" else None
         self._registry = WorkerRegistry(
             self._redis, settings.lease_ttl_s, on_lost=on_lost, on_gone=lambda _: self._telemetry.gone()
         )
@@ -99,7 +99,7 @@ class WorkerRunner:
         disclosure = Disclosure(settings.error_detail, settings.auth)
         self._seal = seal_of(settings)
         codec = CeleryCodec(settings.result_ttl_ms, disclosure, settings.max_body_bytes, self._seal)
-        self._journal = BatchJournal(journal, lambda: self.name) if settings.explain == "on" else None
+        self._batch_log = BatchLogObserver(batch_log, lambda: self.name) if settings.explain == "on" else None
         self._ledger = LedgerObserver(LedgerBuffer(LedgerStream(self._redis))) if settings.keeps_ledger else None
         self._tracer: Any = None
         if settings.otlp_endpoint:
@@ -142,7 +142,7 @@ class WorkerRunner:
             )
             for n, (model, executor) in enumerate(self._executors)
         ]
-        self.steering = Steering(
+        self.reconciler = Reconciler(
             self._redis,
             self.worker_id,
             [(model, loop, executor) for (model, executor), loop in zip(self._executors, self._loops, strict=True)],
@@ -157,19 +157,19 @@ class WorkerRunner:
             ]
         self._busy: dict[str, tuple[float, float]] = {}
         self._announced: dict[str, int] = {}
-        self._presence = Presence(self._redis, "worker", self.steering.configured, lambda: self.name, self._pids)
+        self._presence = Presence(self._redis, "worker", self.reconciler.configured, lambda: self.name, self._pids)
         self._strays = Strays(self._redis, self.worker_id, self._held, time.monotonic)
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart_at = time.monotonic()
-        self._pulse = Pulse(Path(settings.state_dir), "worker", self._heart_goes)
+        self._liveness = Liveness(Path(settings.state_dir), "worker", self._heart_goes)
 
     def start(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         settle_heap()
-        if self._journal is not None:
-            self._journal.start()
+        if self._batch_log is not None:
+            self._batch_log.start()
         try:
-            self.steering.sync()
+            self.reconciler.sync()
         except RedisError as error:
             logger.warning("claiming nothing before it is known what is paused: %s", error)
         if self._ledger:
@@ -182,12 +182,12 @@ class WorkerRunner:
         for loop in self._loops:
             loop.start()
         self._heart.start()
-        self._pulse.start()
+        self._liveness.start()
 
     def stop_claiming(self) -> None:
         self._state = "stopping"
         self._news.set()
-        self.steering.stop()
+        self.reconciler.stop()
         for loop in self._loops:
             loop.stop_claiming()
 
@@ -204,18 +204,18 @@ class WorkerRunner:
         _in_parallel([partial(loop.stop, grace_s) for loop in self._loops])
         _in_parallel([partial(executor.stop, min(1.0, grace_s)) for _, executor in self._executors])
         self._stop.set()
-        self._pulse.stop()
+        self._liveness.stop()
         self._news.set()
         self._heart.join(timeout=2 * BEAT_EVERY_S)
-        if self._journal is not None:
-            self._journal.stop()
+        if self._batch_log is not None:
+            self._batch_log.stop()
         if self._ledger:
             self._ledger.stop()
         if self._tracer is not None:
             self._tracer.stop()
         try:
             self._flusher.flush()
-            self._registry.strike(self.worker_id)
+            self._registry.deregister(self.worker_id)
             self._presence.leave()
         except RedisError as error:
             logger.warning("left without saying so: %s", error)
@@ -237,7 +237,7 @@ class WorkerRunner:
         learnt = {
             executor.name: shown(loop.learner) for loop, (_, executor) in zip(self._loops, self._executors, strict=True)
         }
-        return {**row, "in_hand": in_hand, "serving": self.steering.describe(), "learnt": learnt}
+        return {**row, "in_hand": in_hand, "serving": self.reconciler.describe(), "learnt": learnt}
 
     def explain(self, name: str) -> dict[str, Any] | None:
         """What is known of a request; raises RedisError."""
@@ -278,7 +278,7 @@ class WorkerRunner:
         ]
 
     def _observer(self) -> Observer:
-        others = [each for each in (self._journal, self._ledger, self._tracer) if each is not None]
+        others = [each for each in (self._batch_log, self._ledger, self._tracer) if each is not None]
         return Observers(self._telemetry, *others) if others else self._telemetry
 
     def _models_of_the_file(self) -> Mapping[str, ModelSettings]:
@@ -306,7 +306,7 @@ class WorkerRunner:
                 for dead in overdue:
                     self._registry.reclaim(dead)
                 self._strays.look()
-                self.steering.sync()
+                self.reconciler.sync()
                 self._presence.beat()
                 self._announce_loads()
                 self._telemetry.tick()
@@ -330,10 +330,10 @@ class WorkerRunner:
     def _pids(self) -> dict[str, int]:
         return {executor.name: executor.pid for _, executor in self._executors if executor.pid}
 
-    def _paces(self) -> dict[str, ModelPace]:
+    def _paces(self) -> dict[str, ModelThroughput]:
         """What each model's executors can do; none can when the worker drains or is on its way out."""
-        running = self._state == "running" and not self.steering.draining
-        paces: dict[str, ModelPace] = {}
+        running = self._state == "running" and not self.reconciler.draining
+        paces: dict[str, ModelThroughput] = {}
         for name, model in self._settings.models.items():
             mine = [
                 (executor, loop)
@@ -372,7 +372,7 @@ class WorkerRunner:
         return msgspec.structs.replace(row, node=node, degraded=degraded, seal=seal)
 
     def _shown_state(self) -> str:
-        if self._state == "running" and self.steering.draining:
+        if self._state == "running" and self.reconciler.draining:
             return "draining" if any(loop.in_hand for loop in self._loops) else "drained"
         return self._state
 
@@ -394,6 +394,6 @@ def _in_parallel(calls: list[Callable[[], None]]) -> None:
         thread.join()
 
 
-def _speed(pace: Pace, size: int) -> tuple[float | None, float | None]:
+def _speed(pace: Throughput, size: int) -> tuple[float | None, float | None]:
     """Milliseconds of a batch of one, and requests a second in batches of `size`."""
     return (round(pace.seconds(1) * 1000, 1), round(pace.rate(size), 1)) if pace.known else (None, None)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from config.tiers import TIERS
 
 
-class Gate:
+class ClaimSwitch:
     """Of one loop, and under its condition: whatever it waits for, a change here wakes it."""
 
     def __init__(self, changed: threading.Condition) -> None:

@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from redis.exceptions import RedisError
 
-from batching.claim.claim_switch import Gate
+from batching.claim.claim_switch import ClaimSwitch
 from batching.claim.executor import Done, Executor, ExecutorGone, ExecutorState, Lost, Work
 from batching.claim.idle_watch import LOOK_EVERY_S, IdleWatch
 from batching.claim.in_hand import Hands
@@ -39,11 +39,11 @@ from batching.policy import (
     Dispatch,
     Learner,
     Look,
-    Pace,
     Policy,
     QueueView,
     Reason,
     RetryPolicy,
+    Throughput,
     Wait,
 )
 from batching.ports import BatchInfo, Codec, FollowUp, LoopModel, NoFollowUp, Observer
@@ -94,14 +94,14 @@ class ClaimLoop:
         self._in_hand = Hands(self._changed, clock)
         self._sizes = (0, 0)
         # What a batch costs in a row of them, from one's end to the next one's; the claim is part of that.
-        self.pace = Pace()
+        self.pace = Throughput()
         self._more_waits = False
         # The other loops of this model in this worker.
         self.peers: Sequence[ClaimLoop] = ()
         # The largest batch that the device's memory had room for; None while any will do.
         self.safe_size: int | None = None
         self._stopping = False
-        self.gate = Gate(self._changed)
+        self.gate = ClaimSwitch(self._changed)
         self._seat = watch.seat(model.name, self._changed) if watch else None
         self._drained = False
         self._threads = [

@@ -21,7 +21,7 @@ import msgspec
 from redis import Redis
 
 from batching.claim.store import Blame, give_back
-from batching.policy import Pace
+from batching.policy import Throughput
 from batching.script_args import BEAT, FORGET_WORKER, BeatArgs, BeatKeys, ForgetWorkerArgs, ForgetWorkerKeys
 from config.keys import Shard
 from config.redis import Line
@@ -54,7 +54,7 @@ def name_of(redis: Redis, keys: Shard, worker_id: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPace:
+class ModelThroughput:
     """What a worker can do with one model: executors that are ready, requests a second of each, seconds per batch.
 
     A `rate` of 0 is not known yet.
@@ -69,12 +69,12 @@ class ModelPace:
         return f"{self.executors};{self.rate:.4f};{self.first_s * 1000:.4f};{self.full_s * 1000:.4f}"
 
 
-def model_pace(executors: int, paces: Sequence[Pace], max_batch_size: int) -> ModelPace:
+def model_pace(executors: int, paces: Sequence[Throughput], max_batch_size: int) -> ModelThroughput:
     """Of `executors` that are ready now, by what all of the worker's have been measured at."""
     known = [each for each in paces if each.known]
     if not known:
-        return ModelPace(executors)
-    return ModelPace(
+        return ModelThroughput(executors)
+    return ModelThroughput(
         executors,
         fmean(each.rate(max_batch_size) for each in known),
         fmean(each.seconds(1) for each in known),
@@ -105,7 +105,7 @@ class WorkerRegistry:
         self._line = Line(redis)
         self._forget = redis.register_script(FORGET_WORKER.text)
 
-    def beat(self, worker_id: str, about: bytes, paces: Mapping[str, ModelPace] | None = None) -> list[str]:
+    def beat(self, worker_id: str, about: bytes, paces: Mapping[str, ModelThroughput] | None = None) -> list[str]:
         """Say that `worker_id` lives, what it is (JSON) and what it can do; who is silent for the lease TTL or longer.
 
         After a silence of its own (Redis was away, the machine slept) it accuses nobody for one lease TTL: whoever
@@ -153,14 +153,14 @@ class WorkerRegistry:
                 entries = cast("list[bytes]", self._redis.lrange(self._keys.lease(batch_id), 1, -1))
                 self._on_lost(name, model, batch_id, entries)
             returned += max(0, give_back(self._line, self._keys, worker_id, model, batch_id, Blame.ATTEMPT))
-        struck = self.strike(worker_id, self._ttl_ms if silent_ms is None else silent_ms)
+        struck = self.deregister(worker_id, self._ttl_ms if silent_ms is None else silent_ms)
         if struck or returned:
             logger.warning("worker %s is gone; its %d requests are queued again", name, returned)
         if struck and self._on_gone is not None:
             self._on_gone(worker_id)
         return returned
 
-    def strike(self, worker_id: str, silent_ms: int = 0) -> bool:
+    def deregister(self, worker_id: str, silent_ms: int = 0) -> bool:
         """Remove a worker that holds no lease; with `silent_ms`, only if it has been silent for so long.
 
         Whether it was there until now, and this call has removed it.

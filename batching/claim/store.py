@@ -19,7 +19,7 @@ import msgspec
 from redis import Redis
 
 from batching.claim.bell import Bell
-from batching.coalescing import Asked, Finished
+from batching.coalescing import Coalesced, Finished
 from batching.outcome_rows import outcome_rows
 from batching.policy.faults.suspects import suspect_sizes
 from batching.policy.tiers import AGED_SHARE, DEFAULT_AGEING_S, DEFAULT_SHARES
@@ -110,7 +110,7 @@ class Settled(msgspec.Struct, frozen=True):
     result: bytes
     dead_letter: bytes = b""
     announce: bool = True
-    asked: Asked | None = None
+    asked: Coalesced | None = None
     foreign: bool = False
 
 

@@ -23,7 +23,7 @@ from batching.policy.fixed import FixedWindow
 from batching.policy.gcra import MINUTE_US, Gcra, Take
 from batching.policy.idle import WhenIdle
 from batching.policy.learning.learner import Learner
-from batching.policy.learning.throughput import Pace
+from batching.policy.learning.throughput import Throughput
 from batching.policy.learning.timing import BatchTime
 from batching.policy.published.ewma import EwmaWindow
 from batching.policy.published.pid import PidWindow
@@ -59,7 +59,6 @@ __all__ = [
     "Learnt",
     "Look",
     "NamedPolicy",
-    "Pace",
     "PidWindow",
     "Policy",
     "Pressure",
@@ -76,6 +75,7 @@ __all__ = [
     "Step",
     "Take",
     "Thresholds",
+    "Throughput",
     "TuneError",
     "Wait",
     "WhenIdle",

@@ -13,7 +13,7 @@ from batching.policy.slo import sparing
 
 # A batch that is quicker than this costs the worker and Redis as much as the model: gathering a little always pays.
 _QUICK_S = 0.01
-# Of the time in which half of the callers are back: until the last of them has been taken.
+# How long to wait for returning callers, as a multiple of the median return time.
 _LAST = 1.5
 # Of the usual share, and at most, where the number of callers is not known.
 _LESS = 2 / 3
@@ -53,16 +53,16 @@ class Adaptive:
         most = self._most(queue)
         if queue.in_hand > 0:
             return sparing(ahead(queue, now, most, self.lead_s), queue, now)
-        expects_company = queue.recent > 1 and queue.learnt.company >= 0.5 > queue.learnt.returning
+        crowded = queue.recent > 1 and queue.learnt.crowding >= 0.5 > queue.learnt.closed_loop_share
         wanted = self._wanted(queue, most)
         due = queue.free_at + self._gathering_s(queue, wanted)
         if queue.depth is None:
-            return Look() if now < due or expects_company else self._go(queue, now, most)
+            return Look() if now < due or crowded else self._go(queue, now, most)
         if queue.depth == 0:
             return Wait()
         if queue.depth >= wanted:
             return self._go(queue, now, most)
-        if expects_company:
+        if crowded:
             due = max(due, queue.oldest_at + self._share_s(queue))
         due = min(due, queue.due_at - queue.learnt.time.late(queue.depth))
         return self._go(queue, now, most) if now >= due else Wait(until=due)
@@ -73,21 +73,21 @@ class Adaptive:
         While one half computes the other comes back, and no executor waits for it; but each batch has its fixed cost.
         """
         learnt, most = queue.learnt, self.max_batch_size
-        if learnt.returning < 0.5 or learnt.time.weight < SURE:
+        if learnt.closed_loop_share < 0.5 or learnt.time.weight < SURE:
             return most
         every, half = min(learnt.callers, most), math.ceil(learnt.callers / 2)
-        every_s = learnt.time.predict(every) + _LAST * learnt.back_s
+        every_s = learnt.time.predict(every) + _LAST * learnt.median_return_s
         return half if half < every and half * every_s > every * learnt.time.predict(half) else most
 
     def _wanted(self, queue: QueueView, most: int) -> int:
         """All who are known, where they come back; else as many as came of late."""
         learnt = queue.learnt
-        return min(most, learnt.callers if learnt.returning >= 0.5 and learnt.callers else queue.recent)
+        return min(most, learnt.callers if learnt.closed_loop_share >= 0.5 and learnt.callers else queue.recent)
 
     def _gathering_s(self, queue: QueueView, wanted: int) -> float:
         if wanted <= 1:
             return -math.inf
-        if queue.learnt.returning < 0.5:
+        if queue.learnt.closed_loop_share < 0.5:
             return min(self.least_s, self.max_wait_s) if queue.batch_s < _QUICK_S else -math.inf
         time = queue.learnt.time
         if time.weight < SURE:

@@ -24,19 +24,20 @@ class Learnt:
     """What one executor's claim loop has learnt of one model; `batching.policy.learning.learner.Learner` makes it.
 
     `rate` is arrivals per second of late, as this executor sees them: with others on the same queue, between its share
-    and the whole. `utilisation` is the share of time that it computes. `returning` is the share of batches, of late,
-    whose callers had come just after a batch had ended; `company` that of batches, of late, the half of which came with
-    its first request or as soon as it had left. `callers` is how many there were when the last batch ended: those in
-    it, and those who waited; 0 when nobody has looked at once. `back_s` is how long after that the middle one of those
-    who come back was there. `memory` is the policy's own, see `Learning`.
+    and the whole. `utilisation` is the share of time that it computes. `closed_loop_share` is the recent share of
+    batches whose callers had come just after a batch had ended, as callers do who wait for one answer before they ask
+    again. `crowding` is the recent share of batches half of whose requests came with the first one, or as soon as it
+    had left. `callers` is how many there were when the last batch ended: those in it, and those who waited; 0 when
+    nobody has looked at once. `median_return_s` is the median time from that end until a caller is back. `memory` is
+    the policy's own, see `Learning`.
     """
 
     rate: float = 0.0
     utilisation: float = 0.0
-    returning: float = 0.75
-    company: float = 0.0
+    closed_loop_share: float = 0.75
+    crowding: float = 0.0
     callers: int = 0
-    back_s: float = 0.0
+    median_return_s: float = 0.0
     time: BatchTime = UNKNOWN_TIME
     memory: object = None
 

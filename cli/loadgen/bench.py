@@ -19,7 +19,7 @@ import msgspec
 
 from cli.base import fail, json_option, print_json, print_table, settings_for
 from cli.loadgen.arrivals import Caller
-from cli.loadgen.client_load import Strain, judge, raise_file_limit
+from cli.loadgen.client_load import ClientLoad, judge, raise_file_limit
 from cli.loadgen.load import Answer, Load, MakeBody, Run
 from cli.loadgen.plot import FORMATS, plot
 from cli.loadgen.progress import watch
@@ -162,7 +162,7 @@ class _Test:
 
     async def go(self, *, quiet: bool) -> None:
         # Here, since it reads the times of its own thread.
-        strain = Strain()
+        strain = ClientLoad()
         whole_s = self.warmup_s + self.duration_s
         if self.rps is not None:
             loop = self.load.open(self.rps, duration_s=whole_s, burst=self.burst)

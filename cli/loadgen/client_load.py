@@ -37,7 +37,7 @@ class _Reading:
     waited_s: float
 
 
-class Strain:
+class ClientLoad:
     """Readings at the start and at the end of a run."""
 
     def __init__(self) -> None:

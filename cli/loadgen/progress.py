@@ -22,7 +22,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN = 60
 
 
-class Board:
+class Progress:
     """The picture of a run. Each answer is looked at once, when it is new: sorting all would disturb the load."""
 
     def __init__(self, slo_s: float, whole_s: float) -> None:
@@ -74,7 +74,7 @@ async def watch(loop: Coroutine[Any, Any, None], run: Run, whole_s: float, slo_s
     if quiet or not console.is_terminal:
         await loop
         return
-    board = Board(slo_s, whole_s)
+    board = Progress(slo_s, whole_s)
     began = time.perf_counter()
     with Live(console=console, transient=True, auto_refresh=False) as live:
         task = asyncio.create_task(loop)

@@ -53,10 +53,10 @@ def pause(model: str, tier: str | None, config_file: Path | None, as_json: bool)
     The pause outlasts restarts. Batches that were claimed are finished. New requests are accepted and wait until their
     deadlines.
     """
-    from tasks.fleet.desired_state import Controls
+    from tasks.fleet.desired_state import DesiredState
 
     settings, redis = _located(config_file, model)
-    Controls(redis).pause(model, _tiers(tier))
+    DesiredState(redis).pause(model, _tiers(tier))
     _report(settings, redis, "pause", {"model": model, "tier": tier}, as_json, _state(settings, redis, model))
 
 
@@ -67,10 +67,10 @@ def pause(model: str, tier: str | None, config_file: Path | None, as_json: bool)
 @json_option
 def resume(model: str, tier: str | None, config_file: Path | None, as_json: bool) -> None:
     """Claim MODEL again, after a `pause`."""
-    from tasks.fleet.desired_state import Controls
+    from tasks.fleet.desired_state import DesiredState
 
     settings, redis = _located(config_file, model)
-    Controls(redis).resume(model, _tiers(tier))
+    DesiredState(redis).resume(model, _tiers(tier))
     _report(settings, redis, "resume", {"model": model, "tier": tier}, as_json, _state(settings, redis, model))
 
 
@@ -114,7 +114,7 @@ def tune(
     times that the workers have learned. It tries the best settings on the running system and reverts them if they do
     worse. Exit 1 when they were reverted, or when no settings meet the objective.
     """
-    from tasks.fleet.desired_state import Controls, pairs
+    from tasks.fleet.desired_state import DesiredState, pairs
 
     check_auto(auto, changes, options)
     settings, redis = _located(config_file, model)
@@ -122,7 +122,7 @@ def tune(
         tune_by_itself(settings, redis, model, options, as_json)
         return
     wanted = pairs(changes)
-    Controls(redis).tune(settings.models[model], wanted)
+    DesiredState(redis).tune(settings.models[model], wanted)
     _report(settings, redis, "tune", {"model": model, "changes": wanted}, as_json, _state(settings, redis, model))
 
 
@@ -138,11 +138,11 @@ def reload(model: str, changes: tuple[str, ...], config_file: Path | None, as_js
     Each worker reads its file again. KEY=VALUE overrides the file: source, version, device, options (JSON),
     timeout_ms. If an executor does not load, the reload ends and the model that was loaded before goes on.
     """
-    from tasks.fleet.desired_state import Controls, pairs
+    from tasks.fleet.desired_state import DesiredState, pairs
 
     settings, redis = _located(config_file, model)
     wanted = pairs(changes)
-    generation = Controls(redis).reload(model, wanted).generation
+    generation = DesiredState(redis).reload(model, wanted).generation
     arguments = {"model": model, "changes": wanted, "generation": generation}
     _report(settings, redis, "reload_model", arguments, as_json, _state(settings, redis, model))
 
@@ -160,16 +160,16 @@ def _tiers(tier: str | None) -> tuple[Tier, ...]:
 
 def _state(settings: Settings, redis: Redis, model: str) -> dict[str, Any]:
     """What is asked for, after the change."""
-    from tasks.fleet.desired_state import TUNABLE, Controls, with_wishes
+    from tasks.fleet.desired_state import TUNABLE, DesiredState, with_desired
 
-    wishes = Controls(redis).read((model,))[model]
-    now = with_wishes(settings.models[model], wishes)
+    desired = DesiredState(redis).read((model,))[model]
+    now = with_desired(settings.models[model], desired)
     return {
         "model": model,
-        "paused": [tier.value for tier in TIERS if tier in wishes.paused],
+        "paused": [tier.value for tier in TIERS if tier in desired.paused],
         **{key: getattr(now, key) for key in (*TUNABLE, "policy_options")},
-        "tuned": wishes.tuned,
-        "generation": wishes.reload.generation,
+        "tuned": desired.tuned,
+        "generation": desired.reload.generation,
     }
 
 

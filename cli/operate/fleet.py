@@ -27,13 +27,13 @@ from cli.base import (
 from cli.operate import processes
 from config.secrets import masking
 from config.settings import ModelSettings, Settings
-from tasks.observability.error_summary import gist
+from tasks.observability.error_summary import error_summary
 
 if TYPE_CHECKING:
     from redis import Redis
     from rich.console import RenderableType
 
-    from tasks.fleet.desired_state import Wishes
+    from tasks.fleet.desired_state import Desired
     from tasks.fleet.registry_reader import ExecutorRow, Fleet, WorkerRow
 
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @json_option
 def queues(config_file: Path | None, every_s: float | None, as_json: bool) -> None:
     """Show depth, oldest age and arrival rate of each model and tier."""
-    from tasks.fleet.desired_state import Controls
+    from tasks.fleet.desired_state import DesiredState
     from tasks.fleet.registry_reader import Fleet
 
     settings = locate(config_file)
@@ -51,8 +51,8 @@ def queues(config_file: Path | None, every_s: float | None, as_json: bool) -> No
     fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
 
     def shown() -> RenderableType:
-        wishes = Controls(redis).read(settings.models)
-        paused = {(name, tier.value) for name, each in wishes.items() for tier in each.paused}
+        desired = DesiredState(redis).read(settings.models)
+        paused = {(name, tier.value) for name, each in desired.items() for tier in each.paused}
         return table(
             fleet.queues(settings.models),
             [
@@ -190,20 +190,20 @@ def _models_table(settings: Settings, redis: Redis) -> RenderableType:
 
 
 def _model_rows(settings: Settings, redis: Redis) -> list[dict[str, Any]]:
-    from tasks.fleet.desired_state import Controls
+    from tasks.fleet.desired_state import DesiredState
     from tasks.fleet.registry_reader import Fleet
 
     healthy = Fleet(redis, lease_ttl_s=settings.lease_ttl_s).healthy()
-    wishes = Controls(redis).read(settings.models)
-    return [_model_row(model, wishes[model.name], healthy) for model in settings.models.values()]
+    desired = DesiredState(redis).read(settings.models)
+    return [_model_row(model, desired[model.name], healthy) for model in settings.models.values()]
 
 
-def _model_row(model: ModelSettings, wishes: Wishes, healthy: list[WorkerRow]) -> dict[str, Any]:
-    from tasks.fleet.desired_state import with_wishes
+def _model_row(model: ModelSettings, desired: Desired, healthy: list[WorkerRow]) -> dict[str, Any]:
+    from tasks.fleet.desired_state import with_desired
     from tasks.fleet.registry_reader import breakers, safe_sizes
 
     executors = [each for row in healthy for each in row.models if each.model == model.name]
-    now = with_wishes(model, wishes)
+    now = with_desired(model, desired)
     return {
         "model": model.name,
         "version": now.version,
@@ -213,9 +213,9 @@ def _model_row(model: ModelSettings, wishes: Wishes, healthy: list[WorkerRow]) -
         "max_wait_ms": now.max_wait_ms,
         "executors": len(executors),
         "ready": sum(each.state == "ready" for each in executors),
-        "paused": [tier.value for tier in sorted(wishes.paused, key=lambda tier: tier.rank)],
-        "tuned": wishes.tuned,
-        "reload_refused": wishes.refusal if wishes.is_refused else None,
+        "paused": [tier.value for tier in sorted(desired.paused, key=lambda tier: tier.rank)],
+        "tuned": desired.tuned,
+        "reload_refused": desired.refusal if desired.is_refused else None,
         "breaker": breakers(healthy, [model.name])[model.name],
         "safe_batch_size": safe_sizes(healthy).get(model.name),
         "error": next((each.error for each in executors if each.error), None),
@@ -233,7 +233,7 @@ def _errors(rows: list[WorkerRow]) -> list[str]:
     troubled: list[ExecutorRow] = [each for row in rows for each in row.models if each.error]
     return [
         f"\n{each.executor} {'is being replaced' if each.state == 'starting' else 'did not start'}: "
-        f"{gist(each.error or '')}\n{each.error}"
+        f"{error_summary(each.error or '')}\n{each.error}"
         for each in troubled
     ]
 

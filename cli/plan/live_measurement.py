@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class LiveMeasurement:
     """One model as it is served now."""
 
     model: str
@@ -30,7 +30,7 @@ class Live:
 
 def measure(
     config_file: Path | None, model: str | None, watch_s: float, sleep: Callable[[float], None] = time.sleep
-) -> Live:
+) -> LiveMeasurement:
     """Watch the running stack.
 
     Raises:
@@ -55,7 +55,7 @@ def measure(
         times = fit(totals)
     except NoBatches as error:
         raise click.UsageError(f"{error}, or say --batch-ms") from error
-    return Live(name, sum(rates) / len(rates), times, settings.models[name].max_batch_size)
+    return LiveMeasurement(name, sum(rates) / len(rates), times, settings.models[name].max_batch_size)
 
 
 def _rate(fleet: Fleet, settings: Settings, model: str) -> float:

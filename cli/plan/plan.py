@@ -14,7 +14,7 @@ from batching.capacity.plan import Load, Plan, plan
 from batching.capacity.search import Objective
 from batching.simulator import Affine
 from cli.base import config_option, fail, json_option, print_json, print_table
-from cli.plan.live_measurement import Live, measure
+from cli.plan.live_measurement import LiveMeasurement, measure
 from cli.plan.service_options import service_options
 from cli.plan.simulate import LOCAL, make_maker
 from config.policies import POLICIES
@@ -114,7 +114,7 @@ def plan_command(as_json: bool, config_file: Path | None, designs: bool, write: 
         fail()
 
 
-def _load(options: dict[str, Any], live: Live | None) -> Load:
+def _load(options: dict[str, Any], live: LiveMeasurement | None) -> Load:
     rps = options["rps"] or (live.rps if live else None)
     batch_s, item_s = (options["batch_ms"] or 0.0) / 1000, options["item_ms"] / 1000
     if options["batch_ms"] is None and live is not None:
@@ -142,7 +142,7 @@ def _load(options: dict[str, Any], live: Live | None) -> Load:
     )
 
 
-def _json(found: Plan, live: Live | None) -> dict[str, Any]:
+def _json(found: Plan, live: LiveMeasurement | None) -> dict[str, Any]:
     answer = {
         "gpus": found.gpus,
         "web_processes": found.web_processes,
@@ -174,7 +174,7 @@ def _json(found: Plan, live: Live | None) -> dict[str, Any]:
     return answer
 
 
-def _show(found: Plan, options: dict[str, Any], live: Live | None) -> None:
+def _show(found: Plan, options: dict[str, Any], live: LiveMeasurement | None) -> None:
     if live is not None:
         click.echo(
             f"measured of {live.model}: {live.rps:,.1f} requests/s, {live.times.batch_s * 1000:.2f} ms + "

@@ -17,7 +17,7 @@ from typing import Protocol, Self
 from cli.supervisor import state
 from cli.supervisor.disk import Disk
 from cli.supervisor.errors import StartFailed
-from cli.supervisor.reaper.reaper_client import Guard
+from cli.supervisor.reaper.reaper_client import Reaper
 from cli.supervisor.screen import Screen
 from cli.supervisor.supervisor import Phase, Report, Supervisor
 
@@ -31,7 +31,7 @@ class Supervisable(Protocol):
     @property
     def state_dir(self) -> Path: ...
 
-    def supervisor(self, guard: Guard, report: Report) -> Supervisor: ...
+    def supervisor(self, reaper: Reaper, report: Report) -> Supervisor: ...
 
     def follow(self, supervisor: Supervisor, now: float) -> None:
         """Change the number of children to what is wanted."""
@@ -73,15 +73,15 @@ def run(stack: Supervisable, screen: Screen, started: Callable[[], None], work: 
     Raises:
         StartFailed: the stack did not come up, and was stopped again; or its stop was cut short.
     """
-    guard = Guard()
+    reaper = Reaper()
     # Whatever was wanted of an `up` before this one.
     (stack.state_dir / state.WANTED).unlink(missing_ok=True)
     try:
         with screen, _Signals() as signals:
-            supervisor = stack.supervisor(guard, screen)
+            supervisor = stack.supervisor(reaper, screen)
             _loop(stack, supervisor, screen, signals, started, work)
     finally:
-        guard.stop()
+        reaper.stop()
         for name in (state.FILE, state.WANTED):
             with contextlib.suppress(OSError):
                 (stack.state_dir / name).unlink(missing_ok=True)

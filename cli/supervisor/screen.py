@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from cli.supervisor.supervised_process import Child, State
+from cli.supervisor.supervised_process import State, SupervisedProcess
 
 _STYLES = {State.RUNNING: "green", State.RESTARTING: "red", State.STOPPED: "dim"}
 # There may be room again.
@@ -91,7 +91,7 @@ class Screen:
         # Not wrapped, and without a guess at what is a path or a number: lines are read by scripts, too.
         self._console.print(escape(text), style=style, soft_wrap=True, highlight=False)
 
-    def show(self, children: Sequence[Child]) -> None:
+    def show(self, children: Sequence[SupervisedProcess]) -> None:
         for child in children:
             self._forward(child)
         if self._live:
@@ -106,14 +106,14 @@ class Screen:
                     detail = f" ({child.detail})" if child.detail else ""
                     self.line(f"{child.spec.name}: {child.state.value}{detail}", style="dim")
 
-    def died(self, child: Child, why: str) -> None:
+    def died(self, child: SupervisedProcess, why: str) -> None:
         """`Report` of the supervisor."""
         with self._highlighted():
             self.line(f"{child.spec.name} {why}; the end of {child.spec.log_file}:", style="red")
             for text in child.log.last(_LAST_LINES):
                 self.line(f"{child.spec.name} | {text}")
 
-    def broken(self, child: Child) -> None:
+    def broken(self, child: SupervisedProcess) -> None:
         """`Report` of the supervisor."""
         # All of it stands in the record that the child has just written, which was forwarded.
         words = next((line for line in reversed(child.error.splitlines()) if line.strip()), "")
@@ -125,7 +125,7 @@ class Screen:
         yield
         self.line()
 
-    def _forward(self, child: Child) -> None:
+    def _forward(self, child: SupervisedProcess) -> None:
         lines = child.log.alarms()
         # Valkey says hello, and goodbye, at warning.
         if child.spec.role == "redis" and child.state is not State.RUNNING:
@@ -133,7 +133,7 @@ class Screen:
         for text in shortened(lines, child.spec.log_file):
             self.line(f"{child.spec.name} | {text}", style="yellow")
 
-    def _table(self, children: Sequence[Child]) -> Table:
+    def _table(self, children: Sequence[SupervisedProcess]) -> Table:
         table = Table.grid(padding=(0, 2))
         spinner = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"[int((time.monotonic() - self._since) * 8) % 10]
         for child in children:

@@ -27,9 +27,9 @@ from cli.supervisor.probes import (
     models_loaded,
     url,
 )
-from cli.supervisor.reaper.reaper_client import Guard
+from cli.supervisor.reaper.reaper_client import Reaper
 from cli.supervisor.state import ProcessRow, UpState, wanted
-from cli.supervisor.supervised_process import ChildSpec
+from cli.supervisor.supervised_process import ProcessSpec
 from cli.supervisor.supervisor import Report, Supervisor
 from config.environ import Role, child_environment
 from config.redis import connect
@@ -37,7 +37,7 @@ from config.secrets.private_files import make_private
 from config.settings import Settings
 from tasks.fleet.registry_reader import Fleet
 from tasks.observability import metrics
-from tasks.observability.batch_log import Journal
+from tasks.observability.batch_log import BatchLog
 
 _DEFAULT_FLOWER_PORT = 5555
 # Beyond its own graceful time, for a process to notice that the time is up.
@@ -76,16 +76,16 @@ class Stack:
             state_dir=str(state_dir),
         )
         self.options = options
-        self._workers: dict[int, ChildSpec] = {}
+        self._workers: dict[int, ProcessSpec] = {}
         self._served_at = 0.0
         self.url = url(settings.http_host, http_port)
         self.flower_url = url(settings.flower_host, self.settings.flower_port) if options.flower else None
 
-    def supervisor(self, guard: Guard, report: Report) -> Supervisor:
+    def supervisor(self, reaper: Reaper, report: Report) -> Supervisor:
         make_private(self.state_dir / "log")
         return Supervisor(
             self._specs(),
-            guard,
+            reaper,
             report,
             ready=self._is_ready,
             give_up_on_errors=self.options.give_up_on_errors,
@@ -123,7 +123,7 @@ class Stack:
         listens = get(settings.flower_host, settings.flower_port, "/healthcheck")[0] == 200
         return listens or now - self._served_at > _FLOWER_PATIENCE_S
 
-    def _specs(self) -> list[ChildSpec]:
+    def _specs(self) -> list[ProcessSpec]:
         settings = self.settings
         drain_s = self._drain_s
         web_answers = answers_http(settings.http_host, settings.http_port, "/healthz")
@@ -156,17 +156,17 @@ class Stack:
             specs.insert(0, replace(valkey, environment=environment, start_stage=0, hasty_signal=signal.SIGTERM))
         return specs
 
-    def _worker(self, number: int) -> ChildSpec:
+    def _worker(self, number: int) -> ProcessSpec:
         if number not in self._workers:
             self._workers[number] = self._new_worker(number)
         return self._workers[number]
 
-    def _new_worker(self, number: int) -> ChildSpec:
+    def _new_worker(self, number: int) -> ProcessSpec:
         settings, name = self.settings, f"worker{number}"
         loaded = models_loaded(Fleet(self._redis, lease_ttl_s=settings.lease_ttl_s))
         command = role_commands.worker(settings, name, watched=self.options.flower)
         spec = self._spec("worker", name, command, stop_stage=1, stop_timeout_s=self._drain_s, probe=loaded)
-        on_lost = Journal(self._redis, max_bytes=settings.explain_max_bytes).lost if settings.explain == "on" else None
+        on_lost = BatchLog(self._redis, max_bytes=settings.explain_max_bytes).lost if settings.explain == "on" else None
         on_gone = self._count_gone if settings.metrics == "on" else None
         registry = WorkerRegistry(self._redis, settings.lease_ttl_s, on_lost=on_lost, on_gone=on_gone)
         give_back = leases_given_back(registry)
@@ -200,8 +200,8 @@ class Stack:
         stop_stage: int,
         stop_timeout_s: float,
         probe: Probe = alive,
-    ) -> ChildSpec:
-        return ChildSpec(
+    ) -> ProcessSpec:
+        return ProcessSpec(
             name=name,
             role=role,
             command=command,

@@ -14,7 +14,7 @@ from pathlib import Path
 from cli.supervisor.backoff import Backoff
 from cli.supervisor.log_files import LogTail, rotate
 from cli.supervisor.probes import Probe, alive
-from cli.supervisor.reaper.reaper_client import Guard
+from cli.supervisor.reaper.reaper_client import Reaper
 
 
 class State(str, Enum):
@@ -27,7 +27,7 @@ class State(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ChildSpec:
+class ProcessSpec:
     """What to run, when, and how to end it.
 
     Children of a lower `start_stage` run before those of a higher one are started; stopping goes by `stop_stage`,
@@ -51,10 +51,10 @@ class ChildSpec:
     hasty_signal: int = signal.SIGKILL
 
 
-class Child:
+class SupervisedProcess:
     """Started, watched and stopped by the supervisor; every method returns at once."""
 
-    def __init__(self, spec: ChildSpec, guard: Guard, backoff: Backoff) -> None:
+    def __init__(self, spec: ProcessSpec, reaper: Reaper, backoff: Backoff) -> None:
         self.spec = spec
         self.state = State.WAITING
         self.restarts = 0
@@ -64,7 +64,7 @@ class Child:
         # The last error of this life that a person was shown; one that comes back is none.
         self.told = ""
         self.log = LogTail(spec.log_file)
-        self._guard = guard
+        self._reaper = reaper
         self._backoff = backoff
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
@@ -83,7 +83,7 @@ class Child:
 
     def start(self, now: float) -> None:
         try:
-            self._process = self._guard.spawn(
+            self._process = self._reaper.spawn(
                 self.spec.command, self.spec.environment, self.spec.log_file, self.spec.hasty_signal
             )
         except OSError as error:
@@ -107,7 +107,7 @@ class Child:
         # Before its zombie is collected: until then nobody else can be given the group's number.
         self._kill_group(signal.SIGKILL)
         status = process.wait()
-        self._guard.forget(process.pid)
+        self._reaper.forget(process.pid)
         self._dead.append(process.pid)
         self._put_right()
         self._process = None

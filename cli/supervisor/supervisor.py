@@ -17,8 +17,8 @@ from enum import Enum
 from typing import Protocol
 
 from cli.supervisor.backoff import Backoff
-from cli.supervisor.reaper.reaper_client import Guard
-from cli.supervisor.supervised_process import Child, ChildSpec, State
+from cli.supervisor.reaper.reaper_client import Reaper
+from cli.supervisor.supervised_process import ProcessSpec, State, SupervisedProcess
 
 # Deaths in a row, before the stack was ever ready, after which trying again would only repeat the message.
 MAX_START_FAILURES = 4
@@ -36,9 +36,9 @@ class Phase(str, Enum):
 class Report(Protocol):
     """Where the supervisor says what happened."""
 
-    def died(self, child: Child, why: str) -> None: ...
+    def died(self, child: SupervisedProcess, why: str) -> None: ...
 
-    def broken(self, child: Child) -> None:
+    def broken(self, child: SupervisedProcess) -> None:
         """The child lives, but something in it does not start: `child.error`."""
 
 
@@ -47,8 +47,8 @@ class Supervisor:
 
     def __init__(
         self,
-        specs: Sequence[ChildSpec],
-        guard: Guard,
+        specs: Sequence[ProcessSpec],
+        reaper: Reaper,
         report: Report,
         *,
         ready: Callable[[], bool] = lambda: True,
@@ -62,16 +62,16 @@ class Supervisor:
             give_up_on_errors: also stop when a child says, before all is ready, that a part of it is broken.
         """
         self._backoff = backoff or Backoff()
-        self.children = [Child(spec, guard, self._backoff) for spec in specs]
+        self.children = [SupervisedProcess(spec, reaper, self._backoff) for spec in specs]
         self.phase = Phase.STARTING
         self.failure = ""
-        self._guard = guard
+        self._reaper = reaper
         self._report = report
         self._ready = ready
         self._give_up_on_errors = give_up_on_errors
         self._look_at = 0.0
         self._kill_at: dict[str, float] = {}
-        self._leaving: list[Child] = []
+        self._leaving: list[SupervisedProcess] = []
         self._hasty = False
 
     def tick(self, now: float) -> None:
@@ -79,7 +79,7 @@ class Supervisor:
             return
         # Without a process for it there is none for anything else either; the next tick tries again.
         with contextlib.suppress(OSError):
-            self._guard.check()
+            self._reaper.check()
         for child in self.children:
             self._reap(child, now)
         for child in self.children:
@@ -94,7 +94,7 @@ class Supervisor:
         if self.phase is Phase.STOPPING:
             self._stop_next_stage(now)
 
-    def resize(self, role: str, specs: Sequence[ChildSpec], now: float) -> None:
+    def resize(self, role: str, specs: Sequence[ProcessSpec], now: float) -> None:
         """From now on `specs` are the children of `role`.
 
         To be repeated: a name that is wanted again is free only when its child is gone.
@@ -110,7 +110,7 @@ class Supervisor:
         there = {child.spec.name for child in self.children}
         for spec in specs:
             if spec.name not in there:
-                child = Child(spec, self._guard, self._backoff)
+                child = SupervisedProcess(spec, self._reaper, self._backoff)
                 self.children.append(child)
                 child.start(now)
 
@@ -137,7 +137,7 @@ class Supervisor:
                 if child.spec.stop_stage < last:
                     self._hasten(child, now)
 
-    def _reap(self, child: Child, now: float) -> None:
+    def _reap(self, child: SupervisedProcess, now: float) -> None:
         was = child.state
         status = child.reap(now)
         if status is None or was is State.STOPPING:
@@ -183,15 +183,15 @@ class Supervisor:
                 child.stop()
                 self._kill_at[child.spec.name] = now + child.spec.stop_timeout_s
 
-    def _hasten(self, child: Child, now: float) -> None:
+    def _hasten(self, child: SupervisedProcess, now: float) -> None:
         child.hasten()
         self._kill_at[child.spec.name] = now + _HASTY_TIMEOUT_S
 
 
-def _is_past_starting(child: Child) -> bool:
+def _is_past_starting(child: SupervisedProcess) -> bool:
     # What waits for a worker must not wait for a model that does not load.
     return child.state is State.RUNNING or bool(child.error)
 
 
-def _has_started(child: Child) -> bool:
+def _has_started(child: SupervisedProcess) -> bool:
     return child.state is State.RUNNING or (child.spec.optional and child.failures > 0)

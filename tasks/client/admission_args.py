@@ -8,12 +8,12 @@ from config.keys import Shard
 from config.settings import Settings
 from config.tiers import TIERS
 from tasks.protocol.messages import Outgoing
-from tasks.script_args import SUBMIT, SUBMIT_WITHOUT_THRESHOLDS, ClassRow, ModelKeys, OnceKeys, RuleArgs, TierKeys
+from tasks.script_args import SUBMIT, SUBMIT_WITHOUT_THRESHOLDS, ClassRow, DedupKeys, ModelKeys, RuleArgs, TierKeys
 
 _NO_QUOTA = (0, 0, 0, NO_KEY)
 
 
-class Rules:
+class AdmissionArgs:
     """The submit script of one process, and of its arguments and key names what never changes."""
 
     def __init__(self, settings: Settings, keys: Shard) -> None:
@@ -29,7 +29,7 @@ class Rules:
         self._depth_limits = {name: model.max_queue_depth for name, model in settings.models.items()}
         self._kept = {name for name, model in settings.models.items() if model.cache and settings.cache_ttl_ms > 0}
         # Of a flush in which some may have been asked before.
-        self.known_keys = OnceKeys(asked=keys.asked(), joined=keys.joined(), cached=keys.cached())
+        self.known_keys = DedupKeys(asked=keys.asked(), joined=keys.joined(), cached=keys.cached())
         self._keys = {name: _keys_of(name, keys) for name in settings.models}
         thresholds = settings.shed_thresholds()
         self._ranks = {

@@ -18,9 +18,9 @@ from redis.exceptions import RedisError
 from config.keys import Shard
 from config.settings import Settings
 from config.tiers import Tier
-from tasks.client.admission_args import Rules
+from tasks.client.admission_args import AdmissionArgs
 from tasks.client.cancel import Canceller
-from tasks.client.dedup import Recogniser, Repeated
+from tasks.client.dedup import Deduplicator, Repeated
 from tasks.client.outbox import Outbox, Receipt
 from tasks.client.router import Pending, Router
 from tasks.errors import BY_CODE, BackendUnavailable, BunchError, DeadlineExceeded, InferenceFailed, TaskCancelled
@@ -63,7 +63,7 @@ class Client:
         self.outbox = Outbox(
             redis,
             name,
-            Rules(settings, self._keys),
+            AdmissionArgs(settings, self._keys),
             self.router.settle,
             self._keys,
             self._take_back_later,
@@ -76,7 +76,7 @@ class Client:
         self._queues = {(name, tier): self._keys.queue(name, tier) for name in settings.models for tier in Tier}
         self._tiers = {queue: tier for (_, tier), queue in self._queues.items()}
         self._quotas = Quotas(settings)
-        self._recogniser = Recogniser(settings, self._keys)
+        self._recogniser = Deduplicator(settings, self._keys)
         self._sync_result_ttl_ms = min(settings.sync_result_ttl_ms, settings.result_ttl_ms)
         self._queue_timeouts = {tier: settings.queue_timeout_of(tier) for tier in Tier}
 

@@ -29,8 +29,8 @@ _LARGE_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
-class Once:
-    """By what the submit script knows a request again; every part may be empty.
+class DedupIdentity:
+    """The keys under which the submit script recognises a repeated request; any of them may be empty.
 
     `claim` is the Redis name of its Idempotency-Key, `fingerprint` a hash of what is asked. `question` is a hash of
     what others may ask too, whose answer is kept for `keep_ms`.
@@ -66,8 +66,8 @@ class Repeated:
     task_id: str
 
 
-class Recogniser:
-    """Makes a request's `Once`. Another owner's keys and questions are others.
+class Deduplicator:
+    """Makes a request's `DedupIdentity`. Another owner's keys and questions are others.
 
     `asked` has the models whose answers are for others too; for requests to any other, `of` need not be called.
     """
@@ -96,7 +96,7 @@ class Recogniser:
         call: bytes = b"",
         *,
         fresh: bool = False,
-    ) -> Once | None:
+    ) -> DedupIdentity | None:
         """None for a request that stands for itself, as nearly all do.
 
         Args:
@@ -112,11 +112,11 @@ class Recogniser:
             claim = self._keys.idempotency(_hash(owner.encode(), idempotency_key.encode()).hex()[:32])
             fingerprint = _hash(model.encode(), input, parameters, call).hex()
         if asked is None:
-            return Once(claim, fingerprint)
+            return DedupIdentity(claim, fingerprint)
         # One call and no lengths but two: what stands before the input has a length of its own, or ends in one.
         words = b"%b%d:%d:%b%b%b" % (asked, len(owner), len(parameters), owner.encode(), parameters, input)
         question = urlsafe_b64encode(sha256(words).digest()[:_QUESTION_BYTES]).decode()
-        return Once(claim, fingerprint, question, self._keep_ms[model])
+        return DedupIdentity(claim, fingerprint, question, self._keep_ms[model])
 
 
 def canonical(value: bytes) -> bytes:

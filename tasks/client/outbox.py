@@ -25,7 +25,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from config.keys import Shard, reply_channel
 from config.redis import Line, Script
-from tasks.client.admission_args import Rules
+from tasks.client.admission_args import AdmissionArgs
 from tasks.client.admission_codes import QUEUED, answered, refusals
 from tasks.client.router import Pending
 from tasks.errors import BackendUnavailable, BunchError
@@ -63,7 +63,7 @@ class Outbox:
         self,
         redis: Redis,
         name: str,
-        rules: Rules,
+        rules: AdmissionArgs,
         settle: Callable[[Pending, object], None],
         shard: Shard | None = None,
         on_doubt: Callable[[list[str]], None] = lambda task_ids: None,

@@ -45,7 +45,7 @@ class Reload(msgspec.Struct, frozen=True):
     changes: dict[str, Any] = {}
 
 
-class Wishes(msgspec.Struct, frozen=True):
+class Desired(msgspec.Struct, frozen=True):
     """What is asked for one model. `refused` is the generation of a reload that did not load, and why."""
 
     paused: frozenset[Tier] = frozenset()
@@ -97,15 +97,15 @@ def pairs(given: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def with_wishes(model: ModelSettings, wishes: Wishes) -> ModelSettings:
+def with_desired(model: ModelSettings, desired: Desired) -> ModelSettings:
     """The settings under which a model runs now.
 
     What was tuned and does not go with the file any more is left out: nothing may keep a worker from starting.
     """
-    changes = {} if wishes.is_refused else wishes.reload.changes
+    changes = {} if desired.is_refused else desired.reload.changes
     model = msgspec.structs.replace(model, **changes)
     try:
-        return tuned(model, wishes.tuned)
+        return tuned(model, desired.tuned)
     except BadChange:
         return model
 
@@ -141,23 +141,23 @@ def changes_to(model: ModelSettings, before: Mapping[str, Any], wanted: Mapping[
     return back | {key: value for key, value in needed.items() if value != before.get(key)}
 
 
-class Controls:
-    """Reads and writes the wishes. All raise RedisError."""
+class DesiredState:
+    """Reads and writes the desired state in Redis. Every method raises RedisError."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
         self._redis = redis
         self._keys = shard or Shard()
 
-    def read(self, models: Iterable[str]) -> dict[str, Wishes]:
+    def read(self, models: Iterable[str]) -> dict[str, Desired]:
         """Of each model; one round trip, and another where anything is asked for."""
         names = tuple(models)
         if not self._redis.exists(*map(self._keys.controls, names)):
-            return {name: Wishes() for name in names}
+            return {name: Desired() for name in names}
         pipeline = self._redis.pipeline(transaction=False)
         for name in names:
             pipeline.hgetall(self._keys.controls(name))
         rows = cast("list[dict[bytes, bytes]]", pipeline.execute())
-        return {name: _wishes(row) for name, row in zip(names, rows, strict=True)}
+        return {name: _desired(row) for name, row in zip(names, rows, strict=True)}
 
     def pause(self, model: str, tiers: Iterable[Tier] = TIERS) -> None:
         """Nobody claims of these tiers any more, until `resume`. Requests go on waiting, by their own deadlines."""
@@ -183,7 +183,7 @@ class Controls:
                 pipeline.hset(key, _TUNED + name, msgspec.json.encode(value))
         pipeline.execute()
 
-    def preview(self, model: ModelSettings, changes: Mapping[str, Any]) -> Wishes:
+    def preview(self, model: ModelSettings, changes: Mapping[str, Any]) -> Desired:
         """What would be asked for after `tune`. Raises BadChange where that would."""
         before = self.read((model.name,))[model.name]
         now = {key: value for key, value in {**before.tuned, **self._wanted(changes)}.items() if value is not None}
@@ -210,7 +210,7 @@ class Controls:
         self._redis.hset(self._keys.controls(model), _REFUSED, refusal)
 
 
-def _wishes(row: Mapping[bytes, bytes]) -> Wishes:
+def _desired(row: Mapping[bytes, bytes]) -> Desired:
     fields = {name.decode(): value for name, value in row.items()}
     refusal = msgspec.json.decode(fields.get(_REFUSED, b'{"generation":0,"why":""}'), type=_Refusal)
     changes = {
@@ -218,7 +218,7 @@ def _wishes(row: Mapping[bytes, bytes]) -> Wishes:
         for name, value in fields.items()
         if name.startswith(_TUNED)
     }
-    return Wishes(
+    return Desired(
         paused=frozenset(tier for tier in TIERS if _PAUSED + tier.value in fields),
         tuned=changes,
         reload=msgspec.json.decode(fields.get(_RELOAD, b"{}"), type=Reload),

@@ -27,7 +27,7 @@ BEAT_EVERY_S = 1.0
 _WIDTH = 20
 
 
-class Pulse:
+class Liveness:
     """The beats of this process; under gevent its thread is a greenlet, and beats for the loop.
 
     Args:
@@ -39,7 +39,7 @@ class Pulse:
         self._works = works
         self._fd = -1
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="liveness", daemon=True)
 
     def start(self) -> None:
         """Beat from now on. A folder that cannot be written to is said once; the process does without probes."""

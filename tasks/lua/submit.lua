@@ -201,7 +201,7 @@ local over_rate, refusal, refuse
 -- Of a flush in which some may have been asked before.
 local marks, answers, lasts, names, lead, known_before, conclude
 if any_once then
-  names = {asked = KEYS[#KEYS - OnceKeys.width + OnceKeys.asked] .. ':', joined = KEYS[#KEYS - OnceKeys.width + OnceKeys.joined] .. ':', cached = KEYS[#KEYS - OnceKeys.width + OnceKeys.cached] .. ':'}
+  names = {asked = KEYS[#KEYS - DedupKeys.width + DedupKeys.asked] .. ':', joined = KEYS[#KEYS - DedupKeys.width + DedupKeys.joined] .. ':', cached = KEYS[#KEYS - DedupKeys.width + DedupKeys.cached] .. ':'}
   marks, answers = read_questions(at, classes, names)
   lasts = {}
   lead = function(question, class, deadline, rest)

@@ -21,7 +21,7 @@ import msgspec
 from redis import Redis
 
 from batching.claim.store import parse_entries
-from batching.fast_header import read_stamp
+from batching.fast_header import read_fast_header
 from config.keys import Shard
 from config.tiers import TIERS
 from tasks.protocol.ids import belongs_to, made_at_ms
@@ -111,7 +111,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(BatchRecord).decode
 
 
-class Journal:
+class BatchLog:
     """Writes and reads the record, up to `max_bytes` of it. All raise RedisError."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
@@ -136,7 +136,7 @@ class Journal:
         """A batch whose worker is dead and could write nothing down; `entries` as they lie in its lease."""
         members: list[Member] = []
         for entry in parse_entries(entries):
-            stamp = read_stamp(entry.message)
+            stamp = read_fast_header(entry.message)
             if stamp is not None:
                 members.append(Member(stamp.task_id, entry.rank, stamp.attempt + 1))
         self.write([BatchRecord(id=batch_id, model=model, worker=worker, why="its worker died", members=members)])

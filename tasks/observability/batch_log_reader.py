@@ -1,4 +1,4 @@
-"""What has lately come for a model and how it went, request by request, from the journal of batches.
+"""What has lately come for a model and how it went, request by request, from the batch log.
 
 Arrivals are when requests were queued, by Redis' clock, to the millisecond; ends are when their batch was settled. Who
 was refused at the door was in no batch: those are counted from the metrics.
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from batching.capacity.ab_verdict import Watched, watched
-from tasks.observability.batch_log import UNSETTLED, BatchRecord, Journal
+from tasks.observability.batch_log import UNSETTLED, BatchLog, BatchRecord
 from tasks.observability.metrics import SharedMetrics
 from tasks.observability.slo import CALLERS_OWN
 
@@ -19,7 +19,7 @@ _AT_THE_DOOR = frozenset({"SERVICE_OVERLOADED"})
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class BatchLogPeriod:
     """One request that was settled. Milliseconds of Redis time."""
 
     arrived_ms: int
@@ -29,32 +29,32 @@ class Past:
     batch: str
 
 
-def read(journal: Journal, model: str, since_ms: float = 0) -> list[Past]:
-    """All that the journal knows of `model` that ended since then, by arrival. Raises RedisError."""
-    found: dict[str, Past] = {}
-    for record in journal.records(since_ms):
+def read(batch_log: BatchLog, model: str, since_ms: float = 0) -> list[BatchLogPeriod]:
+    """All that the batch log knows of `model` that ended since then, by arrival. Raises RedisError."""
+    found: dict[str, BatchLogPeriod] = {}
+    for record in batch_log.records(since_ms):
         if record.model == model and record.id:
             found.update(_settled(record))
     return sorted(found.values(), key=lambda each: each.arrived_ms)
 
 
-def _settled(record: BatchRecord) -> Iterable[tuple[str, Past]]:
+def _settled(record: BatchRecord) -> Iterable[tuple[str, BatchLogPeriod]]:
     ended_ms = record.claimed_ms + record.wait_ms + record.turn_ms + record.reply_ms
     for each in record.members:
         # A plain Celery client's message has no time of its own.
         if each.code != UNSETTLED and each.queue_ms >= 0:
             arrived_ms = record.claimed_ms - each.queue_ms
-            yield each.id, Past(arrived_ms, max(ended_ms, arrived_ms), each.rank, each.code, record.id)
+            yield each.id, BatchLogPeriod(arrived_ms, max(ended_ms, arrived_ms), each.rank, each.code, record.id)
 
 
-def arrivals(past: Iterable[Past], since_ms: float, until_ms: float) -> tuple[list[float], list[int]]:
+def arrivals(past: Iterable[BatchLogPeriod], since_ms: float, until_ms: float) -> tuple[list[float], list[int]]:
     """When requests came, in seconds from the first, and their tiers' ranks."""
     came = [each for each in past if since_ms <= each.arrived_ms < until_ms]
     first = came[0].arrived_ms if came else 0
     return [(each.arrived_ms - first) / 1000 for each in came], [each.rank for each in came]
 
 
-def window(past: Iterable[Past], since_ms: float, until_ms: float, slo_s: float, refused: int) -> Watched:
+def window(past: Iterable[BatchLogPeriod], since_ms: float, until_ms: float, slo_s: float, refused: int) -> Watched:
     """Those that *ended* in it, so that nobody who waits too long is left out; `refused` beside them."""
     ended = [each for each in past if since_ms <= each.ended_ms < until_ms and each.code not in CALLERS_OWN]
     batches = len({each.batch for each in ended})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def gist(text: str, most: int = 300) -> str:
+def error_summary(text: str, most: int = 300) -> str:
     """Of a traceback the line that names the exception; of anything else its first line. At most `most` characters."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     if not lines:

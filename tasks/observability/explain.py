@@ -19,11 +19,11 @@ from redis import Redis
 
 from batching.claim.registry import name_of
 from batching.claim.store import parse_entries
-from batching.fast_header import read_stamp
+from batching.fast_header import read_fast_header
 from config.keys import Shard
 from config.tiers import TIERS
 from tasks.fleet.dead_letters import DeadLetters
-from tasks.observability.batch_log import UNSETTLED, BatchRecord, Journal, Member
+from tasks.observability.batch_log import UNSETTLED, BatchLog, BatchRecord, Member
 from tasks.protocol.ids import made_at_ms
 from tasks.protocol.results import FINISHED, Details, Reply, decode_details, decode_error, decode_reply
 
@@ -96,13 +96,13 @@ def explain_recorded(redis: Redis, name: str, owner: str = "", shard: Shard | No
     Raises:
         RedisError: Redis cannot be asked.
     """
-    settled = _settled(Journal(redis, shard).find(name, owner))
+    settled = _settled(BatchLog(redis, shard).find(name, owner))
     return {"request_id": name, "task_id": settled[1].id} | _recorded(*settled) if settled else None
 
 
 def why_unknown(redis: Redis, name: str, shard: Shard | None = None) -> str:
     """A sentence about a request of which nothing is known. Raises RedisError."""
-    reach = Journal(redis, shard).reach()
+    reach = BatchLog(redis, shard).reach()
     made_ms = made_at_ms(name, reach.now_ms)
     far = "an hour"
     if reach.cut:
@@ -128,7 +128,7 @@ def _known(redis: Redis, keys: Shard, name: str) -> tuple[str, list[_Found]]:
     """The task id behind a name, the newest if a caller has given it to several, and the batches that it was in."""
     pointer = cast("bytes | None", redis.get(keys.request(name)))
     task_id = pointer.decode() if pointer else name
-    found = Journal(redis, keys).find(task_id)
+    found = BatchLog(redis, keys).find(task_id)
     if found and not pointer:
         task_id = found[-1][1].id
     return task_id, [each for each in found if each[1].id == task_id]
@@ -295,12 +295,12 @@ def _queued(redis: Redis, queue: str) -> Iterator[bytes]:
 
 
 def _is(message: bytes, task_id: str) -> bool:
-    stamp = read_stamp(message)
+    stamp = read_fast_header(message)
     if stamp is not None:
         return stamp.task_id == task_id
     return msgspec.json.encode(task_id) in message
 
 
 def _attempt_of(message: bytes) -> int | None:
-    stamp = read_stamp(message)
+    stamp = read_fast_header(message)
     return stamp.attempt + 1 if stamp else None

@@ -1,4 +1,4 @@
-"""The worker's side of the journal: every batch noted in passing, written a few times a second.
+"""The worker's side of the batch log: every batch noted in passing, written a few times a second.
 
     claim loops ──append──▶ [ … ] ──one script──▶ bunch:record:all, and bunch:record:failed
 
@@ -20,8 +20,8 @@ from redis.exceptions import RedisError
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Failed, Ok, Outcome, Rejected, Request
 from config.tiers import TIERS
-from tasks.observability.batch_log import BatchRecord, Journal, Member
-from tasks.observability.error_summary import gist
+from tasks.observability.batch_log import BatchLog, BatchRecord, Member
+from tasks.observability.error_summary import error_summary
 from tasks.protocol.results import code_of
 
 logger = logging.getLogger(__name__)
@@ -43,19 +43,19 @@ class _Open:
     why: str = ""
 
 
-class BatchJournal:
+class BatchLogObserver:
     """`batching.ports.Observer`. `start` it, and `stop` it when the loops have stopped. `worker` says its name."""
 
     def __init__(
-        self, journal: Journal, worker: Callable[[], str], clock: Callable[[], float] = time.monotonic
+        self, batch_log: BatchLog, worker: Callable[[], str], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._journal = journal
+        self._batch_log = batch_log
         self._worker = worker
         self._clock = clock
         self._open: dict[str, _Open] = {}
         self._noted: deque[BatchRecord] = deque(maxlen=_MAX_NOTED)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="batch-log", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -72,7 +72,7 @@ class BatchJournal:
         if not noted:
             return
         try:
-            self._journal.write(noted)
+            self._batch_log.write(noted)
         except RedisError as error:
             logger.debug("%d batches not written down yet: %s", len(noted), error)
             self._noted.extendleft(reversed(noted))
@@ -156,7 +156,7 @@ class BatchJournal:
             try:
                 self.flush()
             except Exception:
-                logger.exception("journal")
+                logger.exception("the batch log was not written")
 
 
 def _told(outcome: Outcome) -> tuple[str, str]:
@@ -164,7 +164,7 @@ def _told(outcome: Outcome) -> tuple[str, str]:
     if isinstance(outcome, Cancelled):
         return "CANCELLED", ""
     if isinstance(outcome, Rejected | Failed):
-        return code_of(outcome), gist(f"{outcome.exc_type}: {outcome.message}")
+        return code_of(outcome), error_summary(f"{outcome.exc_type}: {outcome.message}")
     return code_of(outcome), ""
 
 

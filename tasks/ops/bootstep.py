@@ -7,22 +7,22 @@ from typing import Any
 from celery import bootsteps
 
 
-class ChoresStep(bootsteps.StartStopStep):
+class PeriodicSyncStep(bootsteps.StartStopStep):
     """Only where the settings ask for a database; SQLAlchemy is not loaded anywhere else."""
 
     def __init__(self, worker: Any, **_: Any) -> None:
-        self._chores: Any = None
+        self._sync: Any = None
 
     def include_if(self, worker: Any) -> bool:
         needed: bool = worker.app.bunch_settings.needs_database
         return needed
 
     def start(self, worker: Any) -> None:
-        from tasks.ops.sync import Chores
+        from tasks.ops.sync import PeriodicSync
 
-        self._chores = Chores(worker.app.bunch_settings)
-        self._chores.start()
+        self._sync = PeriodicSync(worker.app.bunch_settings)
+        self._sync.start()
 
     def stop(self, worker: Any) -> None:
-        if self._chores is not None:
-            self._chores.stop()
+        if self._sync is not None:
+            self._sync.stop()

@@ -7,18 +7,18 @@ from typing import Any
 
 from celery import bootsteps
 
-from tasks.fleet.liveness import Pulse
+from tasks.fleet.liveness import Liveness
 
 
-class PulseStep(bootsteps.StartStopStep):
+class LivenessStep(bootsteps.StartStopStep):
     def __init__(self, worker: Any, **_: Any) -> None:
-        self._pulse = Pulse(Path(worker.app.bunch_settings.state_dir), "ops")
+        self._liveness = Liveness(Path(worker.app.bunch_settings.state_dir), "ops")
 
     def start(self, worker: Any) -> None:
-        self._pulse.start()
+        self._liveness.start()
 
     def stop(self, worker: Any) -> None:
-        self._pulse.stop()
+        self._liveness.stop()
 
     # Celery ends a worker that is to stop at once by this alone.
     terminate = stop

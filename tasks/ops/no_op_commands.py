@@ -10,7 +10,7 @@ from celery.worker.control import Panel
 from tasks.celery.control_commands import COMMANDS
 
 
-class BystanderStep(bootsteps.Step):
+class NoOpCommandsStep(bootsteps.Step):
     """In the ops worker alone: a command line that only asks has the real ones from `workers.app`."""
 
     def create(self, worker: Any) -> None:

@@ -38,7 +38,7 @@ _ENTRIES_AT_ONCE = 40
 _DAY_MS = 86_400_000
 
 
-class Chores:
+class PeriodicSync:
     """Constructing builds; `start` starts a thread each. `now` gives epoch seconds."""
 
     def __init__(self, settings: Settings, redis: Redis | None = None, now: Callable[[], float] = time.time) -> None:
@@ -57,11 +57,11 @@ class Chores:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        chores = [self.publish_keys] if self._settings.takes_keys else []
+        sync = [self.publish_keys] if self._settings.takes_keys else []
         if self._settings.keeps_ledger:
-            chores.append(self.keep_ledger)
+            sync.append(self.keep_ledger)
         self._threads = [
-            threading.Thread(target=self._repeat, args=(chore,), name=chore.__name__, daemon=True) for chore in chores
+            threading.Thread(target=self._repeat, args=(chore,), name=chore.__name__, daemon=True) for chore in sync
         ]
         for thread in self._threads:
             thread.start()

@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 
 from batching.claim.store import Entry, Verdict
-from batching.fast_header import NO_KEY, read_stamp, read_times
+from batching.fast_header import NO_KEY, read_fast_header, read_times
 from batching.ports import UnreadableMessage
 from batching.request import Request
 from config.keys import REPLY_PREFIX, TASK_NAME
 from config.tiers import TIERS
-from tasks.client.dedup import Once, read_mark
+from tasks.client.dedup import DedupIdentity, read_mark
 from tasks.protocol.caller import valid_client_id
 from tasks.protocol.compression import decompress
 from tasks.protocol.kombu_types import marked
@@ -57,7 +57,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     owner: str = ""
     request_id: str = ""
     traceparent: str = ""
-    once: Once | None = None
+    once: DedupIdentity | None = None
     tracestate: str = ""
     client_id: str = ""
 
@@ -256,7 +256,7 @@ def without_expiry(message: bytes) -> bytes:
         expires = headers.expires or (_protocol1.decode(body).expires if body else None)
     except (UnreadableMessage, msgspec.MsgspecError, ValueError):
         return message
-    if not expires or read_stamp(message) is not None:
+    if not expires or read_fast_header(message) is not None:
         return message
     document = json.loads(message)
     if headers.task:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import structs
 
 from batching.claim.store import Entry, Settled
-from batching.coalescing import Asked
+from batching.coalescing import Coalesced
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
 from config.keys import REPLY_PREFIX
@@ -244,7 +244,7 @@ def _times(batch: BatchInfo) -> str:
     )
 
 
-def _asked(request: Request, outcome: Outcome, batch: BatchInfo) -> Asked:
+def _asked(request: Request, outcome: Outcome, batch: BatchInfo) -> Coalesced:
     if isinstance(outcome, Ok):
         keep_ms, shared, attempts = request.keep_ms, True, request.attempt
     else:
@@ -252,7 +252,7 @@ def _asked(request: Request, outcome: Outcome, batch: BatchInfo) -> Asked:
         untried = isinstance(outcome, Expired | Cancelled)
         passing = isinstance(outcome, Failed) and outcome.retryable
         keep_ms, shared, attempts = 0, not (untried or passing), request.attempt - untried
-    return Asked(request.question, batch.model, batch.claimed_ms, keep_ms, shared, attempts, request.lost)
+    return Coalesced(request.question, batch.model, batch.claimed_ms, keep_ms, shared, attempts, request.lost)
 
 
 def _now_iso() -> bytes:

@@ -21,7 +21,7 @@ from redis import Redis
 
 from batching.simulator import Arrivals, Callers, Overheads, Recorded
 from cli.loadgen.load import Answer, Load, Run
-from tasks.observability.batch_log import BatchRecord, Journal
+from tasks.observability.batch_log import BatchLog, BatchRecord
 
 MAX = 64
 TIMEOUT_S = 9.0
@@ -120,7 +120,7 @@ def ways_back(came: Sequence[tuple[float, float]], in_s: float, finish_s: float)
 def _records(redis: Redis, run: Run) -> list[BatchRecord]:
     """What the workers have written down of the full batches of a run, in order."""
     ids = {each.batch_id for each in run.answers}
-    found = [each for each in Journal(redis).records() if each.id in ids and len(each.members) == MAX]
+    found = [each for each in BatchLog(redis).records() if each.id in ids and len(each.members) == MAX]
     return sorted(found, key=lambda each: each.claimed_ms)
 
 

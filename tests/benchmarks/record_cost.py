@@ -17,8 +17,8 @@ from batching.request import Ok, Request
 from config.keys import Shard
 from config.tiers import TIERS
 from tasks.client.client import new_id
-from tasks.observability.batch_log import Journal
-from tasks.observers.batch_log import FLUSH_EVERY_S, BatchJournal
+from tasks.observability.batch_log import BatchLog
+from tasks.observers.batch_log import FLUSH_EVERY_S, BatchLogObserver
 from tests.valkey import PrivateValkey
 
 REQUESTS = 20_000
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _row(redis: Redis, size: int, rate: int) -> str:
-    journal = BatchJournal(Journal(redis), lambda: "host-4711-0f1e2d3c")
+    batch_log = BatchLogObserver(BatchLog(redis), lambda: "host-4711-0f1e2d3c")
     names = []
     spent = 0.0
     now_ms = int(time.time() * 1000)
@@ -63,20 +63,20 @@ def _row(redis: Redis, size: int, rate: int) -> str:
         )  # fmt: skip
         settled = [(each, Ok(b"1")) for each in members]
         started = time.thread_time()
-        journal.claimed(members, info)
-        journal.finished(settled, info)
+        batch_log.claimed(members, info)
+        batch_log.finished(settled, info)
         since_flush += size
         if since_flush >= rate * FLUSH_EVERY_S:
-            journal.flush()
+            batch_log.flush()
             since_flush = 0
         spent += time.thread_time() - started
-    journal.flush()
+    batch_log.flush()
     each = (redis.memory_usage(Shard().record("all"), samples=0) or 0) / REQUESTS
     stats = redis.info("commandstats")
     calls = [stats[f"cmdstat_{name}"] for name in ("evalsha", "eval") if f"cmdstat_{name}" in stats]
     redis_us = sum(each["usec"] for each in calls) / REQUESTS
     started = time.perf_counter()
-    Journal(redis).find(names[len(names) // 2])
+    BatchLog(redis).find(names[len(names) // 2])
     found_ms = (time.perf_counter() - started) * 1000
     mib = each * rate * 3600 / 1_048_576
     return (

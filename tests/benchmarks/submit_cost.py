@@ -14,7 +14,7 @@ from typing import Any, cast
 import click
 from redis import Redis
 
-from batching.claim.registry import ModelPace, WorkerRegistry
+from batching.claim.registry import ModelThroughput, WorkerRegistry
 from config.redis import Script
 from config.tiers import Tier
 from tasks.protocol.quota import Quota
@@ -73,7 +73,7 @@ def run_block(redis: Redis, flush: Flush, number: int, flushes: int) -> float:
     """Mean µs of a flush; the queue is emptied after each, as workers would."""
     sha = redis.script_load(flush.script)
     # The fleet has a rate, so that thresholds are looked at.
-    WorkerRegistry(redis, 5.0).beat("w1", b"{}", {MODEL: ModelPace(2, 500.0, 0.02, 0.05)})
+    WorkerRegistry(redis, 5.0).beat("w1", b"{}", {MODEL: ModelThroughput(2, 500.0, 0.02, 0.05)})
     queue = KEYS.queue(MODEL, Tier.PAID)
     redis.config_resetstat()
     for begin in range(0, flushes, _PIPELINE):

@@ -11,12 +11,12 @@ from typing import cast
 
 from redis import Redis
 
-from batching.fast_header import Stamp, read_stamp
+from batching.fast_header import FastHeader, read_fast_header
 from config.keys import RESULT_PREFIX, Shard
 from config.redis import Line, Script
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
-from tasks.client.admission_args import Rules
+from tasks.client.admission_args import AdmissionArgs
 from tasks.client.outbox import Outbox, Posted
 from tasks.client.router import Pending
 from tasks.protocol.messages import NO_PARAMETERS, MessageWriter, Outgoing
@@ -80,7 +80,7 @@ class Ledger:
         self._model = model
         settings = Settings(models={model: ModelSettings(name=model, source="not:Asked", cache=False)}, admission="off")
         self._line = Line(redis)
-        self._outbox = Outbox(redis, "ledger", Rules(settings, KEYS), lambda pending, value: None, KEYS)
+        self._outbox = Outbox(redis, "ledger", AdmissionArgs(settings, KEYS), lambda pending, value: None, KEYS)
         self._look = Script(_LOOK)
         self._writer = MessageWriter("")
         self.sent: set[str] = set()
@@ -118,7 +118,7 @@ class Ledger:
         )
 
 
-def _stamp_of(message: bytes) -> Stamp:
-    stamp = read_stamp(message)
+def _stamp_of(message: bytes) -> FastHeader:
+    stamp = read_fast_header(message)
     assert stamp is not None, message
     return stamp

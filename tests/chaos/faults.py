@@ -133,7 +133,7 @@ class Felt:
     codes: dict[str, int]
 
 
-def strike(fault: Fault, scene: Scene, callers: list[Callers], patience_s: float = 60.0) -> Felt:
+def deregister(fault: Fault, scene: Scene, callers: list[Callers], patience_s: float = 60.0) -> Felt:
     """Do it, wait until a second has gone by in which nobody suffered, and sum up."""
     began = time.perf_counter()
     fault(scene)

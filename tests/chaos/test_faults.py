@@ -11,7 +11,7 @@ import pytest
 from cli.supervisor.probes import get
 from tests.chaos.callers import Callers
 from tests.chaos.conftest import FAULTS
-from tests.chaos.faults import ALL, DEADLY, LAST, SHORT, Fault, Scene, kill_frontend, kill_worker, strike, table
+from tests.chaos.faults import ALL, DEADLY, LAST, SHORT, Fault, Scene, deregister, kill_frontend, kill_worker, table
 from tests.chaos.stage import Stage
 from tests.fakes.proxy import LossyProxy
 from tests.valkey import free_port
@@ -70,7 +70,7 @@ def test_everybody_is_told_something_true_in_time(
     before = sum(row.restarts for row in whole.rows())
     with Callers(whole.url, "steady") as near, Callers(far_url, "steady", count=8) as remote:
         for fault in order(rng):
-            felt.append(strike(fault, scene, [near, remote]))
+            felt.append(deregister(fault, scene, [near, remote]))
             whole.heal()
 
     with capsys.disabled():
@@ -95,7 +95,7 @@ def test_the_death_of_workers_is_not_felt_as_an_error(
     felt = []
     with Callers(whole.url, "steady") as callers:
         for _ in range(FAULTS // 4 or 2):
-            felt.append(strike(kill_worker, scene, [callers]))
+            felt.append(deregister(kill_worker, scene, [callers]))
             whole.heal()
 
     with capsys.disabled():

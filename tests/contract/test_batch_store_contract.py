@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from batching.claim.store import Blame, Settled, Verdict
-from batching.fast_header import read_stamp
+from batching.fast_header import read_fast_header
 from config.schema import MAX_BATCH_BYTES
 from config.tiers import Tier
 from tests.fakes.store import Letter, epoch_ms, state_of
@@ -191,7 +191,7 @@ def test_given_back_to_the_head_in_the_old_order(world: World, blame: Blame, att
     world.store.give_back(MODEL, "b1", blame)
     back = world.queued(Tier.PAID)
     assert [name_of(each) for each in back] == ["t0", "t1", "t2", "t3"]
-    stamps = [read_stamp(each) for each in back]
+    stamps = [read_fast_header(each) for each in back]
     assert [(each.attempt, each.lost) for each in stamps] == [(attempt, lost)] * 2 + [(0, 0)] * 2
     # Having waited its turn once, it is held to its deadline alone.
     assert (stamps[0].limit_ms == stamps[0].deadline_ms) == (blame is not Blame.NOTHING)
@@ -276,7 +276,7 @@ def test_no_message_however_broken_blocks_its_queue(world: World, message: bytes
         seen += [each.message for each in claim.entries]
         world.store.put_aside(MODEL, f"b{i}", [(each.position, HOUR_MS) for each in claim.entries], last=True)
     assert len(seen) == 2
-    assert read_stamp(seen[0]) is None
+    assert read_fast_header(seen[0]) is None
     assert name_of(seen[1]) == "good"
 
 
@@ -292,7 +292,7 @@ def test_put_aside_until_its_pause_is_over(world: World) -> None:
     world.end_pauses()
     claim = world.store.claim(MODEL, "b2", 2)
     assert names(claim) == ["a", "c"]
-    assert [read_stamp(each.message).attempt for each in claim.entries] == [1, 0]
+    assert [read_fast_header(each.message).attempt for each in claim.entries] == [1, 0]
 
 
 def test_suspects_run_among_themselves_and_at_last_alone(world: World) -> None:

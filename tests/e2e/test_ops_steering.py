@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.fleet.desired_state import Controls
+from tasks.fleet.desired_state import DesiredState
 from tasks.fleet.registry_reader import Fleet
 from tests.e2e.client import Api
 from tests.e2e.stack import Stack
@@ -59,7 +59,7 @@ def test_a_tier_is_paused_and_resumed(well: Api, stack: Stack) -> None:
         assert "2 workers (" in said
         assert all(node in said for node in nodes(api))
         assert "Nothing waits now" in said
-        assert Controls(stack.redis()).read(["moody"])["moody"].paused == frozenset()
+        assert DesiredState(stack.redis()).read(["moody"])["moody"].paused == frozenset()
 
         assert "moody.free is paused; 2 workers of 2 follow at once" in done(api, "pause", model="moody", tier="free")
         waiting = [
@@ -113,7 +113,7 @@ def test_a_model_is_tuned_and_goes_back_to_its_file(well: Api, stack: Stack) -> 
     try:
         said = will(api, "tune", model="moody", changes={"policy": "fixed", "max_batch_size": "7"})
         assert "policy adaptive → fixed; max_batch_size 64 → 7. 2 workers (" in said
-        assert Controls(stack.redis()).read(["moody"])["moody"].tuned == {}
+        assert DesiredState(stack.redis()).read(["moody"])["moody"].tuned == {}
 
         assert "moody is tuned; 2 workers of 2 follow at once" in done(
             api, "tune", model="moody", changes={"policy": "fixed", "max_batch_size": "7"}
@@ -130,7 +130,7 @@ def test_a_model_is_tuned_and_goes_back_to_its_file(well: Api, stack: Stack) -> 
         assert "max_batch_size 7 → 64" in will(api, "tune", model="moody", changes={"max_batch_size": ""})
     finally:
         done(api, "tune", model="moody", changes={"policy": "", "max_batch_size": ""})
-    assert Controls(stack.redis()).read(["moody"])["moody"].tuned == {}
+    assert DesiredState(stack.redis()).read(["moody"])["moody"].tuned == {}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 from redis import Redis
 
-from batching.fast_header import read_stamp
+from batching.fast_header import read_fast_header
 from config.keys import Shard
 from config.tiers import Tier
 from tests.e2e.client import Answer, Api
@@ -34,7 +34,7 @@ QUEUE = Shard().queue("moody", Tier.PAID)
 
 def waiting(store: Redis) -> list[str]:
     """Task ids in the queue of `moody`, whether anybody can ask for them or not."""
-    stamps = (read_stamp(each) for each in store.lrange(QUEUE, 0, -1))
+    stamps = (read_fast_header(each) for each in store.lrange(QUEUE, 0, -1))
     return [stamp.task_id for stamp in stamps if stamp]
 
 

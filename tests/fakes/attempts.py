@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from batching.fast_header import read_stamp, write_stamp
+from batching.fast_header import read_fast_header, write_fast_header
 
 _COUNTED = re.compile(rb'"headers": \{"bunch_attempt": (\d\d?)')
 _HEADERS = re.compile(rb'"headers": ?\{(\s*\})?')
 
 
 def losses(message: bytes) -> int:
-    stamp = read_stamp(message)
+    stamp = read_fast_header(message)
     if stamp is not None:
         return stamp.lost
     counted = _COUNTED.search(message)
@@ -20,14 +20,14 @@ def losses(message: bytes) -> int:
 
 def with_attempt(message: bytes, losses: int) -> bytes:
     """One more delivery that failed, spliced in; `losses`: it has so many behind it then, at least."""
-    stamp = read_stamp(message)
+    stamp = read_fast_header(message)
     if stamp is not None:
         more = stamp._replace(
             limit_ms=stamp.deadline_ms,
             attempt=min(stamp.attempt + 1, 99),
             lost=min(max(stamp.lost + 1, losses) if losses else stamp.lost, 9),
         )
-        return write_stamp(more) + message[len(write_stamp(stamp)) :]
+        return write_fast_header(more) + message[len(write_fast_header(stamp)) :]
     counted = _COUNTED.search(message)
     if counted:
         attempts = min(max(int(counted[1]) + 1, losses), 99)

@@ -9,11 +9,11 @@ from typing import cast
 
 from redis import Redis
 
-from batching.claim.registry import ModelPace, WorkerRegistry
+from batching.claim.registry import ModelThroughput, WorkerRegistry
 from config.keys import Shard
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
-from tasks.client.admission_args import Rules
+from tasks.client.admission_args import AdmissionArgs
 from tasks.client.admission_codes import refusals
 from tasks.client.outbox import Outbox, Posted
 from tasks.client.router import Pending
@@ -40,7 +40,7 @@ class Door:
         self.name = name
         self._skew_s = skew_s
         self._settings = settings_for(**settings)
-        self._outbox = Outbox(redis, name, Rules(self._settings, KEYS), lambda pending, value: None, KEYS)
+        self._outbox = Outbox(redis, name, AdmissionArgs(self._settings, KEYS), lambda pending, value: None, KEYS)
         self._writer = MessageWriter(f"bunch:reply:{name}")
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ def reasons(answers: Iterable[Refused | None]) -> list[str]:
     return [answer.reason if answer else "" for answer in answers]
 
 
-def beat(redis: Redis, pace: ModelPace, worker: str = "w1") -> None:
+def beat(redis: Redis, pace: ModelThroughput, worker: str = "w1") -> None:
     """A worker of that pace, seen at once."""
     WorkerRegistry(redis, 5.0).beat(worker, b"{}", {MODEL: pace})
     redis.delete(KEYS.capacity(MODEL))

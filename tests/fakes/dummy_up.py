@@ -17,11 +17,11 @@ from cli.supervisor.embedded_valkey import EmbeddedValkey
 from cli.supervisor.errors import SupervisorError
 from cli.supervisor.ports import free_port
 from cli.supervisor.probes import Look, answers_ping
-from cli.supervisor.reaper.reaper_client import Guard
+from cli.supervisor.reaper.reaper_client import Reaper
 from cli.supervisor.run import run
 from cli.supervisor.screen import Screen
 from cli.supervisor.state import ProcessRow, UpLock, UpState, wanted
-from cli.supervisor.supervised_process import ChildSpec
+from cli.supervisor.supervised_process import ProcessSpec
 from cli.supervisor.supervisor import Report, Supervisor
 from config.redis import connect
 
@@ -35,7 +35,7 @@ class DummyStack:
         self.valkey = EmbeddedValkey(state_dir, free_port())
         self._options = options
 
-    def supervisor(self, guard: Guard, report: Report) -> Supervisor:
+    def supervisor(self, reaper: Reaper, report: Report) -> Supervisor:
         (self.state_dir / "log").mkdir(parents=True, exist_ok=True)
         dummies = [self._dummy(name, stage) for name, stage in _STOP_STAGES.items()]
         valkey = replace(
@@ -49,7 +49,7 @@ class DummyStack:
             probe=answers_ping(connect(self.valkey.data_url, timeout_s=0.5)),
             hasty_signal=signal.SIGTERM,
         )
-        return Supervisor([valkey, *dummies], guard, report, backoff=Backoff(first_s=0.1, limit_s=0.4))
+        return Supervisor([valkey, *dummies], reaper, report, backoff=Backoff(first_s=0.1, limit_s=0.4))
 
     def follow(self, supervisor: Supervisor, now: float) -> None:
         number = wanted(self.state_dir)
@@ -61,13 +61,13 @@ class DummyStack:
         address = self.valkey.tcp_url
         return UpState(processes=tuple(rows), url="http://dummy", redis_url=address, broker_url=address)
 
-    def _dummy(self, name: str, stop_stage: int) -> ChildSpec:
+    def _dummy(self, name: str, stop_stage: int) -> ProcessSpec:
         record = self.state_dir / "record.txt"
 
         def has_started(pid: int) -> Look:
             return Look(ready=record.exists() and f"{name} started {pid}" in record.read_text().splitlines())
 
-        return ChildSpec(
+        return ProcessSpec(
             name=name,
             role=name.rstrip("0123456789"),
             command=(sys.executable, str(_CHILD), name, str(record), *shlex.split(self._options.get(name, ""))),

@@ -13,7 +13,7 @@ import msgspec
 
 from batching.claim.store import Blame, Claim, Entry, Settled, Verdict, View
 from batching.coalescing import Finished
-from batching.fast_header import NO_KEY, read_stamp
+from batching.fast_header import NO_KEY, read_fast_header
 from batching.policy import DEFAULT_AGEING_S, DEFAULT_SHARES, allocate, fair_pick, guaranteed, suspect_sizes
 from batching.policy.faults.retry import MOST_LOSSES
 from config.keys import Shard
@@ -228,7 +228,7 @@ class MemoryBatchStore:
 
     def _view(self, model: str, paused: AbstractSet[int]) -> View:
         queues = [[] if rank in paused else queue for rank, queue in enumerate(self._model(model).queues)]
-        stamps = [read_stamp(queue[-1]) for queue in queues if queue]
+        stamps = [read_fast_header(queue[-1]) for queue in queues if queue]
         known = [stamp.enqueued_ms for stamp in stamps if stamp and 0 < stamp.enqueued_ms <= self._now_ms()]
         due = [stamp.deadline_ms for stamp in stamps if stamp and stamp.deadline_ms]
         depths = tuple(len(queue) for queue in queues)
@@ -297,14 +297,14 @@ class MemoryBatchStore:
         return slots
 
     def _aged(self, queue: Sequence[bytes]) -> bool:
-        stamp = read_stamp(queue[-1]) if queue else None
+        stamp = read_fast_header(queue[-1]) if queue else None
         if stamp is None:
             return False
         age_ms = self._now_ms() - stamp.enqueued_ms
         return age_ms < 0 or age_ms >= self._ageing_ms
 
     def _verdict(self, message: bytes, margin_ms: int) -> Verdict:
-        stamp = read_stamp(message)
+        stamp = read_fast_header(message)
         if stamp is None:
             return Verdict.RUN
         if 0 < stamp.limit_ms <= self._now_ms():
@@ -318,7 +318,7 @@ class MemoryBatchStore:
         return Verdict.RUN
 
     def _set_state(self, message: bytes, status: str) -> None:
-        stamp = read_stamp(message)
+        stamp = read_fast_header(message)
         if stamp is None or not stamp.tracked:
             return
         key = Shard().result(stamp.task_id)
@@ -361,7 +361,7 @@ def _bring_to_the_front(queue: list[bytes], want: int) -> None:
 
 
 def _key(message: bytes) -> str:
-    stamp = read_stamp(message)
+    stamp = read_fast_header(message)
     return stamp.key if stamp else NO_KEY
 
 

@@ -8,7 +8,7 @@ import msgspec
 from redis import Redis
 
 from batching.claim.store import BatchStore, Claim, RedisBatchStore, Settled
-from batching.fast_header import NO_KEY, Stamp, write_stamp
+from batching.fast_header import NO_KEY, FastHeader, write_fast_header
 from config.keys import Shard
 from config.tiers import Tier
 from tests.fakes.store import Letter, MemoryBatchStore, epoch_ms, state_of
@@ -141,8 +141,8 @@ def ours(
 ) -> bytes:
     now = epoch_ms()
     limit = now - 1000 if expired else now + HOUR_MS
-    stamp = Stamp(now + due_in_ms, limit, enqueued or now, attempt, lost, tracked, HOUR_MS, task_id, key)
-    return write_stamp(stamp) + b'","lang":"py"},"body":"' + task_id.encode() + b'"}'
+    stamp = FastHeader(now + due_in_ms, limit, enqueued or now, attempt, lost, tracked, HOUR_MS, task_id, key)
+    return write_fast_header(stamp) + b'","lang":"py"},"body":"' + task_id.encode() + b'"}'
 
 
 def foreign(name: str) -> bytes:

@@ -20,7 +20,7 @@ import celery.backends.redis  # noqa: E402, F401
 import gevent  # noqa: E402
 
 import tasks.app  # noqa: E402, F401
-from tests.gevent_scenarios.frontend_fixture import Stage  # noqa: E402
+from tests.gevent_scenarios.frontend_fixture import FrontendFixture  # noqa: E402
 
 # The plain ones: gevent's would start an event loop in here, and every fork would inherit it.
 _fork = monkey.get_original("os", "fork")
@@ -28,11 +28,11 @@ _waitpid = monkey.get_original("os", "waitpid")
 
 
 def play(url: str, module: str, scenario: str) -> None:
-    stage = Stage(url)
+    frontend = FrontendFixture(url)
     try:
-        getattr(import_module(f"tests.gevent_scenarios.{module}"), scenario)(stage)
+        getattr(import_module(f"tests.gevent_scenarios.{module}"), scenario)(frontend)
     finally:
-        stage.close()
+        frontend.close()
 
 
 def in_the_fork(url: str, module: str, scenario: str, output: str) -> int:

@@ -25,7 +25,7 @@ from tests.gevent_scenarios.frontend_fixture import (
     NOBODY,
     SERVED,
     SMALL,
-    Stage,
+    FrontendFixture,
     all_of,
     error_of,
     output,
@@ -34,189 +34,193 @@ from tests.gevent_scenarios.frontend_fixture import (
 from tests.waiting import wait_until
 
 
-def every_answer_belongs_to_its_question(stage: Stage) -> None:
+def every_answer_belongs_to_its_question(frontend: FrontendFixture) -> None:
     def caller(number: int) -> None:
         for i in range(7):
             question = f"{number}.{i}"
-            assert stage.ask(question) == {"echo": question}
+            assert frontend.ask(question) == {"echo": question}
 
     all_of(partial(caller, number) for number in range(300))
-    assert stage.client.router.size == 0
+    assert frontend.client.router.size == 0
     # One flush for all that a turn of the event loop submits, not one each.
-    assert stage.client.outbox.flushes < 2100 / 3
+    assert frontend.client.outbox.flushes < 2100 / 3
 
 
-def all_of_one_turn_go_in_one_flush(stage: Stage) -> None:
-    before = stage.client.outbox.flushes
-    pendings = [stage.submit(i, NOBODY) for i in range(100)]
-    wait_until(lambda: stage.depth() == 100)
-    assert stage.client.outbox.flushes == before + 1
-    assert stage.serve() == 100
-    assert [output(stage.client.wait(each)) for each in pendings] == [{"echo": i} for i in range(100)]
+def all_of_one_turn_go_in_one_flush(frontend: FrontendFixture) -> None:
+    before = frontend.client.outbox.flushes
+    pendings = [frontend.submit(i, NOBODY) for i in range(100)]
+    wait_until(lambda: frontend.depth() == 100)
+    assert frontend.client.outbox.flushes == before + 1
+    assert frontend.serve() == 100
+    assert [output(frontend.client.wait(each)) for each in pendings] == [{"echo": i} for i in range(100)]
 
 
-def the_answer_tells_about_its_batch(stage: Stage) -> None:
-    pendings = [stage.submit(i, NOBODY) for i in range(3)]
-    wait_until(lambda: stage.depth() == 3)
-    stage.serve()
-    details = [decode_details(stage.client.wait(each).bunch) for each in pendings]
+def the_answer_tells_about_its_batch(frontend: FrontendFixture) -> None:
+    pendings = [frontend.submit(i, NOBODY) for i in range(3)]
+    wait_until(lambda: frontend.depth() == 3)
+    frontend.serve()
+    details = [decode_details(frontend.client.wait(each).bunch) for each in pendings]
     assert {(each.batch_size, each.tier, each.attempt) for each in details} == {(3, "paid", 1)}
     assert all(each.queue_ms >= 0 for each in details)
 
 
-def errors_keep_their_names_and_their_neighbours(stage: Stage) -> None:
+def errors_keep_their_names_and_their_neighbours(frontend: FrontendFixture) -> None:
     inputs = ["fine", {"do": "reject", "text": "not é"}, {"do": "fail", "text": "broke"}, "fine too"]
-    pendings = [stage.submit(each, NOBODY) for each in inputs]
-    wait_until(lambda: stage.depth() == 4)
-    stage.serve()
-    first, rejected, failed, last = wait_all(stage, pendings)
+    pendings = [frontend.submit(each, NOBODY) for each in inputs]
+    wait_until(lambda: frontend.depth() == 4)
+    frontend.serve()
+    first, rejected, failed, last = wait_all(frontend, pendings)
     assert isinstance(first, Reply)
     assert isinstance(last, Reply)
     assert (type(rejected), str(rejected)) == (InputRejected, "not é")
     assert (type(failed), str(failed)) == (InferenceFailed, "broke")
-    assert stage.client.router.size == 0
+    assert frontend.client.router.size == 0
 
 
-def a_full_queue_refuses_at_once(stage: Stage) -> None:
-    pendings = [stage.submit(i, SMALL, waits=False) for i in range(5)]
-    receipts = [stage.client.receipt(each) for each in pendings[:3]]
+def a_full_queue_refuses_at_once(frontend: FrontendFixture) -> None:
+    pendings = [frontend.submit(i, SMALL, waits=False) for i in range(5)]
+    receipts = [frontend.client.receipt(each) for each in pendings[:3]]
     assert receipts == [each.task_id for each in pendings[:3]]
     for pending in pendings[3:]:
-        error = error_of(partial(stage.client.receipt, pending))
+        error = error_of(partial(frontend.client.receipt, pending))
         assert type(error) is ServiceOverloaded
         assert error.retry_after_s
     began = time.monotonic()
-    assert type(error_of(partial(stage.ask, 6, SMALL))) is ServiceOverloaded
+    assert type(error_of(partial(frontend.ask, 6, SMALL))) is ServiceOverloaded
     assert time.monotonic() - began < 10
-    assert stage.depth(SMALL) == 3
-    assert stage.client.result(pendings[4].task_id) is None
+    assert frontend.depth(SMALL) == 3
+    assert frontend.client.result(pendings[4].task_id) is None
 
 
-def a_receipt_comes_before_the_answer(stage: Stage) -> None:
-    task_id = stage.client.receipt(stage.submit("x", NOBODY, waits=False))
-    assert stage.depth() == 1
-    assert stage.client.router.size == 0
-    state = stage.client.result(task_id)
+def a_receipt_comes_before_the_answer(frontend: FrontendFixture) -> None:
+    task_id = frontend.client.receipt(frontend.submit("x", NOBODY, waits=False))
+    assert frontend.depth() == 1
+    assert frontend.client.router.size == 0
+    state = frontend.client.result(task_id)
     assert state is not None
     assert state.status == "PENDING"
-    stage.serve()
-    state = stage.client.result(task_id)
+    frontend.serve()
+    state = frontend.client.result(task_id)
     assert state is not None
     assert output(state) == {"echo": "x"}
 
 
-def a_reply_that_got_lost_is_found_by_the_last_look(stage: Stage) -> None:
-    assert stage.ask({"do": "whisper"}, timeout_s=1.0) == {"echo": {"do": "whisper"}}
-    assert stage.client.router.size == 0
+def a_reply_that_got_lost_is_found_by_the_last_look(frontend: FrontendFixture) -> None:
+    assert frontend.ask({"do": "whisper"}, timeout_s=1.0) == {"echo": {"do": "whisper"}}
+    assert frontend.client.router.size == 0
 
 
-def an_answer_may_be_there_before_the_frontend_listens(stage: Stage) -> None:
+def an_answer_may_be_there_before_the_frontend_listens(frontend: FrontendFixture) -> None:
     for _ in range(5):
-        client = stage.make_client()
+        client = frontend.make_client()
         assert not client.router.connected
         assert output(client.wait(client.submit(SERVED, Tier.PAID, b"1", timeout_s=LONG_S))) == {"echo": 1}
 
 
-def large_results_come_by_reference(stage: Stage) -> None:
+def large_results_come_by_reference(frontend: FrontendFixture) -> None:
     sizes = [60_000, 70_000, 3_000_000]
-    heard = [len(each) for each in all_of(partial(stage.ask, {"do": "grow", "size": size}) for size in sizes)]
+    heard = [len(each) for each in all_of(partial(frontend.ask, {"do": "grow", "size": size}) for size in sizes)]
     assert heard == sizes
 
 
-def a_lost_subscription_costs_nobody_an_answer(stage: Stage) -> None:
-    pendings = [stage.submit(i, NOBODY) for i in range(100)]
-    wait_until(lambda: stage.depth() == 100)
+def a_lost_subscription_costs_nobody_an_answer(frontend: FrontendFixture) -> None:
+    pendings = [frontend.submit(i, NOBODY) for i in range(100)]
+    wait_until(lambda: frontend.depth() == 100)
     for number in range(5):
-        wait_until(lambda: stage.client.router.connected)
-        claim = stage.store.claim(NOBODY, f"b{number}", 20)
+        wait_until(lambda: frontend.client.router.connected)
+        claim = frontend.store.claim(NOBODY, f"b{number}", 20)
         assert len(claim.entries) == 20
-        stage.redis.client_kill_filter(_type="pubsub")
+        frontend.redis.client_kill_filter(_type="pubsub")
         # At once, while nobody listens.
-        finish(stage.store, claim)
+        finish(frontend.store, claim)
     began = time.monotonic()
     for i, pending in enumerate(pendings):
-        assert output(stage.client.wait(pending)) == {"echo": i}
+        assert output(frontend.client.wait(pending)) == {"echo": i}
     assert time.monotonic() - began < 15
 
-    finish(stage.store, claim)
+    finish(frontend.store, claim)
 
 
-def a_script_that_redis_forgot_is_loaded_again(stage: Stage) -> None:
-    assert stage.ask("before") == {"echo": "before"}
-    stage.redis.script_flush()
-    assert stage.ask("after") == {"echo": "after"}
-    stage.redis.script_flush()
-    assert stage.client.cancel("unknown") == ""
+def a_script_that_redis_forgot_is_loaded_again(frontend: FrontendFixture) -> None:
+    assert frontend.ask("before") == {"echo": "before"}
+    frontend.redis.script_flush()
+    assert frontend.ask("after") == {"echo": "after"}
+    frontend.redis.script_flush()
+    assert frontend.client.cancel("unknown") == ""
 
 
-def what_waits_can_be_taken_back(stage: Stage) -> None:
-    task_id = stage.client.receipt(stage.submit("x", NOBODY, waits=False))
-    assert stage.client.cancel(task_id) == "PENDING"
-    assert status(stage, task_id) == "REVOKED"
-    assert stage.client.cancel(task_id) == "REVOKED"
-    assert stage.serve() == 1
-    assert status(stage, task_id) == "REVOKED"
+def what_waits_can_be_taken_back(frontend: FrontendFixture) -> None:
+    task_id = frontend.client.receipt(frontend.submit("x", NOBODY, waits=False))
+    assert frontend.client.cancel(task_id) == "PENDING"
+    assert status(frontend, task_id) == "REVOKED"
+    assert frontend.client.cancel(task_id) == "REVOKED"
+    assert frontend.serve() == 1
+    assert status(frontend, task_id) == "REVOKED"
 
 
-def whoever_waits_for_what_is_taken_back_is_told(stage: Stage) -> None:
-    pending = stage.submit("x", NOBODY, request_id="the-callers-own")
-    wait_until(lambda: stage.depth() == 1)
-    assert stage.client.task_of("the-callers-own") == pending.task_id
-    assert stage.client.cancel(pending.task_id) == "PENDING"
-    stage.serve()
-    assert type(error_of(partial(stage.client.wait, pending))) is TaskCancelled
+def whoever_waits_for_what_is_taken_back_is_told(frontend: FrontendFixture) -> None:
+    pending = frontend.submit("x", NOBODY, request_id="the-callers-own")
+    wait_until(lambda: frontend.depth() == 1)
+    assert frontend.client.task_of("the-callers-own") == pending.task_id
+    assert frontend.client.cancel(pending.task_id) == "PENDING"
+    frontend.serve()
+    assert type(error_of(partial(frontend.client.wait, pending))) is TaskCancelled
 
 
-def what_has_started_or_finished_is_not_taken_back(stage: Stage) -> None:
-    task_id = stage.client.receipt(stage.submit("x", NOBODY, waits=False))
-    claim = stage.store.claim(NOBODY, "b1", 1)
-    assert stage.client.cancel(task_id) == "STARTED"
-    finish(stage.store, claim)
-    assert stage.client.cancel(task_id) == "SUCCESS"
-    assert status(stage, task_id) == "SUCCESS"
-    assert stage.client.cancel("never-issued") == ""
+def what_has_started_or_finished_is_not_taken_back(frontend: FrontendFixture) -> None:
+    task_id = frontend.client.receipt(frontend.submit("x", NOBODY, waits=False))
+    claim = frontend.store.claim(NOBODY, "b1", 1)
+    assert frontend.client.cancel(task_id) == "STARTED"
+    finish(frontend.store, claim)
+    assert frontend.client.cancel(task_id) == "SUCCESS"
+    assert status(frontend, task_id) == "SUCCESS"
+    assert frontend.client.cancel("never-issued") == ""
 
 
-def callers_who_hang_up_are_not_computed_for(stage: Stage) -> None:
+def callers_who_hang_up_are_not_computed_for(frontend: FrontendFixture) -> None:
     gone = [False]
-    pending = stage.submit("x", NOBODY, hung_up=lambda: gone[0])
-    staying = stage.submit("y", NOBODY, hung_up=lambda: False)
-    wait_until(lambda: stage.depth() == 2)
+    pending = frontend.submit("x", NOBODY, hung_up=lambda: gone[0])
+    staying = frontend.submit("y", NOBODY, hung_up=lambda: False)
+    wait_until(lambda: frontend.depth() == 2)
     gone[0] = True
-    assert type(error_of(partial(stage.client.wait, pending))) is CallerGone
-    wait_until(lambda: stage.redis.zcard(KEYS.cancelled()) == 1)
-    claim = stage.store.claim(NOBODY, "b1", 2)
+    assert type(error_of(partial(frontend.client.wait, pending))) is CallerGone
+    wait_until(lambda: frontend.redis.zcard(KEYS.cancelled()) == 1)
+    claim = frontend.store.claim(NOBODY, "b1", 2)
     assert sorted(each.verdict.name for each in claim.entries) == ["CANCELLED", "RUN"]
-    finish(stage.store, claim)
-    assert output(stage.client.wait(staying)) == {"echo": "y"}
+    finish(frontend.store, claim)
+    assert output(frontend.client.wait(staying)) == {"echo": "y"}
 
 
-def results_are_kept_as_long_as_was_promised(stage: Stage) -> None:
-    waited = stage.submit(1, NOBODY, timeout_s=5.0, waits=True)
-    polled = stage.submit(2, NOBODY, timeout_s=5.0, waits=False)
-    wait_until(lambda: stage.depth() == 2)
-    stage.serve()
-    stage.client.wait(waited)
-    assert _ttl_ms(stage.redis, waited.task_id) <= stage.settings.sync_result_ttl_ms
-    assert stage.settings.sync_result_ttl_ms < _ttl_ms(stage.redis, polled.task_id) <= stage.settings.result_ttl_ms
+def results_are_kept_as_long_as_was_promised(frontend: FrontendFixture) -> None:
+    waited = frontend.submit(1, NOBODY, timeout_s=5.0, waits=True)
+    polled = frontend.submit(2, NOBODY, timeout_s=5.0, waits=False)
+    wait_until(lambda: frontend.depth() == 2)
+    frontend.serve()
+    frontend.client.wait(waited)
+    assert _ttl_ms(frontend.redis, waited.task_id) <= frontend.settings.sync_result_ttl_ms
+    assert (
+        frontend.settings.sync_result_ttl_ms
+        < _ttl_ms(frontend.redis, polled.task_id)
+        <= frontend.settings.result_ttl_ms
+    )
 
 
-def tiers_have_queues_of_their_own(stage: Stage) -> None:
-    pendings = [stage.client.submit(NOBODY, tier, b"1", timeout_s=5.0) for tier in Tier]
-    wait_until(lambda: stage.depth() == 3)
-    assert [stage.redis.llen(queue) for queue in KEYS.queues(NOBODY)] == [1, 1, 1]
-    stage.serve()
-    assert [decode_details(stage.client.wait(each).bunch).tier for each in pendings] == [tier.value for tier in Tier]
+def tiers_have_queues_of_their_own(frontend: FrontendFixture) -> None:
+    pendings = [frontend.client.submit(NOBODY, tier, b"1", timeout_s=5.0) for tier in Tier]
+    wait_until(lambda: frontend.depth() == 3)
+    assert [frontend.redis.llen(queue) for queue in KEYS.queues(NOBODY)] == [1, 1, 1]
+    frontend.serve()
+    assert [decode_details(frontend.client.wait(each).bunch).tier for each in pendings] == [tier.value for tier in Tier]
 
 
-def a_deadline_ends_the_wait(stage: Stage) -> None:
+def a_deadline_ends_the_wait(frontend: FrontendFixture) -> None:
     began = time.monotonic()
-    assert type(error_of(partial(stage.ask, 1, NOBODY, timeout_s=0.5))) is DeadlineExceeded
+    assert type(error_of(partial(frontend.ask, 1, NOBODY, timeout_s=0.5))) is DeadlineExceeded
     assert 0.4 < time.monotonic() - began < 10
 
 
-def status(stage: Stage, task_id: str) -> str:
-    reply = stage.client.result(task_id)
+def status(frontend: FrontendFixture, task_id: str) -> str:
+    reply = frontend.client.result(task_id)
     assert reply is not None
     return reply.status
 

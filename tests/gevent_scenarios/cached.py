@@ -12,23 +12,23 @@ from config.tiers import Tier
 from tasks.errors import DeadlineExceeded, IdempotencyConflict, RateLimited
 from tasks.protocol.caller import Caller
 from tasks.protocol.results import Details, Reply, decode_details
-from tests.gevent_scenarios.frontend_fixture import KEPT, NOBODY, Stage, all_of, error_of
+from tests.gevent_scenarios.frontend_fixture import KEPT, NOBODY, FrontendFixture, all_of, error_of
 from tests.waiting import wait_until
 
 ANN = Caller("k1", "ann", Tier.PAID)
 
 
-def computed(stage: Stage, value: Any, **options: Any) -> Reply:
+def computed(frontend: FrontendFixture, value: Any, **options: Any) -> Reply:
     """Asked, and answered by the model."""
-    pending = stage.submit(value, KEPT, **options)
-    wait_until(lambda: stage.serve(KEPT), "somebody asks the model")
-    return stage.client.wait(pending)
+    pending = frontend.submit(value, KEPT, **options)
+    wait_until(lambda: frontend.serve(KEPT), "somebody asks the model")
+    return frontend.client.wait(pending)
 
 
-def kept(stage: Stage, value: Any, **options: Any) -> Reply:
+def kept(frontend: FrontendFixture, value: Any, **options: Any) -> Reply:
     """Asked, and answered without a model."""
-    reply = stage.client.wait(stage.submit(value, KEPT, **options))
-    assert stage.depth(KEPT) == 0
+    reply = frontend.client.wait(frontend.submit(value, KEPT, **options))
+    assert frontend.depth(KEPT) == 0
     return reply
 
 
@@ -36,9 +36,9 @@ def about(reply: Reply) -> Details:
     return decode_details(reply.bunch)
 
 
-def the_same_question_gets_the_same_bytes_under_an_id_of_its_own(stage: Stage) -> None:
-    first = computed(stage, {"text": "é", "n": 1.50}, parameters=b'{"k":1}')
-    again = kept(stage, {"n": 1.50, "text": "é"}, parameters=b'{"k":1}')
+def the_same_question_gets_the_same_bytes_under_an_id_of_its_own(frontend: FrontendFixture) -> None:
+    first = computed(frontend, {"text": "é", "n": 1.50}, parameters=b'{"k":1}')
+    again = kept(frontend, {"n": 1.50, "text": "é"}, parameters=b'{"k":1}')
     assert bytes(again.result) == bytes(first.result)
     assert again.task_id != first.task_id
     assert (about(first).cached, about(again).cached) == (False, True)
@@ -46,112 +46,112 @@ def the_same_question_gets_the_same_bytes_under_an_id_of_its_own(stage: Stage) -
     assert (about(again).queue_ms, about(again).compute_ms, about(again).tier) == (0, 0, "paid")
 
 
-def another_frontend_knows_it_too(stage: Stage) -> None:
-    first = computed(stage, "x")
-    other = stage.make_client()
+def another_frontend_knows_it_too(frontend: FrontendFixture) -> None:
+    first = computed(frontend, "x")
+    other = frontend.make_client()
     again = other.wait(other.submit(KEPT, Tier.FREE, b'"x"', timeout_s=30))
     assert bytes(again.result) == bytes(first.result)
     assert (about(again).cached, about(again).tier) == (True, "free")
 
 
-def its_result_can_be_asked_for(stage: Stage) -> None:
-    first = computed(stage, "x")
-    task_id = stage.client.receipt(stage.submit("x", KEPT, waits=False, request_id="mine"))
-    stored = stage.client.result(task_id)
+def its_result_can_be_asked_for(frontend: FrontendFixture) -> None:
+    first = computed(frontend, "x")
+    task_id = frontend.client.receipt(frontend.submit("x", KEPT, waits=False, request_id="mine"))
+    stored = frontend.client.result(task_id)
     assert stored is not None
     assert (stored.status, bytes(stored.result), about(stored).cached) == ("SUCCESS", bytes(first.result), True)
-    assert stage.client.task_of("mine") == task_id
-    assert stage.client.cancel(task_id) == "SUCCESS"
+    assert frontend.client.task_of("mine") == task_id
+    assert frontend.client.cancel(task_id) == "SUCCESS"
 
 
-def a_large_answer_comes_whole(stage: Stage) -> None:
-    first = computed(stage, {"do": "grow", "size": 200_000})
-    again = kept(stage, {"do": "grow", "size": 200_000})
+def a_large_answer_comes_whole(frontend: FrontendFixture) -> None:
+    first = computed(frontend, {"do": "grow", "size": 200_000})
+    again = kept(frontend, {"do": "grow", "size": 200_000})
     assert bytes(again.result) == bytes(first.result)
     assert about(again).cached
 
 
-def what_differs_is_another_question(stage: Stage) -> None:
-    computed(stage, "x")
+def what_differs_is_another_question(frontend: FrontendFixture) -> None:
+    computed(frontend, "x")
     for other in ({"value": "y"}, {"value": "x", "parameters": b'{"k":1}'}, {"value": "x", "fresh": True}):
-        assert not about(computed(stage, **other)).cached
-    assert not about(stage.client.wait(_served(stage, stage.submit("x", NOBODY)))).cached
+        assert not about(computed(frontend, **other)).cached
+    assert not about(frontend.client.wait(_served(frontend, frontend.submit("x", NOBODY)))).cached
 
 
-def _served(stage: Stage, pending: Any) -> Any:
-    wait_until(stage.serve)
+def _served(frontend: FrontendFixture, pending: Any) -> Any:
+    wait_until(frontend.serve)
     return pending
 
 
-def nobody_learns_what_others_have_asked(stage: Stage) -> None:
-    computed(stage, "x", caller=ANN)
-    assert not about(computed(stage, "x", caller=Caller("k2", "bob", Tier.PAID))).cached
-    assert about(kept(stage, "x", caller=Caller("k3", "ann", Tier.FREE))).cached
+def nobody_learns_what_others_have_asked(frontend: FrontendFixture) -> None:
+    computed(frontend, "x", caller=ANN)
+    assert not about(computed(frontend, "x", caller=Caller("k2", "bob", Tier.PAID))).cached
+    assert about(kept(frontend, "x", caller=Caller("k3", "ann", Tier.FREE))).cached
 
 
-def another_version_is_another_question(stage: Stage) -> None:
-    computed(stage, "x")
+def another_version_is_another_question(frontend: FrontendFixture) -> None:
+    computed(frontend, "x")
     models = {KEPT: ModelSettings(name=KEPT, source="tests:Nothing", cache=True, version="2")}
-    stage.settings = type(stage.settings)(redis_url=stage.url, models=models, default_model=KEPT)
-    client = stage.make_client()
+    frontend.settings = type(frontend.settings)(redis_url=frontend.url, models=models, default_model=KEPT)
+    client = frontend.make_client()
     pending = client.submit(KEPT, Tier.PAID, b'"x"', timeout_s=30)
-    wait_until(lambda: stage.serve(KEPT))
+    wait_until(lambda: frontend.serve(KEPT))
     assert not about(client.wait(pending)).cached
 
 
-def a_model_that_was_loaded_anew_is_asked_anew(stage: Stage) -> None:
-    computed(stage, "x")
-    stage.redis.incr("bunch:edition:kept")
-    assert not about(computed(stage, "x")).cached
-    assert about(kept(stage, "x")).cached
+def a_model_that_was_loaded_anew_is_asked_anew(frontend: FrontendFixture) -> None:
+    computed(frontend, "x")
+    frontend.redis.incr("bunch:edition:kept")
+    assert not about(computed(frontend, "x")).cached
+    assert about(kept(frontend, "x")).cached
 
 
-def failures_are_not_kept(stage: Stage) -> None:
+def failures_are_not_kept(frontend: FrontendFixture) -> None:
     for wish in ({"do": "reject", "text": "no"}, {"do": "fail", "text": "broken"}):
         for _ in range(2):
-            pending = stage.submit(wish, KEPT)
-            wait_until(lambda: stage.serve(KEPT), "the model is asked each time")
-            error_of(partial(stage.client.wait, pending))
-    late = error_of(partial(stage.ask, "x", KEPT, 0.1))
+            pending = frontend.submit(wish, KEPT)
+            wait_until(lambda: frontend.serve(KEPT), "the model is asked each time")
+            error_of(partial(frontend.client.wait, pending))
+    late = error_of(partial(frontend.ask, "x", KEPT, 0.1))
     assert isinstance(late, DeadlineExceeded)
     # A caller is told a moment before its time is over.
     gevent.sleep(0.1)
-    wait_until(lambda: stage.serve(KEPT))
-    assert not stage.redis.keys("bunch:cached:*")
+    wait_until(lambda: frontend.serve(KEPT))
+    assert not frontend.redis.keys("bunch:cached:*")
 
 
-def it_counts_for_the_rate(stage: Stage) -> None:
+def it_counts_for_the_rate(frontend: FrontendFixture) -> None:
     caller = Caller("k", "a", Tier.PAID, 60, 3)
-    computed(stage, "x", caller=caller)
+    computed(frontend, "x", caller=caller)
     for _ in range(2):
-        assert about(kept(stage, "x", caller=caller)).cached
-    assert isinstance(error_of(partial(stage.ask, "x", KEPT, caller=caller)), RateLimited)
+        assert about(kept(frontend, "x", caller=caller)).cached
+    assert isinstance(error_of(partial(frontend.ask, "x", KEPT, caller=caller)), RateLimited)
 
 
-def an_idempotency_key_of_a_kept_answer(stage: Stage) -> None:
-    computed(stage, "x")
-    first = kept(stage, "x", idempotency_key="k")
-    assert kept(stage, "x", idempotency_key="k").task_id == first.task_id
-    conflict = error_of(partial(stage.ask, "y", KEPT, idempotency_key="k"))
+def an_idempotency_key_of_a_kept_answer(frontend: FrontendFixture) -> None:
+    computed(frontend, "x")
+    first = kept(frontend, "x", idempotency_key="k")
+    assert kept(frontend, "x", idempotency_key="k").task_id == first.task_id
+    conflict = error_of(partial(frontend.ask, "y", KEPT, idempotency_key="k"))
     assert isinstance(conflict, IdempotencyConflict)
 
 
-def a_cache_that_is_broken_costs_a_computation(stage: Stage) -> None:
-    computed(stage, "x")
-    (key,) = stage.redis.keys("bunch:cached:*")
-    stage.redis.delete(key)
-    stage.redis.lpush(key, "not a string")
-    assert not about(computed(stage, "x")).cached
-    stage.redis.delete("bunch:kept")
-    stage.redis.set("bunch:kept", "not a list")
-    assert not about(computed(stage, "y")).cached
-    stage.redis.set(key, "not an answer")
-    assert not about(computed(stage, "x")).cached
+def a_cache_that_is_broken_costs_a_computation(frontend: FrontendFixture) -> None:
+    computed(frontend, "x")
+    (key,) = frontend.redis.keys("bunch:cached:*")
+    frontend.redis.delete(key)
+    frontend.redis.lpush(key, "not a string")
+    assert not about(computed(frontend, "x")).cached
+    frontend.redis.delete("bunch:kept")
+    frontend.redis.set("bunch:kept", "not a list")
+    assert not about(computed(frontend, "y")).cached
+    frontend.redis.set(key, "not an answer")
+    assert not about(computed(frontend, "x")).cached
 
 
-def many_at_once(stage: Stage) -> None:
-    computed(stage, "x")
-    replies = all_of(partial(kept, stage, "x") for _ in range(600))
+def many_at_once(frontend: FrontendFixture) -> None:
+    computed(frontend, "x")
+    replies = all_of(partial(kept, frontend, "x") for _ in range(600))
     assert len({each.task_id for each in replies}) == 600
     assert len({bytes(each.result) for each in replies}) == 1
-    assert stage.client.router.size == 0
+    assert frontend.client.router.size == 0

@@ -18,7 +18,7 @@ from bunch.celery_backend import BunchBackend
 from config.tiers import Tier
 from tasks.errors import InferenceFailed, InputRejected
 from tests.fakes.worker import finish
-from tests.gevent_scenarios.frontend_fixture import NOBODY, Stage, all_of
+from tests.gevent_scenarios.frontend_fixture import NOBODY, FrontendFixture, all_of
 from tests.gevent_scenarios.outages import own_server
 from tests.waiting import wait_until
 
@@ -31,9 +31,9 @@ def app_of(url: str) -> Celery:
     return Celery("a-stranger", broker=url, backend=f"bunch.celery_backend:BunchBackend+{url}", set_as_current=False)
 
 
-def later(stage: Stage, value: object, model: str = NOBODY) -> str:
+def later(frontend: FrontendFixture, value: object, model: str = NOBODY) -> str:
     """The id of a task that is queued."""
-    return stage.client.receipt(stage.submit(value, model, waits=False))
+    return frontend.client.receipt(frontend.submit(value, model, waits=False))
 
 
 def raised(result: AsyncResult | GroupResult, timeout_s: float) -> Exception:
@@ -50,53 +50,53 @@ def waited_for(redis: Redis) -> list[str]:
     return [each.decode().removeprefix(CHANNEL) for each in channels if isinstance(each, bytes)]
 
 
-def nothing_is_left(stage: Stage, app: Celery) -> None:
-    wait_until(lambda: not waited_for(stage.redis), "the subscriptions ended")
+def nothing_is_left(frontend: FrontendFixture, app: Celery) -> None:
+    wait_until(lambda: not waited_for(frontend.redis), "the subscriptions ended")
     consumer = app.backend.result_consumer
     assert [*app.backend._pending_results, consumer._waits, consumer.subscribed_to] == [{}, {}, {}, set()]
 
 
-def get_waits_and_returns_the_output(stage: Stage) -> None:
-    app = app_of(stage.url)
-    result = AsyncResult(later(stage, "x"), app=app)
+def get_waits_and_returns_the_output(frontend: FrontendFixture) -> None:
+    app = app_of(frontend.url)
+    result = AsyncResult(later(frontend, "x"), app=app)
     waiting = gevent.spawn(result.get, timeout=20.0)
-    wait_until(lambda: waited_for(stage.redis) == [result.id])
-    stage.serve()
+    wait_until(lambda: waited_for(frontend.redis) == [result.id])
+    frontend.serve()
     assert waiting.get(timeout=15) == {"echo": "x"}
     assert result.successful()
-    nothing_is_left(stage, app)
+    nothing_is_left(frontend, app)
 
 
-def get_of_what_has_finished_returns_at_once(stage: Stage) -> None:
+def get_of_what_has_finished_returns_at_once(frontend: FrontendFixture) -> None:
     """200 at a time: celery/celery#10671, where they never returned."""
-    app = app_of(stage.url)
-    ids = [later(stage, i) for i in range(200)]
-    stage.serve()
+    app = app_of(frontend.url)
+    ids = [later(frontend, i) for i in range(200)]
+    frontend.serve()
     outputs = all_of(partial(AsyncResult(each, app=app).get, timeout=20.0) for each in ids)
     assert outputs == [{"echo": i} for i in range(200)]
-    nothing_is_left(stage, app)
+    nothing_is_left(frontend, app)
 
 
-def all_greenlets_have_one_backend_and_one_subscription(stage: Stage) -> None:
-    app = app_of(stage.url)
-    ids = [later(stage, i) for i in range(50)]
-    before = len(stage.redis.client_list(_type="pubsub"))
+def all_greenlets_have_one_backend_and_one_subscription(frontend: FrontendFixture) -> None:
+    app = app_of(frontend.url)
+    ids = [later(frontend, i) for i in range(50)]
+    before = len(frontend.redis.client_list(_type="pubsub"))
 
     def get(task_id: str) -> Any:
         return AsyncResult(task_id, app=app).get(timeout=20.0)
 
     waiting = [gevent.spawn(get, each) for each in ids]
-    wait_until(lambda: len(waited_for(stage.redis)) == 50)
-    assert len(stage.redis.client_list(_type="pubsub")) == before + 1
-    stage.serve()
+    wait_until(lambda: len(waited_for(frontend.redis)) == 50)
+    assert len(frontend.redis.client_list(_type="pubsub")) == before + 1
+    frontend.serve()
     assert [each.get(timeout=15) for each in waiting] == [{"echo": i} for i in range(50)]
-    nothing_is_left(stage, app)
+    nothing_is_left(frontend, app)
 
 
-def a_message_wakes_only_those_that_wait_for_its_result(stage: Stage) -> None:
-    app = app_of(stage.url)
+def a_message_wakes_only_those_that_wait_for_its_result(frontend: FrontendFixture) -> None:
+    app = app_of(frontend.url)
     woken: list[str] = []
-    first, *others = (later(stage, i) for i in range(20))
+    first, *others = (later(frontend, i) for i in range(20))
 
     def wait(task_id: str) -> None:
         results = app.backend.result_consumer
@@ -104,25 +104,25 @@ def a_message_wakes_only_those_that_wait_for_its_result(stage: Stage) -> None:
         woken.extend(task_id for _ in wakes)
 
     waiting = [gevent.spawn(wait, each) for each in (first, *others)]
-    wait_until(lambda: len(waited_for(stage.redis)) == 20)
+    wait_until(lambda: len(waited_for(frontend.redis)) == 20)
     woken.clear()
-    claim = stage.store.claim(NOBODY, "t", 1)
+    claim = frontend.store.claim(NOBODY, "t", 1)
     began = time.monotonic()
-    finish(stage.store, claim)
+    finish(frontend.store, claim)
     waiting[0].get(timeout=15)
     # Each also looks up once a second, to call `on_interval`.
     assert woken.count(first) >= 1
     assert len(woken) <= 20 * (1 + int(time.monotonic() - began))
-    stage.serve()
+    frontend.serve()
     gevent.joinall(waiting, timeout=15, raise_error=True)
 
 
-def get_raises_what_the_task_raised(stage: Stage) -> None:
-    app = app_of(stage.url)
-    ids = [later(stage, {"do": do, "text": "why é"}) for do in ("reject", "fail")]
-    back = later(stage, "x")
-    stage.client.cancel(back)
-    stage.serve()
+def get_raises_what_the_task_raised(frontend: FrontendFixture) -> None:
+    app = app_of(frontend.url)
+    ids = [later(frontend, {"do": do, "text": "why é"}) for do in ("reject", "fail")]
+    back = later(frontend, "x")
+    frontend.client.cancel(back)
+    frontend.serve()
     errors = [raised(AsyncResult(each, app=app), 20.0) for each in (*ids, back)]
     assert [type(each) for each in errors] == [InputRejected, InferenceFailed, TaskRevokedError]
     assert str(errors[0]) == "why é"
@@ -130,76 +130,76 @@ def get_raises_what_the_task_raised(stage: Stage) -> None:
     assert isinstance(kept, InputRejected)
 
 
-def a_timeout_is_celerys_own_and_leaves_nothing(stage: Stage) -> None:
-    app = app_of(stage.url)
-    task_id = later(stage, "x")
+def a_timeout_is_celerys_own_and_leaves_nothing(frontend: FrontendFixture) -> None:
+    app = app_of(frontend.url)
+    task_id = later(frontend, "x")
     for timeout_s in (0, 0.01, 0.3):
         assert type(raised(AsyncResult(task_id, app=app), timeout_s)) is CeleryTimeoutError
-    nothing_is_left(stage, app)
+    nothing_is_left(frontend, app)
     # One and the same may be asked again.
     result = AsyncResult(task_id, app=app)
     assert type(raised(result, 0.1)) is CeleryTimeoutError
-    stage.serve()
+    frontend.serve()
     assert result.get(timeout=20.0) == {"echo": "x"}
 
 
-def an_answer_without_a_message_is_found(stage: Stage) -> None:
+def an_answer_without_a_message_is_found(frontend: FrontendFixture) -> None:
     """Before a timeout, and without one."""
-    app = app_of(stage.url)
+    app = app_of(frontend.url)
     for options in ({"timeout": 1.0}, {}):
-        task_id = later(stage, {"do": "whisper"})
+        task_id = later(frontend, {"do": "whisper"})
         waiting = gevent.spawn(AsyncResult(task_id, app=app).get, **options)
-        wait_until(partial(stage.redis.pubsub_channels, CHANNEL + task_id))
-        stage.serve()
+        wait_until(partial(frontend.redis.pubsub_channels, CHANNEL + task_id))
+        frontend.serve()
         assert waiting.get(timeout=60) == {"echo": {"do": "whisper"}}
 
 
-def on_message_hears_of_its_own_result_alone(stage: Stage) -> None:
-    app = app_of(stage.url)
-    ids = [later(stage, i) for i in range(10)]
+def on_message_hears_of_its_own_result_alone(frontend: FrontendFixture) -> None:
+    app = app_of(frontend.url)
+    ids = [later(frontend, i) for i in range(10)]
     heard: dict[str, list[Any]] = {each: [] for each in ids}
     waiting = [
         gevent.spawn(AsyncResult(each, app=app).get, timeout=20.0, on_message=heard[each].append) for each in ids
     ]
-    wait_until(lambda: len(waited_for(stage.redis)) == 10)
-    stage.serve()
+    wait_until(lambda: len(waited_for(frontend.redis)) == 10)
+    frontend.serve()
     assert [each.get(timeout=15) for each in waiting] == [{"echo": i} for i in range(10)]
     for task_id, metas in heard.items():
         assert {each["task_id"] for each in metas} == {task_id}
         assert metas[-1]["status"] == "SUCCESS"
 
 
-def a_group_comes_in_its_order(stage: Stage) -> None:
-    app = app_of(stage.url)
-    ids = [later(stage, i) for i in range(20)]
+def a_group_comes_in_its_order(frontend: FrontendFixture) -> None:
+    app = app_of(frontend.url)
+    ids = [later(frontend, i) for i in range(20)]
     group = GroupResult("a-group", [AsyncResult(each, app=app) for each in ids], app=app)
     waiting = gevent.spawn(group.get, timeout=20.0)
-    wait_until(lambda: len(waited_for(stage.redis)) == 20)
-    stage.serve()
+    wait_until(lambda: len(waited_for(frontend.redis)) == 20)
+    frontend.serve()
     assert waiting.get(timeout=15) == [{"echo": i} for i in range(20)]
-    nothing_is_left(stage, app)
+    nothing_is_left(frontend, app)
 
 
-def a_group_in_a_group_comes_whole(stage: Stage) -> None:
-    app = app_of(stage.url)
-    ids = [later(stage, i) for i in range(3)]
+def a_group_in_a_group_comes_whole(frontend: FrontendFixture) -> None:
+    app = app_of(frontend.url)
+    ids = [later(frontend, i) for i in range(3)]
     inner = GroupResult("inner", [AsyncResult(each, app=app) for each in ids[:2]], app=app)
     outer = GroupResult("outer", [inner, AsyncResult(ids[2], app=app)], app=app)
-    stage.serve()
+    frontend.serve()
     assert outer.get(timeout=20.0) == [[{"echo": 0}, {"echo": 1}], {"echo": 2}]
-    nothing_is_left(stage, app)
+    nothing_is_left(frontend, app)
 
 
-def a_groups_timeout_is_for_all_of_it(stage: Stage) -> None:
-    app = app_of(stage.url)
-    ids = [later(stage, i) for i in range(40)]
+def a_groups_timeout_is_for_all_of_it(frontend: FrontendFixture) -> None:
+    app = app_of(frontend.url)
+    ids = [later(frontend, i) for i in range(40)]
     group = GroupResult("a-group", [AsyncResult(each, app=app) for each in ids], app=app)
 
     def trickle() -> None:
         for number in range(40):
             gevent.sleep(0.2)
-            claim = stage.store.claim(NOBODY, f"t{number}", 1)
-            finish(stage.store, claim)
+            claim = frontend.store.claim(NOBODY, f"t{number}", 1)
+            finish(frontend.store, claim)
 
     helper = gevent.spawn(trickle)
     began = time.monotonic()
@@ -207,70 +207,70 @@ def a_groups_timeout_is_for_all_of_it(stage: Stage) -> None:
     # Not a second more for each of its forty.
     assert time.monotonic() - began < 5
     helper.kill()
-    nothing_is_left(stage, app)
+    nothing_is_left(frontend, app)
 
 
-def what_celery_sends_from_here_is_answered_too(stage: Stage) -> None:
-    app = app_of(stage.url)
+def what_celery_sends_from_here_is_answered_too(frontend: FrontendFixture) -> None:
+    app = app_of(frontend.url)
     results = [app.send_task("bunch.infer", [i], {"parameters": {}}, queue=PAID) for i in range(5)]
     # Celery would have subscribed to each by now.
-    assert waited_for(stage.redis) == []
+    assert waited_for(frontend.redis) == []
     assert [each.get(timeout=20.0) for each in results] == [{"echo": i} for i in range(5)]
     signature = app.signature("bunch.infer", args=("g",), options={"queue": PAID})
     assert signature.apply_async().get(timeout=20.0) == {"echo": "g"}
-    nothing_is_left(stage, app)
+    nothing_is_left(frontend, app)
 
 
-def a_result_of_a_frontends_is_waited_for(stage: Stage) -> None:
-    other = stage.make_client()
-    app = app_of(stage.url)
+def a_result_of_a_frontends_is_waited_for(frontend: FrontendFixture) -> None:
+    other = frontend.make_client()
+    app = app_of(frontend.url)
     pending = other.submit(NOBODY, Tier.PAID, b'"x"', timeout_s=20.0, waits=False)
     waiting = gevent.spawn(AsyncResult(other.receipt(pending), app=app).get, timeout=20.0)
-    wait_until(lambda: waited_for(stage.redis) != [])
-    stage.serve()
+    wait_until(lambda: waited_for(frontend.redis) != [])
+    frontend.serve()
     assert waiting.get(timeout=15) == {"echo": "x"}
 
 
-def an_outage_ends_no_wait_and_no_timeout_waits_for_its_end(_: Stage) -> None:
+def an_outage_ends_no_wait_and_no_timeout_waits_for_its_end(_: FrontendFixture) -> None:
     """In Celery nobody waits again after twenty failed attempts, until the process is restarted."""
-    with own_server() as (valkey, stage):
-        app = app_of(stage.url)
+    with own_server() as (valkey, frontend):
+        app = app_of(frontend.url)
         before = gevent.spawn(AsyncResult("before", app=app).get)
         short = gevent.spawn(raised, AsyncResult("never", app=app), 1.5)
-        wait_until(lambda: len(waited_for(stage.redis)) == 2)
+        wait_until(lambda: len(waited_for(frontend.redis)) == 2)
         valkey.kill()
         meanwhile = gevent.spawn(AsyncResult("meanwhile", app=app).get, timeout=60.0)
         assert type(short.get(timeout=30)) is CeleryTimeoutError
         assert not before.ready()
         assert not meanwhile.ready()
         valkey.start()
-        store = Celery("another", backend=stage.url, set_as_current=False).backend
+        store = Celery("another", backend=frontend.url, set_as_current=False).backend
         for task_id in ("before", "meanwhile"):
             store.store_result(task_id, task_id.upper(), "SUCCESS")
         assert (before.get(timeout=60), meanwhile.get(timeout=60)) == ("BEFORE", "MEANWHILE")
         # The reader lives on.
         store.store_result("after", 1, "SUCCESS")
         assert AsyncResult("after", app=app).get(timeout=30.0) == 1
-        nothing_is_left(stage, app)
+        nothing_is_left(frontend, app)
 
 
-def a_connection_that_redis_closes_is_opened_again(stage: Stage) -> None:
-    app = app_of(stage.url)
-    result = AsyncResult(later(stage, "x"), app=app)
+def a_connection_that_redis_closes_is_opened_again(frontend: FrontendFixture) -> None:
+    app = app_of(frontend.url)
+    result = AsyncResult(later(frontend, "x"), app=app)
     waiting = gevent.spawn(result.get, timeout=60.0)
-    wait_until(lambda: waited_for(stage.redis) == [result.id])
-    stage.redis.client_kill_filter(_type="pubsub")
-    stage.serve()
+    wait_until(lambda: waited_for(frontend.redis) == [result.id])
+    frontend.redis.client_kill_filter(_type="pubsub")
+    frontend.serve()
     assert waiting.get(timeout=50) == {"echo": "x"}
 
 
-def without_the_setting_it_is_celerys_own(stage: Stage) -> None:
-    app = Celery("plain", backend=stage.url, set_as_current=False)
+def without_the_setting_it_is_celerys_own(frontend: FrontendFixture) -> None:
+    app = Celery("plain", backend=frontend.url, set_as_current=False)
     assert not isinstance(app.backend, BunchBackend)
-    task_id = later(stage, "x")
+    task_id = later(frontend, "x")
     waiting = gevent.spawn(AsyncResult(task_id, app=app).get, timeout=20.0)
-    wait_until(lambda: waited_for(stage.redis) == [task_id])
-    stage.serve()
+    wait_until(lambda: waited_for(frontend.redis) == [task_id])
+    frontend.serve()
     assert waiting.get(timeout=15) == {"echo": "x"}
     # Before the interpreter goes: Celery's finalizer of a result wants a living greenlet.
     del waiting

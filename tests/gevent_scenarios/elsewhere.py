@@ -5,24 +5,24 @@ from __future__ import annotations
 from functools import partial
 
 from tasks.errors import InferenceFailed
-from tests.gevent_scenarios.frontend_fixture import NOBODY, SERVED, Stage, error_of
+from tests.gevent_scenarios.frontend_fixture import NOBODY, SERVED, FrontendFixture, error_of
 
 
-def submit_and_print_the_ids(stage: Stage) -> None:
+def submit_and_print_the_ids(frontend: FrontendFixture) -> None:
     values = ["é", {"do": "reject", "text": "not this"}]
-    print(*(stage.client.receipt(stage.submit(each, SERVED, waits=False)) for each in values))
+    print(*(frontend.client.receipt(frontend.submit(each, SERVED, waits=False)) for each in values))
 
 
-def a_plain_worker_answers(stage: Stage) -> None:
+def a_plain_worker_answers(frontend: FrontendFixture) -> None:
     # It tells nobody but Celery's own readers, so whoever waits here finds the result by the last look.
-    answer = stage.ask("é", NOBODY, timeout_s=LIMIT_S, parameters=b'{"k":1}')
+    answer = frontend.ask("é", NOBODY, timeout_s=LIMIT_S, parameters=b'{"k":1}')
     assert answer == {"plain": "é", "parameters": {"k": 1}}
     # Whoever watches the id is told by Celery's message.
-    task_id = stage.client.receipt(stage.submit("x", NOBODY, waits=False))
-    reply = stage.client.result(task_id, wait_s=30.0)
+    task_id = frontend.client.receipt(frontend.submit("x", NOBODY, waits=False))
+    reply = frontend.client.result(task_id, wait_s=30.0)
     assert reply is not None
     assert reply.status == "SUCCESS"
-    error = error_of(partial(stage.ask, "break", NOBODY, timeout_s=LIMIT_S))
+    error = error_of(partial(frontend.ask, "break", NOBODY, timeout_s=LIMIT_S))
     assert type(error) is InferenceFailed
     assert str(error) == "broken"
 

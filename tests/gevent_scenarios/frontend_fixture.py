@@ -43,7 +43,7 @@ def settings_for(url: str) -> Settings:
     return Settings(redis_url=url, models=models, default_model=SERVED)
 
 
-class Stage:
+class FrontendFixture:
     """One frontend's client, started; and a Redis client of the scenario's own."""
 
     def __init__(self, url: str) -> None:
@@ -119,12 +119,12 @@ def error_of(call: Callable[[], Any]) -> BunchError:
     raise AssertionError(f"nothing was raised, but {got!r} came back")
 
 
-def wait_all(stage: Stage, pendings: Iterable[Pending]) -> list[Reply | BunchError]:
+def wait_all(frontend: FrontendFixture, pendings: Iterable[Pending]) -> list[Reply | BunchError]:
     """Every answer in order, an error in the place of the request that it belongs to."""
     answers: list[Reply | BunchError] = []
     for pending in pendings:
         try:
-            answers.append(stage.client.wait(pending))
+            answers.append(frontend.client.wait(pending))
         except BunchError as error:
             answers.append(error)
     return answers

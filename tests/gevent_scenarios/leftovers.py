@@ -15,35 +15,35 @@ from config.tiers import Tier
 from tasks.errors import DeadlineExceeded, ShuttingDown
 from tasks.protocol.results import Reply
 from tests.fakes.worker import finish
-from tests.gevent_scenarios.frontend_fixture import KEYS, NOBODY, Stage, all_of, error_of, output, wait_all
+from tests.gevent_scenarios.frontend_fixture import KEYS, NOBODY, FrontendFixture, all_of, error_of, output, wait_all
 from tests.waiting import wait_until
 
 
-def ten_thousand_requests_of_which_a_fifth_time_out(stage: Stage) -> None:
-    load(stage, rounds=10)
+def ten_thousand_requests_of_which_a_fifth_time_out(frontend: FrontendFixture) -> None:
+    load(frontend, rounds=10)
     gevent.sleep(0.2)
     before = objects()
-    load(stage, rounds=50)
+    load(frontend, rounds=50)
     # What nobody waits for any more is answered all the same.
-    while stage.serve():
+    while frontend.serve():
         pass
     gevent.sleep(0.2)
 
-    router = stage.client.router
+    router = frontend.client.router
     assert router.size == 0
-    assert stage.channels() == [router.channel]
-    assert stage.redis.pubsub_numsub(router.channel) == [(router.channel.encode(), 1)]
+    assert frontend.channels() == [router.channel]
+    assert frontend.redis.pubsub_numsub(router.channel) == [(router.channel.encode(), 1)]
     assert objects() - before < 500
 
 
-def load(stage: Stage, rounds: int) -> None:
+def load(frontend: FrontendFixture, rounds: int) -> None:
     def caller(number: int) -> None:
         for i in range(rounds):
             if i % 5 == 0:
-                error = error_of(partial(stage.ask, number, NOBODY, timeout_s=0.1))
+                error = error_of(partial(frontend.ask, number, NOBODY, timeout_s=0.1))
                 assert type(error) is DeadlineExceeded
             else:
-                assert stage.ask(number, timeout_s=5.0) == {"echo": number}
+                assert frontend.ask(number, timeout_s=5.0) == {"echo": number}
 
     all_of(partial(caller, number) for number in range(200))
 
@@ -53,18 +53,18 @@ def objects() -> int:
     return len(gc.get_objects())
 
 
-def the_shortest_deadlines_end_too(stage: Stage) -> None:
+def the_shortest_deadlines_end_too(frontend: FrontendFixture) -> None:
     began = time.monotonic()
     timeouts = [0.001, 0.01, 0.049, 0.05, 0.051, 0.075, 0.099, 0.1, 0.101, 0.15] * 5
-    errors = all_of(partial(error_of, partial(stage.ask, 1, NOBODY, timeout_s=timeout_s)) for timeout_s in timeouts)
+    errors = all_of(partial(error_of, partial(frontend.ask, 1, NOBODY, timeout_s=timeout_s)) for timeout_s in timeouts)
     assert {type(each) for each in errors} == {DeadlineExceeded}
     assert time.monotonic() - began < 10
-    assert stage.client.router.size == 0
+    assert frontend.client.router.size == 0
 
 
-def a_busy_process_forgets_no_deadline(stage: Stage) -> None:
+def a_busy_process_forgets_no_deadline(frontend: FrontendFixture) -> None:
     """Whole ticks pass unseen while one greenlet holds the interpreter."""
-    waits = [gevent.spawn(error_of, partial(stage.ask, 1, NOBODY, timeout_s=0.15 + i / 100)) for i in range(40)]
+    waits = [gevent.spawn(error_of, partial(frontend.ask, 1, NOBODY, timeout_s=0.15 + i / 100)) for i in range(40)]
     for _ in range(12):
         gevent.sleep(0)
         until_s = time.monotonic() + 0.07
@@ -73,125 +73,128 @@ def a_busy_process_forgets_no_deadline(stage: Stage) -> None:
         gevent.sleep(0.001)
     gevent.joinall(waits, timeout=20, raise_error=True)
     assert all(each.ready() for each in waits)
-    assert stage.client.router.size == 0
+    assert frontend.client.router.size == 0
 
 
-def a_killed_caller_leaves_nothing(stage: Stage) -> None:
-    waiting = [gevent.spawn(stage.ask, i, NOBODY) for i in range(50)]
-    waiting += [gevent.spawn(stage.client.result, "foreign", 30.0) for _ in range(5)]
-    wait_until(lambda: stage.depth() == 50)
+def a_killed_caller_leaves_nothing(frontend: FrontendFixture) -> None:
+    waiting = [gevent.spawn(frontend.ask, i, NOBODY) for i in range(50)]
+    waiting += [gevent.spawn(frontend.client.result, "foreign", 30.0) for _ in range(5)]
+    wait_until(lambda: frontend.depth() == 50)
     gevent.killall(waiting)
-    assert stage.client.router.size == 0
-    wait_until(lambda: stage.channels() == [stage.client.router.channel])
+    assert frontend.client.router.size == 0
+    wait_until(lambda: frontend.channels() == [frontend.client.router.channel])
     # Their answers are nobody's.
-    stage.serve()
-    assert stage.ask("still well") == {"echo": "still well"}
+    frontend.serve()
+    assert frontend.ask("still well") == {"echo": "still well"}
 
 
-def a_killed_caller_of_many_leaves_nothing(stage: Stage) -> None:
+def a_killed_caller_of_many_leaves_nothing(frontend: FrontendFixture) -> None:
     def bulk() -> None:
-        wait_all(stage, [stage.submit(i, NOBODY, timeout_s=0.4) for i in range(20)])
+        wait_all(frontend, [frontend.submit(i, NOBODY, timeout_s=0.4) for i in range(20)])
 
     waiting = gevent.spawn(bulk)
-    wait_until(lambda: stage.depth() == 20)
+    wait_until(lambda: frontend.depth() == 20)
     waiting.kill()
     # Those that it had not come to yet go with their deadline.
-    wait_until(lambda: stage.client.router.size == 0)
+    wait_until(lambda: frontend.client.router.size == 0)
 
 
-def a_submission_that_fails_leaves_nothing(stage: Stage) -> None:
-    for bad in (partial(stage.submit, 1, "no-such-model"), partial(stage.client.submit, NOBODY, Tier.PAID, b"\xff")):
+def a_submission_that_fails_leaves_nothing(frontend: FrontendFixture) -> None:
+    for bad in (
+        partial(frontend.submit, 1, "no-such-model"),
+        partial(frontend.client.submit, NOBODY, Tier.PAID, b"\xff"),
+    ):
         try:
             bad(timeout_s=5.0)
         except (LookupError, ValueError):
             pass
         else:
             raise AssertionError("it went through")
-    assert stage.client.router.size == 0
+    assert frontend.client.router.size == 0
 
 
-def watching_a_foreign_id_leaves_no_subscription(stage: Stage) -> None:
-    other = stage.make_client()
+def watching_a_foreign_id_leaves_no_subscription(frontend: FrontendFixture) -> None:
+    other = frontend.make_client()
     pending = other.submit(NOBODY, Tier.PAID, b'"x"', timeout_s=20.0, waits=False)
     task_id = other.receipt(pending)
-    own = {stage.client.router.channel, other.router.channel}
+    own = {frontend.client.router.channel, other.router.channel}
 
-    reply = stage.client.result(task_id, wait_s=0.2)
+    reply = frontend.client.result(task_id, wait_s=0.2)
     assert reply is not None
     assert reply.status == "PENDING"
-    assert stage.client.router.size == 0
-    wait_until(lambda: set(stage.channels()) == own, "the subscription ended")
+    assert frontend.client.router.size == 0
+    wait_until(lambda: set(frontend.channels()) == own, "the subscription ended")
 
-    watchers = [gevent.spawn(stage.client.result, task_id, 20.0) for _ in range(3)]
-    wait_until(lambda: len(stage.channels()) == 3)
+    watchers = [gevent.spawn(frontend.client.result, task_id, 20.0) for _ in range(3)]
+    wait_until(lambda: len(frontend.channels()) == 3)
     began = time.monotonic()
-    stage.serve()
+    frontend.serve()
     gevent.joinall(watchers, timeout=15, raise_error=True)
     assert [output(each.value) for each in watchers] == [{"echo": "x"}] * 3
     assert time.monotonic() - began < 10
-    assert stage.client.router.size == 0
-    wait_until(lambda: set(stage.channels()) == own, "the subscription ended")
+    assert frontend.client.router.size == 0
+    wait_until(lambda: set(frontend.channels()) == own, "the subscription ended")
 
 
-def watching_does_not_miss_what_happens_meanwhile(stage: Stage) -> None:
+def watching_does_not_miss_what_happens_meanwhile(frontend: FrontendFixture) -> None:
     """The result is stored between the first look and the subscription, or at any other moment."""
     for i in range(40):
-        task_id = stage.client.receipt(stage.submit(i, waits=False))
-        reply = stage.client.result(task_id, wait_s=20.0)
+        task_id = frontend.client.receipt(frontend.submit(i, waits=False))
+        reply = frontend.client.result(task_id, wait_s=20.0)
         assert isinstance(reply, Reply)
         assert output(reply) == {"echo": i}
 
 
-def watching_survives_a_lost_subscription(stage: Stage) -> None:
-    task_id = stage.client.receipt(stage.submit("x", NOBODY, waits=False))
-    watcher = gevent.spawn(stage.client.result, task_id, 20.0)
-    wait_until(lambda: len(stage.channels()) == 2)
-    claim = stage.store.claim(NOBODY, "b1", 1)
-    stage.redis.client_kill_filter(_type="pubsub")
-    finish(stage.store, claim)
+def watching_survives_a_lost_subscription(frontend: FrontendFixture) -> None:
+    task_id = frontend.client.receipt(frontend.submit("x", NOBODY, waits=False))
+    watcher = gevent.spawn(frontend.client.result, task_id, 20.0)
+    wait_until(lambda: len(frontend.channels()) == 2)
+    claim = frontend.store.claim(NOBODY, "b1", 1)
+    frontend.redis.client_kill_filter(_type="pubsub")
+    finish(frontend.store, claim)
     began = time.monotonic()
     assert output(watcher.get(timeout=15)) == {"echo": "x"}
     assert time.monotonic() - began < 10
-    wait_until(lambda: stage.channels() == [stage.client.router.channel])
+    wait_until(lambda: frontend.channels() == [frontend.client.router.channel])
 
 
-def an_unknown_id_is_not_waited_for(stage: Stage) -> None:
+def an_unknown_id_is_not_waited_for(frontend: FrontendFixture) -> None:
     began = time.monotonic()
-    assert stage.client.result("never-issued", wait_s=20.0) is None
+    assert frontend.client.result("never-issued", wait_s=20.0) is None
     assert time.monotonic() - began < 10
 
 
-def hundreds_may_ask_for_results_at_once(stage: Stage) -> None:
+def hundreds_may_ask_for_results_at_once(frontend: FrontendFixture) -> None:
     """More at once than the client has connections."""
-    task_id = stage.client.receipt(stage.submit("x", waits=False))
-    assert stage.client.result(task_id, wait_s=20.0) is not None
-    replies = all_of(partial(stage.client.result, task_id) for _ in range(400))
+    task_id = frontend.client.receipt(frontend.submit("x", waits=False))
+    assert frontend.client.result(task_id, wait_s=20.0) is not None
+    replies = all_of(partial(frontend.client.result, task_id) for _ in range(400))
     assert {output(each)["echo"] for each in replies} == {"x"}
-    assert set(all_of(partial(stage.client.cancel, task_id) for _ in range(400))) == {"SUCCESS"}
-    assert len(stage.redis.client_list()) < 100
+    assert set(all_of(partial(frontend.client.cancel, task_id) for _ in range(400))) == {"SUCCESS"}
+    assert len(frontend.redis.client_list()) < 100
 
 
-def a_stopped_client_lets_everybody_go(stage: Stage) -> None:
-    client = stage.make_client()
+def a_stopped_client_lets_everybody_go(frontend: FrontendFixture) -> None:
+    client = frontend.make_client()
     wait_until(lambda: client.router.connected)
     pendings = [client.submit(NOBODY, Tier.PAID, b"1", timeout_s=20.0) for _ in range(3)]
     waiting = [gevent.spawn(error_of, partial(client.wait, each)) for each in pendings]
-    wait_until(lambda: stage.depth() == 3)
+    wait_until(lambda: frontend.depth() == 3)
     client.stop()
     began = time.monotonic()
     gevent.joinall(waiting, timeout=15)
     assert [type(each.value) for each in waiting] == [ShuttingDown] * 3
     assert time.monotonic() - began < 10
-    assert stage.channels() == [stage.client.router.channel]
+    assert frontend.channels() == [frontend.client.router.channel]
 
 
-def a_client_that_has_to_go_tells_those_who_wait_and_those_who_come(stage: Stage) -> None:
-    client = stage.make_client()
+def a_client_that_has_to_go_tells_those_who_wait_and_those_who_come(frontend: FrontendFixture) -> None:
+    client = frontend.make_client()
     wait_until(lambda: client.router.connected)
     polled = client.receipt(client.submit(NOBODY, Tier.PAID, b"1", timeout_s=20.0, waits=False))
     watching = gevent.spawn(client.result, polled, 20.0)
     waiting = gevent.spawn(error_of, partial(client.wait, client.submit(NOBODY, Tier.PAID, b"1", timeout_s=20.0)))
-    wait_until(lambda: stage.depth() == 2)
+    wait_until(lambda: frontend.depth() == 2)
     client.router.refuse()
     began = time.monotonic()
     late = error_of(lambda: client.wait(client.submit(NOBODY, Tier.PAID, b"1", timeout_s=20.0)))
@@ -199,7 +202,7 @@ def a_client_that_has_to_go_tells_those_who_wait_and_those_who_come(stage: Stage
     assert [type(waiting.value), type(late)] == [ShuttingDown] * 2
     assert watching.value.status == "PENDING"
     # Whoever was refused asks again elsewhere; the one that is polled for is somebody's still.
-    wait_until(lambda: stage.redis.zcard(KEYS.cancelled()) == 2)
-    assert stage.redis.zscore(KEYS.cancelled(), polled) is None
+    wait_until(lambda: frontend.redis.zcard(KEYS.cancelled()) == 2)
+    assert frontend.redis.zscore(KEYS.cancelled(), polled) is None
     assert time.monotonic() - began < 10
     assert client.router.size == 0

@@ -18,23 +18,32 @@ from tasks.client.client import Client
 from tasks.errors import BackendUnavailable, DeadlineExceeded
 from tests.fakes.proxy import LossyProxy
 from tests.fakes.worker import StandInWorker, serve
-from tests.gevent_scenarios.frontend_fixture import KEYS, LONG_S, NOBODY, SERVED, Stage, all_of, error_of, output
+from tests.gevent_scenarios.frontend_fixture import (
+    KEYS,
+    LONG_S,
+    NOBODY,
+    SERVED,
+    FrontendFixture,
+    all_of,
+    error_of,
+    output,
+)
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
 
 @contextmanager
-def own_server() -> Iterator[tuple[PrivateValkey, Stage]]:
+def own_server() -> Iterator[tuple[PrivateValkey, FrontendFixture]]:
     valkey = PrivateValkey()
     valkey.start()
-    stage = Stage(valkey.url)
+    frontend = FrontendFixture(valkey.url)
     worker = StandInWorker(valkey.url)
     worker.start()
     try:
-        yield valkey, stage
+        yield valkey, frontend
     finally:
         worker.stop()
-        stage.close()
+        frontend.close()
         valkey.stop()
 
 
@@ -57,117 +66,117 @@ def quickly(call: Callable[[], object], *, within_s: float = 3.0) -> BackendUnav
     return error
 
 
-def a_redis_that_is_gone_is_told_at_once_and_used_again_as_soon_as_it_is_back(_: Stage) -> None:
-    with own_server() as (valkey, stage):
-        assert stage.ask("before") == {"echo": "before"}
+def a_redis_that_is_gone_is_told_at_once_and_used_again_as_soon_as_it_is_back(_: FrontendFixture) -> None:
+    with own_server() as (valkey, frontend):
+        assert frontend.ask("before") == {"echo": "before"}
         for _round in range(2):
             valkey.kill()
             for _attempt in range(3):
-                quickly(partial(stage.ask, "meanwhile"))
-                quickly(lambda: stage.client.receipt(stage.submit("meanwhile", waits=False)))
-                quickly(partial(stage.client.result, "some-id"))
-                quickly(partial(stage.client.cancel, "some-id"))
-            assert stage.client.router.size == 0
+                quickly(partial(frontend.ask, "meanwhile"))
+                quickly(lambda: frontend.client.receipt(frontend.submit("meanwhile", waits=False)))
+                quickly(partial(frontend.client.result, "some-id"))
+                quickly(partial(frontend.client.cancel, "some-id"))
+            assert frontend.client.router.size == 0
             # Long enough for every retry that gives up after a number of times.
             gevent.sleep(1.5)
             valkey.start()
             # The very first, without a restart, and without waiting for its deadline.
             began = time.monotonic()
-            assert stage.ask("after", timeout_s=20.0) == {"echo": "after"}
+            assert frontend.ask("after", timeout_s=20.0) == {"echo": "after"}
             assert time.monotonic() - began < 10
-            assert stage.client.result("never-issued") is None
-            wait_until(lambda: stage.channels() == [stage.client.router.channel])
+            assert frontend.client.result("never-issued") is None
+            wait_until(lambda: frontend.channels() == [frontend.client.router.channel])
 
 
-def callers_in_flight_end_by_their_deadlines(_: Stage) -> None:
-    with own_server() as (valkey, stage):
-        waiting = [gevent.spawn(error_of, partial(stage.ask, i, NOBODY, timeout_s=2.0)) for i in range(50)]
-        wait_until(lambda: stage.depth() == 50)
+def callers_in_flight_end_by_their_deadlines(_: FrontendFixture) -> None:
+    with own_server() as (valkey, frontend):
+        waiting = [gevent.spawn(error_of, partial(frontend.ask, i, NOBODY, timeout_s=2.0)) for i in range(50)]
+        wait_until(lambda: frontend.depth() == 50)
         # That they are in the queue has been heard as well, once the queue has said so of another: who does not know is
         # told at once.
-        stage.client.receipt(stage.submit("another", NOBODY, waits=False))
+        frontend.client.receipt(frontend.submit("another", NOBODY, waits=False))
         valkey.kill()
         began = time.monotonic()
         gevent.joinall(waiting, timeout=20, raise_error=True)
         assert {type(each.value) for each in waiting} == {DeadlineExceeded}
         assert time.monotonic() - began < 10
-        assert stage.client.router.size == 0
+        assert frontend.client.router.size == 0
         valkey.start()
-        assert stage.ask("after") == {"echo": "after"}
+        assert frontend.ask("after") == {"echo": "after"}
 
 
-def answers_stored_during_an_outage_of_the_subscription_are_found(_: Stage) -> None:
-    with own_server() as (_valkey, stage):
-        pendings = [stage.submit(i, NOBODY) for i in range(20)]
-        wait_until(lambda: stage.depth() == 20)
+def answers_stored_during_an_outage_of_the_subscription_are_found(_: FrontendFixture) -> None:
+    with own_server() as (_valkey, frontend):
+        pendings = [frontend.submit(i, NOBODY) for i in range(20)]
+        wait_until(lambda: frontend.depth() == 20)
         # Nobody may subscribe, everything else goes on.
-        stage.redis.config_set("maxclients", len(stage.redis.client_list()) - 1)
-        stage.redis.client_kill_filter(_type="pubsub")
-        stage.serve()
+        frontend.redis.config_set("maxclients", len(frontend.redis.client_list()) - 1)
+        frontend.redis.client_kill_filter(_type="pubsub")
+        frontend.serve()
         gevent.sleep(0.5)
         assert not any(each.done for each in pendings)
-        stage.redis.config_set("maxclients", 10_000)
-        assert [output(stage.client.wait(each)) for each in pendings] == [{"echo": i} for i in range(20)]
+        frontend.redis.config_set("maxclients", 10_000)
+        assert [output(frontend.client.wait(each)) for each in pendings] == [{"echo": i} for i in range(20)]
 
 
-def deadlines_hold_while_redis_hangs(_: Stage) -> None:
-    with own_server() as (valkey, stage):
-        sent = stage.submit("sent", NOBODY, timeout_s=0.6, hung_up=lambda: False)
-        gone = stage.submit("gone", NOBODY, timeout_s=20.0, hung_up=lambda: True)
-        wait_until(lambda: stage.depth() == 2)
+def deadlines_hold_while_redis_hangs(_: FrontendFixture) -> None:
+    with own_server() as (valkey, frontend):
+        sent = frontend.submit("sent", NOBODY, timeout_s=0.6, hung_up=lambda: False)
+        gone = frontend.submit("gone", NOBODY, timeout_s=20.0, hung_up=lambda: True)
+        wait_until(lambda: frontend.depth() == 2)
         with hanging(valkey):
             began = time.monotonic()
-            late = [stage.submit(i, NOBODY, timeout_s=0.3) for i in range(5)]
-            errors = [error_of(partial(stage.client.wait, each)) for each in (*late, sent)]
+            late = [frontend.submit(i, NOBODY, timeout_s=0.3) for i in range(5)]
+            errors = [error_of(partial(frontend.client.wait, each)) for each in (*late, sent)]
             assert {type(each) for each in errors} == {DeadlineExceeded}
             assert time.monotonic() - began < 4
         assert gone.task_id
-        error_of(partial(stage.client.wait, gone))
-        assert stage.client.router.size == 0
+        error_of(partial(frontend.client.wait, gone))
+        assert frontend.client.router.size == 0
 
 
-def what_nobody_waits_for_any_more_is_not_queued_late(_: Stage) -> None:
-    with own_server() as (valkey, stage):
+def what_nobody_waits_for_any_more_is_not_queued_late(_: FrontendFixture) -> None:
+    with own_server() as (valkey, frontend):
         with hanging(valkey):
             # The first is on its way to Redis already; the others are still here.
-            first = stage.submit("first", NOBODY, timeout_s=20.0)
+            first = frontend.submit("first", NOBODY, timeout_s=20.0)
             gevent.sleep(0.05)
-            late = [stage.submit(i, NOBODY, timeout_s=0.2) for i in range(5)]
-            killed = gevent.spawn(stage.ask, "killed", NOBODY)
+            late = [frontend.submit(i, NOBODY, timeout_s=0.2) for i in range(5)]
+            killed = gevent.spawn(frontend.ask, "killed", NOBODY)
             gevent.sleep(0.05)
             killed.kill()
             for each in late:
-                error_of(partial(stage.client.wait, each))
-        last = stage.submit("last", NOBODY, timeout_s=20.0)
-        wait_until(lambda: stage.depth() >= 2)
-        assert stage.serve() == 2
-        assert [output(stage.client.wait(each)) for each in (first, last)] == [{"echo": "first"}, {"echo": "last"}]
+                error_of(partial(frontend.client.wait, each))
+        last = frontend.submit("last", NOBODY, timeout_s=20.0)
+        wait_until(lambda: frontend.depth() >= 2)
+        assert frontend.serve() == 2
+        assert [output(frontend.client.wait(each)) for each in (first, last)] == [{"echo": "first"}, {"echo": "last"}]
 
 
-def a_flush_is_not_queued_twice_when_its_reply_got_lost(_: Stage) -> None:
+def a_flush_is_not_queued_twice_when_its_reply_got_lost(_: FrontendFixture) -> None:
     with own_server() as (valkey, direct):
         proxy = LossyProxy(valkey.port)
         proxy.start()
-        stage = Stage(proxy.url)
+        frontend = FrontendFixture(proxy.url)
         try:
-            assert stage.ask("before") == {"echo": "before"}
+            assert frontend.ask("before") == {"echo": "before"}
             for number in range(3):
                 proxy.lose_reply_to(b"EVALSHA")
-                pendings = [stage.submit((number, i), NOBODY) for i in range(10)]
+                pendings = [frontend.submit((number, i), NOBODY) for i in range(10)]
                 wait_until(lambda: proxy.lost == number + 1)  # noqa: B023 - called before the next round
                 wait_until(lambda: direct.depth() >= 10)
-                assert stage.ask("after") == {"echo": "after"}
+                assert frontend.ask("after") == {"echo": "after"}
                 assert direct.serve() == 10
-                answers = [output(stage.client.wait(each)) for each in pendings]
+                answers = [output(frontend.client.wait(each)) for each in pendings]
                 assert answers == [{"echo": [number, i]} for i in range(10)]
         finally:
-            stage.close()
+            frontend.close()
             proxy.stop()
 
 
-def what_a_refused_flush_may_have_left_is_taken_back(_: Stage) -> None:
-    with own_server() as (valkey, stage):
-        client = Client(stage.settings, connect(valkey.url, timeout_s=0.5))
+def what_a_refused_flush_may_have_left_is_taken_back(_: FrontendFixture) -> None:
+    with own_server() as (valkey, frontend):
+        client = Client(frontend.settings, connect(valkey.url, timeout_s=0.5))
         client.start()
         try:
             assert output(client.wait(client.submit(SERVED, Tier.PAID, b"1", timeout_s=LONG_S))) == {"echo": 1}
@@ -178,41 +187,41 @@ def what_a_refused_flush_may_have_left_is_taken_back(_: Stage) -> None:
                 kept = client.submit(NOBODY, Tier.PAID, b'"kept"', timeout_s=LONG_S, idempotency_key="k")
                 quickly(partial(client.wait, pending))
                 quickly(partial(client.wait, kept))
-            wait_until(lambda: stage.depth() == 2)
-            wait_until(lambda: stage.redis.zscore(KEYS.cancelled(), pending.task_id) is not None)
-            claim = stage.store.claim(NOBODY, "batch", 10)
+            wait_until(lambda: frontend.depth() == 2)
+            wait_until(lambda: frontend.redis.zscore(KEYS.cancelled(), pending.task_id) is not None)
+            claim = frontend.store.claim(NOBODY, "batch", 10)
             assert [each.verdict for each in claim.entries] == [Verdict.CANCELLED, Verdict.RUN]
         finally:
             client.stop()
 
 
-def a_subscription_that_went_dead_is_replaced_within_seconds(_: Stage) -> None:
+def a_subscription_that_went_dead_is_replaced_within_seconds(_: FrontendFixture) -> None:
     with own_server() as (valkey, _direct):
         proxy = LossyProxy(valkey.port)
         proxy.start()
-        stage = Stage(proxy.url)
+        frontend = FrontendFixture(proxy.url)
         try:
-            pendings = [stage.submit(i, NOBODY, timeout_s=30.0) for i in range(20)]
-            wait_until(lambda: stage.depth() == 20)
+            pendings = [frontend.submit(i, NOBODY, timeout_s=30.0) for i in range(20)]
+            wait_until(lambda: frontend.depth() == 20)
             # Connections of the pool lie idle, and are dead afterwards as well.
-            all_of(partial(stage.client.result, "never-issued") for _ in range(5))
+            all_of(partial(frontend.client.result, "never-issued") for _ in range(5))
             began = time.monotonic()
             assert proxy.deaden() >= 4
             # The worker's own connections are well: it answers, and the answers are heard by nobody.
             store = RedisBatchStore(connect(valkey.url), "elsewhere")
             serve(store, NOBODY, "elsewhere-1")
-            assert [output(stage.client.wait(each)) for each in pendings] == [{"echo": i} for i in range(20)]
+            assert [output(frontend.client.wait(each)) for each in pendings] == [{"echo": i} for i in range(20)]
             # Their own deadlines would be in 30.
             assert time.monotonic() - began < 7.0
         finally:
-            stage.close()
+            frontend.close()
             proxy.stop()
 
 
-def many_callers_at_once_survive_a_restart(_: Stage) -> None:
-    with own_server() as (valkey, stage):
-        all_of(partial(stage.ask, i) for i in range(200))
+def many_callers_at_once_survive_a_restart(_: FrontendFixture) -> None:
+    with own_server() as (valkey, frontend):
+        all_of(partial(frontend.ask, i) for i in range(200))
         valkey.kill()
         valkey.start()
-        assert all_of(partial(stage.ask, i) for i in range(200)) == [{"echo": i} for i in range(200)]
-        assert stage.client.router.size == 0
+        assert all_of(partial(frontend.ask, i) for i in range(200)) == [{"echo": i} for i in range(200)]
+        assert frontend.client.router.size == 0

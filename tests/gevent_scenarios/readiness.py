@@ -17,10 +17,10 @@ from redis import Redis
 from batching.claim.registry import WorkerRegistry
 from config.settings import Settings
 from config.tiers import Tier
-from tasks.fleet.desired_state import Controls
+from tasks.fleet.desired_state import DesiredState
 from tasks.fleet.registry_reader import ExecutorRow, WorkerRow
 from tests.fakes.worker import StandInWorker
-from tests.gevent_scenarios.frontend_fixture import KEYS, NOBODY, SERVED, SMALL, Stage, all_of
+from tests.gevent_scenarios.frontend_fixture import KEYS, NOBODY, SERVED, SMALL, FrontendFixture, all_of
 from tests.gevent_scenarios.outages import hanging
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
@@ -32,7 +32,7 @@ _LONG_BEFORE_REDIS_GIVES_UP_S = 3.5
 
 
 @contextmanager
-def frontend(settings: Settings) -> Iterator[FlaskClient]:
+def frontend_app(settings: Settings) -> Iterator[FlaskClient]:
     app = create_app(make_services(settings))
     app.start()
     try:
@@ -63,47 +63,47 @@ def post(client: FlaskClient, path: str, body: dict[str, object], **headers: str
     return answer.status_code, answer.json
 
 
-def one_model_that_is_not_served_does_not_take_the_others_along(stage: Stage) -> None:
-    says(stage.redis, **{SERVED: "ready", SMALL: "failed"})
-    with frontend(stage.settings) as client:
+def one_model_that_is_not_served_does_not_take_the_others_along(frontend: FrontendFixture) -> None:
+    says(frontend.redis, **{SERVED: "ready", SMALL: "failed"})
+    with frontend_app(frontend.settings) as client:
         status, body = is_ready(client)
         assert (status, body["status"], body["models"]) == (200, "ready", [SERVED])
-        assert set(body["unavailable_models"]) == set(stage.settings.models) - {SERVED}
+        assert set(body["unavailable_models"]) == set(frontend.settings.models) - {SERVED}
         assert is_ready(client, f"?model={SERVED}")[0] == 200
         status, body = is_ready(client, f"?model={SMALL}")
         assert (status, body["error"]) == (503, "MODEL_UNAVAILABLE")
         assert SMALL in body["message"]
         assert is_ready(client, "?model=else")[1]["error"] == "UNKNOWN_MODEL"
 
-        says(stage.redis, **{SERVED: "starting", SMALL: "ready"})
+        says(frontend.redis, **{SERVED: "starting", SMALL: "ready"})
         wait_until(lambda: is_ready(client, f"?model={SMALL}")[0] == 200)
         assert is_ready(client, f"?model={SERVED}")[0] == 503
         assert is_ready(client)[0] == 200
 
-        says(stage.redis, **{SERVED: "starting", SMALL: "failed"})
+        says(frontend.redis, **{SERVED: "starting", SMALL: "failed"})
         wait_until(lambda: is_ready(client)[0] == 503)
         body = is_ready(client)[1]
         assert body["error"] == "MODEL_UNAVAILABLE"
-        assert all(name in body["message"] for name in stage.settings.models)
+        assert all(name in body["message"] for name in frontend.settings.models)
 
 
-def probes_cost_redis_one_look_a_second(stage: Stage) -> None:
-    says(stage.redis, **{SERVED: "ready"})
-    with frontend(stage.settings) as client:
+def probes_cost_redis_one_look_a_second(frontend: FrontendFixture) -> None:
+    says(frontend.redis, **{SERVED: "ready"})
+    with frontend_app(frontend.settings) as client:
         assert is_ready(client)[0] == 200
-        before, began = looks(stage.redis), time.monotonic()
+        before, began = looks(frontend.redis), time.monotonic()
         statuses = all_of([lambda: is_ready(client)[0]] * 200)
         assert set(statuses) == {200}
-        assert looks(stage.redis) - before <= (time.monotonic() - began) / FRESH_S + 1
+        assert looks(frontend.redis) - before <= (time.monotonic() - began) / FRESH_S + 1
 
 
-def a_redis_that_hangs_is_told_before_a_probe_gives_up(_: Stage) -> None:
+def a_redis_that_hangs_is_told_before_a_probe_gives_up(_: FrontendFixture) -> None:
     valkey = PrivateValkey()
     valkey.start()
-    stage = Stage(valkey.url)
+    frontend = FrontendFixture(valkey.url)
     try:
-        says(stage.redis, **{SERVED: "ready"})
-        with frontend(stage.settings) as client:
+        says(frontend.redis, **{SERVED: "ready"})
+        with frontend_app(frontend.settings) as client:
             assert is_ready(client)[0] == 200
             with hanging(valkey):
                 gevent.sleep(FRESH_S)
@@ -115,12 +115,12 @@ def a_redis_that_hangs_is_told_before_a_probe_gives_up(_: Stage) -> None:
                     assert "127.0.0.1" not in body["message"]
             wait_until(lambda: is_ready(client)[0] == 200)
     finally:
-        stage.close()
+        frontend.close()
         valkey.stop()
 
 
-def a_model_that_was_never_loaded_is_refused_at_once(stage: Stage) -> None:
-    with frontend(stage.settings) as client:
+def a_model_that_was_never_loaded_is_refused_at_once(frontend: FrontendFixture) -> None:
+    with frontend_app(frontend.settings) as client:
         asked: list[tuple[str, dict[str, object], dict[str, str]]] = [
             ("/v1/inference", {"input": 1, "model": NOBODY}, {}),
             ("/v1/inference", {"input": 1, "model": NOBODY}, {"Prefer": "respond-async"}),
@@ -133,25 +133,25 @@ def a_model_that_was_never_loaded_is_refused_at_once(stage: Stage) -> None:
             status, answer = post(client, path, body, **headers)
             assert (status, answer["error"]) == (503, "MODEL_UNAVAILABLE"), path
             assert answer["retry_after_ms"] >= 1000
-        assert stage.depth() == stage.depth(SERVED) == 0
+        assert frontend.depth() == frontend.depth(SERVED) == 0
 
         # The very first request after it has been loaded, whatever has been seen a moment before.
-        stage.redis.incr(KEYS.edition(NOBODY))
+        frontend.redis.incr(KEYS.edition(NOBODY))
         assert post(client, "/v1/inference", {"input": 1, "model": NOBODY}, Prefer="respond-async")[0] == 202
-        says(stage.redis, **{SERVED: "ready"})
+        says(frontend.redis, **{SERVED: "ready"})
         assert post(client, "/v1/inference", {"input": 1}, Prefer="respond-async")[0] == 202
 
 
-def what_was_loaded_once_waits_and_a_late_answer_says_why(stage: Stage) -> None:
-    stage.redis.incr(KEYS.edition(NOBODY))
+def what_was_loaded_once_waits_and_a_late_answer_says_why(frontend: FrontendFixture) -> None:
+    frontend.redis.incr(KEYS.edition(NOBODY))
     late: dict[str, object] = {"input": 1, "model": NOBODY, "timeout_ms": 200}
-    with frontend(stage.settings) as client:
+    with frontend_app(frontend.settings) as client:
         status, answer = post(client, "/v1/inference", late)
         assert (status, answer["error"]) == (504, "DEADLINE_EXCEEDED")
         assert f"no executor is ready for {NOBODY}" in answer["message"]
 
-        says(stage.redis, **{NOBODY: "ready"})
-        Controls(stage.redis).pause(NOBODY, [Tier.FREE])
+        says(frontend.redis, **{NOBODY: "ready"})
+        DesiredState(frontend.redis).pause(NOBODY, [Tier.FREE])
         gevent.sleep(FRESH_S)
         assert "paused" not in post(client, "/v1/inference", late)[1]["message"]
         message = post(client, "/v1/inference", late, **{"X-Tier": "free"})[1]["message"]
@@ -161,21 +161,21 @@ def what_was_loaded_once_waits_and_a_late_answer_says_why(stage: Stage) -> None:
         results = post(client, "/v1/inference/bulk", bulk, **{"X-Tier": "free"})[1]["results"]
         assert ["paused for free" in each["message"] for each in results] == [True, True]
 
-        Controls(stage.redis).resume(NOBODY)
+        DesiredState(frontend.redis).resume(NOBODY)
         gevent.sleep(FRESH_S)
         assert "paused" not in post(client, "/v1/inference", late, **{"X-Tier": "free"})[1]["message"]
 
 
-def who_knows_a_model_asks_redis_nothing_more(stage: Stage) -> None:
-    stage.redis.incr(KEYS.edition(SERVED))
-    worker = StandInWorker(stage.url)
+def who_knows_a_model_asks_redis_nothing_more(frontend: FrontendFixture) -> None:
+    frontend.redis.incr(KEYS.edition(SERVED))
+    worker = StandInWorker(frontend.url)
     worker.start()
     try:
-        with frontend(stage.settings) as client:
+        with frontend_app(frontend.settings) as client:
             assert post(client, "/v1/inference", {"input": 1})[0] == 200
-            before = looks(stage.redis)
+            before = looks(frontend.redis)
             assert before
             assert [post(client, "/v1/inference", {"input": n})[0] for n in range(20)] == [200] * 20
-            assert looks(stage.redis) == before
+            assert looks(frontend.redis) == before
     finally:
         worker.stop()

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from redis import Redis
 
-from batching.claim.registry import ModelPace, WorkerRegistry
+from batching.claim.registry import ModelThroughput, WorkerRegistry
 from batching.claim.store import Claim, Entry, RedisBatchStore
-from batching.fast_header import NO_KEY, read_stamp
+from batching.fast_header import NO_KEY, read_fast_header
 from config.keys import Shard
 from config.tiers import Tier
 from tasks.errors import RateLimited, ServiceOverloaded
@@ -26,7 +26,7 @@ from tests.fakes.door import MODEL, Door, beat, reasons
 from tests.valkey import PrivateValkey
 
 KEYS = Shard()
-HUNDRED_A_SECOND = ModelPace(2, 50.0, 0.1, 0.2)
+HUNDRED_A_SECOND = ModelThroughput(2, 50.0, 0.1, 0.2)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def all_keys(redis: Redis) -> set[bytes]:
 
 def test_without_a_measured_rate_only_the_hard_limit_counts(redis: Redis) -> None:
     door = Door(redis, max_queue_depth=300)
-    beat(redis, ModelPace(2))
+    beat(redis, ModelThroughput(2))
     assert Counter(reasons(door.send(Tier.FREE, 400))) == {"": 300, "queue_full": 100}
     assert door.depths() == [0, 0, 300]
     door.close()
@@ -97,7 +97,7 @@ def test_a_refusal_says_when_to_come_again_and_what_is_left(redis: Redis, door: 
 
 
 def test_losing_half_the_fleet_shows_within_two_seconds(redis: Redis, door: Door) -> None:
-    pace = ModelPace(1, 50.0, 0.1, 0.2)
+    pace = ModelThroughput(1, 50.0, 0.1, 0.2)
     beat(redis, pace, "w1")
     beat(redis, pace, "w2")
     assert Counter(reasons(door.send(Tier.FREE, 30))) == {"": 30}
@@ -116,8 +116,8 @@ def test_losing_half_the_fleet_shows_within_two_seconds(redis: Redis, door: Door
 
 
 def test_an_executor_of_unknown_pace_counts_as_the_others_do(redis: Redis, door: Door) -> None:
-    beat(redis, ModelPace(1, 50.0, 0.1, 0.2), "w1")
-    beat(redis, ModelPace(3), "w2")
+    beat(redis, ModelThroughput(1, 50.0, 0.1, 0.2), "w1")
+    beat(redis, ModelThroughput(3), "w2")
     door.send()
     _, rate, first_ms, full_ms, full = struct.unpack_from("<5d", redis.get(KEYS.capacity(MODEL)))
     assert (rate, first_ms, full_ms, full) == pytest.approx((200.0, 100.0, 200.0, 10.0))
@@ -164,7 +164,7 @@ def test_what_is_claimed_is_no_longer_held(redis: Redis, door: Door) -> None:
         door.send(Tier.FREE, 10 * number, quota=quota)
     store = RedisBatchStore(redis, "w1")
     claim = store.claim(MODEL, "b1", 12)
-    got = Counter(stamp.key for entry in claim.entries if (stamp := read_stamp(entry.message)))
+    got = Counter(stamp.key for entry in claim.entries if (stamp := read_fast_header(entry.message)))
     assert got == {quota.tag: 4 for quota in keys}
     assert door.held(Tier.FREE) == {quota.tag: 10 * number - 4 for number, quota in enumerate(keys, 1)}
     for number in range(20):
@@ -207,7 +207,7 @@ def test_each_of_a_mixed_flush_has_its_own_queue_deadline_and_key(redis: Redis, 
     sent = {out.task_id: out for out in batch}
     for tier in Tier:
         messages = redis.lrange(KEYS.queue(MODEL, tier), 0, -1)
-        stamps = [stamp for each in reversed(messages) if (stamp := read_stamp(each))]
+        stamps = [stamp for each in reversed(messages) if (stamp := read_fast_header(each))]
         assert [each.task_id for each in stamps] == [
             out.task_id for out in batch if out.queue == KEYS.queue(MODEL, tier)
         ]
@@ -282,7 +282,7 @@ def test_only_where_somebody_else_waits_more_are_taken_than_are_wanted(redis: Re
 
 
 def stamp_of(entry: Entry) -> str:
-    stamp = read_stamp(entry.message)
+    stamp = read_fast_header(entry.message)
     assert stamp is not None
     return stamp.task_id
 

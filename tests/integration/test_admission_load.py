@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from redis import Redis
 
-from batching.claim.registry import ModelPace
+from batching.claim.registry import ModelThroughput
 from batching.claim.store import RedisBatchStore
-from batching.fast_header import read_stamp
+from batching.fast_header import read_fast_header
 from config.keys import Shard
 from config.redis import connect
 from config.tiers import Tier
@@ -93,7 +93,7 @@ def _p95_of_the_ordinary(redis: Redis, door: Door, *, hog: bool) -> tuple[float,
     refused = 0
     for step in range(STEPS):
         # What can be done in a second, so that free has room for 35 batches, or more than a window looks through.
-        beat(redis, ModelPace(1, 100.0 * BATCH, 0.01, 0.01))
+        beat(redis, ModelThroughput(1, 100.0 * BATCH, 0.01, 0.01))
         arrivals = [
             (rng.random(), quota)
             for quota, mean in [*((each, BATCH * 2 / 3 / 20) for each in KEYS_OF_ONE_TIER), (HOG, BATCH * 2 / 3 * hog)]
@@ -107,7 +107,7 @@ def _p95_of_the_ordinary(redis: Redis, door: Door, *, hog: bool) -> tuple[float,
                 came[out.task_id] = step + at
         claim = store.claim(MODEL, f"b{step}-{hog}", BATCH)
         for entry in claim.entries:
-            stamp = read_stamp(entry.message)
+            stamp = read_fast_header(entry.message)
             if stamp and stamp.task_id in came:
                 waits.append(step + 2 - came[stamp.task_id])
     assert len(waits) > 0.9 * len(came)

@@ -1,7 +1,7 @@
 """`tune --auto` against a Redis that says what a running system would: kept, taken back, and left alone.
 
-Time does not pass by itself here: whoever waits has the requests of that time written into the journal, as quick as the
-settings of the moment would make them.
+Time does not pass by itself here: whoever waits has the requests of that time written into the batch log, as quick as
+the settings of the moment would make them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from cli.plan.autotune import report
 from cli.plan.autotune.run import Outcome, Tuner, Wanted
 from config.keys import Shard
 from config.settings import ModelSettings, Settings
-from tasks.fleet.desired_state import Controls, with_wishes
+from tasks.fleet.desired_state import DesiredState, with_desired
 from tasks.fleet.registry_reader import ExecutorRow, WorkerRow
-from tasks.observability.batch_log import BatchRecord, Journal, Member
+from tasks.observability.batch_log import BatchLog, BatchRecord, Member
 
 KEYS = Shard()
 MODEL = ModelSettings(name="m", source="workers.models.echo:Echo", policy="fixed", max_batch_size=64, max_wait_ms=100)
@@ -37,7 +37,7 @@ class System:
 
     def __init__(self, redis: Redis, took_ms: Callable[[ModelSettings], float]) -> None:
         self.redis = redis
-        self.controls = Controls(redis)
+        self.controls = DesiredState(redis)
         self.every_ms = EVERY_MS
         self.slept: list[float] = []
         self._took_ms = took_ms
@@ -55,14 +55,14 @@ class System:
             self._count += 1
             member = Member(f"r{self._count}", 1, 0, 0, round(took_ms), "OK")
             record = BatchRecord(id=f"b{self._count}", model="m", claimed_ms=int(self._at_ms), members=[member])
-            Journal(self.redis).write([record])
+            BatchLog(self.redis).write([record])
             self._at_ms += self.every_ms
 
     def tuned(self) -> dict[str, object]:
         return self.controls.read(("m",))["m"].tuned
 
     def now(self) -> ModelSettings:
-        return with_wishes(MODEL, self.controls.read(("m",))["m"])
+        return with_desired(MODEL, self.controls.read(("m",))["m"])
 
 
 def as_promised(model: ModelSettings) -> float:

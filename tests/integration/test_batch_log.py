@@ -11,7 +11,7 @@ from redis import Redis
 import tasks.observability.batch_log
 from config.keys import Shard
 from tasks.client.client import new_id
-from tasks.observability.batch_log import HOUR_MS, UNSETTLED, BatchRecord, Journal, Member
+from tasks.observability.batch_log import HOUR_MS, UNSETTLED, BatchLog, BatchRecord, Member
 from tasks.observability.explain import explain, explain_recorded, why_unknown
 from tasks.protocol.ids import made_at_ms, owned_id
 
@@ -45,7 +45,7 @@ def dated(redis: Redis, which: str, age_ms: int) -> None:
 def test_an_answer_whose_result_is_gone_is_explained_by_either_id(redis: Redis) -> None:
     task_id, other = new_id(), new_id()
     tried = batch(Member(task_id, 1, 1, request_id="case-7"), name="b0", at_ms=1000, why="the process was killed")
-    Journal(redis).write([tried, batch(Member(task_id, 1, 2, 3, 17, "OK", "case-7"), Member(other, 2, 1, 3, 9, "OK"))])
+    BatchLog(redis).write([tried, batch(Member(task_id, 1, 2, 3, 17, "OK", "case-7"), Member(other, 2, 1, 3, 9, "OK"))])
     by_task, by_request = explain(redis, ["m"], task_id), explain(redis, ["m"], "case-7")
     assert by_task is not None
     assert by_request == by_task | {"request_id": "case-7"}
@@ -59,8 +59,8 @@ def test_an_answer_whose_result_is_gone_is_explained_by_either_id(redis: Redis) 
 
 def test_an_id_that_a_caller_gave_twice_means_its_newest_request(redis: Redis) -> None:
     older, newer = new_id(), new_id()
-    Journal(redis).write([batch(Member(older, 1, 1, 0, 0, "OK", "same"), at_ms=1000)])
-    Journal(redis).write([batch(Member(newer, 1, 1, 0, 0, "OK", "same"), at_ms=2000)])
+    BatchLog(redis).write([batch(Member(older, 1, 1, 0, 0, "OK", "same"), at_ms=1000)])
+    BatchLog(redis).write([batch(Member(newer, 1, 1, 0, 0, "OK", "same"), at_ms=2000)])
     about = explain(redis, ["m"], "same")
     assert about is not None
     assert (about["task_id"], about["attempts"]) == (newer, [])
@@ -69,7 +69,7 @@ def test_an_id_that_a_caller_gave_twice_means_its_newest_request(redis: Redis) -
 def test_owners_are_told_of_their_own_alone(redis: Redis) -> None:
     hers, his = owned_id(new_id(), "alice"), owned_id(new_id(), "bob")
     members = [Member(each, 1, 1, 0, 5, "OK", "same-name") for each in (hers, his)]
-    Journal(redis).write([batch(*members)])
+    BatchLog(redis).write([batch(*members)])
     for owner, own, others in (("alice", hers, his), ("bob", his, hers)):
         assert (explain_recorded(redis, "same-name", owner) or {})["task_id"] == own
         assert (explain_recorded(redis, own, owner) or {})["status"] == "completed"
@@ -84,11 +84,11 @@ def test_what_failed_is_known_for_a_day_and_the_rest_for_an_hour(redis: Redis) -
     door = BatchRecord(model="m", why="refused at the door (pressure)", claimed_ms=at_ms, members=[
         Member(refused, 2, 0, code="SERVICE_OVERLOADED"),
     ])  # fmt: skip
-    Journal(redis).write([batch(Member(good, 1, 1, 0, 0, "OK"), failed, at_ms=at_ms), door])
+    BatchLog(redis).write([batch(Member(good, 1, 1, 0, 0, "OK"), failed, at_ms=at_ms), door])
     for which in ("all", "failed"):
         dated(redis, which, 3 * HOUR_MS)
     # The next write drops what is too old.
-    Journal(redis).write([batch(Member(new_id(), 1, 1, 0, 0, "OK"), name="b2")])
+    BatchLog(redis).write([batch(Member(new_id(), 1, 1, 0, 0, "OK"), name="b2")])
     assert redis.xlen(KEYS.record("all")) == 1
     about = explain(redis, ["m"], bad)
     assert about is not None
@@ -100,13 +100,13 @@ def test_what_failed_is_known_for_a_day_and_the_rest_for_an_hour(redis: Redis) -
 
 
 def test_beyond_its_ceiling_the_oldest_go_and_whoever_asks_is_told_how_far_it_reaches(redis: Redis) -> None:
-    journal = Journal(redis, max_bytes=MIB)
+    batch_log = BatchLog(redis, max_bytes=MIB)
     names = [id_of(40 * 60_000) for _ in range(64)]
-    journal.write([batch(*(Member(each, 1, 1, 0, 0, "OK") for each in names))])
+    batch_log.write([batch(*(Member(each, 1, 1, 0, 0, "OK") for each in names))])
     dated(redis, "all", 40 * 60_000)
     recent = [[new_id() for _ in range(64)] for _ in range(900)]
     for n, ids in enumerate(recent):
-        journal.write([batch(*(Member(each, 1, 1, 0, 3, "OK") for each in ids), name=f"b{n}")])
+        batch_log.write([batch(*(Member(each, 1, 1, 0, 3, "OK") for each in ids), name=f"b{n}")])
     assert explain(redis, ["m"], names[0]) is None
     assert explain(redis, ["m"], recent[-1][0]) is not None
     told = why_unknown(redis, names[0])
@@ -121,11 +121,11 @@ def test_beyond_its_ceiling_the_oldest_go_and_whoever_asks_is_told_how_far_it_re
 
 
 def test_one_request_is_found_without_reading_it_all(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(redis)
-    journal.write([batch(*(Member(new_id(), 1, 1, 0, 3, "OK") for _ in range(64)))])
+    batch_log = BatchLog(redis)
+    batch_log.write([batch(*(Member(new_id(), 1, 1, 0, 3, "OK") for _ in range(64)))])
     dated(redis, "all", 20 * 60_000)
     wanted = new_id()
-    journal.write([batch(Member(wanted, 1, 1, 0, 3, "OK"))])
+    batch_log.write([batch(Member(wanted, 1, 1, 0, 3, "OK"))])
     read: list[bytes] = []
     real: Callable[[bytes], bytes] = tasks.observability.batch_log.zlib.decompress
 
@@ -134,13 +134,13 @@ def test_one_request_is_found_without_reading_it_all(redis: Redis, monkeypatch: 
         return real(data)
 
     monkeypatch.setattr("tasks.observability.batch_log.zlib.decompress", counted)
-    assert [record.id for record, _ in journal.find(wanted)] == ["b1"]
+    assert [record.id for record, _ in batch_log.find(wanted)] == ["b1"]
     assert len(read) == 1
 
 
 def test_what_was_not_settled_has_no_end(redis: Redis) -> None:
     task_id = new_id()
-    Journal(redis).write([batch(Member(task_id, 1, 1), why="its worker died")])
+    BatchLog(redis).write([batch(Member(task_id, 1, 1), why="its worker died")])
     about = explain(redis, ["m"], task_id)
     assert about is not None
     assert (about["status"], len(about["attempts"])) == ("unknown", 1)

@@ -12,7 +12,7 @@ from redis import Redis
 
 from batching.claim.registry import WorkerRegistry, make_worker_id
 from batching.claim.store import Blame, RedisBatchStore, Settled, Verdict
-from batching.fast_header import HEAD, Stamp, read_stamp, write_stamp
+from batching.fast_header import HEAD, FastHeader, read_fast_header, write_fast_header
 from batching.policy import DEFAULT_SHARES, allocate
 from batching.script_args import LOOK
 from config.keys import Shard
@@ -28,7 +28,7 @@ def store(redis: Redis) -> RedisBatchStore:
 
 
 def ids(claim) -> list[str]:
-    return [read_stamp(entry.message).task_id for entry in claim.entries]
+    return [read_fast_header(entry.message).task_id for entry in claim.entries]
 
 
 def test_claims_in_order_and_leases_in_the_same_breath(store: RedisBatchStore, redis: Redis) -> None:
@@ -66,7 +66,7 @@ def test_the_expired_and_cancelled_do_not_take_places(store: RedisBatchStore, re
     put(redis, "next")
     redis.zadd(KEYS.cancelled(), {"gone": now_ms(redis) + 60_000})
     claim = store.claim(MODEL, "b1", 2)
-    verdicts = {read_stamp(each.message).task_id: each.verdict for each in claim.entries}
+    verdicts = {read_fast_header(each.message).task_id: each.verdict for each in claim.entries}
     assert verdicts == {
         "old": Verdict.EXPIRED, "gone": Verdict.CANCELLED, "good": Verdict.RUN, "next": Verdict.RUN,
     }  # fmt: skip
@@ -169,7 +169,7 @@ def test_given_back_to_the_head_in_the_old_order_with_attempts_counted(store: Re
     assert store.give_back(MODEL, "b1", blame=Blame.ATTEMPT) == 4
     again = store.claim(MODEL, "b2", 6)
     assert ids(again) == ["t0", "t2", "t4", "t1", "t3", "t5"]
-    stamps = [read_stamp(entry.message) for entry in again.entries]
+    stamps = [read_fast_header(entry.message) for entry in again.entries]
     first = {s.task_id: s for s in stamps}
     returned = set(ids(claim))
     assert {s.task_id for s in stamps if s.attempt == 1} == returned
@@ -228,7 +228,7 @@ def test_leases_of_a_process_that_was_seen_to_die_come_back_at_once(redis: Redis
     assert registry.bury(4711) == 1
 
     (message,) = redis.lrange(KEYS.queue(MODEL, Tier.PAID), 0, -1)
-    stamp = read_stamp(message)
+    stamp = read_fast_header(message)
     assert (stamp.task_id, stamp.attempt, stamp.lost) == (dead, 1, 0)
     assert redis.zrange(KEYS.workers(), 0, -1) == [other.encode()]
     assert registry.bury(4711) == 0
@@ -238,7 +238,7 @@ def test_a_worker_with_a_lease_is_never_forgotten(redis: Redis) -> None:
     store = RedisBatchStore(redis, "w1")
     put(redis, "t0")
     store.claim(MODEL, "b1", 1)
-    WorkerRegistry(redis, 5.0).strike("w1")
+    WorkerRegistry(redis, 5.0).deregister("w1")
     assert redis.zrange(KEYS.workers(), 0, -1) == [b"w1"]
 
 
@@ -278,9 +278,9 @@ def test_the_script_shares_places_as_the_pure_rule_does(redis: Redis, seed: int)
 def test_the_stamp_is_laid_out_alike_in_lua_and_python(
     redis: Redis, numbers: tuple[int, ...], task_id: str, key: str
 ) -> None:
-    stamp = Stamp(*numbers, task_id, key)
-    message = write_stamp(stamp) + b'","x":1}'
-    assert read_stamp(message) == stamp
+    stamp = FastHeader(*numbers, task_id, key)
+    message = write_fast_header(stamp) + b'","x":1}'
+    assert read_fast_header(message) == stamp
     assert message.startswith(HEAD)
     read = redis.eval(
         LOOK.text.partition("-- KEYS")[0]
@@ -303,7 +303,7 @@ def test_every_script_stays_in_one_slot_when_sharded(redis: Redis) -> None:
 
 
 def run_ids(claim) -> list[str]:
-    return [read_stamp(entry.message).task_id for entry in claim.entries if entry.verdict is Verdict.RUN]
+    return [read_fast_header(entry.message).task_id for entry in claim.entries if entry.verdict is Verdict.RUN]
 
 
 def test_suspects_are_claimed_among_themselves_in_shrinking_batches(store: RedisBatchStore, redis: Redis) -> None:
@@ -346,8 +346,8 @@ def test_a_retry_waits_for_its_pause_and_then_stands_at_the_head(store: RedisBat
     put(redis, "d")
     claim = store.claim(MODEL, "b3", 2)
     assert run_ids(claim) == ["a", "d"]
-    assert [read_stamp(entry.message).attempt for entry in claim.entries] == [1, 0]
-    assert read_stamp(claim.entries[0].message).lost == 0
+    assert [read_fast_header(entry.message).attempt for entry in claim.entries] == [1, 0]
+    assert read_fast_header(claim.entries[0].message).lost == 0
 
 
 def test_a_repeated_retry_does_nothing(store: RedisBatchStore, redis: Redis) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from batching.claim.registry import ModelPace, WorkerRegistry
+from batching.claim.registry import ModelThroughput, WorkerRegistry
 from batching.claim.store import RedisBatchStore
 from config.keys import Shard
 from config.redis import Line, Script
@@ -51,12 +51,12 @@ def test_a_key_at_its_burst_waits_for_its_burst_at_most(redis: Redis, door: Door
 
 @pytest.mark.parametrize("jump_s", JUMPS_S)
 def test_what_was_learnt_of_the_fleet_is_learnt_anew(redis: Redis, door: Door, jump_s: float) -> None:
-    WorkerRegistry(redis, 5.0).beat("w1", b"{}", {MODEL: ModelPace(2, 50.0, 0.1, 0.2)})
+    WorkerRegistry(redis, 5.0).beat("w1", b"{}", {MODEL: ModelThroughput(2, 50.0, 0.1, 0.2)})
     door.send(Tier.PAID, 1)
     kept = redis.get(KEYS.capacity(MODEL))
     assert struct.unpack_from("<2d", kept)[1] == 100.0
     redis.set(KEYS.capacity(MODEL), struct.pack("<d", ahead_ms(redis, jump_s)) + kept[8:], px=int(jump_s * 1000))
-    WorkerRegistry(redis, 5.0).beat("w1", b"{}", {MODEL: ModelPace(1, 50.0, 0.1, 0.2)})
+    WorkerRegistry(redis, 5.0).beat("w1", b"{}", {MODEL: ModelThroughput(1, 50.0, 0.1, 0.2)})
     # Of a worker that has died since.
     redis.hset(KEYS.pace(MODEL), "w2", f"{ahead_ms(redis, jump_s):.0f};9;50.0000;100.00;200.00")
     door.send(Tier.PAID, 1)

@@ -174,7 +174,7 @@ def test_what_is_tuned_holds_from_the_next_batch_on(rig: Rig) -> None:
     rig.ok("resume", model="echo")
     for each in results:
         rig.get(each)
-    # The journal is written a moment after the answers.
+    # The batch log is written a moment after the answers.
     wait_until(lambda: rig.tell("explain", ids=[results[-1].id])[results[-1].id]["batch"]["neighbours"], "written down")
     sizes = {rig.tell("explain", ids=[each.id])[each.id]["batch"]["size"] for each in results}
     assert max(sizes) <= 4

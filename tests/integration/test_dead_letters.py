@@ -7,7 +7,7 @@ import pytest
 from redis import Redis
 
 from batching.claim.store import Blame, Keep, RedisBatchStore, Settled
-from batching.fast_header import read_stamp
+from batching.fast_header import read_fast_header
 from config.tiers import Tier
 from tasks.fleet.dead_letters import DeadLetters
 from tasks.protocol.results import DeadLetter
@@ -45,7 +45,7 @@ def test_a_replayed_dead_letter_runs_again_under_its_own_id(store: RedisBatchSto
     assert letters.ids() == []
     assert msgspec.json.decode(redis.get(KEYS.result("t0")))["status"] == "PENDING"
     claim = store.claim(MODEL, "b2", 1)
-    stamp = read_stamp(claim.entries[0].message)
+    stamp = read_fast_header(claim.entries[0].message)
     assert (stamp.task_id, stamp.attempt, stamp.lost, stamp.tracked) == ("t0", 0, 0, True)
     assert 29_000 < stamp.deadline_ms - now_ms(redis) <= 30_000
 

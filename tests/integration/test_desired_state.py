@@ -7,79 +7,79 @@ from redis import Redis
 
 from config.settings import ModelSettings
 from config.tiers import TIERS, Tier
-from tasks.fleet.desired_state import BadChange, Controls, Wishes, checked, pairs, with_wishes
+from tasks.fleet.desired_state import BadChange, Desired, DesiredState, checked, pairs, with_desired
 
 MODEL = ModelSettings(name="m", source="pkg:Model")
 
 
 @pytest.fixture
-def controls(redis: Redis) -> Controls:
-    return Controls(redis)
+def controls(redis: Redis) -> DesiredState:
+    return DesiredState(redis)
 
 
-def wishes(controls: Controls) -> Wishes:
+def desired(controls: DesiredState) -> Desired:
     return controls.read(("m",))["m"]
 
 
-def test_nothing_is_asked_for_at_first(controls: Controls) -> None:
-    assert wishes(controls) == Wishes()
-    assert with_wishes(MODEL, wishes(controls)) == MODEL
+def test_nothing_is_asked_for_at_first(controls: DesiredState) -> None:
+    assert desired(controls) == Desired()
+    assert with_desired(MODEL, desired(controls)) == MODEL
 
 
-def test_tiers_are_paused_and_resumed_one_by_one(controls: Controls) -> None:
+def test_tiers_are_paused_and_resumed_one_by_one(controls: DesiredState) -> None:
     controls.pause("m")
     controls.resume("m", (Tier.PAID,))
-    assert wishes(controls).paused == {Tier.ENTERPRISE, Tier.FREE}
+    assert desired(controls).paused == {Tier.ENTERPRISE, Tier.FREE}
     controls.resume("m", TIERS)
     controls.pause("m", (Tier.FREE,))
     controls.pause("m", (Tier.FREE,))
-    assert wishes(controls).paused == {Tier.FREE}
+    assert desired(controls).paused == {Tier.FREE}
     assert controls.read(("other",))["other"].paused == frozenset()
 
 
-def test_a_tuned_key_holds_until_it_is_given_back(controls: Controls) -> None:
+def test_a_tuned_key_holds_until_it_is_given_back(controls: DesiredState) -> None:
     controls.tune(MODEL, {"max_batch_size": "8", "policy": "fixed"})
     controls.tune(MODEL, {"max_wait_ms": 40})
-    now = with_wishes(MODEL, wishes(controls))
+    now = with_desired(MODEL, desired(controls))
     assert (now.max_batch_size, now.policy, now.max_wait_ms) == (8, "fixed", 40)
     controls.tune(MODEL, {"max_batch_size": "", "policy": None})
-    assert wishes(controls).tuned == {"max_wait_ms": 40}
+    assert desired(controls).tuned == {"max_wait_ms": 40}
 
 
 @pytest.mark.parametrize(
     "changes",
     [{"max_batch_size": "0"}, {"policy": "psychic"}, {"max_wait_ms": "soon"}, {"instances": "3"}, {"source": "a:B"}],
 )
-def test_a_bad_change_changes_nothing_and_names_itself(controls: Controls, changes: dict[str, str]) -> None:
+def test_a_bad_change_changes_nothing_and_names_itself(controls: DesiredState, changes: dict[str, str]) -> None:
     with pytest.raises(BadChange, match=next(iter(changes))):
         controls.tune(MODEL, {"max_wait_ms": "7", **changes})
-    assert wishes(controls) == Wishes()
+    assert desired(controls) == Desired()
 
 
-def test_what_a_policy_has_of_its_own_can_be_tuned_too(controls: Controls) -> None:
+def test_what_a_policy_has_of_its_own_can_be_tuned_too(controls: DesiredState) -> None:
     controls.tune(MODEL, {"policy": "slo", "spare": "2"})
-    now = with_wishes(MODEL, wishes(controls))
+    now = with_desired(MODEL, desired(controls))
     assert (now.policy, now.policy_options) == ("slo", {"spare": "2"})
     with pytest.raises(BadChange, match="spare"):
         # It is none of the other policy's.
         controls.tune(MODEL, {"policy": "idle"})
-    assert with_wishes(MODEL, wishes(controls)).policy == "slo"
+    assert with_desired(MODEL, desired(controls)).policy == "slo"
 
 
 def test_what_no_longer_goes_with_the_file_is_left_out() -> None:
-    assert with_wishes(MODEL, Wishes(tuned={"policy": "idle", "spare": 2})) == MODEL
+    assert with_desired(MODEL, Desired(tuned={"policy": "idle", "spare": 2})) == MODEL
 
 
-def test_each_reload_is_a_generation_and_one_that_is_refused_counts_for_nothing(controls: Controls) -> None:
+def test_each_reload_is_a_generation_and_one_that_is_refused_counts_for_nothing(controls: DesiredState) -> None:
     controls.reload("m", {"source": "pkg:New", "options": '{"a": 1}'})
-    assert with_wishes(MODEL, wishes(controls)).source == "pkg:New"
-    assert with_wishes(MODEL, wishes(controls)).options == {"a": 1}
+    assert with_desired(MODEL, desired(controls)).source == "pkg:New"
+    assert with_desired(MODEL, desired(controls)).options == {"a": 1}
     assert controls.reload("m", {"source": "pkg:Broken"}).generation == 2
     controls.refuse("m", 2, "these weights are not there")
-    assert with_wishes(MODEL, wishes(controls)) == MODEL
-    assert wishes(controls).refusal == "these weights are not there"
+    assert with_desired(MODEL, desired(controls)) == MODEL
+    assert desired(controls).refusal == "these weights are not there"
     controls.reload("m", {"source": "pkg:Mended"})
-    assert with_wishes(MODEL, wishes(controls)).source == "pkg:Mended"
+    assert with_desired(MODEL, desired(controls)).source == "pkg:Mended"
 
 
 def test_words_of_a_command_line() -> None:

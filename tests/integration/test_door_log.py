@@ -9,20 +9,20 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from config.tiers import Tier
 from tasks.client.client import new_id
 from tasks.errors import BackendUnavailable, DeadlineExceeded, ServiceOverloaded
-from tasks.observability.batch_log import Journal
+from tasks.observability.batch_log import BatchLog
 from tasks.observability.explain import explain
 from tasks.protocol.messages import Outgoing
 from webapp.observability.door_log import ANSWERED, DoorRecord
-from webapp.request import Call
+from webapp.request import HttpRequest
 
 
-def call(request_id: str = "") -> Call:
-    return Call({"HTTP_X_REQUEST_ID": request_id} if request_id else {})
+def call(request_id: str = "") -> HttpRequest:
+    return HttpRequest({"HTTP_X_REQUEST_ID": request_id} if request_id else {})
 
 
 @pytest.fixture
 def door(redis: Redis) -> DoorRecord:
-    return DoorRecord(Journal(redis))
+    return DoorRecord(BatchLog(redis))
 
 
 def test_a_refusal_is_explained_by_either_id(redis: Redis, door: DoorRecord) -> None:
@@ -69,7 +69,7 @@ def test_while_redis_is_away_it_is_kept_and_written_later(
         raise RedisConnectionError("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(door._journal, "write", away)
+        patch.setattr(door._batch_log, "write", away)
         with pytest.raises(RedisConnectionError):
             door.flush()
     door.flush()

@@ -12,9 +12,9 @@ from batching.ports import BatchInfo
 from batching.request import Failed, Ok
 from config.keys import Shard
 from config.tiers import Tier
-from tasks.observability.batch_log import Journal
+from tasks.observability.batch_log import BatchLog
 from tasks.observability.explain import explain
-from tasks.observers.batch_log import BatchJournal
+from tasks.observers.batch_log import BatchLogObserver
 from tasks.protocol.results import CeleryCodec
 from tests.fakes.messages import our_message
 
@@ -28,8 +28,8 @@ def store(redis: Redis) -> RedisBatchStore:
 
 
 @pytest.fixture
-def journal(redis: Redis) -> BatchJournal:
-    return BatchJournal(Journal(redis), lambda: "worker-1")
+def batch_log(redis: Redis) -> BatchLogObserver:
+    return BatchLogObserver(BatchLog(redis), lambda: "worker-1")
 
 
 def put(redis: Redis, *task_ids: str, tier: Tier = Tier.PAID) -> None:
@@ -37,26 +37,26 @@ def put(redis: Redis, *task_ids: str, tier: Tier = Tier.PAID) -> None:
         redis.lpush(Shard().queue(MODEL, tier), our_message(each, b"1", tier=tier))
 
 
-def run(store: RedisBatchStore, journal: BatchJournal, batch_id: str, *, lost: str = "", fails: str = "") -> None:
+def run(store: RedisBatchStore, batch_log: BatchLogObserver, batch_id: str, *, lost: str = "", fails: str = "") -> None:
     """One batch as the claim loop does it; `lost` is why its executor died."""
     claim = store.claim(MODEL, batch_id, 8)
     requests = [CODEC.decode(entry) for entry in claim.entries]
     info = BatchInfo(batch_id, MODEL, "1", len(requests), Reason.IDLE, claim.view.now_ms, 0.02, 1, "m/0", 0.001, 0.025)
-    journal.claimed(requests, info)
+    batch_log.claimed(requests, info)
     if lost:
         store.give_back(MODEL, batch_id, Blame.SUSPECT)
-        journal.returned(requests, info, lost)
+        batch_log.returned(requests, info, lost)
     else:
         outcomes = [(each, Failed("broke") if each.id == fails else Ok(b"1")) for each in requests]
         store.finish(batch_id, [CODEC.encode(*pair, info) for pair in outcomes], last=True)
-        journal.finished(outcomes, info)
-    journal.flush()
+        batch_log.finished(outcomes, info)
+    batch_log.flush()
 
 
-def test_the_attempts_that_came_before(redis: Redis, store: RedisBatchStore, journal: BatchJournal) -> None:
+def test_the_attempts_that_came_before(redis: Redis, store: RedisBatchStore, batch_log: BatchLogObserver) -> None:
     put(redis, "a", "b")
-    run(store, journal, "b1", lost="the process was killed by SIGSEGV")
-    run(store, journal, "b2", fails="a")
+    run(store, batch_log, "b1", lost="the process was killed by SIGSEGV")
+    run(store, batch_log, "b2", fails="a")
     about = explain(redis, [MODEL], "a")
     assert about is not None
     assert (about["status"], about["attempt"], about["error"]["message"]) == ("failed", 2, "broke")
@@ -68,16 +68,16 @@ def test_the_attempts_that_came_before(redis: Redis, store: RedisBatchStore, jou
 
 
 def test_a_worker_that_died_has_left_a_record_all_the_same(
-    redis: Redis, store: RedisBatchStore, journal: BatchJournal
+    redis: Redis, store: RedisBatchStore, batch_log: BatchLogObserver
 ) -> None:
     put(redis, "a")
     store.claim(MODEL, "b1", 8)
-    other = WorkerRegistry(redis, 5.0, on_lost=Journal(redis).lost)
+    other = WorkerRegistry(redis, 5.0, on_lost=BatchLog(redis).lost)
     assert other.reclaim("worker-1", silent_ms=0) == 1
     waiting = explain(redis, [MODEL], "a")
     assert waiting is not None
     assert (waiting["status"], waiting["attempt"]) == ("queued", 2)
-    run(store, journal, "b2")
+    run(store, batch_log, "b2")
     about = explain(redis, [MODEL], "a")
     assert about is not None
     assert [each["ended"] for each in about["attempts"]] == ["its worker died"]
@@ -96,10 +96,10 @@ def test_what_waits_aside_and_what_nobody_knows(redis: Redis, store: RedisBatchS
 
 
 def test_admission_is_from_the_senders_clock_and_never_negative(
-    redis: Redis, store: RedisBatchStore, journal: BatchJournal
+    redis: Redis, store: RedisBatchStore, batch_log: BatchLogObserver
 ) -> None:
     put(redis, "a")
-    run(store, journal, "b1")
+    run(store, batch_log, "b1")
     about = explain(redis, [MODEL], "a")
     assert about is not None
     stages = {each["stage"]: each["ms"] for each in about["stages"]}

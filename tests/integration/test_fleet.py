@@ -8,7 +8,7 @@ from redis import Redis
 
 from batching.claim.registry import WorkerRegistry
 from batching.claim.store import Blame, RedisBatchStore
-from batching.fast_header import Stamp, write_stamp
+from batching.fast_header import FastHeader, write_fast_header
 from config.keys import Shard
 from config.tiers import Tier
 from tasks.fleet.registry_reader import ExecutorRow, Fleet, WorkerRow, ready_models, utilisation
@@ -35,8 +35,8 @@ def silence(redis: Redis, name: str, ms: int) -> None:
 
 def put(redis: Redis, task_id: str, tier: Tier = Tier.PAID, waited_ms: int = 0) -> None:
     now = now_ms(redis)
-    stamp = Stamp(now + 90_000, now + 60_000, now - waited_ms, 0, 0, False, 60_000, task_id)
-    redis.lpush(KEYS.queue("m", tier), write_stamp(stamp) + b'"}}')
+    stamp = FastHeader(now + 90_000, now + 60_000, now - waited_ms, 0, 0, False, 60_000, task_id)
+    redis.lpush(KEYS.queue("m", tier), write_fast_header(stamp) + b'"}}')
 
 
 def test_workers_are_what_they_say_of_themselves(redis: Redis) -> None:
@@ -135,10 +135,10 @@ def test_a_worker_that_leaves_is_forgotten_once_it_holds_nothing(redis: Redis) -
     store.claim("m", "b1", 1)
     gone: list[str] = []
     registry = WorkerRegistry(redis, 5.0, on_gone=gone.append)
-    assert not registry.strike("w1")
+    assert not registry.deregister("w1")
     assert [row.id for row in Fleet(redis).workers()] == ["w1"]
     store.give_back("m", "b1", Blame.NOTHING)
-    assert registry.strike("w1")
+    assert registry.deregister("w1")
     assert Fleet(redis).workers() == []
     # It has left by itself: nobody lost it.
     assert registry.reclaim("w1") == 0

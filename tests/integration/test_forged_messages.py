@@ -15,7 +15,7 @@ from batching.fast_header import HEAD
 from config.keys import RESULT_PREFIX, Shard
 from config.secrets.message_keys import message_keys
 from config.settings import Settings
-from tasks.client.dedup import Once
+from tasks.client.dedup import DedupIdentity
 from tasks.protocol.messages import MessageWriter, Outgoing
 from tasks.protocol.seal import Seal
 from tests.fakes.messages import celery_message
@@ -79,7 +79,7 @@ def from_frontend(task_id: str, question: str = "", *, secret: str = SECRET, val
         60_000,
         60_000,
         owner="alice",
-        once=Once(question=question, keep_ms=60_000) if question else None,
+        once=DedupIdentity(question=question, keep_ms=60_000) if question else None,
     )
     now = epoch_ms()
     times = f"{now + 60_000:013d};{now + 60_000:013d};{now:013d};00;0;".encode()

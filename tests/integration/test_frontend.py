@@ -10,7 +10,7 @@ from celery import Celery
 from redis import Redis
 
 from tests.fakes.worker import StandInWorker
-from tests.gevent_runner import Theatre, scenarios
+from tests.gevent_runner import GeventRunner, scenarios
 from tests.gevent_scenarios import (
     answers,
     cached,
@@ -30,10 +30,10 @@ from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
-def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
-    theatre = Theatre(tmp_path_factory.mktemp("scenes"))
-    yield theatre
-    theatre.close()
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeventRunner]:
+    runner = GeventRunner(tmp_path_factory.mktemp("scenes"))
+    yield runner
+    runner.close()
 
 
 @pytest.fixture(scope="module")
@@ -53,58 +53,58 @@ def url(valkey: PrivateValkey, redis: Redis, worker: StandInWorker) -> str:
 
 
 @scenarios(answers)
-def test_answers(theatre: Theatre, url: str, scenario: str) -> None:
-    theatre.play(url, answers, scenario)
+def test_answers(runner: GeventRunner, url: str, scenario: str) -> None:
+    runner.play(url, answers, scenario)
 
 
 @scenarios(joined)
-def test_joined(theatre: Theatre, url: str, scenario: str) -> None:
-    theatre.play(url, joined, scenario)
+def test_joined(runner: GeventRunner, url: str, scenario: str) -> None:
+    runner.play(url, joined, scenario)
 
 
 @scenarios(leftovers)
-def test_leftovers(theatre: Theatre, url: str, scenario: str) -> None:
-    theatre.play(url, leftovers, scenario)
+def test_leftovers(runner: GeventRunner, url: str, scenario: str) -> None:
+    runner.play(url, leftovers, scenario)
 
 
 @scenarios(limits)
-def test_limits(theatre: Theatre, url: str, scenario: str) -> None:
-    theatre.play(url, limits, scenario)
+def test_limits(runner: GeventRunner, url: str, scenario: str) -> None:
+    runner.play(url, limits, scenario)
 
 
 @scenarios(idempotency)
-def test_idempotency(theatre: Theatre, url: str, scenario: str) -> None:
-    theatre.play(url, idempotency, scenario)
+def test_idempotency(runner: GeventRunner, url: str, scenario: str) -> None:
+    runner.play(url, idempotency, scenario)
 
 
 @scenarios(cached)
-def test_cached(theatre: Theatre, url: str, scenario: str) -> None:
-    theatre.play(url, cached, scenario)
+def test_cached(runner: GeventRunner, url: str, scenario: str) -> None:
+    runner.play(url, cached, scenario)
 
 
 @scenarios(outages)
-def test_outages(theatre: Theatre, valkey: PrivateValkey, scenario: str) -> None:
-    theatre.play(valkey.url, outages, scenario)
+def test_outages(runner: GeventRunner, valkey: PrivateValkey, scenario: str) -> None:
+    runner.play(valkey.url, outages, scenario)
 
 
 @scenarios(readiness)
-def test_readiness(theatre: Theatre, redis: Redis, valkey: PrivateValkey, scenario: str) -> None:
+def test_readiness(runner: GeventRunner, redis: Redis, valkey: PrivateValkey, scenario: str) -> None:
     """Of an empty database, without a worker."""
-    theatre.play(valkey.url, readiness, scenario)
+    runner.play(valkey.url, readiness, scenario)
 
 
 @scenarios(celery_results)
-def test_celery_results(theatre: Theatre, url: str, scenario: str) -> None:
-    theatre.play(url, celery_results, scenario)
+def test_celery_results(runner: GeventRunner, url: str, scenario: str) -> None:
+    runner.play(url, celery_results, scenario)
 
 
 @scenarios(cost)
-def test_cost(theatre: Theatre, url: str, scenario: str) -> None:
-    theatre.play(url, cost, scenario)
+def test_cost(runner: GeventRunner, url: str, scenario: str) -> None:
+    runner.play(url, cost, scenario)
 
 
-def test_a_plain_celery_client_elsewhere_gets_the_results(theatre: Theatre, url: str) -> None:
-    fine, refused = theatre.play(url, elsewhere, "submit_and_print_the_ids").split()
+def test_a_plain_celery_client_elsewhere_gets_the_results(runner: GeventRunner, url: str) -> None:
+    fine, refused = runner.play(url, elsewhere, "submit_and_print_the_ids").split()
     app = Celery("plain", backend=url, set_as_current=False)
     assert app.AsyncResult(fine).get(timeout=30) == {"echo": "é"}
     with pytest.raises(Exception, match="not this"):
@@ -136,5 +136,5 @@ def plain_worker(url: str, tmp_path: Path) -> Iterator[None]:
         worker.stop()
 
 
-def test_a_plain_celery_worker_answers(theatre: Theatre, url: str, plain_worker: None) -> None:
-    theatre.play(url, elsewhere, "a_plain_worker_answers")
+def test_a_plain_celery_worker_answers(runner: GeventRunner, url: str, plain_worker: None) -> None:
+    runner.play(url, elsewhere, "a_plain_worker_answers")

@@ -9,8 +9,8 @@ import gevent
 import pytest
 from gevent import socket
 
-from webapp.http.accept_balance import Board
-from webapp.http.connections import HttpService
+from webapp.http.accept_balance import AcceptBalance
+from webapp.http.connections import Connections
 from webapp.http.limits import ServerLimits
 from webapp.http.listener import Listener
 
@@ -32,11 +32,11 @@ class _Writes:
         return getattr(self._raw, name)
 
 
-def _service(app: Callable[..., Any], on_change: Callable[[int], None]) -> HttpService:
-    return HttpService(app, ServerLimits(), access=None, on_request=lambda: None, on_change=on_change)
+def _service(app: Callable[..., Any], on_change: Callable[[int], None]) -> Connections:
+    return Connections(app, ServerLimits(), access=None, on_request=lambda: None, on_change=on_change)
 
 
-def _serve(app: Callable[..., Any]) -> tuple[Any, _Writes, HttpService]:
+def _serve(app: Callable[..., Any]) -> tuple[Any, _Writes, Connections]:
     ours, theirs = socket.socketpair()
     service = _service(app, lambda _: None)
     service.open(ours, {"REMOTE_ADDR": ""})
@@ -121,7 +121,7 @@ def test_a_request_that_crosses_the_idle_deadline_is_answered() -> None:
 
 class TestListeners:
     def test_they_take_turns(self) -> None:
-        board = Board()
+        board = AcceptBalance()
         listening = _listen()
         seats = [board.seat(number) for number in range(2)]
         services = [_service(_named, seat.publish) for seat in seats]
@@ -141,7 +141,7 @@ class TestListeners:
         _close(clients, listeners, listening)
 
     def test_one_whose_others_are_stuck_takes_all(self) -> None:
-        board = Board()
+        board = AcceptBalance()
         listening = _listen()
         seat, stuck = board.seat(0), board.seat(1)
         service = _service(_named, seat.publish)

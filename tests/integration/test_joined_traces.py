@@ -18,7 +18,7 @@ from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
 from config.keys import Shard
 from config.tiers import TIERS, Tier
-from tasks.client.dedup import Once
+from tasks.client.dedup import DedupIdentity
 from tasks.protocol.results import CeleryCodec
 from tests.fakes.door import MODEL, Door
 from tests.fakes.messages import celery_message
@@ -48,7 +48,7 @@ class World:
         for _ in range(self.rng.randint(1, 4)):
             tier = self.rng.choice(TIERS)
             question = f"{self.rng.randrange(QUESTIONS):064x}"
-            once = Once(question=question)
+            once = DedupIdentity(question=question)
             timeout_ms = self.rng.choice((60_000, 60_000, 2))
             batch.append(
                 structs.replace(self.door.request(tier, None, timeout_ms), tracked=self.rng.random() < 0.5, once=once)
@@ -145,7 +145,7 @@ def test_each_ends_once_and_nothing_is_left(redis: Redis, seed: int) -> None:
 
 def test_more_than_one_step_may_answer_are_answered_in_several(redis: Redis) -> None:
     door, store = Door(redis), RedisBatchStore(redis, "w")
-    once = Once(question=f"{7:064x}")
+    once = DedupIdentity(question=f"{7:064x}")
     assert door.flush([structs.replace(door.request(Tier.PAID), once=once) for _ in range(10)]) == [None] * 10
     output = Ok(b'"' + b"x" * 20_000_000 + b'"')
     served = 0
@@ -168,7 +168,7 @@ def test_more_than_one_step_may_answer_are_answered_in_several(redis: Redis) -> 
 
 def test_the_outcome_of_the_first_is_stored_whatever_is_wrong_with_the_others(redis: Redis) -> None:
     door, store = Door(redis), RedisBatchStore(redis, "w")
-    once = Once(question=f"{8:064x}")
+    once = DedupIdentity(question=f"{8:064x}")
     first, second = (structs.replace(door.request(Tier.PAID), tracked=True, once=once) for _ in range(2))
     door.flush([first, second])
     claim = store.claim(MODEL, "b1", 64)
@@ -185,7 +185,7 @@ def test_the_outcome_of_the_first_is_stored_whatever_is_wrong_with_the_others(re
 def test_one_who_moves_up_is_found_in_a_long_queue(redis: Redis, place: int) -> None:
     door = Door(redis, admission="off")
     queue = KEYS.queue(MODEL, Tier.FREE)
-    once = Once(question=f"{9:064x}")
+    once = DedupIdentity(question=f"{9:064x}")
     sent = [door.request(Tier.FREE) for _ in range(500)]
     sent.insert(place, structs.replace(door.request(Tier.FREE), once=once))
     for start in range(0, len(sent), 50):

@@ -8,7 +8,7 @@ import pytest
 from redis import Redis
 
 from batching.claim.store import Keep, RedisBatchStore, Settled
-from batching.coalescing import Asked
+from batching.coalescing import Coalesced
 from config.keys import Shard
 from config.tiers import Tier
 from tests.fakes.messages import our_message
@@ -43,7 +43,7 @@ def answers(
             1000,
             "",
             head + b'"t"' + _TAIL,
-            asked=Asked(name, "m", 0, keep_ms, True, 1, 0),
+            asked=Coalesced(name, "m", 0, keep_ms, True, 1, 0),
         )
         for position, (each, name) in enumerate(zip(questions, names, strict=True), 1)
     ]

@@ -16,7 +16,7 @@ from cli.run.check_servers import must_have_password
 from cli.supervisor.state import ProcessRow, UpLock, UpState, write
 from config.process.devices import this_machine
 from config.settings import Settings
-from tasks.fleet.desired_state import Controls
+from tasks.fleet.desired_state import DesiredState
 from tests.valkey import PrivateValkey, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -260,7 +260,7 @@ def test_bench_says_why_nothing_was_answered(manage: Manage) -> None:
 def test_a_reload_that_was_refused_is_shown_with_its_reason(manage: Manage, valkey: PrivateValkey) -> None:
     with valkey.client() as client:
         client.flushdb()
-        controls = Controls(client)
+        controls = DesiredState(client)
         controls.refuse("echo", controls.reload("echo", {"source": "nowhere:X"}).generation, "no module 'nowhere'")
     shown = manage("models", redis_url=valkey.url).stdout
     assert "the reload of echo was refused, and what ran before goes on:\nno module 'nowhere'" in shown

@@ -22,7 +22,7 @@ from tasks.observability.metrics import MetricsFlusher
 from tests.tools import promtool
 from webapp.api import health
 from webapp.app import make_services
-from webapp.request import Call
+from webapp.request import HttpRequest
 
 DOCKER = Path(__file__).parents[2] / "docker"
 RULES = DOCKER / "prometheus" / "rules.yml"
@@ -59,7 +59,7 @@ def exposition(redis: Redis, tmp_path: Path, _counted: None) -> bytes:
     redis.zadd(Shard().workers(), {"w": redis.time()[0] * 1000})
     redis.set(Shard().worker("w"), msgspec.json.encode(worker))
     Presence(redis, "web", lambda: services.settings.models).beat()
-    return health.metrics(services, Call({"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics"})).body
+    return health.metrics(services, HttpRequest({"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics"})).body
 
 
 def names_in(exposition: bytes) -> set[str]:

@@ -24,7 +24,7 @@ from tasks.accounts.store.keys import KeyStore
 from tasks.accounts.store.ledger import LedgerStore
 from tasks.accounts.store.tables import Base, LedgerLine
 from tasks.observability import metrics
-from tasks.ops.sync import Chores
+from tasks.ops.sync import PeriodicSync
 from tests.postgres import PrivatePostgres
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -56,10 +56,10 @@ def engine(settings: Settings) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def chores(settings: Settings, redis: Redis, engine: Engine) -> Iterator[Chores]:
-    chores = Chores(settings, redis, now=NOW.timestamp)
-    yield chores
-    chores.stop()
+def sync(settings: Settings, redis: Redis, engine: Engine) -> Iterator[PeriodicSync]:
+    sync = PeriodicSync(settings, redis, now=NOW.timestamp)
+    yield sync
+    sync.stop()
 
 
 def row(number: int, **others: object) -> LedgerRow:
@@ -146,23 +146,23 @@ def test_every_change_has_a_version_of_its_own(engine: Engine) -> None:
     assert versions[2] == versions[3]
 
 
-def test_keys_reach_redis_and_leave_it_again(engine: Engine, chores: Chores, redis: Redis) -> None:
+def test_keys_reach_redis_and_leave_it_again(engine: Engine, sync: PeriodicSync, redis: Redis) -> None:
     store, table = KeyStore(engine), KeyTableStore(redis)
-    chores.publish_keys()
+    sync.publish_keys()
     assert table.read().keys == {}
     assert table.version() == store.version()
     made = store.create(Tier.PAID, NOW, owner="acme", rpm=90)
     gone = store.create(Tier.PAID, NOW, lifetime=timedelta(seconds=1))
-    chores.publish_keys()
+    sync.publish_keys()
     found = table.read().keys[made.id]
     assert found.opens_with((split_key(made.secret) or ("", ""))[1])
     assert (found.owner, found.tier, found.rpm, found.burst) == ("acme", Tier.PAID, 90, None)
     assert table.read().keys[gone.id].expires_at == NOW.timestamp() + 1
     store.revoke(made.id, NOW)
-    chores.publish_keys()
+    sync.publish_keys()
     assert made.id not in table.read().keys
     redis.flushdb()
-    chores.publish_keys()
+    sync.publish_keys()
     assert set(table.read().keys) == {gone.id}
 
 
@@ -177,12 +177,12 @@ def test_an_older_state_never_comes_last(engine: Engine, redis: Redis) -> None:
     assert made.id not in table.read().keys
 
 
-def test_rows_reach_the_database_once(engine: Engine, chores: Chores, redis: Redis) -> None:
+def test_rows_reach_the_database_once(engine: Engine, sync: PeriodicSync, redis: Redis) -> None:
     stream = LedgerStream(redis)
     for start in range(0, 1500, 300):
         assert stream.add([group(*range(start, start + 100)), group(*range(start + 100, start + 300))])
     twice = stream.oldest(1)
-    chores.keep_ledger()
+    sync.keep_ledger()
     assert lines(engine) == 1500
     assert not redis.exists("bunch:ledger", "bunch:ledger:rows")
     LedgerStore(engine).write(twice[0].rows)
@@ -209,10 +209,10 @@ def test_a_row_that_no_database_takes_costs_only_itself(engine: Engine) -> None:
     assert lines(engine) == 49
 
 
-def test_old_rows_are_forgotten(engine: Engine, chores: Chores) -> None:
+def test_old_rows_are_forgotten(engine: Engine, sync: PeriodicSync) -> None:
     month_ms = 30 * 86_400_000
     LedgerStore(engine).write([row(1, completed_ms=NOW_MS - month_ms - 1), row(2, completed_ms=NOW_MS - month_ms + 1)])
-    chores.forget_old()
+    sync.forget_old()
     assert lines(engine) == 1
 
 
@@ -237,30 +237,30 @@ def test_a_database_that_is_away_keeps_the_rows_in_the_stream(postgres: PrivateP
     # The server refuses it: not yet there is as good as not there any more.
     settings = Settings(auth="keys", ledger_retention_days=1, database_url=postgres.url("later"))
     engine = make_engine(settings)
-    chores = Chores(settings, redis, now=NOW.timestamp)
+    sync = PeriodicSync(settings, redis, now=NOW.timestamp)
     stream = LedgerStream(redis)
     assert stream.add([group(1)])
     with pytest.raises(StoreUnavailable) as caught:
-        chores.keep_ledger()
+        sync.keep_ledger()
     with pytest.raises(StoreUnavailable):
-        chores.publish_keys()
+        sync.publish_keys()
     with pytest.raises(StoreUnavailable):
         migrate(engine)
     assert settings.database_url not in str(caught.value)
     assert len(stream.oldest(10)) == 1
     postgres.create("later")
     migrate(engine)
-    chores.keep_ledger()
+    sync.keep_ledger()
     assert lines(engine) == 1
     assert stream.oldest(10) == []
-    chores.stop()
+    sync.stop()
     engine.dispose()
 
 
-def test_what_nobody_of_us_wrote_is_passed_over(engine: Engine, chores: Chores, redis: Redis) -> None:
+def test_what_nobody_of_us_wrote_is_passed_over(engine: Engine, sync: PeriodicSync, redis: Redis) -> None:
     redis.xadd("bunch:ledger", {"rows": "rubbish"})
     redis.xadd("bunch:ledger", {"other": "field"})
     assert LedgerStream(redis).add([group(1)])
-    chores.keep_ledger()
+    sync.keep_ledger()
     assert lines(engine) == 1
     assert LedgerStream(redis).oldest(10) == []

@@ -184,7 +184,7 @@ def test_the_second_signal_kills_what_still_drains(up: DummyUp) -> None:
 
 def test_kill_9_of_the_supervisor_leaves_nothing(up: DummyUp) -> None:
     up.start("worker1=--deaf").wait_ready()
-    assert len(up.look()) == 1 + 5 + 4  # the guardian, the children, and the children of the stand-ins
+    assert len(up.look()) == 1 + 5 + 4  # the reaper, the children, and the children of the stand-ins
 
     os.killpg(up.process.pid, signal.SIGKILL)
 
@@ -202,10 +202,10 @@ def test_kill_9_of_the_supervisor_leaves_nothing_while_children_start(up: DummyU
 
 def test_a_guardian_that_was_killed_is_replaced(up: DummyUp) -> None:
     up.start("worker1=--deaf").wait_ready()
-    (guardian,) = [each for each in up.look() if "guardian.py" in " ".join(each.cmdline())]
-    guardian.kill()
+    (reaper,) = [each for each in up.look() if "reaper.py" in " ".join(each.cmdline())]
+    reaper.kill()
     wait_until(
-        lambda: any("guardian.py" in " ".join(each.cmdline()) for each in up.look() if each != guardian and _runs(each))
+        lambda: any("reaper.py" in " ".join(each.cmdline()) for each in up.look() if each != reaper and _runs(each))
     )
 
     up.process.kill()

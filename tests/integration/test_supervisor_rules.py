@@ -17,8 +17,8 @@ from redis import Redis
 from batching.claim.registry import WorkerRegistry, make_worker_id
 from cli.supervisor.backoff import Backoff
 from cli.supervisor.probes import Look, leases_given_back
-from cli.supervisor.reaper.reaper_client import Guard
-from cli.supervisor.supervised_process import Child, ChildSpec, State
+from cli.supervisor.reaper.reaper_client import Reaper
+from cli.supervisor.supervised_process import ProcessSpec, State, SupervisedProcess
 from cli.supervisor.supervisor import MAX_START_FAILURES, Phase, Supervisor
 from config.redis import connect
 from tests.valkey import free_port
@@ -34,22 +34,22 @@ class Notes:
         self.deaths: list[str] = []
         self.errors: list[str] = []
 
-    def died(self, child: Child, why: str) -> None:
+    def died(self, child: SupervisedProcess, why: str) -> None:
         self.deaths.append(f"{child.spec.name} {why}")
 
-    def broken(self, child: Child) -> None:
+    def broken(self, child: SupervisedProcess) -> None:
         self.errors.append(child.error)
 
 
 class Make:
     """Builds supervisors, and ends what they started."""
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+    def __init__(self, reaper: Reaper) -> None:
+        self._reaper = reaper
         self._made: list[Supervisor] = []
 
-    def __call__(self, *specs: ChildSpec, notes: Notes | None = None, **options: Any) -> Supervisor:
-        self._made.append(Supervisor(specs, self._guard, notes or Notes(), **options))
+    def __call__(self, *specs: ProcessSpec, notes: Notes | None = None, **options: Any) -> Supervisor:
+        self._made.append(Supervisor(specs, self._reaper, notes or Notes(), **options))
         return self._made[-1]
 
     def end(self) -> None:
@@ -61,16 +61,16 @@ class Make:
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    guard = Guard()
-    each = Make(guard)
+    reaper = Reaper()
+    each = Make(reaper)
     yield each
     each.end()
-    guard.stop()
+    reaper.stop()
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> ChildSpec:
-    return ChildSpec(
+def spec(tmp_path: Path) -> ProcessSpec:
+    return ProcessSpec(
         name="one",
         role="worker",
         command=_LIVES,
@@ -82,13 +82,13 @@ def spec(tmp_path: Path) -> ChildSpec:
     )
 
 
-def wait_for_death(child: Child) -> None:
+def wait_for_death(child: SupervisedProcess) -> None:
     """Until the process has ended; its zombie is left for the supervisor."""
     assert child.pid is not None
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 
 
-def test_restarts_wait_twice_as_long_each_time_and_start_over_after_a_long_life(make: Make, spec: ChildSpec) -> None:
+def test_restarts_wait_twice_as_long_each_time_and_start_over_after_a_long_life(make: Make, spec: ProcessSpec) -> None:
     notes = Notes()
     backoff = Backoff(first_s=1.0, limit_s=3.0, reset_after_s=100.0)
     supervisor = make(replace(spec, command=_DIES, optional=True), notes=notes, backoff=backoff)
@@ -112,7 +112,7 @@ def test_restarts_wait_twice_as_long_each_time_and_start_over_after_a_long_life(
     assert notes.deaths == ["one exited with 3"] * 5
 
 
-def test_gives_up_before_the_first_ready_only(make: Make, spec: ChildSpec) -> None:
+def test_gives_up_before_the_first_ready_only(make: Make, spec: ProcessSpec) -> None:
     supervisor = make(replace(spec, command=_DIES), ready=lambda: False)
     (child,) = supervisor.children
     now = 0.0
@@ -126,7 +126,7 @@ def test_gives_up_before_the_first_ready_only(make: Make, spec: ChildSpec) -> No
     assert "one does not start: exited with 3" in supervisor.failure
 
 
-def test_what_a_dead_child_left_is_put_right_at_once_and_tried_until_it_is(make: Make, spec: ChildSpec) -> None:
+def test_what_a_dead_child_left_is_put_right_at_once_and_tried_until_it_is(make: Make, spec: ProcessSpec) -> None:
     told: list[int] = []
 
     def aftermath(pid: int) -> bool:
@@ -160,7 +160,7 @@ def test_leases_are_given_back_when_redis_can_be_asked(redis: Redis) -> None:
     assert redis.zcard("bunch:workers") == 0
 
 
-def test_a_later_stage_waits_for_the_earlier_one(make: Make, spec: ChildSpec) -> None:
+def test_a_later_stage_waits_for_the_earlier_one(make: Make, spec: ProcessSpec) -> None:
     answers = iter([Look(ready=False), Look(ready=True)])
     first = replace(spec, name="first", start_stage=0, probe=lambda _: next(answers))
     supervisor = make(spec, first)
@@ -173,7 +173,7 @@ def test_a_later_stage_waits_for_the_earlier_one(make: Make, spec: ChildSpec) ->
     assert (earlier.state, later.state) == (State.RUNNING, State.STARTING)
 
 
-def test_what_a_living_child_says_is_broken_is_reported_once(make: Make, spec: ChildSpec) -> None:
+def test_what_a_living_child_says_is_broken_is_reported_once(make: Make, spec: ProcessSpec) -> None:
     notes = Notes()
     broken = Look(ready=False, detail="m did not start", error="Traceback: no such file")
     supervisor = make(replace(spec, probe=lambda _: broken), notes=notes)
@@ -184,7 +184,7 @@ def test_what_a_living_child_says_is_broken_is_reported_once(make: Make, spec: C
     assert supervisor.phase is Phase.STARTING
 
 
-def test_a_demo_stops_at_a_model_that_does_not_load(make: Make, spec: ChildSpec) -> None:
+def test_a_demo_stops_at_a_model_that_does_not_load(make: Make, spec: ProcessSpec) -> None:
     broken = Look(ready=False, error="Traceback: no such file")
     supervisor = make(replace(spec, probe=lambda _: broken), give_up_on_errors=True)
 
@@ -194,7 +194,7 @@ def test_a_demo_stops_at_a_model_that_does_not_load(make: Make, spec: ChildSpec)
     assert supervisor.phase is Phase.STOPPING
 
 
-def test_ready_needs_every_child_and_the_whole(make: Make, spec: ChildSpec) -> None:
+def test_ready_needs_every_child_and_the_whole(make: Make, spec: ProcessSpec) -> None:
     whole = iter([False, True])
     never = replace(
         spec, command=_DIES, log_file=spec.log_file.with_name("page.log"), probe=lambda _: Look(ready=False)
@@ -211,7 +211,7 @@ def test_ready_needs_every_child_and_the_whole(make: Make, spec: ChildSpec) -> N
 
 
 def test_in_a_hurry_the_last_stage_waits_for_those_that_give_back_to_it(
-    make: Make, spec: ChildSpec, tmp_path: Path
+    make: Make, spec: ProcessSpec, tmp_path: Path
 ) -> None:
     marker = tmp_path / "listens"
     code = f"import pathlib, signal; pathlib.Path({str(marker)!r}).touch(); signal.sigwait([signal.SIGQUIT])"
@@ -234,7 +234,7 @@ def test_in_a_hurry_the_last_stage_waits_for_those_that_give_back_to_it(
     assert supervisor.phase is Phase.DONE
 
 
-def test_what_does_not_stop_in_its_time_is_killed(make: Make, spec: ChildSpec, tmp_path: Path) -> None:
+def test_what_does_not_stop_in_its_time_is_killed(make: Make, spec: ProcessSpec, tmp_path: Path) -> None:
     marker = tmp_path / "deaf"
     code = (
         "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -256,7 +256,9 @@ def test_what_does_not_stop_in_its_time_is_killed(make: Make, spec: ChildSpec, t
     assert supervisor.phase is Phase.DONE
 
 
-def test_more_are_started_and_those_too_many_drained_and_forgotten(make: Make, spec: ChildSpec, tmp_path: Path) -> None:
+def test_more_are_started_and_those_too_many_drained_and_forgotten(
+    make: Make, spec: ProcessSpec, tmp_path: Path
+) -> None:
     notes = Notes()
     specs = [replace(spec, name=f"worker{n}", log_file=tmp_path / f"worker{n}.log") for n in (1, 2, 3)]
     other = replace(spec, name="web", role="web", log_file=tmp_path / "web.log")
@@ -286,7 +288,7 @@ def test_more_are_started_and_those_too_many_drained_and_forgotten(make: Make, s
     assert notes.deaths == []
 
 
-def test_one_that_does_not_drain_in_its_time_is_killed(make: Make, spec: ChildSpec, tmp_path: Path) -> None:
+def test_one_that_does_not_drain_in_its_time_is_killed(make: Make, spec: ProcessSpec, tmp_path: Path) -> None:
     deaf = (
         sys.executable,
         "-S",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.fleet.desired_state import Controls, Wishes
+from tasks.fleet.desired_state import Desired, DesiredState
 from tasks.fleet.registry_reader import Fleet
 from tests.e2e.client import Api
 from tests.e2e.stack import Stack
@@ -28,8 +28,8 @@ def _put_right(stack: Stack, api: Api) -> Iterator[None]:
         assert answer.status == 200, answer.body
 
 
-def wishes(stack: Stack) -> Wishes:
-    return Controls(stack.redis()).read(["moody"])["moody"]
+def desired(stack: Stack) -> Desired:
+    return DesiredState(stack.redis()).read(["moody"])["moody"]
 
 
 def press(seen: Seen, selector: str) -> None:
@@ -65,19 +65,19 @@ def test_a_queue_is_paused_and_resumed(look: Callable[..., Any], stack: Stack, t
         picture(seen.page, "ops-pause-desktop-light", tmp_path, whole=False)
         seen.page.keyboard.press("Enter")
         seen.wait_for("!document.querySelector('#confirm').open")
-        assert wishes(stack) == Wishes()
+        assert desired(stack) == Desired()
 
         press(seen, pause)
         confirmed(seen, "2 workers (", "moody.free", "until it is resumed", "Nothing waits now")
         assert "2 workers of 2 follow" in seen.text("#said")
-        assert {tier.value for tier in wishes(stack).paused} == {"free"}
+        assert {tier.value for tier in desired(stack).paused} == {"free"}
         seen.wait_for("document.querySelector('#findings').textContent.includes('moody is paused for free')")
         # The button has become its opposite, and the focus is still there.
         seen.wait_for("document.activeElement.textContent === 'Resume…'")
         assert serious(seen.page) == []
         seen.page.keyboard.press("Enter")
         confirmed(seen, "will claim moody.free again")
-        assert wishes(stack).paused == frozenset()
+        assert desired(stack).paused == frozenset()
         seen.wait_for(f"document.querySelector({pause!r}) && !document.querySelector({resume!r})")
         assert seen.complaints == []
 
@@ -116,13 +116,13 @@ def test_a_model_is_tuned_and_goes_back(look: Callable[..., Any], stack: Stack, 
         page.fill("#tune-more", "")
         page.keyboard.press("Enter")
         confirmed(seen, "max_batch_size 64 → 9", "2 workers (")
-        assert wishes(stack).tuned == {"max_batch_size": 9}
+        assert desired(stack).tuned == {"max_batch_size": 9}
         seen.wait_for("document.querySelector('#models-table').textContent.includes('max_batch_size')")
         press(seen, button("tune", model="moody"))
         page.wait_for_selector("#tune[open]")
         press(seen, "#tune-back")
         confirmed(seen, "max_batch_size 9 → 64")
-        assert wishes(stack).tuned == {}
+        assert desired(stack).tuned == {}
         # Refused by the server: the browser's console says so, as it should.
         assert [each for each in seen.complaints if "400" not in each] == []
 

@@ -12,8 +12,8 @@ from webapp.errors import ApiError
 from webapp.identity.base import Access, Identity, access_of
 from webapp.identity.bearer import Bearer
 from webapp.identity.jwks import KeySet
-from webapp.identity.no_auth import Anybody
-from webapp.request import Call
+from webapp.identity.no_auth import NoAuth
+from webapp.request import HttpRequest
 
 TOKEN = "a-token-that-is-long-enough"
 
@@ -48,20 +48,20 @@ def test_few_paths_are_open_to_strangers() -> None:
 
 
 def test_with_auth_off_the_caller_is_nobody_in_particular() -> None:
-    assert Anybody(Settings()).identify(Call({}), Access.TENANT) is ANYBODY[Tier.PAID]
-    assert Anybody(Settings(default_tier=Tier.FREE)).identify(Call({}), Access.TENANT) is ANYBODY[Tier.FREE]
+    assert NoAuth(Settings()).identify(HttpRequest({}), Access.TENANT) is ANYBODY[Tier.PAID]
+    assert NoAuth(Settings(default_tier=Tier.FREE)).identify(HttpRequest({}), Access.TENANT) is ANYBODY[Tier.FREE]
     assert ANYBODY[Tier.FREE].owner == ANYBODY[Tier.FREE].key_id == ""
 
 
 def test_a_service_token_is_asked_for_wherever_it_is_set() -> None:
     token = "a-token-that-is-long-enough"
-    anybody = Anybody(Settings(service_token=token))
+    anybody = NoAuth(Settings(service_token=token))
     for header in ({}, {"HTTP_AUTHORIZATION": "Bearer another"}, {"HTTP_AUTHORIZATION": f"Basic {token}"}):
         with pytest.raises(ApiError) as refused:
-            anybody.identify(Call(header), Access.OPERATOR)
+            anybody.identify(HttpRequest(header), Access.OPERATOR)
         assert refused.value.code == "UNAUTHENTICATED"
-        assert anybody.identify(Call(header), Access.TENANT) is ANYBODY[Tier.PAID]
-    assert anybody.identify(Call({"HTTP_AUTHORIZATION": f"Bearer {token}"}), Access.OPERATOR)
+        assert anybody.identify(HttpRequest(header), Access.TENANT) is ANYBODY[Tier.PAID]
+    assert anybody.identify(HttpRequest({"HTTP_AUTHORIZATION": f"Bearer {token}"}), Access.OPERATOR)
 
 
 @pytest.mark.parametrize("auth", ["off", "keys"])
@@ -77,14 +77,14 @@ def test_a_service_token_is_asked_for_wherever_it_is_set() -> None:
 def test_who_is_an_operator(auth: str, host: str, token: str, nothing: str, wrong: str, right: str) -> None:
     """Whether callers have to say who they are makes no difference."""
     settings = Settings(auth=auth, http_host=host, service_token=token)
-    identity = Anybody(settings) if auth == "off" else Bearer(settings, None, None, KeySet(settings))
+    identity = NoAuth(settings) if auth == "off" else Bearer(settings, None, None, KeySet(settings))
     sent = {"": nothing, "Bearer wrong": wrong, "Bearer é": wrong, f"Basic {TOKEN}": wrong, f"Bearer {TOKEN}": right}
     for header, expected in sent.items():
-        call = Call({"HTTP_AUTHORIZATION": header} if header else {})
+        call = HttpRequest({"HTTP_AUTHORIZATION": header} if header else {})
         assert refusal(identity, call) == expected, header
 
 
-def refusal(identity: Identity, call: Call) -> str:
+def refusal(identity: Identity, call: HttpRequest) -> str:
     try:
         identity.identify(call, Access.OPERATOR)
     except ApiError as error:
@@ -104,10 +104,10 @@ def test_the_same_rule_holds_for_what_the_page_does(auth: str, token: str, statu
 
 
 def test_on_loopback_it_may_choose_its_tier() -> None:
-    call = Call({"HTTP_X_TIER": "enterprise"})
-    assert Anybody(Settings()).identify(call, Access.TENANT) is ANYBODY[Tier.ENTERPRISE]
+    call = HttpRequest({"HTTP_X_TIER": "enterprise"})
+    assert NoAuth(Settings()).identify(call, Access.TENANT) is ANYBODY[Tier.ENTERPRISE]
     with pytest.raises(ApiError, match="X-Tier"):
-        Anybody(Settings()).identify(Call({"HTTP_X_TIER": "gold"}), Access.TENANT)
+        NoAuth(Settings()).identify(HttpRequest({"HTTP_X_TIER": "gold"}), Access.TENANT)
 
 
 # What came through a proxy, whichever of its fields it adds, or was asked for under a name of somebody else's.
@@ -135,7 +135,7 @@ FROM_HERE: list[dict[str, str]] = [
 def answer_to(identity: Identity, access: Access, environ: dict[str, str]) -> str:
     """The refusal, or the key id and tier of whoever it was taken for."""
     try:
-        caller = identity.identify(Call(environ), access)
+        caller = identity.identify(HttpRequest(environ), access)
     except ApiError as error:
         return error.code
     return f"{caller.key_id} {caller.tier.value}"
@@ -143,7 +143,7 @@ def answer_to(identity: Identity, access: Access, environ: dict[str, str]) -> st
 
 @pytest.mark.parametrize("environ", NOT_FROM_HERE)
 def test_what_loopback_opens_is_shut_to_proxies_and_other_names(environ: dict[str, str]) -> None:
-    anybody = Anybody(Settings())
+    anybody = NoAuth(Settings())
     for access in (Access.TENANT, Access.EITHER, Access.OPERATOR):
         assert answer_to(anybody, access, environ) == "FORBIDDEN"
         assert answer_to(anybody, access, {**environ, "HTTP_X_TIER": "enterprise"}) == "FORBIDDEN"
@@ -155,7 +155,7 @@ def test_what_loopback_opens_is_shut_to_proxies_and_other_names(environ: dict[st
 
 @pytest.mark.parametrize("environ", FROM_HERE)
 def test_programs_on_this_machine_are_served(environ: dict[str, str]) -> None:
-    anybody = Anybody(Settings())
+    anybody = NoAuth(Settings())
     assert answer_to(anybody, Access.TENANT, {**environ, "HTTP_X_TIER": "free"}) == " free"
     assert answer_to(anybody, Access.EITHER, environ) == " paid"
     settings = Settings(auth="keys")
@@ -167,12 +167,12 @@ def test_programs_on_this_machine_are_served(environ: dict[str, str]) -> None:
 def test_a_service_token_is_as_good_from_anywhere(environ: dict[str, str]) -> None:
     sent = {**environ, "HTTP_AUTHORIZATION": f"Bearer {TOKEN}"}
     for access in (Access.EITHER, Access.OPERATOR):
-        assert answer_to(Anybody(Settings(service_token=TOKEN)), access, sent) == "operator free"
-    assert answer_to(Anybody(Settings(service_token=TOKEN)), Access.TENANT, sent) == "FORBIDDEN"
+        assert answer_to(NoAuth(Settings(service_token=TOKEN)), access, sent) == "operator free"
+    assert answer_to(NoAuth(Settings(service_token=TOKEN)), Access.TENANT, sent) == "FORBIDDEN"
 
 
 def test_a_proxy_that_authenticates_is_let_in_under_the_name_that_was_set() -> None:
-    anybody = Anybody(Settings(allowed_hosts="models.example, Proxy.example"))
+    anybody = NoAuth(Settings(allowed_hosts="models.example, Proxy.example"))
     behind = {"HTTP_X_FORWARDED_FOR": "192.0.2.1", "HTTP_X_TIER": "enterprise"}
     for host in ("models.example", "proxy.example:443", "PROXY.EXAMPLE"):
         # Whoever is behind it does not choose a tier, and is no operator.
@@ -185,7 +185,7 @@ def test_a_proxy_that_authenticates_is_let_in_under_the_name_that_was_set() -> N
 def test_operators_have_tokens_of_their_own_and_are_known_by_name() -> None:
     old, new = "the-one-that-goes-out-of-use", "the:one:that:replaces:it"
     settings = Settings(auth="keys", service_token=f"ann:{old}, ben-2:{new}")
-    for identity in (Anybody(settings), Bearer(settings, None, None, KeySet(settings))):
+    for identity in (NoAuth(settings), Bearer(settings, None, None, KeySet(settings))):
         for name, token in (("ann", old), ("ben-2", new)):
             for access in (Access.OPERATOR, Access.EITHER):
                 assert answer_to(identity, access, {"HTTP_AUTHORIZATION": f"Bearer {token}"}) == f"{name} free"

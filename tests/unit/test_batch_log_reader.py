@@ -1,4 +1,4 @@
-"""Arrivals and windows from the journal's records, and what a tuned model is changed by."""
+"""Arrivals and windows from the batch log's records, and what a tuned model is changed by."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from config.settings import ModelSettings
 from tasks.fleet.desired_state import changes_to, tuned
-from tasks.observability.batch_log import UNSETTLED, BatchRecord, Journal, Member
-from tasks.observability.batch_log_reader import Past, arrivals, read, refused_at_the_door, window
+from tasks.observability.batch_log import UNSETTLED, BatchLog, BatchRecord, Member
+from tasks.observability.batch_log_reader import BatchLogPeriod, arrivals, read, refused_at_the_door, window
 from tasks.observability.metrics import SharedMetrics
 
 
 class Records:
-    """A journal of two batches; the second one had to try a request of the first again."""
+    """A batch log of two batches; the second one had to try a request of the first again."""
 
     def records(self, since_ms: float = 0) -> Iterator[BatchRecord]:
         yield BatchRecord(
@@ -35,11 +35,11 @@ class Records:
 
 
 @pytest.fixture
-def past() -> list[Past]:
-    return read(cast("Journal", Records()), "m")
+def past() -> list[BatchLogPeriod]:
+    return read(cast("BatchLog", Records()), "m")
 
 
-def test_each_request_is_there_once_with_its_end(past: list[Past]) -> None:
+def test_each_request_is_there_once_with_its_end(past: list[BatchLogPeriod]) -> None:
     assert [(each.arrived_ms, each.ended_ms, each.rank, each.code, each.batch) for each in past] == [
         (1000, 1130, 2, "OK", "b1"),
         (1010, 2023.5, 1, "OK", "b2"),
@@ -49,12 +49,12 @@ def test_each_request_is_there_once_with_its_end(past: list[Past]) -> None:
     assert Member("x", 0, 0).code == UNSETTLED
 
 
-def test_arrivals_begin_with_the_first(past: list[Past]) -> None:
+def test_arrivals_begin_with_the_first(past: list[BatchLogPeriod]) -> None:
     assert arrivals(past, 1005, 1900) == ([0.0, 0.01], [1, 1])
     assert arrivals(past, 5000, 6000) == ([], [])
 
 
-def test_a_window_holds_those_who_ended_in_it(past: list[Past]) -> None:
+def test_a_window_holds_those_who_ended_in_it(past: list[BatchLogPeriod]) -> None:
     early = window(past, 1000, 1500, slo_s=0.2, refused=1)
     # One answered in time, one late, one refused at the door.
     assert (early.asked, early.lost, early.in_time, early.mean_batch, early.seconds) == (3, 2, 1, 2.0, 0.5)

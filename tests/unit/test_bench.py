@@ -18,7 +18,7 @@ from cli.loadgen.bench import callers_of
 from cli.loadgen.client_load import judge
 from cli.loadgen.load import NO_ANSWER, Answer, Run
 from cli.loadgen.plot import kind_of, plot
-from cli.loadgen.progress import Board, spark
+from cli.loadgen.progress import Progress, spark
 from cli.loadgen.summary import summarise
 
 
@@ -106,7 +106,7 @@ def test_answers_are_told_apart(status: int, latency_s: float, kind: int) -> Non
     assert kind_of(Answer(0, status, latency_s, 1.0), slo_s=1.0) == kind
 
 
-def shown(board: Board, run: Run, now_s: float) -> str:
+def shown(board: Progress, run: Run, now_s: float) -> str:
     console = Console(width=100, file=StringIO())
     console.print(board.picture(run, now_s))
     return console.file.getvalue()
@@ -114,7 +114,7 @@ def shown(board: Board, run: Run, now_s: float) -> str:
 
 def test_the_live_picture_looks_at_each_answer_once() -> None:
     run = Run(answers=list(ANSWERS), waiting=12)
-    board = Board(slo_s=0.05, whole_s=10.0)
+    board = Progress(slo_s=0.05, whole_s=10.0)
 
     first, second = shown(board, run, 5.0), shown(board, run, 5.5)
 

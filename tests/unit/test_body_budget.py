@@ -8,13 +8,13 @@ import pytest
 from config.tiers import Tier
 from tasks.errors import RateLimited, ServiceOverloaded
 from tasks.protocol.caller import ANYBODY, Caller
-from webapp.body_budget import LARGE_BYTES, MAX_WAITING, LargeBodies
+from webapp.body_budget import LARGE_BYTES, MAX_WAITING, BodyBudget
 
 _ALICE = Caller("key", "alice", Tier.PAID)
 
 
 def test_one_at_a_time() -> None:
-    large = LargeBodies(lambda _: 0.0)
+    large = BodyBudget(lambda _: 0.0)
     inside = 0
     most = 0
 
@@ -31,13 +31,13 @@ def test_one_at_a_time() -> None:
 
 
 def test_small_ones_do_not_wait() -> None:
-    large = LargeBodies(lambda _: 0.0)
+    large = BodyBudget(lambda _: 0.0)
     with large.turn(LARGE_BYTES), large.turn(LARGE_BYTES - 1):
         pass
 
 
 def test_no_more_wait_than_there_is_memory_for() -> None:
-    large = LargeBodies(lambda _: 0.0)
+    large = BodyBudget(lambda _: 0.0)
 
     def read() -> None:
         with large.turn(LARGE_BYTES):
@@ -59,7 +59,7 @@ def test_a_refused_one_counts_against_its_key() -> None:
         counted.append(caller)
         return 0.0
 
-    large = LargeBodies(charge)
+    large = BodyBudget(charge)
     large.refused(_ALICE)
     large.admit(_ALICE)
     assert counted == [_ALICE]
@@ -68,7 +68,7 @@ def test_a_refused_one_counts_against_its_key() -> None:
 
 
 def test_a_key_over_its_rate_sends_no_large_body_for_so_long() -> None:
-    large = LargeBodies(lambda _: 30.0)
+    large = BodyBudget(lambda _: 30.0)
     with pytest.raises(RateLimited) as refused:
         large.refused(_ALICE)
     assert refused.value.retry_after_s == 30.0

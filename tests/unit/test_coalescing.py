@@ -14,7 +14,7 @@ from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Request
 from config.tiers import Tier
 from tasks.observability import metrics
 from tasks.observability.batch_log import BatchRecord
-from tasks.observers.batch_log import BatchJournal
+from tasks.observers.batch_log import BatchLogObserver
 from tasks.observers.metrics import WorkerTelemetry
 from tasks.protocol.results import CeleryCodec
 
@@ -91,11 +91,11 @@ def test_the_batchs_record_is_of_those_who_were_in_it() -> None:
             self.records += noted
 
     written = Written()
-    journal = BatchJournal(written, lambda: "w")  # type: ignore[arg-type]
+    batch_log = BatchLogObserver(written, lambda: "w")  # type: ignore[arg-type]
     pair = (first(), Ok(b"1"))
-    journal.claimed([pair[0]], INFO)
-    journal.finished([pair, *others_of(ROWS, [pair])[0]], INFO)
-    journal.flush()
+    batch_log.claimed([pair[0]], INFO)
+    batch_log.finished([pair, *others_of(ROWS, [pair])[0]], INFO)
+    batch_log.flush()
     (record,) = written.records
     assert [member.id for member in record.members] == ["id-1"]
     assert [member.id for member in record.joined] == [each.id for each, _ in others_of(ROWS, [pair])[0]]

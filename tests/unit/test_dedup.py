@@ -10,7 +10,7 @@ from msgspec import json
 from config.keys import Shard
 from config.settings import ModelSettings, Settings
 from tasks.client.admission_codes import refusals
-from tasks.client.dedup import Once, Recogniser, Repeated, call_hash, canonical, read_mark
+from tasks.client.dedup import DedupIdentity, Deduplicator, Repeated, call_hash, canonical, read_mark
 from tasks.errors import IdempotencyConflict
 from tasks.protocol.messages import NO_PARAMETERS, Outgoing
 
@@ -22,9 +22,9 @@ values = st.recursive(
 )  # fmt: skip
 
 
-def recogniser(**about: object) -> Recogniser:
+def recogniser(**about: object) -> Deduplicator:
     model = ModelSettings(**{"name": "m", "source": "a:B", "cache": False, **about})  # type: ignore[arg-type]
-    return Recogniser(Settings(models={"m": model}, default_model="m"), Shard())
+    return Deduplicator(Settings(models={"m": model}, default_model="m"), Shard())
 
 
 RECOGNISER = recogniser()
@@ -32,7 +32,7 @@ RECOGNISER = recogniser()
 
 def once(
     model: str = "m", value: bytes = b"1", parameters: bytes = NO_PARAMETERS, owner: str = "ann", key: str = "k"
-) -> Once:
+) -> DedupIdentity:
     made = RECOGNISER.of(model, value, parameters, owner, key)
     assert made is not None
     return made
@@ -101,7 +101,7 @@ def test_who_shares_keeps_nothing_and_who_keeps_shares() -> None:
     assert keeps.keep_ms == 300_000
     assert recogniser(cache=True).of("m", b"1", NO_PARAMETERS, "", fresh=True) is None
     without = Settings(models={"m": ModelSettings(name="m", source="a:B", cache=True)}, cache_ttl_ms=0)
-    nothing = Recogniser(without, Shard()).of("m", b"1", NO_PARAMETERS, "")
+    nothing = Deduplicator(without, Shard()).of("m", b"1", NO_PARAMETERS, "")
     assert nothing is not None
     assert (bool(nothing.question), nothing.keep_ms) == (True, 0)
     assert read_mark(keeps.mark) == (keeps.question, 300_000)
@@ -112,7 +112,7 @@ def test_answers_are_kept_unless_their_model_says_otherwise() -> None:
         "says nothing": ModelSettings(name="says nothing", source="a:B"),
         "draws lots": ModelSettings(name="draws lots", source="a:B", cache=False),
     }
-    of = Recogniser(Settings(models=models), Shard()).of
+    of = Deduplicator(Settings(models=models), Shard()).of
     kept = of("says nothing", b"1", NO_PARAMETERS, "")
     assert kept is not None
     assert kept.keep_ms == 300_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.observability.error_summary import gist
+from tasks.observability.error_summary import error_summary
 
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -36,4 +36,4 @@ weights at all
     ],
 )
 def test_it_is_the_line_that_names_the_fault(text: str, said: str) -> None:
-    assert gist(text) == said
+    assert error_summary(text) == said

@@ -18,11 +18,11 @@ from tasks.client.dedup import canonical
 from tasks.errors import BunchError
 from tasks.protocol.json_structure import MAX_PARTS, structure, too_many_parts
 from tests.bodies import SHAPES
-from webapp.body_budget import LargeBodies
+from webapp.body_budget import BodyBudget
 from webapp.errors import ApiError
-from webapp.input_schemas import Declared
+from webapp.input_schemas import InputSchemas
 from webapp.parsing import InferenceBody, as_json, read_body
-from webapp.request import Call
+from webapp.request import HttpRequest
 
 _decoder = msgspec.json.Decoder(InferenceBody)
 _SIZE = 200_000
@@ -38,12 +38,12 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
 }
 
 
-def _prepared(raw: bytes, declared: Declared) -> str:
+def _prepared(raw: bytes, declared: InputSchemas) -> str:
     """All that the frontend does with a body before the queue; what came of it."""
     environ = {"wsgi.input": io.BytesIO(raw), "CONTENT_LENGTH": str(len(raw)), "CONTENT_TYPE": "application/json"}
     refused: ApiError | BunchError | None = None
     try:
-        body = read_body(Call(environ), _decoder, LargeBodies(lambda _: 0.0))
+        body = read_body(HttpRequest(environ), _decoder, BodyBudget(lambda _: 0.0))
         declared.check(body.input, body.parameters)
         canonical(as_json(body.input))
     except (ApiError, BunchError) as error:
@@ -52,7 +52,7 @@ def _prepared(raw: bytes, declared: Declared) -> str:
     return "taken" if refused is None else refused.code
 
 
-def _took_s(raw: bytes, declared: Declared) -> float:
+def _took_s(raw: bytes, declared: InputSchemas) -> float:
     """Processor time: what else runs on the machine does not count. The best of three, as nothing makes it faster."""
     best = float("inf")
     # A collection walks over all that the test run has made so far.
@@ -67,8 +67,8 @@ def _took_s(raw: bytes, declared: Declared) -> float:
     return best
 
 
-def _declared(schema: dict[str, Any]) -> Declared:
-    return Declared(ModelSettings(name="m", source="a:B", input_schema=schema or None))
+def _declared(schema: dict[str, Any]) -> InputSchemas:
+    return InputSchemas(ModelSettings(name="m", source="a:B", input_schema=schema or None))
 
 
 @pytest.mark.parametrize(

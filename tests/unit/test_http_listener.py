@@ -9,7 +9,7 @@ from gevent import socket as gevent_socket
 from gevent.event import Event
 
 from webapp.http import listener
-from webapp.http.accept_balance import Board
+from webapp.http.accept_balance import AcceptBalance
 
 
 class Service:
@@ -30,7 +30,7 @@ class Service:
 
 def test_a_crowded_worker_lets_the_others_go_first_again_and_again(monkeypatch) -> None:
     monkeypatch.setattr(listener, "_YIELD_S", 0.02)
-    board = Board()
+    board = AcceptBalance()
     seat, other = board.seat(1), board.seat(2)
     for each in (seat, other):
         each.beat()

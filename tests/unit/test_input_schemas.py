@@ -15,7 +15,7 @@ from config.schema import ModelSettings, Settings
 from config.settings import load_settings
 from tasks.errors import InvalidInput
 from webapp.api.openapi import describe
-from webapp.input_schemas import Declared, declared_by
+from webapp.input_schemas import InputSchemas, declared_by
 
 MODEL = '[models.m]\nsource = "workers.models.echo:Echo"\n'
 TEXT = {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}}
@@ -40,7 +40,7 @@ def model(**schemas: Any) -> ModelSettings:
 
 def refusal(value: object, parameters: dict[str, Any] | None = None, **schemas: Any) -> str:
     with pytest.raises(InvalidInput) as caught:
-        Declared(model(**schemas)).check(value, parameters)
+        InputSchemas(model(**schemas)).check(value, parameters)
     return caught.value.message
 
 
@@ -89,7 +89,7 @@ def test_where_it_is_wrong_and_not_what_was_sent() -> None:
 def test_parameters_that_are_left_out_are_an_empty_object() -> None:
     schema = {"required": ["top"]}
     assert refusal(1, None, parameters_schema=schema).startswith('parameters: "top" is a required property')
-    Declared(model(parameters_schema=schema)).check(1, {"top": 1})
+    InputSchemas(model(parameters_schema=schema)).check(1, {"top": 1})
 
 
 def test_a_message_is_bounded_whatever_a_caller_calls_things() -> None:
@@ -109,7 +109,7 @@ def test_numbers_and_depths_that_a_body_may_have() -> None:
     for _ in range(200):
         nested = [nested]
     anything = {"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "$ref": "#/$defs/n"}
-    Declared(model(input_schema=anything)).check(nested, None)
+    InputSchemas(model(input_schema=anything)).check(nested, None)
     assert refusal(10**400, input_schema={"maximum": 5}).startswith("input: the value is greater")
 
 

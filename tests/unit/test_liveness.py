@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.fleet import liveness
-from tasks.fleet.liveness import Beat, Pulse, beats
+from tasks.fleet.liveness import Beat, Liveness, beats
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def now(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_process_that_beats_is_seen_and_one_that_stopped_is_not(tmp_path: Path, now) -> None:
-    each = Pulse(tmp_path, "worker")
+    each = Liveness(tmp_path, "worker")
     each.start()
     now.at += 3
     assert beats(tmp_path, "worker") == [Beat(os.getpid(), 3.0)]
@@ -48,7 +48,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
 def test_a_process_whose_work_stands_still_does_not_beat(tmp_path: Path, now, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "BEAT_EVERY_S", 0.001)
     asked = []
-    each = Pulse(tmp_path, "worker", works=lambda: bool(asked.append(1)))
+    each = Liveness(tmp_path, "worker", works=lambda: bool(asked.append(1)))
     each.start()
     while len(asked) < 3:
         pass
@@ -59,14 +59,14 @@ def test_a_process_whose_work_stands_still_does_not_beat(tmp_path: Path, now, mo
 
 def test_without_a_folder_the_process_goes_on(tmp_path: Path) -> None:
     (tmp_path / "health").write_text("in the way")
-    each = Pulse(tmp_path, "ops")
+    each = Liveness(tmp_path, "ops")
     each.start()
     each.stop()
     assert beats(tmp_path, "ops") == []
 
 
 def test_the_file_is_its_users_alone(tmp_path: Path) -> None:
-    each = Pulse(tmp_path, "ops")
+    each = Liveness(tmp_path, "ops")
     each.start()
     (file,) = (tmp_path / "health").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600

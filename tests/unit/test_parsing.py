@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from config.settings import Settings
 from tasks.protocol.json_structure import MAX_DEPTH
-from webapp.body_budget import LargeBodies
+from webapp.body_budget import BodyBudget
 from webapp.errors import ApiError
 from webapp.parsing import InferenceBody, read_body, timeout_s
-from webapp.request import Call
+from webapp.request import HttpRequest
 
 _decoder = msgspec.json.Decoder(InferenceBody)
 
@@ -27,7 +27,7 @@ _json = st.recursive(
 
 def read(raw: bytes, content_type: str | None = "application/json", **headers: str) -> InferenceBody:
     environ = {"wsgi.input": io.BytesIO(raw), "CONTENT_LENGTH": str(len(raw)), "CONTENT_TYPE": content_type, **headers}
-    return read_body(Call(environ), _decoder, LargeBodies(lambda _: 0.0))
+    return read_body(HttpRequest(environ), _decoder, BodyBudget(lambda _: 0.0))
 
 
 def refusal(raw: bytes, content_type: str | None = "application/json", **headers: str) -> ApiError:
@@ -167,14 +167,14 @@ def test_a_compressed_body_is_refused() -> None:
 def test_a_header_that_leaves_no_time_is_refused_whatever_the_body_says(header: str) -> None:
     for in_body in (None, 50.0):
         with pytest.raises(ApiError) as refused:
-            timeout_s(Settings(), Call({"HTTP_X_TIMEOUT_MS": header}), in_body)
+            timeout_s(Settings(), HttpRequest({"HTTP_X_TIMEOUT_MS": header}), in_body)
         assert refused.value.code == "INVALID_HEADER"
         assert "X-Timeout-Ms" in refused.value.message
 
 
 def test_a_deadline_is_the_body_s_then_the_header_s_and_never_beyond_the_server_s() -> None:
     settings = Settings(request_timeout_ms=2000)
-    assert timeout_s(settings, Call({}), None) == 2
-    assert timeout_s(settings, Call({"HTTP_X_TIMEOUT_MS": "0.5"}), None) == 0.0005
-    assert timeout_s(settings, Call({"HTTP_X_TIMEOUT_MS": "1500"}), 30) == 0.03
-    assert timeout_s(settings, Call({"HTTP_X_TIMEOUT_MS": "1e999"}), None) == 2
+    assert timeout_s(settings, HttpRequest({}), None) == 2
+    assert timeout_s(settings, HttpRequest({"HTTP_X_TIMEOUT_MS": "0.5"}), None) == 0.0005
+    assert timeout_s(settings, HttpRequest({"HTTP_X_TIMEOUT_MS": "1500"}), 30) == 0.03
+    assert timeout_s(settings, HttpRequest({"HTTP_X_TIMEOUT_MS": "1e999"}), None) == 2

@@ -58,7 +58,7 @@ learnt = st.builds(
     Learnt,
     rate=st.floats(0, 1e5),
     utilisation=shares,
-    returning=shares,
+    closed_loop_share=shares,
     time=times,
     memory=st.none() | st.builds(Controller, *[st.floats(0, 1)] * 3, at=seconds),
 )

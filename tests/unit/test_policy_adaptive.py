@@ -32,7 +32,7 @@ def test_a_lone_caller_never_waits() -> None:
 
 
 def test_the_first_of_a_crowd_is_joined_by_the_others() -> None:
-    crowds = Learnt(returning=0.0, company=0.9)
+    crowds = Learnt(closed_loop_share=0.0, crowding=0.9)
     early, whole = (QueueView(n, oldest_at=5.0, free_at=0.0, batch_s=0.05, recent=48, learnt=crowds) for n in (1, 48))
     assert POLICY.decide(early, 5.001) == Wait(until=5.01)
     assert POLICY.decide(whole, 5.001) == Dispatch(64, Reason.IDLE)
@@ -42,15 +42,17 @@ def test_the_first_of_a_crowd_is_joined_by_the_others() -> None:
 
 def test_where_nobody_knows_how_many_come_the_wait_is_short() -> None:
     """Long ones would deceive several executors: in 20 ms as many come as if they had come back."""
-    crowds, slow = Learnt(returning=0.0, company=0.9), Adaptive(64, 0.05)
+    crowds, slow = Learnt(closed_loop_share=0.0, crowding=0.9), Adaptive(64, 0.05)
     first = QueueView(1, oldest_at=5.0, free_at=0.0, batch_s=0.2, recent=48, learnt=crowds)
     assert slow.decide(first, 5.001) == Wait(until=5.01)
     # A loop has just begun.
     assert slow.decide(QueueView(1, oldest_at=5.0, free_at=5.0, batch_s=0.2, recent=48), 5.001) == Wait(until=5.01)
 
 
-def known(a_s: float, b_s: float, callers: int, back_s: float = 0.01) -> Learnt:
-    return Learnt(returning=1.0, callers=callers, back_s=back_s, time=BatchTime(a_s, b_s, weight=20.0))
+def known(a_s: float, b_s: float, callers: int, median_return_s: float = 0.01) -> Learnt:
+    return Learnt(
+        closed_loop_share=1.0, callers=callers, median_return_s=median_return_s, time=BatchTime(a_s, b_s, weight=20.0)
+    )
 
 
 def test_all_who_are_known_are_waited_for_and_not_only_as_many_as_came_of_late() -> None:
@@ -84,7 +86,7 @@ def test_halves_in_turn_where_they_are_served_sooner() -> None:
     recent=st.integers(0, 64),
     a_s=st.floats(0, 1),
     b_s=st.floats(0, 0.1),
-    back_s=st.floats(0, 1),
+    median_return_s=st.floats(0, 1),
     since_s=st.floats(0, 20),
     max_wait_s=st.floats(0, 1),
     in_hand=st.integers(0, 2),
@@ -95,13 +97,13 @@ def test_nobody_is_waited_for_longer_than_one_batch_more_would_take(
     recent: int,
     a_s: float,
     b_s: float,
-    back_s: float,
+    median_return_s: float,
     since_s: float,
     max_wait_s: float,
     in_hand: int,
 ) -> None:
     policy = Adaptive(64, max_wait_s)
-    learnt = known(a_s, b_s, callers, back_s)
+    learnt = known(a_s, b_s, callers, median_return_s)
     decision = policy.decide(
         QueueView(
             depth, oldest_at=0.0, in_hand=in_hand, batch_s=a_s + 64 * b_s, free_at=0.0, recent=recent, learnt=learnt

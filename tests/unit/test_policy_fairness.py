@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from batching.policy import AGED_SHARE, DEFAULT_SHARES, Pace, allocate, fair_pick, guaranteed
+from batching.policy import AGED_SHARE, DEFAULT_SHARES, Throughput, allocate, fair_pick, guaranteed
 
 waiting = st.lists(st.sampled_from("abcdefgh"), max_size=200)
 places = st.integers(1, 64)
@@ -88,7 +88,7 @@ sizes = st.lists(st.integers(1, 64), min_size=30, max_size=60)
 @given(sizes=sizes, fixed=st.floats(0.001, 0.2), item=st.floats(0, 0.01))
 def test_the_pace_of_full_batches_is_found_from_smaller_ones(sizes: list[int], fixed: float, item: float) -> None:
     assume(len(set(sizes[-16:])) > 3)
-    pace = Pace()
+    pace = Throughput()
     for size in sizes:
         pace = pace.observe(size, fixed + item * size)
     assert pace.rate(64) == pytest.approx(64 / (fixed + 64 * item), rel=0.01)
@@ -96,7 +96,7 @@ def test_the_pace_of_full_batches_is_found_from_smaller_ones(sizes: list[int], f
 
 @given(size=st.integers(1, 64), seconds=st.floats(0.001, 1))
 def test_batches_of_one_size_promise_the_most_that_is_possible(size: int, seconds: float) -> None:
-    pace = Pace()
+    pace = Throughput()
     for _ in range(10):
         pace = pace.observe(size, seconds)
     assert pace.rate(64) == pytest.approx(64 / seconds)
@@ -104,7 +104,7 @@ def test_batches_of_one_size_promise_the_most_that_is_possible(size: int, second
 
 @given(samples=st.lists(st.tuples(st.integers(1, 64), st.floats(0.0001, 5)), min_size=4, max_size=100))
 def test_a_pace_is_always_between_the_two_extremes(samples: list[tuple[int, float]]) -> None:
-    pace = Pace()
+    pace = Throughput()
     for size, seconds in samples:
         pace = pace.observe(size, seconds)
     for size in (1, 32, 64):
@@ -113,7 +113,7 @@ def test_a_pace_is_always_between_the_two_extremes(samples: list[tuple[int, floa
 
 
 def test_the_first_batch_pays_for_what_is_done_once_and_three_more_make_a_rate() -> None:
-    pace = Pace()
+    pace = Throughput()
     for seconds in (30.0, 0.1, 0.1):
         pace = pace.observe(64, seconds)
         assert pace.rate(64) == 0.0
@@ -121,7 +121,7 @@ def test_the_first_batch_pays_for_what_is_done_once_and_three_more_make_a_rate()
 
 
 def test_one_stall_does_not_make_a_model_slow_and_a_lasting_change_shows() -> None:
-    pace = Pace()
+    pace = Throughput()
     for _ in range(50):
         pace = pace.observe(64, 0.05)
     stalled = pace.observe(64, 10.0)

@@ -46,15 +46,15 @@ def test_utilisation_is_the_share_of_time_that_is_computed(busy: float) -> None:
     assert learner.learnt.utilisation == pytest.approx(busy, abs=0.02)
 
 
-@pytest.mark.parametrize(("after_s", "returning"), [(0.002, True), (0.035, False), (0.06, False)])
-def test_callers_who_come_back_are_known_by_when_they_come(after_s: float, returning: bool) -> None:
+@pytest.mark.parametrize(("after_s", "closed_loop_share"), [(0.002, True), (0.035, False), (0.06, False)])
+def test_callers_who_come_back_are_known_by_when_they_come(after_s: float, closed_loop_share: bool) -> None:
     """Batches of 70 ms: the middle request of each comes so long after the end of the one before."""
     learner = Learner(WhenIdle(64))
     for n in range(40):
         end = n * 0.1
         learner.finished(8, 0.07, end)
         learner.claimed(8, 0, 0.07, 0.07 - after_s, end + 0.07)
-    assert (learner.learnt.returning > 0.9) is returning
+    assert (learner.learnt.closed_loop_share > 0.9) is closed_loop_share
 
 
 def test_callers_are_known_though_they_have_fallen_apart_into_two_groups() -> None:
@@ -68,8 +68,8 @@ def test_callers_are_known_though_they_have_fallen_apart_into_two_groups() -> No
         learner.finished(size, took, now)
         learner.looked(sizes[(n + 1) % 2], now + 0.001)
         assert n < 2 or learner.learnt.callers == 64
-    assert learner.learnt.returning >= 0.5
-    assert learner.learnt.back_s == pytest.approx(0.009, abs=0.001)
+    assert learner.learnt.closed_loop_share >= 0.5
+    assert learner.learnt.median_return_s == pytest.approx(0.009, abs=0.001)
 
 
 def test_callers_are_counted_only_before_the_first_can_be_back() -> None:
@@ -94,12 +94,12 @@ def test_who_came_by_itself_while_one_was_served_is_no_caller_who_comes_back() -
         learner.finished(1, 0.02, n * 0.05 + 0.02)
         learner.looked(1, n * 0.05 + 0.02)
     assert learner.learnt.callers == 2
-    assert learner.learnt.returning < 0.1
+    assert learner.learnt.closed_loop_share < 0.1
 
 
 @pytest.mark.parametrize("first", [1, 48])
-@pytest.mark.parametrize(("spread_s", "company"), [(0.004, True), (0.05, False)])
-def test_those_who_come_together_are_known(first: int, spread_s: float, company: bool) -> None:
+@pytest.mark.parametrize(("spread_s", "crowding"), [(0.004, True), (0.05, False)])
+def test_those_who_come_together_are_known(first: int, spread_s: float, crowding: bool) -> None:
     """48 within `spread_s`, twice a second: each leaves whole, or its first request alone and the others behind it."""
     learner = Learner(WhenIdle(64))
     for n in range(20):
@@ -110,7 +110,7 @@ def test_those_who_come_together_are_known(first: int, spread_s: float, company:
             left = at + took
             learner.claimed(47, 0, took, left - (at + spread_s / 2), left)
             learner.finished(47, 0.044, left + 0.044)
-    assert (learner.learnt.company >= 0.5) is company
+    assert (learner.learnt.crowding >= 0.5) is crowding
 
 
 def test_single_requests_have_no_company() -> None:
@@ -118,7 +118,7 @@ def test_single_requests_have_no_company() -> None:
     for n in range(20):
         learner.claimed(1, 0, 0.0, 0.0, 0.2 * n)
         learner.finished(1, 0.02, 0.2 * n + 0.02)
-    assert learner.learnt.company == 0.0
+    assert learner.learnt.crowding == 0.0
 
 
 def claimed(at: float, waited_s: float) -> Claimed:

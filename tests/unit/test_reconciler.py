@@ -12,8 +12,8 @@ import pytest
 from batching.claim.executor import ExecutorState
 from config.settings import ModelSettings
 from config.tiers import TIERS, Tier
-from tasks.fleet.desired_state import Reload, Wishes
-from workers.reconciler import Steering
+from tasks.fleet.desired_state import Desired, Reload
+from workers.reconciler import Reconciler
 
 FILE = ModelSettings(name="m", source="pkg:Old")
 LONG_S = 20.0
@@ -100,18 +100,18 @@ class Redis:
 
 
 class Wall:
-    """`tasks.fleet.desired_state.Controls` of all workers."""
+    """`tasks.fleet.desired_state.DesiredState` of all workers."""
 
     def __init__(self) -> None:
-        self.wishes = Wishes()
+        self.desired = Desired()
         self.refusals: list[tuple[int, str]] = []
 
-    def read(self, models: Any) -> dict[str, Wishes]:
-        return dict.fromkeys(models, self.wishes)
+    def read(self, models: Any) -> dict[str, Desired]:
+        return dict.fromkeys(models, self.desired)
 
     def refuse(self, model: str, generation: int, why: str) -> None:
         self.refusals.append((generation, why))
-        self.wishes = Wishes(reload=self.wishes.reload, refused=generation, refusal=why)
+        self.desired = Desired(reload=self.desired.reload, refused=generation, refusal=why)
 
 
 class Fleet:
@@ -124,7 +124,7 @@ class Fleet:
         self.file = {"m": FILE}
         redis: Any = Redis()
         self.pairs: list[list[tuple[Loop, Executor]]] = []
-        self.steerings: list[Steering] = []
+        self.steerings: list[Reconciler] = []
         for number in range(workers):
             loops = [Loop(), Loop()]
             executors = [
@@ -132,15 +132,15 @@ class Fleet:
             ]
             pairs: Any = list(zip(loops, executors, strict=True))
             self.pairs.append(pairs)
-            steering = Steering(
+            reconciler = Reconciler(
                 redis,
                 f"w{number}",
                 [(FILE, loop, executor) for loop, executor in pairs],
                 make_policy=lambda model: (model.policy, model.max_batch_size),  # type: ignore[arg-type,return-value]
                 read_file=lambda: self.file,
             )
-            steering._controls = self.wall  # type: ignore[assignment]
-            self.steerings.append(steering)
+            reconciler._controls = self.wall  # type: ignore[assignment]
+            self.steerings.append(reconciler)
 
     def sync(self) -> None:
         for each in self.steerings:
@@ -175,8 +175,8 @@ def fleet() -> Iterator[Callable[..., Fleet]]:
 
     yield make
     for each in made:
-        for steering in each.steerings:
-            steering.stop()
+        for reconciler in each.steerings:
+            reconciler.stop()
         each.settle()
 
 
@@ -187,22 +187,22 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_claimed_before_it_is_known_what_is_paused(fleet: Callable[..., Fleet]) -> None:
     here = fleet()
-    here.wall.wishes = Wishes(paused=frozenset({Tier.FREE}))
+    here.wall.desired = Desired(paused=frozenset({Tier.FREE}))
     assert all(loop.held for loop in here.loops)
     here.sync()
     assert not any(loop.held for loop in here.loops)
     assert {loop.paused for loop in here.loops} == {frozenset({Tier.FREE.rank})}
-    here.wall.wishes = Wishes(paused=frozenset(TIERS))
+    here.wall.desired = Desired(paused=frozenset(TIERS))
     here.sync()
     assert {len(loop.paused) for loop in here.loops} == {3}
 
 
 def test_a_tuned_policy_comes_and_goes(fleet: Callable[..., Fleet]) -> None:
     here = fleet()
-    here.wall.wishes = Wishes(tuned={"max_batch_size": 8})
+    here.wall.desired = Desired(tuned={"max_batch_size": 8})
     here.sync()
     assert {loop.policy for loop in here.loops} == {("adaptive", 8)}
-    here.wall.wishes = Wishes()
+    here.wall.desired = Desired()
     here.sync()
     assert {loop.policy for loop in here.loops} == {("adaptive", 64)}
 
@@ -220,7 +220,7 @@ def test_a_drain_survives_every_heartbeat_and_ends_when_told(fleet: Callable[...
 def test_a_reload_goes_through_the_fleet_one_executor_at_a_time(fleet: Callable[..., Fleet]) -> None:
     here = fleet(3)
     here.sync()
-    here.wall.wishes = Wishes(reload=Reload(1, {"source": "pkg:New"}))
+    here.wall.desired = Desired(reload=Reload(1, {"source": "pkg:New"}))
     here.sync()
     here.sync()
     here.settle()
@@ -234,7 +234,7 @@ def test_a_reload_without_changes_reads_the_file_again(fleet: Callable[..., Flee
     here = fleet()
     here.sync()
     here.file = {"m": ModelSettings(name="m", source="pkg:Edited", version="2")}
-    here.wall.wishes = Wishes(reload=Reload(1))
+    here.wall.desired = Desired(reload=Reload(1))
     here.sync()
     here.settle()
     assert here.steerings[0].describe()["m"]["version"] == "2"
@@ -243,7 +243,7 @@ def test_a_reload_without_changes_reads_the_file_again(fleet: Callable[..., Flee
 def test_what_does_not_load_is_refused_and_all_that_ran_goes_on(fleet: Callable[..., Fleet]) -> None:
     here = fleet(2, ("pkg:Broken",))
     here.sync()
-    here.wall.wishes = Wishes(reload=Reload(1, {"source": "pkg:Broken"}))
+    here.wall.desired = Desired(reload=Reload(1, {"source": "pkg:Broken"}))
     here.sync()
     here.settle()
     assert here.wall.refusals == [(1, "these weights are not there")]
@@ -254,7 +254,7 @@ def test_what_does_not_load_is_refused_and_all_that_ran_goes_on(fleet: Callable[
 
 def test_a_worker_that_starts_later_starts_from_what_was_reloaded(fleet: Callable[..., Fleet]) -> None:
     here = fleet()
-    here.wall.wishes = Wishes(tuned={"policy": "idle"}, reload=Reload(4, {"source": "pkg:New"}))
+    here.wall.desired = Desired(tuned={"policy": "idle"}, reload=Reload(4, {"source": "pkg:New"}))
     here.sync()
     assert [each.sources for each in here.executors] == [["pkg:New"]] * 2
     assert {loop.policy for loop in here.loops} == {("idle", 64)}

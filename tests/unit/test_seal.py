@@ -15,7 +15,7 @@ from batching.ports import UnreadableMessage
 from config.errors import SettingsError
 from config.secrets.message_keys import fingerprint, message_keys
 from config.settings import Settings
-from tasks.client.dedup import Once
+from tasks.client.dedup import DedupIdentity
 from tasks.protocol.messages import MessageWriter, Outgoing, read_message
 from tasks.protocol.quota import Quota
 from tasks.protocol.seal import Seal
@@ -44,7 +44,7 @@ def message(seal: Seal | None = None, input: bytes = b'"x"', owner: str = "alice
         60_000,
         quota=Quota.of("key", 60, 1),
         owner=owner,
-        once=Once(question="q" * 32, keep_ms=5),
+        once=DedupIdentity(question="q" * 32, keep_ms=5),
     )
     return HEAD + TIMES + MessageWriter("bunch:reply:here", seal).rest(out, 1.0)
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from cli.supervisor.backoff import Backoff
-from cli.supervisor.reaper.reaper_client import Guard
+from cli.supervisor.reaper.reaper_client import Reaper
 from cli.supervisor.screen import Screen, shortened
-from cli.supervisor.supervised_process import Child, ChildSpec, State
+from cli.supervisor.supervised_process import ProcessSpec, State, SupervisedProcess
 
 
 @pytest.fixture
-def child(tmp_path: Path) -> Child:
-    spec = ChildSpec(
+def child(tmp_path: Path) -> SupervisedProcess:
+    spec = ProcessSpec(
         name="worker1",
         role="worker",
         command=("true",),
@@ -26,11 +26,11 @@ def child(tmp_path: Path) -> Child:
         stop_stage=1,
         stop_timeout_s=1.0,
     )
-    return Child(spec, Guard(), Backoff())
+    return SupervisedProcess(spec, Reaper(), Backoff())
 
 
 @pytest.fixture
-def shown(child: Child) -> Callable[..., list[str]]:
+def shown(child: SupervisedProcess) -> Callable[..., list[str]]:
     """`shown(state, detail)` is all that was said so far."""
     stream = io.StringIO()
     screen = Screen(stream)
@@ -64,7 +64,7 @@ def test_a_new_life_is_told_anew(shown) -> None:
     ]
 
 
-def test_of_a_long_record_the_message_at_its_end_is_shown(shown, child: Child) -> None:
+def test_of_a_long_record_the_message_at_its_end_is_shown(shown, child: SupervisedProcess) -> None:
     lines = [f"    line {n}" for n in range(200)]
     record = ["2026-01-01 10:00:00,000 ERROR x: Traceback", *lines, "    ValueError: why"]
     child.log.path.write_text("".join(f"{line}\n" for line in record))

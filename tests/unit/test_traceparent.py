@@ -12,7 +12,7 @@ from batching.fast_header import HEAD
 from tasks.protocol import traceparent
 from tasks.protocol.messages import MessageWriter, Outgoing, read_message
 from tests.fakes.messages import celery_message, entry
-from webapp.request import Call
+from webapp.request import HttpRequest
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -117,8 +117,8 @@ def test_what_is_no_tracestate_is_dropped_and_the_trace_is_not(state: str | None
 
 @pytest.mark.parametrize("environ", [{}, {"HTTP_TRACEPARENT": "nonsense"}])
 def test_a_tracestate_without_a_trace_belongs_to_nothing(environ: dict[str, str]) -> None:
-    assert Call({**environ, "HTTP_TRACESTATE": "a=1"}).tracestate == ""
-    assert Call({"HTTP_TRACEPARENT": TRACEPARENT, "HTTP_TRACESTATE": "a=1"}).tracestate == "a=1"
+    assert HttpRequest({**environ, "HTTP_TRACESTATE": "a=1"}).tracestate == ""
+    assert HttpRequest({"HTTP_TRACEPARENT": TRACEPARENT, "HTTP_TRACESTATE": "a=1"}).tracestate == "a=1"
 
 
 @pytest.mark.parametrize("header", ["nonsense", 7, {"a": 1}, None])

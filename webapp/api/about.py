@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from webapp.request import Answer, Call
+from webapp.request import HttpRequest, HttpResponse
 from webapp.services import Services
 
 _ABOUT = msgspec.json.encode(
@@ -23,6 +23,6 @@ _ABOUT = msgspec.json.encode(
 )
 
 
-def root(services: Services, call: Call) -> Answer:
+def root(services: Services, call: HttpRequest) -> HttpResponse:
     """For strangers too: nothing of this installation is in it."""
-    return Answer(200, _ABOUT, call.request_id)
+    return HttpResponse(200, _ABOUT, call.request_id)

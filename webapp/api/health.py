@@ -28,21 +28,21 @@ from webapp.api.machine import machine_metrics
 from webapp.errors import ApiError
 from webapp.ops.health_findings import status as overall
 from webapp.parsing import model_name
-from webapp.request import Answer, Call
+from webapp.request import HttpRequest, HttpResponse
 from webapp.services import Services
 
 _encode = msgspec.json.Encoder().encode
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def alive(services: Services, call: Call) -> Answer:
+def alive(services: Services, call: HttpRequest) -> HttpResponse:
     """`GET /healthz`: this process answers, and how many callers wait in it."""
     router = services.client.router
     body = {"status": "alive", "process": router.channel.removeprefix(REPLY_PREFIX), "waiting": router.size}
-    return Answer(200, _encode(body), call.request_id)
+    return HttpResponse(200, _encode(body), call.request_id)
 
 
-def ready(services: Services, call: Call) -> Answer:
+def ready(services: Services, call: HttpRequest) -> HttpResponse:
     """`GET /readyz[?model=m]`: Redis answers, and a model, or `m`, has an executor that takes batches.
 
     For strangers and for probes, which wait a second: it tells no address, and asks Redis once a second at most.
@@ -60,10 +60,10 @@ def ready(services: Services, call: Call) -> Answer:
     if not served:
         raise ApiError("MODEL_UNAVAILABLE", f"no healthy worker for {', '.join(missing) or 'any model'}")
     body = {"status": "ready", "models": sorted(served), "unavailable_models": missing}
-    return Answer(200, _encode(body), call.request_id)
+    return HttpResponse(200, _encode(body), call.request_id)
 
 
-def health(services: Services, call: Call) -> Answer:
+def health(services: Services, call: HttpRequest) -> HttpResponse:
     """`GET /internal/health`: 200 while callers are served, 503 when they are not."""
     try:
         workers = services.fleet.workers()
@@ -89,10 +89,10 @@ def health(services: Services, call: Call) -> Answer:
         "unavailable_models": missing,
         "breakers": breakers(healthy, services.settings.models) if redis == "up" else {},
     }
-    return Answer(503 if status == "unhealthy" else 200, _encode(body), call.request_id)
+    return HttpResponse(503 if status == "unhealthy" else 200, _encode(body), call.request_id)
 
 
-def scale(services: Services, call: Call) -> Answer:
+def scale(services: Services, call: HttpRequest) -> HttpResponse:
     """`GET /internal/scale`: what the autoscaler last wanted, for KEDA's `metrics-api` and the like."""
     try:
         row = ScaleBoard(services.redis).read()
@@ -100,10 +100,10 @@ def scale(services: Services, call: Call) -> Answer:
         raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
     if row is None:
         raise ApiError("NOT_FOUND", "no autoscaler runs; start one with `manage.py autoscale`")
-    return Answer(200, _encode(row), call.request_id)
+    return HttpResponse(200, _encode(row), call.request_id)
 
 
-def metrics(services: Services, call: Call) -> Answer:
+def metrics(services: Services, call: HttpRequest) -> HttpResponse:
     """`GET /metrics`: the sums of every process, and the gauges as they are now."""
     registry = CollectorRegistry(auto_describe=False)
     try:
@@ -111,7 +111,7 @@ def metrics(services: Services, call: Call) -> Answer:
     except RedisError as error:
         raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
     registry.register(_Collected(families))
-    return Answer(200, generate_latest(registry), call.request_id, _PROMETHEUS_TEXT)
+    return HttpResponse(200, generate_latest(registry), call.request_id, _PROMETHEUS_TEXT)
 
 
 class _Collected:

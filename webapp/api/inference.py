@@ -33,7 +33,7 @@ from webapp.parsing import (
     timeout_s,
     wants_fresh,
 )
-from webapp.request import Answer, Call
+from webapp.request import HttpRequest, HttpResponse
 from webapp.services import Services
 
 _inference = msgspec.json.Decoder(InferenceBody)
@@ -53,7 +53,7 @@ Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 
-def infer(services: Services, call: Call) -> Answer:
+def infer(services: Services, call: HttpRequest) -> HttpResponse:
     """Waits for the output, or with `Prefer: respond-async` answers as soon as the queue has the request."""
     started = perf_counter()
     settings = services.settings
@@ -95,10 +95,10 @@ def infer(services: Services, call: Call) -> Answer:
             b"}",
         )
     )
-    return Answer(200, answer, call.request_id, headers=headers)
+    return HttpResponse(200, answer, call.request_id, headers=headers)
 
 
-def predict(services: Services, call: Call) -> Answer:
+def predict(services: Services, call: HttpRequest) -> HttpResponse:
     """`POST /v1/predict`."""
     started = perf_counter()
     body = read_body(call, _predict, services.large)
@@ -110,7 +110,7 @@ def predict(services: Services, call: Call) -> Answer:
     return _plain(services, call, model, as_json(body.input_data), started)
 
 
-def simple(services: Services, call: Call) -> Answer:
+def simple(services: Services, call: HttpRequest) -> HttpResponse:
     """`POST /api/inference`: a string for the default model."""
     started = perf_counter()
     body = read_body(call, _simple, services.large)
@@ -122,7 +122,7 @@ def simple(services: Services, call: Call) -> Answer:
     return _plain(services, call, model, as_json(body.input), started)
 
 
-def bulk(services: Services, call: Call) -> Answer:
+def bulk(services: Services, call: HttpRequest) -> HttpResponse:
     """`POST /v1/inference/bulk`: each input is a task of its own, batched with everybody else's; answers in order."""
     started = perf_counter()
     settings = services.settings
@@ -192,10 +192,10 @@ def bulk(services: Services, call: Call) -> Answer:
         + b",".join(results)
         + b"]}"
     )
-    return Answer(200, answer, call.request_id)
+    return HttpResponse(200, answer, call.request_id)
 
 
-def _refusals(services: Services, call: Call, model: str, body: BulkBody) -> list[BunchError | None]:
+def _refusals(services: Services, call: HttpRequest, model: str, body: BulkBody) -> list[BunchError | None]:
     """What is wrong with each input, or with all of them. Raises InvalidInput for the parameters."""
     refused = _refusal(services, call, model, len(body.inputs))
     declared = services.declared.get(model)
@@ -210,7 +210,7 @@ def _refusals(services: Services, call: Call, model: str, body: BulkBody) -> lis
     return [each or refused for each in wrong]
 
 
-def _refusal(services: Services, call: Call, model: str, count: int = 1) -> BunchError | None:
+def _refusal(services: Services, call: HttpRequest, model: str, count: int = 1) -> BunchError | None:
     """What can be said without the queue."""
     refusal = services.readiness.refusal(model)
     if refusal is not None or not call.client_id:
@@ -237,7 +237,7 @@ def _raise_common(errors: list[BunchError], of: int) -> None:
 
 
 def _waiting(
-    services: Services, call: Call, model: str, tier: Tier, value: bytes, parameters: bytes, until: float
+    services: Services, call: HttpRequest, model: str, tier: Tier, value: bytes, parameters: bytes, until: float
 ) -> Callable[[Pending], Reply]:
     """How to wait for the answer: where it shall be computed but once, never without the queue that can tell."""
     if call.header("HTTP_IDEMPOTENCY_KEY") is not None:
@@ -245,14 +245,14 @@ def _waiting(
     return services.direct.waiting(services.client, model, tier, value, parameters, until, call.traceparent)
 
 
-def _plain(services: Services, call: Call, model: str, value: bytes, started: float) -> Answer:
+def _plain(services: Services, call: HttpRequest, model: str, value: bytes, started: float) -> HttpResponse:
     settings = services.settings
     tier = call.caller.tier
     limit_s = timeout_s(settings, call, None)
     answered = _waiting(services, call, model, tier, value, NO_PARAMETERS, started + limit_s)
     reply = _run(services, call, model, tier, value, NO_PARAMETERS, limit_s, started, answered)
     latency_ms = (perf_counter() - started) * 1000
-    return Answer(
+    return HttpResponse(
         200,
         b'{"request_id":"%b","output":%b,"latency_ms":%.3f}'
         % (call.request_id.encode(), bytes(reply.result), latency_ms),
@@ -263,7 +263,7 @@ def _plain(services: Services, call: Call, model: str, value: bytes, started: fl
 
 def _run(
     services: Services,
-    call: Call,
+    call: HttpRequest,
     model: str,
     tier: Tier,
     value: bytes,
@@ -323,8 +323,8 @@ def _run(
     return outcome
 
 
-def _accepted(call: Call, task_id: str) -> Answer:
-    return Answer(
+def _accepted(call: HttpRequest, task_id: str) -> HttpResponse:
+    return HttpResponse(
         202,
         _encode({"task_id": task_id, "request_id": call.request_id, "status": "PENDING"}),
         call.request_id,

@@ -5,17 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from config.schema import ModelSettings
-from webapp.request import Answer, Call
+from webapp.request import HttpRequest, HttpResponse
 from webapp.services import Services
 
 
-def list_models(services: Services, call: Call) -> Answer:
+def list_models(services: Services, call: HttpRequest) -> HttpResponse:
     """The default model first: clients that take any take the first."""
     settings = services.settings
     first = settings.default_model
     models = sorted(settings.models.values(), key=lambda model: model.name != first)
     document = {"object": "list", "data": [_described(model) for model in models]}
-    return Answer(200, msgspec.json.encode(document), call.request_id)
+    return HttpResponse(200, msgspec.json.encode(document), call.request_id)
 
 
 def _described(model: ModelSettings) -> dict[str, object]:

@@ -12,15 +12,15 @@ from config.settings import Settings
 from webapp.api.schemas import components
 from webapp.errors import STATUS_OF
 from webapp.identity.base import Access, access_of
-from webapp.request import Answer, Call
+from webapp.request import HttpRequest, HttpResponse
 from webapp.services import Services
 
 _FAILURES = (400, 404, 409, 413, 415, 422, 429, 500, 503, 504)
 
 
-def document(services: Services, call: Call) -> Answer:
+def document(services: Services, call: HttpRequest) -> HttpResponse:
     services.description = services.description or msgspec.json.encode(describe(services.settings))
-    return Answer(200, services.description, call.request_id)
+    return HttpResponse(200, services.description, call.request_id)
 
 
 def describe(settings: Settings) -> dict[str, Any]:

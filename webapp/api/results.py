@@ -15,7 +15,7 @@ from tasks.protocol.ids import belongs_to
 from tasks.protocol.results import FINISHED, Reply, decode_details
 from webapp.errors import ApiError
 from webapp.parsing import flag, milliseconds
-from webapp.request import Answer, Call
+from webapp.request import HttpRequest, HttpResponse
 from webapp.services import Services
 
 _encode = msgspec.json.Encoder().encode
@@ -27,7 +27,7 @@ _COMPLETED = frozenset({"SUCCESS", "FAILURE"})
 _LIFE = {"SUCCESS": "completed", "FAILURE": "failed", "CANCELLED": "failed", "STARTED": "processing"}
 
 
-def get_result(services: Services, call: Call, task_id: str) -> Answer:
+def get_result(services: Services, call: HttpRequest, task_id: str) -> HttpResponse:
     """The state and outcome, after waiting up to `wait_ms` for it to finish.
 
     With `forget=true` an outcome is dropped as it is told, instead of being kept for the next who asks.
@@ -46,41 +46,41 @@ def get_result(services: Services, call: Call, task_id: str) -> Answer:
     if state in _COMPLETED and reply.date_done:
         head += b',"completed_at":' + _encode(reply.date_done)
     if state == "SUCCESS":
-        return Answer(200, head + b',"output":' + bytes(reply.result) + b"}", call.request_id)
+        return HttpResponse(200, head + b',"output":' + bytes(reply.result) + b"}", call.request_id)
     if state == "FAILURE":
         error = error_of(reply)
         detail = b',"error":%b,"message":%b}' % (_encode(error.code), _encode(error.message))
-        return Answer(200, head + detail, call.request_id)
-    return Answer(200, head + b"}", call.request_id)
+        return HttpResponse(200, head + detail, call.request_id)
+    return HttpResponse(200, head + b"}", call.request_id)
 
 
-def cancel_result(services: Services, call: Call, task_id: str) -> Answer:
+def cancel_result(services: Services, call: HttpRequest, task_id: str) -> HttpResponse:
     """Takes back what has not started; asking twice is no error."""
     _require_owner(call, task_id)
     found = services.client.cancel(task_id)
     if not found:
         raise _unknown(task_id)
     if found in {"PENDING", "REVOKED"}:
-        return Answer(200, b'{"task_id":%b,"status":"CANCELLED"}' % _encode(task_id), call.request_id)
+        return HttpResponse(200, b'{"task_id":%b,"status":"CANCELLED"}' % _encode(task_id), call.request_id)
     if found == "STARTED":
         raise ApiError("ALREADY_FINISHED", "the request is being computed already and can no longer be taken back")
     raise ApiError("ALREADY_FINISHED", "the request has finished already")
 
 
-def get_request(services: Services, call: Call, request_id: str) -> Answer:
+def get_request(services: Services, call: HttpRequest, request_id: str) -> HttpResponse:
     """One request's life by its request id or task id."""
     owner = call.caller.owner
     task_id = services.client.task_of(request_id, owner)
     reply = services.client.result(task_id) if belongs_to(task_id, owner) else None
     if reply is not None:
-        return Answer(200, _encode(_described(request_id, task_id, reply)), call.request_id)
+        return HttpResponse(200, _encode(_described(request_id, task_id, reply)), call.request_id)
     try:
         about = explain_recorded(services.redis, request_id, owner)
     except RedisError as error:
         raise BackendUnavailable("the record is not reachable; try again shortly") from error
     if about is None:
         raise _unknown(request_id)
-    return Answer(200, _encode(_remembered(about)), call.request_id)
+    return HttpResponse(200, _encode(_remembered(about)), call.request_id)
 
 
 def _described(request_id: str, task_id: str, reply: Reply) -> dict[str, object]:
@@ -130,7 +130,7 @@ def _told(error: Mapping[str, Any], where: str | None) -> str:
     return where or "the model failed"
 
 
-def _require_owner(call: Call, task_id: str) -> None:
+def _require_owner(call: HttpRequest, task_id: str) -> None:
     """Of somebody else's request it is not even said that it exists."""
     if not belongs_to(task_id, call.caller.owner):
         raise _unknown(task_id)

@@ -14,7 +14,7 @@ _SLOTS = 64
 _STALE_S = 3.0
 
 
-class Board:
+class AcceptBalance:
     """Made before the fork. A worker whose slot is taken by another (beyond 64) shares badly and harms nothing."""
 
     def __init__(self) -> None:

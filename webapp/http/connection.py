@@ -30,7 +30,7 @@ from webapp.http.sized import SizedBody
 from webapp.http.socket_io import Channel
 
 if TYPE_CHECKING:
-    from webapp.http.connections import HttpService
+    from webapp.http.connections import Connections
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Connection(Channel):
         "lingers",
     )
 
-    def __init__(self, service: HttpService, sock: Any, base_environ: dict[str, Any]) -> None:
+    def __init__(self, service: Connections, sock: Any, base_environ: dict[str, Any]) -> None:
         super().__init__(sock, service.limits)
         self._service = service
         # What the environs of its requests share.

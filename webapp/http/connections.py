@@ -22,7 +22,7 @@ AccessLog = Callable[[dict[str, Any], Response, float], None]
 BeforeBody = Callable[[dict[str, Any], Any], Iterable[bytes] | None]
 
 
-class HttpService:
+class Connections:
     """Runs `app` for every connection it is given.
 
     `on_request` is called before each request's application, `on_change` with the number of connections.

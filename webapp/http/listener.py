@@ -12,7 +12,7 @@ from gevent import socket
 from gevent.hub import get_hub
 
 from webapp.http.accept_balance import Seat
-from webapp.http.connections import HttpService
+from webapp.http.connections import Connections
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Listener:
     that says nothing; only where every connection waits for an answer does it wait for a place.
     """
 
-    def __init__(self, service: HttpService, sock: Any, base_environ: dict[str, Any], seat: Seat, *, cap: int) -> None:
+    def __init__(self, service: Connections, sock: Any, base_environ: dict[str, Any], seat: Seat, *, cap: int) -> None:
         self._service = service
         self._sock = sock
         # The socket under gevent's: accept without blocking.

@@ -1,7 +1,7 @@
 """A client's socket under deadlines: waiting, receiving, sending, closing. It knows nothing of HTTP.
 
 Each channel belongs to one greenlet. While that waits for its socket, and only then, `deadline` says until
-when: one reaper for the whole worker looks at all of them (`HttpService.reap`), so that a request costs no timer
+when: one reaper for the whole worker looks at all of them (`Connections.reap`), so that a request costs no timer
 of its own.
 """
 

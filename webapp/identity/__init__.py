@@ -1,6 +1,6 @@
 """Who is asking. Both lanes go through the same `Identity` before any handler runs (`webapp.app.answered`).
 
-Call ──Authorization──▶ Identity ──▶ Caller (key, owner, tier, limits)
+HttpRequest ──Authorization──▶ Identity ──▶ Caller (key, owner, tier, limits)
                                  └ refused: 401, or 403 for a known caller at an operator's endpoint
 """
 
@@ -14,14 +14,14 @@ from webapp.identity.base import Identity
 from webapp.identity.bearer import Bearer
 from webapp.identity.jwks import KeySet
 from webapp.identity.keyring import KeyRing
-from webapp.identity.no_auth import Anybody
+from webapp.identity.no_auth import NoAuth
 from webapp.identity.tokens import TokenVerifier
 
 
 def make_identity(settings: Settings, redis: Redis) -> Identity:
     """What `BUNCH_AUTH` asks for. Nothing is started yet."""
     if settings.auth == "off":
-        return Anybody(settings)
+        return NoAuth(settings)
     jwks = KeySet(settings)
     ring = KeyRing(KeyTableStore(redis)) if settings.takes_keys else None
     tokens = TokenVerifier(settings, jwks) if settings.takes_tokens else None

@@ -6,7 +6,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from tasks.protocol.caller import Caller
-from webapp.request import Call
+from webapp.request import HttpRequest
 
 
 class Access(Enum):
@@ -51,5 +51,5 @@ class Identity(Protocol):
     def ready(self) -> bool:
         """Whether callers can be told apart yet."""
 
-    def identify(self, call: Call, access: Access) -> Caller:
+    def identify(self, call: HttpRequest, access: Access) -> Caller:
         """Raises ApiError: UNAUTHENTICATED or FORBIDDEN, which do not say what exactly was wrong."""

@@ -23,9 +23,9 @@ from webapp.identity.base import CHALLENGE, Access
 from webapp.identity.jwks import KeySet
 from webapp.identity.keyring import KeyRing
 from webapp.identity.operators import Operators, credential
-from webapp.identity.throttle import LONGEST_PAUSE_S, Penalties
+from webapp.identity.throttle import LONGEST_PAUSE_S, Throttle
 from webapp.identity.tokens import TokenVerifier
-from webapp.request import Call
+from webapp.request import HttpRequest
 
 # More refusals than these are not held back but sent away: holding them costs memory.
 MAX_HELD_BACK = 200
@@ -39,7 +39,7 @@ class Bearer:
         self._tokens = tokens
         self._jwks = jwks
         self._operators = Operators(settings)
-        self._penalties = Penalties()
+        self._penalties = Throttle()
         self._held_back = 0
 
     def start(self) -> None:
@@ -57,7 +57,7 @@ class Bearer:
         """Whether there is anything to check credentials with."""
         return (self._ring is None or self._ring.loaded) and (self._tokens is None or self._jwks.loaded)
 
-    def identify(self, call: Call, access: Access) -> Caller:
+    def identify(self, call: HttpRequest, access: Access) -> Caller:
         if access is not Access.TENANT:
             # A tenant at a path that is for both is that tenant.
             found = self._operators.admit(call) if access is Access.OPERATOR else self._operators.named(call)
@@ -81,13 +81,13 @@ class Bearer:
             caller = self._tokens.find(text)
         return caller
 
-    def _refusal(self, call: Call, text: str) -> ApiError:
+    def _refusal(self, call: HttpRequest, text: str) -> ApiError:
         if not text:
             return ApiError("UNAUTHENTICATED", "send Authorization: Bearer <API key or token>", CHALLENGE)
         self._hold_back(call)
         return ApiError("UNAUTHENTICATED", "the credential is not valid", CHALLENGE)
 
-    def _hold_back(self, call: Call) -> None:
+    def _hold_back(self, call: HttpRequest) -> None:
         pause_s = self._penalties.pause(call.header("REMOTE_ADDR") or "", monotonic())
         if not pause_s:
             return

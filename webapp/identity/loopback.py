@@ -11,7 +11,7 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from config.settings import Settings, is_loopback
-from webapp.request import Call
+from webapp.request import HttpRequest
 
 
 class Loopback:
@@ -21,11 +21,11 @@ class Loopback:
         self.listens = is_loopback(settings.http_host)
         self._names = settings.host_names
 
-    def has(self, call: Call) -> bool:
+    def has(self, call: HttpRequest) -> bool:
         """Whether a program on this machine asks, and asks this machine."""
         return self.listens and not call.was_forwarded and _is_local(call.header("HTTP_HOST"))
 
-    def serves(self, call: Call) -> bool:
+    def serves(self, call: HttpRequest) -> bool:
         """Whether it is asked under one of the other names."""
         host = call.header("HTTP_HOST")
         return host is not None and _hostname(host) in self._names

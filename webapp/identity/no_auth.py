@@ -9,12 +9,12 @@ from webapp.errors import ApiError
 from webapp.identity.base import Access
 from webapp.identity.loopback import Loopback
 from webapp.identity.operators import Operators
-from webapp.request import Call
+from webapp.request import HttpRequest
 
 _BY_NAME = {tier.value: ANYBODY[tier] for tier in TIERS}
 
 
-class Anybody:
+class NoAuth:
     """Callers are programs on this machine, whose `X-Tier` counts, and those of `BUNCH_ALLOWED_HOSTS`."""
 
     def __init__(self, settings: Settings) -> None:
@@ -32,7 +32,7 @@ class Anybody:
     def ready(self) -> bool:
         return True
 
-    def identify(self, call: Call, access: Access) -> Caller:
+    def identify(self, call: HttpRequest, access: Access) -> Caller:
         if access is not Access.TENANT:
             found = self._operators.admit(call) if access is Access.OPERATOR else self._operators.named(call)
             if found is not None:

@@ -20,7 +20,7 @@ from tasks.protocol.caller import Caller
 from webapp.errors import ApiError
 from webapp.identity.base import CHALLENGE
 from webapp.identity.loopback import Loopback
-from webapp.request import Call
+from webapp.request import HttpRequest
 
 
 def operator(name: str) -> Caller:
@@ -39,11 +39,11 @@ class Operators:
         self._tokens = [(token.encode(), operator(name)) for name, token in settings.service_tokens.items()]
         self._loopback = Loopback(settings)
 
-    def admit(self, call: Call) -> Caller | None:
+    def admit(self, call: HttpRequest) -> Caller | None:
         """The operator who calls; None for whoever is none."""
         return self.named(call) or (LOCAL if not self._by_token and self._loopback.has(call) else None)
 
-    def named(self, call: Call) -> Caller | None:
+    def named(self, call: HttpRequest) -> Caller | None:
         """Whose service token the call has."""
         text = credential(call).encode("latin-1")
         found = None
@@ -62,7 +62,7 @@ class Operators:
         )
 
 
-def credential(call: Call) -> str:
+def credential(call: HttpRequest) -> str:
     """What stands behind `Bearer`; empty when there is nothing."""
     header = call.header("HTTP_AUTHORIZATION")
     if header is None:

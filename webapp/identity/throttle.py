@@ -17,7 +17,7 @@ FORGIVEN_AFTER_S = 10.0
 MAX_ADDRESSES = 10_000
 
 
-class Penalties:
+class Throttle:
     """Remembers the addresses that were wrong last, up to `MAX_ADDRESSES` of them."""
 
     def __init__(self) -> None:

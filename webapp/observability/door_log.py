@@ -12,11 +12,11 @@ from redis.exceptions import RedisError
 
 from config.tiers import Tier
 from tasks.errors import BunchError
-from tasks.observability.batch_log import BatchRecord, Journal, Member
-from tasks.observability.error_summary import gist
+from tasks.observability.batch_log import BatchLog, BatchRecord, Member
+from tasks.observability.error_summary import error_summary
 from tasks.protocol.messages import Outgoing
 from webapp.observability.door_ledger import AT_THE_DOOR
-from webapp.request import Call
+from webapp.request import HttpRequest
 
 # While Redis is away the oldest are forgotten beyond this.
 _MAX_NOTED = 20_000
@@ -26,17 +26,19 @@ ANSWERED = "answered from the cache"
 class DoorRecord:
     """Of one process. `note` each error, it knows which are its own; `answered` for each answer from the cache."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, batch_log: BatchLog) -> None:
+        self._batch_log = batch_log
         self._noted: deque[tuple[str, str, Member]] = deque(maxlen=_MAX_NOTED)
 
-    def note(self, call: Call, task_id: str, model: str, tier: Tier, error: BunchError) -> None:
+    def note(self, call: HttpRequest, task_id: str, model: str, tier: Tier, error: BunchError) -> None:
         if error.code not in AT_THE_DOOR:
             return
         own = call.request_id
         why = f"refused at the door ({error.reason})" if error.reason else "refused at the door"
         request_id = own if own != task_id else ""
-        member = Member(task_id, tier.rank, 0, code=error.code, request_id=request_id, error=gist(error.message))
+        member = Member(
+            task_id, tier.rank, 0, code=error.code, request_id=request_id, error=error_summary(error.message)
+        )
         self._noted.append((model, why, member))
 
     def answered(self, out: Outgoing, tier: Tier) -> None:
@@ -55,7 +57,7 @@ class DoorRecord:
         for model, why, member in noted:
             rows.setdefault((model, why), []).append(member)
         try:
-            self._journal.write(
+            self._batch_log.write(
                 BatchRecord(model=model, why=why, claimed_ms=now_ms, members=members)
                 for (model, why), members in rows.items()
             )

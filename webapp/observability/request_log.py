@@ -15,7 +15,7 @@ from tasks.observability import slo
 from tasks.observability.slow_log import SlowRequest, with_metadata
 from tasks.protocol import traceparent
 from tasks.protocol.results import Reply
-from webapp.request import Call
+from webapp.request import HttpRequest
 from webapp.services import Services
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _budget = LogBudget(of_a_kind=10)
 
 def remember(
     services: Services,
-    call: Call,
+    call: HttpRequest,
     model: str,
     tier: Tier,
     code: str,

@@ -9,7 +9,7 @@ from opentelemetry.trace import Span, SpanKind
 from config.settings import Settings
 from tasks.observability.otel import Remote, Spans, fail, traceparent_of
 from tasks.protocol import traceparent
-from webapp.request import STATUS_LINES, Answer, Call
+from webapp.request import STATUS_LINES, HttpRequest, HttpResponse
 
 
 class RequestTracer:
@@ -19,7 +19,7 @@ class RequestTracer:
         self._ratio = settings.trace_sample_ratio
         self._spans = Spans(settings, "bunch-web")
 
-    def begin(self, call: Call) -> Span | None:
+    def begin(self, call: HttpRequest) -> Span | None:
         """The caller decides, if it says; else the ratio."""
         parent = call.traceparent
         if not (traceparent.is_sampled(parent) if parent else random.random() < self._ratio):
@@ -38,7 +38,7 @@ class RequestTracer:
         call.trace_with(span, traceparent_of(span))
         return span
 
-    def end(self, span: Span, answer: Answer) -> None:
+    def end(self, span: Span, answer: HttpResponse) -> None:
         span.set_attribute("http.response.status_code", answer.status)
         span.set_attribute("bunch.request_id", answer.request_id)
         if answer.status >= 500:

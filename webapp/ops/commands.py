@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 from config.settings import ModelSettings
 from config.tiers import TIERS, Tier
 from tasks.fleet.broadcast import find_nodes, tell
-from tasks.fleet.desired_state import TUNABLE, BadChange, Controls, with_wishes
+from tasks.fleet.desired_state import TUNABLE, BadChange, DesiredState, with_desired
 from tasks.fleet.registry_reader import WorkerRow
 from webapp.errors import ApiError
 from webapp.services import Services
@@ -71,7 +71,7 @@ def will_pause(services: Services, arguments: Mapping[str, Any]) -> str:
 
 def pause(services: Services, arguments: Mapping[str, Any]) -> str:
     asked = _of_model(services, arguments)
-    Controls(services.redis).pause(asked.model, asked.tiers)
+    DesiredState(services.redis).pause(asked.model, asked.tiers)
     return f"{asked} is paused; {_told(services, 'pause', _words(asked), _nodes(services, asked))}"
 
 
@@ -91,7 +91,7 @@ def resume(services: Services, arguments: Mapping[str, Any]) -> str:
         _must_hear(services, "resume", node)
         return f"{node} claims again"
     asked = _of_model(services, arguments)
-    Controls(services.redis).resume(asked.model, asked.tiers)
+    DesiredState(services.redis).resume(asked.model, asked.tiers)
     return f"{asked} is claimed again; {_told(services, 'resume', _words(asked), _nodes(services, asked))}"
 
 
@@ -130,7 +130,7 @@ def will_tune(services: Services, arguments: Mapping[str, Any]) -> str:
 
 def tune(services: Services, arguments: Mapping[str, Any]) -> str:
     asked, *_ = _tuning(services, arguments)
-    Controls(services.redis).tune(services.settings.models[asked.model], asked.changes)
+    DesiredState(services.redis).tune(services.settings.models[asked.model], asked.changes)
     words = {"model": asked.model, "changes": asked.changes}
     return f"{asked.model} is tuned; {_told(services, 'tune', words, _nodes(services, OfModel(asked.model)))}"
 
@@ -179,13 +179,13 @@ def _tuning(services: Services, arguments: Mapping[str, Any]) -> tuple[Changes, 
     """The change, and the model as it runs before and after it."""
     asked = _arguments(arguments, Changes)
     _known(services, asked.model)
-    configured, controls = services.settings.models[asked.model], Controls(services.redis)
+    configured, controls = services.settings.models[asked.model], DesiredState(services.redis)
     try:
         after = controls.preview(configured, asked.changes)
     except BadChange as error:
         raise ApiError("INVALID_INPUT", str(error)) from error
     before = controls.read((asked.model,))[asked.model]
-    return asked, with_wishes(configured, before), with_wishes(configured, after)
+    return asked, with_desired(configured, before), with_desired(configured, after)
 
 
 def _of_model(services: Services, arguments: Mapping[str, Any]) -> OfModel:
@@ -208,7 +208,7 @@ def _arguments(given: Mapping[str, Any], kind: type[Arguments]) -> Arguments:
 
 
 def _paused(services: Services, asked: OfModel) -> frozenset[Tier]:
-    return Controls(services.redis).read((asked.model,))[asked.model].paused
+    return DesiredState(services.redis).read((asked.model,))[asked.model].paused
 
 
 def _nodes(services: Services, asked: OfModel) -> list[str]:

@@ -13,11 +13,11 @@ from batching.policy import POLICIES, default_max_wait_s
 from config.settings import ModelSettings
 from config.tiers import TIERS, Tier
 from tasks.fleet.dead_letters import DeadLetters
-from tasks.fleet.desired_state import TUNABLE, Controls, Wishes, with_wishes
+from tasks.fleet.desired_state import TUNABLE, Desired, DesiredState, with_desired
 from tasks.fleet.process_register import RoleRow, Roles, differences
 from tasks.fleet.registry_reader import WorkerRow
 from tasks.observability import metrics, slo
-from tasks.observability.error_summary import gist
+from tasks.observability.error_summary import error_summary
 from tasks.observability.history import STEP_S, Point, slo_change
 from tasks.observability.slow_log import SlowRequest
 from tasks.protocol.results import DeadLetter
@@ -36,7 +36,7 @@ class Feed:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._letters = DeadLetters(services.redis)
-        self._controls = Controls(services.redis)
+        self._controls = DesiredState(services.redis)
         self._roles = Roles(services.redis, lease_ttl_s=services.settings.lease_ttl_s)
         self._asking = BoundedSemaphore(1)
         self._latest = b""
@@ -81,15 +81,15 @@ class Feed:
         objectives = slo.objectives(services.settings)
         everybody = self._roles.rows()
         lately = self._lately(point, everybody)
-        wishes = self._controls.read(models)
-        paused = {name: each.paused for name, each in wishes.items() if each.paused}
+        desired = self._controls.read(models)
+        paused = {name: each.paused for name, each in desired.items() if each.paused}
         return {
             "at": time.time(),
             "status": status(models, workers, healthy),
             "findings": findings(models, queues, workers, healthy, standings, objectives, lately, paused),
             "point": point,
             "slo": {tier.value: each for tier, each in standings.items()},
-            "models": [_served(services.settings.models[name], each) for name, each in wishes.items()],
+            "models": [_served(services.settings.models[name], each) for name, each in desired.items()],
             "queues": queues,
             "workers": [_worker(each, each in healthy) for each in workers],
             "processes": [_process(each, self._roles.is_silent(each)) for each in everybody],
@@ -134,18 +134,18 @@ class Feed:
         return standings
 
 
-def _served(configured: ModelSettings, wishes: Wishes) -> dict[str, Any]:
+def _served(configured: ModelSettings, desired: Desired) -> dict[str, Any]:
     """A model as it is asked to run. `options` are the policy's own, `tuned` the keys that differ from the file."""
-    now = with_wishes(configured, wishes)
+    now = with_desired(configured, desired)
     return {
         "name": now.name,
         **{key: getattr(now, key) for key in TUNABLE},
         "wait_ms": default_max_wait_s(now.policy) * 1000 if now.max_wait_ms is None else now.max_wait_ms,
         "options": now.policy_options,
-        "tuned": sorted(wishes.tuned),
-        "paused": [tier.value for tier in TIERS if tier in wishes.paused],
-        "reload": wishes.reload.generation,
-        "refusal": gist(wishes.refusal, _REASON) if wishes.is_refused else "",
+        "tuned": sorted(desired.tuned),
+        "paused": [tier.value for tier in TIERS if tier in desired.paused],
+        "reload": desired.reload.generation,
+        "refusal": error_summary(desired.refusal, _REASON) if desired.is_refused else "",
     }
 
 
@@ -160,7 +160,7 @@ def _process(row: RoleRow, silent: bool) -> dict[str, Any]:
 
 def _worker(row: WorkerRow, healthy: bool) -> dict[str, Any]:
     executors = tuple(
-        msgspec.structs.replace(each, error=gist(each.error) if each.error else None) for each in row.models
+        msgspec.structs.replace(each, error=error_summary(each.error) if each.error else None) for each in row.models
     )
     shown = msgspec.to_builtins(msgspec.structs.replace(row, models=executors))
     return {**shown, "name": row.name, "healthy": healthy}
@@ -168,7 +168,7 @@ def _worker(row: WorkerRow, healthy: bool) -> dict[str, Any]:
 
 def _shortened(letter: DeadLetter) -> DeadLetter:
     """Reasons hold what callers and models wrote: the line that a row shows."""
-    return msgspec.structs.replace(letter, reason=gist(letter.reason, _REASON), traceback="")
+    return msgspec.structs.replace(letter, reason=error_summary(letter.reason, _REASON), traceback="")
 
 
 def _newest(requests: list[SlowRequest]) -> list[SlowRequest]:

@@ -9,7 +9,7 @@ import msgspec
 from config.tiers import Tier
 from tasks.fleet.process_register import RoleRow
 from tasks.fleet.registry_reader import ExecutorRow, QueueRow, WorkerRow, breakers, ready_models
-from tasks.observability.error_summary import gist
+from tasks.observability.error_summary import error_summary
 from tasks.observability.slo import Objective
 
 # Google's SRE workbook: at this rate an hour uses up a fiftieth of thirty days' budget, and somebody is woken.
@@ -201,11 +201,11 @@ def _broken(healthy: Sequence[WorkerRow]) -> list[Finding]:
     for worker in healthy:
         for each in worker.models:
             if each.state == "failed":
-                why = f": {gist(each.error, 160)}" if each.error else ""
+                why = f": {error_summary(each.error, 160)}" if each.error else ""
                 text = f"{each.executor} on {worker.name} does not start{why}"
                 found.append(Finding("warn", text, "workers", "Executors busy"))
             elif each.state == "starting" and each.error:
-                text = f"{each.executor} on {worker.name} is being replaced: {gist(each.error, 160)}"
+                text = f"{each.executor} on {worker.name} is being replaced: {error_summary(each.error, 160)}"
                 found.append(Finding("warn", text, "workers", "Executors busy"))
             elif each.breaker != "closed":
                 text = f"{each.executor} on {worker.name}: breaker {each.breaker}, batch after batch failed."

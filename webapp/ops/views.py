@@ -19,7 +19,7 @@ from webapp.errors import ApiError
 from webapp.ops import actions, origin_check
 from webapp.ops.feed import EVERY_S, Feed
 from webapp.parsing import read_body
-from webapp.request import Answer, Call
+from webapp.request import HttpRequest, HttpResponse
 from webapp.services import Services
 
 STATIC = Path(__file__).parent / "static"
@@ -41,12 +41,12 @@ _HEADERS = (
 _action = msgspec.json.Decoder(actions.ActionBody)
 
 
-def page(services: Services, call: Call) -> Answer:
+def page(services: Services, call: HttpRequest) -> HttpResponse:
     """`GET /ops`."""
     return asset(services, call, name="page.html")
 
 
-def asset(services: Services, call: Call, name: str) -> Answer:
+def asset(services: Services, call: HttpRequest, name: str) -> HttpResponse:
     """`GET /ops/static/<name>`: revalidated at each load, so that a new version is seen at once."""
     found = _assets().get(name)
     if found is None:
@@ -54,11 +54,11 @@ def asset(services: Services, call: Call, name: str) -> Answer:
     content_type, body, tag = found
     headers = (*_HEADERS, ("Cache-Control", "no-cache"), ("ETag", tag))
     if call.header("HTTP_IF_NONE_MATCH") == tag:
-        return Answer(304, b"", call.request_id, content_type, headers)
-    return Answer(200, body, call.request_id, content_type, headers)
+        return HttpResponse(304, b"", call.request_id, content_type, headers)
+    return HttpResponse(200, body, call.request_id, content_type, headers)
 
 
-def act(services: Services, call: Call, name: str) -> Answer:
+def act(services: Services, call: HttpRequest, name: str) -> HttpResponse:
     """`POST /ops/actions/<name>`."""
     origin_check.refuse_other_sites(call)
     body = read_body(call, _action, services.large)
@@ -66,10 +66,10 @@ def act(services: Services, call: Call, name: str) -> Answer:
         done = actions.run(services, name, body, call.caller.key_id, call.header("REMOTE_ADDR") or "")
     except RedisError as error:
         raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
-    return Answer(200, msgspec.json.encode(done), call.request_id)
+    return HttpResponse(200, msgspec.json.encode(done), call.request_id)
 
 
-def explained(services: Services, call: Call, name: str) -> Answer:
+def explained(services: Services, call: HttpRequest, name: str) -> HttpResponse:
     """`GET /ops/explain/<request id or task id>`: what `tasks.observability.explain` knows of it."""
     try:
         about = explain(services.redis, services.settings.models, name)
@@ -78,18 +78,18 @@ def explained(services: Services, call: Call, name: str) -> Answer:
         raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
     if unknown:
         raise ApiError("UNKNOWN_TASK", unknown)
-    return Answer(200, msgspec.json.encode(about), call.request_id, headers=_HEADERS)
+    return HttpResponse(200, msgspec.json.encode(about), call.request_id, headers=_HEADERS)
 
 
 class Events:
-    """`GET /ops/events`, as a Flask view: a stream has no `Answer`."""
+    """`GET /ops/events`, as a Flask view: a stream has no `HttpResponse`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._feed = Feed(services)
         self._streams = 0
 
-    def open(self, call: Call) -> flask.Response:
+    def open(self, call: HttpRequest) -> flask.Response:
         """Raises ApiError."""
         if self._streams >= _MAX_STREAMS:
             raise ApiError("SERVICE_OVERLOADED", f"{_MAX_STREAMS} pages are open already in this process")

@@ -30,7 +30,7 @@ from celery.worker.control import Panel
 
 from config.tiers import TIERS, Tier
 from tasks.celery.control_commands import COMMANDS, RESET_FAULTS
-from tasks.fleet.desired_state import BadChange, Controls, pairs
+from tasks.fleet.desired_state import BadChange, DesiredState, pairs
 from workers.runner import WorkerRunner
 
 Reply = dict[str, Any]
@@ -105,8 +105,8 @@ def explain_requests(state: Any, ids: Iterable[str] = (), **_: Any) -> Reply:
 def pause(state: Any, model: str, tier: str | None = None, **_: Any) -> str:
     """Claim nothing more of a model, or of one of its tiers."""
     runner = _serving(state, model)
-    Controls(runner.redis).pause(model, _tiers(tier))
-    runner.steering.sync()
+    DesiredState(runner.redis).pause(model, _tiers(tier))
+    runner.reconciler.sync()
     return f"{model} is paused" + (f" for {tier}" if tier else "")
 
 
@@ -115,11 +115,11 @@ def pause(state: Any, model: str, tier: str | None = None, **_: Any) -> str:
 def resume(state: Any, model: str | None = None, tier: str | None = None, **_: Any) -> str:
     """Claim again; without a model: this worker, after a drain."""
     if model is None:
-        _runner(state).steering.resume()
+        _runner(state).reconciler.resume()
         return "claims again"
     runner = _serving(state, model)
-    Controls(runner.redis).resume(model, _tiers(tier))
-    runner.steering.sync()
+    DesiredState(runner.redis).resume(model, _tiers(tier))
+    runner.reconciler.sync()
     return f"{model} is claimed again" + (f" for {tier}" if tier else "")
 
 
@@ -128,8 +128,8 @@ def resume(state: Any, model: str | None = None, tier: str | None = None, **_: A
 def drain(state: Any, **_: Any) -> str:
     """Claim nothing more in this worker, and finish what it has in hand."""
     runner = _runner(state)
-    runner.steering.drain()
-    in_hand = sum(loop.in_hand for loop in runner.steering.loops)
+    runner.reconciler.drain()
+    in_hand = sum(loop.in_hand for loop in runner.reconciler.loops)
     return f"draining; {in_hand} batch{'' if in_hand == 1 else 'es'} in hand"
 
 
@@ -138,9 +138,9 @@ def drain(state: Any, **_: Any) -> str:
 def tune(state: Any, model: str, changes: Mapping[str, Any] | Iterable[str] = (), **_: Any) -> Any:
     """Change what the policy of a model goes by; an empty value: back to what the file says."""
     runner = _serving(state, model)
-    Controls(runner.redis).tune(runner.models[model], _changes(model, changes))
-    runner.steering.sync()
-    return runner.steering.describe()[model]
+    DesiredState(runner.redis).tune(runner.models[model], _changes(model, changes))
+    runner.reconciler.sync()
+    return runner.reconciler.describe()[model]
 
 
 @_command("reload_model")
@@ -148,12 +148,12 @@ def tune(state: Any, model: str, changes: Mapping[str, Any] | Iterable[str] = ()
 def reload_model(state: Any, model: str, changes: Mapping[str, Any] | Iterable[str] = (), **more: Any) -> str:
     """Start the executors of a model anew, one at a time."""
     runner = _serving(state, model)
-    controls = Controls(runner.redis)
+    controls = DesiredState(runner.redis)
     # One reload for the whole fleet, however many workers hear of it.
     generation = more.get("generation")
     if generation is None or controls.read((model,))[model].reload.generation < int(generation):
         generation = controls.reload(model, _changes(model, changes)).generation
-    runner.steering.sync()
+    runner.reconciler.sync()
     return f"reload {generation} of {model} begins"
 
 
@@ -161,7 +161,7 @@ def reload_model(state: Any, model: str, changes: Mapping[str, Any] | Iterable[s
 @_replies
 def pool_restart(state: Any, **_: Any) -> str:
     """Start the executors of this worker anew, one at a time."""
-    _runner(state).steering.restart()
+    _runner(state).reconciler.restart()
     return "restart of the executors begins"
 
 

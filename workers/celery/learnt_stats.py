@@ -18,7 +18,7 @@ def shown(learner: Learner) -> dict[str, Any]:
         "policy": name_of(learner.policy),
         "rate": round(learnt.rate, 1),
         "utilisation": round(learnt.utilisation, 3),
-        "returning": round(learnt.returning, 2),
+        "returning": round(learnt.closed_loop_share, 2),
         "batch_ms": round(line.a_s * 1000, 3),
         "item_ms": round(line.b_s * 1000, 4),
         "spread_ms": round(line.spread_s * 1000, 3),

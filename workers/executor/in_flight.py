@@ -19,7 +19,7 @@ class _Batch:
     since: float
 
 
-class Handed:
+class InFlight:
     """One thread gives and takes back, another does the rest. Times are seconds on any one clock."""
 
     def __init__(self, limit: TimeLimit) -> None:

@@ -25,7 +25,7 @@ from config.logging import encodable
 from config.process.devices import Machine, Placement, place, this_machine
 from config.settings import ModelSettings
 from workers.executor.faults.recovery import Patience
-from workers.executor.in_flight import Handed
+from workers.executor.in_flight import InFlight
 from workers.executor.ipc import BrokenFrames, Fault, ItemError, NotReady, Passing, Ran, Ready, encode
 from workers.executor.outcomes import to_done, to_run
 from workers.executor.process import EXIT_GRACE_S, ChildProcess, Death, StartFailed, milliseconds
@@ -84,7 +84,7 @@ class ProcessExecutor:
         # None unless a child is ready to take batches.
         self._child: ChildProcess | None = None
         self._pid: int | None = None
-        self._handed = Handed(TimeLimit.of(model))
+        self._handed = InFlight(TimeLimit.of(model))
         # Held while a frame is written. The supervisor takes it before it reports a death, so that by then
         # each batch has either been handed over whole or been taken back by its sender.
         self._sending = threading.Lock()

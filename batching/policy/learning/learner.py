@@ -18,7 +18,7 @@ USE_HALF_LIFE_S = 2.0
 # About eight batches.
 _HABIT_GAIN = 1 / 8
 # About four: crowds are few.
-_COMPANY_GAIN = 1 / 4
+_CROWDING_GAIN = 1 / 4
 # Of a batch's time: who comes so soon after a batch's end has been waiting for it, so soon after another one, with it.
 _SOON = 0.25
 # Of it: nobody who was answered then can be back already.
@@ -37,10 +37,10 @@ class Learner:
         self._time = time or BatchTime()
         self._rate = 0.0
         self._use = 0.0
-        self._returning = NOTHING_LEARNT.returning
-        self._company = NOTHING_LEARNT.company
+        self._closed_loop_share = NOTHING_LEARNT.closed_loop_share
+        self._crowding = NOTHING_LEARNT.crowding
         self._callers = 0
-        self._back_s = 0.0
+        self._median_return_s = 0.0
         # The size of the batch that has ended last, until the callers are counted; how often they could not be.
         self._answered = 0
         self._uncounted = 0
@@ -82,8 +82,8 @@ class Learner:
         self._taken += size
         self._count(left, now)
         if (size > 1 or self._callers > 1) and self._ended_at:
-            self._returning += _HABIT_GAIN * (self._came_soon(size, now - middle_s) - self._returning)
-        self._count_company(size, waited_s, middle_s, now)
+            self._closed_loop_share += _HABIT_GAIN * (self._came_soon(size, now - middle_s) - self._closed_loop_share)
+        self._count_crowding(size, waited_s, middle_s, now)
         if self._learning is not None:
             self._memory = self._learning.learn(self._memory, Claimed(now, size, waited_s))
         self._publish()
@@ -122,12 +122,12 @@ class Learner:
                 self._uncounted += 1
             self._answered = 0
 
-    def _count_company(self, size: int, waited_s: float, middle_s: float, now: float) -> None:
+    def _count_crowding(self, size: int, waited_s: float, middle_s: float, now: float) -> None:
         """Of the batch before: only now is it known who came right behind it."""
         soon_s = _SOON * self._time.predict(1)
         if self._left_at is not None:
             together = self._together or 0 <= now - middle_s - self._left_at <= soon_s
-            self._company += _COMPANY_GAIN * (float(together) - self._company)
+            self._crowding += _CROWDING_GAIN * (float(together) - self._crowding)
         self._left_at, self._together = now, size > 1 and waited_s - middle_s <= soon_s
 
     def _came_soon(self, size: int, came_at: float) -> float:
@@ -138,17 +138,17 @@ class Learner:
             lag_s, of_s = came_at - self._ended_before, max(of_s, self._ended_at - self._ended_before)
         if not 0 <= lag_s <= _SOON * of_s:
             return 0.0
-        self._back_s += _HABIT_GAIN * (lag_s - self._back_s)
+        self._median_return_s += _HABIT_GAIN * (lag_s - self._median_return_s)
         return 1.0
 
     def _publish(self) -> None:
         self._learnt = Learnt(
             self._rate,
             self._use,
-            self._returning,
-            self._company,
+            self._closed_loop_share,
+            self._crowding,
             self._callers,
-            self._back_s,
+            self._median_return_s,
             self._time,
             self._memory,
         )

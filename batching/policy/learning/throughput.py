@@ -21,7 +21,7 @@ _KNOWN_AFTER = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Throughput:
     """Weighted sums over the batches seen: the empty one has seen none."""
 
     seen: int = 0
@@ -31,14 +31,14 @@ class Pace:
     xx: float = 0.0
     xy: float = 0.0
 
-    def observe(self, size: int, seconds: float) -> Pace:
+    def observe(self, size: int, seconds: float) -> Throughput:
         """After a batch of `size` that occupied the executor for `seconds`.
 
         One stall of the machine must not pass for a slow model: what is far off is taken as somewhat off, so that a
         lasting change still shows, a few batches later.
         """
         if not self.seen:
-            return Pace(seen=1)
+            return Throughput(seen=1)
         if self.known:
             in_proportion = self.y / self.x * size
             seconds = min(seconds, _OUTLIER * max(self.seconds(size), in_proportion))

@@ -1,6 +1,6 @@
 """`tune --auto`: a model's policy, size and wait found in virtual time, and kept if the running system agrees.
 
-journal ── arrivals ──┐
+batch log ── arrivals ──┐
 workers ── a + b·n ───┴▶ search ──▶ tune ──▶ watch ──▶ keep, or take back
 """
 
@@ -24,14 +24,14 @@ from cli.plan.simulate import LOCAL, gate_of
 from config.settings import ModelSettings, Settings
 from config.tiers import TIERS
 from tasks.fleet.broadcast import tell
-from tasks.fleet.desired_state import Controls, changes_to, with_wishes
+from tasks.fleet.desired_state import DesiredState, changes_to, with_desired
 from tasks.fleet.registry_reader import Fleet
-from tasks.observability.batch_log import Journal
-from tasks.observability.batch_log_reader import Past, arrivals, read, refused_at_the_door, window
+from tasks.observability.batch_log import BatchLog
+from tasks.observability.batch_log_reader import BatchLogPeriod, arrivals, read, refused_at_the_door, window
 from tasks.observability.batch_times import NoBatches, fit, read_totals
 from tasks.observability.metrics import SharedMetrics
 
-# Until a worker's journal and everybody's metrics are in Redis.
+# Until a worker's batch log and everybody's metrics are in Redis.
 _WRITTEN_S = 1.3
 # A line through fewer batches is not believed yet.
 _SURE = 5.0
@@ -86,14 +86,14 @@ class Outcome:
 
 
 class Clock(Protocol):
-    """The journal's time, and waiting for it to pass."""
+    """The batch log's time, and waiting for it to pass."""
 
     def now_ms(self) -> float: ...
     def sleep(self, seconds: float) -> None: ...
 
 
 class RedisClock:
-    """By which workers write the journal."""
+    """By which workers write the batch log."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -124,25 +124,25 @@ class Tuner:
         self._wanted = wanted
         self._say = say
         self._clock = clock or RedisClock(redis)
-        self._journal = Journal(redis)
-        self._controls = Controls(redis)
+        self._batch_log = BatchLog(redis)
+        self._controls = DesiredState(redis)
         self._metrics = SharedMetrics(redis)
 
     def run(self) -> Outcome:
         """Raises click.ClickException when the system does not tell enough."""
         wanted, dry = self._wanted, self._wanted.dry_run
         before: Watched | None = None
-        past: list[Past] = []
+        past: list[BatchLogPeriod] = []
         until_ms = self._clock.now_ms()
         if not dry:
             self._say(f"watching {self._file.name} for {wanted.window_s:g} s")
             before, past, until_ms = self._watch()
         elif wanted.trace is None:
-            past = read(self._journal, self._file.name, until_ms - wanted.record_s * 1000)
+            past = read(self._batch_log, self._file.name, until_ms - wanted.record_s * 1000)
         recorded, source = self._arrivals(past, until_ms)
         service = self._service()
         tuned = self._tuned()
-        now = _candidate(with_wishes(self._file, self._controls.read((self._file.name,))[self._file.name]))
+        now = _candidate(with_desired(self._file, self._controls.read((self._file.name,))[self._file.name]))
         found = tune(self._question(recorded, service, now))
         changes = changes_to(self._file, tuned, settings_of(found.best.candidate))
         if found.best.candidate == now:
@@ -184,18 +184,18 @@ class Tuner:
     def _tuned(self) -> dict[str, Any]:
         return self._controls.read((self._file.name,))[self._file.name].tuned
 
-    def _watch(self) -> tuple[Watched, list[Past], float]:
-        """The system as it is for one window; the journal as it is then, and when the window ended."""
+    def _watch(self) -> tuple[Watched, list[BatchLogPeriod], float]:
+        """The system as it is for one window; the batch log as it is then, and when the window ended."""
         name = self._file.name
         since_ms, refused = self._clock.now_ms(), refused_at_the_door(self._metrics, name)
         self._clock.sleep(self._wanted.window_s)
         until_ms = self._clock.now_ms()
         self._clock.sleep(_WRITTEN_S)
         refused = refused_at_the_door(self._metrics, name) - refused
-        past = read(self._journal, name, until_ms - 1000 * max(self._wanted.record_s, self._wanted.window_s))
+        past = read(self._batch_log, name, until_ms - 1000 * max(self._wanted.record_s, self._wanted.window_s))
         return window(past, since_ms, until_ms, self._wanted.objective.slo_s, refused), past, until_ms
 
-    def _arrivals(self, past: list[Past], until_ms: float) -> tuple[Recorded, str]:
+    def _arrivals(self, past: list[BatchLogPeriod], until_ms: float) -> tuple[Recorded, str]:
         if self._wanted.trace is not None:
             return read_trace(self._wanted.trace), str(self._wanted.trace)
         at_s, ranks = arrivals(past, until_ms - self._wanted.record_s * 1000, until_ms)
@@ -205,7 +205,7 @@ class Tuner:
                 f"only {len(at_s)} requests for {self._file.name} in the last {self._wanted.record_s:g} s, "
                 f"{ENOUGH} are needed{hint}: send it some load, or name a record: --trace FILE"
             )
-        return Recorded(at_s, ranks), "the journal of its batches"
+        return Recorded(at_s, ranks), "the batch log"
 
     def _service(self) -> Service:
         """What the workers' claim loops have learnt; before they know, the sums in Redis."""

@@ -3,7 +3,7 @@
     python -I -S launch.py FD PARENT_PID STOP_SIGNAL COMMAND…
 
 Runs by path in a bare interpreter, so it imports nothing of Bunch. Announcing the process group to the
-guardian here, before the real program runs and with the pipe still open, leaves no moment in which a `kill
+reaper here, before the real program runs and with the pipe still open, leaves no moment in which a `kill
 -9` of the supervisor would lose track of it.
 """
 
@@ -19,14 +19,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    guardian_fd, parent_pid, stop_signal, *command = arguments
+    reaper_fd, parent_pid, stop_signal, *command = arguments
     # Sockets, databases and whatever a model writes: for this user alone.
     os.umask(0o077)
-    with contextlib.suppress(BrokenPipeError):  # a guardian that was killed is told by the supervisor
-        os.write(int(guardian_fd), f"+{os.getpid()} {stop_signal}\n".encode())
-    os.close(int(guardian_fd))
+    with contextlib.suppress(BrokenPipeError):  # a reaper that was killed is told by the supervisor
+        os.write(int(reaper_fd), f"+{os.getpid()} {stop_signal}\n".encode())
+    os.close(int(reaper_fd))
     if sys.platform == "linux":
-        # The kernel's own notice, in case the guardian was killed as well. It is sent when the thread that
+        # The kernel's own notice, in case the reaper was killed as well. It is sent when the thread that
         # forked us ends, hence the supervisor starts children from its main thread only.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != int(parent_pid):

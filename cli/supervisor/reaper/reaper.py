@@ -1,6 +1,6 @@
 """Outlives the supervisor and kills the process groups that it would leave behind.
 
-    python -I -S guardian.py  <  lines of "+PGID SIGNAL" (a group has started) and "-PGID" (it is gone)
+    python -I -S reaper.py  <  lines of "+PGID SIGNAL" (a group has started) and "-PGID" (it is gone)
 
 End of input means that the supervisor is gone. After a clean stop every group was taken back, and there is
 nothing to do. After a `kill -9` the groups left get SIGKILL, except those that asked for a gentler signal

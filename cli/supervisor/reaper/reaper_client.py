@@ -1,4 +1,4 @@
-"""The supervisor's end of the guardian and of the launcher."""
+"""The supervisor's end of the reaper and of the launcher."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _HERE = Path(__file__).parent
 _PYTHON = (sys.executable, "-I", "-S")
 
 
-class Guard:
+class Reaper:
     """Starts processes that cannot outlive this one. Use from the main thread only (see `launch.py`)."""
 
     def __init__(self) -> None:
         self._pipe = -1
-        self._guardian: subprocess.Popen[bytes] | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
         self._groups: dict[int, int] = {}
 
     def _start(self) -> None:
         reading, writing = os.pipe()
         try:
-            self._guardian = subprocess.Popen(
-                [*_PYTHON, str(_HERE / "guardian.py")],
+            self._reaper = subprocess.Popen(
+                [*_PYTHON, str(_HERE / "reaper.py")],
                 stdin=reading,
                 # It needs nothing of ours, our secrets least of all.
                 env={},
-                # A session of its own: what kills the supervisor's whole group must not take the guardian along.
+                # A session of its own: what kills the supervisor's whole group must not take the reaper along.
                 start_new_session=True,
             )
         except OSError:
@@ -44,15 +44,15 @@ class Guard:
             self._tell(f"+{group} {number}\n")
 
     def check(self) -> None:
-        """Start the guardian, or another one if somebody killed it. Raises OSError: no process is to be had."""
-        if self._guardian is not None and self._guardian.poll() is not None:
-            self._guardian = None
+        """Start the reaper, or another one if somebody killed it. Raises OSError: no process is to be had."""
+        if self._reaper is not None and self._reaper.poll() is not None:
+            self._reaper = None
             os.close(self._pipe)
-        if self._guardian is None:
+        if self._reaper is None:
             self._start()
 
     def spawn(
-        self, command: Sequence[str], environment: Mapping[str, str], log_file: Path, guardian_signal: int
+        self, command: Sequence[str], environment: Mapping[str, str], log_file: Path, reaper_signal: int
     ) -> subprocess.Popen[bytes]:
         """Run `command` as the leader of a new process group, its output appended to `log_file` if that can be.
 
@@ -60,7 +60,7 @@ class Guard:
             OSError: no process, memory or descriptor is to be had.
         """
         self.check()
-        launch = [*_PYTHON, str(_HERE / "launch.py"), str(self._pipe), str(os.getpid()), str(guardian_signal)]
+        launch = [*_PYTHON, str(_HERE / "launch.py"), str(self._pipe), str(os.getpid()), str(reaper_signal)]
         with _appending(log_file) as log:
             process = subprocess.Popen(
                 [*launch, *command],
@@ -71,7 +71,7 @@ class Guard:
                 start_new_session=True,
                 pass_fds=(self._pipe,),
             )
-        self._groups[process.pid] = guardian_signal
+        self._groups[process.pid] = reaper_signal
         return process
 
     def forget(self, pid: int) -> None:
@@ -80,14 +80,14 @@ class Guard:
         self._tell(f"-{pid}\n")
 
     def stop(self) -> None:
-        if self._guardian is None:
+        if self._reaper is None:
             return
         os.close(self._pipe)
-        self._guardian.wait()
-        self._guardian = None
+        self._reaper.wait()
+        self._reaper = None
 
     def _tell(self, line: str) -> None:
-        # A guardian that was killed is replaced by `check`, and then told of every group.
+        # A reaper that was killed is replaced by `check`, and then told of every group.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._pipe, line.encode())
 
