@@ -3,9 +3,9 @@
     environ ─▶ wsgi_app ─┬─ (method, path) in the hot table ─▶ handler ─▶ start_response
                          └─ Flask: routing, everything else ─▶ handler ─▶ flask.Response
 
-Both lanes identify the caller and call the same handlers: `handler(services, call, **path) -> HttpResponse`. The hot table
-holds routes that Flask has as well, so there is one app and one URL map; Flask's own dispatch costs more than the
-whole rest of a hot request.
+Both lanes identify the caller and call the same handlers: `handler(services, call, **path) -> HttpResponse`. The hot
+table holds routes that Flask has as well, so there is one app and one URL map; Flask's own dispatch costs more than
+the whole rest of a hot request.
 """
 
 from __future__ import annotations
