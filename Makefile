@@ -51,7 +51,7 @@ page: $(DEV) | $(TEST_TMP) ## The operations page in headless Chromium; PAGE_PIC
 bench: $(DEV) ## The benchmark suite, against its rivals
 	@$(BIN)/python -m tests.benchmarks
 
-overload: $(DEV) ## What each tier gets when too much arrives: the picture and the table of docs/operations.md
+overload: $(DEV) ## What each tier gets when too much arrives: the picture and the table of docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.overload --docs
 
 policies: $(DEV) ## Every policy on every workload in virtual time: the pictures and the table of docs/policies.md

@@ -82,7 +82,7 @@ def batches(rps: float, executors: int, max_batch_size: int, batch_s: float) -> 
 
 
 # Measured on a server without MSETEX: commands that Redis runs, those inside the scripts included, per request and per
-# batch with its flush. docs/architecture.md has a table with it.
+# batch with its flush. docs/benchmarks.md has a table with it.
 _COMMANDS_PER_REQUEST = 1.05
 _COMMANDS_PER_BATCH = 45.0
 _SCRIPTS_PER_BATCH = 4.5

@@ -38,7 +38,7 @@ from config.policies import POLICIES
 from config.settings import ModelSettings, Settings
 from config.tiers import TIERS
 
-# What a request costs beside the model on a small machine with two cores, Redis included; see docs/capacity.md.
+# What a request costs beside the model on a small machine with two cores, Redis included; see docs/benchmarks.md.
 LOCAL = Overheads(
     submit_s=0.0010, look_s=0.0003, claim_s=0.0006, collect_s=0.0003, reply_s=0.0010, reply_item_s=0.00002
 )

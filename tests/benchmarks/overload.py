@@ -159,7 +159,7 @@ def measure(url: str, mix: Mix, rps: float, seconds: float, **options: Any) -> R
 
 @click.command(help=__doc__)
 @click.option("--seconds", default=20, show_default=True, type=click.IntRange(10))
-@click.option("--docs", is_flag=True, help="Put table and picture into docs/operations.md.")
+@click.option("--docs", is_flag=True, help="Put table and picture into docs/benchmarks.md.")
 def main(seconds: int, docs: bool) -> None:
     # Here: that module draws what this one measures.
     from tests.benchmarks import overload_page
@@ -192,7 +192,7 @@ def main(seconds: int, docs: bool) -> None:
     overload_page.draw(picture, over, half, seconds, KILL_AT_S)
     click.echo(f"written: {picture}")
     if docs:
-        overload_page.fill(ROOT / "docs" / "operations.md", rows, goodput(over, 2, seconds - 1), half, seconds)
+        overload_page.fill(ROOT / "docs" / "benchmarks.md", rows, goodput(over, 2, seconds - 1), half, seconds)
 
 
 if __name__ == "__main__":

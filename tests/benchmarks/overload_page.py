@@ -1,4 +1,4 @@
-"""What `tests.benchmarks.overload` measured, as a picture and as a block of docs/operations.md."""
+"""What `tests.benchmarks.overload` measured, as a picture and as a block of docs/benchmarks.md."""
 
 from __future__ import annotations
 

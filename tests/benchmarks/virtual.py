@@ -197,7 +197,7 @@ def _simulated(
 
 
 def table(rows: Sequence[Row]) -> str:
-    """As markdown, for docs/capacity.md."""
+    """As markdown, for docs/benchmarks.md."""
     lines = ["| workload | policy | figure | real | simulated | off |", "|---|---|---|---|---|---|"]
     lines += [
         f"| {row.workload} | `{row.policy}` | {row.figure} | {row.real:,.1f} | {row.simulated:,.1f} | {row.off:+.1%} |"
