@@ -369,7 +369,17 @@ def test_a_connection_that_redis_closes_is_opened_again(both: Both) -> None:
     result = both.result()
     waiting = both.start(lambda: get(result), result.id)
     both.redis.client_kill_filter(_type="pubsub")
+    wait_until(lambda: result.id in both.waited_for(), "it listens again")
     both.done(result.id, "after")
+    assert waiting.result(PATIENCE_S) == "after"
+
+
+def test_ours_misses_nothing_that_comes_before_it_listens_again(ours: Both) -> None:
+    """Celery's own reads what is stored, and subscribes afterwards: what is stored in between never comes."""
+    result = ours.result()
+    waiting = ours.start(lambda: get(result), result.id)
+    ours.redis.client_kill_filter(_type="pubsub")
+    ours.done(result.id, "after")
     assert waiting.result(PATIENCE_S) == "after"
 
 
