@@ -35,6 +35,7 @@ lint: $(DEV)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python .ci/luacheck.py
 
 format: $(DEV) ## Format the code and fix what can be fixed by itself
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .

@@ -1,7 +1,8 @@
 """The Lua scripts: one file each in `lua/`, one atomic job each, the stamp's layout in front of all.
 
-What two scripts share, or what is a rule of its own beside its Python twin, is a part: a file of functions that is put
-in front of a script.
+What two scripts share, or what is a rule of its own beside its Python twin, is a part: a file of local names that is
+put in front of a script. The server makes a function anew each time that a script runs, so a script gets those names of
+its parts alone that it uses; the others are blank lines in its text.
 
 A script reads what it is given by name: `KEYS.lease`, `ARGV.size`, `ARGV[at + ClassRow.rank]`. The names are the
 fields of the named tuples that the caller sends. Their numbers are put into the text here, once: a name costs nothing
@@ -17,6 +18,9 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "lua"
 _NAME = re.compile(r"\b([A-Z]\w*)\.([A-Za-z]\w*)")
+_NO_CODE = re.compile(r"""'[^'\n]*'|"[^"\n]*"|--.*""")
+_WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+_DEFINITION = re.compile(r"^local (?:function )?([\w, ]+)", re.MULTILINE)
 _WIDTH = "width"
 
 
@@ -61,7 +65,10 @@ class LuaScript:
                 raise UnknownNameError(f"{self.name}.lua: {found[0]} is declared nowhere") from None
             return f"{table}[{value}]" if table in {"KEYS", "ARGV"} and field != _WIDTH else str(value)
 
-        return _NAME.sub(number, "".join(path.read_text(encoding="utf-8") for path in self.files))
+        *parts, text = (path.read_text(encoding="utf-8") for path in self.files)
+        for part in reversed(parts):
+            text = used_of(part, text) + text
+        return _NAME.sub(number, text)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -72,6 +79,27 @@ class LuaScript:
             for folder in (self.folder if (self.folder / f"{each}.lua").exists() else _FOLDER,)
         )
         return (_FOLDER / "fast_header.lua", *places)
+
+
+def used_of(part: str, text: str) -> str:
+    """`part` with those of its local names alone that `text` or another of them uses; blank lines for the others."""
+    starts = [found.start() for found in _DEFINITION.finditer(part)]
+    kept, wanted = "", _words(text)
+    for start, end in reversed(list(zip(starts, [*starts[1:], len(part)], strict=True))):
+        block = part[start:end]
+        used = not wanted.isdisjoint(defined_in(block))
+        kept = (block if used else "\n" * block.count("\n")) + kept
+        wanted |= _words(block) if used else set()
+    return part[: starts[0]] + kept
+
+
+def defined_in(part: str) -> list[str]:
+    """The local names of a part."""
+    return [name for found in _DEFINITION.finditer(part) for name in found[1].strip().split(", ")]
+
+
+def _words(text: str) -> set[str]:
+    return set(_WORD.findall(_NO_CODE.sub("''", text)))
 
 
 def _numbers(*rows: type) -> dict[str, int]:

@@ -1,7 +1,8 @@
--- A worker's heartbeat; whoever beats also learns whose beats have stopped.
+-- Note a worker's heartbeat; whoever beats also learns whose beats have stopped.
 --
--- KEYS  1 workers (zset)  2 what this worker says of itself (string)  3… paces (hash) of the models that it runs
--- ARGV  1 worker id  2 JSON, '' to leave it  3 lease TTL in ms  4… its pace with each (tasks/lua/capacity.lua reads it)
+-- KEYS  workers: zset; about: what this worker says of itself (string); then the paces (hash) of the models that it
+--       runs
+-- ARGV  worker_id; about: JSON, '' to leave it; lease_ttl_ms; then its pace with each (tasks/lua/capacity.lua reads it)
 -- Returns {time since this worker's own last beat in ms, or -1; ids of workers that have not beaten for the lease TTL}.
 local now = now_ms()
 local last = redis.call('ZSCORE', KEYS.workers, ARGV.worker_id)

@@ -1,15 +1,15 @@
--- Pop a batch and lease it, in one breath: there is no moment at which a message is neither queued nor leased.
+-- Pop a batch and lease it, in one step: there is no moment at which a message is neither queued nor leased.
 --
--- KEYS  1 lease (list)  2 leases of the worker (set)  3 workers (zset)  4 cancelled (zset)  5 share (hash)
---       6 delayed (zset)  7… queues, highest tier first  then for each queue who waits in it (hash)
--- ARGV  1 batch id  2 worker id  3 model  4 size  5 ageing in ms  6 share of an aged queue  7 margin in ms
---       8 bytes of messages, unless there is one alone
---       9… guaranteed share of each queue (0 for the highest; below 0: paused)
+-- KEYS  lease: list; leases: of the worker (set); workers: zset; cancelled: zset; share: hash; delayed: zset
+--       then the queues, highest tier first; then for each queue who waits in it (hash)
+-- ARGV  batch_id; worker_id; model; size; ageing_ms; aged_share: share of an aged queue; margin_ms;
+--       max_bytes: of messages, unless there is one alone
+--       then the guaranteed share of each queue (0 for the highest; below 0: paused)
 --       then the size of a batch of suspects after 1, 2, … lost attempts
--- Returns {now_ms, entries, depths, oldest enqueued_ms, deadlines of those}. An entry is <rank><verdict><message>; verdict
--- '-' run it, 'x' its time has passed, 'h' its deadline is nearer than the margin, 'c' its caller took it back. Those
--- three are leased as well, since somebody must still be told, and do not count towards the size. A repeated call with
--- the same batch id returns the same entries.
+-- Returns {now_ms, entries, depths, oldest enqueued_ms, deadlines of those}. An entry is <rank><verdict><message>;
+-- verdict '-' run it, 'x' its time has passed, 'h' its deadline is nearer than the margin, 'c' its caller took it back.
+-- Those three are leased as well, since somebody must still be told, and do not count towards the size. A repeated call
+-- with the same batch id returns the same entries.
 --
 -- Whatever an executor died of may be in the batch that it had inside, so those requests are suspects: they run among
 -- themselves, in smaller batches each time, the last time alone. They stand at the head of their queue.
@@ -140,7 +140,7 @@ local any_cancelled = redis.call('EXISTS', KEYS.cancelled) == 1
 local entries, dropped, taken, bytes = {}, 0, 0, 0
 local closed = false
 -- Of the last stamp that was found good.
-local read, limit, deadline, key
+local read, limit, deadline, caller
 local function pop(i, want)
   while want > 0 and dropped < MAX_DROPPED and not closed do
     local messages = next_of(i, want)
@@ -157,7 +157,8 @@ local function pop(i, want)
       bytes = bytes + #message
       if (limit_here ~= nil) ~= (only ~= nil) or (limit_here and taken >= limit_here)
         or (bytes > most_bytes and #entries > 0) then
-        -- A suspect among others, the other way round, or too much: it and what stands behind it wait for the next batch.
+        -- A suspect among others, the other way round, or too much: it and what stands behind it wait for the next
+        -- batch.
         for k = #messages, j, -1 do redis.call('RPUSH', KEYS[QUEUES + i], messages[k]) end
         closed = true
         return 0
@@ -169,9 +170,9 @@ local function pop(i, want)
       if ours then
         if read ~= good then
           read, limit, deadline = good, field(message, LIMIT, 13), field(message, DEADLINE, 13)
-          key = string.sub(message, KEY, KEY + 7)
+          caller = string.sub(message, KEY, KEY + 7)
         end
-        if key ~= NO_KEY then counts[key] = (counts[key] or 0) + 1 end
+        if caller ~= NO_KEY then counts[caller] = (counts[caller] or 0) + 1 end
         if limit > 0 and limit <= now then
           verdict = 'x'
         elseif margin > 0 and deadline > 0 and deadline <= now + margin then

@@ -8,9 +8,10 @@ local MOST_AT_ONCE = 67108864
 -- How many rows of answers that have gone by themselves one step forgets.
 local MOST_FORGOTTEN = 64
 
--- What makes room for so many bytes more of kept answers: the oldest go. A row is of one batch: <time of its end>;<bytes
--- before it>;<bytes with it>;<edition>;<questions>, where bytes are of all answers that were ever kept. An answer that was
--- given anew has two rows, and counts twice until the first of them goes, the answer with it. Returns the bytes before.
+-- Make room for so many bytes more of kept answers: the oldest go. A row is of one batch: <time of its end>;<bytes
+-- before it>;<bytes with it>;<edition>;<questions>, where bytes are of all answers that were ever kept. An answer that
+-- was given anew has two rows, and counts twice until the first of them goes, the answer with it. Returns the bytes
+-- before.
 local function make_room(size, most, now)
   local newest = redis.call('LINDEX', KEYS.kept, -1)
   local total, forgotten = newest and tonumber(string.match(newest, '^%d+;%d+;(%d+)')) or 0, 0
@@ -115,9 +116,9 @@ local function ending(from)
       waiter.id, math.max(0, claimed_ms - waiter.enqueued), tiers[waiter.rank + 1], attempt)
   end
 
-  local EXPIRED = '{"status":"FAILURE","owned":true,"result":{"exc_type":"DeadlineExceeded","exc_message":["the time of the request had '
-    .. 'passed before its answer was computed"],"exc_module":"tasks.errors"},"traceback":null,"children":[],"date_done":null,'
-    .. '"task_id":'
+  local EXPIRED = '{"status":"FAILURE","owned":true,"result":{"exc_type":"DeadlineExceeded",'
+    .. '"exc_message":["the time of the request had passed before its answer was computed"],'
+    .. '"exc_module":"tasks.errors"},"traceback":null,"children":[],"date_done":null,"task_id":'
 
   -- Whether one who waits is no longer to be answered, because it was taken back or its time passed before `at`.
   local any_cancelled
@@ -147,8 +148,8 @@ local function ending(from)
     for i = 1, #ids, 1000 do redis.call('HDEL', q.waiting, unpack(ids, i, math.min(i + 999, #ids))) end
   end
 
-  -- One who can still be answered takes the place of the one that was not: of the highest tier, the oldest. At the head of
-  -- its queue, since it has waited its turn, and with the attempts that its question has had.
+  -- One who can still be answered takes the place of the one that was not: of the highest tier, the oldest. At the head
+  -- of its queue, since it has waited its turn, and with the attempts that its question has had.
   local function pass_on(q, waiters, attempts, lost)
     local now, heir, over = now_ms(), nil, {}
     for _, waiter in ipairs(waiters) do
@@ -171,7 +172,8 @@ local function ending(from)
     local keep = redis.call('PTTL', q.waiting)
     redis.call('HDEL', q.waiting, heir.id)
     local joined = redis.call('EXISTS', q.waiting) == 1
-    local mark = string.format('%d%d%013.0f%013.0f%s', heir.rank, joined and 1 or 0, heir.deadline, heir.enqueued, heir.id)
+    local mark = string.format(
+      '%d%d%013.0f%013.0f%s', heir.rank, joined and 1 or 0, heir.deadline, heir.enqueued, heir.id)
     redis.call('SET', q.mark, mark, 'PX', keep)
     if redis.call('EXISTS', KEYS.bell) == 0 then redis.call('LPUSH', KEYS.bell, 1) end
   end
@@ -211,8 +213,9 @@ local function ending(from)
   end
 end
 
--- All outcomes that are something to others. `noted` is where in ARGV each begins, and its position; the last of its words is
--- <question>;<for how long to keep it>;<'1' if others get it, '0' if one of them takes its place>;<attempts>;<lost>
+-- All outcomes that are something to others. `noted` is where in ARGV each begins, and its position; the last of its
+-- words is <question>;<for how long to keep it>;<'1' if others get it, '0' if one of them takes its
+-- place>;<attempts>;<lost>
 local function settle_questions(noted, from)
   local outcomes, edition, end_wait = {}, '', nil
   for i = 1, #noted, 1000 do
@@ -222,7 +225,8 @@ local function settle_questions(noted, from)
       local question, keep_ms = string.match(ARGV[at - 1 + OutcomeWords.asked], '^([^;]+);(%d+)')
       outcomes[j] = {
         position = position, id = ARGV[at - 1 + OutcomeWords.task_id], result = ARGV[at - 1 + OutcomeWords.result],
-        about = ARGV[at - 1 + OutcomeWords.asked], question = question, keep_ms = keep_ms, mark = false, waiting = false,
+        about = ARGV[at - 1 + OutcomeWords.asked], question = question, keep_ms = keep_ms,
+        mark = false, waiting = false,
       }
       names[#names + 1] = KEYS.asked .. ':' .. question
     end

@@ -1,7 +1,9 @@
 -- What submit and finish know of a question in common: who asks it, and how a result is made another request's.
 --
 -- The mark says who asks it now, for all: <rank, from 0><'1' if others wait with it><deadline><enqueued><task id>
-local MARK_DEADLINE, MARK_ENQUEUED, MARK_ID = 3, 16, 29
+local MARK_DEADLINE = 3
+local MARK_ENQUEUED = 16
+local MARK_ID = 29
 
 local function is_joined(mark)
   return string.byte(mark, 2) == 49

@@ -1,5 +1,4 @@
--- Prepended to every script: the stamp's layout (batching/fast_header.py) and the clock. A function is made anew each time that
--- its script runs, wanted or not: what few scripts want is in parts of its own, as message.lua.
+-- In front of every script: the layout of the fast header (batching/fast_header.py) and the clock.
 local HEAD = '{"headers":{"bunch":"1;'
 local DEADLINE = #HEAD + 1
 local LIMIT = DEADLINE + 14
@@ -34,5 +33,6 @@ local function task_id(message)
 end
 
 local function state_of(id, status)
-  return '{"status":"' .. status .. '","result":null,"traceback":null,"children":[],"date_done":null,"task_id":"' .. id .. '"}'
+  return '{"status":"' .. status .. '","result":null,"traceback":null,"children":[],"date_done":null,"task_id":"' .. id
+    .. '"}'
 end

@@ -1,19 +1,23 @@
 -- Store the outcomes of a batch, tell whoever waits, and drop the lease, all or nothing.
 --
--- KEYS  1 lease  2 leases of the worker  3 dead letters (zset); each is a hash at that name, a colon, and its task id
---       where others may ask the same: 4 beginning of the names of kept answers (strings)  5 which there are (list)
---       6 the model's edition (string)  7 beginning of the names of marks (strings)  8 of those who wait (hashes)
---       9 cancelled (zset)  10 bell  11… queues, highest tier first
--- ARGV  1 batch id  2 '1' when nothing of the batch remains, else '0'  3 dead letters to keep  4 for how long, in ms
---       5 number of reply channels  6 number of the arguments of the last kind  7… the channels
---       then per run of outcomes that have these in common: result TTL in ms (0: store none), channel number (0: none), the
---       record of a dead letter (JSON), or '', '1' to publish it on Celery's own channel for the task as well, '2' the same
---       of a foreign one (batching/request.py), else '0', words of an outcome, position of the first in the lease, number of outcomes, which stand there behind each other;
---       then per outcome: task id, result (JSON), and, if it is something to others, what (coalescing.lua)
---       then, if any is something to others: what kept answers may take in all, in bytes, the time of the claim, the names of
---       the tiers
--- Returns the number stored, or -1 when the lease is gone: somebody else has the requests now, and will answer them; then
--- the ids of foreign ones that are another's, each behind a '!'; then who else was settled along with them (coalescing.lua).
+-- KEYS  lease; leases: of the worker; dead: dead letters (zset), each a hash at that name, a colon, and its task id
+--       where others may ask the same: cached: beginning of the names of kept answers (strings); kept: which there are
+--       (list); edition: of the model (string); asked: beginning of the names of marks (strings); joined: of those who
+--       wait (hashes); cancelled: zset; bell; then the queues, highest tier first
+-- ARGV  batch_id; last: '1' when nothing of the batch remains, else '0'; max_dead: dead letters to keep;
+--       max_dead_age_ms; channels: number of reply channels; common: number of the arguments of the last kind; then the
+--       channels
+--       then per run of outcomes that have these in common, an OutcomeRun: ttl_ms: of the results (0: store none);
+--       channel: its number (0: none); record: of a dead letter (JSON), or ''; announce: '1' to publish it on Celery's
+--       own channel for the task as well, '2' the same of a foreign one (batching/request.py), else '0'; words: of an
+--       outcome; position: of the first in the lease; outcomes: how many stand there behind each other
+--       then per outcome, OutcomeWords: task_id; result: JSON; asked: what it is to others, if anything
+--       (coalescing.lua)
+--       then, if any is something to others, AnswerArgs: max_bytes: what kept answers may take in all; claimed_ms: time
+--       of the claim; tiers: their names
+-- Returns the number stored, or -1 when the lease is gone: somebody else has the requests now, and will answer them;
+-- then the ids of foreign ones that are another's, each behind a '!'; then who else was settled along with them
+-- (coalescing.lua).
 if redis.call('EXISTS', KEYS.lease) == 0 then return {-1} end
 local at, last = ARGV.width + 1 + ARGV.channels, #ARGV - ARGV.common
 local noted = last < #ARGV and {}
@@ -29,7 +33,8 @@ local function bury(position, id, record)
   redis.call('HSET', letter(id), 'message', string.sub(entry, 3), 'rank', string.sub(entry, 1, 1), 'record', record)
   redis.call('ZADD', KEYS.dead, now, id)
   local surplus = redis.call('ZCARD', KEYS.dead) - tonumber(ARGV.max_dead)
-  local old = redis.call('ZRANGEBYSCORE', KEYS.dead, '-inf', string.format('%.0f', now - ARGV.max_dead_age_ms), 'LIMIT', 0, 100)
+  local aged = string.format('%.0f', now - ARGV.max_dead_age_ms)
+  local old = redis.call('ZRANGEBYSCORE', KEYS.dead, '-inf', aged, 'LIMIT', 0, 100)
   if surplus > 0 then old = redis.call('ZRANGE', KEYS.dead, 0, surplus - 1) end
   for i = 1, #old do
     redis.call('ZREM', KEYS.dead, old[i])
@@ -51,8 +56,8 @@ local function is_anothers(id)
   return type(there) == 'string' and (string.find(there, STATE) or string.find(there, OWNED))
 end
 
-local function settle(at, position, ttl, channel, record, announce, foreign)
-  local id, result = ARGV[at - 1 + OutcomeWords.task_id], ARGV[at - 1 + OutcomeWords.result]
+local function settle(first, position, ttl, channel, record, announce, foreign)
+  local id, result = ARGV[first - 1 + OutcomeWords.task_id], ARGV[first - 1 + OutcomeWords.result]
   if foreign and is_anothers(id) then
     refused[#refused + 1] = '!' .. id
     if ARGV.last == '0' then redis.call('LSET', KEYS.lease, position, '') end
@@ -71,7 +76,8 @@ end
 
 while at <= last do
   local run = at - 1
-  local ttl, number, record = ARGV[run + OutcomeRun.ttl_ms], tonumber(ARGV[run + OutcomeRun.channel]), ARGV[run + OutcomeRun.record]
+  local ttl, record = ARGV[run + OutcomeRun.ttl_ms], ARGV[run + OutcomeRun.record]
+  local number = tonumber(ARGV[run + OutcomeRun.channel])
   local announce, foreign = ARGV[run + OutcomeRun.announce] ~= '0', ARGV[run + OutcomeRun.announce] == '2'
   local words, position = tonumber(ARGV[run + OutcomeRun.words]), tonumber(ARGV[run + OutcomeRun.position])
   local first = at + OutcomeRun.width

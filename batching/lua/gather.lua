@@ -1,7 +1,7 @@
 -- Move what plain clients sent with a priority to the end of its queue, in its order.
 --
 -- KEYS  per model: its bell, then per queue: the queue, and as many lists of priorities
--- ARGV  1 queues per model  2 lists of priorities per queue  3 how many messages to move at most
+-- ARGV  queues: per model; lists: of priorities per queue; max_moved: messages in one call
 -- Returns how many were moved. A repeat moves what has come since.
 --
 -- Nearly always there is nothing, and an empty list does not exist: one command a model says so.

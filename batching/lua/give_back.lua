@@ -1,8 +1,8 @@
 -- Return what a lease still holds to the head of its queues, in the old order.
 --
--- KEYS  1 lease  2 leases of the worker  3 bell  4… queues, highest tier first
--- ARGV  1 batch id  2 '0' when it never reached an executor, '1' to count an attempt, '2' when the executor died of it, perhaps
---       3 for how many losses that last one counts at least
+-- KEYS  lease; leases: of the worker; bell; then the queues, highest tier first
+-- ARGV  batch_id; blame: '0' when it never reached an executor, '1' to count an attempt, '2' when the executor died of
+--       it, perhaps; losses: for how many that last one counts at least
 -- Returns the number given back, or -1 when the lease is gone.
 if redis.call('EXISTS', KEYS.lease) == 0 then return -1 end
 

@@ -1,4 +1,6 @@
--- KEYS  1 delayed (zset)  2… queues, highest tier first
+-- Say what waits for a model, after waking the retries whose pause is over.
+--
+-- KEYS  delayed: zset; then the queues, highest tier first
 -- Returns {now_ms, depths, oldest enqueued_ms (0: unknown or empty), deadlines of those (0: none)}.
 local now = now_ms()
 wake_delayed(KEYS.delayed, KEYS.width + 1, now)

@@ -7,7 +7,8 @@ local D13 = string.rep('%d', 13)
 local X8 = string.rep('%x', 8)
 local STAMP = '^' .. HEAD .. D13 .. ';' .. D13 .. ';' .. D13 .. ';%d%d;%d;[01];' .. D9 .. ';' .. X8 .. ';[^"]+"'
 
--- Neighbours came with the same flush, and their stamps are alike up to the id: what was found good is not looked at again.
+-- Neighbours came with the same flush, and their stamps are alike up to the id: what was found good is not looked at
+-- again.
 local good
 local function stamped(message)
   local head = string.sub(message, 1, ID - 1)

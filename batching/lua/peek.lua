@@ -1,7 +1,7 @@
--- Which models have something to claim: a message in a queue that is not paused, or a retry whose pause is over.
+-- Say which models have something to claim: a message in a queue that is not paused, or a retry whose pause is over.
 --
 -- KEYS  per model: its delayed (zset), then its queues, highest tier first
--- ARGV  1 queues per model  then per model: a digit for each queue, 0 for one that is paused
+-- ARGV  queues: per model; then per model: a digit for each queue, 0 for one that is paused
 -- Returns the numbers of those models, from 1. Changes nothing, so it may be repeated.
 --
 -- Nearly always nothing waits anywhere, and a list or set that is empty does not exist: one command says so.

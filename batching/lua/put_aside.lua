@@ -1,9 +1,9 @@
--- Put some requests of a batch aside, for a pause: to be tried again, an attempt counted, or because it is not yet their
--- time (Celery's `eta`).
+-- Put some requests of a batch aside, for a pause: to be tried again, an attempt counted, or because it is not yet
+-- their time (Celery's `eta`).
 --
--- KEYS  1 lease  2 leases of the worker  3 delayed (zset)
--- ARGV  1 batch id  2 '1' when nothing of the batch remains, else '0'  3 '1' to count an attempt
---       then per request: position in the lease, pause in ms
+-- KEYS  lease; leases: of the worker; delayed: zset
+-- ARGV  batch_id; last: '1' when nothing of the batch remains, else '0'; attempt: '1' to count one
+--       then per request a Pause: position: in the lease; pause_ms
 -- Returns the number put aside, or -1 when the lease is gone. A repeat finds the places empty, and does nothing.
 if redis.call('EXISTS', KEYS.lease) == 0 then return -1 end
 local now = now_ms()

@@ -16,10 +16,11 @@ local function reply(channel, id, result)
 end
 
 -- An answer that its frontend has heard is read from its key only if the connection breaks in that very moment, or by a
--- caller who asks once more. So it need not lie about for long: at thousands a second that would be most of what Redis holds.
+-- caller who asks once more. So it need not be kept for long: at thousands a second that would be most of what Redis
+-- holds.
 local HEARD_MS = 10000
 
--- What is to be stored, by the channel of a frontend that alone waits for it, if any, and by TTL: key, value, key, value, …
+-- What is to be stored, by the channel of a frontend that alone waits for it, if any, and by TTL: key, value, key, …
 local results = {}
 
 local function results_of(channel, ttl)
@@ -45,8 +46,8 @@ end
 -- Lua's stack holds so many arguments, and some more.
 local MOST_WORDS = 2000
 
--- Keys and values of one TTL. One command for all is less than two thirds of the work, but only Valkey 9.1 and Redis 8.4
--- have it; whatever keeps it from being run, SET says it better.
+-- Keys and values of one TTL. One command for all is less than two thirds of the work, but only Valkey 9.1 and Redis
+-- 8.4 have it; whatever keeps it from being run, SET says it better.
 local function set_all(words, first, last, ttl)
   local count = (last - first + 1) / 2
   if count > 1 then

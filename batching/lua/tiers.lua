@@ -1,4 +1,5 @@
--- How many places of a batch each tier gets: batching/policy/tiers.py is the same rule, and tests hold the two together.
+-- How many places of a batch each tier gets: batching/policy/tiers.py is the same rule, and tests hold the two
+-- together.
 -- Returns the places, and the credits to keep.
 local function allocate(depths, size, credits, shares)
   local takes, saved, left, top, waiting = {}, {}, size, 0, 0

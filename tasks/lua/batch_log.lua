@@ -1,7 +1,7 @@
 -- Add to a record of requests, and drop what is too old or too much of it: the oldest first.
 --
--- KEYS  1 the record (stream)  2 its size (hash: bytes; cut, the time in ms of the newest entry dropped for want of room)
--- ARGV  1 age in ms beyond which nothing is kept  2 bytes that may be kept  3… rows, compressed
+-- KEYS  record: stream; size: hash: bytes; cut, the time in ms of the newest entry dropped for want of room
+-- ARGV  age_ms: beyond which nothing is kept; max_bytes: that may be kept; then the rows, compressed
 -- Returns nothing of use. A repeat adds the rows once more, which a reader does not notice.
 local now, most = now_ms(), tonumber(ARGV.max_bytes)
 -- An entry's own share of the stream: its id, the field's name, the lengths.

@@ -1,8 +1,8 @@
 -- What a model's fleet can do and how full Redis is: measured anew at most four times a second, and kept in between.
 --
--- Workers write what they can do with each heartbeat (batching/lua/beat.lua): <time>;<executors>;<rate of each>;<ms of a
--- batch of one>;<ms of a full one>. Who has not beaten for FRESH_MS can do nothing: with the age of what is kept a lost
--- worker shows within two seconds. An executor without a rate is taken to be as fast as the others are.
+-- Workers write what they can do with each heartbeat (batching/lua/beat.lua): <time>;<executors>;<rate of each>;<ms of
+-- a batch of one>;<ms of a full one>. Who has not beaten for FRESH_MS can do nothing: with the age of what is kept a
+-- lost worker shows within two seconds. An executor without a rate is taken to be as fast as the others are.
 local KEEP_MS = 250
 -- For so long what was found is there to be compared with.
 local COMPARE_MS = 5000
@@ -54,9 +54,10 @@ local function come_of(model, tiers, arrivals, now)
   return last, least
 end
 
--- Fill a model's figures in; `arrivals` is the prefix of the hashes that count what was let in. Kept as doubles: its time,
--- six, and how many arrived in each tier, in the last second and in each of the last few. A key's lifetime is no help when
--- Redis' clock goes back. `fall` is by which part of it the memory that Redis uses has grown less a second, of late.
+-- Fill a model's figures in; `arrivals` is the prefix of the hashes that count what was let in. Kept as doubles: its
+-- time, six, and how many arrived in each tier, in the last second and in each of the last few. A key's lifetime is no
+-- help when Redis' clock goes back. `fall` is by which part of it the memory that Redis uses has grown less a second,
+-- of late.
 local function capacity_of(model, sample, pace, tiers, arrivals, now)
   local kept = redis.call('GET', sample)
   local age = kept and now - struct.unpack('<d', kept)

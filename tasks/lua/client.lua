@@ -1,7 +1,7 @@
--- How often one of an owner's clients asks; `gcra.lua` in front. Not to be repeated: it counts each time.
+-- Count how often one of an owner's clients asks. Not to be repeated: it counts each time.
 --
--- KEYS  1 its state (string)
--- ARGV  1 µs between two requests  2 burst  3 how many it asks for now
+-- KEYS  quota: its state (string)
+-- ARGV  interval_us: between two requests; burst; requests: how many it asks for now
 -- Returns whether it may (1, 0), after how many µs if not, how many are left, µs until the burst is whole again.
 local now, interval, burst = now_us(), tonumber(ARGV.interval_us), tonumber(ARGV.burst)
 local tat = tonumber(redis.call('GET', KEYS.quota) or 0)

@@ -1,7 +1,7 @@
 -- Add one process's increments to the shared sums.
 --
--- KEYS  1 sums (hash)  2 number of the last flush of this process (string)  3 answered in this second (string)
--- ARGV  1 number of this flush, from 1  2 requests answered in it  then pairs: field, increment
+-- KEYS  sums: hash; flush: number of the last flush of this process (string); second: answered in this second (string)
+-- ARGV  flush: number of this flush, from 1; answered: requests answered in it; then per Increment: field, amount
 -- Returns 1, or 0 when this flush has been added before: its reply was lost, and it was sent again.
 if tonumber(redis.call('GET', KEYS.flush) or '0') >= tonumber(ARGV.flush) then return 0 end
 for i = ARGV.width, #ARGV - 1, Increment.width do

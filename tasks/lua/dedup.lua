@@ -1,8 +1,8 @@
 -- Whether a request has been asked before: tasks/client/dedup.py says what for.
 --
--- Whoever asks a question first leaves a mark (batching/lua/dedup_marks.lua), those who join it wait in a hash: task id →
--- <rank><message>. batching/lua/coalescing.lua ends their wait, and keeps the answer, which is the result of the one that was
--- computed, under a name that has the model's edition in it. Ranks there count from 0.
+-- Whoever asks a question first leaves a mark (batching/lua/dedup_marks.lua), those who join it wait in a hash: task id
+-- → <rank><message>. batching/lua/coalescing.lua ends their wait, and keeps the answer, which is the result of the one
+-- that was computed, under a name that has the model's edition in it. Ranks there count from 0.
 local CONFLICT, REPEATED, ANSWERED, JOINED = '7', '8', 'a', 'j'
 -- More stand for themselves: one step of Redis' must not read or answer any number.
 local MOST_WAITERS, MOST_BYTES = 4096, 67108864
@@ -45,8 +45,8 @@ local function read_questions(at, classes, names)
     end
     local found = redis.call('MGET', unpack(wanted))
     for j = from, last do
-      local at = 2 * (j - from) + 1
-      marks[questions[j]], answers[questions[j]] = found[at], found[at + 1]
+      local place = 2 * (j - from) + 1
+      marks[questions[j]], answers[questions[j]] = found[place], found[place + 1]
     end
   end
   return marks, answers
@@ -64,8 +64,8 @@ local function recognition(door)
     if due then door.tats[class.state], door.spent[class.state] = due, true end
   end
 
-  -- Of the request that an Idempotency-Key has been used for: its id, or nothing if that came to nothing. Refused at the
-  -- door it left no key; expired or taken back it was never answered, and whoever asks again means it.
+  -- Of the request that an Idempotency-Key has been used for: its id, or nothing if that came to nothing. Refused at
+  -- the door it left no key; expired or taken back it was never answered, and whoever asks again means it.
   local function first_of(claim, fingerprint)
     local known = redis.call('GET', claim)
     local print, id = string.match(known or '', '^(%x+);(.+)$')
@@ -73,8 +73,9 @@ local function recognition(door)
     local key = 'celery-task-meta-' .. id
     local status = string.match(redis.call('GETRANGE', key, 0, 31), '^{"status":%s*"(%u+)"')
     if not status or status == 'REVOKED' then return nil end
-    if status == 'FAILURE' and string.find(redis.call('GETRANGE', key, -64, -1), '"code":"DEADLINE_EXCEEDED"', 1, true) then
-      return nil
+    if status == 'FAILURE' then
+      local tail = redis.call('GETRANGE', key, -64, -1)
+      if string.find(tail, '"code":"DEADLINE_EXCEEDED"', 1, true) then return nil end
     end
     return id, print == fingerprint
   end
@@ -88,7 +89,8 @@ local function recognition(door)
       local head = bytes_before_id(result)
       if head then
         about, version = string.match(
-          result, '^"[^"]*","bunch":{.-("reason":"[^"]*","batch_size":%d+,"batch_id":"[^"]*","cached":)false(.*)$', head + 1)
+          result, '^"[^"]*","bunch":{.-("reason":"[^"]*","batch_size":%d+,"batch_id":"[^"]*","cached":)false(.*)$',
+          head + 1)
       end
       parts = about and {
         before = string.sub(result, 1, head),
@@ -122,8 +124,8 @@ local function recognition(door)
     return string.sub(message, 1, #HEAD) == HEAD
   end
 
-  -- Where in a queue the first stands that came no earlier, counted from its head. They stand in the order in which they
-  -- came but for a few at the head, that came back or took another's place.
+  -- Where in a queue the first stands that came no earlier, counted from its head. They stand in the order in which
+  -- they came but for a few at the head, that came back or took another's place.
   local function place_of(queue, enqueued)
     local low, high = 1, redis.call('LLEN', queue)
     while low < high do
@@ -160,9 +162,10 @@ local function recognition(door)
     end
     local tier = model.tiers_at + TierKeys.width * rank
     if not found then
-      local from = place_of(KEYS[tier + TierKeys.queue], enqueued)
-      found = scan(KEYS[tier + TierKeys.queue], from, from + SEARCHED, id, enqueued) or scan(KEYS[tier + TierKeys.queue], 1, 16, id, math.huge)
-      if not found or redis.call('LREM', KEYS[tier + TierKeys.queue], -1, found) == 0 then return nil end
+      local queue = KEYS[tier + TierKeys.queue]
+      local from = place_of(queue, enqueued)
+      found = scan(queue, from, from + SEARCHED, id, enqueued) or scan(queue, 1, 16, id, math.huge)
+      if not found or redis.call('LREM', queue, -1, found) == 0 then return nil end
     end
     -- With no thresholds a queue in which nothing is put has not been counted.
     if model.depths[rank] then model.depths[rank], model.waiting = model.depths[rank] - 1, model.waiting - 1 end
@@ -219,10 +222,10 @@ local function recognition(door)
     if string.find(question, '\n', 1, true) then
       question, request_key, claim, fingerprint = string.match(question, '^(.-)\n(.-)\n(.-)\n(.*)$')
     end
-    local rest, why, due = ARGV[i + 1], nil, nil
+    local rest = ARGV[i + 1]
     local id = door.id_of(rest)
     ARGV[i] = request_key
-    why, due = door.over_rate(class)
+    local why, due = door.over_rate(class)
     if why then return why, due end
     if claim ~= '' then
       local known, same = first_of(claim, fingerprint)
@@ -264,7 +267,8 @@ local function recognition(door)
   local function conclude()
     local heard = #replies > 0 and redis.call('PUBLISH', door.channel, '[' .. table.concat(replies, ',') .. ']') > 0
     for j = 1, #results, 3 do
-      redis.call('SET', results[j], results[j + 1], 'PX', heard and math.min(results[j + 2], HEARD_MS) or results[j + 2])
+      local keep = results[j + 2]
+      redis.call('SET', results[j], results[j + 1], 'PX', heard and math.min(keep, HEARD_MS) or keep)
     end
     for _, each in ipairs(unheld) do
       if redis.call('HINCRBY', each[1], each[2], -1) <= 0 then redis.call('HDEL', each[1], each[2]) end

@@ -1,8 +1,11 @@
 -- Take entries out of the ledger's stream, once they are in the database.
 --
--- KEYS  1 ledger (stream)  2 rows in it (string)   ARGV  per entry: its id, its rows
+-- KEYS  ledger: stream; rows: in it (string)
+-- ARGV  per EntryRow: entry_id, rows
 -- Two who have written the same entry may both say so: only one of them counts its rows down.
 for i = 0, #ARGV - 1, EntryRow.width do
-  if redis.call('XDEL', KEYS.ledger, ARGV[i + EntryRow.entry_id]) == 1 then redis.call('DECRBY', KEYS.rows, ARGV[i + EntryRow.rows]) end
+  if redis.call('XDEL', KEYS.ledger, ARGV[i + EntryRow.entry_id]) == 1 then
+    redis.call('DECRBY', KEYS.rows, ARGV[i + EntryRow.rows])
+  end
 end
 if redis.call('XLEN', KEYS.ledger) == 0 then redis.call('DEL', KEYS.ledger, KEYS.rows) end

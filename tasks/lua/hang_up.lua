@@ -1,6 +1,7 @@
 -- Take back requests whose callers have gone. Those that an executor has already are computed all the same.
 --
--- KEYS  1 cancelled (zset)   ARGV  1 how long to remember them, in ms  2… task ids
+-- KEYS  cancelled: zset
+-- ARGV  keep_ms: how long to remember them; then the task ids
 local now = now_ms()
 redis.call('ZREMRANGEBYSCORE', KEYS.cancelled, '-inf', string.format('%.0f', now))
 for i = ARGV.width + 1, #ARGV do redis.call('ZADD', KEYS.cancelled, now + ARGV.keep_ms, ARGV[i]) end

@@ -1,6 +1,6 @@
--- When the rule that refused a request lets one in again: batching/policy/admission.py is the same arithmetic, and tests hold
--- the two together. Pressures and rules are as in pressure.lua, with `steady`: what has come per tier in each of the last
--- seconds, so that a burst is not taken for what goes on.
+-- When the rule that refused a request lets one in again: batching/policy/admission.py is the same arithmetic, and
+-- tests hold the two together. Pressures and rules are as in pressure.lua, with `steady`: what has come per tier in
+-- each of the last seconds, so that a burst is not taken for what goes on.
 --
 -- Made when somebody is refused; who is let in shall not pay for these functions.
 local function timetable()

@@ -1,8 +1,9 @@
--- Whether one more request is let in: batching/policy/admission.py is the same arithmetic, and tests hold the two together.
+-- Whether one more request is let in: batching/policy/admission.py is the same arithmetic, and tests hold the two
+-- together.
 --
 -- A pressure is a table: depths and arrivals per tier, highest first; waiting, the sum of the depths; rate, first_ms,
--- full_ms and full. A rule: form ('drain', 'depth', 'off'), headroom, shares per tier, ageing_ms, aged_share. Ranks count
--- from 1 here. Times are in milliseconds, the rate is per second.
+-- full_ms and full. A rule: form ('drain', 'depth', 'off'), headroom, shares per tier, ageing_ms, aged_share. Ranks
+-- count from 1 here. Times are in milliseconds, the rate is per second.
 
 -- Two numbers that do not change while one flush is let in: the wait of a tier is `ahead` × the first, or `depth` × the
 -- second and the ageing, whichever is less.

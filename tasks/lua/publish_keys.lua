@@ -1,6 +1,7 @@
 -- Replace the table of API keys with another state of the database.
 --
--- KEYS  1 keys (hash)  2 their version (string)   ARGV  1 version: <database>:<number>  then per key: id, record (JSON)
+-- KEYS  table: hash; version: string
+-- ARGV  version: <database>:<number>; then per key: id, record (JSON)
 -- Returns 1, or 0 when what is there is as new. Two may publish at once, and the older state must not come last: a
 -- revoked key would be back.
 local function parts(version)

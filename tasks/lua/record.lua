@@ -1,7 +1,9 @@
 -- Add rows to the ledger's stream, if there is room.
 --
--- KEYS  1 ledger (stream)  2 rows in it (string)   ARGV  1 most rows  2 rows now  3 the rows (JSON)
--- Returns 1, or 0 when they would be too many. The new are refused, not the old trimmed: whoever is refused can count them.
+-- KEYS  ledger: stream; rows: in it (string)
+-- ARGV  max_rows; added: rows now; rows: themselves (JSON)
+-- Returns 1, or 0 when they would be too many. The new are refused, not the old trimmed: whoever is refused can count
+-- them.
 local rows = tonumber(redis.call('GET', KEYS.rows) or '0')
 if rows + ARGV.added > tonumber(ARGV.max_rows) then return 0 end
 redis.call('XADD', KEYS.ledger, '*', 'rows', ARGV.rows)

@@ -1,7 +1,7 @@
 -- Queue a dead letter again, under its own id.
 --
--- KEYS  1 dead letters (zset)  2 this one (hash)  3 its result  4 its queue  5 its model's bell
--- ARGV  1 task id  2 time to be answered in ms, from now  3 result TTL in ms  4 its message, without a plain client's expiry
+-- KEYS  dead: dead letters (zset); letter: this one (hash); result; queue; bell
+-- ARGV  task_id; time_ms: to be answered in, from now; result_ttl_ms; message: without a plain client's expiry
 -- Returns 1, or 0 when somebody else took it first.
 if redis.call('EXISTS', KEYS.letter) == 0 then return 0 end
 local message = ARGV.message

@@ -1,27 +1,28 @@
 -- Admit and enqueue what of one flush is let in; what is not leaves no trace.
 --
--- KEYS  1 this flush (string)  2 prefix of the arrivals hashes, one a second
---       then per model: its bell, its capacity (string), its pace (hash), its edition (string), and for each tier, highest
---       first, the queue and who waits in it (hash)
+-- KEYS  flush: its answer (string); arrivals: prefix of the arrivals hashes, one a second
+--       then per model, ModelKeys: bell; capacity: string; pace: hash; edition: string; and for each of its tiers,
+--       highest first, TierKeys: queue; held: who waits in it (hash)
 --       then per quota: its state (string)
---       then, if any may have been asked before, the beginnings of the names of marks, of those who wait, of kept answers
--- ARGV  1 models  2 tiers  3 classes  4 form of the thresholds  5 headroom  6 part of Redis' memory to be used
---       7 ageing in ms  8 share of an aged tier  then the shares of the tiers, and the channel that replies go to
+--       then, if any may have been asked before, DedupKeys, the beginnings of names: asked: marks; joined: who waits;
+--       cached: kept answers
+-- ARGV  models; tiers; classes: how many follow; channel: that replies go to
+--       form: of the thresholds; headroom; max_memory: part of Redis' memory to be used; ageing_ms; aged_share: share
+--       of an aged tier; then the shares of the tiers
 --       then per model: depth limit of each of its queues
---       then per class (model, tier and quota): number of the model, of the tier, threshold, number of the quota (0: none),
---       its interval in µs, its burst, the tag of its key, its tier's name when its requests may have been asked before,
---       else '', and '1' if answers of its model are kept
---       then per run of messages that have these in common: class number, deadline in ms from now, queue limit in ms from
---       now, words of a message, number of messages; then per message: if it has two words, the key for the caller's own
---       request id ('' if it gave none), and the rest of the message from the stamp's tracked mark on. Where requests may
---       have been asked before, instead of that key: the question ('' if it is nobody else's), and if it has any of them,
---       in lines of their own, that key, the name of its Idempotency-Key, and the hash of what it asks under that; it is
---       never empty then
--- Returns one character per message: '0' queued, or why it was not (below; tasks/client/admission_codes.py reads it). If any was not, a
--- line feed, and for each of those: ms until a retry is worth it;what is left of its quota;ms until that is whole again. Of
--- one that was REPEATED the first is the id of the request whose outcome it gets; of one that was ANSWERED or has JOINED
--- those who wait there is nothing.
--- A flush whose reply was lost may be sent again: it is remembered, and then only its answer is repeated.
+--       then per class (model, tier and quota) a ClassRow: model, rank: numbers of the model and the tier; threshold;
+--       quota: its number (0: none); interval_us; burst; tag: of its key; tier: its name when its requests may have
+--       been asked before, else ''; kept: '1' if answers of its model are kept
+--       then per run of messages that have these in common a RunRow: number: of the class; deadline_ms, queue_limit_ms:
+--       from now; words: of a message; messages: how many follow
+--       then per message: if it has two words, the key for the caller's own request id ('' if it gave none), and the
+--       rest of the message from the stamp's tracked mark on. Where requests may have been asked before, instead of
+--       that key: the question ('' if it is nobody else's), and if it has any of them, in lines of their own, that key,
+--       the name of its Idempotency-Key, and the hash of what it asks under that; it is never empty then
+-- Returns one character per message: QUEUED, or why it was not. If any was not, a line feed, and for each of those: ms
+-- until a retry is worth it;what is left of its quota;ms until that is whole again. Of one that was REPEATED the first
+-- is the id of the request whose outcome it gets; of one that was ANSWERED or has JOINED those who wait there is
+-- nothing. A flush whose reply was lost may be sent again: it is remembered, and then only its answer is repeated.
 local QUEUED, FULL, RATE, MEMORY, PRESSURE, SHARE, HOPELESS = '0', '1', '2', '3', '4', '5', '6'
 
 local known = redis.call('GET', KEYS.flush)
@@ -29,8 +30,8 @@ if known then return known end
 
 local PREFIX = TRACKED - 1
 local LATER_MS = 1000
-local now_us = now_us()
-local now = math.floor(now_us / 1000)
+local clock_us = now_us()
+local now = math.floor(clock_us / 1000)
 local models_count, tiers, classes_count = tonumber(ARGV.models), tonumber(ARGV.tiers), tonumber(ARGV.classes)
 local form, most_memory = ARGV.form, tonumber(ARGV.max_memory)
 local rule
@@ -83,7 +84,8 @@ for c = 1, classes_count do
   local class = {
     model = model, rank = rank, added = 0, own = 0,
     threshold = tonumber(ARGV[at + ClassRow.threshold]), quota = tonumber(ARGV[at + ClassRow.quota]),
-    by_preference = 0, by_age = 0, state = false, interval = 0, burst = 0, tag = false, head = '', calm = -1, fresh = fresh,
+    by_preference = 0, by_age = 0, state = false, interval = 0, burst = 0, tag = false, head = '', calm = -1,
+    fresh = fresh,
     once = ARGV[at + ClassRow.tier] ~= '' and ARGV[at + ClassRow.tier], kept = ARGV[at + ClassRow.kept] == '1',
     marked = '', mark = '',
   }
@@ -134,7 +136,7 @@ local function judges()
 
   local function over_rate(class)
     if class.quota == 0 then return nil end
-    local due, early = gcra_take(tat_of(class), now_us, class.interval, class.burst)
+    local due, early = gcra_take(tat_of(class), clock_us, class.interval, class.burst)
     if not due then return RATE, early / 1000 end
     return nil, due
   end
@@ -148,38 +150,38 @@ local function judges()
       if why then return why, due end
     end
     if model.memory > most_memory then return MEMORY, later.memory(model.memory, most_memory, model.fall) end
-    local rank, known = class.rank, model.rate > 0
+    local rank, fleet_known = class.rank, model.rate > 0
     if model.depths[rank] >= model.limit then
-      return FULL, known and later.full(model, rule, rank, model.limit) or LATER_MS
+      return FULL, fleet_known and later.full(model, rule, rank, model.limit) or LATER_MS
     end
-    if form == 'off' or (not known and form == 'drain') then return nil, due end
+    if form == 'off' or (not fleet_known and form == 'drain') then return nil, due end
     local room = room_of(model, rule, rank, class.threshold, queue_limit)
     if model.waiting > room and class.threshold >= 0 then
-      return PRESSURE, known and later.pressure(model, rank, room) or LATER_MS
+      return PRESSURE, fleet_known and later.pressure(model, rank, room) or LATER_MS
     end
     if class.quota > 0 and model.waiting + class.own > room then
-      return SHARE, known and later.share(model, rank, room, class.own) or LATER_MS
+      return SHARE, fleet_known and later.share(model, rank, room, class.own) or LATER_MS
     end
-    local wait = known and wait_ms(model, rule, rank, class.by_preference, class.by_age) or 0
+    local wait = fleet_known and wait_ms(model, rule, rank, class.by_preference, class.by_age) or 0
     if wait > 0 and (wait > queue_limit or wait + batch_ms(model) > deadline) then
       return HOPELESS, later.hopeless(model, rule, rank, deadline, queue_limit)
     end
     return nil, due
   end
 
-  local function refuse(class, why, later)
+  local function refuse(class, why, detail)
     if why == ANSWERED or why == JOINED then
       statuses[#statuses + 1] = why
       return
     end
     local left, whole = 0, 0
     if class.quota > 0 then
-      left = gcra_remaining(tat_of(class), now_us, class.interval, class.burst)
-      whole = math.max(0, gcra_known(tat_of(class), now_us, class.interval, class.burst) - now_us) / 1000
+      left = gcra_remaining(tat_of(class), clock_us, class.interval, class.burst)
+      whole = math.max(0, gcra_known(tat_of(class), clock_us, class.interval, class.burst) - clock_us) / 1000
     end
     statuses[#statuses + 1] = why
-    if why ~= REPEATED then later = string.format('%.0f', math.ceil(later)) end
-    details[#details + 1] = string.format('%s;%d;%.0f', later, left, math.ceil(whole))
+    if why ~= REPEATED then detail = string.format('%.0f', math.ceil(detail)) end
+    details[#details + 1] = string.format('%s;%d;%.0f', detail, left, math.ceil(whole))
   end
 
   return over_rate, refusal, refuse
@@ -201,7 +203,11 @@ local over_rate, refusal, refuse
 -- Of a flush in which some may have been asked before.
 local marks, answers, lasts, names, lead, known_before, conclude
 if any_once then
-  names = {asked = KEYS[#KEYS - DedupKeys.width + DedupKeys.asked] .. ':', joined = KEYS[#KEYS - DedupKeys.width + DedupKeys.joined] .. ':', cached = KEYS[#KEYS - DedupKeys.width + DedupKeys.cached] .. ':'}
+  local prefixes = #KEYS - DedupKeys.width
+  names = {
+    asked = KEYS[prefixes + DedupKeys.asked] .. ':', joined = KEYS[prefixes + DedupKeys.joined] .. ':',
+    cached = KEYS[prefixes + DedupKeys.cached] .. ':',
+  }
   marks, answers = read_questions(at, classes, names)
   lasts = {}
   lead = function(question, class, deadline, rest)
@@ -217,8 +223,9 @@ end
 local function acquaintance()
   if not refusal then over_rate, refusal, refuse = judges() end
   return recognition({
-    over_rate = over_rate, track = track, lead = lead, id_of = id_of, tats = tats, spent = spent, names = names, now = now,
-    most_memory = most_memory, prefix = PREFIX, channel = ARGV.channel, marks = marks, answers = answers, lasts = lasts,
+    over_rate = over_rate, track = track, lead = lead, id_of = id_of, tats = tats, spent = spent, names = names,
+    now = now, most_memory = most_memory, prefix = PREFIX, channel = ARGV.channel, marks = marks, answers = answers,
+    lasts = lasts,
     refused = function(class, deadline, queue_limit)
       if class.quota > 0 or class.model.waiting > class.calm then return refusal(class, deadline, queue_limit) end
     end,
@@ -239,7 +246,7 @@ local function judge_one_by_one(class, deadline, limit, first, last, words, head
     else
       local calm = model.waiting + class.own <= class.calm
       if calm and class.quota > 0 then
-        later = gcra_take(tat_of(class), now_us, class.interval, class.burst)
+        later = gcra_take(tat_of(class), clock_us, class.interval, class.burst)
         calm = later
       end
       if not calm then
@@ -271,7 +278,7 @@ local function all_are_let_in(class, count)
   local each = class.quota > 0 and 2 or 1
   if class.model.waiting + class.own + (count - 1) * each > class.calm then return false end
   if class.quota > 0 then
-    local due = gcra_take(tat_of(class), now_us, class.interval, class.burst, count)
+    local due = gcra_take(tat_of(class), clock_us, class.interval, class.burst, count)
     if not due then return false end
     class.own, class.added = class.own + count, class.added + count
     tats[class.state], spent[class.state] = due, true
@@ -280,7 +287,8 @@ local function all_are_let_in(class, count)
 end
 
 while at < #ARGV do
-  local class, words, count = classes[tonumber(ARGV[at + RunRow.number])], tonumber(ARGV[at + RunRow.words]), tonumber(ARGV[at + RunRow.messages])
+  local class = classes[tonumber(ARGV[at + RunRow.number])]
+  local words, count = tonumber(ARGV[at + RunRow.words]), tonumber(ARGV[at + RunRow.messages])
   local deadline, limit = tonumber(ARGV[at + RunRow.deadline_ms]), tonumber(ARGV[at + RunRow.queue_limit_ms])
   local first = at + RunRow.width + 1
   local after = first + words * count
@@ -316,7 +324,9 @@ for m = 1, models_count do
       local tier = model.tiers_at + TierKeys.width * rank
       local queue = KEYS[tier + TierKeys.queue]
       -- Counts of who waits in an empty queue are left over from a purge.
-      if model.keyed and model.keyed[rank] and model.depths[rank] == #fresh then redis.call('DEL', KEYS[tier + TierKeys.held]) end
+      if model.keyed and model.keyed[rank] and model.depths[rank] == #fresh then
+        redis.call('DEL', KEYS[tier + TierKeys.held])
+      end
       for j = 1, #fresh, 500 do redis.call('LPUSH', queue, unpack(fresh, j, math.min(j + 499, #fresh))) end
       if redis.call('HINCRBY', counted, queue, #fresh) == #fresh then redis.call('EXPIRE', counted, 30) end
     end
@@ -331,7 +341,8 @@ for c = 1, classes_count do
   end
 end
 for state in pairs(spent) do
-  redis.call('SET', state, string.format('%.0f', tats[state]), 'PX', math.max(1, math.ceil((tats[state] - now_us) / 1000)))
+  local tat = tats[state]
+  redis.call('SET', state, string.format('%.0f', tat), 'PX', math.max(1, math.ceil((tat - clock_us) / 1000)))
 end
 
 if lasts then

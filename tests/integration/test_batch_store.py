@@ -283,7 +283,7 @@ def test_the_stamp_is_laid_out_alike_in_lua_and_python(
     assert read_fast_header(message) == stamp
     assert message.startswith(HEAD)
     read = redis.eval(
-        LOOK.text.partition("-- KEYS")[0]
+        "".join(part.read_text(encoding="utf-8") for part in LOOK.files[:-1])
         + "local m = ARGV[1] return {field(m, DEADLINE, 13), field(m, LIMIT, 13), field(m, ENQUEUED, 13), "
         "field(m, ATTEMPT, 2), losses(m), tracked(m) and 1 or 0, field(m, TTL, 9), task_id(m), key_of(m)}",
         0,

@@ -10,7 +10,7 @@ import pytest
 
 import batching.script_args
 import tasks.script_args
-from batching.scripts import LuaScript, UnknownNameError
+from batching.scripts import LuaScript, UnknownNameError, defined_in, used_of
 
 SCRIPTS = (*batching.script_args.ALL, *tasks.script_args.ALL)
 
@@ -48,6 +48,19 @@ def test_every_script_reads_its_keys_and_arguments_by_name(script: LuaScript) ->
     text = "".join(path.read_text() for path in script.files)
     assert not re.search(r"\b(KEYS|ARGV)\[\d", text)
     assert script.text
+
+
+def test_a_script_gets_those_names_of_its_parts_that_it_uses() -> None:
+    part = "local A = 1\n\nlocal function f()\n  return A\nend\n-- g\nlocal function g()\n  return f()\nend\n"
+    assert used_of(part, "return f()") == "local A = 1\n\nlocal function f()\n  return A\nend\n-- g\n\n\n\n"
+    assert not used_of(part, "-- f\nreturn 'g', other.f").strip()
+
+
+def test_every_name_of_a_part_is_used_by_a_script() -> None:
+    parts = {path for script in SCRIPTS for path in script.files[:-1]}
+    for path in parts:
+        used = {name for script in SCRIPTS if path in script.files for name in defined_in(script.text)}
+        assert set(defined_in(path.read_text())) <= used, path
 
 
 def test_every_file_belongs_to_a_declared_script() -> None:

@@ -1,6 +1,7 @@
 -- POSTs distinct inputs in a system's own shape; prints the summary as one JSON line.
 --   wrk … -s infer.lua URL -- PREFIX SUFFIX SEED BYTES [CREDENTIAL]
--- A body is PREFIX .. input .. SUFFIX; the input has BYTES, or as many as it needs to be distinct. The seed differs from run to run, so that no cache ever helps.
+-- A body is PREFIX .. input .. SUFFIX; the input has BYTES, or as many as it needs to be distinct. The seed differs
+-- from run to run, so that no cache ever helps.
 
 local threads = 0
 
@@ -27,7 +28,7 @@ function request()
   return head .. string.format("%09d", counter) .. after
 end
 
-function done(summary, latency, requests)
+function done(summary, latency)
   local errors = summary.errors
   io.write(string.format(
     '\n{"duration_us":%d,"requests":%d,"p50_us":%d,"p99_us":%d,"max_us":%d,'
