@@ -1,10 +1,15 @@
-"""A request as the worker sees it, and what can become of it.
+"""A request as the worker sees it, what can become of it, and a batch of them on its way to the model and back.
 
 Request ──executor──▶ Ok        the model's output for this input
                     │ Rejected  the model refused this input (422); its neighbours are unharmed
                     │ Failed    the model or its worker broke, and attempts are used up (500)
                     └ Expired   its time had passed before the executor saw it (504)
                       Cancelled its caller took it back before the executor saw it
+
+    claim loop ──Work──▶ executor, and its process
+               ◀──Done──
+
+A worker and its executor's process send each other these very values (`workers.executor.ipc`), as MessagePack arrays.
 """
 
 from __future__ import annotations
@@ -68,7 +73,7 @@ OWN_METADATA = frozenset(
 )
 
 
-class Ok(msgspec.Struct, frozen=True):
+class Ok(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """`output` is JSON bytes, encoded by the executor and never decoded again on the way to the caller.
 
     `metadata` has members of a JSON object, one behind the other: what the model adds to the metadata of the answer.
@@ -78,7 +83,7 @@ class Ok(msgspec.Struct, frozen=True):
     metadata: bytes = b""
 
 
-class Rejected(msgspec.Struct, frozen=True):
+class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The model's own refusal of one input."""
 
     message: str
@@ -97,7 +102,7 @@ class Words(str, Enum):
     CALL = "call"
 
 
-class Failed(msgspec.Struct, frozen=True):
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """An error that is not the caller's. `code` is one of the contract's; `retryable`: it may pass the next time.
 
     `message` and `traceback` are all that is known, as log and dead letter have it. `public` is what a caller is told
@@ -126,3 +131,38 @@ class Cancelled(msgspec.Struct, frozen=True):
 
 
 Outcome: TypeAlias = Ok | Rejected | Failed | Expired | Cancelled
+
+
+class Work(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A batch on its way in: n inputs and n parameters as JSON bytes.
+
+    `safe_size` is the largest part of it that the device's memory is known to have room for, None while any will do.
+    `suspect`: an executor's process has ended with these inputs inside. `last_try`: some of them are not tried again.
+    `traceparents` are the requests' own, n of them or none. `may_end`: the process may ask to be replaced, instead of
+    answering what it has; the executor decides that.
+    """
+
+    batch_id: str
+    inputs: list[bytes]
+    parameters: list[bytes]
+    safe_size: int | None = None
+    suspect: bool = False
+    last_try: bool = False
+    traceparents: list[str] = []
+    may_end: bool = True
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A batch on its way out: exactly one outcome per input, in order.
+
+    `passes` is how often the model was called: once, or more where the batch was run in parts to find a culprit.
+    `safe_size` is what the device's memory turned out to have room for, None unless it ran out in this very batch.
+    `collapsed` is how many of its requests were answered by an equal one's output.
+    """
+
+    batch_id: str
+    compute_s: float
+    outcomes: list[Ok | Rejected | Failed]
+    passes: int = 1
+    safe_size: int | None = None
+    collapsed: int = 0

@@ -7,12 +7,11 @@ Two threads of the claim loop use an executor: one sends, one receives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias
 
-from batching.request import Failed, Ok, Rejected
+from batching.request import Done, Work
 
 
 class ExecutorState(str, Enum):
@@ -33,41 +32,6 @@ class Cause(str, Enum):
     BARREN = "barren"
     """Nothing came through any more."""
     RELOAD = "reload"
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A batch on its way in: n inputs and n parameters as JSON bytes.
-
-    `safe_size` is the largest part of it that the device's memory is known to have room for, None while any will do.
-    `suspect`: an executor's process has ended with these inputs inside. `last_try`: some of them are not tried again.
-    `traceparents` are the requests' own, n of them or none.
-    """
-
-    batch_id: str
-    inputs: Sequence[bytes]
-    parameters: Sequence[bytes]
-    safe_size: int | None = None
-    suspect: bool = False
-    last_try: bool = False
-    traceparents: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A batch on its way out: exactly one outcome per input, in order.
-
-    `passes` is how often the model was called: once, or more where the batch was run in parts to find a culprit.
-    `safe_size` is what the device's memory turned out to have room for, None unless it ran out in this very batch.
-    `collapsed` is how many of its requests were answered by an equal one's output.
-    """
-
-    batch_id: str
-    compute_s: float
-    outcomes: Sequence[Ok | Rejected | Failed]
-    passes: int = 1
-    safe_size: int | None = None
-    collapsed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from batching.claim.executor import Done
 from batching.ports import BatchInfo
-from batching.request import Request
+from batching.request import Done, Request
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from dataclasses import replace
 from redis.exceptions import RedisError
 
 from batching.claim.claim_switch import ClaimSwitch
-from batching.claim.executor import Done, Executor, ExecutorGone, ExecutorState, Lost, Work
+from batching.claim.executor import Executor, ExecutorGone, ExecutorState, Lost
 from batching.claim.idle_watch import LOOK_EVERY_S, IdleWatch
 from batching.claim.in_hand import Hands
 from batching.claim.settler import Settler
@@ -47,7 +47,7 @@ from batching.policy import (
     Wait,
 )
 from batching.ports import BatchInfo, Codec, FollowUp, LoopModel, NoFollowUp, Observer
-from batching.request import Failed, Request
+from batching.request import Done, Failed, Request, Work
 
 logger = logging.getLogger(__name__)
 

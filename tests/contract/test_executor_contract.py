@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.claim.executor import Done, Event, Executor, ExecutorGone, ExecutorState, Lost, Work
-from batching.request import Failed, Ok, Rejected
+from batching.claim.executor import Event, Executor, ExecutorGone, ExecutorState, Lost
+from batching.request import Done, Failed, Ok, Rejected, Work
 from config.settings import ModelSettings
 from tests.fakes.executor import InlineExecutor
 from tests.fakes.models import LoadsLater, Puppet

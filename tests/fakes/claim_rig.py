@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from batching.claim.executor import Done, Event, ExecutorGone, ExecutorState, Work
+from batching.claim.executor import Event, ExecutorGone, ExecutorState
 from batching.claim.idle_watch import IdleWatch
 from batching.claim.loop import ClaimLoop
 from batching.policy import Decision, Dispatch, Look, Policy, QueueView, Reason, Wait, WhenIdle
 from batching.ports import BatchInfo, Codec
-from batching.request import Failed, Ok, Outcome, Rejected, Request
+from batching.request import Done, Failed, Ok, Outcome, Rejected, Request, Work
 from config.keys import Shard
 from config.schema import MAX_BATCH_BYTES
 from config.tiers import Tier
@@ -40,7 +40,7 @@ def echo(work: Work) -> Done:
     return done(work, [Ok(each) for each in work.inputs])
 
 
-def done(work: Work, outcomes: Sequence[Ok | Rejected | Failed], **more: Any) -> Done:
+def done(work: Work, outcomes: list[Ok | Rejected | Failed], **more: Any) -> Done:
     return Done(work.batch_id, 0.001, outcomes, **more)
 
 

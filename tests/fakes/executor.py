@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from batching.claim.executor import Cause, Done, Event, ExecutorGone, ExecutorState, Lost, Work
-from workers.executor.compute import BatchComputer, Computed
-from workers.executor.outcomes import to_outcome
+from batching.claim.executor import Cause, Event, ExecutorGone, ExecutorState, Lost
+from batching.request import Work
+from workers.executor.compute import BatchComputer
 
 Predict = Callable[[list[Any], list[dict[str, Any]]], list[Any]]
 
@@ -126,26 +126,20 @@ class InlineExecutor:
                 if generation != self._generation:
                     return
                 work = self._work[0]
-            batch = self._computer.decode(work.inputs, work.parameters)
-            computed = self._computer.compute(batch, work.safe_size, suspect=work.suspect, last_try=work.last_try)
+            done, fault = self._computer.compute(self._computer.decode(work))
             with self._changed:
                 if generation != self._generation:
                     return
-                fault = computed.fault
-                if fault is None or fault.settled:
+                if done is not None:
                     self._work.popleft()
-                    self._done(work.batch_id, computed)
+                    self._events.put(done)
+                    self._changed.notify_all()
                 if fault is not None:
                     self._die(fault.reason, Cause(fault.cause), answered=fault.settled or not fault.reached)
                     # A fresh process knows nothing of what the last one has seen.
                     self._computer = BatchComputer(_Function(self._predict), watched=True)
                     self._spawn()
                     return
-
-    def _done(self, batch_id: str, computed: Computed) -> None:
-        outcomes = [to_outcome(each) for each in computed.outcomes]
-        self._events.put(Done(batch_id, computed.compute_s, outcomes, computed.passes, computed.safe_size))
-        self._changed.notify_all()
 
     def _loaded(self, generation: int) -> bool:
         error = None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from batching.claim.executor import Done, Work
+from batching.request import Done, Work
 from config.settings import ModelSettings
 from tasks.protocol import traceparent
 from tests.integration.test_fallback import Api

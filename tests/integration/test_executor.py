@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from batching.claim.executor import Cause, Done, ExecutorGone, ExecutorState
-from batching.request import Failed, Ok, Rejected
+from batching.claim.executor import Cause, ExecutorGone, ExecutorState
+from batching.request import Done, Failed, Ok, Rejected
 from tests.integration import executors
 from tests.integration.executors import LONG_S, Start, lost, run, work
 from tests.processes import alive

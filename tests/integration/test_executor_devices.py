@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.claim.executor import Cause, Done, ExecutorGone, ExecutorState, Work
-from batching.request import Failed
+from batching.claim.executor import Cause, ExecutorGone, ExecutorState
+from batching.request import Done, Failed, Work
 from config.process.devices import Machine
 from tests.integration import executors
 from tests.integration.executors import LONG_S, Start, lost, run, work

@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 PARENT = """
     import json, sys, threading
     from pathlib import Path
-    from batching.claim.executor import Work
+    from batching.request import Work
     from config.settings import ModelSettings
     from workers.executor.process_executor import ProcessExecutor
 

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.claim.executor import Done, Work
-from batching.request import Ok
+from batching.request import Done, Ok, Work
 from config.settings import ModelSettings
 from workers.executor.process_executor import ProcessExecutor
 

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from batching.claim.executor import Done, Work
-from batching.request import Ok, Rejected
+from batching.request import Done, Ok, Rejected, Work
 from config.settings import ModelSettings
 from workers.executor.process_executor import ProcessExecutor
 from workers.models import InputRejected, InvalidInput

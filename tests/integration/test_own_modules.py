@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.claim.executor import Done, Work
-from batching.request import Ok, Rejected
+from batching.request import Done, Ok, Rejected, Work
 from config.environ import ROOT
 from config.settings import ModelSettings
 from tests.e2e.client import connected

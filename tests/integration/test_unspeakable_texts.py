@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.claim.executor import Done, Work
-from batching.request import Failed, Ok, Rejected
+from batching.request import Done, Failed, Ok, Rejected, Work
 from bunch import InputRejected, InvalidInput, TransientError
 from config.settings import ModelSettings
 from tests.waiting import wait_until

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from workers.executor.compute import BatchComputer, Computed
+from batching.request import Done, Ok, Work
+from workers.executor.compute import BatchComputer
 
 Predict = Callable[[list[Any], list[dict[str, Any]]], Any]
 
@@ -20,6 +21,23 @@ class Model:
         pass
 
 
-def compute(predict: Predict, *inputs: Any, parameters: list[bytes] | None = None) -> Computed:
-    raw = [msgspec.json.encode(each) for each in inputs]
-    return BatchComputer(Model(predict)).run(raw, parameters or [b"{}"] * len(raw))
+def work(*raw: bytes, parameters: Sequence[bytes] = (), **about: Any) -> Work:
+    """Inputs as JSON, each with parameters or all without."""
+    return Work("b", list(raw), list(parameters) or [b"{}"] * len(raw), **about)
+
+
+def run(computer: BatchComputer, *raw: bytes, parameters: Sequence[bytes] = (), **about: Any) -> Done:
+    """A batch that ends no process."""
+    done, fault = computer.compute(computer.decode(work(*raw, parameters=parameters, **about)))
+    assert done is not None
+    assert fault is None
+    return done
+
+
+def compute(predict: Predict, *inputs: Any, parameters: Sequence[bytes] = ()) -> Done:
+    return run(BatchComputer(Model(predict)), *map(msgspec.json.encode, inputs), parameters=parameters)
+
+
+def outputs(done: Done) -> list[bytes]:
+    """Those of the inputs that have one."""
+    return [each.output for each in done.outcomes if isinstance(each, Ok)]

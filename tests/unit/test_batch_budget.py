@@ -8,9 +8,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batching.request import Done, Rejected
+from tests.unit import computing
 from workers.executor.batch_budget import Budget
 from workers.executor.compute import BatchComputer
-from workers.executor.ipc import ItemError
 from workers.models import InputRejected
 
 MOST = 100
@@ -65,25 +66,20 @@ class Lengths:
         return len(input)
 
 
-def run(model: Lengths, texts: list[str], budget: Budget) -> list[bytes | ItemError]:
-    return (
-        BatchComputer(model, budget=budget)
-        .run([msgspec.json.encode(each) for each in texts], [b"{}"] * len(texts))
-        .outcomes
-    )
+def run(model: Lengths, texts: list[str], budget: Budget) -> Done:
+    return computing.run(BatchComputer(model, budget=budget), *map(msgspec.json.encode, texts))
 
 
 def test_a_batch_over_the_budget_runs_in_several_calls_and_each_answer_is_its_own() -> None:
     model = Lengths()
     texts = ["a" * 60, "b" * 30, "c" * 50, "d" * 200, "e"]
-    outcomes = run(model, texts, Budget(model.cost, MOST))
-    assert [msgspec.json.decode(each) for each in outcomes] == texts
+    done = run(model, texts, Budget(model.cost, MOST))
+    assert list(map(msgspec.json.decode, computing.outputs(done))) == texts
     assert [[text[0] for text in call] for call in model.calls] == [["a", "b"], ["c"], ["d"], ["e"]]
 
 
 def test_what_cannot_be_weighed_fails_alone() -> None:
     model = Lengths()
-    outcomes = run(model, ["a", "bad", "c"], Budget(model.cost, MOST))
-    assert isinstance(outcomes[1], ItemError)
-    assert outcomes[1].rejected
+    done = run(model, ["a", "bad", "c"], Budget(model.cost, MOST))
+    assert isinstance(done.outcomes[1], Rejected)
     assert model.calls == [["a", "c"]]

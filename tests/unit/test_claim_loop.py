@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.claim.executor import Done, Lost, Work
+from batching.claim.executor import Lost
 from batching.policy import Breaker, BreakerState, Decision, Dispatch, FixedWindow, QueueView, Reason
-from batching.request import Failed, Ok, Outcome, Rejected, Request
+from batching.request import Done, Failed, Ok, Outcome, Rejected, Request, Work
 from config.keys import Shard
 from config.tiers import TIERS
 from tests.fakes.claim_rig import MODEL, Eager, Make, Rig, ScriptedExecutor, done, echo

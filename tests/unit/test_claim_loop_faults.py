@@ -14,11 +14,11 @@ import pytest
 from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from batching.claim.executor import Done, Lost, Work
+from batching.claim.executor import Lost
 from batching.claim.store import Settled
 from batching.policy import Breaker, WhenIdle
 from batching.ports import BatchInfo
-from batching.request import Failed, Ok, Outcome, Rejected, Request
+from batching.request import Done, Failed, Ok, Outcome, Rejected, Request, Work
 from config.tiers import TIERS
 from tasks.protocol.results import CeleryCodec
 from tests.fakes.claim_rig import MODEL, Eager, Make, Rig, ScriptedExecutor, done, echo

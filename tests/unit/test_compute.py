@@ -6,7 +6,7 @@ import asyncio
 import json
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
@@ -17,14 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batching.request import Words
+from batching.request import Done, Failed, Ok, Rejected, Words
 from tasks.protocol import kombu_types
 from tasks.protocol.messages import read_message
 from tests.fakes.messages import celery_message, entry, our_message
-from tests.unit.computing import Model, Predict, compute
-from workers.executor.compute import BatchComputer, Computed
+from tests.unit.computing import Model, Predict, compute, outputs, run
+from workers.executor.compute import BatchComputer
 from workers.executor.faults.exception_text import MAX_MESSAGE, MAX_TRACEBACK
-from workers.executor.ipc import ItemError
 from workers.models import InputRejected, InvalidInput
 from workers.models.function import FunctionModel
 
@@ -45,7 +44,7 @@ def test_inputs_and_parameters_arrive_decoded_and_in_order() -> None:
 def test_any_batch_of_an_echo_comes_back_as_it_went(inputs: list[Any]) -> None:
     computed = compute(lambda values, _: values, *inputs)
     assert computed.passes == (1 if inputs else 0)
-    assert [json.loads(each) for each in computed.outcomes if isinstance(each, bytes)] == inputs
+    assert list(map(json.loads, outputs(computed))) == inputs
 
 
 def test_what_kombus_json_says_beyond_json_arrives_as_in_a_celery_task() -> None:
@@ -58,10 +57,9 @@ def test_what_kombus_json_says_beyond_json_arrives_as_in_a_celery_task() -> None
         seen.append((inputs, parameters))
         return inputs
 
-    computed = BatchComputer(Model(predict)).run([request.input], [request.parameters])
+    computed = run(BatchComputer(Model(predict)), request.input, parameters=[request.parameters])
     assert seen == [([value], [more])]
-    (output,) = computed.outcomes
-    assert isinstance(output, bytes)
+    (output,) = outputs(computed)
     assert json.loads(output)["id"] == str(value["id"])
 
 
@@ -69,16 +67,16 @@ def test_what_kombus_json_says_beyond_json_arrives_as_in_a_celery_task() -> None
 def test_of_these_only_those_that_kombu_knows(value: str) -> None:
     raw = kombu_types.marked(b"[{%s}]" % value.encode())
     good = b"1"
-    computed = BatchComputer(Model(lambda inputs, _: inputs)).run([raw, good], [b"{}"] * 2)
-    assert isinstance(computed.outcomes[0], ItemError)
-    assert (computed.outcomes[0].exc_type, computed.outcomes[1]) == ("InvalidInput", b"1")
+    computed = run(BatchComputer(Model(lambda inputs, _: inputs)), raw, good)
+    assert isinstance(computed.outcomes[0], Rejected)
+    assert (computed.outcomes[0].exc_type, computed.outcomes[1]) == ("InvalidInput", Ok(b"1"))
 
 
 def test_from_a_frontend_it_is_a_plain_object() -> None:
     raw = b'{"__type__":"uuid","__value__":{"hex":"no"}}'
     request = read_message(entry(our_message("id", raw)), 1000)
-    computed = BatchComputer(Model(lambda inputs, _: inputs)).run([request.input], [request.parameters])
-    assert computed.outcomes == [raw]
+    computed = run(BatchComputer(Model(lambda inputs, _: inputs)), request.input, parameters=[request.parameters])
+    assert computed.outcomes == [Ok(raw)]
 
 
 def test_what_a_model_does_to_its_inputs_stays_in_its_batch() -> None:
@@ -92,8 +90,8 @@ def test_what_a_model_does_to_its_inputs_stays_in_its_batch() -> None:
     computer = BatchComputer(Model(predict))
     shared = b'{"x":1}'
     for _ in range(2):
-        computed = computer.run([shared, shared], [b"{}", b"{}"])
-        assert computed.outcomes == [shared, shared]
+        computed = run(computer, shared, shared)
+        assert computed.outcomes == [Ok(shared)] * 2
 
 
 @pytest.mark.parametrize(
@@ -117,7 +115,7 @@ def test_anything_but_one_output_each_is_the_whole_batchs_error(
 ) -> None:
     computed = compute(lambda inputs, _: returned(inputs), 1, 2, 3)
     for outcome in computed.outcomes:
-        assert isinstance(outcome, ItemError)
+        assert isinstance(outcome, Failed)
         assert told in outcome.message
     assert computed.passes == 1, "asking again would not help"
 
@@ -129,10 +127,9 @@ def test_what_predict_raises_for_every_input_fails_them_all(error: BaseException
 
     computed = compute(predict, 1, 2)
     for outcome in computed.outcomes:
-        assert isinstance(outcome, ItemError)
+        assert isinstance(outcome, Failed)
         assert type(error).__name__ in outcome.message
         assert "in predict" in (outcome.traceback or "")
-        assert not outcome.rejected
     assert computed.passes == 3
 
 
@@ -147,12 +144,12 @@ def test_out_of_memory_is_halved_and_the_size_that_fits_is_told() -> None:
 
     computer = BatchComputer(Model(predict))
     inputs = [b"%d" % index for index in range(64)]
-    computed = computer.run(inputs, [b"{}"] * 64)
-    assert computed.outcomes == inputs
+    computed = run(computer, *inputs)
+    assert computed.outcomes == [Ok(each) for each in inputs]
     assert computed.safe_size == 16
     sizes.clear()
-    again = computer.run(inputs, [b"{}"] * 64, computed.safe_size)
-    assert again.outcomes == inputs
+    again = run(computer, *inputs, safe_size=computed.safe_size)
+    assert again.outcomes == computed.outcomes
     assert sizes == [16, 16, 16, 16]
     # Nothing new: whoever has forgotten it meanwhile must not be told again.
     assert again.safe_size is None
@@ -182,10 +179,10 @@ def test_an_input_too_large_by_itself_does_not_make_later_batches_smaller() -> N
         return inputs
 
     computer = BatchComputer(Model(predict))
-    computed = computer.run([b"%d" % index for index in range(64)], [b"{}"] * 64)
-    assert [index for index, each in enumerate(computed.outcomes) if isinstance(each, ItemError)] == [31]
+    computed = run(computer, *(b"%d" % index for index in range(64)))
+    assert [index for index, each in enumerate(computed.outcomes) if isinstance(each, Failed)] == [31]
     assert computed.safe_size is None
-    assert computer.run([b"1"] * 64, [b"{}"] * 64).passes == 1
+    assert run(computer, *[b"1"] * 64).passes == 1
 
 
 def test_nothing_of_a_failed_call_is_kept_alive() -> None:
@@ -198,8 +195,8 @@ def test_nothing_of_a_failed_call_is_kept_alive() -> None:
         raise ValueError(f"with {tensor} in its frame")
 
     computer = BatchComputer(Model(predict))
-    computed = computer.run([b"1", b"2", b"3"], [b"{}"] * 3)
-    assert all(isinstance(each, ItemError) and each.traceback for each in computed.outcomes)
+    computed = run(computer, b"1", b"2", b"3")
+    assert all(isinstance(each, Failed) and each.traceback for each in computed.outcomes)
     assert [each() for each in tensors] == [None] * len(tensors)
 
 
@@ -214,7 +211,7 @@ def test_a_refusal_that_is_raised_finds_its_input() -> None:
         return inputs
 
     outcomes = compute(predict, 1, 2, 3, 4).outcomes
-    assert outcomes == [b"1", b"2", ItemError("no threes", rejected=True, exc_type="InputRejected"), b"4"]
+    assert outcomes == [Ok(b"1"), Ok(b"2"), Rejected("no threes"), Ok(b"4")]
 
 
 def test_each_further_pass_says_that_the_batch_is_alive_and_sees_untouched_inputs() -> None:
@@ -229,9 +226,9 @@ def test_each_further_pass_says_that_the_batch_is_alive_and_sees_untouched_input
         return seen
 
     computer = BatchComputer(Model(predict), on_pass=lambda: told.append(1))
-    computed = computer.run([b'{"n":%d}' % index for index in range(4)], [b"{}"] * 4)
-    assert computed.outcomes[:2] == [b"0", b"1"]
-    assert computed.outcomes[3] == b"3"
+    computed = run(computer, *(b'{"n":%d}' % index for index in range(4)))
+    assert outputs(computed) == [b"0", b"1", b"3"]
+    assert isinstance(computed.outcomes[2], Failed)
     assert len(told) == computed.passes - 1
 
 
@@ -239,11 +236,11 @@ def test_an_exception_among_the_outputs_is_one_inputs_alone() -> None:
     outputs = [1, ValueError("no"), InputRejected("too long"), InvalidInput("no text"), 5]
     computed = compute(lambda inputs, _: outputs, *range(5))
     assert computed.outcomes == [
-        b"1",
-        ItemError("ValueError: no", words=Words.INPUT),
-        ItemError("too long", rejected=True, exc_type="InputRejected"),
-        ItemError("no text", rejected=True, exc_type="InvalidInput"),
-        b"5",
+        Ok(b"1"),
+        Failed("ValueError: no", words=Words.INPUT),
+        Rejected("too long"),
+        Rejected("no text", "InvalidInput"),
+        Ok(b"5"),
     ]
 
 
@@ -252,7 +249,7 @@ def test_the_names_of_a_models_own_refusals_stay_off_the_wire() -> None:
         pass
 
     (outcome,) = compute(lambda inputs, _: [TooDark()], 1).outcomes
-    assert isinstance(outcome, ItemError)
+    assert isinstance(outcome, Rejected)
     assert outcome.exc_type == "InputRejected"
     assert outcome.message
 
@@ -262,7 +259,7 @@ def test_very_long_errors_are_cut() -> None:
         raise ValueError("x" * 1_000_000)
 
     (error,) = compute(predict, 1).outcomes
-    assert isinstance(error, ItemError)
+    assert isinstance(error, Failed)
     assert len(error.message) == MAX_MESSAGE
     assert len(error.traceback or "") <= MAX_TRACEBACK + 1
 
@@ -274,10 +271,10 @@ def test_an_output_nested_too_deep_for_its_readers_is_that_items_error(depth: in
         deep = [deep]
     flat = [["[" * 50] * 2] * 300
     one, nested, three = compute(lambda inputs, _: [1, deep, flat], 1, 2, 3).outcomes
-    assert one == b"1"
-    assert isinstance(three, bytes)
-    assert isinstance(nested, bytes) is fits
-    if isinstance(nested, ItemError):
+    assert one == Ok(b"1")
+    assert isinstance(three, Ok)
+    assert isinstance(nested, Ok) is fits
+    if isinstance(nested, Failed):
         assert "nested" in nested.message
 
 
@@ -287,7 +284,7 @@ def test_an_exception_that_cannot_be_shown_is_still_told() -> None:
             raise RuntimeError
 
     outcome = compute(lambda inputs, _: [Unspeakable()], 1).outcomes[0]
-    assert isinstance(outcome, ItemError)
+    assert isinstance(outcome, Failed)
     assert "Unspeakable" in outcome.message
 
 
@@ -300,22 +297,21 @@ def test_unreadable_input_is_refused_alone(raw: bytes) -> None:
         return inputs
 
     computer = BatchComputer(Model(predict))
-    computed = computer.run([b"1", raw, b"3"], [b"{}"] * 3)
-    assert computed.outcomes[::2] == [b"1", b"3"]
+    computed = run(computer, b"1", raw, b"3")
+    assert outputs(computed) == [b"1", b"3"]
     refused = computed.outcomes[1]
-    assert isinstance(refused, ItemError)
-    assert refused.rejected
+    assert isinstance(refused, Rejected)
     assert refused.exc_type == "InvalidInput"
-    assert computer.run([raw], [b"{}"]).passes == 0
+    assert run(computer, raw).passes == 0
     assert calls == [2], "without a readable input the model is not asked"
 
 
 def test_parameters_that_are_no_object_are_refused_alone() -> None:
     computed = compute(lambda inputs, _: inputs, 1, 2, parameters=[b"[]", b"{}"])
     refused, two = computed.outcomes
-    assert isinstance(refused, ItemError)
+    assert isinstance(refused, Rejected)
     assert "parameters" in refused.message
-    assert two == b"2"
+    assert two == Ok(b"2")
 
 
 def test_refused_inputs_stay_refused_when_their_neighbours_fail() -> None:
@@ -323,15 +319,11 @@ def test_refused_inputs_stay_refused_when_their_neighbours_fail() -> None:
         raise ValueError("bad")
 
     model = FunctionModel(function)
-    computed = BatchComputer(model, model.refuse).run([b"1", b'"text"'], [b"{}"] * 2)
-    refused, failed = computed.outcomes
-    assert isinstance(refused, ItemError)
-    assert refused.rejected
-    assert isinstance(failed, ItemError)
-    assert not failed.rejected
+    computed = run(BatchComputer(model, model.refuse), b"1", b'"text"')
+    assert [type(each) for each in computed.outcomes] == [Rejected, Failed]
 
 
-def seen_by(predict: Predict, *inputs: Any, parameters: list[bytes] | None = None) -> tuple[list[Any], Computed]:
+def seen_by(predict: Predict, *inputs: Any, parameters: Sequence[bytes] = ()) -> tuple[list[Any], Done]:
     """What reached a model that collapses, in all of its calls, and what came of it."""
     seen: list[Any] = []
 
@@ -339,8 +331,8 @@ def seen_by(predict: Predict, *inputs: Any, parameters: list[bytes] | None = Non
         seen.extend(values)
         return predict(values, options)
 
-    raw = [msgspec.json.encode(each) for each in inputs]
-    return seen, BatchComputer(Model(watched), collapse=True).run(raw, parameters or [b"{}"] * len(raw))
+    computer = BatchComputer(Model(watched), collapse=True)
+    return seen, run(computer, *map(msgspec.json.encode, inputs), parameters=parameters)
 
 
 @settings(deadline=None)
@@ -353,7 +345,7 @@ def test_equal_inputs_are_computed_once_and_each_gets_its_own_answer(pairs: list
         parameters=options,
     )
     assert len(seen) == len(set(pairs))
-    assert [tuple(json.loads(each)) for each in computed.outcomes if isinstance(each, bytes)] == pairs
+    assert [tuple(json.loads(each)) for each in outputs(computed)] == pairs
     assert computed.collapsed == len(pairs) - len(set(pairs))
 
 
@@ -364,9 +356,9 @@ def test_equal_inputs_share_a_failure_and_their_neighbours_do_not() -> None:
         return values
 
     _, computed = seen_by(predict, "bad", "good", "bad", "good")
-    assert [isinstance(each, ItemError) for each in computed.outcomes] == [True, False, True, False]
+    assert [isinstance(each, Failed) for each in computed.outcomes] == [True, False, True, False]
 
 
 def test_a_model_that_did_not_ask_for_it_sees_every_input() -> None:
     computed = compute(lambda values, _: [len(values)] * len(values), "a", "a")
-    assert (computed.outcomes, computed.collapsed) == ([b"2", b"2"], 0)
+    assert (computed.outcomes, computed.collapsed) == ([Ok(b"2")] * 2, 0)

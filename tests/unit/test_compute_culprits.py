@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.computing import Model, Predict, compute
+from batching.request import Failed
+from tests.unit.computing import Model, Predict, compute, outputs, run
 from workers.executor.compute import BatchComputer
-from workers.executor.ipc import ItemError
 
 
 def poisoned(*culprits: int) -> Predict:
@@ -25,11 +25,9 @@ def poisoned(*culprits: int) -> Predict:
 @pytest.mark.parametrize("culprits", [(0,), (63,), (31,), (0, 1), (17, 40), (3, 9, 27, 44, 60), (0, 1, 2, 3, 4)])
 def test_only_the_culprits_fail_and_the_passes_are_bounded(culprits: tuple[int, ...]) -> None:
     computed = compute(poisoned(*culprits), *range(64))
-    failed = {index for index, each in enumerate(computed.outcomes) if isinstance(each, ItemError)}
+    failed = {index for index, each in enumerate(computed.outcomes) if isinstance(each, Failed)}
     assert failed == set(culprits)
-    assert [each for each in computed.outcomes if isinstance(each, bytes)] == [
-        b"%d" % index for index in range(64) if index not in culprits
-    ]
+    assert outputs(computed) == [b"%d" % index for index in range(64) if index not in culprits]
     assert computed.passes - 1 <= 2 * 6 * len(culprits)
 
 
@@ -37,7 +35,7 @@ def test_only_the_culprits_fail_and_the_passes_are_bounded(culprits: tuple[int, 
 @given(st.sets(st.integers(0, 63), max_size=8), st.integers(1, 64))
 def test_any_few_culprits_are_found_among_any_neighbours(culprits: set[int], size: int) -> None:
     computed = compute(poisoned(*culprits), *range(size))
-    failed = {index for index, each in enumerate(computed.outcomes) if isinstance(each, ItemError)}
+    failed = {index for index, each in enumerate(computed.outcomes) if isinstance(each, Failed)}
     assert failed >= {index for index in culprits if index < size}
     if len(failed) < size and len(culprits) <= 2:
         assert failed == {index for index in culprits if index < size}
@@ -45,7 +43,7 @@ def test_any_few_culprits_are_found_among_any_neighbours(culprits: set[int], siz
 
 def test_a_model_that_always_fails_is_not_asked_for_every_input() -> None:
     computed = compute(poisoned(*range(64)), *range(64))
-    assert all(isinstance(each, ItemError) for each in computed.outcomes)
+    assert all(isinstance(each, Failed) for each in computed.outcomes)
     assert computed.passes <= 20
 
 
@@ -55,7 +53,7 @@ def test_a_transient_error_is_not_looked_for_in_the_inputs() -> None:
 
     computed = compute(predict, *range(64))
     assert computed.passes == 1
-    assert all(isinstance(each, ItemError) and each.retryable for each in computed.outcomes)
+    assert all(isinstance(each, Failed) and each.retryable for each in computed.outcomes)
 
 
 @pytest.mark.parametrize("culprit", [0, 11, 31])
@@ -67,11 +65,11 @@ def test_on_the_last_try_an_error_that_may_pass_is_looked_for_too(culprit: int) 
 
     computer = BatchComputer(Model(predict))
     raw = [b"%d" % n for n in range(32)]
-    first = computer.compute(computer.decode(raw, [b"{}"] * 32))
+    first = run(computer, *raw)
     assert first.passes == 1
-    assert all(isinstance(each, ItemError) and each.retryable for each in first.outcomes)
-    last = computer.compute(computer.decode(raw, [b"{}"] * 32), last_try=True)
-    assert [n for n, each in enumerate(last.outcomes) if isinstance(each, ItemError)] == [culprit]
+    assert all(isinstance(each, Failed) and each.retryable for each in first.outcomes)
+    last = run(computer, *raw, last_try=True)
+    assert [n for n, each in enumerate(last.outcomes) if isinstance(each, Failed)] == [culprit]
 
 
 def test_an_outage_is_not_gone_through_input_by_input_on_the_last_try() -> None:
@@ -79,6 +77,6 @@ def test_an_outage_is_not_gone_through_input_by_input_on_the_last_try() -> None:
         raise ConnectionError("nobody there")
 
     computer = BatchComputer(Model(predict))
-    computed = computer.compute(computer.decode([b"%d" % n for n in range(64)], [b"{}"] * 64), last_try=True)
+    computed = run(computer, *(b"%d" % n for n in range(64)), last_try=True)
     assert computed.passes < 10
-    assert all(isinstance(each, ItemError) and each.retryable for each in computed.outcomes)
+    assert all(isinstance(each, Failed) and each.retryable for each in computed.outcomes)

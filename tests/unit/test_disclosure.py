@@ -16,8 +16,8 @@ from config.settings import load_settings
 from config.tiers import Tier
 from tasks.protocol.disclosure import HIDDEN, Disclosure, without_secrets
 from tasks.protocol.results import CeleryCodec
+from tests.unit.computing import run
 from workers.executor.compute import BatchComputer
-from workers.executor.outcomes import to_outcome
 from workers.models import InputRejected, InvalidInput, TransientError
 from workers.models.http import HttpModel
 
@@ -40,9 +40,8 @@ def results(model: Any, *inputs: Any, disclosure: Disclosure = TO_CALLERS) -> tu
     raw = [msgspec.json.encode(each) for each in inputs]
     codec = CeleryCodec(1000, disclosure)
     told, buried = [], []
-    for number, entry in enumerate(BatchComputer(model).run(raw, [b"{}"] * len(raw)).outcomes):
+    for number, outcome in enumerate(run(BatchComputer(model), *raw).outcomes):
         request = Request(f"id-{number}", Tier.PAID, number, raw[number], b"{}", owner=f"owner-{number}")
-        outcome = to_outcome(entry)
         told.append(codec.encode(request, outcome, INFO).result.decode())
         buried.append(codec.dead_letter(request, outcome, INFO).decode() if isinstance(outcome, Failed) else "")
     return told, buried

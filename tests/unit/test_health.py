@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batching.request import Done, Failed
+from tests.unit.computing import run, work
 from workers.executor.batch_budget import Budget
-from workers.executor.compute import BatchComputer, Computed
+from workers.executor.compute import BatchComputer
 from workers.executor.faults.recovery import FIRST_PAUSE_S, FRUITLESS, MAX_PAUSE_S, Patience
-from workers.executor.ipc import Fault, ItemError
+from workers.executor.ipc import Fault
 from workers.models import TransientError
 
 DEVICE = "CUDA error: device-side assert triggered"
@@ -50,13 +52,18 @@ class Process:
         self.model = model or Context()
         self.computer = BatchComputer(self.model, budget=budget, watched=True)
 
-    def run(self, *inputs: Any, suspect: bool = False, **options: bool) -> Computed:
-        raw = [msgspec.json.encode(each) for each in inputs]
-        return self.computer.compute(self.computer.decode(raw, [b"{}"] * len(raw)), suspect=suspect, **options)
+    def run(self, *inputs: Any, **about: bool) -> Computed:
+        return Computed(*self.computer.compute(self.computer.decode(work(*map(msgspec.json.encode, inputs), **about))))
+
+
+class Computed(NamedTuple):
+    done: Done | None
+    fault: Fault | None
 
 
 def failed(computed: Computed) -> list[bool]:
-    return [isinstance(each, ItemError) for each in computed.outcomes]
+    """Of each input, if they are answered at all."""
+    return [isinstance(each, Failed) for each in computed.done.outcomes] if computed.done else []
 
 
 @pytest.mark.parametrize("poison", ["now", "word"])
@@ -64,7 +71,7 @@ def test_a_batch_of_several_is_not_charged_with_what_poisoned_the_process(poison
     process = Process()
     computed = process.run(1, 2, poison, 3)
     assert computed.fault
-    assert (computed.fault.settled, computed.fault.reached, computed.outcomes) == (False, True, [])
+    assert (computed.fault.settled, computed.fault.reached, computed.done) == (False, True, None)
 
 
 def test_a_device_fault_ends_the_batch_at_once() -> None:
@@ -88,7 +95,7 @@ def test_an_error_that_surfaces_in_the_following_call_of_a_batch_convicts_the_on
     computed = Process(budget=Budget(lambda each: 1, 2)).run("later", 1, 2, 3)
     assert computed.fault
     # Two had an output already; nobody is answered before it is known whose fault it was.
-    assert (computed.fault.settled, computed.outcomes) == (False, [])
+    assert (computed.fault.settled, computed.done) == (False, None)
     process, told = Process(), {}
     for each in (1, "later", 2, 3):
         computed = process.run(each, suspect=True)
@@ -208,7 +215,7 @@ def test_one_that_asks_somebody_else_has_nothing_to_be_poisoned() -> None:
     model = Context()
     computer = BatchComputer(model)
     for _ in range(3):
-        assert computer.run([b'"word"', b"1"], [b"{}"] * 2).fault is None
+        run(computer, b'"word"', b"1")
 
 
 @given(st.sets(st.integers(0, 40), max_size=4), st.sampled_from(["now", "later", "word"]), st.integers(2, 41))
@@ -230,7 +237,7 @@ def test_nobody_but_the_culprits_fails_and_each_costs_one_process(culprits: set[
     pending = list(inputs)
     while pending:
         computed = process.run(pending[0], suspect=True)
-        if computed.fault is None or computed.fault.settled:
+        if computed.done is not None:
             told += failed(computed)
             pending.pop(0)
         if computed.fault is not None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from batching.claim.executor import Cause, Done, Event, Lost, Work
-from batching.request import Failed
+from batching.claim.executor import Cause, Event, Lost
+from batching.request import Done, Failed, Work
 from tests.fakes.claim_rig import Make, Rig, ScriptedExecutor, done, echo
 
 SLOW = "the batch was computed for more than timeout_ms = 1000"

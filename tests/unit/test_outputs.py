@@ -15,26 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batching.request import Failed, Ok, Rejected
 from bunch import InputRejected, Output
+from tests.unit.computing import Model, compute, outputs, run
 from workers.executor.batch_budget import Budget
-from workers.executor.compute import BatchComputer, Computed
-from workers.executor.ipc import ItemError
+from workers.executor.compute import BatchComputer
+from workers.executor.faults.exception_text import ItemError
 from workers.executor.outputs import encode_output
-
-Predict = Callable[[list[Any], list[dict[str, Any]]], Any]
-
-
-class Model:
-    def __init__(self, predict: Predict) -> None:
-        self.predict = predict
-
-    def load(self, device: str) -> None:
-        pass
-
-
-def compute(predict: Predict, *inputs: Any, parameters: list[bytes] | None = None) -> Computed:
-    raw = [msgspec.json.encode(each) for each in inputs]
-    return BatchComputer(Model(predict)).run(raw, parameters or [b"{}"] * len(raw))
 
 
 class FakeTensor:
@@ -50,10 +37,10 @@ class FakeTensor:
 def test_an_output_over_the_limit_is_that_items_error() -> None:
     raw = [b"10", b"5000", b"20"]
     computer = BatchComputer(Model(lambda inputs, parameters: ["x" * each for each in inputs]), max_output_bytes=1000)
-    fits, huge, fits_too = computer.run(raw, [b"{}"] * 3).outcomes
-    assert isinstance(fits, bytes)
-    assert isinstance(fits_too, bytes)
-    assert isinstance(huge, ItemError)
+    fits, huge, fits_too = run(computer, *raw).outcomes
+    assert isinstance(fits, Ok)
+    assert isinstance(fits_too, Ok)
+    assert isinstance(huge, Failed)
     assert "5002 bytes" in huge.message
     assert "at most 1000" in huge.message
 
@@ -107,8 +94,8 @@ def _endless() -> list[Any]:
 def test_what_json_cannot_say_is_that_items_error(output: Any) -> None:
     computed = compute(lambda inputs, _: [1, output, 3], 1, 2, 3)
     one, error, three = computed.outcomes
-    assert (one, three) == (b"1", b"3")
-    assert isinstance(error, ItemError)
+    assert (one, three) == (Ok(b"1"), Ok(b"3"))
+    assert isinstance(error, Failed)
     assert "not JSON" in error.message
 
 
@@ -150,8 +137,8 @@ class Holder:
 )
 def test_what_would_be_read_otherwise_is_that_items_error(output: Any, told: str) -> None:
     one, error, three = compute(lambda inputs, _: [1, output, 3], 1, 2, 3).outcomes
-    assert (one, three) == (b"1", b"3")
-    assert isinstance(error, ItemError)
+    assert (one, three) == (Ok(b"1"), Ok(b"3"))
+    assert isinstance(error, Failed)
     assert told in error.message
 
 
@@ -176,7 +163,7 @@ def test_an_output_is_what_its_reader_sees_or_an_error(output: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "outputs"),
+    ("returned", "expected"),
     [
         (np.array([[1, 2], [3, 4]]), [b"[1,2]", b"[3,4]"]),
         (np.array([True, False]), [b"true", b"false"]),
@@ -185,12 +172,12 @@ def test_an_output_is_what_its_reader_sees_or_an_error(output: Any) -> None:
         (np.array([InputRejected("no"), 7], dtype=object), ["no", b"7"]),
     ],
 )
-def test_an_array_is_an_output_for_each_of_its_first_dimension(returned: Any, outputs: list[Any]) -> None:
-    for outcome, wanted in zip(compute(lambda inputs, _: returned, 1, 2).outcomes, outputs, strict=True):
-        if isinstance(outcome, ItemError):
-            assert wanted in outcome.message
+def test_an_array_is_an_output_for_each_of_its_first_dimension(returned: Any, expected: list[Any]) -> None:
+    for outcome, wanted in zip(compute(lambda inputs, _: returned, 1, 2).outcomes, expected, strict=True):
+        if isinstance(outcome, Ok):
+            assert outcome.output == wanted
         else:
-            assert outcome == wanted
+            assert wanted in outcome.message
 
 
 def test_a_tensors_values_are_fetched_once() -> None:
@@ -202,7 +189,7 @@ def test_a_tensors_values_are_fetched_once() -> None:
             Tensor.fetched += 1
             return [[1.0], [2.0]]
 
-    assert compute(lambda inputs, _: Tensor(), 1, 2).outcomes == [b"[1.0]", b"[2.0]"]
+    assert outputs(compute(lambda inputs, _: Tensor(), 1, 2)) == [b"[1.0]", b"[2.0]"]
     assert Tensor.fetched == 1
 
 
@@ -214,7 +201,7 @@ def test_a_tensor_that_fails_when_it_is_read_is_an_error_of_predict() -> None:
             raise RuntimeError("an illegal access")
 
     computed = compute(lambda inputs, _: Tensor() if len(inputs) > 1 else inputs, 1, 2)
-    assert computed.outcomes == [b"1", b"2"], "halved as if predict had raised"
+    assert outputs(computed) == [b"1", b"2"], "halved as if predict had raised"
 
 
 class Secretive:
@@ -240,27 +227,27 @@ class Moody(dict[str, Any]):
 )
 def test_whatever_an_output_does_when_it_is_looked_at_is_its_own_error(make: Callable[[], Any], told: str) -> None:
     one, error = compute(lambda inputs, _: [1, make()], 1, 2).outcomes
-    assert one == b"1"
-    assert isinstance(error, ItemError)
+    assert one == Ok(b"1")
+    assert isinstance(error, Failed)
     assert told in error.message
 
 
 def test_metadata_of_an_output_goes_beside_it() -> None:
-    outputs = [
+    returned = [
         Output(1, {"tokens_used": 3, "model_version": "mine"}),
         2,
         Output(InputRejected("no"), {"a": 1}),
         Output(4),
     ]
-    computed = compute(lambda inputs, _: outputs, *range(4))
-    assert [each for each in computed.outcomes if isinstance(each, bytes)] == [b"1", b"2", b"4"]
-    assert computed.metadata == {0: b'"tokens_used":3', 3: b""}
+    first, second, refused, fourth = compute(lambda inputs, _: returned, *range(4)).outcomes
+    assert (first, second, fourth) == (Ok(b"1", b'"tokens_used":3'), Ok(b"2"), Ok(b"4"))
+    assert refused == Rejected("no")
 
 
 def test_equal_inputs_share_the_metadata() -> None:
     computer = BatchComputer(Model(lambda inputs, _: [Output(each, {"n": each}) for each in inputs]), collapse=True)
-    computed = computer.run([b"7", b"8", b"7"], [b"{}"] * 3)
-    assert computed.metadata == {0: b'"n":7', 1: b'"n":8', 2: b'"n":7'}
+    seven, eight = Ok(b"7", b'"n":7'), Ok(b"8", b'"n":8')
+    assert run(computer, b"7", b"8", b"7").outcomes == [seven, eight, seven]
 
 
 @pytest.mark.parametrize(
@@ -276,8 +263,8 @@ def test_equal_inputs_share_the_metadata() -> None:
 )
 def test_metadata_that_cannot_be_told_is_that_items_error(metadata: Any, told: str) -> None:
     one, error = compute(lambda inputs, _: [1, Output(2, metadata)], 1, 2).outcomes
-    assert one == b"1"
-    assert isinstance(error, ItemError)
+    assert one == Ok(b"1")
+    assert isinstance(error, Failed)
     assert told in error.message
 
 
@@ -289,7 +276,7 @@ def test_whatever_a_cost_raises_is_that_items_error(error: BaseException) -> Non
         return 1
 
     computer = BatchComputer(Model(lambda inputs, _: inputs), budget=Budget(cost, 10))
-    one, failed, three = computer.run([b"1", b"2", b"3"], [b"{}"] * 3).outcomes
-    assert (one, three) == (b"1", b"3")
-    assert isinstance(failed, ItemError)
+    one, failed, three = run(computer, b"1", b"2", b"3").outcomes
+    assert (one, three) == (Ok(b"1"), Ok(b"3"))
+    assert isinstance(failed, Failed)
     assert type(error).__name__ in failed.message

@@ -28,31 +28,16 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from batching.request import Words
+from batching.request import Done, Failed, Ok, Rejected, Words, Work
 from tasks.protocol import kombu_types
 from tasks.protocol.traceparent import is_sampled
 from workers.executor.batch_budget import Budget, cut
-from workers.executor.faults.exception_text import describe
+from workers.executor.faults.exception_text import ItemError, describe
 from workers.executor.faults.health import LAST_WORDS, Harvest, Health, Sample, barren_limit
 from workers.executor.forked import end_if_forked
-from workers.executor.ipc import Fault, ItemError
-from workers.executor.outputs import as_list, encode_output, metadata_of
-from workers.models import InputRejected, InvalidInput, Model, Output
-
-
-class Computed(msgspec.Struct, frozen=True):
-    """`passes` counts calls of predict; `safe_size` is what memory had room for, None unless it ran out here;
-    `collapsed` counts the inputs that were answered by an equal one's output. With a `fault` that is not settled there
-    are no outcomes. `metadata` has, by index, what the model's outputs bring along for their answers (`metadata_of`).
-    """
-
-    compute_s: float
-    outcomes: list[bytes | ItemError]
-    passes: int = 0
-    safe_size: int | None = None
-    collapsed: int = 0
-    fault: Fault | None = None
-    metadata: dict[int, bytes] = {}
+from workers.executor.ipc import Fault
+from workers.executor.outputs import as_list, outcome_of
+from workers.models import InputRejected, InvalidInput, Model
 
 
 class BatchComputer:
@@ -89,56 +74,39 @@ class BatchComputer:
         self._max_output_bytes = max_output_bytes
         self._continue_trace = continue_trace
 
-    def decode(self, inputs: Sequence[bytes], parameters: Sequence[bytes]) -> Batch:
-        """Shapes: n inputs and n parameters. Touches no code of the model, so another thread may do it meanwhile."""
-        return Batch(inputs, parameters, self._decode, collapse=self._collapse)
+    def decode(self, work: Work) -> Batch:
+        """Touches no code of the model, so another thread may do it meanwhile."""
+        return Batch(work, self._decode, collapse=self._collapse)
 
-    def run(self, inputs: Sequence[bytes], parameters: Sequence[bytes], safe_size: int | None = None) -> Computed:
-        """Shapes: n inputs and n parameters in, n outcomes out; at most `safe_size` of them in one call."""
-        return self.compute(self.decode(inputs, parameters), safe_size)
+    def compute(self, batch: Batch) -> tuple[Done | None, Fault | None]:
+        """What came of the batch, once, and why this process is done for, if it is.
 
-    def compute(
-        self,
-        batch: Batch,
-        safe_size: int | None = None,
-        *,
-        suspect: bool = False,
-        last_try: bool = False,
-        may_end: bool = True,
-        traceparents: Sequence[str] = (),
-    ) -> Computed:
-        """As `run`, for a batch that has been decoded before; once.
-
-        Args:
-            suspect: a process has ended with these inputs inside.
-            last_try: some of them are not tried again.
-            may_end: whether this process may ask to be replaced.
-            traceparents: of each request, or none.
+        With a fault that is not settled there are no outcomes.
         """
-        batch.traceparents = traceparents
-        health = self._health
-        fault = health.before(suspect=suspect) if health and may_end else None
+        work, health = batch.work, self._health
+        fault = health.before(suspect=work.suspect) if health and work.may_end else None
         if fault is not None:
-            return Computed(0.0, [], fault=fault)
-        computed = self._compute(batch, safe_size, last_try=last_try)
+            return None, fault
+        done = self._compute(batch)
         if health is None or not batch.members:
-            return computed
-        fault = health.after(batch.harvest(), suspect=suspect, may_end=may_end)
+            return done, None
+        fault = health.after(batch.harvest(), suspect=work.suspect, may_end=work.may_end)
         if fault is None:
-            return computed
+            return done, None
         if not fault.settled:
-            return structs.replace(computed, outcomes=[], fault=fault)
+            return None, fault
         # What had come through before the fault showed is not to be trusted.
-        through = [each for each in batch.members if isinstance(batch.known[each], bytes)]
+        through = [each for each in batch.members if isinstance(batch.known[each], Ok)]
         batch.fail(through, ItemError(LAST_WORDS[fault.cause]))
-        return structs.replace(computed, outcomes=batch.outcomes(), fault=fault, metadata={})
+        return structs.replace(done, outcomes=batch.outcomes()), fault
 
-    def _compute(self, batch: Batch, safe_size: int | None, *, last_try: bool) -> Computed:
+    def _compute(self, batch: Batch) -> Done:
+        work = batch.work
         passes = 0
         barren = 0
         compute_s = 0.0
         learned: int | None = None
-        parts = [piece for part in self._affordable(batch)[::-1] for piece in cut(part, safe_size)]
+        parts = [piece for part in self._affordable(batch)[::-1] for piece in cut(part, work.safe_size)]
         while parts:
             members = parts.pop()
             if passes:
@@ -155,7 +123,7 @@ class BatchComputer:
             if error.out_of_memory:
                 # Too large even alone: that is the input's fault, and says nothing about how many others fit.
                 learned = len(members) // 2 or None
-            hopeless = error.device_fault or (error.retryable and not last_try)
+            hopeless = error.device_fault or (error.retryable and not work.last_try)
             if len(members) == 1 or hopeless or barren > barren_limit(len(batch.members), error):
                 batch.fail(members, error if len(members) == 1 else _of_the_call(error))
                 if hopeless or len(members) > 1:
@@ -166,9 +134,7 @@ class BatchComputer:
             else:
                 half = len(members) // 2
                 parts += (members[half:], members[:half])
-        return Computed(
-            compute_s, batch.outcomes(), passes, learned, len(batch.same), metadata=batch.answers_metadata()
-        )
+        return Done(work.batch_id, compute_s, batch.outcomes(), passes, learned, len(batch.same))
 
     def _affordable(self, batch: Batch) -> list[list[int]]:
         """Into parts that keep to the budget; the first one is run first."""
@@ -193,25 +159,15 @@ class BatchComputer:
             return None
         for index, output in zip(members, outputs, strict=True):
             try:
-                if isinstance(output, Output):
-                    batch.known[index] = self._with_metadata(batch, index, output)
-                else:
-                    batch.known[index] = encode_output(output, self._max_output_bytes)
+                batch.known[index] = outcome_of(output, self._max_output_bytes)
             except BaseException as error:  # noqa: BLE001 - even asking what it is runs the model's own code
                 batch.known[index] = describe(error)
         return None
 
-    def _with_metadata(self, batch: Batch, index: int, output: Output) -> bytes | ItemError:
-        metadata = metadata_of(output)
-        if isinstance(metadata, ItemError):
-            return metadata
-        batch.metadata[index] = metadata
-        return encode_output(output.value, self._max_output_bytes)
-
     def _retry(self, sample: Sample) -> ItemError | None:
         """An input that came through before, once more; what failed, if anything did."""
         self._on_pass()
-        again = Batch([sample[0]], [sample[1]], self._decode)
+        again = Batch(Work("", [sample[0]], [sample[1]]), self._decode)
         error = self._predict(again, again.members)
         outcome = error or again.known[0]
         return outcome if isinstance(outcome, ItemError) and not outcome.rejected else None
@@ -238,18 +194,16 @@ class Batch:
 
     def __init__(
         self,
-        inputs: Sequence[bytes],
-        parameters: Sequence[bytes],
+        work: Work,
         decode: Callable[[bytes, bytes], tuple[Any, dict[str, Any]]],
         *,
         collapse: bool = False,
     ) -> None:
-        self._raw = list(zip(inputs, parameters, strict=True))
+        self.work = work
+        self._raw = list(zip(work.inputs, work.parameters, strict=True))
         self._decode = decode
         self._decoded: dict[int, tuple[Any, dict[str, Any]]] = {}
-        self.known: dict[int, bytes | ItemError] = {}
-        # Of those whose output brought some along.
-        self.metadata: dict[int, bytes] = {}
+        self.known: dict[int, Ok | ItemError] = {}
         # Index → that of the first input like it.
         self.same = _repeats(self._raw) if collapse else {}
         for index, (value, options) in enumerate(self._raw):
@@ -260,7 +214,6 @@ class Batch:
             except Exception as error:  # noqa: BLE001 - a refusal, or no memory for it: nobody else's affair
                 self.known[index] = describe(error)
         self.members = list(self._decoded)
-        self.traceparents: Sequence[str] = ()
         # Whether the model returned anything but one output each, which says that it could compute.
         self.miscounted = False
 
@@ -292,27 +245,18 @@ class Batch:
 
         A call has one parent. The others' traces have the worker's own spans of the batch, which are linked.
         """
-        if not self.traceparents:
+        traceparents = self.work.traceparents
+        if not traceparents:
             return ""
-        theirs = [each for each in (self.traceparents[index] for index in members) if each]
+        theirs = [each for each in (traceparents[index] for index in members) if each]
         return next(filter(is_sampled, theirs), theirs[0] if theirs else "")
 
     def harvest(self) -> Harvest:
         return Harvest(self.members, self._raw, self.known, miscounted=self.miscounted)
 
-    def answers_metadata(self) -> dict[int, bytes]:
-        """By index, of those whose outcome is an output."""
-        if not self.metadata:
-            return {}
-        firsts = [self.same.get(index, index) for index in range(len(self._raw))]
-        return {
-            index: self.metadata[first]
-            for index, first in enumerate(firsts)
-            if first in self.metadata and isinstance(self.known[first], bytes)
-        }
-
-    def outcomes(self) -> list[bytes | ItemError]:
-        return [self.known[self.same.get(index, index)] for index in range(len(self._raw))]
+    def outcomes(self) -> list[Ok | Rejected | Failed]:
+        known = [self.known[self.same.get(index, index)] for index in range(len(self._raw))]
+        return [each if isinstance(each, Ok) else each.outcome() for each in known]
 
 
 def _repeats(raw: Sequence[tuple[bytes, bytes]]) -> dict[int, int]:

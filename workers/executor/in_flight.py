@@ -6,7 +6,8 @@ import contextlib
 from collections import deque
 from dataclasses import dataclass
 
-from workers.executor.ipc import BrokenFrames, Ran
+from batching.request import Done
+from workers.executor.ipc import BrokenFrames
 from workers.executor.time_limit import TimeLimit
 
 
@@ -40,17 +41,17 @@ class InFlight:
         """The one in front is alive, and its time starts anew."""
         self._batches[0].since = now
 
-    def check(self, ran: Ran) -> None:
-        """Raises BrokenFrames: this is not the answer to the one in front, or has not one outcome per input."""
-        front = self._batches[0]
-        expected = front.size if ran.fault is None or ran.fault.settled else 0
-        if ran.batch_id != front.batch_id or len(ran.outcomes) != expected:
-            raise BrokenFrames(f"an answer to {ran.batch_id} where {front.batch_id} was due")
+    def done(self, done: Done, now: float) -> None:
+        """The one in front is answered.
 
-    def done(self, ran: Ran, now: float) -> None:
-        """The one in front is answered."""
-        if ran.passes == 1:
-            self.limit = self.limit.computed(ran.compute_s)
+        Raises:
+            BrokenFrames: this is not its answer, or has not one outcome per input.
+        """
+        front = self._batches[0]
+        if done.batch_id != front.batch_id or len(done.outcomes) != front.size:
+            raise BrokenFrames(f"an answer to {done.batch_id} where {front.batch_id} was due")
+        if done.passes == 1:
+            self.limit = self.limit.computed(done.compute_s)
         self._batches.popleft()
         if self._batches:
             self._batches[0].since = now

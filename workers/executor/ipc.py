@@ -3,10 +3,12 @@
     parent ──Start──▶ child        once: what to load
     parent ◀──Ready── child        loaded
            ◀─NotReady─             or not, with the model's own traceback; the child ends
-    parent ───Run───▶ child        a batch
+    parent ───Work──▶ child        a batch
     parent ◀─Passing─ child        it goes through the model in parts, now the next
-    parent ◀──Ran──── child        its outcomes; batches are answered in the order of their arrival. Or the fault that
-                                   this process has: the child ends
+    parent ◀──Done─── child        its outcomes; batches are answered in the order of their arrival
+    parent ◀──Fault── child        what this process has: the child ends
+
+`Work` and `Done` are those of the port (`batching.request`).
 
 A frame is eight bytes of length and a MessagePack body, over a socket pair that no one else holds. Each
 direction has one sender and one reader. End of file means that the other side is gone.
@@ -21,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from batching.request import Words
+from batching.request import Done, Work
 from config.logging import encodable
 from config.settings import ModelSettings
 
@@ -47,21 +49,6 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
     max_output_bytes: int = 0
 
 
-class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`safe_size`: run it in parts of at most so many. `suspect`, `last_try`: as in `batching.claim.executor.Work`.
-    `may_end`: this process may ask to be replaced, otherwise what it has is answered. `traceparents`: one each or none.
-    """
-
-    batch_id: str
-    inputs: list[bytes]
-    parameters: list[bytes]
-    safe_size: int | None = None
-    suspect: bool = False
-    last_try: bool = False
-    may_end: bool = True
-    traceparents: list[str] = []
-
-
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`version` is the model's own, empty when it names none."""
 
@@ -75,26 +62,9 @@ class NotReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
     final: bool = False
 
 
-class ItemError(msgspec.Struct, frozen=True, array_like=True):
-    """Why one input, or a whole batch, has no output. `rejected`: the model refused, nothing broke.
-
-    `words` and `public` as in `batching.request.Failed`.
-    """
-
-    message: str
-    rejected: bool = False
-    exc_type: str = "InferenceFailed"
-    traceback: str | None = None
-    retryable: bool = False
-    out_of_memory: bool = False
-    words: Words = Words.OURS
-    public: str = ""
-    device_fault: bool = False
-
-
-class Fault(msgspec.Struct, frozen=True, array_like=True):
-    """Why a process is done for. `cause`: `device` or `barren`. `settled`: the outcomes stand; otherwise whose fault it
-    is must be found in a fresh process. `reached`: the batch had begun.
+class Fault(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Why a process is done for. `cause`: `device` or `barren`. `settled`: it stands behind its batch's outcomes;
+    otherwise there are none, and whose fault it is must be found in a fresh process. `reached`: the batch had begun.
     """
 
     cause: str
@@ -107,24 +77,8 @@ class Passing(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The batch at the front is run once more, in parts: it is alive, and its time starts anew."""
 
 
-class Ran(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """One entry per input: output as JSON bytes, or why there is none; the rest as `workers.executor.compute.Computed`.
-
-    After a `fault` the child ends. Unless that is settled there are no outcomes.
-    """
-
-    batch_id: str
-    compute_s: float
-    outcomes: list[bytes | ItemError]
-    passes: int = 1
-    safe_size: int | None = None
-    collapsed: int = 0
-    fault: Fault | None = None
-    metadata: dict[int, bytes] = {}
-
-
-ToChild = Start | Run
-ToParent = Ready | NotReady | Passing | Ran
+ToChild = Start | Work
+ToParent = Ready | NotReady | Passing | Done | Fault
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -28,7 +28,7 @@ from workers.executor.batch_budget import Budget
 from workers.executor.compute import Batch, BatchComputer
 from workers.executor.faults.exception_text import format_traceback
 from workers.executor.forked import end_if_forked, keep_apart
-from workers.executor.ipc import FrameReader, NotReady, Passing, Ran, Ready, Run, Start, encode
+from workers.executor.ipc import FrameReader, NotReady, Passing, Ready, Start, ToChild, encode
 from workers.executor.stdout import make_stdout_tell
 from workers.models import LoadError, load_model
 from workers.models.function import FunctionModel
@@ -52,7 +52,7 @@ def _serve(sock: socket.socket) -> None:
     sock.set_inheritable(False)
     faulthandler.enable()
     keep_apart(sock, _leave_signals_to_the_parent())
-    reader = FrameReader(sock, Start | Run)
+    reader = FrameReader(sock, ToChild)
     start = reader.next()
     if not isinstance(start, Start):
         return
@@ -72,43 +72,29 @@ def _serve(sock: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     sock.sendall(encode(Ready(version)))
-    for run, batch in _decoded_ahead(reader, computer):
-        computed = computer.compute(
-            batch,
-            run.safe_size,
-            suspect=run.suspect,
-            last_try=run.last_try,
-            may_end=run.may_end,
-            traceparents=run.traceparents,
-        )
-        ran = Ran(
-            run.batch_id,
-            computed.compute_s,
-            computed.outcomes,
-            computed.passes,
-            computed.safe_size,
-            computed.collapsed,
-            computed.fault,
-            computed.metadata,
-        )
-        sock.sendall(encode(ran))
-        if computed.fault is not None:
+    for batch in _decoded_ahead(reader, computer):
+        done, fault = computer.compute(batch)
+        frame = encode(done) if done else bytearray()
+        if fault is not None:
+            frame += encode(fault)
+        sock.sendall(frame)
+        if fault is not None:
             # Without the clean-up of a library whose device has failed: that may hang.
             logging.shutdown()
             os._exit(_FAULTY)
 
 
-def _decoded_ahead(reader: FrameReader, computer: BatchComputer) -> Iterator[tuple[Run, Batch]]:
+def _decoded_ahead(reader: FrameReader, computer: BatchComputer) -> Iterator[Batch]:
     """Every batch that arrives, decoded by a thread while the model runs the one before: a GPU waits for no JSON.
 
     Its worker sends one batch ahead and no more, which bounds what lies here.
     """
-    ahead: SimpleQueue[tuple[Run, Batch] | BaseException | None] = SimpleQueue()
+    ahead: SimpleQueue[Batch | BaseException | None] = SimpleQueue()
 
     def read() -> None:
         try:
-            while (run := reader.next()) is not None:
-                ahead.put((run, computer.decode(run.inputs, run.parameters)))
+            while (work := reader.next()) is not None:
+                ahead.put(computer.decode(work))
         except BaseException as error:  # noqa: BLE001 - raised below, when its turn has come
             ahead.put(error)
         else:

@@ -1,6 +1,6 @@
 """What a model returns, as one strict JSON text for each input, or as words about what is wrong with it.
 
-predict ──▶ a list, an array or a tensor ──as_list──▶ n outputs ──encode_output──▶ JSON bytes
+predict ──▶ a list, an array or a tensor ──as_list──▶ n outputs ──outcome_of──▶ Ok: JSON bytes
               anything else: nobody's                      │  Output ──▶ value, and metadata_of
                                                            └─ cannot be JSON: that input's error alone
 """
@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-from batching.request import OWN_METADATA, Words
+from batching.request import OWN_METADATA, Ok, Words
 from tasks.protocol.json_structure import MAX_DEPTH, too_deep
-from workers.executor.faults.exception_text import describe
-from workers.executor.ipc import ItemError
+from workers.executor.faults.exception_text import ItemError, describe
 from workers.models import Output
 
 MAX_METADATA_BYTES = 16_384
@@ -50,6 +49,21 @@ def as_list(outputs: object, count: int) -> list[Any] | str:
     if len(outputs) != count:
         return f"the model returned {len(outputs)} outputs for {count} inputs; predict must return one each"
     return outputs
+
+
+def outcome_of(output: object, max_bytes: int = 0) -> Ok | ItemError:
+    """One output, and what it brings along, as the caller gets them. `max_bytes` as in `encode_output`.
+
+    Raises whatever the output's own code raises when it is asked what it is.
+    """
+    metadata = b""
+    if isinstance(output, Output):
+        told = metadata_of(output)
+        if isinstance(told, ItemError):
+            return told
+        metadata, output = told, output.value
+    encoded = encode_output(output, max_bytes)
+    return Ok(encoded, metadata) if isinstance(encoded, bytes) else encoded
 
 
 def encode_output(output: object, max_bytes: int = 0) -> bytes | ItemError:

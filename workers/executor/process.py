@@ -29,7 +29,7 @@ from config.model_files.import_path import model_path
 from config.process.devices import VISIBLE, Placement
 from config.process.memory import oom_kills
 from config.settings import ModelSettings
-from workers.executor.ipc import BrokenFrames, FrameReader, NotReady, Passing, Ran, Ready, Start, encode
+from workers.executor.ipc import BrokenFrames, FrameReader, NotReady, Ready, Start, ToParent, encode
 
 _ROOT = str(ROOT)
 # The arguments after it are for whoever reads `ps`, too.
@@ -85,7 +85,7 @@ class ChildProcess:
                 ours.close()
                 raise
         self._sock = ours
-        self._reader = FrameReader(ours, Ready | NotReady | Passing | Ran)
+        self._reader = FrameReader(ours, ToParent)
         # The end of the pipe is not enough: a process that the model started may hold it open.
         self._death = _open_pidfd(self._process.pid)
         self._oom_kills = oom_kills()
@@ -148,7 +148,7 @@ class ChildProcess:
         """
         self._sock.sendall(frame)
 
-    def messages(self) -> Iterator[Ready | NotReady | Passing | Ran]:
+    def messages(self) -> Iterator[ToParent]:
         """What has arrived, without blocking.
 
         Raises:

@@ -20,14 +20,16 @@ import threading
 import time
 from collections.abc import Callable
 
-from batching.claim.executor import Cause, Event, ExecutorGone, ExecutorState, Lost, Work
+from msgspec import structs
+
+from batching.claim.executor import Cause, Event, ExecutorGone, ExecutorState, Lost
+from batching.request import Done, Failed, Work
 from config.logging import encodable
 from config.process.devices import Machine, Placement, place, this_machine
 from config.settings import ModelSettings
 from workers.executor.faults.recovery import Patience
 from workers.executor.in_flight import InFlight
-from workers.executor.ipc import BrokenFrames, Fault, ItemError, NotReady, Passing, Ran, Ready, encode
-from workers.executor.outcomes import to_done, to_run
+from workers.executor.ipc import BrokenFrames, Fault, Passing, ToParent, encode
 from workers.executor.process import EXIT_GRACE_S, ChildProcess, Death, StartFailed, milliseconds
 from workers.executor.time_limit import TimeLimit
 from workers.models import effective_version
@@ -155,7 +157,9 @@ class ProcessExecutor:
             ExecutorGone: as the port says.
         """
         may_end = self._patience.grants(time.monotonic())
-        frame = encode(to_run(work, may_end=may_end, traced=self._model.is_url))
+        # Only a model that asks somebody else goes on with a trace.
+        traced = work.traceparents if self._model.is_url else []
+        frame = encode(structs.replace(work, traceparents=traced, may_end=may_end))
         with self._sending:
             child = self._child
             if child is None:
@@ -252,8 +256,7 @@ class ProcessExecutor:
         # Said once; the state goes on saying it.
         level = logging.DEBUG if error == self._error else logging.ERROR
         logger.log(level, "%s: start failed, %s: %s", self.name, again, error.rstrip())
-        self._error = error
-        self.last_error = error
+        self._error = self.last_error = error
         self._become(ExecutorState.FAILED)
 
     def _serve(self, child: ChildProcess, model: ModelSettings) -> None:
@@ -285,8 +288,7 @@ class ProcessExecutor:
             except BrokenFrames as error:
                 return Death(Cause.EXIT, f"the model wrote into the executor's pipe: {error}")
             if self._fault is not None:
-                cause = Cause(self._fault.cause)
-                return Death(cause, _FAULTS[cause])
+                return Death(cause := Cause(self._fault.cause), _FAULTS[cause])
             if gone or child.gone:
                 return self._cause_of_death(child)
             now = time.monotonic()
@@ -341,33 +343,31 @@ class ProcessExecutor:
             inside = left.pop(0) if left and reached else None
             self._events.put(Lost(inside, tuple(left), death.reason, death.cause))
 
-    def _answered(self, message: Ready | NotReady | Passing | Ran) -> None:
-        """One batch is done, or is gone through in parts.
+    def _answered(self, message: ToParent) -> None:
+        """One batch is done, or is gone through in parts; or the child is done for.
 
         Raises:
             BrokenFrames: it is not the one whose turn it was, or has not one outcome per input.
         """
         now = time.monotonic()
-        if isinstance(message, Passing) and self._handed:
+        if isinstance(message, Done) and self._handed:
+            self._handed.done(message, now)
+            self.batches += 1
+            self.busy_s += message.compute_s
+            failures = [each for each in message.outcomes if isinstance(each, Failed)]
+            if len(failures) < len(message.outcomes):
+                self._backoff_s = FIRST_BACKOFF_S
+                self._patience = Patience()
+            if failures:
+                self.last_error = failures[0].message
+            self._events.put(message)
+        elif isinstance(message, Passing) and self._handed:
             self._handed.touch(now)
-            return
-        if not isinstance(message, Ran) or not self._handed:
+        elif isinstance(message, Fault):
+            # What it has in hand goes back.
+            self._fault = message
+        else:
             raise BrokenFrames(f"unexpected {type(message).__name__}")
-        fault = self._fault = message.fault
-        self._handed.check(message)
-        if fault is not None and not fault.settled:
-            # It goes back with what stands behind it.
-            return
-        self._handed.done(message, now)
-        self.batches += 1
-        self.busy_s += message.compute_s
-        failures = [each for each in message.outcomes if isinstance(each, ItemError) and not each.rejected]
-        if len(failures) < len(message.outcomes):
-            self._backoff_s = FIRST_BACKOFF_S
-            self._patience = Patience()
-        if failures:
-            self.last_error = failures[0].message
-        self._events.put(to_done(message))
 
     def _time_left(self, stopping: bool) -> float:
         """Until the front batch is overdue, or the stop is; idle, what any batch has (see the module)."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import traceback
 
-from batching.request import Words
+import msgspec
+
+from batching.request import Failed, Rejected, Words
 from workers.executor.faults.device_faults import is_device_fault
-from workers.executor.ipc import ItemError
 from workers.models import InputRejected, InvalidInput, TransientError, UpstreamError
 
 MAX_MESSAGE = 2_000
@@ -18,6 +19,36 @@ _FULL = re.compile(r"out of memory|can't allocate memory|not enough memory|_ALLO
 # message.
 REJECTED = "InputRejected"
 INVALID = "InvalidInput"
+
+
+class ItemError(msgspec.Struct, frozen=True):
+    """Why one input, or a whole batch, has no output. `rejected`: the model refused, nothing broke.
+
+    `words` and `public` as in `batching.request.Failed`.
+    """
+
+    message: str
+    rejected: bool = False
+    exc_type: str = "InferenceFailed"
+    traceback: str | None = None
+    retryable: bool = False
+    out_of_memory: bool = False
+    words: Words = Words.OURS
+    public: str = ""
+    device_fault: bool = False
+
+    def outcome(self) -> Rejected | Failed:
+        """The outcome of the input, as its worker is told."""
+        if self.rejected:
+            return Rejected(self.message, self.exc_type)
+        return Failed(
+            self.message,
+            traceback=self.traceback,
+            # Alone in its batch and still too large: another time there may be room.
+            retryable=self.retryable or self.out_of_memory,
+            words=self.words,
+            public=self.public,
+        )
 
 
 def describe(error: BaseException) -> ItemError:

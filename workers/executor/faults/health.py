@@ -21,8 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import structs
 
+from batching.request import Ok
 from workers.executor.faults.device_faults import device_answers
-from workers.executor.ipc import Fault, ItemError
+from workers.executor.faults.exception_text import ItemError
+from workers.executor.ipc import Fault
 
 # To whoever had an output from a process that then turned out to be done for.
 LAST_WORDS = {
@@ -47,7 +49,7 @@ class Harvest:
         self,
         members: Sequence[int],
         raw: Sequence[Sample],
-        known: Mapping[int, bytes | ItemError],
+        known: Mapping[int, Ok | ItemError],
         *,
         miscounted: bool = False,
     ) -> None:
@@ -56,10 +58,10 @@ class Harvest:
         self.fault: ItemError | None = None
         self.is_barren = False
         outcomes = [known[each] for each in members]
-        if set(map(type, outcomes)) == {bytes}:
+        if set(map(type, outcomes)) == {Ok}:
             # As nearly always, and at once.
             return
-        self.sample = next((raw[each] for each in members if isinstance(known[each], bytes)), None)
+        self.sample = next((raw[each] for each in members if isinstance(known[each], Ok)), None)
         errors = [each for each in outcomes if isinstance(each, ItemError)]
         self.fault = next((each for each in errors if each.device_fault), None)
         # Failures of memory or a network, and of the model's own contract, say nothing about this process.
