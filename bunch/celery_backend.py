@@ -72,7 +72,7 @@ class _Drainer(geventDrainer):
             except TimeoutError:
                 pass
             except Exception:
-                logger.exception("result subscription")
+                logger.exception("could not read from the result subscription; trying again")
                 time.sleep(_RETRY_S)
         self._shutdown.set()
 
@@ -247,7 +247,7 @@ class ResultConsumer(celery_redis.ResultConsumer):
             self._new.clear()
             with self.reconnect_on_error():
                 if self._look(list(self.subscribed_to)):
-                    self._lose("it was silent about a result")
+                    self._lose("it did not deliver a result")
         elif self._new and now - self._looked > _LOOK_AT_NEW_S:
             self._looked = now
             new, self._new = self._new & self.subscribed_to, set()

@@ -90,4 +90,4 @@ class BodyBudget:
 
 
 def _too_often(wait_s: float) -> RateLimited:
-    return RateLimited("this key sends bodies that are refused more often than it may ask; slow down", wait_s)
+    return RateLimited("too many large bodies of this API key were refused; slow down", wait_s)

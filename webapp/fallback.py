@@ -87,10 +87,10 @@ class FallbackModel:
         """
         if self.running >= self._model.direct_concurrency:
             raise BackendUnavailable(
-                "the queue is not reachable, and too many ask the model directly; try again shortly"
+                "the queue is not reachable, and too many requests call the model directly; try again shortly"
             )
         if limit_s <= 0:
-            raise DeadlineExceeded("no answer within the request's time")
+            raise DeadlineExceeded("the request was not answered before its deadline")
         # Httpx bounds each step of a call, never the whole.
         bound = gevent.Timeout(limit_s)
         self.running += 1
@@ -101,7 +101,7 @@ class FallbackModel:
         except gevent.Timeout as expired:
             if expired is not bound:
                 raise
-            raise DeadlineExceeded("no answer within the request's time") from None
+            raise DeadlineExceeded("the request was not answered before its deadline") from None
         finally:
             self.running -= 1
         took_ms = (perf_counter() - started) * 1000
@@ -126,7 +126,7 @@ class FallbackModel:
             headers = {"traceparent": traceparent} if traceparent else {}
             answer = self._client.post(self._url, content=body, headers=headers)
         except self._failed_to_ask as error:
-            public = f"the model's API could not be asked: {type(error).__name__}"
+            public = f"the model's API could not be called: {type(error).__name__}"
             self._log(public, str(error))
             raise ModelUnavailable(public) from None
         if not answer.is_success:
@@ -141,11 +141,11 @@ class FallbackModel:
             self._log(public, str(error))
             raise InferenceFailed(public) from None
         if len(outputs) != 1:
-            raise InferenceFailed(f"the model's API gave {len(outputs)} outputs for one input")
+            raise InferenceFailed(f"the model's API returned {len(outputs)} outputs for one input")
         output = _encode(outputs[0])
         if len(output) > self._max_output_bytes:
             raise InferenceFailed(
-                f"the model's output is {len(output)} bytes of JSON; at most {self._max_output_bytes} are taken"
+                f"the model's output is {len(output)} bytes of JSON; at most {self._max_output_bytes} are allowed"
             )
         return output
 

@@ -63,14 +63,14 @@ class InputSchemas:
         text = f"{where(name, error.instance_path)}: {error.message}"
         if len(text) > _LONGEST:
             text = f"{text[:_LONGEST]}…"
-        return InvalidInput(f"{text} (what {self._name} takes: GET /v1/models)")
+        return InvalidInput(f"{text} (GET /v1/models has the input schema of {self._name})")
 
 
 class Strings(InputSchemas):
     """A function, `batchstring(inputs: list[str])`, that declares nothing of its input: it takes strings."""
 
     def _input_refusal(self, name: str, value: object) -> InvalidInput | None:
-        return None if isinstance(value, str) else InvalidInput(f"{name}: {self._name} takes strings; this is none")
+        return None if isinstance(value, str) else InvalidInput(f"{name}: {self._name} takes strings; this is not one")
 
 
 def _first_error(validator: Validator, value: object) -> ValidationError:
@@ -83,7 +83,7 @@ def _first_error(validator: Validator, value: object) -> ValidationError:
         validator.validate(value)
     except ValidationError as error:
         return error
-    raise AssertionError("what is not valid has an error")
+    raise AssertionError("an invalid value has an error")
 
 
 def declared_by(settings: Settings) -> dict[str, InputSchemas]:

@@ -86,7 +86,9 @@ class Readiness:
         # While Redis is away the queue says so itself, or the model is asked without it.
         if standing is None or model in standing.known:
             return None
-        return ModelUnavailable(f"no executor has been ready for {model} yet: it still loads, or no worker has it")
+        return ModelUnavailable(
+            f"no executor has been ready for {model} yet: it is still loading, or no worker serves it"
+        )
 
     def explained(self, error: DeadlineExceeded, model: str, tier: Tier) -> DeadlineExceeded:
         """The same, with what has kept `model` from answering, where that is known."""
@@ -110,10 +112,10 @@ class Readiness:
             self._known |= self._last.known
         except RedisError as error:
             self._last = None
-            logger.debug("readiness: %s", error)
+            logger.debug("could not read which models are ready: %s", error)
         except Exception:
             self._last = None
-            logger.exception("readiness")
+            logger.exception("could not read which models are ready; the next request reads again")
         finally:
             self._looked_at = self._began
             self._looking = None

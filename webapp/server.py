@@ -159,7 +159,7 @@ class Worker(GeventWorker):
         while len(self._service):
             now = time.monotonic()
             if now >= deadline:
-                logger.warning("graceful_timeout is over: cutting %d connections", len(self._service))
+                logger.warning("graceful_timeout is over: closing %d connections", len(self._service))
                 self._service.kill(_KILL_S)
                 return
             if now - notified_at >= 1.0:

@@ -171,7 +171,7 @@ class WorkerRunner:
         try:
             self.reconciler.sync()
         except RedisError as error:
-            logger.warning("claiming nothing before it is known what is paused: %s", error)
+            logger.warning("cannot read which models are paused, and claim nothing until it can be read: %s", error)
         if self._ledger:
             self._ledger.start()
         for line in self._shared_devices():
@@ -218,7 +218,7 @@ class WorkerRunner:
             self._registry.deregister(self.worker_id)
             self._presence.leave()
         except RedisError as error:
-            logger.warning("left without saying so: %s", error)
+            logger.warning("could not deregister this worker; the others will deregister it: %s", error)
 
     def reset(self, model: str) -> dict[str, Any]:
         """Forget what faults have taught of a model; what that was. Raises KeyError for one that is not run here."""
@@ -314,9 +314,9 @@ class WorkerRunner:
                 if beat % IDLE_BEATS == 0 or self._watch.held < len(self._loops):
                     self._flusher.flush()
             except RedisError as error:
-                logger.warning("heartbeat: %s", error)
+                logger.warning("the heartbeat failed and will be repeated: %s", error)
             except Exception:
-                logger.exception("heartbeat")
+                logger.exception("the heartbeat failed and will be repeated")
             self._news.wait(BEAT_EVERY_S)
 
     def _announce_loads(self) -> None:

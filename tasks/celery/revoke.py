@@ -41,7 +41,7 @@ def _telling(command: Callable[..., Reply], canceller: Canceller, longest_ms: in
             try:
                 canceller.cancel(each, longest_ms)
             except RedisError as error:
-                control.logger.warning("the caller of %s is not told that it is revoked: %s", each, error)
+                control.logger.warning("could not tell the caller of %s that its task was revoked: %s", each, error)
         return command(state, task_id=task_id, **options)
 
     return tell_and_revoke

@@ -229,7 +229,7 @@ class Client:
             keys = QuotaKeys(quota=self._keys.quota(quota.key_id))
             early_us = self._charge(keys=keys, args=ChargeArgs(interval_us=quota.interval_us, burst=quota.burst))
         except RedisError as error:
-            logger.warning("a refused request was not counted: %s", error)
+            logger.warning("could not count a refused request against its caller's rate: %s", error)
             return 0.0
         return int(cast("int", early_us)) / 1_000_000
 
@@ -251,7 +251,7 @@ class Client:
             keys = HangUpKeys(cancelled=self._keys.cancelled())
             self._hang_up(keys=keys, args=[*HangUpArgs(keep_ms=longest_ms), *task_ids])
         except RedisError as error:
-            logger.warning("%d requests whose callers have gone were not taken back: %s", len(task_ids), error)
+            logger.warning("could not cancel %d requests whose callers have disconnected: %s", len(task_ids), error)
             return False
         return True
 
@@ -286,7 +286,7 @@ def checked(reply: object) -> Reply:
         raise error_of(reply)
     if isinstance(reply, BunchError):
         raise reply
-    raise DeadlineExceeded("no answer within the request's time")
+    raise DeadlineExceeded("the request was not answered before its deadline")
 
 
 def error_of(reply: Reply) -> BunchError:

@@ -44,11 +44,11 @@ class ClientLimit:
             )
         except RedisError as error:
             # Nothing can be queued then, and the queue says so.
-            logger.debug("limit of clients: %s", error)
+            logger.debug("could not check the rate limit of a client; its request is let in: %s", error)
             return None
         allowed, retry_us, remaining, whole_us = cast("list[int]", taken)
         if allowed:
             return None
-        message = f"each client may ask {self._rpm} times a minute, {self._burst} of them at once; slow down"
+        message = f"each client is limited to {self._rpm} requests a minute, {self._burst} of them at once; slow down"
         limits = (self._rpm, self._burst, remaining, whole_us / 1e6)
         return RateLimited(message, retry_us / 1e6, Shed.CLIENT.value, limits)

@@ -105,13 +105,13 @@ class Outbox:
             try:
                 statuses = self._flush(batch)
             except (RedisError, OSError) as error:
-                logger.warning("cannot queue %d requests: %s", len(batch), error)
+                logger.warning("could not queue %d requests: %s", len(batch), error)
                 self._refuse(batch, BackendUnavailable("the queue is not reachable; try again shortly"))
                 if isinstance(error, RedisTimeoutError):
                     self._on_doubt([item.out.task_id for item in batch if not item.pending.runs_on])
             except Exception:
-                logger.exception("outbox")
-                self._refuse(batch, BackendUnavailable("the queue could not take it; try again shortly"))
+                logger.exception("could not queue %d requests; their callers are told to try again", len(batch))
+                self._refuse(batch, BackendUnavailable("the request could not be queued; try again shortly"))
             else:
                 self._report(batch, statuses)
 

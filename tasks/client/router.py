@@ -184,7 +184,7 @@ class Router:
         """The task ids of those who are told so now, and whose requests may be taken back."""
         waiting = [each for each in self._pending.values() if not each.done]
         for pending in waiting:
-            self.settle(pending, ShuttingDown("this process is stopping; try again, and another one will answer"))
+            self.settle(pending, ShuttingDown("this process is shutting down; try again, and another one will answer"))
         for watcher in chain.from_iterable(tuple(self._watched.values())):
             self.settle(watcher, None)
         return [pending.task_id for pending in waiting if not pending.runs_on]
@@ -208,7 +208,7 @@ class Router:
                 if not self._stopped:
                     logger.warning("reply subscription lost (%s); subscribing again", error)
             except Exception:
-                logger.exception("reply router")
+                logger.exception("the reply subscription failed; subscribing again")
             self._disconnect()
             backoff = min(_MAX_BACKOFF_S, backoff * 2 or 0.02)
             gevent.sleep(backoff)
@@ -256,7 +256,7 @@ class Router:
             replies = decode_replies(data) if several else [decode_reply(data)]
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             # One reply of many that cannot be read must not cost the others theirs; each has a key of its own.
-            logger.error("unreadable replies on %s: %r; reading the stored keys", channel, error)
+            logger.error("cannot decode the replies on %s: %r; reading the stored results", channel, error)
             self._look_up([*self._pending, *self._watched])
         else:
             self._deliver(replies)
@@ -270,7 +270,7 @@ class Router:
             try:
                 connection.send_command(*command)
             except (RedisError, OSError) as error:
-                logger.debug("reply subscription: %s: %s", command[0], error)
+                logger.debug("could not send %s on the reply subscription: %s", command[0], error)
 
     def _deliver(self, replies: Sequence[Reply]) -> None:
         get_hub().loop.run_callback(self._deliver_in_hub, replies)
@@ -311,7 +311,7 @@ class Router:
                     self._look_for_hang_ups()
             except Exception:
                 # Every deadline of this process hangs on this one greenlet.
-                logger.exception("sweep of deadlines")
+                logger.exception("the sweep of deadlines failed; the next tick repeats it")
 
     def _sweep_until(self, now: float) -> None:
         soon = now + _TICK_S / 2

@@ -74,7 +74,7 @@ def checked(changes: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any
     found: dict[str, Any] = {}
     for key, value in changes.items():
         if key not in allowed:
-            raise BadChange(f"{key} cannot be changed here; {', '.join(allowed)} can")
+            raise BadChange(f"{key} cannot be changed at run time; {', '.join(allowed)} can")
         if value is None or value == "":
             found[key] = None
             continue

@@ -52,7 +52,7 @@ class Liveness:
             # Under its name only once it is locked: whoever looks would take it for a dead one's.
             new.replace(self._path)
         except OSError as error:
-            logger.warning("probes will not hear of this process: %s", error)
+            logger.warning("cannot write the heartbeat file, so probes will not see this process: %s", error)
             self._close()
             return
         self._thread.start()
@@ -70,7 +70,7 @@ class Liveness:
                 try:
                     self._beat()
                 except OSError as error:
-                    logger.warning("a beat could not be written: %s", error)
+                    logger.warning("could not write the heartbeat file: %s", error)
 
     def _beat(self) -> None:
         if self._fd >= 0:

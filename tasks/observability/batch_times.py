@@ -70,17 +70,19 @@ def fit(totals: Sequence[Totals]) -> BatchTimes:
         last = totals[-1]
         if not last.computed:
             raise NoBatches("no batch of this model has run yet; send it some load")
-        return BatchTimes(last.compute_s / last.computed, 0.0, "the mean of all its batches; none ran meanwhile")
+        return BatchTimes(
+            last.compute_s / last.computed, 0.0, "the mean of all earlier batches; none ran while measuring"
+        )
     sizes, times, weights = (np.array(each) for each in zip(*points, strict=True))
     mean_size, mean_s = np.average(sizes, weights=weights), np.average(times, weights=weights)
     spread = np.average((sizes - mean_size) ** 2, weights=weights)
     if spread < 0.01 * mean_size**2:
-        how = f"all held about {mean_size:.1f}, so the time is taken as the same for any size"
+        how = f"all batches held about {mean_size:.1f}, so the time is assumed to be the same for any size"
         return BatchTimes(float(mean_s), 0.0, how)
     slope = np.average((sizes - mean_size) * (times - mean_s), weights=weights) / spread
     # Between "the same for any size" and "in proportion to it".
     slope = float(min(max(slope, 0.0), mean_s / mean_size))
-    return BatchTimes(float(mean_s - slope * mean_size), slope, f"a line through {len(points)} readings")
+    return BatchTimes(float(mean_s - slope * mean_size), slope, f"a line fitted through {len(points)} readings")
 
 
 def read_totals(metrics: SharedMetrics, model: str) -> Totals:

@@ -112,11 +112,11 @@ def why_unknown(redis: Redis, name: str, shard: Shard | None = None) -> str:
             else f"{reach.seconds:.0f} s at this rate"
         )
     if made_ms is None:
-        return f"nothing is known of {name}: never issued, or older than the record reaches: {far}"
+        return f"nothing is known of {name}: it was never issued, or is older than the batch log reaches: {far}"
     if made_ms < reach.since_ms:
         more = " (BUNCH_EXPLAIN_MAX_BYTES)" if reach.cut else ""
-        return f"{name} is older than the record reaches: {far}{more}; it is not among the failures of the last day"
-    return f"nothing is known of {name}: never issued here, or its process was killed before it wrote it down"
+        return f"{name} is older than the batch log reaches: {far}{more}; it is not among the failures of the last day"
+    return f"nothing is known of {name}: it was never issued here, or its process was killed before it recorded it"
 
 
 def _settled(found: Iterable[_Found]) -> _Found | None:
@@ -184,7 +184,11 @@ def _recorded(record: BatchRecord, mine: Member) -> dict[str, Any]:
         "tier": mine.tier,
         "attempt": mine.attempt,
         **_stages(times),
-        "where": "joined another's equal request" if mine in record.joined else None if record.id else record.why,
+        "where": "joined an identical request under way"
+        if mine in record.joined
+        else None
+        if record.id
+        else record.why,
         "batch": _batch(record, mine.id) if record.id else None,
         "error": None
         if status == "completed"

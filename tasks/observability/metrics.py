@@ -69,43 +69,53 @@ BATCH_FILL_SECONDS = _histogram(
 )
 BATCHES = _counter("batches_total", "Batches by what released them.", "model", "reason")
 COMPUTE_SECONDS = _histogram("compute_seconds", "One batch inside the model.", SECONDS, "model")
-BUSY_SECONDS = _counter("executor_busy_seconds_total", "Time inside the model.", "model", "executor")
+BUSY_SECONDS = _counter(
+    "executor_busy_seconds_total", "Time that an executor spends inside the model.", "model", "executor"
+)
 REPLACEMENTS = _counter("executor_replacements_total", "Executor processes that were replaced.", "model", "reason")
 EXECUTOR_LOAD_SECONDS = _histogram(
     "executor_load_seconds", "From the start of an executor's process until its model is loaded.", LOAD_SECONDS, "model"
 )
 RETRIES = _counter("retries_total", "Requests given back for another attempt.", "model", "reason")
 REDELIVERED = _counter("redelivered_total", "Requests that ran again after an attempt was lost.", "model")
-CANCELLED = _counter("cancelled_before_compute_total", "Requests taken back before the model saw them.", "model")
-EXPIRED = _counter("expired_total", "Requests whose time passed before the model saw them.", "model", "tier")
-EXTRA_PASSES = _counter("extra_passes_total", "Calls of a model beyond one per batch, to find a culprit.", "model")
-DEAD_LETTERED = _counter("dead_lettered_total", "Requests given up and kept as dead letters.", "model", "reason")
+CANCELLED = _counter("cancelled_before_compute_total", "Requests cancelled before the model computed them.", "model")
+EXPIRED = _counter("expired_total", "Requests whose deadline passed before the model computed them.", "model", "tier")
+EXTRA_PASSES = _counter(
+    "extra_passes_total", "Calls of a model beyond one per batch, to find the request that fails.", "model"
+)
+DEAD_LETTERED = _counter(
+    "dead_lettered_total", "Requests that failed for good and are kept as dead letters.", "model", "reason"
+)
 LEDGER_ROWS = _counter("ledger_rows_total", "Requests written to the database's ledger.")
-LEDGER_DROPPED = _counter("ledger_dropped_total", "Requests that the ledger lacks, by why.", "reason")
-WORKERS_LOST = _counter("workers_lost_total", "Workers that others have struck off: they died, or were silent.")
-SHED = _counter("shed_total", "Requests refused at the door.", "tier", "reason")
-SLO_MISSED = _counter("slo_missed_total", "Requests not answered as their tier's objective promises.", "tier")
+LEDGER_DROPPED = _counter("ledger_dropped_total", "Requests missing from the ledger, by reason.", "reason")
+WORKERS_LOST = _counter("workers_lost_total", "Workers that others have deregistered: they died, or were silent.")
+SHED = _counter("shed_total", "Requests refused at admission.", "tier", "reason")
+SLO_MISSED = _counter("slo_missed_total", "Requests that missed their tier's objective.", "tier")
 COLLAPSED = _counter("collapsed_total", "Requests answered by an identical one that was already under way.", "model")
 CACHE_HITS = _counter("cache_hits_total", "Requests answered from the cache of results.", "model")
 
-QUEUE_DEPTH = _gauge("queue_depth", "Requests that wait.", "model", "tier")
-QUEUE_OLDEST = _gauge("queue_oldest_seconds", "Age of the oldest that waits.", "model", "tier")
+QUEUE_DEPTH = _gauge("queue_depth", "Requests waiting in the queue.", "model", "tier")
+QUEUE_OLDEST = _gauge("queue_oldest_seconds", "Age of the oldest waiting request.", "model", "tier")
 WORKERS = _gauge("workers", "Workers by state.", "state")
 EXECUTORS = _gauge("executors", "Executors of healthy workers.", "model", "state")
-DEAD_LETTERS = _gauge("dead_letters", "Requests that were given up and are kept.")
-WORKERS_WANTED = _gauge("workers_wanted", "Workers there should be, while an autoscaler runs.")
-BREAKER_STATE = _gauge("breaker_state", "0 closed, 1 half-open, 2 open; of several workers the worst.", "model")
-SAFE_BATCH_SIZE = _gauge("safe_batch_size", "The largest batch that the smallest device had memory for.", "model")
-SLO_LATENCY = _gauge("slo_latency_seconds", "Within which an answer meets the objective.", "tier")
-SLO_TARGET = _gauge("slo_target", "The part of a tier's requests that shall meet it.", "tier")
-SLO_ATTAINMENT = _gauge("slo_attainment", "The part of a tier's requests that met it.", "tier", "window")
-SLO_BURN_RATE = _gauge("slo_burn_rate", "How fast the error budget is used; 1 just meets it.", "tier", "window")
-SLO_REQUESTS = Reading(
-    "bunch_slo_requests", "Requests that count for their tier's objective.", ("tier",), CounterMetricFamily
+DEAD_LETTERS = _gauge("dead_letters", "Dead letters that are kept.")
+WORKERS_WANTED = _gauge("workers_wanted", "Workers that the autoscaler wants, while one runs.")
+BREAKER_STATE = _gauge("breaker_state", "0 closed, 1 half-open, 2 open; the worst of all workers.", "model")
+SAFE_BATCH_SIZE = _gauge(
+    "safe_batch_size", "The largest batch that fitted into the memory of the smallest device.", "model"
 )
-REDIS_MEMORY_USED = _gauge("redis_memory_used_bytes", "What Redis has in use.")
-REDIS_MEMORY_MAX = _gauge("redis_memory_max_bytes", "What it may use; 0: no limit.")
-PROCESSES = _gauge("processes", "Processes by role: heard of, or silent for the last minute.", "role", "state")
+SLO_LATENCY = _gauge("slo_latency_seconds", "The latency within which an answer meets the objective.", "tier")
+SLO_TARGET = _gauge("slo_target", "The share of a tier's requests that must meet the objective.", "tier")
+SLO_ATTAINMENT = _gauge("slo_attainment", "The share of a tier's requests that met the objective.", "tier", "window")
+SLO_BURN_RATE = _gauge(
+    "slo_burn_rate", "Rate at which the error budget is used; at 1 the objective is just met.", "tier", "window"
+)
+SLO_REQUESTS = Reading(
+    "bunch_slo_requests", "Requests that count towards their tier's objective.", ("tier",), CounterMetricFamily
+)
+REDIS_MEMORY_USED = _gauge("redis_memory_used_bytes", "Memory that Redis uses.")
+REDIS_MEMORY_MAX = _gauge("redis_memory_max_bytes", "Memory limit of Redis; 0: no limit.")
+PROCESSES = _gauge("processes", "Processes by role, alive or silent for the last minute.", "role", "state")
 PROCESS_CPU = Reading(
     "bunch_process_cpu_seconds", "User and system time of a process.", ("role", "process"), CounterMetricFamily
 )

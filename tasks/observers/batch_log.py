@@ -74,7 +74,7 @@ class BatchLogObserver:
         try:
             self._batch_log.write(noted)
         except RedisError as error:
-            logger.debug("%d batches not written down yet: %s", len(noted), error)
+            logger.debug("could not write %d batches to the batch log; the next flush retries: %s", len(noted), error)
             self._noted.extendleft(reversed(noted))
 
     def claimed(self, requests: Sequence[Request], batch: BatchInfo) -> None:
@@ -156,7 +156,7 @@ class BatchLogObserver:
             try:
                 self.flush()
             except Exception:
-                logger.exception("the batch log was not written")
+                logger.exception("could not write the batch log; the batches of this flush are lost")
 
 
 def _told(outcome: Outcome) -> tuple[str, str]:

@@ -143,7 +143,7 @@ class WorkerTelemetry:
         try:
             self._events.claimed(requests, batch)
         except Exception as error:  # noqa: BLE001 - kombu raises whatever its transport does; a batch must not fail for it
-            logger.debug("events not sent: %s", error)
+            logger.debug("could not send task events: %s", error)
 
     def _shown(self, requests: Sequence[Request], batch: BatchInfo, now: float) -> list[ActiveRequest]:
         return [ActiveRequest(each, batch, now, payloads=self._payloads) for each in requests]
@@ -166,7 +166,9 @@ class WorkerTelemetry:
                 self._child(metrics.DEAD_LETTERED, model, reason).inc()
                 # One traceback a batch: when everything fails, the log must not be the next thing to break.
                 why = outcome.message[:_WORDS] if told else (outcome.traceback or outcome.message)
-                logger.warning("given up: %s", why.rstrip(), extra=about(request, batch))
+                logger.warning(
+                    "a request failed and is kept as a dead letter: %s", why.rstrip(), extra=about(request, batch)
+                )
                 told = True
         if settled and logger.isEnabledFor(logging.DEBUG):
             extra = {**about_batch(batch), "compute_ms": round(batch.compute_s * 1000, 3), "reason": batch.reason.value}
@@ -174,15 +176,15 @@ class WorkerTelemetry:
         try:
             self._events.finished(settled, batch)
         except Exception as error:  # noqa: BLE001 - kombu raises whatever its transport does; a batch must not fail for it
-            logger.debug("events not sent: %s", error)
+            logger.debug("could not send task events: %s", error)
 
     def retried(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
         self._child(metrics.RETRIES, batch.model, "error").inc(len(requests))
-        logger.info("%d requests are tried again: %.200s", len(requests), why, extra=about_batch(batch))
+        logger.info("retrying %d requests: %.200s", len(requests), why, extra=about_batch(batch))
         try:
             self._events.retried(requests, batch, why)
         except Exception as error:  # noqa: BLE001 - as above
-            logger.debug("events not sent: %s", error)
+            logger.debug("could not send task events: %s", error)
 
     def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
         self._leave(batch)
@@ -194,7 +196,7 @@ class WorkerTelemetry:
         try:
             self._events.tick()
         except Exception as error:  # noqa: BLE001 - as above
-            logger.debug("events not sent: %s", error)
+            logger.debug("could not send task events: %s", error)
 
     def _leave(self, batch: BatchInfo) -> int:
         for task_id in self._named.pop(batch.batch_id, ()):

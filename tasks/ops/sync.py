@@ -112,11 +112,11 @@ class PeriodicSync:
                 chore()
             except (StoreError, RedisError) as error:
                 if pause_s <= EVERY_S:
-                    logger.warning("%s: %s", chore.__name__, error)
+                    logger.warning("%s failed and will be retried: %s", chore.__name__, error)
                 pause_s = min(LONGEST_PAUSE_S, max(EVERY_S, pause_s * 2))
             except Exception:
                 # One round that failed, whatever of, must not be the last.
-                logger.exception("%s", chore.__name__)
+                logger.exception("%s failed and will be retried", chore.__name__)
                 pause_s = LONGEST_PAUSE_S
             else:
                 pause_s = EVERY_S

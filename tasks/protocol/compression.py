@@ -40,7 +40,7 @@ def decompress(body: bytes, name: str, limit: int) -> bytes:
     """`body` decompressed, of at most `limit` bytes. Raises ValueError, of which `TooLong` is one."""
     make = _BY_NAME.get(name)
     if make is None:
-        raise ValueError(f"compression {name[:64]!r} is not read; known are {_KNOWN}")
+        raise ValueError(f"compression {name[:64]!r} is not supported; use {_KNOWN}")
     decompressor = make()
     try:
         plain = decompressor.decompress(body, limit + 1)

@@ -16,7 +16,7 @@ from typing import Literal
 
 from batching.request import Failed, Words
 
-HIDDEN = "the model failed; the reason is kept for its operator, under the id of this request"
+HIDDEN = "the model failed; its operator finds the reason under this request's id"
 # Shorter words of a header are no secrets, and stand in any text.
 _SHORTEST_SECRET = 6
 

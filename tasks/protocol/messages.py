@@ -278,7 +278,7 @@ def _headers(envelope: _Envelope) -> _Headers:
 def _text(envelope: _Envelope, most_bytes: int = MOST_BYTES) -> bytes | str:
     headers = _headers(envelope)
     if envelope.content_type not in _JSON:
-        raise UnreadableMessage(f"content type {envelope.content_type!r}; only JSON is read")
+        raise UnreadableMessage(f"content type {envelope.content_type!r}; only JSON is accepted")
     encoding = envelope.properties.body_encoding if isinstance(envelope.properties, _Properties) else None
     if not headers.compression and encoding != "base64":
         return envelope.body
@@ -325,7 +325,7 @@ def _request(
     given = args[0] if args else keywords.input
     parameters = args[1] if len(args) > 1 else keywords.parameters
     if given is msgspec.UNSET or len(args) > 2 or twice:
-        raise UnreadableMessage("bunch.infer takes one input, and parameters")
+        raise UnreadableMessage("bunch.infer takes one input and optional parameters")
     options = NO_PARAMETERS if parameters is msgspec.UNSET else bytes(parameters)
     return Request(
         id=task_id,
@@ -356,7 +356,7 @@ def _check_seal(request: Request, headers: _Headers, seal: Seal) -> None:
     if request.sealed:
         return
     if given or request.owner or once or not request.foreign:
-        raise UnreadableMessage("it says what only a frontend may, and has no seal under BUNCH_MESSAGE_SECRET")
+        raise UnreadableMessage("it has headers that only a frontend may set, and no seal under BUNCH_MESSAGE_SECRET")
     if request.reply_to.startswith(REPLY_PREFIX):
         request.reply_to = ""
 

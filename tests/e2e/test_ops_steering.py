@@ -61,7 +61,9 @@ def test_a_tier_is_paused_and_resumed(well: Api, stack: Stack) -> None:
         assert "Nothing waits now" in said
         assert DesiredState(stack.redis()).read(["moody"])["moody"].paused == frozenset()
 
-        assert "moody.free is paused; 2 workers of 2 follow at once" in done(api, "pause", model="moody", tier="free")
+        assert "moody.free is paused; 2 workers of 2 applied it at once" in done(
+            api, "pause", model="moody", tier="free"
+        )
         waiting = [
             api.post("/v1/inference", {"input": n, "model": "moody"}, X_Tier="free", Prefer="respond-async").json
             for n in range(3)
@@ -70,7 +72,7 @@ def test_a_tier_is_paused_and_resumed(well: Api, stack: Stack) -> None:
         assert api.post("/v1/inference", {"input": 1, "model": "moody"}, X_Tier="paid").status == 200
 
         assert "3 requests wait now (3 free)" in will(api, "pause", model="moody")
-        assert "paused already" in will(api, "pause", model="moody", tier="free")
+        assert "already paused" in will(api, "pause", model="moody", tier="free")
         wait_until(
             lambda: any("moody is paused for free: 3 wait" in each["text"] for each in now(api)["findings"]),
             what="the page says so first",
@@ -115,7 +117,7 @@ def test_a_model_is_tuned_and_goes_back_to_its_file(well: Api, stack: Stack) -> 
         assert "policy adaptive → fixed; max_batch_size 64 → 7. 2 workers (" in said
         assert DesiredState(stack.redis()).read(["moody"])["moody"].tuned == {}
 
-        assert "moody is tuned; 2 workers of 2 follow at once" in done(
+        assert "moody is tuned; 2 workers of 2 applied it at once" in done(
             api, "tune", model="moody", changes={"policy": "fixed", "max_batch_size": "7"}
         )
 

@@ -96,7 +96,7 @@ def test_what_failed_is_known_for_a_day_and_the_rest_for_an_hour(redis: Redis) -
     assert (about["error"]["type"], about["error"]["message"]) == ("ValueError", "the third attempt")
     for name in (good, refused):
         assert explain(redis, ["m"], name) is None
-        assert "older than the record reaches: an hour" in why_unknown(redis, name)
+        assert "older than the batch log reaches: an hour" in why_unknown(redis, name)
 
 
 def test_beyond_its_ceiling_the_oldest_go_and_whoever_asks_is_told_how_far_it_reaches(redis: Redis) -> None:
@@ -110,7 +110,7 @@ def test_beyond_its_ceiling_the_oldest_go_and_whoever_asks_is_told_how_far_it_re
     assert explain(redis, ["m"], names[0]) is None
     assert explain(redis, ["m"], recent[-1][0]) is not None
     told = why_unknown(redis, names[0])
-    assert "older than the record reaches" in told
+    assert "older than the batch log reaches" in told
     assert "at this rate (BUNCH_EXPLAIN_MAX_BYTES)" in told
     assert int(redis.hget(KEYS.record_size("all"), "bytes") or 0) <= MIB * 3 // 4
     # What Redis itself takes for it: the ceiling, and less than a tenth.

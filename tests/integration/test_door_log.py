@@ -53,7 +53,7 @@ def test_an_answer_from_the_cache_is_explained(redis: Redis, door: DoorRecord) -
 
 def test_what_a_worker_tells_of_is_not_told_twice(redis: Redis, door: DoorRecord) -> None:
     task_id = new_id()
-    door.note(call(), task_id, "m", Tier.PAID, DeadlineExceeded("no answer within the request's time"))
+    door.note(call(), task_id, "m", Tier.PAID, DeadlineExceeded("the request was not answered before its deadline"))
     door.flush()
     assert explain(redis, ["m"], task_id) is None
 

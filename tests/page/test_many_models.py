@@ -66,7 +66,7 @@ def test_of_nine_models_those_that_do_nothing_are_folded(
         seen.page.keyboard.press("Enter")
         settled(seen, 9)
         assert seen.page.evaluate("document.documentElement.scrollHeight") > folded
-        assert seen.text("#fold") == "Fold 7 idle"
+        assert seen.text("#fold") == "Hide 7 idle"
         assert serious(seen.page) == []
         assert seen.complaints == []
 
@@ -89,7 +89,7 @@ def test_of_fifty_models_one_is_found_by_a_part_of_its_name(
         assert "1 of 50 models shown" in seen.text("#scope-says")
         seen.page.fill("#filter", "nothing of the kind")
         settled(seen, 1)
-        assert "no model has that" in seen.text("#scope-says")
+        assert "no model name contains this" in seen.text("#scope-says")
         assert serious(seen.page) == []
         assert seen.complaints == []
 
@@ -131,11 +131,11 @@ def test_while_redis_hangs_nothing_looks_like_now(browser: Browser, nine: ShownF
         with nine.hung():
             seen.wait_for("document.querySelector('#main').classList.contains('stale')")
             assert seen.page.evaluate("document.querySelector('#status').dataset.level") in {"stale", "unhealthy"}
-            assert seen.text("#status-text") == "no fresh figures"
-            assert "What is shown is of" in seen.text("#findings")
+            assert seen.text("#status-text") == "no current data"
+            assert "The page shows the state of" in seen.text("#findings")
             assert "Nothing needs attention" not in seen.text("#findings")
             # The first missed event is noticed by the page itself, long before Redis' time-out.
-            ago = int(seen.text("#freshness").removeprefix("last heard ").removesuffix(" s ago"))
+            ago = int(seen.text("#freshness").removeprefix("last update ").removesuffix(" s ago"))
             assert ago <= 6
             assert serious(seen.page) == []
             picture(seen.page, "ops-redis-hangs-desktop-light", tmp_path)
@@ -154,7 +154,7 @@ def test_a_tier_that_is_sent_away_is_now_and_not_soon(
             seen.wait_for(
                 f"[...document.querySelectorAll('{now}')].some((each) => each.textContent.includes('refused'))"
             )
-            finding = seen.page.locator("#findings li", has_text="were refused at the door")
+            finding = seen.page.locator("#findings li", has_text="were refused at admission")
             assert finding.get_attribute("data-level") == "bad"
             assert (finding.text_content() or "").startswith("Now: free: ")
             assert seen.page.get_attribute('[data-tile="Not served"]', "data-level") == "bad"

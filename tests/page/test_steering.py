@@ -69,7 +69,7 @@ def test_a_queue_is_paused_and_resumed(look: Callable[..., Any], stack: Stack, t
 
         press(seen, pause)
         confirmed(seen, "2 workers (", "moody.free", "until it is resumed", "Nothing waits now")
-        assert "2 workers of 2 follow" in seen.text("#said")
+        assert "2 workers of 2 applied it" in seen.text("#said")
         assert {tier.value for tier in desired(stack).paused} == {"free"}
         seen.wait_for("document.querySelector('#findings').textContent.includes('moody is paused for free')")
         # The button has become its opposite, and the focus is still there.
@@ -95,7 +95,9 @@ def test_a_worker_is_drained_and_resumed_on_a_phone(look: Callable[..., Any], st
         picture(seen.page, "ops-drain-phone-dark", tmp_path, whole=False)
         confirmed(seen, node, "1 other worker goes on with simulated", "1 other worker goes on with moody")
         wait_until(lambda: state() == "drained", what="it is drained")
-        seen.wait_for("document.querySelector('#findings').textContent.includes('is drained: no more batches there')")
+        seen.wait_for(
+            "document.querySelector('#findings').textContent.includes('is drained: no more batches are claimed there')"
+        )
         press(seen, button("resume", worker=node))
         confirmed(seen, f"{node} will claim again")
         wait_until(lambda: state() == "running", what="it claims again")
@@ -139,7 +141,7 @@ def test_a_slow_request_is_explained(
         press(seen, row)
         page.wait_for_selector("#explain[open]")
         told = seen.text("#explain-body")
-        for word in ("Admission", "Queue", "Compute", "In all", "Released by", "Executor", "3 others in it"):
+        for word in ("Admission", "Queue", "Compute", "Total", "Released by", "Executor", "3 other requests"):
             assert word in told
         assert serious(page) == []
         picture(page, f"ops-explain-{size}-{scheme}", tmp_path, whole=False)

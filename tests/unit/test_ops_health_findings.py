@@ -61,12 +61,12 @@ def test_when_all_is_well_there_is_nothing_to_say() -> None:
         (
             {"workers": (worker(executor()), worker(name="w2")), "healthy": (worker(executor()),)},
             "warn",
-            "1 worker (w2@host) is no longer",
+            "1 worker (w2@host) is silent",
         ),
         (
             {"workers": (worker(executor()), worker(state="stopping", name="w2")), "healthy": (worker(executor()),)},
             "warn",
-            "way out",
+            "shutting down",
         ),
         ({"standings": {Tier.FREE: standing(0.5, 50.0)}}, "bad", "free: 50.0%"),
         ({"standings": {Tier.FREE: standing(0.97, 3.0)}}, "warn", "3.0 times"),
@@ -79,10 +79,10 @@ def test_when_all_is_well_there_is_nothing_to_say() -> None:
         (
             {"lately": Lately(healthy_before=1, silent=(RoleRow("x", "web", "web@host", "host", 7, 0.0),))},
             "warn",
-            "web@host (pid 7) is no longer heard of",
+            "web@host (pid 7) is silent: no heartbeat arrives",
         ),
         ({"lately": Lately(healthy_before=1, differences=("a is configured differently",))}, "warn", "differently."),
-        ({"queues": (QueueRow("a", "free", 7, 2500),)}, "bad", "a.free: 7 wait, the oldest for 2.5 s"),
+        ({"queues": (QueueRow("a", "free", 7, 2500),)}, "bad", "a.free: 7 waiting, the oldest for 2.5 s"),
         (
             {"workers": (worker(executor(), executor(state="failed", error=TRACEBACK)),)},
             "warn",
@@ -96,9 +96,9 @@ def test_when_all_is_well_there_is_nothing_to_say() -> None:
                 "queues": (QueueRow("a", "free", 1, 10, 60.0), QueueRow("a", "paid", 1, 1, 35.0)),
             },
             "warn",
-            "busy 97% of the time: 95 requests a second are let in, and they can do 100",
+            "busy 97% of the time: 95 requests a second are admitted, and their capacity is 100",
         ),
-        ({"lately": Lately(healthy_before=3)}, "warn", "1 of 3 workers"),
+        ({"lately": Lately(healthy_before=3)}, "warn", "1 of the 3 workers"),
         (
             {"workers": (worker(executor()), worker(state="drained", name="w2")), "healthy": (worker(executor()),)},
             "warn",

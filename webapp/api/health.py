@@ -54,7 +54,7 @@ def ready(services: Services, call: HttpRequest) -> HttpResponse:
     if standing is None:
         raise ApiError("BACKEND_UNAVAILABLE", "Redis does not answer")
     if not services.identity.ready:
-        raise ApiError("BACKEND_UNAVAILABLE", "the keys of the callers are not known yet")
+        raise ApiError("BACKEND_UNAVAILABLE", "the callers' keys are not loaded yet")
     served = [name for name in models if name in standing.served]
     missing = [name for name in models if name not in standing.served]
     if not served:

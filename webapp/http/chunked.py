@@ -119,7 +119,7 @@ class ChunkedBody:
         if self._announced > self._limit:
             raise BodyTooLargeError(f"The body is larger than {self._limit} bytes.")
         if self._framing > _FRAMING_MAX + self._announced // 8:
-            raise InvalidRequestError("The body comes in too many small chunks: send larger ones.")
+            raise InvalidRequestError("The body has too many small chunks: send larger ones.")
         self._missing = size + 2
 
     def _check_trailer(self, line: bytes) -> None:
@@ -128,7 +128,7 @@ class ChunkedBody:
             raise InvalidRequestError("A trailer field of the chunked body is not valid.")
         name = found[1].lower()
         if name in _NOT_IN_TRAILERS:
-            raise InvalidRequestError(f"{name.decode()} must not stand in a trailer: send it in the head.")
+            raise InvalidRequestError(f"{name.decode()} must not be in a trailer: send it in the head.")
         self._count_extra(len(line))
 
     def _count_extra(self, count: int) -> None:

@@ -276,7 +276,7 @@ class Connection(Channel):
             if not self._run_app(app, environ, response):
                 return False
         except ClientGoneError:
-            logger.debug("the client went away during its response")
+            logger.debug("the client disconnected during its response")
             response.keep_alive = False
         # gevent's Timeout is no Exception; one that leaks from the application is its error all the same.
         except (Exception, gevent.Timeout) as error:  # noqa: BLE001
@@ -316,7 +316,7 @@ class Connection(Channel):
         if self.must_close():
             response.keep_alive = False
         response.status = "500 Internal Server Error"
-        message = "The server failed at this request; it is logged under the request id."
+        message = "The server failed to answer this request; its log has the error under the request id."
         answer = error_response(
             response.status, "INTERNAL", message, request_id, keep_alive=response.keep_alive, is_head=head.is_head
         )
@@ -368,7 +368,9 @@ class Connection(Channel):
         if self.idle or self.lingers:
             self.expire()
         else:
-            self._greenlet.throw(CrowdedOutError("The server needs the place of this connection; try again."))
+            self._greenlet.throw(
+                CrowdedOutError("The server closed this connection to make room for others; try again.")
+            )
 
     def must_close(self) -> bool:
         """Shutting down; but what the client has already sent behind this request is answered first."""

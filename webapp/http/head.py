@@ -119,7 +119,7 @@ class Head:
         self.expects_continue = False
         if expect is not None and self.http11:
             if expect.lower() != "100-continue":
-                raise UnknownExpectationError(f"Expect: {expect[:64]!r} is not something this server can promise.")
+                raise UnknownExpectationError(f"Expect: {expect[:64]!r} is not supported by this server.")
             self.expects_continue = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -133,7 +133,7 @@ class Head:
         text = value.rstrip(b" \t").decode("latin-1")
         if key in environ:
             if key in _SINGLE:
-                raise InvalidHeaderError(f"{name.decode('ascii')[:64]} is there twice: send it once.")
+                raise InvalidHeaderError(f"{name.decode('ascii')[:64]} was sent twice: send it once.")
             text = f"{environ[key]}{'; ' if key == 'HTTP_COOKIE' else ','}{text}"
         environ[key] = text
 
@@ -166,7 +166,7 @@ class Head:
             authority, path, query = absolute[1], absolute[2] or "/", absolute[3] or ""
             # RFC 9112 3.2.2: the target's authority replaces Host, whatever that says.
             if not authority or not _is_host(authority):
-                raise InvalidRequestError("The request target's host is not a host.")
+                raise InvalidRequestError("The request target's host is not valid.")
             if "HTTP_HOST" in environ:
                 environ["HTTP_HOST"] = authority
         elif target == "*" and environ["REQUEST_METHOD"] == "OPTIONS":
@@ -180,7 +180,7 @@ class Head:
         host = self.environ.get("HTTP_HOST")
         if host is None:
             if self.http11:
-                raise InvalidHeaderError("Host is missing: HTTP/1.1 needs it.")
+                raise InvalidHeaderError("Host is missing: HTTP/1.1 requires it.")
         elif not _is_host(host):
             raise InvalidHeaderError("Host is not a host and port.")
 
@@ -193,7 +193,7 @@ class Head:
         self.content_length = 0
         if coding is not None:
             if length is not None:
-                raise InvalidHeaderError("Content-Length and Transfer-Encoding are both there: send one of them.")
+                raise InvalidHeaderError("Content-Length and Transfer-Encoding are both present: send one of them.")
             if not self.http11:
                 raise InvalidHeaderError("Transfer-Encoding does not exist in HTTP/1.0.")
             if coding.lower() != "chunked":
@@ -221,7 +221,7 @@ def _not_chunked_alone(coding: str) -> RequestRefusedError:
     names = [each[1].lower() for each in found if each is not None]
     if len(names) < len(found) or "chunked" in names[:-1]:
         return InvalidHeaderError("Transfer-Encoding must be exactly `chunked`.")
-    return UnknownCodingError("Transfer-Encoding: of all codings only `chunked` is known here.")
+    return UnknownCodingError("Transfer-Encoding: only `chunked` is supported.")
 
 
 class Template:

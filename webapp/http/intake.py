@@ -14,7 +14,7 @@ from typing import Protocol
 from webapp.http.errors import CrowdedOutError
 
 COUNTED = 2
-CROWDED_OUT = "The server needs the memory that this request took while it was arriving; try again."
+CROWDED_OUT = "The server ran out of memory for requests that are still arriving; try again."
 
 
 class Arriving(Protocol):

@@ -117,7 +117,7 @@ class Listener:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return False
         except OSError as error:
-            logger.warning("cannot accept: %s", error)
+            logger.warning("cannot accept connections: %s", error)
             if error.errno in _OUT_OF_RESOURCES:
                 self._service.make_room(1 + len(self._service) // _PLACES)
                 # The connection stays in the backlog, readable for ever: look again when there may be room.

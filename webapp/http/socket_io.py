@@ -198,7 +198,7 @@ class Channel(abc.ABC):
         try:
             self._wait(self._writer, time.monotonic() + self._limits.send_time_s)
         except WaitExpiredError:
-            raise ClientGoneError("the client takes nothing of its response") from None
+            raise ClientGoneError("the client reads nothing of its response") from None
 
     def _flush_in_hub(self) -> None:
         self._flush_is_due = False
@@ -214,7 +214,7 @@ class Channel(abc.ABC):
             if linger and self._limits.linger_s:
                 self._linger()
         except (ClientGoneError, WaitExpiredError, OSError) as error:
-            logger.debug("while closing: %r", error)
+            logger.debug("error while closing a connection: %r", error)
         finally:
             self._reader.close()
             if self._writer is not None:

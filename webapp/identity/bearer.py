@@ -70,7 +70,7 @@ class Bearer:
         if caller is None:
             raise self._refusal(call, text)
         if access is Access.OPERATOR:
-            raise ApiError("FORBIDDEN", "this is for operators, who send the service token")
+            raise ApiError("FORBIDDEN", "only operators may use this: send the service token")
         return caller
 
     def _tenant(self, text: str) -> Caller | None:

@@ -107,7 +107,7 @@ def _usable(document: Mapping[str, Any]) -> Any:
         try:
             yield (algorithm, str(each.get("kid", ""))), jwt.PyJWK(each, algorithm).key
         except jwt.PyJWTError as error:
-            logger.warning("a key of BUNCH_JWT_JWKS is left out: %s", error)
+            logger.warning("ignoring a key of BUNCH_JWT_JWKS: %s", error)
 
 
 def _read(path: str) -> bytes:

@@ -75,7 +75,7 @@ class KeyRing:
         if parts is None:
             return None
         if not self._version:
-            raise BackendUnavailable("the keys are not known yet; try again shortly")
+            raise BackendUnavailable("the API keys are not loaded yet; try again shortly")
         key_id, secret = parts
         key, caller = self._callers.get(key_id, (NOBODY, None))
         if not key.opens_with(secret) or caller is None:
@@ -97,6 +97,6 @@ class KeyRing:
             if version and version != self._version:
                 self.take(self._store.read())
         except (RedisError, msgspec.MsgspecError) as error:
-            logger.debug("keys not refreshed: %s", error)
+            logger.debug("could not refresh the API keys; the known ones stay valid: %s", error)
         except Exception:
-            logger.exception("keys")
+            logger.exception("could not refresh the API keys; the known ones stay valid")

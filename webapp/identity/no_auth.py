@@ -43,8 +43,8 @@ class NoAuth:
         if not local and not self._loopback.serves(call):
             raise ApiError(
                 "FORBIDDEN",
-                "with BUNCH_AUTH=off only this machine is served, under its own names and not through a proxy; "
-                "set BUNCH_AUTH=keys, or BUNCH_ALLOWED_HOSTS to the name that a proxy which authenticates asks for",
+                "BUNCH_AUTH=off serves only this machine, under its own names and not through a proxy; "
+                "set BUNCH_AUTH=keys, or set BUNCH_ALLOWED_HOSTS to the host name that an authenticating proxy uses",
             )
         asked = call.header("HTTP_X_TIER")
         if asked is None or access is not Access.TENANT or not local:

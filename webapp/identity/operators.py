@@ -58,7 +58,8 @@ class Operators:
         if self._by_token or not self._loopback.listens:
             return ApiError("UNAUTHENTICATED", "send Authorization: Bearer <service token>", CHALLENGE)
         return ApiError(
-            "FORBIDDEN", "under another name, or through a proxy, this needs a service token: set BUNCH_SERVICE_TOKEN"
+            "FORBIDDEN",
+            "under another host name, or through a proxy, a service token is needed: set BUNCH_SERVICE_TOKEN",
         )
 
 

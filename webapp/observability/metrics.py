@@ -102,7 +102,7 @@ def _call(calls: Sequence[Callable[[], object]]) -> None:
         try:
             call()
         except RedisError as error:
-            logger.debug("metrics not flushed: %s", error)
+            logger.debug("could not write metrics and records to Redis; the next second retries: %s", error)
         except Exception:
             # Whatever it is, the next second's figures must still come.
-            logger.exception("telemetry")
+            logger.exception("could not write metrics and records to Redis; the next second retries")

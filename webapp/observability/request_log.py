@@ -63,7 +63,7 @@ def remember(
         "latency_ms": round(took_s * 1000, 1),
         "held_back": held_back or None,
     }
-    logger.log(level, "answered" if code == "OK" else "not answered with an output", extra=extra)
+    logger.log(level, "answered" if code == "OK" else "answered with an error", extra=extra)
 
 
 def _level(code: str) -> int:

@@ -45,7 +45,7 @@ def run(services: Services, name: str, body: ActionBody, who: str, address: str)
     """`who` is the operator's name. Raises ApiError; RedisError when Redis is away."""
     action = ACTIONS.get(name)
     if action is None:
-        raise ApiError("NOT_FOUND", f"there is no action {name[:64]!r}; there are {', '.join(ACTIONS)}")
+        raise ApiError("NOT_FOUND", f"there is no action {name[:64]!r}; the actions are {', '.join(ACTIONS)}")
     if not body.confirm:
         return {"action": name, "will": action.will(services, body.arguments)}
     done = action.do(services, body.arguments)

@@ -61,11 +61,11 @@ Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 def will_pause(services: Services, arguments: Mapping[str, Any]) -> str:
     asked = _of_model(services, arguments)
     if _paused(services, asked) >= set(asked.tiers):
-        return f"{asked} is paused already: nothing will change. {_Standing.of(services, asked).waiting}."
+        return f"{asked} is already paused: nothing will change. {_Standing.of(services, asked).waiting}."
     standing = _Standing.of(services, asked)
     return (
-        f"{standing.workers} will claim nothing more of {asked}, until it is resumed; also after restarts. What is in "
-        f"hand is finished. {standing.waiting}; these, and all that come, will wait, until their own deadlines."
+        f"{standing.workers} will claim no requests of {asked} until it is resumed, also after a restart. Batches in "
+        f"progress are finished. {standing.waiting}; these and all new ones will wait until their own deadlines."
     )
 
 
@@ -92,7 +92,7 @@ def resume(services: Services, arguments: Mapping[str, Any]) -> str:
         return f"{node} claims again"
     asked = _of_model(services, arguments)
     DesiredState(services.redis).resume(asked.model, asked.tiers)
-    return f"{asked} is claimed again; {_told(services, 'resume', _words(asked), _nodes(services, asked))}"
+    return f"{asked} is resumed; {_told(services, 'resume', _words(asked), _nodes(services, asked))}"
 
 
 def will_drain(services: Services, arguments: Mapping[str, Any]) -> str:
@@ -153,7 +153,7 @@ class _Standing:
         )
         named = f" ({', '.join(parts)})" if len(parts) > 1 or (parts and asked.tier is None) else ""
         if not names:
-            return cls("No worker serves it now; those that start", waiting + named)
+            return cls("No worker serves it now; workers that start", waiting + named)
         return cls(f"{_count(len(names), 'worker')} ({_listed(names)})", waiting + named)
 
 
@@ -163,7 +163,7 @@ def _left_behind(services: Services, model: str, others: Sequence[WorkerRow]) ->
     waiting = _Standing.of(services, OfModel(model)).waiting
     if left:
         return f"{_count(left, 'other worker')} {'goes' if left == 1 else 'go'} on with {model}. {waiting}."
-    return f"Nobody else serves {model}. {waiting}; these, and all that come, will wait, until their own deadlines."
+    return f"No other worker serves {model}. {waiting}; these and all new ones will wait until their own deadlines."
 
 
 def _will_claim_again(services: Services, name: str) -> str:
@@ -221,7 +221,7 @@ def _nodes(services: Services, asked: OfModel) -> list[str]:
 def _node(services: Services, name: str) -> str:
     found = find_nodes(services.settings, services.redis, name)
     if len(found) != 1:
-        wrong = f"several workers are called so: {_listed(found)}" if found else "no living worker is called so"
+        wrong = f"several workers have this name: {_listed(found)}" if found else "no live worker has this name"
         raise ApiError("INVALID_INPUT", f"worker {name[:64]!r}: {wrong}")
     return found[0]
 
@@ -231,7 +231,7 @@ def _row(services: Services, node: str) -> tuple[WorkerRow, list[WorkerRow]]:
     rows = services.fleet.workers()
     own = [row for row in rows if row.node == node]
     if not own:
-        raise ApiError("INVALID_INPUT", f"worker: {node} has gone")
+        raise ApiError("INVALID_INPUT", f"worker: {node} is gone")
     return own[0], [row for row in services.fleet.healthy_of(rows) if row.node != node]
 
 
@@ -242,13 +242,13 @@ def _words(asked: OfModel) -> dict[str, Any]:
 def _told(services: Services, command: str, words: dict[str, Any], nodes: Sequence[str]) -> str:
     """What the workers said to a change that is written down already."""
     if not nodes:
-        return "no worker serves it now; those that start will follow"
+        return "no worker serves it now; workers that start will apply it"
     replies = _replies(services, command, words, nodes)
-    said = [f"{_count(sum('ok' in each for each in replies.values()), 'worker')} of {len(nodes)} follow at once"]
+    said = [f"{_count(sum('ok' in each for each in replies.values()), 'worker')} of {len(nodes)} applied it at once"]
     said += [f"{node} refuses: {reply['error']}" for node, reply in replies.items() if "error" in reply]
     silent = sorted(set(nodes) - set(replies))
     if silent:
-        said.append(f"{_listed(silent)} did not answer and will follow with the next heartbeat")
+        said.append(f"{_listed(silent)} did not answer and will apply it with the next heartbeat")
     return "; ".join(said)
 
 
@@ -256,7 +256,7 @@ def _must_hear(services: Services, command: str, node: str) -> str:
     """The reply of the one worker that it concerns; nothing is written down that it could follow later."""
     reply = _replies(services, command, {}, [node]).get(node)
     if reply is None:
-        raise ApiError("BACKEND_UNAVAILABLE", f"{node} did not answer: look whether it did before you rely on it")
+        raise ApiError("BACKEND_UNAVAILABLE", f"{node} did not answer: check its state before you rely on it")
     return str(reply.get("ok") or reply)
 
 
@@ -279,7 +279,7 @@ def _count(number: int, noun: str) -> str:
 
 def _shown(value: object) -> str:
     if value is None:
-        return "the policy's own"
+        return "the policy's default"
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={each}" for key, each in value.items()) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -14,8 +14,8 @@ def will_replay(services: Services, arguments: Mapping[str, Any]) -> str:
     count = _letters(len(_ids(services, arguments)))
     minutes = services.settings.result_ttl_ms / 60_000
     return (
-        f"{count} will be queued again under the same ids, at the end of their queues, with fresh attempts and "
-        f"{minutes:g} minutes to be answered. What made them fail may do so again."
+        f"{count} will be queued again under the same ids, at the end of their queues, with new attempts and "
+        f"{minutes:g} minutes to be answered. They may fail again for the same reason."
     )
 
 
@@ -28,20 +28,20 @@ def replay(services: Services, arguments: Mapping[str, Any]) -> str:
         if found is not None and found[0].model in settings.models:
             replayed += letters.replay(task_id, settings.result_ttl_s, settings.result_ttl_s)
     return f"{_letters(replayed)} queued again" + _rest(
-        len(ids) - replayed, "gone meanwhile, or of a model that is not served"
+        len(ids) - replayed, "already gone, or of a model that is not served"
     )
 
 
 def will_drop(services: Services, arguments: Mapping[str, Any]) -> str:
     count = _letters(len(_ids(services, arguments)))
-    return f"{count} will be deleted, message and reason. This cannot be undone."
+    return f"{count} will be deleted with their messages and reasons. This cannot be undone."
 
 
 def drop(services: Services, arguments: Mapping[str, Any]) -> str:
     letters = DeadLetters(services.redis)
     ids = _ids(services, arguments)
     dropped = sum(letters.drop(each) for each in ids)
-    return f"{_letters(dropped)} deleted" + _rest(len(ids) - dropped, "gone meanwhile")
+    return f"{_letters(dropped)} deleted" + _rest(len(ids) - dropped, "already gone")
 
 
 def _ids(services: Services, arguments: Mapping[str, Any]) -> list[str]:
@@ -58,4 +58,4 @@ def _letters(count: int) -> str:
 
 
 def _rest(count: int, why: str) -> str:
-    return f"; {count:,} not: {why}" if count else ""
+    return f"; {count:,} skipped: {why}" if count else ""

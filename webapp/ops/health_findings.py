@@ -108,9 +108,9 @@ def _missing(models: Sequence[str], workers: Sequence[WorkerRow], healthy: Seque
     known = {each.id for each in (*healthy, *leaving, *drained)}
     silent = [each for each in workers if each.id not in known]
     for which, rest in (
-        (silent, "no longer heard of"),
-        (drained, "drained: no more batches there"),
-        (leaving, "on the way out"),
+        (silent, "silent: no heartbeat arrives"),
+        (drained, "drained: no more batches are claimed there"),
+        (leaving, "shutting down"),
     ):
         if which:
             found.append(Finding("warn", f"{_named(which)} {rest}.", "workers", "Workers"))
@@ -121,7 +121,9 @@ def _fewer(before: int, healthy: int) -> list[Finding]:
     """A worker that is gone leaves the register: only the history knows that it was there."""
     if not 0 < healthy < before:
         return []
-    return [Finding("warn", f"{healthy} of {before} workers of five minutes ago are left.", "workers", "Workers")]
+    return [
+        Finding("warn", f"Only {healthy} of the {before} workers of five minutes ago are left.", "workers", "Workers")
+    ]
 
 
 def _refused(lately: Lately) -> list[Finding]:
@@ -131,7 +133,7 @@ def _refused(lately: Lately) -> list[Finding]:
         share = refused / max(1, lately.asked.get(tier, 0))
         if share >= _MANY / 5:
             level = "bad" if share >= _MANY and refused >= _CHANCE else "warn"
-            text = f"{tier.value}: {share:.0%} of the requests of the last 15 seconds were refused at the door."
+            text = f"{tier.value}: {share:.0%} of the requests of the last 15 seconds were refused at admission."
             found.append(Finding(level, text, "requests", "Not served"))
     return found
 
@@ -140,14 +142,12 @@ def _processes(lately: Lately) -> list[Finding]:
     """Workers are told of by their own register."""
     found = [Finding("warn", f"{each}.", "processes") for each in lately.differences]
     found += [
-        Finding("warn", f"{each.name} (pid {each.pid}) is no longer heard of.", "processes")
+        Finding("warn", f"{each.name} (pid {each.pid}) is silent: no heartbeat arrives.", "processes")
         for each in lately.silent
         if each.role != "worker"
     ]
     if "ops" not in lately.roles:
-        found.append(
-            Finding("warn", "No ops worker runs: keys and the ledger are not brought up to date.", "processes")
-        )
+        found.append(Finding("warn", "No ops worker runs: API keys and the ledger are not updated.", "processes"))
     return found
 
 
@@ -164,7 +164,7 @@ def _paused(paused: Mapping[str, frozenset[Tier]], queues: Sequence[QueueRow]) -
     for model, tiers in paused.items():
         waiting = sum(row.depth for row in queues if row.model == model and Tier(row.tier) in tiers)
         which = "" if len(tiers) == len(Tier) else f" for {', '.join(tier.value for tier in Tier if tier in tiers)}"
-        text = f"{model} is paused{which}: {waiting:,} wait until it is resumed, or until their deadlines."
+        text = f"{model} is paused{which}: {waiting:,} waiting until it is resumed or their deadlines pass."
         found.append(Finding("bad" if waiting else "warn", text, "models", "Waiting"))
     return found
 
@@ -176,8 +176,9 @@ def _burning(standings: Mapping[Tier, Standing]) -> list[Finding]:
         if burn > 1:
             level = "bad" if burn >= PAGING_BURN_RATE or each.attained["5m"] <= 1 - _MANY else "warn"
             text = (
-                f"{tier.value}: {each.attained['5m']:.1%} of the last five minutes met the objective of "
-                f"{each.target:.1%} within {each.latency_ms:g} ms; the error budget burns at {burn:.1f} times its rate."
+                f"{tier.value}: {each.attained['5m']:.1%} of the last five minutes' requests met the objective of "
+                f"{each.target:.1%} within {each.latency_ms:g} ms; the error budget burns at "
+                f"{burn:.1f} times the allowed rate."
             )
             found.append(Finding(level, text, "tiers", "Not served"))
     return found
@@ -187,7 +188,7 @@ def _waiting(queues: Sequence[QueueRow], objectives: Mapping[Tier, Objective]) -
     return [
         Finding(
             "bad",
-            f"{row.model}.{row.tier}: {row.depth:,} wait, the oldest for {row.oldest_ms / 1000:.1f} s.",
+            f"{row.model}.{row.tier}: {row.depth:,} waiting, the oldest for {row.oldest_ms / 1000:.1f} s.",
             "queues",
             "Waiting",
         )
@@ -208,7 +209,7 @@ def _broken(healthy: Sequence[WorkerRow]) -> list[Finding]:
                 text = f"{each.executor} on {worker.name} is being replaced: {error_summary(each.error, 160)}"
                 found.append(Finding("warn", text, "workers", "Executors busy"))
             elif each.breaker != "closed":
-                text = f"{each.executor} on {worker.name}: breaker {each.breaker}, batch after batch failed."
+                text = f"{each.executor} on {worker.name}: breaker {each.breaker}, several batches in a row failed."
                 found.append(Finding("warn", text, "workers", "Executors busy"))
     return found
 
@@ -231,7 +232,11 @@ def _busy(healthy: Sequence[WorkerRow], queues: Sequence[QueueRow]) -> list[Find
         can_rps = sum(rates) if len(rates) == len(rows) else 0.0
         come_rps = sum(row.arrival_rps for row in queues if row.model == model)
         if busy > _BUSY and come_rps >= _BUSY * can_rps:
-            known = f": {come_rps:,.0f} requests a second are let in, and they can do {can_rps:,.0f}" if can_rps else ""
+            known = (
+                f": {come_rps:,.0f} requests a second are admitted, and their capacity is {can_rps:,.0f}"
+                if can_rps
+                else ""
+            )
             found.append(
                 Finding(
                     "warn", f"{model}: executors are busy {busy:.0%} of the time{known}.", "workers", "Executors busy"

@@ -100,7 +100,7 @@ class HttpModel:
                 headers=self._trace,
             )
         except httpx.HTTPError as error:
-            public = f"the model's API could not be asked: {type(error).__name__}"
+            public = f"the model's API could not be called: {type(error).__name__}"
             # Not `from`: what the library says of a header that it refuses has the header's value in it.
             raise ApiUnavailable(self._logged(f"{public}: {error}"), public) from None
         if not answer.is_success:

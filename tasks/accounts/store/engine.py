@@ -60,7 +60,7 @@ def migrate(engine: Engine) -> None:
     try:
         _upgrade(engine, config)
     except SQLAlchemyError as error:
-        raise StoreUnavailable(f"the database cannot be brought up to date: {reason_of(error)}") from error
+        raise StoreUnavailable(f"the database cannot be migrated: {reason_of(error)}") from error
 
 
 def reason_of(error: SQLAlchemyError) -> str:

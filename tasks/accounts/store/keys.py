@@ -87,7 +87,7 @@ class KeyStore:
         with self._session() as session:
             key = session.get(Key, key_id)
             if key is None:
-                raise UnknownKey(f"there is no key {key_id[:64]!r}; `manage.py keys list` shows those there are")
+                raise UnknownKey(f"there is no key {key_id[:64]!r}; `manage.py keys list` shows the existing ones")
             if key.revoked_at is None:
                 key.revoked_at = now
                 _count_change(session)

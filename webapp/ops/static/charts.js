@@ -1,4 +1,4 @@
-// Charts in SVG: areas or lines over time, read by eye, by pointer, and with the arrow keys.
+// Charts in SVG: areas or lines over time, readable by eye, with the pointer and with the arrow keys.
 import { ceiling, clock } from "./figures.js";
 
 const NS = "http://www.w3.org/2000/svg";
@@ -60,7 +60,7 @@ export class Chart {
     const heights = columns.flatMap(({ values }) =>
       this.stacked ? [values.reduce((sum, each) => sum + (each ?? 0), 0)] : values.filter((each) => each !== null));
     const seen = Math.max(0, ...heights);
-    // A goal far above all values would flatten them: then it is out of the picture, which says as much.
+    // A goal far above all values would flatten them, so it is left out of the picture.
     const highest = this.most ?? ceiling(Math.max(seen, goal !== null && goal < 4 * seen ? goal * 1.05 : 0));
     this.top.textContent = this.format(highest);
     this.mid.textContent = this.format(highest / 2);
@@ -103,7 +103,7 @@ export class Chart {
         }
         const x = (place + 0.5) * width;
         const y = Math.max(0.5, 100 - (values[n] / highest) * 100);
-        // Alone between gaps it would be a point, which has no length to be seen.
+        // A value alone between gaps would be a point, which has no visible length.
         path += pen === "M" ? `M${(x - width / 3).toFixed(2)} ${y.toFixed(2)}L${x.toFixed(2)} ${y.toFixed(2)}` : `L${x.toFixed(2)} ${y.toFixed(2)}`;
         pen = "L";
       });
@@ -111,7 +111,7 @@ export class Chart {
     });
   }
 
-  // The legend says the values: of the column pointed at, or of the newest.
+  // The legend shows the values of the column under the pointer, or of the newest.
   read() {
     const place = this.at ?? this.columns.length - 1;
     const column = this.columns[place];

@@ -1,4 +1,4 @@
-// What an action would do is asked of the server and shown; only then can it be done.
+// Actions: the server says what an action would do; the page shows that, and only then offers to do it.
 import { html } from "./charts.js";
 import { draw } from "./explain.js";
 import { Unauthorised, act, explained, useToken } from "./stream.js";
@@ -23,7 +23,7 @@ export function dialogs(signedIn) {
   };
 
   function askToken(why) {
-    if (why) element("token-why").textContent = `${why} It is kept in this tab only, until it is closed or reloaded.`;
+    if (why) element("token-why").textContent = `${why} It is kept in this tab only, until the tab is closed or reloaded.`;
     if (!token.open) token.showModal();
   }
 
@@ -45,7 +45,7 @@ export function dialogs(signedIn) {
       error = caught;
     }
     element("confirm-go").disabled = false;
-    // Closed first: what is behind an open dialog is not read aloud.
+    // Closed first: screen readers do not read what is behind an open dialog.
     confirm.close();
     if (error) failed(error);
     else say(said);
@@ -82,7 +82,7 @@ export function dialogs(signedIn) {
   return { token: askToken, action: askFirst, explain, tune: tuning(askWhether, failed) };
 }
 
-// The values of a model in a form; what was changed there is asked of the server, and then of the person.
+// A form with the values of a model. The server checks what was changed, then the operator confirms it.
 function tuning(askWhether, failed) {
   const dialog = element("tune");
   const { policy, max_batch_size: size, max_wait_ms: wait, more } = element("tune-form").elements;
@@ -115,7 +115,7 @@ function tuning(askWhether, failed) {
     event.preventDefault();
     const now = values();
     const changes = Object.fromEntries(["policy", "max_batch_size", "max_wait_ms"].filter((key) => now[key] !== shown[key]).map((key) => [key, now[key]]));
-    // A key that was taken out goes back to what the file says.
+    // A key that was removed is reset to the file's value.
     if (now.more !== shown.more) for (const key of Object.keys(options(shown.more))) changes[key] = "";
     if (now.more !== shown.more || "policy" in changes) Object.assign(changes, options(now.more));
     next(changes);

@@ -1,6 +1,6 @@
-// Calculation only: what happened between two points of the history, and how a number is shown.
+// Pure functions: the difference between two points of the history, and how numbers are formatted.
 
-// Sums that began anew in between: what they have come to since.
+// The growth of a counter; one that was reset in between counts from 0.
 export const grown = (then, now) => (now >= then ? now - then : now);
 
 export const total = (numbers) => numbers.reduce((sum, each) => sum + each, 0);
@@ -12,7 +12,7 @@ export function since(points, seconds) {
   return points[0];
 }
 
-// {code: how many} between two points, of some tiers; or by="served": of some models.
+// {code: count} between two points, for some tiers; with by="served", for some models.
 export function codesBetween(then, now, names, by = "requests") {
   const codes = {};
   for (const name of names) {
@@ -24,7 +24,7 @@ export function codesBetween(then, now, names, by = "requests") {
   return codes;
 }
 
-// As Prometheus' histogram_quantile: straight lines inside a bucket; beyond the last bound, that bound.
+// Like Prometheus' histogram_quantile: linear inside a bucket; beyond the last bound, that bound.
 export function quantile(fraction, bounds, then, now) {
   if (!now) return null;
   const counts = now.map((sum, n) => grown(then?.[n] ?? 0, sum));
@@ -39,7 +39,7 @@ export function quantile(fraction, bounds, then, now) {
   return inside ? low + ((bounds[place] - low) * (rank - below)) / inside : bounds[place];
 }
 
-// Columns of a chart over the last `range` seconds: pairs of points, or null where nobody took any.
+// Columns of a chart over the last `range` seconds: pairs of points, or null where there are none.
 export function columns(points, range, count) {
   const last = points[points.length - 1].at;
   const width = range / count;
@@ -76,7 +76,7 @@ export const milliseconds = (seconds) => (seconds === null ? "–" : short(secon
 
 export function percent(share, digits = 1) {
   if (share === null || Number.isNaN(share)) return "–";
-  // Never rounded up to all.
+  // Never rounded up to 100 %.
   const shown = share < 1 && share > 0.9 ? Math.floor(share * 100 * 10 ** (digits + 1)) / 10 ** (digits + 1) : share * 100;
   return `${shown.toFixed(share < 1 && share > 0.99 ? digits + 1 : digits).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "")} %`;
 }
@@ -89,7 +89,7 @@ export function span(seconds) {
 
 export const clock = (epoch) => new Date(epoch * 1000).toLocaleTimeString("en-GB");
 
-// A little above the highest, so that the axis reads as a round number.
+// The next round number above the highest value, for the axis.
 export function ceiling(number) {
   if (!(number > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(number));

@@ -1,4 +1,4 @@
-// The page: keeps the points, and draws what each event brings.
+// The page: keeps the points, and redraws at each event.
 import { Chart } from "./charts.js";
 import { clock, columns } from "./figures.js";
 import { dialogs, say } from "./dialogs.js";
@@ -8,7 +8,7 @@ import { Unauthorised, follow } from "./stream.js";
 
 const state = { hello: null, points: [], now: null, range: 900, charts: null, filter: "", all: false, heardAt: null };
 const element = (id) => document.getElementById(id);
-// Two of its events have been missed then: what is shown is not how things stand.
+// By then two events have been missed, and the figures are out of date.
 const STALE_S = 4;
 // Never narrower than two steps, or a column might hold no point.
 const MOST_COLUMNS = 90;
@@ -30,7 +30,7 @@ function hear(now) {
   state.error = null;
   state.now = now;
   state.heardAt = performance.now();
-  // Every other point is a glance between two steps; the newest is always there, and the older ones are thinned out.
+  // Events come between two steps too: only the newest such point is kept.
   const points = state.points;
   if (points.length > 1 && now.point.at - points[points.length - 2].at < state.hello.step_s) points.pop();
   points.push(now.point);
@@ -42,7 +42,7 @@ function draw() {
   const { hello, points, now, range, charts } = state;
   if (!hello || !now || document.hidden) return;
   const about = scope(points, range, now, state.filter, state.all);
-  // Its health page may call it healthy while callers notice something: the worse of the two is shown.
+  // The health endpoint may say healthy while callers notice something: show the worse of the two.
   const worst = now.findings[0]?.level;
   const level = worst === "bad" ? "unhealthy" : worst === "warn" && now.status === "healthy" ? "degraded" : now.status;
   const word = now.status !== "healthy" ? now.status : { bad: "needs attention", warn: "worth a look" }[worst] ?? now.status;
@@ -64,7 +64,7 @@ function draw() {
   age();
 }
 
-// Old figures must not look like how things stand: neither their colours nor the sentences above them.
+// Old figures must not look current: neither their colours nor the sentences above them.
 function age() {
   const seconds = state.heardAt === null ? Infinity : Math.round((performance.now() - state.heardAt) / 1000);
   const stale = seconds >= STALE_S || Boolean(state.error);
@@ -74,12 +74,12 @@ function age() {
     return;
   }
   if (state.now === null && !state.error) return;
-  element("freshness").textContent = state.now ? `last heard ${seconds} s ago` : "";
+  element("freshness").textContent = state.now ? `last update ${seconds} s ago` : "";
   element("status").dataset.level = state.error ? "unhealthy" : "stale";
-  element("status-text").textContent = "no fresh figures";
-  document.title = "● Bunch: no fresh figures";
-  const shown = state.now ? `. What is shown is of ${clock(state.now.at)}.` : "";
-  sections.findings([{ level: "bad", text: `${state.error ?? "The server says nothing: it, Redis or the way to it hangs"}${shown}`, where: "" }]);
+  element("status-text").textContent = "no current data";
+  document.title = "● Bunch: no current data";
+  const shown = state.now ? `. The page shows the state of ${clock(state.now.at)}.` : "";
+  sections.findings([{ level: "bad", text: `${state.error ?? "No update from the server: it, Redis or the network does not answer"}${shown}`, where: "" }]);
 }
 
 const open = dialogs(() => listen());

@@ -1,7 +1,7 @@
-// Which models the page is about: those that the filter names, and of these, of many, those that do something.
+// The models that the page shows: those that match the filter and, if there are many, only the active ones.
 import { grown, since, total } from "./figures.js";
 
-// Up to so many nobody is folded: there is nothing to be lost in.
+// Up to this many models, idle ones are not hidden.
 const FEW = 4;
 const codes = (point, model) => Object.values(point.served?.[model] ?? {});
 
@@ -15,7 +15,7 @@ function stirs(model, points, range, now) {
   return !executors.length || executors.some((each) => each.state !== "ready" || each.breaker !== "closed" || each.busy > 0);
 }
 
-// {every, matching, shown: sets of names; idle: how many are folded or could be; now: of `now` what is shown}
+// {every, matching, shown: sets of names; idle: how many are or can be hidden; now: the shown part of `now`}
 export function scope(points, range, now, filter, all) {
   const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
   const matching = now.models.filter(({ name }) => !words.length || words.some((word) => name.includes(word)));
@@ -39,7 +39,7 @@ export function scope(points, range, now, filter, all) {
       models: now.models.filter((each) => shown.has(each.name)),
       queues: of(now.queues, shown),
       named: words.length > 0,
-      // A model that was taken out of the file may still have some.
+      // A model that was removed from the file may still have some.
       slow: names.size === now.models.length ? now.slow : of(now.slow, names),
       dead: names.size === now.models.length ? now.dead : of(now.dead, names),
     },

@@ -1,4 +1,4 @@
-// Each section of the page from what is known. Nothing here remembers anything but the ticks of a table.
+// Draws each section of the page. Nothing here keeps state except the ticks of a table.
 import { html, parts, svg } from "./charts.js";
 import { clock, codesBetween, count, grown, milliseconds, percent, quantile, short, since, span, total } from "./figures.js";
 import { asked } from "./scope.js";
@@ -6,7 +6,7 @@ import { fill } from "./tables.js";
 
 const element = (id) => document.getElementById(id);
 const NOW_S = 15;
-// More lines cannot be told apart, and more models not be read one after the other.
+// More lines cannot be told apart, and a longer list of models is not read.
 const MOST_LINES = 6;
 const MOST_QUEUES = 12;
 const REFUSED = new Set(["SERVICE_OVERLOADED", "RATE_LIMITED"]);
@@ -31,11 +31,11 @@ export function findings(found) {
   const items = shown.map((each) => {
     const item = html("li", { "data-level": each.level });
     if (each.level === "good") item.append(each.text);
-    else item.append(html("b", {}, each.level === "bad" ? "Now: " : "Watch: "), each.text, " ", each.where ? html("a", { href: `#${each.where}` }, "Look") : "");
+    else item.append(html("b", {}, each.level === "bad" ? "Now: " : "Watch: "), each.text, " ", each.where ? html("a", { href: `#${each.where}` }, "Show") : "");
     return item;
   });
   const before = [...list.children].map((each) => each.textContent).join("\n");
-  // A screen reader reads what changes: only what is new is changed.
+  // A screen reader reads every change, so the list is replaced only when its text differs.
   if (before !== items.map((each) => each.textContent).join("\n")) list.replaceChildren(...items);
 }
 
@@ -43,14 +43,14 @@ export function names(models) {
   element("filter-names").replaceChildren(...models.map((name) => html("option", { value: name })));
 }
 
-// What is folded, and the button that unfolds it.
+// How many models are hidden, and the button that shows them.
 export function says({ idle, every, matching, shown }, all) {
   const fold = element("fold");
   fold.hidden = !idle;
   fold.setAttribute("aria-pressed", String(all));
-  const text = all ? `Fold ${idle} idle` : `Show ${idle} idle`;
+  const text = all ? `Hide ${idle} idle` : `Show ${idle} idle`;
   if (fold.textContent !== text) fold.textContent = text;
-  const said = matching.size ? (shown.size < every ? `${shown.size} of ${every} models shown` : "") : "no model has that in its name";
+  const said = matching.size ? (shown.size < every ? `${shown.size} of ${every} models shown` : "") : "no model name contains this";
   if (element("scope-says").textContent !== said) element("scope-says").textContent = said;
 }
 
@@ -69,7 +69,7 @@ export function tiles(hello, points, now) {
   const batched = total(Object.keys(now.point.sizes).map((model) => sizesBetween(then, now.point, model).requests));
   const { healthy, unhealthy } = now.point.workers;
   const share = served ? bad / served : 0;
-  // A colour without a sentence would be a riddle: it is that of the findings about the same.
+  // A tile has the colour of the finding about it, so that every colour has a sentence that explains it.
   const level = (name) => ["bad", "warn"].find((each) => now.findings.some((found) => found.tile === name && found.level === each)) ?? "";
   const rows = [
     ["Requests/s", short(all / seconds), ""],
@@ -97,7 +97,7 @@ export function tiers(hello, points, now) {
   });
   const goal = (row) => row.slo.latency_ms / 1000;
   const met = (row, window) => (row.slo.counted[window] ? percent(row.slo.attained[window]) : "–");
-  // As the sentences above count: fifteen seconds alone are no reason to be red.
+  // The same rule as for the findings: a bad burn rate over 5 minutes, not fifteen seconds alone.
   const missed = (row) => row.slo.burn["5m"] > 1;
   const level = (row, window) => (row.slo.counted[window] && row.slo.attained[window] < row.slo.target ? "bad" : "");
   fill(element("tiers-table"), rows, (row) => row.tier, [
@@ -176,7 +176,7 @@ export function queues(now) {
   ], "Nothing waits.");
 }
 
-// Whether a queue is claimed, and the button that changes it.
+// The cell that says whether a queue is claimed, with the button that changes it.
 function claims(model, tier, paused) {
   const change = paused ? act("resume", "Resume", `${model}.${tier}`, { model, tier }) : act("pause", "Pause", `${model}.${tier}`, { model, tier });
   return html("span", { class: "state" }, html("span", { class: paused ? "bad" : "usual" }, paused ? "paused" : "yes"), change);
@@ -240,7 +240,7 @@ export function batches(hello, points, range, models) {
   element("batches-models").replaceChildren(...those.map(([{ name: model, max_batch_size: most }, { bins, batches: number, requests }]) => {
     if (!number) return html("div", { class: "model" }, html("h3", {}, model), html("p", { class: "facts" }, "No batches in the time shown."));
     const names = hello.sizes.map((bound, n) => (n && hello.sizes[n - 1] + 1 < bound ? `${hello.sizes[n - 1] + 1}–${bound}` : String(bound)));
-    // Up to the first bound that holds the largest batch there may be.
+    // Up to the first bucket that can hold the largest batch.
     const last = Math.max(hello.sizes.findIndex((bound) => bound >= most), bins.findLastIndex((each) => each > 0));
     const shown = bins.slice(0, last + 1);
     const highest = Math.max(...shown);

@@ -1,4 +1,4 @@
-// Server-sent events over fetch: EventSource could not send the token.
+// Server-sent events over fetch, since EventSource cannot send the token.
 
 export class Unauthorised extends Error {}
 
@@ -25,7 +25,7 @@ async function read(path, on, signal) {
   }
 }
 
-// Reads for ever; `lost(error)` is told of each break, and returns whether to try again.
+// Reads for ever; calls `lost(error)` at each break, which returns whether to try again.
 export async function follow(path, on, lost) {
   for (let pause = 500; ; pause = Math.min(8000, pause * 2)) {
     let error = null;
@@ -35,7 +35,7 @@ export async function follow(path, on, lost) {
       await read(path, (name, data) => {
         pause = 500;
         clearTimeout(timer);
-        // A machine that went away says nothing any more; the stream has something to say every two seconds.
+        // A server that is gone sends nothing; a live one sends an event every two seconds.
         timer = setTimeout(() => silence.abort(), 15000);
         on(name, data);
       }, silence.signal);

@@ -1,10 +1,10 @@
-// Tables that change in place: a row keeps its element, its focus and its tick for as long as its key is there.
+// Tables that change in place: a row keeps its element, focus and tick for as long as its key exists.
 import { html } from "./charts.js";
 
-// columns: [{class?, header?, cell: (row) → text, or a node; text alone is compared and left alone if the same}]
+// columns: [{class?, header?, cell: (row) → text or node; text that is the same is not written again}]
 export function fill(table, rows, key, columns, empty) {
   const body = table.tBodies[0];
-  // Headings stand where their numbers do.
+  // Headings are aligned like their numbers.
   columns.forEach((column, n) => table.tHead.rows[0].cells[n].classList.toggle("n", (column.class ?? "").split(" ").includes("n")));
   const known = new Map([...body.rows].map((row) => [row.dataset.key, row]));
   if (!rows.length) {
@@ -17,7 +17,7 @@ export function fill(table, rows, key, columns, empty) {
     const name = String(key(each));
     let row = known.get(name);
     known.delete(name);
-    // On a phone a row is a card, and its headings stand with its values.
+    // On a phone each row is a card that repeats the headings beside its values.
     const headings = [...table.tHead.rows[0].cells].map((each) => each.textContent);
     if (!row) row = html("tr", { "data-key": name }, ...columns.map((column, n) => html(column.header ? "th" : "td", { "data-label": headings[n], ...(column.header ? { scope: "row" } : {}) })));
     columns.forEach((column, n) => set(row.cells[n], column, each));
@@ -34,7 +34,7 @@ function set(cell, column, row) {
   const value = column.cell(row);
   if (value instanceof Node) {
     if (cell.firstElementChild?.outerHTML === value.outerHTML) return;
-    // What could be done has been done: the focus goes on to what can be done now.
+    // The button has been used and replaced: move the focus to its replacement.
     const focused = cell.contains(document.activeElement);
     cell.replaceChildren(value);
     if (focused) (value.matches("button") ? value : value.querySelector("button"))?.focus();
