@@ -1,4 +1,4 @@
-"""The Celery application that everybody but the batching worker uses: the ops worker, Flower, scripts.
+"""The Celery application for everything but the batching worker: the ops worker, Flower, scripts.
 
 celery -A tasks.app worker -Q bunch.ops        celery -A tasks.app flower        celery -A tasks.app inspect stats
 """
@@ -26,7 +26,7 @@ from tasks.ops.presence_step import PresenceStep
 
 
 def make_app(settings: Settings, *, result_backend: str = "") -> Celery:
-    """A Celery application named `bunch`, with the plain tasks of `tasks.ops.plain_tasks` registered."""
+    """Make a Celery application named `bunch`, with the plain tasks of `tasks.ops.plain_tasks` registered."""
     app = Celery("bunch", set_as_current=False)
     app.conf.update(celery_config(settings, result_backend=result_backend))
     app.conf.imports = ("tasks.ops.plain_tasks",)
@@ -34,25 +34,25 @@ def make_app(settings: Settings, *, result_backend: str = "") -> Celery:
 
 
 def use_our_logging(settings: Settings) -> None:
-    """The settings' log level and format in a Celery process, in place of Celery's own set-up."""
+    """Apply the settings' log level and format to a Celery process, in place of Celery's own set-up."""
 
     def configure(**_: object) -> None:
         logging.config.dictConfig(logging_config(settings))
-        # Python's warnings too, Celery's among them, would be lines of their own form.
+        # Python's warnings, Celery's among them, would otherwise be lines in a format of their own.
         logging.captureWarnings(True)
 
     keep_talking()
-    # Celery's warning to root is about pickle, which nothing here is ever read with.
+    # Celery warns root about pickle, which is never accepted here.
     warnings.filterwarnings("ignore", category=SecurityWarning)
-    # Said at each lost connection, of a default that Celery 6 will have.
+    # Celery warns at each lost connection about a default that will change in Celery 6.
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
-    # At once, for what Celery says before it sends its signal.
+    # At once, for what Celery logs before it sends its signal.
     configure()
     setup_logging.connect(configure, weak=False)
 
 
 def __getattr__(name: str) -> Celery:
-    """`app` is made when somebody asks for it, not at import: the settings are read once, and only if needed."""
+    """Make `app` on first access, not at import: the settings are read once, and only if needed."""
     if name in {"app", "celery"}:
         settings = load_settings()
         use_our_logging(settings)

@@ -1,19 +1,19 @@
-"""What a caller of `tasks.client.client` can be told, and what a failed task's result names.
+"""Errors that a caller of `tasks.client.client` can get, and that a failed task's result names.
 
-BunchError                 `code` is the contract's; the frontend maps codes to HTTP numbers in one table
+BunchError                 `code` is the contract's; the frontend maps codes to HTTP statuses in one table
 ├── InputRejected          the model refused this input
 ├── InvalidInput           the input has the wrong type for this model
-├── InferenceFailed        attempts used up, or the model broke its contract
-├── DeadlineExceeded       no answer within the caller's time
-├── TaskCancelled          taken back by its caller
-├── IdempotencyConflict    the Idempotency-Key has been used for something else
-├── CallerGone             the caller hung up; nobody sees this one
-├── Refused                not let in; carries when to come again
-│   ├── ServiceOverloaded  too much waits already
-│   └── RateLimited        this caller asks for too much
-├── ModelUnavailable       nobody can run this model now
-├── ShuttingDown           the frontend leaves, and its time for draining is over
-└── BackendUnavailable     Redis is away, or did not answer in time
+├── InferenceFailed        every attempt failed, or the model broke its contract
+├── DeadlineExceeded       no answer before the request's deadline
+├── TaskCancelled          cancelled by its caller
+├── IdempotencyConflict    the Idempotency-Key was used for a different request
+├── CallerGone             the caller disconnected; seen in metrics only
+├── Refused                not admitted; carries when to try again
+│   ├── ServiceOverloaded  too many requests wait already
+│   └── RateLimited        this caller exceeds its rate or its share
+├── ModelUnavailable       no executor can run this model now
+├── ShuttingDown           the frontend is stopping, and its time for draining is over
+└── BackendUnavailable     Redis cannot be reached, or did not answer in time
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import ClassVar
 
 
 class BunchError(Exception):
-    """Base of all; positional arguments only, since Celery rebuilds exceptions from their arguments."""
+    """Base class; takes positional arguments only, since Celery rebuilds exceptions from their arguments."""
 
     code: ClassVar[str] = "INTERNAL"
     retry_after_s: float | None = None
     reason: str = ""
-    """Why it was not let in, as `bunch_shed_total` counts it; empty for everything else."""
+    """The reason of a refusal, as `bunch_shed_total` counts it; empty for every other error."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message)
@@ -63,7 +63,9 @@ class CallerGone(BunchError):
 
 
 class Refused(BunchError):
-    """`limits`, of a caller with a quota: requests a minute, burst, what is left of it, seconds until it is whole."""
+    """`limits`, for a caller with a quota: requests a minute, burst, requests left of the burst, seconds until it is
+    full.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """API keys: `bunch_<tier>_<id>_<secret>`.
 
-The prefix lets a person, and a scanner of leaked secrets, tell what it is; the id finds the record without touching the
-secret; the secret is 256 random bits, so its plain SHA-256 can be kept: there is nothing to guess that a slow hash
-would protect. The tier in the text is for people; what counts is the record's.
+The prefix lets a person, and a scanner of leaked secrets, recognise a key. The id finds the record without touching the
+secret. The secret is 256 random bits that nobody can guess, so a plain SHA-256 of it can be stored; a slow hash would
+protect nothing more. The tier in the text is for people; the tier of the record is the one that counts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _SECRET_LENGTH = 43
 _FORM = re.compile(rf"bunch_[a-z]+_([0-9a-z]{{{_ID_LENGTH}}})_([0-9A-Za-z]{{{_SECRET_LENGTH}}})")
 MAX_LENGTH = 128
 OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-"""What an owner may be called; no colon, which marks the owners that tokens name."""
+"""The form of an owner's name. It has no colon: a colon marks the owners that tokens name."""
 
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """One key as a frontend knows it. `expires_at` is epoch seconds, 0 for never; `digest` its secret's SHA-256."""
+    """One key as a frontend knows it. `expires_at` is epoch seconds, 0 for never; `digest` is the SHA-256 of its
+    secret.
+    """
 
     id: str
     digest: Digest
@@ -50,14 +52,14 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_key(tier: Tier) -> tuple[str, str, bytes]:
-    """A key's id, its whole text, which nobody sees a second time, and the digest to keep."""
+    """Return a new key's id, its whole text, which is shown only once, and the digest to store."""
     key_id = "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(_ID_LENGTH))
     secret = "".join(secrets.choice(_ALPHABET) for _ in range(_SECRET_LENGTH))
     return key_id, f"bunch_{tier.value}_{key_id}_{secret}", digest_of(secret)
 
 
 def split_key(text: str) -> tuple[str, str] | None:
-    """Id and secret of what has the form of a key."""
+    """Return id and secret of a text that has the form of a key, else None."""
     found = _FORM.fullmatch(text) if len(text) <= MAX_LENGTH else None
     return (found[1], found[2]) if found else None
 
@@ -67,4 +69,4 @@ def digest_of(secret: str) -> bytes:
 
 
 NOBODY = ApiKey(id="", digest=digest_of(secrets.token_hex(32)), owner="", tier=Tier.FREE)
-"""What an unknown id is compared with, so that it takes as long as a known one."""
+"""The key that an unknown id is compared with, so that the comparison takes as long as for a known one."""

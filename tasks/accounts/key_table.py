@@ -1,4 +1,4 @@
-"""The API keys as the frontends see them: a copy in Redis of what the database says, whole and with a version.
+"""The API keys as the frontends see them: a whole, versioned copy in Redis of the keys in the database.
 
     manage.py keys ──▶ database (the truth) ──▶ publish_keys.lua ──▶ bunch:keys, bunch:keys:version ──▶ each frontend
                             ▲ ops worker looks at its version every second, and publishes what Redis lacks
@@ -23,14 +23,14 @@ _decode = msgspec.json.Decoder(ApiKey).decode
 
 
 class KeyTable(msgspec.Struct, frozen=True):
-    """Every key that may be used, by its id. `version` is `<database>:<number>`."""
+    """Every usable key, by its id. `version` is `<database>:<number>`."""
 
     version: str
     keys: dict[str, ApiKey]
 
 
 class KeyTableStore:
-    """Raises RedisError throughout."""
+    """The key table in Redis. Every method raises RedisError."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
         self._redis = redis
@@ -38,7 +38,7 @@ class KeyTableStore:
         self._publish = redis.register_script(PUBLISH_KEYS.text)
 
     def publish(self, version: str, keys: Sequence[ApiKey]) -> bool:
-        """Replace the table; False when Redis has this version or a later one of the same database already."""
+        """Replace the table. False when Redis already has this version, or a later one of the same database."""
         names = KeyTableKeys(table=self._keys.api_keys(), version=self._keys.api_keys_version())
         args: list[str | bytes] = [*KeyTableArgs(version=version)]
         for key in keys:
@@ -46,12 +46,12 @@ class KeyTableStore:
         return bool(self._publish(keys=names, args=args))
 
     def version(self) -> str:
-        """Empty when nothing was ever published."""
+        """The version of the table; empty when none was ever published."""
         found = cast("bytes | None", self._redis.get(self._keys.api_keys_version()))
         return found.decode() if found else ""
 
     def read(self) -> KeyTable:
-        """Table and version as they belong together."""
+        """Read the table together with its version."""
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.get(self._keys.api_keys_version())
         pipeline.hgetall(self._keys.api_keys())

@@ -1,14 +1,14 @@
-"""The ledger on its way: what became of each request, from those who know it to the ops worker, who writes it down.
+"""The ledger in transit: the outcome of each request, from worker or frontend through Redis to the ops worker.
 
     worker: settled ─┐
                      ├─▶ LedgerBuffer ─several a second, some hundred rows each─▶ bunch:ledger ─▶ ops worker ─▶ database
     frontend: refused┘
 
-The rows of a batch differ in nothing but who asked and when, so that is all that travels of each: a third of the bytes,
-and a fifth of the work at either end.
+The rows of a batch differ only in who asked and when, so only that is sent for each row: a third of the bytes, and a
+fifth of the work on either side.
 
-Nobody waits for any of it. Where it is too much (the database is away for long, Redis is away for long) the newest rows
-are dropped, and counted in `bunch_ledger_dropped_total`.
+No request waits for any of it. When the database or Redis is away for too long, the newest rows are dropped and
+counted in `bunch_ledger_dropped_total`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from tasks.script_args import FORGET, RECORD, EntryRow, LedgerArgs, LedgerKeys
 
 COMPLETED, FAILED, CANCELLED, REFUSED = "completed", "failed", "cancelled", "refused"
 ROWS_AN_ENTRY = 500
-# In the stream: some fifteen megabytes, or a minute and a half at 2,000 requests a second.
+# In the stream: about fifteen megabytes, or a minute and a half at 2,000 requests a second.
 MAX_ROWS = 200_000
-# In a process that cannot reach Redis.
+# In the memory of a process that cannot reach Redis.
 MAX_BUFFERED = 50_000
 _MAX_ID = 64
 
 
 class LedgerRow(NamedTuple):
-    """One request that ended. Times are epoch milliseconds; `error` is the contract's code, if it failed, `client_id`
-    which of the owner's clients asked, if it said so.
+    """One finished request. Times are epoch milliseconds. `error` is the contract's code if the request failed;
+    `client_id` names the owner's client that sent it, if the request said so.
 
-    The fields are the columns of the database, in their order: rows go there as they are.
+    The fields are the columns of the database, in their order: rows are inserted as they are.
     """
 
     id: str
@@ -56,7 +56,7 @@ class LedgerRow(NamedTuple):
     client_id: str | None = None
 
 
-# As the database takes it: named, each would cost as much again as all else that is done to it before.
+# Positional, as the database driver takes it: a dictionary for each row would double the cost of the insert.
 Row: TypeAlias = tuple[str, str, str, str, str, int, int, int, int, str | None, str | None]
 
 
@@ -78,7 +78,7 @@ class RowGroup(msgspec.Struct, frozen=True, array_like=True):
         return len(self.ids)
 
     def rows(self) -> Iterable[Row]:
-        # The one may be of another clock than the other.
+        # The two times may come from different clocks.
         latency_ms = [max(0, self.completed_ms - each) for each in self.created_ms]
         alike = map(repeat, (self.owner, self.tier, self.model, self.status))
         completed, attempts = map(repeat, (self.completed_ms, self.attempts))
@@ -87,7 +87,7 @@ class RowGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Some rows as they lie in the stream."""
+    """One entry of the stream with its rows."""
 
     id: str
     rows: list[Row]
@@ -98,7 +98,7 @@ _decode = msgspec.json.Decoder(list[RowGroup]).decode
 
 
 class LedgerStream:
-    """The stream in Redis. Raises RedisError throughout."""
+    """The stream in Redis. Every method raises RedisError."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None, max_rows: int = MAX_ROWS) -> None:
         self._redis = redis
@@ -109,18 +109,18 @@ class LedgerStream:
         self._forget = redis.register_script(FORGET.text)
 
     def add(self, groups: Sequence[RowGroup]) -> bool:
-        """False when there is no room, and nothing was added."""
+        """Add rows. False when there is no room; then nothing was added."""
         count = sum(map(len, groups))
         args = LedgerArgs(max_rows=self._max_rows, added=count, rows=_encode(groups))
         return bool(self._record(keys=self._names, args=args))
 
     def oldest(self, count: int) -> list[Entry]:
-        """Up to `count` entries, which stay until they are forgotten."""
+        """Return up to `count` of the oldest entries. They stay in the stream until `forget`."""
         found = cast("list[tuple[bytes, dict[bytes, bytes]]]", self._redis.xrange(self._names.ledger, count=count))
         return [Entry(entry_id.decode(), _readable(fields)) for entry_id, fields in found]
 
     def forget(self, entries: Sequence[Entry]) -> None:
-        """They are in the database. Saying so twice changes nothing."""
+        """Remove entries that the database has. Doing so twice changes nothing."""
         args: list[str | int] = []
         for entry in entries:
             args += EntryRow(entry_id=entry.id, rows=len(entry.rows))
@@ -128,7 +128,7 @@ class LedgerStream:
 
 
 class LedgerBuffer:
-    """One process's rows until the next flush. `note` is for any thread. Its length is in rows."""
+    """One process's rows until the next flush. `note` may be called from any thread. `len` counts rows."""
 
     def __init__(self, stream: LedgerStream) -> None:
         self._stream = stream
@@ -146,21 +146,21 @@ class LedgerBuffer:
             metrics.LEDGER_DROPPED.labels("redis_away").inc(len(group))
 
     def flush(self) -> None:
-        """Send what there is; it stays, up to a bound, when Redis cannot be reached. Does not raise."""
+        """Send the buffered rows. When Redis cannot be reached they are kept, up to a bound. Does not raise."""
         while groups := self._next():
             count = sum(map(len, groups))
             try:
                 if not self._stream.add(groups):
                     metrics.LEDGER_DROPPED.labels("stream_full").inc(count)
             except RedisError:
-                # Perhaps it came through: the database takes no row twice.
+                # The script may have run all the same; the database ignores a row that it already has.
                 with self._lock:
                     self._groups.extendleft(reversed(groups))
                     self._rows += count
                 return
 
     def _next(self) -> list[RowGroup]:
-        """As many as make an entry."""
+        """Take as many rows as fit into one entry."""
         groups: list[RowGroup] = []
         count = 0
         with self._lock:
@@ -175,7 +175,7 @@ class LedgerBuffer:
 
 
 def _readable(fields: dict[bytes, bytes]) -> list[Row]:
-    """Nobody but us writes here; what somebody did all the same must not stand in the way of the rest."""
+    """Decode the rows of an entry; one that cannot be read, which only a stranger can have written, is skipped."""
     try:
         return [row for group in _decode(fields.get(b"rows", b"[]")) for row in group.rows()]
     except msgspec.MsgspecError:
@@ -183,5 +183,5 @@ def _readable(fields: dict[bytes, bytes]) -> list[Row]:
 
 
 def bounded_id(task_id: str) -> str:
-    """A Celery client may call its tasks what it likes."""
+    """A task id, cut to the length of the column: a Celery client may use any string."""
     return task_id if len(task_id) <= _MAX_ID and "\0" not in task_id else task_id[:_MAX_ID].replace("\0", "")

@@ -1,1 +1,1 @@
-"""What all of our Celery workers have in common: own queues, `revoke`, the list of control commands."""
+"""Celery features that all of our workers share: own queues, `revoke`, the list of control commands."""

@@ -1,9 +1,9 @@
-"""Celery's set of active requests, safe to walk through while the claim loops' threads change it.
+"""Celery's set of active requests, made safe to iterate while the claim loops' threads change it.
 
-Celery walks `celery.worker.state.active_requests` on its main thread: for `inspect active`, and when it has lost its
-broker (`Consumer.on_close`). A `WeakSet` that another thread changes meanwhile raises `RuntimeError` there, and in the
-second place the worker ends of it. And it is asked once in a while, where batches come and go by the hundred a second:
-so a batch enters as a whole, and what Celery wants to see of its requests is made when somebody looks.
+Celery iterates over `celery.worker.state.active_requests` on its main thread: for `inspect active`, and when it has
+lost its broker (`Consumer.on_close`). If another thread changes a `WeakSet` meanwhile, that raises `RuntimeError`,
+which in the second place ends the worker. The set is read rarely, but batches come and go by the hundred a second: so a
+batch is added as a whole, and the objects that Celery wants for its requests are made when somebody reads them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class _Batch:
 
 
 class ActiveRequests(WeakSet[Any]):
-    """A WeakSet whose every change puts a new set of references into the place of the old one (`WeakSet.data`): whoever
-    walks through the old one comes to its end.
+    """A WeakSet that replaces its set of references (`WeakSet.data`) at every change, so that an iteration over the old
+    one can finish.
     """
 
     data: set[ReferenceType[Any]]
@@ -36,11 +36,11 @@ class ActiveRequests(WeakSet[Any]):
     _remove: Callable[[ReferenceType[Any]], None]
 
     def enter(self, batch_id: str, size: int, make: Callable[[], Sequence[Any]]) -> None:
-        """A batch of `size` requests; `make` gives what stands for them, when somebody looks."""
+        """Add a batch of `size` requests; `make` makes the objects that stand for them, when somebody reads."""
         self.batches[batch_id] = _Batch(size, make)
 
     def leave(self, batch_id: str) -> int:
-        """How many requests have left with it."""
+        """Remove a batch; returns how many requests it had."""
         batch = self.batches.pop(batch_id, None)
         if batch is None:
             return 0
@@ -49,14 +49,14 @@ class ActiveRequests(WeakSet[Any]):
         return batch.size
 
     def look(self, batch_id: str) -> Sequence[Any]:
-        """What stands for the requests of a batch; nothing of one that has left."""
+        """The objects that stand for the requests of a batch; none for a batch that has left."""
         batch = self.batches.get(batch_id)
         return () if batch is None else self._made(batch)
 
     def _made(self, batch: _Batch) -> Sequence[Any]:
         with _changing:
             made = batch.made = batch.made or batch.make()
-        # Should it leave in this moment, nobody holds them any more.
+        # If the batch leaves at this moment, nothing else holds the objects.
         self.update(made)
         return made
 
@@ -87,13 +87,13 @@ class ActiveRequests(WeakSet[Any]):
 
     def _change(self, how: Callable[[set[Any], set[Any]], set[Any]], references: set[ReferenceType[Any]]) -> None:
         with _changing:
-            # Those that died meanwhile as well: their callbacks may still be meant for the old set.
+            # Without those that died meanwhile: their callbacks may still refer to the old set.
             self.data = {each for each in how(self.data, references) if each() is not None}
             self._pending_removals.clear()
 
 
 def make_walkable(requests: WeakSet[Any]) -> ActiveRequests:
-    """Celery's modules have imported the object by name: it stays the same, and changes its ways."""
+    """Change the object in place, since Celery's modules have imported it by name."""
     if not isinstance(requests, ActiveRequests):
         requests.__class__ = ActiveRequests
         requests.batches = {}  # type: ignore[attr-defined]

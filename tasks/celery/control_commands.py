@@ -1,9 +1,9 @@
-"""Celery's remote-control commands in Bunch's words: the one list from which both kinds of worker make theirs.
+"""Bunch's own remote-control commands: the one list from which both kinds of worker make theirs.
 
     workers that serve models   do what the command says (`workers.celery.control`)
-    the ops worker              says that it serves none (`tasks.ops.no_op_commands`)
+    the ops worker              replies that it serves no model (`tasks.ops.no_op_commands`)
 
-Commands go to everybody, and Celery answers what a worker does not know with a `KeyError` and a traceback in its log.
+Commands go to every worker, and Celery logs a `KeyError` with a traceback in a worker that does not know one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RESET_FAULTS = "reset_faults"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """As Celery's panel takes it (`celery.worker.control.Panel.register`); `asks`: it changes nothing."""
+    """A command as Celery's panel takes it (`celery.worker.control.Panel.register`); `asks`: it changes nothing."""
 
     signature: str = ""
     args: tuple[tuple[str, type], ...] = ()
@@ -50,7 +50,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "tune": Command("<model> [key=value …]", _MODEL, "changes"),
         "reload_model": Command("<model> [key=value …]", _MODEL, "changes"),
         RESET_FAULTS: Command("<model>", _MODEL),
-        # Celery's own word.
+        # Celery's own name.
         "pool_restart": Command(),
     }
 )

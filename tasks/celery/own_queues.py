@@ -1,10 +1,10 @@
-"""Which queues a worker consumes from: its own, whatever it is told.
+"""Workers consume from their own queues only, whatever they are told.
 
-    celery worker -Q …            a queue that it cannot serve: the worker ends at once, and says why
-    control add_consumer …        refused; without a destination it reaches every worker, the ops worker too
-    control cancel_consumer …     of what it does not consume from: refused, as there is nothing to cancel
+    celery worker -Q …            a queue that it cannot serve: the worker ends at once and says why
+    control add_consumer …        refused; without a destination it reaches every worker, also the ops worker
+    control cancel_consumer …     refused for a queue that the worker does not consume from
 
-A worker answers whatever it takes from a queue that is not its own with `NotRegistered`, or leaves it lying.
+A worker would answer a message from a foreign queue with `NotRegistered`, or leave it unacknowledged.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Reply = dict[str, Any]
 
 
 class OwnQueuesStep(bootsteps.Step):
-    """Of the worker's blueprint. `app.bunch_queues` has the names that it may consume from."""
+    """A step of the worker's blueprint. `app.bunch_queues` has the names that the worker may consume from."""
 
     def create(self, worker: Any) -> None:
         own = worker.app.bunch_queues
         others = sorted(set(worker.app.amqp.queues.consume_from) - set(own))
         if others:
-            # As `workers.celery.pools` does: whatever else is raised here, Celery prints with a traceback.
+            # As in `workers.celery.pools`: Celery prints any other exception from here with a traceback.
             raise SystemExit(f"this worker cannot serve {', '.join(others)}; start it on {_names(own)}, or without -Q")
         Panel.data["add_consumer"] = _if_own(control.add_consumer, "cannot serve")
         Panel.data["cancel_consumer"] = _if_own(control.cancel_consumer, "does not consume from")

@@ -1,7 +1,7 @@
-"""Celery's `revoke` and `terminate` in every worker of ours: callers who wait on a frontend's connection are told too.
+"""Celery's `revoke` and `terminate`, extended in all of our workers: they also tell callers who wait on a connection.
 
-Celery itself writes the state, publishes it on the channel of its id, and remembers the id: that reaches its own
-clients, and a worker that comes to the message. A frontend hears of its requests by other ways.
+Celery writes the state, publishes it on the channel of the task id, and remembers the id. That reaches Celery clients,
+and a worker that claims the message later, but not a frontend, which listens on a channel of its own.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from config.redis import connect
 from tasks.client.cancel import Canceller
 
 Reply = dict[str, Any]
-# The ids of frontends; nobody waits there for any other, and scripts write them into JSON as they are.
+# Task ids that frontends make. Nobody waits on a connection for any other, and scripts write them into JSON as they
+# are.
 _OURS = re.compile(r"[0-9a-f-]{36}")
 
 
 class RevokeStep(bootsteps.Step):
-    """Of the worker's blueprint; `app.bunch_settings` says which Redis."""
+    """A step of the worker's blueprint; `app.bunch_settings` says which Redis to use."""
 
     def create(self, worker: Any) -> None:
         settings = worker.app.bunch_settings
@@ -36,7 +37,7 @@ class RevokeStep(bootsteps.Step):
 
 def _telling(command: Callable[..., Reply], canceller: Canceller, longest_ms: int) -> Callable[..., Reply]:
     def tell_and_revoke(state: Any, task_id: str | Iterable[str], **options: Any) -> Reply:
-        # First: Celery writes REVOKED over PENDING, and then nobody could tell who has been told.
+        # Before Celery writes REVOKED over PENDING: then nobody could tell any more whether a caller was told.
         for each in {each for each in maybe_list(task_id) or () if _OURS.fullmatch(str(each))}:
             try:
                 canceller.cancel(each, longest_ms)

@@ -1,1 +1,1 @@
-"""Workers and processes as Redis knows them, and what operators ask of them."""
+"""Workers and processes as Redis knows them, and the state that operators want them in."""

@@ -1,4 +1,4 @@
-"""Telling the workers, through Celery's remote control, and hearing what each says."""
+"""Sends commands to the workers through Celery's remote control, and collects their replies."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ REPLY_WITHIN_S = 2.0
 def tell(
     settings: Settings, redis: Redis, command: str, arguments: dict[str, Any], nodes: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Send `command` to all workers, or to `nodes`; what each replied, by its node name.
+    """Send `command` to all workers, or to `nodes`. Returns each reply by node name.
 
-    Who does not reply in time is missing: its main thread is stopped, or it is gone.
+    A worker that does not reply in time is missing: its main thread is blocked, or it is gone.
     """
     expected = nodes if nodes is not None else [row.node for row in _alive(settings, redis)]
     if not expected:
         return {}
-    # Celery takes longer to load than all else of a command, and only who tells somebody something needs it.
+    # Celery takes longer to import than the rest of a command, and only commands that are sent need it.
     from tasks.app import make_app
 
-    # Before Celery looks: it would go to the broker that another program's variables name.
+    # Before Celery reads the environment: it would use the broker that another program's variables name.
     forget_other_programs()
     app = make_app(settings)
     try:
@@ -41,7 +41,7 @@ def tell(
 
 
 def find_nodes(settings: Settings, redis: Redis, name: str) -> list[str]:
-    """The node names of living workers that `name` means: a node name, the part before its @, or a worker id."""
+    """The node names of live workers that `name` stands for: a node name, the part before its @, or a worker id."""
     return [row.node for row in _alive(settings, redis) if name in {row.node, row.node.partition("@")[0], row.id}]
 
 

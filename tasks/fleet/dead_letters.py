@@ -1,7 +1,7 @@
-"""The dead letters: requests that were given up, kept for an operator with all that is needed to send them again.
+"""Dead letters: requests that failed for good, kept for an operator with everything needed to send them again.
 
-`finish.lua` writes them, in the same call that answers the caller. Replaying keeps the task id, so whoever polls for it
-still gets the answer.
+`finish.lua` writes them in the same call that answers the caller. A replay keeps the task id, so a caller who polls for
+it still gets the answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _decode = msgspec.json.Decoder(DeadLetter).decode
 
 
 class DeadLetters:
-    """Finds, shows, replays and drops."""
+    """Lists, shows, replays and deletes dead letters."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
         self._redis = redis
@@ -29,7 +29,7 @@ class DeadLetters:
         self._replay = redis.register_script(REPLAY.text)
 
     def newest(self, limit: int = 1000) -> list[DeadLetter]:
-        """The newest first."""
+        """Dead letters, newest first."""
         ids = cast("list[bytes]", self._redis.zrevrange(self._keys.dead(), 0, limit - 1))
         pipeline = self._redis.pipeline(transaction=False)
         for each in ids:
@@ -42,7 +42,9 @@ class DeadLetters:
         return (_decode(stored[b"record"]), stored[b"message"]) if stored else None
 
     def replay(self, task_id: str, time_s: float, result_ttl_s: float) -> bool:
-        """Queue it again under its own id, with `time_s` to be answered and a fresh count of attempts."""
+        """Queue a dead letter again under its own id, with `time_s` until its deadline and no attempts used. False if
+        gone.
+        """
         stored = self.show(task_id)
         if stored is None:
             return False
@@ -63,7 +65,7 @@ class DeadLetters:
         return bool(self._replay(keys=keys, args=args))
 
     def drop(self, task_id: str) -> bool:
-        """Forget it; whether there was one."""
+        """Delete a dead letter. False if there was none."""
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.zrem(self._keys.dead(), task_id)
         pipeline.delete(self._keys.dead(task_id))

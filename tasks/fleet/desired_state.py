@@ -1,8 +1,8 @@
-"""What operators ask for, kept in Redis: workers converge on it, at once when they are told, else with a heartbeat.
+"""The desired state that operators set, kept in Redis. Workers apply it when they are told, else with a heartbeat.
 
     manage.py, celery control, /ops ──▶ bunch:controls:<model> ──▶ every worker, one that starts tomorrow too
 
-A command to the workers that happen to live would be forgotten by the next restart; a wish that is written down is not.
+A command sent only to the live workers would be forgotten at the next restart; a desired state that is stored is not.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from config.keys import Shard
 from config.settings import ModelSettings
 from config.tiers import TIERS, Tier
 
-# What a policy is made of: changed between two batches.
+# The settings of a policy; they change between two batches.
 TUNABLE = ("policy", "max_batch_size", "max_wait_ms")
-# What an executor's child is started with: changed by starting another child.
+# The settings of an executor's process; they change by starting another process.
 RELOADABLE = (
     *("source", "version", "device", "options", "timeout_ms", "start_timeout_ms", "timeout_factor"),
     *("max_batch_cost", "group_by_cost"),
@@ -35,18 +35,18 @@ _TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fi
 
 
 class BadChange(ValueError):
-    """A change that cannot be made; says which key, and what would be right."""
+    """A change that cannot be made; the message names the key and what would be valid."""
 
 
 class Reload(msgspec.Struct, frozen=True):
-    """Start every executor anew. `generation` grows with each; `changes` are over what the file says."""
+    """Restart every executor. `generation` grows with each reload; `changes` override the file's values."""
 
     generation: int = 0
     changes: dict[str, Any] = {}
 
 
 class Desired(msgspec.Struct, frozen=True):
-    """What is asked for one model. `refused` is the generation of a reload that did not load, and why."""
+    """The desired state of one model. `refused` is the generation of a reload that failed to load, and why."""
 
     paused: frozenset[Tier] = frozenset()
     tuned: dict[str, Any] = {}
@@ -65,10 +65,10 @@ class _Refusal(msgspec.Struct):
 
 
 def checked(changes: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
-    """`changes` as settings of a model have them; an empty or missing value means: as the file says.
+    """Return `changes` converted to the types of a model's settings. An empty or missing value means: as in the file.
 
     Raises:
-        BadChange: an unknown key, or a value that is not of its kind.
+        BadChange: a key is unknown, or a value has the wrong type.
     """
     allowed = tuple(allowed)
     found: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def checked(changes: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any
 
 
 def pairs(given: Iterable[str]) -> dict[str, str]:
-    """`key=value` words, as a command line has them. Raises BadChange."""
+    """Parse `key=value` words of a command line. Raises BadChange."""
     found = {}
     for each in given:
         key, sign, value = each.partition("=")
@@ -98,9 +98,9 @@ def pairs(given: Iterable[str]) -> dict[str, str]:
 
 
 def with_desired(model: ModelSettings, desired: Desired) -> ModelSettings:
-    """The settings under which a model runs now.
+    """The settings that a model runs with now.
 
-    What was tuned and does not go with the file any more is left out: nothing may keep a worker from starting.
+    A tuned value that does not fit the file any more is left out, so that it cannot keep a worker from starting.
     """
     changes = {} if desired.is_refused else desired.reload.changes
     model = msgspec.structs.replace(model, **changes)
@@ -111,14 +111,14 @@ def with_desired(model: ModelSettings, desired: Desired) -> ModelSettings:
 
 
 def tuned(model: ModelSettings, changes: Mapping[str, Any]) -> ModelSettings:
-    """`model` with another policy, or the same with other values; what is no setting of its own is a policy's option.
+    """Return `model` with another policy, or other values for it. A key that is no setting is an option of the policy.
 
     Raises:
-        BadChange: the policy has no such key, or the value is none for it.
+        BadChange: the policy has no such key, or the value is not valid for it.
     """
     settings = {key: value for key, value in changes.items() if key in TUNABLE}
     options = {key: value for key, value in changes.items() if key not in TUNABLE}
-    # The file's options are for the file's policy.
+    # The file's options belong to the file's policy.
     of_the_file = model.policy_options if settings.get("policy", model.policy) == model.policy else {}
     changed = msgspec.structs.replace(model, **settings, policy_options={**of_the_file, **options})
     try:
@@ -129,9 +129,9 @@ def tuned(model: ModelSettings, changes: Mapping[str, Any]) -> ModelSettings:
 
 
 def changes_to(model: ModelSettings, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What `tune` must change so that `wanted`, and nothing else, is tuned, where `before` was; "" takes a key back.
+    """The changes that `tune` must make so that exactly `wanted` is tuned, starting from `before`; "" resets a key.
 
-    What the file of `model` says already is not tuned: it shall follow the file.
+    A value that the file of `model` already has is not tuned, so that it follows the file.
     """
     of_the_file = {key: getattr(model, key) for key in TUNABLE}
     if wanted.get("policy", model.policy) == model.policy:
@@ -149,7 +149,7 @@ class DesiredState:
         self._keys = shard or Shard()
 
     def read(self, models: Iterable[str]) -> dict[str, Desired]:
-        """Of each model; one round trip, and another where anything is asked for."""
+        """The desired state of each model: one round trip, and a second one if anything is set."""
         names = tuple(models)
         if not self._redis.exists(*map(self._keys.controls, names)):
             return {name: Desired() for name in names}
@@ -160,7 +160,9 @@ class DesiredState:
         return {name: _desired(row) for name, row in zip(names, rows, strict=True)}
 
     def pause(self, model: str, tiers: Iterable[Tier] = TIERS) -> None:
-        """Nobody claims of these tiers any more, until `resume`. Requests go on waiting, by their own deadlines."""
+        """Stop claiming requests of these tiers until `resume`. Queued requests keep waiting until their own
+        deadlines.
+        """
         fields = {_PAUSED + tier.value: b"1" for tier in tiers}
         self._redis.hset(self._keys.controls(model), mapping=cast("dict[Any, Any]", fields))
 
@@ -168,9 +170,9 @@ class DesiredState:
         self._redis.hdel(self._keys.controls(model), *(_PAUSED + tier.value for tier in tiers))
 
     def tune(self, model: ModelSettings, changes: Mapping[str, Any]) -> None:
-        """Another policy for the `model` of the file, or other values of its own, until changed again.
+        """Change the policy of `model`, or its values, until changed again.
 
-        An empty value: back to what the file says. Raises BadChange, and then nothing is changed.
+        An empty value resets a key to the file's. Raises BadChange, and then nothing is changed.
         """
         wanted = self._wanted(changes)
         self.preview(model, changes)
@@ -184,7 +186,7 @@ class DesiredState:
         pipeline.execute()
 
     def preview(self, model: ModelSettings, changes: Mapping[str, Any]) -> Desired:
-        """What would be asked for after `tune`. Raises BadChange where that would."""
+        """The desired state after `tune`, without changing it. Raises BadChange if `tune` would."""
         before = self.read((model.name,))[model.name]
         now = {key: value for key, value in {**before.tuned, **self._wanted(changes)}.items() if value is not None}
         tuned(model, now)
@@ -192,12 +194,12 @@ class DesiredState:
 
     @staticmethod
     def _wanted(changes: Mapping[str, Any]) -> dict[str, Any]:
-        """None for a key that goes back to what the file says."""
+        """The changes with None for each key that is reset to the file's value."""
         wanted = checked({key: value for key, value in changes.items() if key in TUNABLE}, TUNABLE)
         return wanted | {key: None if value == "" else value for key, value in changes.items() if key not in TUNABLE}
 
     def reload(self, model: str, changes: Mapping[str, Any]) -> Reload:
-        """Start the executors anew, one by one, with `changes` over what the file says then. Raises BadChange."""
+        """Restart the executors one by one, with `changes` over the file's values. Raises BadChange."""
         wanted = {key: value for key, value in checked(changes, RELOADABLE).items() if value is not None}
         before = self.read((model,))[model]
         reload = Reload(before.reload.generation + 1, wanted)
@@ -205,7 +207,9 @@ class DesiredState:
         return reload
 
     def refuse(self, model: str, generation: int, why: str) -> None:
-        """It did not load: whoever has not begun does not, and who starts takes what the file says."""
+        """Record that a reload failed to load: executors not yet restarted keep running, new ones use the file's
+        values.
+        """
         refusal = msgspec.json.encode(_Refusal(generation, why))
         self._redis.hset(self._keys.controls(model), _REFUSED, refusal)
 

@@ -1,9 +1,9 @@
-"""Signs of life: a file that each process of a role beats in, for probes that have no other way to ask it.
+"""Signs of life for probes: each process of a role writes the time of its last beat into a file.
 
-    state folder/health/<role>-<pid>      locked by its process for as long as that lives; the time of its last beat
+    state folder/health/<role>-<pid>      locked by its process while that lives; holds the time of its last beat
 
-The kernel lets go of the lock however a process ends, so a file that can be locked is a dead one's. A beat overwrites
-the bytes of the one before, which a full disk does not prevent, and nothing of it needs Redis.
+The kernel releases the lock however a process ends, so a file that can be locked belongs to a dead one. A beat
+overwrites the bytes of the one before, which works on a full disk too, and none of it needs Redis.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _WIDTH = 20
 
 
 class Liveness:
-    """The beats of this process; under gevent its thread is a greenlet, and beats for the loop.
+    """Writes the beats of this process. Under gevent its thread is a greenlet, so a blocked loop stops the beats.
 
     Args:
-        works: asked before each beat; False while what the process is for stands still, which is then heard.
+        works: called before each beat; returns False while the process does not do its work, which then skips the beat.
     """
 
     def __init__(self, state_dir: Path, role: str, works: Callable[[], bool] = lambda: True) -> None:
@@ -42,14 +42,14 @@ class Liveness:
         self._thread = threading.Thread(target=self._run, name="liveness", daemon=True)
 
     def start(self) -> None:
-        """Beat from now on. A folder that cannot be written to is said once; the process does without probes."""
+        """Start beating. If the folder is not writable, log it once and do without probes."""
         new = self._path.with_name(f".{self._path.name}.new")
         try:
             make_private(self._path.parent)
             self._fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             self._beat()
-            # Under its name only once it is locked: whoever looks would take it for a dead one's.
+            # Renamed only once it is locked: a reader would take an unlocked file for a dead process's.
             new.replace(self._path)
         except OSError as error:
             logger.warning("cannot write the heartbeat file, so probes will not see this process: %s", error)
@@ -58,7 +58,7 @@ class Liveness:
         self._thread.start()
 
     def stop(self) -> None:
-        """Safe to call twice, and without a start."""
+        """Stop beating. Safe to call twice, and without a start."""
         self._stop.set()
         if self._fd >= 0:
             self._path.unlink(missing_ok=True)
@@ -84,14 +84,14 @@ class Liveness:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """One living process of a role, and how long ago it last beat."""
+    """One live process of a role, and the seconds since its last beat."""
 
     pid: int
     silent_s: float
 
 
 def beats(state_dir: Path, role: str) -> list[Beat]:
-    """Those of the processes that live; what dead ones left is removed."""
+    """The beats of the live processes of a role; files of dead ones are removed."""
     found = []
     for path in sorted((state_dir / FOLDER).glob(f"{role}-*")):
         try:

@@ -1,8 +1,8 @@
-"""The register of processes: what every role says of itself, so that it is noticed when one is missing or differs.
+"""The register of processes: what every role reports about itself, so that a missing or different one is noticed.
 
     web, worker, ops ──once a second──▶ bunch:role:<id>, bunch:roles ──▶ page, `workers`, `check`, metrics, alerts
 
-Workers are in the register of workers as well, which leases depend on; nothing depends on this one.
+Workers also have a register of their own, which leases depend on; nothing depends on this one.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from config.keys import Shard
 from config.settings import ModelSettings
 from config.version import VERSION
 
-# How long one that has fallen silent is still spoken of; who leaves by itself is gone at once.
+# How long a silent process stays listed; one that leaves by itself is removed at once.
 KEPT_MS = 60_000
 BEAT_EVERY_S = 1.0
-# Reading what processes use costs a system call or three for each.
+# Reading what a process uses takes up to three system calls.
 _MEASURED_EVERY_S = 10.0
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What one process uses: CPU seconds since its start, bytes of memory, file descriptors."""
+    """Resources that one process uses: CPU seconds since its start, bytes of memory, open file descriptors."""
 
     cpu_s: float = 0.0
     memory_bytes: int = 0
@@ -39,9 +39,10 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class RoleRow(msgspec.Struct, frozen=True):
-    """One process. `models` is the fingerprint of each model's settings, `executors` what a worker's children use.
+    """One process. `models` is the fingerprint of each model's settings; `executors` is the usage of a worker's
+    children.
 
-    `age_ms`, the time since it was last heard of, is filled in by the reader.
+    The reader fills in `age_ms`, the time since the last beat.
     """
 
     id: str
@@ -59,7 +60,7 @@ class RoleRow(msgspec.Struct, frozen=True):
 
 
 def fingerprint(model: ModelSettings) -> str:
-    """The same for the same settings, in whatever order and file they stand."""
+    """A hash of a model's settings that does not depend on their order or file."""
     document = msgspec.json.encode(msgspec.to_builtins(model, order="sorted"), order="sorted")
     return hashlib.sha256(document).hexdigest()[:8]
 
@@ -69,11 +70,11 @@ def fingerprints(models: Mapping[str, ModelSettings]) -> dict[str, str]:
 
 
 class Presence:
-    """Of one process, from one thread.
+    """The entry of one process; used by one thread.
 
     Args:
-        models: says what it is configured to serve.
-        children: says the pids of its executors, by name.
+        models: returns the models that this process is configured to serve.
+        children: returns the pids of its executors, by name.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Presence:
         self._known: tuple[Mapping[str, ModelSettings], dict[str, str]] = ({}, {})
 
     def beat(self) -> None:
-        """Say that this process is there. Raises RedisError."""
+        """Report this process. Raises RedisError."""
         now = self._clock()
         if now - self._measured_at >= _MEASURED_EVERY_S:
             self._measured_at = now
@@ -127,12 +128,12 @@ class Presence:
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.set(self._keys.role(self._id), msgspec.json.encode(row), px=KEPT_MS)
         pipeline.sadd(self._keys.roles(), self._id)
-        # Nothing of a stack that is gone stays behind.
+        # Expires, so that nothing of a stack that is gone stays behind.
         pipeline.pexpire(self._keys.roles(), KEPT_MS)
         pipeline.execute()
 
     def leave(self) -> None:
-        """Raises RedisError."""
+        """Remove the entry. Raises RedisError."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.srem(self._keys.roles(), self._id)
         pipeline.delete(self._keys.role(self._id))
@@ -140,7 +141,7 @@ class Presence:
 
 
 def usage_of(pid: int) -> Usage:
-    """Nothing of a process that has gone."""
+    """The usage of a process; all zeros for one that is gone."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
@@ -151,7 +152,7 @@ def usage_of(pid: int) -> Usage:
 
 
 class Roles:
-    """Reads the register: two round trips."""
+    """Reads the register, in two round trips."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None, lease_ttl_s: float = 5.0) -> None:
         self._redis = redis
@@ -159,7 +160,7 @@ class Roles:
         self._ttl_ms = lease_ttl_s * 1000
 
     def rows(self) -> list[RoleRow]:
-        """By role and name, those that were heard of in the last minute. Raises RedisError."""
+        """The processes heard from in the last minute, by role and name. Raises RedisError."""
         ids = sorted(each.decode() for each in cast("set[bytes]", self._redis.smembers(self._keys.roles())))
         if not ids:
             return []
@@ -202,6 +203,6 @@ def differences(rows: Iterable[RoleRow]) -> list[str]:
 
 
 def _named(kinds: Mapping[str, list[str]], none: str) -> str:
-    # The few stand apart from the many.
+    # The rarest last, as it is the one that differs.
     ordered = sorted(kinds.items(), key=lambda item: -len(item[1]))
     return "; ".join(f"{kind or none} on {', '.join(sorted(set(names)))}" for kind, names in ordered)

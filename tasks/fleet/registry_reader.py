@@ -1,7 +1,7 @@
-"""What runs and what waits, as Redis knows it: the registry of workers, and the queues.
+"""Reads from Redis what runs and what waits: the registry of workers, and the queues.
 
-Workers write what they say of themselves under `bunch:worker:<id>` and beat in `bunch:workers` every second; a worker
-whose last beat is older than the lease TTL counts as gone.
+Each worker writes a report under `bunch:worker:<id>` and beats in `bunch:workers` every second; a worker whose last
+beat is older than the lease TTL counts as gone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _RATE_OVER_S = 5
 
 
 class ExecutorRow(msgspec.Struct, frozen=True):
-    """One executor, as its worker reports it. `busy` is the fraction of the last second spent in the model. `error` is
-    why it did not start or, while it is starting, why the process before was replaced.
+    """One executor, as its worker reports it. `busy` is the fraction of the last second spent in the model. `error`
+    says why it did not start or, while it is starting, why the process before it was replaced.
 
-    `safe_size` is the largest batch that its device's memory had room for, None while any will do. As learnt from the
-    last dozen batches, None before: `one_ms` is what one of one request takes, `rate_rps` what full ones come to.
-    `device` is what its model was told, and which GPU that is; `in_flight` how many requests are in its hands.
+    `safe_size` is the largest batch that fitted into its device's memory, None while no limit is known. Learnt from the
+    last dozen batches, None before: `one_ms` is how long a batch of one takes, `rate_rps` the rate with full batches.
+    `device` is the device that its model was given, and which GPU that is; `in_flight` how many requests it holds.
     """
 
     model: str
@@ -45,10 +45,10 @@ class ExecutorRow(msgspec.Struct, frozen=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """One worker. `age_ms` is the time since its last heartbeat, filled in by the reader; `node` its name in Celery.
+    """One worker. `age_ms` is the time since its last heartbeat, filled in by the reader; `node` is its name in Celery.
 
     `degraded`: one of its executors takes no batches, or its model's breaker is not closed.
-    `seal` tells which key it knows frontends' messages by (`config.secrets.message_keys.fingerprint`).
+    `seal` identifies the key with which it checks frontends' messages (`config.secrets.message_keys.fingerprint`).
     """
 
     id: str
@@ -64,12 +64,12 @@ class WorkerRow(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What people call it, wherever it is spoken of: as Celery and Flower do."""
+        """The name shown to people: the same as in Celery and Flower."""
         return self.node or self.id
 
 
 class QueueRow(msgspec.Struct, frozen=True):
-    """One tier queue. `oldest_ms` is the age of what waits longest, 0 when nothing does or nobody knows."""
+    """One tier queue. `oldest_ms` is the age of the oldest waiting request, 0 if there is none or it is not known."""
 
     model: str
     tier: str
@@ -79,7 +79,7 @@ class QueueRow(msgspec.Struct, frozen=True):
 
 
 class Fleet:
-    """Reads the registry; a handful of round trips each, for pages and commands rather than for requests."""
+    """Reads the registry. Each call takes a few round trips: meant for pages and commands, not for requests."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None, lease_ttl_s: float = 5.0) -> None:
         self._redis = redis
@@ -88,9 +88,9 @@ class Fleet:
         self._look = redis.register_script(LOOK.text)
 
     def workers(self) -> list[WorkerRow]:
-        """Every worker with a heartbeat, the silent ones among them (`age_ms` tells).
+        """Every worker that has a heartbeat, also silent ones; `age_ms` tells.
 
-        A beat from the future says as little of now as one from the past: Redis' clock has gone back.
+        A beat from the future means that Redis' clock has gone back: it says as little as one from long ago.
         """
         beats = cast("list[tuple[bytes, float]]", self._redis.zrange(self._keys.workers(), 0, -1, withscores=True))
         if not beats:
@@ -106,18 +106,18 @@ class Fleet:
         return rows
 
     def alive_of(self, workers: Iterable[WorkerRow]) -> list[WorkerRow]:
-        """Those that have beaten within the lease TTL, whatever they are doing."""
+        """The workers that have beaten within the lease TTL, whatever their state."""
         return [row for row in workers if row.age_ms <= self._ttl_ms]
 
     def healthy(self) -> list[WorkerRow]:
         return self.healthy_of(self.workers())
 
     def healthy_of(self, workers: Iterable[WorkerRow]) -> list[WorkerRow]:
-        """Those that have beaten within the lease TTL and are not on their way out."""
+        """The workers that have beaten within the lease TTL and are not draining or stopping."""
         return [row for row in workers if row.age_ms <= self._ttl_ms and row.state == "running"]
 
     def queues(self, models: Iterable[str]) -> list[QueueRow]:
-        """Depth and oldest age of every tier queue of `models`, and its arrivals over the last five seconds."""
+        """Depth, oldest age and arrival rate (over the last five seconds) of every tier queue of `models`."""
         rows = []
         arrivals = self._arrivals()
         for model in models:
@@ -151,16 +151,16 @@ class Fleet:
 
 
 def ready_models(workers: Iterable[WorkerRow]) -> set[str]:
-    """Models with at least one executor that takes batches."""
+    """The models with at least one executor that takes batches."""
     return {each.model for worker in workers for each in worker.models if each.state == "ready"}
 
 
-# The worst last, as `bunch_breaker_state` counts them.
+# The worst last, as `bunch_breaker_state` numbers them.
 BREAKER_STATES = ("closed", "half-open", "open")
 
 
 def breakers(workers: Iterable[WorkerRow], models: Iterable[str]) -> dict[str, str]:
-    """Each model's breaker: the worst of its workers', since part of what waits is not taken there."""
+    """The breaker state of each model: the worst of its workers', since that one does not take all requests."""
     worst = dict.fromkeys(models, BREAKER_STATES[0])
     for each in (executor for worker in workers for executor in worker.models):
         if each.model in worst:
@@ -169,7 +169,7 @@ def breakers(workers: Iterable[WorkerRow], models: Iterable[str]) -> dict[str, s
 
 
 def safe_sizes(workers: Iterable[WorkerRow]) -> dict[str, int]:
-    """Models some of whose devices have run out of memory, with the largest batch that the smallest had room for."""
+    """The largest safe batch of each model with a device that has run out of memory; the smallest device counts."""
     found: dict[str, int] = {}
     for each in (executor for worker in workers for executor in worker.models):
         if each.safe_size is not None:

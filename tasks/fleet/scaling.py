@@ -1,4 +1,4 @@
-"""What the autoscaler wants, for whoever can give it: `up`, KEDA, a HorizontalPodAutoscaler.
+"""The autoscaler's decision, for whatever can carry it out: `up`, KEDA, a HorizontalPodAutoscaler.
 
 manage.py autoscale ──▶ bunch:scale ──▶ GET /metrics (bunch_workers_wanted), GET /internal/scale
 """
@@ -12,12 +12,12 @@ from redis import Redis
 
 from config.keys import Shard
 
-# A decision that nobody renews is none: what reads it must fall back to its own rules.
+# A decision expires when it is not renewed, so that its readers fall back to their own rules.
 KEPT_S = 60
 
 
 class ScaleRow(msgspec.Struct, frozen=True):
-    """One decision and the signals behind it. `drain_s` is None when nothing is served and something waits."""
+    """One decision and the signals behind it. `drain_s` is None when nothing is served and requests wait."""
 
     wanted: int
     ready: int
@@ -29,7 +29,7 @@ class ScaleRow(msgspec.Struct, frozen=True):
 
 
 class ScaleBoard:
-    """Where the last decision is left and read."""
+    """Stores and reads the last decision."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
         self._redis = redis
@@ -39,6 +39,6 @@ class ScaleBoard:
         self._redis.set(self._key, msgspec.json.encode(row), ex=KEPT_S)
 
     def read(self) -> ScaleRow | None:
-        """None while no autoscaler runs."""
+        """The last decision; None while no autoscaler runs."""
         raw = cast("bytes | None", self._redis.get(self._key))
         return None if raw is None else msgspec.json.decode(raw, type=ScaleRow)

@@ -1,4 +1,4 @@
-"""What outlives Redis: accounts, their keys, and the ledger of requests, in SQLite or PostgreSQL.
+"""The data that outlives Redis: accounts, their keys and the ledger of requests, in SQLite or PostgreSQL.
 
-No request waits for it: `manage.py` and the ops worker are the only ones that open it.
+Only `manage.py` and the ops worker open the database, so no request waits for it.
 """

@@ -1,4 +1,4 @@
-"""A connection to the database that the settings name, and the database brought up to date."""
+"""Connects to the database that the settings name, and migrates it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tasks.accounts.store.errors import StoreUnavailable
 
 _FOLDER = Path(__file__).parent / "migrations"
 FILE = "bunch.db"
-# Of another process's transaction, and of a server that does not answer.
+# How long to wait for another process's transaction, or for a server that does not answer.
 _PATIENCE_S = 5
-# Any number that nobody else in the same server locks.
+# Any number that no other program locks on the same server.
 _MIGRATION_LOCK = 0x62756E63
 
 
 def database_url(settings: Settings) -> URL:
-    """As set, with the driver that is installed; or a file in the state folder."""
+    """The URL from the settings, with the installed driver; by default a file in the state folder."""
     if not settings.database_url:
         return URL.create("sqlite", database=str(Path(settings.state_dir).resolve() / FILE))
     url = make_url(settings.database_url)
@@ -35,7 +35,7 @@ def database_url(settings: Settings) -> URL:
 
 
 def make_engine(settings: Settings) -> Engine:
-    """Opens nothing yet. Every wait is bounded."""
+    """Make an engine. It opens no connection yet, and every wait is bounded."""
     url = database_url(settings)
     if url.get_backend_name() == "sqlite":
         if url.database:
@@ -54,7 +54,7 @@ def make_engine(settings: Settings) -> Engine:
 
 
 def migrate(engine: Engine) -> None:
-    """Bring the tables up to date. Several processes may do so at once: they take turns."""
+    """Migrate the tables to the newest version. Several processes may do so at once: they take turns."""
     config = Config()
     config.set_main_option("script_location", str(_FOLDER))
     try:
@@ -64,7 +64,7 @@ def migrate(engine: Engine) -> None:
 
 
 def reason_of(error: SQLAlchemyError) -> str:
-    """The driver's words without the statement and its values, which may be somebody's secret."""
+    """The driver's message without the statement and its values, which may hold secrets."""
     cause = getattr(error, "orig", None)
     return " ".join(str(cause or type(error).__name__).split())[:200]
 
@@ -82,23 +82,25 @@ def _prepare_sqlite(connection: sqlite3.Connection, _: Any) -> None:
     connection.isolation_level = None
     _write_ahead(connection)
     connection.execute("PRAGMA foreign_keys=ON")
-    # 32 MiB: what the ledger's indexes are written to in one transaction.
+    # 32 MiB: enough for the index pages that one transaction of the ledger writes.
     connection.execute("PRAGMA cache_size=-32768")
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Readers and one writer beside each other. Kept in the file, so only the first to come has to switch."""
+    """Switch to WAL, so that readers and one writer do not block each other. The file keeps it: only the first
+    switches.
+    """
     until = time.monotonic() + _PATIENCE_S
     while connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
         try:
             connection.execute("PRAGMA journal_mode=WAL")
         except sqlite3.OperationalError:
-            # SQLite waits for nobody here, whatever its timeout (sqlite.org/pragma.html#pragma_busy_timeout).
+            # SQLite does not wait here, whatever its timeout (sqlite.org/pragma.html#pragma_busy_timeout).
             if time.monotonic() > until:
                 raise
             time.sleep(0.01)
 
 
 def _begin_immediate(connection: Connection) -> None:
-    # A transaction that reads first and writes later would fail, not wait, when another has written meanwhile.
+    # A transaction that reads first and writes later would fail, instead of waiting, if another wrote in between.
     connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -1,19 +1,19 @@
-"""What can go wrong with the store.
+"""Errors of the store.
 
 StoreError
-├── UnknownKey         no key of that id
-└── StoreUnavailable   the database cannot be reached, or refused; without its address, which may hold a password
+├── UnknownKey         no key has that id
+└── StoreUnavailable   the database cannot be reached, or refused; its address, which may hold a password, is left out
 """
 
 from __future__ import annotations
 
 
 class StoreError(Exception):
-    """Base of all; positional arguments only."""
+    """Base class; takes positional arguments only."""
 
 
 class UnknownKey(StoreError):
-    """There is no key of that id."""
+    """No key has that id."""
 
 
 class StoreUnavailable(StoreError):

@@ -1,4 +1,4 @@
-"""Accounts and their keys. Every change counts the registry's version on, in the same transaction."""
+"""Accounts and their keys. Every change increments the registry's version in the same transaction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class KeyRow(msgspec.Struct, frozen=True):
 
 
 class NewKey(msgspec.Struct, frozen=True):
-    """What a key's owner is told, once."""
+    """A new key. Its text is shown to the owner once."""
 
     id: str
     secret: str
@@ -42,7 +42,7 @@ class NewKey(msgspec.Struct, frozen=True):
 
 
 class KeyStore:
-    """Raises StoreUnavailable throughout. `now` is always an argument, in UTC."""
+    """The keys in the database. Every method raises StoreUnavailable. `now` is an argument everywhere, in UTC."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -57,7 +57,9 @@ class KeyStore:
         burst: int | None = None,
         lifetime: timedelta | None = None,
     ) -> NewKey:
-        """A key for `owner`; without one it is its own, and shares its requests with no other key."""
+        """Create a key for `owner`. Without an owner the key is an owner of its own and shares its requests with no
+        other.
+        """
         key_id, secret, digest = new_key(tier)
         name = owner or f"key-{key_id}"
         with self._session() as session:
@@ -83,7 +85,7 @@ class KeyStore:
         return NewKey(key_id, secret, tier.value, name)
 
     def revoke(self, key_id: str, now: datetime) -> None:
-        """For good. Revoking twice is no error. Raises UnknownKey."""
+        """Revoke a key for good. Revoking it twice is no error. Raises UnknownKey."""
         with self._session() as session:
             key = session.get(Key, key_id)
             if key is None:
@@ -93,7 +95,7 @@ class KeyStore:
                 _count_change(session)
 
     def rows(self, now: datetime) -> list[KeyRow]:
-        """List all keys, newest first, with the revoked and expired ones."""
+        """List all keys, newest first, including revoked and expired ones."""
         with self._session() as session:
             query = select(Key, Account.name).join(Account, Key.account_id == Account.id)
             found = session.execute(query.order_by(Key.created_at.desc(), Key.id)).all()
@@ -104,7 +106,7 @@ class KeyStore:
             return _version(session)
 
     def usable(self, now: datetime) -> tuple[str, Sequence[ApiKey]]:
-        """Version and keys as they belong together: what the frontends are told."""
+        """Return the version and the keys that frontends may accept, read in one transaction."""
         with self._session() as session:
             query = select(Key, Account.name).join(Account, Key.account_id == Account.id)
             found = session.execute(query.where(Key.revoked_at.is_(None))).all()
@@ -159,5 +161,5 @@ def _row(key: Key, owner: str, now: datetime) -> KeyRow:
 
 
 def _utc(moment: datetime) -> datetime:
-    """SQLite gives back no zone."""
+    """Add the time zone, which SQLite does not store."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

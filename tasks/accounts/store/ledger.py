@@ -1,4 +1,4 @@
-"""The ledger in the database: rows in, in bulk; old rows out."""
+"""The ledger in the database: bulk inserts, and the deletion of old rows."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from tasks.accounts.store.engine import reason_of
 from tasks.accounts.store.errors import StoreUnavailable
 from tasks.accounts.store.tables import LedgerLine
 
-# Rows a transaction. The more at once, the more of them share a page of an index.
+# Rows per transaction: the more, the more of them share a page of an index.
 _CHUNK = 20_000
 _OLD_AT_ONCE = 5_000
 
 
 class LedgerStore:
-    """Raises StoreUnavailable throughout."""
+    """The ledger's table. Every method raises StoreUnavailable."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         on_postgresql = engine.dialect.name == "postgresql"
         dialect = postgresql if on_postgresql else sqlite
-        # A row that is there already was sent twice; the first is as good.
+        # A row that exists already was sent twice; the first one is kept.
         insert = dialect.insert(LedgerLine).on_conflict_do_nothing(index_elements=["id"])
-        # Compiled once, and handed the rows as they are: half of what a dictionary for each of them costs.
+        # Compiled once, and given the rows as tuples: half the cost of a dictionary for each row.
         style: Literal["format", "qmark"] = "format" if on_postgresql else "qmark"
         compiled = insert.compile(dialect=dialect.dialect(paramstyle=style), column_keys=LedgerRow._fields)
         self._insert = str(compiled)
 
     def write(self, rows: Sequence[Row]) -> int:
-        """Returns how many the database would not take whatever is done, each by itself: they are lost."""
+        """Insert rows. Returns how many the database refuses even one by one; those are lost."""
         refused = 0
         for start in range(0, len(rows), _CHUNK):
             refused += self._write(rows[start : start + _CHUNK])
         return refused
 
     def delete_before(self, epoch_ms: int) -> int:
-        """Forget what completed before; returns how many, of which there may be more when it is not 0."""
+        """Delete rows that completed before then. Returns how many; if it is not 0, there may be more."""
         old = select(LedgerLine.id).where(LedgerLine.completed_ms < epoch_ms).limit(_OLD_AT_ONCE)
         try:
             with self._engine.begin() as connection:

@@ -1,9 +1,9 @@
-"""The tables. `migrations/` makes them, and a test compares the two.
+"""The tables. `migrations/` creates them, and a test compares the two.
 
-account   whose keys and requests they are              1 ─ n  api_key, request (by name: callers with tokens have none)
-api_key   one credential; its secret's digest alone
-request   the ledger: one line for each request that ended
-registry  one line: which database this is, and how often its keys have changed
+account   the owner of keys and requests                1 ─ n  api_key, request (by name: callers with tokens have none)
+api_key   one credential; only the digest of its secret
+request   the ledger: one row for each finished request
+registry  one row: which database this is, and the version of its keys
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Key(Base):
 
 
 class LedgerLine(Base):
-    """Times are epoch milliseconds: what the ledger is asked for is sums over spans of time."""
+    """One row of the ledger. Times are epoch milliseconds, since queries sum over spans of time."""
 
     __tablename__ = "request"
     __table_args__ = (Index("request_by_owner", "owner", "completed_ms"), Index("request_by_time", "completed_ms"))

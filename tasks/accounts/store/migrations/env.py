@@ -1,4 +1,6 @@
-"""Run by Alembic: on the connection that `tasks.accounts.store.engine.migrate` opened, in its transaction."""
+"""Alembic's environment: runs on the connection that `tasks.accounts.store.engine.migrate` opened, in its
+transaction.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from tasks.accounts.store.tables import Base
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=Base.metadata,
-    # SQLite alters no column in place; Alembic copies the table.
+    # SQLite cannot alter a column in place; Alembic copies the table.
     render_as_batch=True,
 )
 with context.begin_transaction():

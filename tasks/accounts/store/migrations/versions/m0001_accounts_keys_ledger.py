@@ -51,7 +51,7 @@ def upgrade() -> None:
         sa.Column("database", sa.String(36), nullable=False),
         sa.Column("keys_version", sa.BigInteger, nullable=False),
     )
-    # Which database it is: the frontends' copy of another one's keys is not taken for this one's.
+    # Identifies this database, so that the frontends' copy of another database's keys is not taken for this one's.
     op.bulk_insert(registry, [{"id": 1, "database": str(uuid.uuid4()), "keys_version": 1}])
 
 

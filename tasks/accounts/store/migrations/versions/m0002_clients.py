@@ -1,4 +1,4 @@
-"""Which of its owner's clients a request came from."""
+"""The ledger names the owner's client that sent a request."""
 
 from __future__ import annotations
 
