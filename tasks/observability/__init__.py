@@ -1,1 +1,1 @@
-"""What is recorded of requests and batches: metrics, batch log, history, slow log, objectives."""
+"""Records of requests and batches: metrics, batch log, history, slow log, objectives."""

@@ -1,13 +1,14 @@
-"""What became of each request: of the last hour of all, of the last day of those that failed.
+"""The batch log: the outcome of every request of the last hour, and of failed requests of the last day.
 
     worker: settled batches ─┐
                              ├─▶ rows, some hundred requests compressed together ─▶ bunch:record:all
     frontend: refused        ┘                                  failed ones also ─▶ bunch:record:failed
 
-No request has a key of its own. A task id begins with its time, roughly, and an entry of a stream has the time at which
-it was written: so few entries are read to find one. An id of somebody else's making says no time, and all are read.
+No request has a key of its own. A task id begins with its time, roughly, and each entry of a stream has the time at
+which it was written, so finding a request reads few entries. An id that Bunch did not make has no time: then all are
+read.
 
-A ceiling bounds each of the two; beyond it the oldest entries go, and `reach` says from when on all is known.
+Each of the two streams has a maximum size. Beyond it the oldest entries go; `reach` says from when on all is known.
 """
 
 from __future__ import annotations
@@ -29,27 +30,28 @@ from tasks.script_args import JOURNAL, BatchLogArgs, BatchLogKeys
 
 HOUR_MS = 3_600_000
 FAILED_FOR_MS = 24 * HOUR_MS
-# Of the ceiling, the part that failures have for themselves.
+# One part in so many of the maximum size is reserved for failures.
 FAILED_PART = 4
 DEFAULT_MAX_BYTES = 67_108_864
 _ALL, _FAILED = "all", "failed"
 # The outcome of a member that its batch did not settle.
 UNSETTLED = "-"
-# Ended, and not for a fault: not kept for a day.
+# Outcomes that are no failure, and are not kept for a day.
 _NO_FAILURE = frozenset({"OK", "CANCELLED", UNSETTLED})
-# Before compression: large enough to compress well, small enough to be read on a frontend's loop.
+# Before compression: large enough to compress well, small enough to be read on a frontend's event loop.
 _CHUNK_BYTES = 262_144
-# A task id's time is the frontend's, in steps of four seconds; entries have Redis' time.
+# A task id has the frontend's time, in steps of four seconds; entries have Redis' time.
 _CLOCKS_MS = 15_000
-# How much later than its end a batch of the same request may have been written down.
+# How long after its end a batch may be written.
 _LATE_MS = 3_000
 _PAGE = 32
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """One request of a batch. Milliseconds from its frontend to the queue, and until its claim, -1 not known.
+    """One request of a batch. Times are milliseconds: from its frontend to the queue, and until its claim; -1 if not
+    known.
 
-    `code` is OK, one of the contract's, or `-`. `request_id` is its caller's own, `error` the line that says why.
+    `code` is OK, a code of the contract, or `-`. `request_id` is the caller's own id, `error` one line with the reason.
     """
 
     id: str
@@ -67,9 +69,11 @@ class Member(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, g
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One batch from its claim to its end. `why` it ended otherwise than with an outcome for each, or empty.
+    """One batch from its claim to its end. `why` is the reason if it ended without an outcome for each request, else
+    empty.
 
-    `joined` share a member's outcome and were in no batch. Without an `id`: requests that were in none, with `why`.
+    The requests in `joined` share a member's outcome and were in no batch. A record without an `id` is of requests that
+    were in no batch, for the reason `why`.
     """
 
     id: str = ""
@@ -89,14 +93,14 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     joined: Sequence[Member] = ()
 
     def of(self, name: str, owner: str = "") -> Member | None:
-        """The request with this task id or, its caller's own, request id, if `owner` may know of it."""
+        """The request with this task id, or with this request id of its caller, if `owner` may know of it."""
         named = (each for each in (*self.members, *self.joined) if name in {each.id, each.request_id})
         return next((each for each in named if belongs_to(each.id, owner)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """From when on every request is known, in ms of Redis time; `cut`: for want of room, not of age."""
+    """The Redis time in ms since which every request is known; `cut`: limited by size, not by age."""
 
     since_ms: float
     now_ms: float
@@ -112,7 +116,7 @@ _decode = msgspec.json.Decoder(BatchRecord).decode
 
 
 class BatchLog:
-    """Writes and reads the record, up to `max_bytes` of it. All raise RedisError."""
+    """Writes and reads the batch log, of at most `max_bytes`. Every method raises RedisError."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._redis = redis
@@ -122,7 +126,7 @@ class BatchLog:
         self._add = redis.register_script(JOURNAL.text)
 
     def write(self, records: Iterable[BatchRecord]) -> None:
-        """One round trip, and one more if any failed."""
+        """Write records: one round trip, and a second one if any of their requests failed."""
         written = list(records)
         for which, age_ms, most, chosen in (
             (_ALL, HOUR_MS, self._bytes, written),
@@ -133,7 +137,7 @@ class BatchLog:
                 self._add(keys=names, args=[*BatchLogArgs(age_ms=age_ms, max_bytes=most), *_packed(chosen)])
 
     def lost(self, worker: str, model: str, batch_id: str, entries: Sequence[bytes]) -> None:
-        """A batch whose worker is dead and could write nothing down; `entries` as they lie in its lease."""
+        """Record a batch whose worker died without recording it; `entries` are the lease's."""
         members: list[Member] = []
         for entry in parse_entries(entries):
             stamp = read_fast_header(entry.message)
@@ -142,21 +146,21 @@ class BatchLog:
         self.write([BatchRecord(id=batch_id, model=model, worker=worker, why="its worker died", members=members)])
 
     def records(self, since_ms: float = 0) -> Iterator[BatchRecord]:
-        """Every batch of the last hour that was written down since then, the oldest first."""
+        """Every batch recorded since then, within the last hour, oldest first."""
         for _, rows in self._entries(_ALL, since_ms):
             yield from map(_decode, rows.split(b"\n"))
 
     def find(self, name: str, owner: str = "") -> list[tuple[BatchRecord, Member]]:
-        """The batches that a request was in, the oldest first, by its task id or its caller's own request id.
+        """The batches that a request was in, oldest first, by its task id or its caller's own request id.
 
-        Of a request that ended more than an hour ago, the one that it failed in. A caller may give several requests one
-        id: then of all of them. `owner`: only of what it may know of.
+        For a request that ended more than an hour ago, the batch that it failed in. If a caller gave several requests
+        one id, the batches of all of them. `owner`: only requests that it may know of.
         """
         made = made_at_ms(name, self._now_ms())
         return self._search(_ALL, name, owner, made) or self._search(_FAILED, name, owner, made)
 
     def reach(self) -> Reach:
-        """How far back the record of all requests goes."""
+        """How far back the log of all requests goes."""
         now_ms = self._now_ms()
         cut = float(cast("bytes | None", self._redis.hget(self._keys.record_size(_ALL), "cut")) or 0)
         hour = now_ms - HOUR_MS
@@ -196,7 +200,7 @@ class BatchLog:
 
 
 def _failed(records: Iterable[BatchRecord]) -> list[BatchRecord]:
-    """The same with their failed members alone; what was refused at the door has failed nobody's work."""
+    """The records with only their failed members; refusals at admission are left out."""
     found = []
     for record in records:
         if not record.id:

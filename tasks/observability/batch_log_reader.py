@@ -1,7 +1,7 @@
-"""What has lately come for a model and how it went, request by request, from the batch log.
+"""The recent requests of a model and how each ended, from the batch log.
 
-Arrivals are when requests were queued, by Redis' clock, to the millisecond; ends are when their batch was settled. Who
-was refused at the door was in no batch: those are counted from the metrics.
+The arrival is when a request was queued, by Redis' clock, to the millisecond; the end is when its batch was settled.
+Refused requests were in no batch: those are counted from the metrics.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tasks.observability.batch_log import UNSETTLED, BatchLog, BatchRecord
 from tasks.observability.metrics import SharedMetrics
 from tasks.observability.slo import CALLERS_OWN
 
-# Codes of `requests_total` whose requests were never queued, and whose callers would have liked them to be.
+# Codes of `requests_total` for requests that were never queued although their callers wanted that.
 _AT_THE_DOOR = frozenset({"SERVICE_OVERLOADED"})
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLogPeriod:
-    """One request that was settled. Milliseconds of Redis time."""
+    """One settled request. Times are milliseconds of Redis time."""
 
     arrived_ms: int
     ended_ms: float
@@ -30,7 +30,7 @@ class BatchLogPeriod:
 
 
 def read(batch_log: BatchLog, model: str, since_ms: float = 0) -> list[BatchLogPeriod]:
-    """All that the batch log knows of `model` that ended since then, by arrival. Raises RedisError."""
+    """The requests of `model` in the batch log that ended since then, by arrival. Raises RedisError."""
     found: dict[str, BatchLogPeriod] = {}
     for record in batch_log.records(since_ms):
         if record.model == model and record.id:
@@ -41,21 +41,21 @@ def read(batch_log: BatchLog, model: str, since_ms: float = 0) -> list[BatchLogP
 def _settled(record: BatchRecord) -> Iterable[tuple[str, BatchLogPeriod]]:
     ended_ms = record.claimed_ms + record.wait_ms + record.turn_ms + record.reply_ms
     for each in record.members:
-        # A plain Celery client's message has no time of its own.
+        # A message of a plain Celery client has no time of arrival.
         if each.code != UNSETTLED and each.queue_ms >= 0:
             arrived_ms = record.claimed_ms - each.queue_ms
             yield each.id, BatchLogPeriod(arrived_ms, max(ended_ms, arrived_ms), each.rank, each.code, record.id)
 
 
 def arrivals(past: Iterable[BatchLogPeriod], since_ms: float, until_ms: float) -> tuple[list[float], list[int]]:
-    """When requests came, in seconds from the first, and their tiers' ranks."""
+    """The arrival times in seconds from the first one, and the ranks of their tiers."""
     came = [each for each in past if since_ms <= each.arrived_ms < until_ms]
     first = came[0].arrived_ms if came else 0
     return [(each.arrived_ms - first) / 1000 for each in came], [each.rank for each in came]
 
 
 def window(past: Iterable[BatchLogPeriod], since_ms: float, until_ms: float, slo_s: float, refused: int) -> Watched:
-    """Those that *ended* in it, so that nobody who waits too long is left out; `refused` beside them."""
+    """The window of requests that *ended* in it, so that long waits are not left out; plus `refused`."""
     ended = [each for each in past if since_ms <= each.ended_ms < until_ms and each.code not in CALLERS_OWN]
     batches = len({each.batch for each in ended})
     return watched(
@@ -68,6 +68,6 @@ def window(past: Iterable[BatchLogPeriod], since_ms: float, until_ms: float, slo
 
 
 def refused_at_the_door(metrics: SharedMetrics, model: str) -> int:
-    """Since the sums began. Raises RedisError."""
+    """The number of refusals since the metrics began. Raises RedisError."""
     requests = metrics.samples().get("bunch_requests_total", ())
     return round(sum(n for labels, n in requests if labels["model"] == model and labels["code"] in _AT_THE_DOOR))

@@ -1,8 +1,8 @@
-"""How long the batches of a running model take, from what all processes have summed up in Redis.
+"""Estimates how long the batches of a running model take, from the sums of all processes in Redis.
 
-Sums of batch sizes and of compute times stand in `bunch:metrics`. Read at intervals, their differences give the mean
-size and the mean time of the batches in between; since `a + b·n` is linear, so are its means, and a line through them
-gives a and b.
+`bunch:metrics` has sums of batch sizes and of compute times. The differences between two readings give the mean size
+and the mean time of the batches in between. Since `a + b·n` is linear, so are its means, and a line fitted through
+several differences gives a and b.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tasks.observability.metrics import SharedMetrics
 
 
 class NoBatches(Exception):
-    """The model has run none, so nothing is known of it."""
+    """The model has run no batch yet, so nothing can be estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of one model since the start of its metrics.
+    """The sums of one model since its metrics began.
 
-    `batches` are counted when they are claimed, those `computed` when their `compute_s` is known: of a few batches, one
-    that is inside the model at a reading would make them all look a good deal quicker.
+    `batches` are counted at their claim, `computed` once their `compute_s` is known. With few batches the difference
+    matters: one that is inside the model at a reading would make the others look much faster.
     """
 
     batches: float
@@ -36,7 +36,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """`batch_s` + `item_s`·n; `how` says how far to believe it."""
+    """A batch of n takes `batch_s` + `item_s`·n; `how` says how reliable that is."""
 
     batch_s: float
     item_s: float
@@ -47,7 +47,7 @@ class BatchTimes:
 
 
 def fit(totals: Sequence[Totals]) -> BatchTimes:
-    """A line through the intervals between the readings.
+    """Fit a line through the intervals between the readings.
 
     Raises:
         NoBatches: no batch has run.
@@ -80,7 +80,7 @@ def fit(totals: Sequence[Totals]) -> BatchTimes:
         how = f"all batches held about {mean_size:.1f}, so the time is assumed to be the same for any size"
         return BatchTimes(float(mean_s), 0.0, how)
     slope = np.average((sizes - mean_size) * (times - mean_s), weights=weights) / spread
-    # Between "the same for any size" and "in proportion to it".
+    # Between "the same for any size" and "proportional to the size".
     slope = float(min(max(slope, 0.0), mean_s / mean_size))
     return BatchTimes(float(mean_s - slope * mean_size), slope, f"a line fitted through {len(points)} readings")
 

@@ -1,14 +1,14 @@
-"""The one line of an error that says what is wrong, for a row of a table or a sentence."""
+"""The one line of an error text that says what is wrong, for a table or a sentence."""
 
 from __future__ import annotations
 
 
 def error_summary(text: str, most: int = 300) -> str:
-    """Of a traceback the line that names the exception; of anything else its first line. At most `most` characters."""
+    """Of a traceback, the line that names the exception; of other text, the first line. At most `most` characters."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
-    # What stands at the margin after the last frame. A message may have lines of its own after that.
+    # The unindented line after the last frame. The message may have more lines after it.
     last_frame = max((n for n, line in enumerate(lines) if line.startswith('  File "')), default=-1)
     named = (line for line in lines[last_frame + 1 :] if not line[0].isspace()) if last_frame >= 0 else iter(lines)
     line = next(named, lines[-1]).strip()

@@ -1,4 +1,4 @@
-"""`explain`: one request's life, put together from what lies in Redis anyway.
+"""`explain`: the life of one request, put together from what Redis has.
 
     bunch:request:<request id> ─▶ task id ─▶ bunch:record:…             the batches that it was in
                                           ├▶ celery-task-meta-<id>      its outcome, while that is kept
@@ -6,7 +6,7 @@
                                           ├▶ queues, pauses             it waits
                                           └▶ bunch:dead:<id>            it was given up
 
-A look at one request, for a person: a few round trips, and for one that waits as many as its queue has thousands.
+Meant for a person who looks at one request: a few round trips, and one more per thousand requests in its queue.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _STATES = {"SUCCESS": "completed", "FAILURE": "failed", "REVOKED": "cancelled", 
 
 
 def explain(redis: Redis, models: Iterable[str], name: str, shard: Shard | None = None) -> dict[str, Any] | None:
-    """A plain dictionary about the request with this request id or task id; None when nothing is known of it.
+    """Return a dictionary about the request with this request id or task id; None when nothing is known of it.
 
     Keys: `request_id`, `task_id`, `status`, `model`, `tier`, `attempt`, `stages` (a list of `{"stage", "ms"}` in
-    order), `accounted_ms`, `where`, `batch` (with `neighbours`), `attempts` (earlier ones), `error`. What is not known
-    is None or empty.
+    order), `accounted_ms`, `where`, `batch` (with `neighbours`), `attempts` (earlier ones), `error`. Unknown values are
+    None or empty.
 
     Raises:
-        RedisError: Redis cannot be asked.
+        RedisError: Redis cannot be reached.
     """
     keys = shard or Shard()
     task_id, found = _known(redis, keys, name)
@@ -85,23 +85,23 @@ def explain(redis: Redis, models: Iterable[str], name: str, shard: Shard | None 
     if reply is None and not about["attempts"]:
         return None
     if reply is not None:
-        # Between a queue and a lease as we looked: the state that it had is all there is to say.
+        # It was between a queue and a lease while we looked: report the state that it had.
         about["status"] = _STATES.get(reply.status, "queued")
     return about
 
 
 def explain_recorded(redis: Redis, name: str, owner: str = "", shard: Shard | None = None) -> dict[str, Any] | None:
-    """As `explain`, of a request that has ended, from the record alone; None of any that `owner` may not know of.
+    """Explain a finished request from the batch log alone; None for any that `owner` may not know of.
 
     Raises:
-        RedisError: Redis cannot be asked.
+        RedisError: Redis cannot be reached.
     """
     settled = _settled(BatchLog(redis, shard).find(name, owner))
     return {"request_id": name, "task_id": settled[1].id} | _recorded(*settled) if settled else None
 
 
 def why_unknown(redis: Redis, name: str, shard: Shard | None = None) -> str:
-    """A sentence about a request of which nothing is known. Raises RedisError."""
+    """A sentence for a request of which nothing is known. Raises RedisError."""
     reach = BatchLog(redis, shard).reach()
     made_ms = made_at_ms(name, reach.now_ms)
     far = "an hour"
@@ -120,12 +120,12 @@ def why_unknown(redis: Redis, name: str, shard: Shard | None = None) -> str:
 
 
 def _settled(found: Iterable[_Found]) -> _Found | None:
-    """How it ended, the newest if a caller has given several one id."""
+    """The batch that settled a request; the newest if a caller gave several requests one id."""
     return max((each for each in found if each[1].code != UNSETTLED), key=lambda each: each[0].claimed_ms, default=None)
 
 
 def _known(redis: Redis, keys: Shard, name: str) -> tuple[str, list[_Found]]:
-    """The task id behind a name, the newest if a caller has given it to several, and the batches that it was in."""
+    """The task id behind a name (the newest, if a caller gave several requests one id), and its batches."""
     pointer = cast("bytes | None", redis.get(keys.request(name)))
     task_id = pointer.decode() if pointer else name
     found = BatchLog(redis, keys).find(task_id)
@@ -150,7 +150,7 @@ def _ended(task_id: str, reply: Reply, record: BatchRecord | None) -> dict[str, 
         "batch_wait": details.batch_wait_ms,
         "transfer": details.transfer_ms,
         "compute": details.compute_ms,
-        # Until it was stored and published. What came then, the frontend alone knows: it is in the answer's metadata.
+        # Until the result was stored and published; the time after that is in the metadata of the answer.
         "reply": record.reply_ms if record else None,
     }
     return {
@@ -165,7 +165,7 @@ def _ended(task_id: str, reply: Reply, record: BatchRecord | None) -> dict[str, 
 
 
 def _recorded(record: BatchRecord, mine: Member) -> dict[str, Any]:
-    """What has ended and whose result is gone."""
+    """The explanation of a finished request whose result has expired."""
     times: dict[str, float | None] = {}
     if record.id:
         times = {
@@ -224,7 +224,7 @@ def _batch(record: BatchRecord | None, task_id: str) -> dict[str, Any] | None:
 
 
 def _batch_of(details: Details) -> dict[str, Any] | None:
-    """What the result itself says, when nothing was written down of the batch."""
+    """The batch according to the result itself, when the batch log does not have it."""
     if not details.batch_id:
         return None
     return {
@@ -251,7 +251,7 @@ def _attempt(record: BatchRecord, mine: Member) -> dict[str, Any]:
 
 
 def _waits(redis: Redis, keys: Shard, models: Sequence[str], task_id: str) -> dict[str, Any] | None:
-    """Where a request is that has not ended: in a lease, in a queue, or put aside."""
+    """Find an unfinished request: in a lease, in a queue, or put aside."""
     for worker, batch_id, header, entries in _leases(redis, keys):
         for entry in parse_entries(entries):
             if _is(entry.message, task_id):
@@ -290,7 +290,7 @@ def _leases(redis: Redis, keys: Shard) -> Iterator[tuple[str, str, str, list[byt
 
 
 def _queued(redis: Redis, queue: str) -> Iterator[bytes]:
-    """The next to be served first."""
+    """The messages of a queue, the next to be claimed first."""
     end = redis.llen(queue)
     while end > 0:
         start = max(0, end - _CHUNK)

@@ -1,7 +1,7 @@
-"""The last hour, in Redis: a point every five seconds, made by whichever frontend comes first.
+"""The last hour in Redis: a point every five seconds, written by the first frontend that finds one due.
 
-A point holds *sums* where Prometheus has counters, so what happened between two points is their difference, whichever
-two are looked at, and the newest point says what `/metrics` says. It holds values where Prometheus has gauges.
+A point holds *sums* where Prometheus has counters: the difference between any two points is what happened in between,
+and the newest point equals `/metrics`. It holds values where Prometheus has gauges.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LIFETIME_S = 2 * 3600
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment. Buckets are cumulative, as Prometheus has them, the last one without a bound.
+    """One moment. Buckets are cumulative, as in Prometheus, and the last one has no bound.
 
     requests: tier → code → sum · served: model → code → sum · took: model → seconds of all its requests
     slo: tier → (counted, missed) · latency: tier → buckets of `metrics.SECONDS`
@@ -51,7 +51,7 @@ _decode = msgspec.json.Decoder(Point).decode
 
 
 class History:
-    """Takes and keeps points. `models` are those whose queues are looked at."""
+    """Takes and stores points. `models` are those whose queues are read."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class History:
         self._keys = shard or Shard()
 
     def take_if_due(self) -> bool:
-        """Keep a point, unless another process has since the last step; whether it was this one. Raises RedisError."""
+        """Store a point unless another process has since the last step; returns whether it did. Raises RedisError."""
         at = self._redis.time()[0]
         turn = self._keys.history_turn(at // STEP_S)
         if not self._redis.set(turn, 1, nx=True, ex=2 * STEP_S):
@@ -81,7 +81,7 @@ class History:
         return True
 
     def now(self, workers: Sequence[WorkerRow] | None = None, queues: Sequence[QueueRow] | None = None) -> Point:
-        """A point of this moment; of rows that the caller has read already, where it has. Raises RedisError."""
+        """A point of this moment, from `workers` and `queues` if they are given. Raises RedisError."""
         workers = self._fleet.workers() if workers is None else workers
         queues = self._fleet.queues(self._models) if queues is None else queues
         at = self._redis.time()[0]
@@ -89,11 +89,11 @@ class History:
         return make_point(at, self._shared.samples(), queues, workers, self._fleet.healthy_of(workers), dead)
 
     def points(self) -> list[Point]:
-        """The oldest first. Raises RedisError."""
+        """All points, oldest first. Raises RedisError."""
         return [_decode(raw) for raw in cast("list[bytes]", self._redis.lrange(self._keys.history(), 0, -1))]
 
     def ago(self, seconds: int) -> Point | None:
-        """The point of that long ago; the oldest when there is none so old. Raises RedisError."""
+        """The point from `seconds` ago; the oldest one if none is that old. Raises RedisError."""
         length = self._redis.llen(self._keys.history())
         if not length:
             return None
@@ -144,7 +144,7 @@ def make_point(
 
 
 def slo_change(then: Point, now: Point, tier: str) -> tuple[int, int]:
-    """(counted, missed) between two points. If the sums began anew in between, what they have come to since."""
+    """The increase of (counted, missed) between two points; after a reset of the sums, their values since."""
     before, after = then.slo.get(tier, (0, 0)), now.slo.get(tier, (0, 0))
     return after if after[0] < before[0] else (after[0] - before[0], max(0, after[1] - before[1]))
 
@@ -164,7 +164,7 @@ def _buckets(samples: metrics.Samples, name: str, bounds: Sequence[float], by: s
     sums: dict[str, list[float]] = {}
     for labels, value in samples.get(f"{name}_bucket", ()):
         place = places.get(float(labels["le"]))
-        # A bound of another version of Bunch, whose sums the same Redis still holds.
+        # A bound of another version of Bunch, whose sums are in the same Redis.
         if place is not None:
             sums.setdefault(labels[by], [0.0] * len(places))[place] += value
     return {key: tuple(round(each) for each in row) for key, row in sums.items()}

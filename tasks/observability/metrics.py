@@ -1,12 +1,12 @@
-"""Prometheus metrics that are right under many processes: each adds its increments to one hash in Redis.
+"""Prometheus metrics that are correct with many processes: each adds its increments to one hash in Redis.
 
     process: prometheus_client objects ──increments, once a second──▶ bunch:metrics ──▶ GET /metrics of any frontend
 
-Every metric is declared in this module, and nowhere else: what processes count, then what the frontend that is scraped
-reads at that moment. `docs/reference.md` has a row for each, and a test compares the two.
+Every metric is declared in this module and nowhere else: first what processes count, then what a frontend reads while
+it is scraped. `docs/reference.md` has a row for each, and a test compares the two.
 
-Sums live in Redis, so no process's recycling resets them and no scrape sees one process's share only. A process that is
-killed loses at most its last second of counts; a flush whose reply is lost is sent again, and counts once.
+Sums live in Redis, so the restart of a process does not reset them and a scrape sees all processes. A killed process
+loses at most its last second of counts; a flush whose reply is lost is sent again and counted once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A metric that nobody adds up: its samples are read when somebody scrapes. `name` is without `_total`."""
+    """A metric that is not summed up: its samples are read at each scrape. `name` is without `_total`."""
 
     name: str
     text: str
@@ -125,14 +125,14 @@ BUILD_INFO = _gauge("build_info", "Processes of each version of Bunch, and of Py
 
 
 def buckets(bounds: tuple[float, ...] = SECONDS) -> list[int]:
-    """To count observations in by one thread alone: `counted[bisect_left(bounds, amount)] += 1`; see `observe_all`."""
+    """Counts for observations of one thread: `counted[bisect_left(bounds, amount)] += 1`; see `observe_all`."""
     return [0] * (len(bounds) + 1)
 
 
 def observe_all(child: Histogram, counted: list[int], total: float) -> None:
-    """What `observe` would have done for each: it takes two locks and walks the bounds every time.
+    """Add observations in bulk: `observe` would take two locks and walk the bounds for each.
 
-    Beware: `_sum` and `_buckets` are prometheus_client's own, of the version that constraints.txt pins.
+    `_sum` and `_buckets` are private to prometheus_client, in the version that constraints.txt pins.
     """
     child._sum.inc(total)  # noqa: SLF001 - as said
     for bucket, number in zip(child._buckets, counted, strict=True):  # noqa: SLF001 - as said
@@ -141,13 +141,13 @@ def observe_all(child: Histogram, counted: list[int], total: float) -> None:
 
 
 class Nothing:
-    """In the place of a metric's child where metrics are off."""
+    """Stands in for a metric's child where metrics are off."""
 
     def inc(self, amount: float = 1) -> None:
-        """Nowhere."""
+        """Do nothing."""
 
     def observe(self, amount: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +168,11 @@ class MetricsFlusher:
         self._sent: dict[str, float] = {}
         self._fields: dict[tuple[str, ...], str] = {}
         self._number = 0
-        # Sent, and perhaps taken: it must be repeated as it was, under its number, before anything new goes.
+        # Sent but not confirmed: it must be repeated unchanged, under its number, before anything new is sent.
         self._unheard: _Flush | None = None
 
     def flush(self) -> None:
-        """Raises RedisError; what was not sent goes with the next flush."""
+        """Send the increments. Raises RedisError; then they are sent with the next flush."""
         if self._unheard is not None:
             self._send(self._unheard)
         self._unheard = self._changes()
@@ -189,7 +189,7 @@ class MetricsFlusher:
         changed = tuple(
             (field, value - self._sent.get(field, 0.0))
             for field, value in current.items()
-            # Zeros once, too: an empty bucket that is not there bends every quantile that Prometheus interpolates.
+            # Zeros too, once: an empty bucket that is missing distorts every quantile that Prometheus interpolates.
             if value != self._sent.get(field)
         )
         if not changed:
@@ -230,7 +230,7 @@ class SharedMetrics:
         self._keys = shard or Shard()
 
     def samples(self) -> Samples:
-        """Every sum by its sample's name. Raises RedisError."""
+        """Every sum by the name of its sample. Raises RedisError."""
         stored = cast("dict[bytes, bytes]", self._redis.hgetall(self._keys.metrics()))
         values: Samples = {}
         for field, raw in stored.items():
@@ -254,7 +254,7 @@ class SharedMetrics:
 
 
 def _family(known: Metric, values: Samples) -> Metric:
-    """The family as this process knows it, with the sums of all processes in place of its own."""
+    """The family as this process declares it, with the sums of all processes as its samples."""
     if known.type == "counter":
         counter = CounterMetricFamily(known.name, known.documentation)
         for labels, value in values.get(f"{known.name}_total", ()):

@@ -1,7 +1,7 @@
-"""The only module that imports OpenTelemetry, and imported itself only where `BUNCH_OTLP_ENDPOINT` is set.
+"""The only module that imports OpenTelemetry; it is imported only where `BUNCH_OTLP_ENDPOINT` is set.
 
-Whoever begins a trace decides whether it is sampled, before anything of the SDK is called: a request that is not
-sampled costs a random number. Spans leave in batches over HTTP, from a thread; when they cannot, they are dropped.
+The process that begins a trace decides whether it is sampled, before it calls the SDK: an unsampled request costs one
+random number. A thread exports spans in batches over HTTP; spans that cannot be exported are dropped.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tasks.protocol import traceparent
 
 _EXPORT_EVERY_MS = 1000
 _TIMEOUT_S = 5
-# One for each request of a batch; the SDK's default of 128 is less than a batch may hold.
+# A batch's span links to each of its requests; the SDK's default of 128 is less than a batch may hold.
 _MAX_LINKS = 1024
 
 
 class Remote(NamedTuple):
-    """A span of another process, by what it sent; `traceparent` is valid, or empty for none."""
+    """A span of another process, from the headers that it sent; `traceparent` is valid, or empty for none."""
 
     traceparent: str
     tracestate: str = ""
@@ -50,7 +50,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 class Spans:
-    """Makes and exports spans of one process."""
+    """Makes and exports the spans of one process."""
 
     def __init__(self, settings: Settings, service: str) -> None:
         self._provider = TracerProvider(
@@ -64,7 +64,7 @@ class Spans:
         )
         self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=_EXPORT_EVERY_MS))
         self._tracer = self._provider.get_tracer("bunch")
-        # It says the same again at each failed export; once is enough to know.
+        # It repeats the same error at each failed export.
         logging.getLogger("opentelemetry").setLevel(logging.ERROR)
 
     def start(
@@ -76,7 +76,7 @@ class Spans:
         attributes: Attributes | None = None,
         links: Sequence[Remote | Span] = (),
     ) -> Span:
-        """A span below `parent`: a span of ours, or one elsewhere; a trace of its own without one."""
+        """A span below `parent`, which may be ours or of another process; without one, the root of a new trace."""
         return self._tracer.start_span(
             name,
             context=_context(parent),
@@ -87,7 +87,7 @@ class Spans:
         )
 
     def stop(self) -> None:
-        """Sends what there is, for as long as one export may take."""
+        """Export the remaining spans, within the time limit of one export."""
         self._provider.shutdown()
 
 
@@ -97,18 +97,18 @@ def traceparent_of(span: Span) -> str:
 
 
 def fail(span: Span, kind: str, why: str) -> None:
-    """`kind` is one of few, which figures can go by; `why` is for people."""
+    """Mark a span as failed. `kind` has few values, for aggregation; `why` is for people."""
     span.set_attribute("error.type", kind)
     span.set_status(Status(StatusCode.ERROR, why))
 
 
 def traces_url(endpoint: str) -> str:
-    """`http://host:4318` is the collector; with a path it is where traces go."""
+    """The URL for traces. `http://host:4318` is a collector; an endpoint with a path is used as it is."""
     return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/traces"
 
 
 def headers_of(given: str) -> dict[str, str]:
-    """`name=value,…`, the values percent-encoded where they hold a comma, as OpenTelemetry writes them."""
+    """Parse `name=value,…`; values are percent-encoded where they hold a comma, as OpenTelemetry specifies."""
     pairs = (each.partition("=") for each in given.split(",") if each.strip())
     return {name.strip(): unquote(value.strip()) for name, _, value in pairs}
 

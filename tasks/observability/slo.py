@@ -1,7 +1,7 @@
-"""Service level objectives: so large a part of a tier's requests answered with 200 within so long.
+"""Service level objectives: a share of a tier's requests must be answered with 200 within a latency.
 
-attainment = the part that was; burn rate = how fast the rest is used up: at 1 the objective is just met, at 14 the
-error budget of thirty days is gone in two. What is the caller's own fault counts on neither side.
+Attainment is the share that was. Burn rate is how fast the error budget is used: at 1 the objective is just met, at 14
+the budget of thirty days is gone in two. Errors of the caller count on neither side.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from config.settings import Settings
 from config.tiers import Tier
 
-# Every other code says that the service did not do what it is for; a new one does until it stands here.
+# Errors of the caller. Every other code counts as a failure of the service, also a new one until it is added here.
 CALLERS_OWN = frozenset(
     {
         *("INVALID_JSON", "INVALID_INPUT", "INVALID_HEADER", "UNAUTHENTICATED", "FORBIDDEN", "UNKNOWN_MODEL"),
@@ -20,13 +20,13 @@ CALLERS_OWN = frozenset(
         *("PAYLOAD_TOO_LARGE", "UNSUPPORTED_MEDIA_TYPE", "INPUT_REJECTED", "RATE_LIMITED", "CALLER_GONE"),
     }
 )
-# Of the last hour, by the name that the gauges' `window` label has.
+# Windows within the last hour, by the value of the gauges' `window` label.
 WINDOWS_S: Mapping[str, int] = {"5m": 300, "1h": 3600}
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`target` of a tier's requests shall be answered within `latency_s`."""
+    """`target` (a fraction) of a tier's requests must be answered within `latency_s`."""
 
     latency_s: float
     target: float
@@ -44,14 +44,14 @@ def objectives(settings: Settings) -> dict[Tier, Objective]:
 
 
 def missed_after_s(code: str, objective: Objective) -> float:
-    """From which latency on an answer with `code` misses the objective."""
+    """The latency from which on an answer with `code` misses the objective."""
     if code == "OK":
         return objective.latency_s
     return float("inf") if code in CALLERS_OWN else -1.0
 
 
 def counted(requests: Iterable[tuple[Mapping[str, str], float]]) -> dict[str, float]:
-    """Per tier, how many count, of samples of `bunch_requests_total`."""
+    """The number of requests that count, per tier, from samples of `bunch_requests_total`."""
     sums: dict[str, float] = {}
     for labels, value in requests:
         if labels["code"] not in CALLERS_OWN:
@@ -60,5 +60,5 @@ def counted(requests: Iterable[tuple[Mapping[str, str], float]]) -> dict[str, fl
 
 
 def attainment(counted: float, missed: float) -> float:
-    """1 when nobody asked."""
+    """The share that met the objective; 1 when there were no requests."""
     return 1.0 if counted <= 0 else max(0.0, 1 - missed / counted)

@@ -1,4 +1,4 @@
-"""The requests that took longer than their tier's objective allows: the slowest of each second, the newest hundred."""
+"""Requests slower than their tier's objective: the slowest of each second, the newest hundred of these."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _LIFETIME_S = 24 * 3600
 
 
 class SlowRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One of them. Where its time went is known when an executor has answered: `queue_ms` from admission to claim,
-    `compute_ms` of its batch; the rest is HTTP, Redis and the way there and back.
+    """One slow request. If an executor answered it, `queue_ms` is the time from admission to claim and `compute_ms`
+    that of its batch; the rest is HTTP, Redis and the transport between them.
     """
 
     at: float
@@ -48,7 +48,7 @@ _decode_metadata = msgspec.json.Decoder(_Metadata).decode
 
 
 def with_metadata(request: SlowRequest, metadata: bytes) -> SlowRequest:
-    """`metadata` is the JSON object that travels with a reply."""
+    """Add the stages from `metadata`, the JSON object that travels with a reply."""
     try:
         known = msgspec.structs.asdict(_decode_metadata(metadata))
     except msgspec.MsgspecError:
@@ -57,7 +57,7 @@ def with_metadata(request: SlowRequest, metadata: bytes) -> SlowRequest:
 
 
 class SlowLog:
-    """Of one frontend process: `note` in passing, `flush` once a second."""
+    """The slow log of one frontend process: `note` during a request, `flush` once a second."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
         self._redis = redis
@@ -66,7 +66,7 @@ class SlowLog:
         self._count = 0
 
     def note(self, request: SlowRequest) -> None:
-        """Kept if it is among the slowest since the last flush: when everything is slow, few tell as much as all."""
+        """Keep a request if it is among the slowest since the last flush; when everything is slow, a few are enough."""
         self._count += 1
         item = (request.total_ms, self._count, request)
         if len(self._noted) < _A_SECOND:
@@ -75,7 +75,7 @@ class SlowLog:
             heapq.heappushpop(self._noted, item)
 
     def flush(self) -> None:
-        """Raises RedisError; what was not sent is forgotten."""
+        """Write the kept requests. Raises RedisError; then they are dropped."""
         noted, self._noted = self._noted, []
         newest = sorted((each for *_, each in noted), key=lambda each: each.at)
         if not newest:
@@ -87,5 +87,5 @@ class SlowLog:
         pipeline.execute()
 
     def newest(self, limit: int = KEPT) -> list[SlowRequest]:
-        """Of all processes, the newest first. Raises RedisError."""
+        """The slow requests of all processes, newest first. Raises RedisError."""
         return [_decode(raw) for raw in cast("list[bytes]", self._redis.lrange(self._keys.slow(), 0, limit - 1))]

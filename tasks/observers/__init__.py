@@ -1,1 +1,1 @@
-"""Observers of the claim loop: each writes what it is told in one of the forms of `tasks`."""
+"""Observers of the claim loop: each turns its reports into one of the formats of `tasks`."""

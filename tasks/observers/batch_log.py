@@ -1,9 +1,9 @@
-"""The worker's side of the batch log: every batch noted in passing, written a few times a second.
+"""The worker's side of the batch log: batches are noted in memory and written a few times a second.
 
     claim loops ──append──▶ [ … ] ──one script──▶ bunch:record:all, and bunch:record:failed
 
-Nothing of it is on a caller's way: a record is written after its batch is settled, by a thread of its own. What a
-worker that is killed has noted in its last moments is lost, and with it no more than an explanation.
+No caller waits for it: a record is written after its batch is settled, by a thread of its own. A killed worker loses
+what it noted in its last moments, and nothing depends on that but `explain`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tasks.protocol.results import code_of
 logger = logging.getLogger(__name__)
 
 FLUSH_EVERY_S = 0.2
-# Batches noted while Redis was away: beyond this the oldest are forgotten.
+# Batches noted while Redis is away; beyond this the oldest are dropped.
 _MAX_NOTED = 2000
 _MAX_WHY = 500
 _RANKS = {tier: tier.rank for tier in TIERS}
@@ -35,7 +35,7 @@ _RANKS = {tier: tier.rank for tier in TIERS}
 
 @dataclass(slots=True)
 class _Open:
-    """A batch that is not settled yet; `members` by position in the lease, so each is there once."""
+    """A batch that is not settled yet; `members` is keyed by position in the lease, so each is there once."""
 
     claimed_at: float = 0.0
     members: dict[int, Member] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class _Open:
 
 
 class BatchLogObserver:
-    """`batching.ports.Observer`. `start` it, and `stop` it when the loops have stopped. `worker` says its name."""
+    """`batching.ports.Observer`. Call `stop` after the loops have stopped. `worker` returns the worker's name."""
 
     def __init__(
         self, batch_log: BatchLog, worker: Callable[[], str], clock: Callable[[], float] = time.monotonic
@@ -67,7 +67,7 @@ class BatchLogObserver:
         self.flush()
 
     def flush(self) -> None:
-        """Write what has been noted; what Redis does not take is kept for the next time."""
+        """Write the noted batches; those that Redis does not take are kept for the next flush."""
         noted = [self._noted.popleft() for _ in range(len(self._noted))]
         if not noted:
             return
@@ -83,7 +83,7 @@ class BatchLogObserver:
     def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
         known = self._of(batch)
         members, claimed_ms = known.members, batch.claimed_ms
-        # For each request that there is: nothing is called here that need not be.
+        # Runs for every request: nothing is called here that is not needed.
         for request, outcome in settled:
             enqueued_ms = request.enqueued_ms
             code, error = ("OK", "") if type(outcome) is Ok else _told(outcome)
@@ -102,7 +102,7 @@ class BatchLogObserver:
                 known.joined.append(member)
             else:
                 members[request.position] = member
-        # Those that were settled at the claim come first, by themselves; the batch they came with follows.
+        # Requests that are settled at the claim are reported first, on their own; their batch follows.
         if not batch.size or known.claimed_at:
             self._end(known, batch)
 
@@ -160,7 +160,7 @@ class BatchLogObserver:
 
 
 def _told(outcome: Outcome) -> tuple[str, str]:
-    """The contract's code of what is no output, and the line that says why."""
+    """The contract's code of an outcome without an output, and the line that gives the reason."""
     if isinstance(outcome, Cancelled):
         return "CANCELLED", ""
     if isinstance(outcome, Rejected | Failed):

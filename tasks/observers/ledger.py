@@ -1,7 +1,7 @@
-"""The worker's side of the ledger: a row for each request that was settled, sent off a few times a second.
+"""The worker's side of the ledger: a row for each settled request, sent a few times a second.
 
-Written after the outcome is stored and only if this worker stored it, so a batch that two workers ran is there once.
-What a worker that is killed has noted in its last quarter of a second is lost.
+A row is noted after the outcome is stored, and only if this worker stored it: a batch that two workers ran is there
+once. A killed worker loses the rows of its last quarter of a second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tasks.accounts.ledger import CANCELLED, COMPLETED, FAILED, LedgerBuffer, Ro
 from tasks.protocol.results import code_of
 
 FLUSH_EVERY_S = 0.25
-# More batches than are ever in hand.
+# More batches than a worker ever holds.
 _MAX_OPEN = 1024
 
 
@@ -48,14 +48,14 @@ class LedgerObserver(NullObserver):
     def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
         if not settled:
             return
-        # By Redis' clock, as the request's other times; and it goes on as ours does.
+        # By Redis' clock, like the request's other times: the time of the claim plus what has passed since by ours.
         since_s = self._clock() - self._claimed_at.get(batch.batch_id, self._clock())
         completed_ms = batch.claimed_ms + round(since_s * 1000)
-        # What never reached the model has not had the attempt that it was claimed for.
+        # A request that never reached the model has not used the attempt that it was claimed for.
         unused = 0 if batch.compute_s else 1
         groups: dict[tuple[object, ...], RowGroup] = {}
         for request, outcome in settled:
-            # What nearly all are is told apart without a look at the rest.
+            # The common case, told apart without looking at the rest.
             status, error = (COMPLETED, None) if type(outcome) is Ok else (_status(outcome), code_of(outcome) or None)
             alike = (request.owner, request.tier, status, request.attempt, error, request.client_id)
             group = groups.get(alike)

@@ -1,6 +1,6 @@
 """Turns the reports of the claim loops into metrics, Celery's own worker state, and Celery events.
 
-Celery's state first: without it `inspect active`, the soft shutdown and the heartbeat's `active` see an idle worker.
+Without Celery's state, `inspect active`, the soft shutdown and the heartbeat's `active` would see an idle worker.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tasks.protocol.disclosure import Disclosure
 
 logger = logging.getLogger(__name__)
 
-# Of an error whose traceback has been shown.
+# The length of an error message whose traceback was logged before.
 _WORDS = 200
 
 
 class InsideABatch(Exception):
-    """What Celery's remote control answers to whoever wants one request of a running batch terminated."""
+    """Celery's remote control answers with this to a request to terminate one request of a running batch."""
 
 
 class ActiveRequest:
-    """What `inspect active` needs of a request that is being computed; `celery.worker.state` holds it weakly."""
+    """The attributes that `inspect active` needs of a running request; `celery.worker.state` holds it weakly."""
 
     __slots__ = (
         "__weakref__",
@@ -51,7 +51,7 @@ class ActiveRequest:
         "tracked",
     )
 
-    # `Consumer.cancel_active_requests` asks: given back, not acknowledged, when the worker dies.
+    # `Consumer.cancel_active_requests` reads it: the request is given back, not acknowledged, when the worker dies.
     task = SimpleNamespace(acks_late=True)
 
     def __init__(self, request: Request, batch: BatchInfo, now: float, *, payloads: bool = False) -> None:
@@ -65,7 +65,7 @@ class ActiveRequest:
         self._batch = batch
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """`revoke(terminate=True)`: Celery answers with this error. One request cannot be torn out of its batch."""
+        """Answer `revoke(terminate=True)` with an error: a batch cannot lose one request."""
         raise InsideABatch("a request that the model is computing cannot be terminated by itself")
 
     def info(self, safe: bool = False) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class ActiveRequest:
         }
 
     def cancel(self, pool: Any, emit_retry: bool = True) -> None:
-        """A cold shutdown: the claim loop gives it back, with all of its batch."""
+        """Do nothing at a cold shutdown: the claim loop gives back the whole batch."""
 
 
 class WorkerTelemetry:
@@ -105,12 +105,12 @@ class WorkerTelemetry:
         self._counting = counting
         self._events = TaskEvents(dispatcher, events_per_second, disclosure=disclosure, payloads=payloads)
         self._active = make_walkable(worker_state.active_requests)
-        # By batch, those that somebody may name.
+        # By batch: the requests whose ids somebody may know.
         self._named: dict[str, dict[str, ActiveRequest]] = {}
         self._children: dict[tuple[Any, ...], Any] = {}
 
     def serves(self, model: str) -> None:
-        """Counters that alerts watch are there at zero: of what begins at one, nobody saw the growth."""
+        """Create the counters that alerts watch at zero: the increase of one that begins at 1 would not be seen."""
         for reason in ("error", "executor_lost"):
             self._child(metrics.DEAD_LETTERED, model, reason)
             self._child(metrics.RETRIES, model, reason)
@@ -122,19 +122,19 @@ class WorkerTelemetry:
         self._child(metrics.EXECUTOR_LOAD_SECONDS, model).observe(took_s)
 
     def replaced(self, model: str, cause: Cause) -> None:
-        """An executor's process is gone, and another is to follow."""
+        """An executor's process is gone and will be replaced."""
         self._child(metrics.REPLACEMENTS, model, cause.value).inc()
 
     def gone(self) -> None:
-        """This worker has struck off another."""
+        """This worker has deregistered another one."""
         self._child(metrics.WORKERS_LOST).inc()
 
     def claimed(self, requests: Sequence[Request], batch: BatchInfo) -> None:
         now = time.time()
         batch_id = batch.batch_id
         self._active.enter(batch_id, len(requests), lambda: self._shown(requests, batch, now))
-        # By id as well: `revoke` leaves the state of a task alone that it finds among the active.
-        # Nobody can name the others: their ids are told with their answers.
+        # By id as well: `revoke` does not touch the state of a task that it finds among the active ones.
+        # Nobody can name the other requests: their ids are only told with their answers.
         if any(each.tracked for each in requests):
             self._named[batch_id] = named = {each.id: each for each in self._active.look(batch_id) if each.tracked}
             worker_state.requests.update(named)
@@ -161,10 +161,10 @@ class WorkerTelemetry:
             elif isinstance(outcome, Cancelled):
                 self._child(metrics.CANCELLED, model).inc()
             elif isinstance(outcome, Failed) and request.position > 0:
-                # Of those who shared it no letter is kept.
+                # Requests that share its outcome are kept in no dead letter.
                 reason = "executor_lost" if request.lost else "error"
                 self._child(metrics.DEAD_LETTERED, model, reason).inc()
-                # One traceback a batch: when everything fails, the log must not be the next thing to break.
+                # One traceback per batch: when everything fails, the log must not become the next problem.
                 why = outcome.message[:_WORDS] if told else (outcome.traceback or outcome.message)
                 logger.warning(
                     "a request failed and is kept as a dead letter: %s", why.rstrip(), extra=about(request, batch)
@@ -192,7 +192,7 @@ class WorkerTelemetry:
         self._child(metrics.RETRIES, batch.model, "executor_lost").inc(len(requests))
 
     def tick(self) -> None:
-        """Once a second, from the heartbeat."""
+        """Called once a second by the heartbeat."""
         try:
             self._events.tick()
         except Exception as error:  # noqa: BLE001 - as above
@@ -204,7 +204,7 @@ class WorkerTelemetry:
         return self._active.leave(batch.batch_id)
 
     def _child(self, metric: Any, *labels: str) -> Any:
-        """`labels()` takes a lock and builds strings at each call; the children are few and never go away."""
+        """A metric's child, cached: `labels()` takes a lock and builds strings at each call, and children are few."""
         child = self._children.get((metric, *labels))
         if child is None:
             counted = metric.labels(*labels) if labels else metric
@@ -230,7 +230,7 @@ class WorkerTelemetry:
         enqueued_ms, tier = -1, None
         for request in requests:
             redelivered += request.attempt > 1
-            # Neighbours came together: for them it is all known.
+            # Neighbours usually arrived together, and then the values are the same.
             if request.enqueued_ms != enqueued_ms or request.tier is not tier:
                 enqueued_ms, tier = request.enqueued_ms, request.tier
                 oldest = min(oldest, enqueued_ms or oldest)
@@ -249,7 +249,7 @@ class WorkerTelemetry:
 
 
 def about(request: Request, batch: BatchInfo) -> dict[str, Any]:
-    """What a log line about a request says besides."""
+    """The extra fields of a log line about a request."""
     return {
         **about_batch(batch),
         "request_id": request.request_id or request.id,

@@ -1,11 +1,11 @@
-"""Task events of batches, for Flower and whoever else listens: a true sample, and bounded whatever the load.
+"""Task events of batches, for Flower and other listeners: an unbiased sample, bounded under any load.
 
     claimed ──noted──▶ settled: received, started, ended of the whole batch ──one message──▶ task.multi
                   └──a second later, still computing: received, started ──▶ (the end then follows by itself)
 
-Whoever is shown is shown from receipt to end, with the times at which each happened; the others not at all. Failures,
-and whatever runs again after one, are shown whatever the sample, within a bound of their own. Nothing is done while
-nobody listens.
+A sampled request is shown from receipt to end, with the times at which each happened; the others not at all. Failures,
+and requests that run again after one, are always shown, within a bound of their own. Nothing is done while nobody
+listens.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tasks.protocol.disclosure import Disclosure
 
 SHOWN_BYTES = 256
 _MAX_TRACEBACK = 1000
-# Why is in the log: the words may be about another request of the batch.
+# The reason is in the log only: its words may be about another request of the batch.
 _AGAIN = "tried again after a pause"
-# Failures for each request of the sample. When everything fails, a sample of that will do as well.
+# Failures per sampled request. When everything fails, a sample of the failures is enough.
 _FAILURES = 10
 
 
 class EventSampler:
     """A token bucket in requests per second; a request that gets no token stays invisible to its end.
 
-    An empty bucket gives nothing until a tenth of a second's tokens are in it. Else, at full speed, each batch would
-    have one request to show: what a message costs its sender and Flower hardly depends on how many events are in it.
+    An empty bucket gives nothing until it has a tenth of a second's tokens. Otherwise each batch at full speed would
+    have one request to show, and the cost of a message hardly depends on how many events are in it.
     """
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,7 +58,7 @@ class EventSampler:
 
 @dataclass(slots=True)
 class _Shown:
-    """Of one batch in hand: the sampled, when they were claimed, and whether that has been told."""
+    """The sampled requests of one running batch, when they were claimed, and whether that has been sent."""
 
     requests: dict[str, Request]
     batch: BatchInfo
@@ -67,9 +67,9 @@ class _Shown:
 
 
 class TaskEvents:
-    """Told by the observer; sends through the worker's own dispatcher, which is a new object after each reconnect.
+    """Called by the observer; sends through the worker's dispatcher, which is a new object after each reconnect.
 
-    May raise whatever kombu's transport raises. Used by the loops' threads and the heartbeat.
+    May raise whatever kombu's transport raises. Called by the loops' threads and the heartbeat.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class TaskEvents:
                 self._shown[batch.batch_id] = _Shown({each.id: each for each in shown}, batch, self._wall())
 
     def tick(self) -> None:
-        """Once a second: what has been computing since the last time is told of."""
+        """Once a second: send events for what has been computing since the last call."""
         dispatcher = self._listening()
         if dispatcher is None:
             return
@@ -129,14 +129,14 @@ class TaskEvents:
         # With the rest of the batch, whose end follows at once.
 
     def returned(self, batch: BatchInfo) -> None:
-        """Who was shown stays as it is: it is received again with its next claim."""
+        """Requests that are shown stay as they are: they are received again with their next claim."""
         with self._lock:
             self._shown.pop(batch.batch_id, None)
 
     def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
         dispatcher = self._listening()
         with self._lock:
-            # Those that were settled at the claim come before the others are claimed.
+            # Requests that are settled at the claim are reported before the others are claimed.
             shown = self._shown.pop(batch.batch_id, None)
             if dispatcher is None:
                 return
@@ -186,14 +186,14 @@ class TaskEvents:
                 dispatcher.send("task-started", uuid=request.id, timestamp=shown.at)
 
     def _listening(self) -> Any:
-        """The event dispatcher, when somebody wants task events."""
+        """The event dispatcher, if somebody listens to task events."""
         dispatcher = self._dispatcher()
         if dispatcher is None or not dispatcher.enabled:
             return None
         if dispatcher.groups and "task" not in dispatcher.groups:
             return None
         if dispatcher.on_send_buffered is not None or "task" not in dispatcher.buffer_group:
-            # Celery's own way is a message for 24 events, and a word to the main loop for each; ours is one a batch.
+            # Celery sends a message for 24 events and calls the main loop for each; we send one message per batch.
             dispatcher.on_send_buffered = None
             dispatcher.buffer_limit = float("inf")
             dispatcher.buffer_group = {*dispatcher.buffer_group, "task"}
@@ -205,7 +205,7 @@ class TaskEvents:
             uuid=request.id,
             name=TASK_NAME,
             args=f"({shown_text(request.input)},)" if self._payloads else "()",
-            # As `repr` writes it: Flower reads it so (`kwargs:model=minilm` in its search).
+            # In the form of `repr`, which Flower parses (`kwargs:model=minilm` in its search).
             kwargs=repr({"model": batch.model, "tier": request.tier.value} | self._parameters(request)),
             root_id=request.id,
             parent_id=None,

@@ -6,7 +6,7 @@
         └── compute       the pass over the model
     batch                 claim … settled         a trace of its own, linked to the requests in it
 
-A request that is tried again has a `bunch.infer` for each attempt. Imported only where spans are exported.
+A retried request has a `bunch.infer` for each attempt. Imported only where spans are exported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MS = 1_000_000
 
 
 class _End(NamedTuple):
-    """Why a request has no output; both are empty for one that has. `kind` is one of few."""
+    """The reason why a request has no output; both are empty for one that has. `kind` has few values."""
 
     kind: str = ""
     why: str = ""
@@ -37,7 +37,7 @@ class _End(NamedTuple):
 
 @dataclass(slots=True)
 class _Open:
-    """A batch that an executor has; `ends` is how each of its requests that is not settled yet has ended."""
+    """A batch in an executor; `ends` says how each of its unsettled requests has ended so far."""
 
     sampled: list[Request]
     attempt: int
@@ -93,7 +93,7 @@ class BatchTracer:
             min(now_ns, batch.claimed_ms * _MS),
             {
                 **_common(batch),
-                # Its requests have come from the queues of several tiers.
+                # Its requests may come from the queues of several tiers.
                 "messaging.destination.name": QUEUE_PREFIX + batch.model,
                 "messaging.batch.message_count": batch.size,
                 "bunch.batch_size": batch.size,
@@ -128,7 +128,7 @@ class BatchTracer:
         span = self._spans.start(TASK_NAME, SpanKind.CONSUMER, sender, enqueued_ns, attributes, links)
         self._spans.start("queue", SpanKind.INTERNAL, span, enqueued_ns).end(claimed_ns)
         if inside is not None and batch.compute_s:
-            # Near enough: what storing the outcomes took lies behind it.
+            # Approximate: the time to store the outcomes is in it.
             began_ns = max(claimed_ns, now_ns - int(batch.compute_s * 1e9))
             self._spans.start("compute", SpanKind.INTERNAL, span, began_ns).end(now_ns)
         if end.kind:

@@ -1,1 +1,1 @@
-"""The ops worker: plain tasks, the sync with the database, its bootsteps."""
+"""The ops worker: plain tasks, the periodic sync with the database, bootsteps."""

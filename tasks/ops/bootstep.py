@@ -1,4 +1,4 @@
-"""The bootstep that runs the chores in the ops worker."""
+"""The bootstep that runs the periodic sync in the ops worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from celery import bootsteps
 
 
 class PeriodicSyncStep(bootsteps.StartStopStep):
-    """Only where the settings ask for a database; SQLAlchemy is not loaded anywhere else."""
+    """Included only where the settings ask for a database; SQLAlchemy is not imported anywhere else."""
 
     def __init__(self, worker: Any, **_: Any) -> None:
         self._sync: Any = None

@@ -1,4 +1,4 @@
-"""The bootstep that has the ops worker beat for probes."""
+"""The bootstep that writes the ops worker's beats for probes."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class LivenessStep(bootsteps.StartStopStep):
     def stop(self, worker: Any) -> None:
         self._liveness.stop()
 
-    # Celery ends a worker that is to stop at once by this alone.
+    # Celery calls only this on a worker that must stop at once.
     terminate = stop

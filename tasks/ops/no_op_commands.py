@@ -1,4 +1,4 @@
-"""The ops worker's answer to commands that are meant for workers with models: that it serves none."""
+"""The ops worker's reply to commands for workers with models: that it serves none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tasks.celery.control_commands import COMMANDS
 
 
 class NoOpCommandsStep(bootsteps.Step):
-    """In the ops worker alone: a command line that only asks has the real ones from `workers.app`."""
+    """Used in the ops worker only: a command line that sends commands has the real ones from `workers.app`."""
 
     def create(self, worker: Any) -> None:
         for name, command in COMMANDS.items():

@@ -1,4 +1,4 @@
-"""Plain Celery tasks on `bunch.ops`: what keeps the house in order and is in no caller's way."""
+"""Plain Celery tasks on `bunch.ops`: housekeeping that no caller waits for."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from celery import shared_task
 
 @shared_task(name="bunch.ping")
 def ping() -> str:
-    """Whether the ops worker is there, end to end."""
+    """Check the ops worker end to end."""
     return "pong"

@@ -1,4 +1,4 @@
-"""The bootstep with which the ops worker is in the register of processes."""
+"""The bootstep that enters the ops worker into the register of processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tasks.fleet.process_register import BEAT_EVERY_S, Presence
 
 
 class PresenceStep(bootsteps.StartStopStep):
-    """A thread of its own: a database that hangs does not make this process one that is gone."""
+    """Beats from a thread of its own, so that a database that hangs does not make this process look gone."""
 
     def __init__(self, worker: Any, **_: Any) -> None:
         settings = worker.app.bunch_settings

@@ -1,10 +1,10 @@
-"""What the ops worker does besides its tasks: takes changed keys to the frontends, and the ledger to the database.
+"""The ops worker's periodic sync: changed API keys to the frontends, the ledger to the database.
 
     database ──keys──▶ Redis        every second, if they have changed
     Redis ──ledger──▶ database      every second, until the stream is empty
     database ──rows past their age──▶ nowhere
 
-Several ops workers may do all of it at once. Whatever is away is tried again; nobody waits for it.
+Several ops workers may do it at once. What fails is retried; no request waits for it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ logger = logging.getLogger(__name__)
 EVERY_S = 1.0
 LONGEST_PAUSE_S = 5.0
 RETENTION_EVERY_S = 600.0
-# Twenty thousand rows at most, in one transaction.
+# At most twenty thousand rows, in one transaction.
 _ENTRIES_AT_ONCE = 40
 _DAY_MS = 86_400_000
 
 
 class PeriodicSync:
-    """Constructing builds; `start` starts a thread each. `now` gives epoch seconds."""
+    """Runs each part of the sync in a thread from `start` on. `now` gives epoch seconds."""
 
     def __init__(self, settings: Settings, redis: Redis | None = None, now: Callable[[], float] = time.time) -> None:
         redis = redis or connect(settings.redis_url)
@@ -73,14 +73,14 @@ class PeriodicSync:
         self._engine.dispose()
 
     def publish_keys(self) -> None:
-        """Take the keys to Redis, if they are not what it has. Raises StoreError, RedisError."""
+        """Write the keys to Redis if it has an older version. Raises StoreError, RedisError."""
         if self._keys.version() != self._table.version():
             version, keys = self._keys.usable(datetime.fromtimestamp(self._now(), UTC))
             if self._table.publish(version, keys):
                 logger.info("published %d API keys", len(keys))
 
     def keep_ledger(self) -> None:
-        """Empty the stream into the database, and drop what is too old there. Raises StoreError, RedisError."""
+        """Move the stream's rows into the database, and delete rows past their age. Raises StoreError, RedisError."""
         while not self._stop.is_set():
             entries = self._stream.oldest(_ENTRIES_AT_ONCE)
             if not entries:
@@ -97,7 +97,7 @@ class PeriodicSync:
             self._tidied_at = time.monotonic()
 
     def forget_old(self) -> None:
-        """Raises StoreError."""
+        """Delete rows past their age. Raises StoreError."""
         before_ms = int(self._now() * 1000) - self._settings.ledger_retention_days * _DAY_MS
         while self._ledger.delete_before(before_ms) and not self._stop.is_set():
             pass
@@ -115,7 +115,7 @@ class PeriodicSync:
                     logger.warning("%s failed and will be retried: %s", chore.__name__, error)
                 pause_s = min(LONGEST_PAUSE_S, max(EVERY_S, pause_s * 2))
             except Exception:
-                # One round that failed, whatever of, must not be the last.
+                # Whatever failed: the next round must follow.
                 logger.exception("%s failed and will be retried", chore.__name__)
                 pause_s = LONGEST_PAUSE_S
             else:

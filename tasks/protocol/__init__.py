@@ -1,1 +1,1 @@
-"""What a request and its result look like on the wire, and what is believed of them."""
+"""Requests and results on the wire, and which of a message's claims are trusted."""

@@ -1,7 +1,7 @@
-"""Compressed bodies of Celery messages, by kombu's names for them, and never to more than was agreed.
+"""Decompresses bodies of Celery messages, under kombu's names for the codecs, up to a limit.
 
-A kilobyte can stand for a megabyte of zeros, so kombu's own `decompress`, which gives all that there is, lets whoever
-may queue a message choose how much memory a worker takes. Each of these stops at the limit.
+A kilobyte can stand for a megabyte of zeros. Kombu's own `decompress` has no limit, so anybody who may queue a message
+could choose how much memory a worker takes. These decompressors stop at the limit.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import zlib
 from collections.abc import Callable
 from typing import Protocol
 
-# A level of 9 asks for 65 MiB, whatever the size of what was compressed.
+# A level of 9 asks for 65 MiB, whatever the size of the content.
 _LZMA_MEMORY_BYTES = 80 * 1024 * 1024
 
 
 class TooLong(ValueError):
-    """There is more in it than may be."""
+    """The body is larger than the limit."""
 
 
 class _Decompressor(Protocol):
@@ -37,7 +37,7 @@ _KNOWN = ", ".join(names[-1] for _, names in _KINDS)
 
 
 def decompress(body: bytes, name: str, limit: int) -> bytes:
-    """`body` decompressed, of at most `limit` bytes. Raises ValueError, of which `TooLong` is one."""
+    """Return `body` decompressed, at most `limit` bytes. Raises ValueError, of which `TooLong` is one."""
     make = _BY_NAME.get(name)
     if make is None:
         raise ValueError(f"compression {name[:64]!r} is not supported; use {_KNOWN}")
@@ -46,7 +46,7 @@ def decompress(body: bytes, name: str, limit: int) -> bytes:
         plain = decompressor.decompress(body, limit + 1)
         if len(plain) > limit:
             raise TooLong(f"the message's body is longer than {limit} bytes when decompressed (BUNCH_MAX_BODY_BYTES)")
-        # The last bytes may say no more than that it is the end.
+        # The last bytes may only mark the end.
         if not decompressor.eof and not decompressor.decompress(b"", 1) and not decompressor.eof:
             raise ValueError(f"cannot decompress {name!r}: it is cut short")
     except (zlib.error, lzma.LZMAError, OSError, EOFError) as error:

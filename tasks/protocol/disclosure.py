@@ -1,12 +1,12 @@
-"""Who is told what of a failure: one rule, applied where a result is made, so that it holds for every door.
+"""The one rule for who may read the reason of a failure, applied where results are made, so that every API follows it.
 
     Rejected (InputRejected, InvalidInput) ─────────────────────▶ the caller, always: it is written for the caller
     Failed, our own words ───────────────────────────────────────▶ the caller
             the model's words about this one input ──ERROR_DETAIL─▶ the caller, or operators alone
             about a call with several inputs, an API's answer ────▶ operators alone
 
-Operators read all of it in the log, the dead letter, the trace and the record of the batch. Results in Redis, replies,
-Celery's errbacks and task events have what the caller is told.
+Operators find the reason in the log, the dead letter, the trace and the batch log. Results in Redis, replies, Celery's
+errbacks and task events have what the caller may read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 from batching.request import Failed, Words
 
 HIDDEN = "the model failed; its operator finds the reason under this request's id"
-# Shorter words of a header are no secrets, and stand in any text.
+# Shorter values of a header are no secrets, and occur in any text.
 _SHORTEST_SECRET = 6
 
 
@@ -25,9 +25,9 @@ class Disclosure:
     """The rule of one worker.
 
     Args:
-        error_detail: the setting; None: callers are told where nobody is asked for a credential.
-        auth: the setting. A request that has an owner came through a frontend that asks for one, whatever this worker's
-            own setting says.
+        error_detail: the setting; None: callers are told if no credential is required.
+        auth: the setting. A request with an owner came through a frontend that requires a credential, whatever this
+            worker's own setting is.
     """
 
     def __init__(self, error_detail: Literal["caller", "operator"] | None = "operator", auth: str = "off") -> None:
@@ -35,7 +35,7 @@ class Disclosure:
         self._strangers = self._always or (error_detail is None and auth == "off")
 
     def told(self, failed: Failed, owner: str) -> tuple[str, str | None]:
-        """Message and traceback as the caller who is `owner` may read them."""
+        """Message and traceback as the caller `owner` may read them."""
         if failed.words is Words.OURS:
             return failed.message, failed.traceback
         if failed.words is Words.INPUT and (self._always if owner else self._strangers):
@@ -44,7 +44,7 @@ class Disclosure:
 
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:
-    """`text` without the words of `secrets`: values of headers that an API may repeat, or a client library name."""
+    """`text` without `secrets`: values of headers, which an API or a client library may repeat in its errors."""
     words = {word for secret in secrets for word in secret.split() if len(word) >= _SHORTEST_SECRET}
     for word in sorted(words, key=len, reverse=True):
         text = text.replace(word, "…")

@@ -1,11 +1,11 @@
-"""Whose request it is, said by its task id itself.
+"""Task ids that carry a tag of their owner.
 
     3f2a9                            the time, roughly
          1c4-07be-8d15-a6e0-9b           62 random bits
                               1c60d2f47a the last ten digits: a hash of the owner and of what is before them
 
-Whoever asks about an id is asked whose it would have to be: nothing is stored, nothing is looked up, and every process
-knows the same. A stranger's id is answered like one that never was. With auth off, all behind the time is random.
+A process that is asked about an id computes the tag: nothing is stored, nothing is looked up, and every process gets
+the same result. Another owner's id is answered like an unknown one. With auth off, everything after the time is random.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import re
 from functools import lru_cache
 
 _TAG = 10
-# As `tasks.client.client.new_id` makes them: every four seconds another one of so many, for 48 days.
+# The form that `tasks.client.client.new_id` makes: a step every four seconds, which repeats after 48 days.
 _OURS = re.compile(r"([0-9a-f]{5})[0-9a-f]{3}-[0-9a-f]{4}-8[0-9a-f]{3}-a[0-9a-f]{3}-[0-9a-f]{12}")
 _STEP_MS = 4000
 _STEPS = 1 << 20
-# A frontend's clock may be ahead.
+# How far a frontend's clock may be ahead.
 _AHEAD_MS = 600_000
 
 
 def owned_id(task_id: str, owner: str) -> str:
-    """A new id, made `owner`'s."""
+    """Return a new id that belongs to `owner`."""
     head = task_id[:-_TAG]
     return head + _tag(head, owner)
 
 
 def belongs_to(task_id: str, owner: str) -> bool:
-    """Whether `owner` may know of it; without an owner (auth is off, or an operator asks) everybody's can be seen."""
+    """Whether `owner` may know of the id; an empty owner (auth off, or an operator) may know of every id."""
     if not owner:
         return True
     head, tag = task_id[:-_TAG], task_id[-_TAG:]
@@ -39,7 +39,7 @@ def belongs_to(task_id: str, owner: str) -> bool:
 
 
 def made_at_ms(task_id: str, now_ms: float) -> float | None:
-    """When one of our own ids was made, to four seconds, if that is at most 48 days ago; None of anybody else's."""
+    """When one of our ids was made, to four seconds, if at most 48 days ago; None for any other id."""
     found = _OURS.fullmatch(task_id)
     if found is None:
         return None
@@ -55,5 +55,5 @@ def _tag(head: str, owner: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _begun(owner: str) -> hashlib.blake2s:
-    """The same few owners ask over and over."""
+    """The hash of an owner, cached: the same few owners come again and again."""
     return hashlib.blake2s(f"{owner}\0".encode(), digest_size=_TAG // 2, person=b"bunchid")

@@ -1,8 +1,8 @@
-"""What a JSON text is made of, found by counting bytes: in time that grows with the text and with nothing else.
+"""Checks the structure of a JSON text by counting bytes, in time that depends on its length alone.
 
-Whoever sends a body chooses its shape, and all of it is looked at on the event loop that everybody shares, and often
-again in the executor that its neighbours wait for. So nothing here walks over values in Python: each step is one pass
-of C over the text, and a mebibyte takes milliseconds, whatever its shape.
+The sender chooses the shape of a body, and it is checked on the event loop that all requests share, and again in the
+executor. So nothing here walks over values in Python: each step is one pass of C code over the text, and a mebibyte
+takes milliseconds, whatever its shape.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 
 import msgspec
 
-# Whoever reads a request further on (worker, executor, the model itself) recurses for each level, on stacks of other
-# depths than ours: far below the recursion limit of all of them, so that no input can be read here and not there.
+# Everything that reads a request later (worker, executor, the model itself) recurses per level, with stacks of
+# different depth. This is far below the recursion limit of all of them, so that no input can be read here but not
+# there.
 MAX_DEPTH = 200
 MAX_PARTS = 100_000
-"""How many names, arrays and objects a body may have. Each becomes an object of Python's, at a tenth of a microsecond
-or two; numbers and strings cost a fraction of that, and are bounded by the size of the body alone."""
+"""The most names, arrays and objects that a body may have. Each becomes a Python object, at 0.1 to 0.2 µs; numbers and
+strings cost a fraction of that, and are bounded by the size of the body alone."""
 
 _STRUCTURE = b'[{]}:"'
 _OTHERS = bytes(set(range(256)) - set(_STRUCTURE))
@@ -33,19 +34,19 @@ _decode = msgspec.json.decode
 
 
 def structure(raw: bytes) -> bytes:
-    """The brackets, braces and colons of valid JSON that do not stand in strings."""
+    """Return the brackets, braces and colons of valid JSON that are outside of strings."""
     if b"\\" in raw:
-        # Pairs first: what is left of a row of backslashes escapes whatever follows it.
+        # Pairs first: the last of an odd number of backslashes escapes what follows it.
         raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Two quotes side by side end one string and begin the next, or are one that is empty by now: without them, what
-    # stands inside and outside of strings still does.
+    # Two quotes side by side end one string and begin the next, or are a string that is empty by now. Without them,
+    # what is inside and outside of strings stays the same.
     bare = raw.translate(None, _OTHERS).replace(b'""', b"")
     return _LONG_STRINGS.sub(b"", bare) if b'"' in bare else bare
 
 
 def too_deep(raw: bytes) -> bool:
     """Whether valid JSON is nested in more than `MAX_DEPTH` levels."""
-    # Nearly every body is too short for it, and not even searched.
+    # Nearly every body is too short to be nested so deeply, and is not searched.
     if len(raw) <= MAX_DEPTH or raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
         return False
     steps = structure(raw).translate(_STEPS, _NO_BRACKETS)
@@ -53,7 +54,7 @@ def too_deep(raw: bytes) -> bool:
 
 
 def too_many_parts(raw: bytes) -> bool:
-    """Whether JSON has more than `MAX_PARTS` names, arrays and objects; of what is not valid, either."""
+    """Whether JSON has more than `MAX_PARTS` names, arrays and objects; works for invalid JSON too."""
     return len(raw) > MAX_PARTS and _parts(raw) > MAX_PARTS and _parts(structure(raw)) > MAX_PARTS
 
 
@@ -62,12 +63,13 @@ def _parts(text: bytes) -> int:
 
 
 def has_doubled_names(raw: bytes, read: msgspec.Struct) -> bool:
-    """Whether an object in `raw` has two members of one name; `read` is what was made of it, where the last one stays.
+    """Whether an object in `raw` has two members of one name; `read` is the decoded object, which kept the last of
+    them.
 
     Raises:
-        msgspec.DecodeError, RecursionError: a field that `read` does not have is no JSON.
+        msgspec.DecodeError, RecursionError: a field that `read` does not have is not valid JSON.
     """
-    # Each member has a colon: with no more of them than fields that were read, no name can be there twice.
+    # Each member has a colon. If there are no more colons than fields were read, no name is there twice.
     colons = raw.count(b":")
     if colons <= 1:
         return False
@@ -75,7 +77,7 @@ def has_doubled_names(raw: bytes, read: msgspec.Struct) -> bool:
     given = len(fields) - fields.count(None)
     if colons <= given:
         return False
-    # Strings are written as they were read, but for how they spell a colon.
+    # Strings are encoded as they were read, except for the spelling of a colon.
     if b"\\u003" not in raw and colons == _encode(read).count(b":") - (len(fields) - given):
         return False
     whole: Any = _decode(raw)

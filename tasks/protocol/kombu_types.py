@@ -1,8 +1,8 @@
-"""What kombu's JSON says beyond JSON: `{"__type__": "uuid", "__value__": …}` for UUID, datetime, Decimal, bytes, ….
+"""Kombu's types in JSON: `{"__type__": "uuid", "__value__": …}` for UUID, datetime, Decimal, bytes, ….
 
-A Celery client writes them so without being asked, and a Celery task gets the values. So does a model, of messages of
-Celery clients alone: from a caller over HTTP the same text is a plain object. Only the executor makes objects of
-inputs; it knows such an input by a tab in front, which JSON allows and no other input has.
+A Celery client writes them by default, and a Celery task gets the values. So does a model, but only from messages of
+Celery clients: in a request over HTTP the same text is a plain object. The executor alone decodes them; it recognises
+such an input by a leading tab, which JSON allows and no other input has.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ _NAME = b'"__type__"'
 
 
 def marked(raw: bytes) -> bytes:
-    """JSON of a Celery client's message, marked if it may hold such values."""
+    """Mark the JSON of a Celery client's message if it may hold such values."""
     return MARK + raw if _NAME in raw else raw
 
 
 def loads(raw: bytes) -> Any:
-    """As kombu decodes it, also types that a model has registered there.
+    """Decode as kombu does, including types that a model has registered with it.
 
     Raises:
-        ValueError: it is not JSON, or of no known type.
+        ValueError: it is not JSON, or of an unknown type.
     """
-    # Here: no model needs it but for such an input.
+    # Imported here, since only such an input needs it.
     from kombu.utils import json
 
     try:
@@ -32,5 +32,5 @@ def loads(raw: bytes) -> Any:
     except ValueError:
         raise
     except Exception as error:
-        # Whatever a decoder makes of a value that is none of its type.
+        # Any exception that a decoder raises for a value of the wrong type.
         raise ValueError(f"{type(error).__name__} in a value of kombu's types") from error

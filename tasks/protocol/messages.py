@@ -1,8 +1,8 @@
 """Task messages: Celery protocol 2 in kombu's envelope, written and read without kombu's object layers.
 
-Written: one template, four splices (id, expiry, reply address, body). Any Celery worker can read it.
-Read: ours and any Celery client's (protocol 1 and 2; JSON; base64 or UTF-8 body; compressed or not). What cannot be a
-task raises `batching.ports.UnreadableMessage`, under the id that the message names, wherever it names it.
+Written: one template with four splices (id, expiry, reply address, body), which any Celery worker can read.
+Read: our messages and any Celery client's (protocol 1 and 2; JSON; base64 or UTF-8 body; compressed or not). A message
+that cannot be a task raises `batching.ports.UnreadableMessage`, under the id that it names in any place.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NO_PARAMETERS = b"{}"
 class Outgoing(msgspec.Struct, frozen=True):
     """One request on its way to a queue.
 
-    `input` and `parameters` are JSON bytes; times are milliseconds from now, since only Redis knows what time it is.
+    `input` and `parameters` are JSON bytes. Times are milliseconds from now, since only Redis' clock counts.
     """
 
     task_id: str
@@ -71,9 +71,9 @@ class MessageWriter:
         self._seal = seal
 
     def rest(self, out: Outgoing, now_epoch_s: float) -> bytes:
-        """The message from the tracked mark of its stamp on; the submit script puts the stamp's head in front.
+        """The message from the tracked mark of its fast header on; the submit script writes the part before.
 
-        What protocol 2 calls optional is left out: two hundred bytes that would be written to disk twice.
+        The optional fields of protocol 2 are left out: two hundred bytes that would be written to disk twice.
         """
         task_id = out.task_id
         tag = NO_KEY if out.quota is None else out.quota.tag
@@ -81,17 +81,17 @@ class MessageWriter:
             f'[[{out.input.decode()}],{{"parameters":{out.parameters.decode()}}},'
             '{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
         )
-        # Rounded up to whole seconds: the stamp is what Bunch goes by, this header is for other Celery workers.
-        # Of no use to a worker but to say in the ledger whose it was.
+        # Rounded up to whole seconds: Bunch uses the fast header, this one is for other Celery workers.
+        # The worker needs the owner for the ledger only.
         owned = f'"bunch_owner":{_encode(out.owner).decode()},' if out.owner else ""
-        # What the scripts and the worker must find again stands at a fixed place.
+        # The fields that scripts and workers must find again are at a fixed place.
         mark = out.once.mark if out.once is not None else ""
         once = f'"bunch_once":"{mark}",' if mark else ""
         if self._seal is not None:
             seal = self._seal.sign(task_id, out.owner, mark, self._channel, out.parameters, out.input)
             owned += f'"bunch_seal":"{seal}",'
         expires = _iso_second(int(now_epoch_s + out.deadline_ms / 1000) + 1)
-        # Both were checked by whoever took them from the caller: nothing in them needs escaping.
+        # Both were validated when they were taken from the caller: nothing in them needs escaping.
         more = f',"traceparent":"{out.traceparent}"' if out.traceparent else ""
         if out.client_id:
             more += f',"bunch_client":{_encode(out.client_id).decode()}'
@@ -148,7 +148,7 @@ _NO_HEADERS = _Headers()
 
 
 class _Envelope(msgspec.Struct):
-    """Clients in other languages leave out what is empty, send null, or `[]` for an empty table (PHP); kombu takes all
+    """Clients in other languages omit an empty field, send null, or send `[]` for an empty table (PHP). Kombu takes all
     three for empty.
     """
 
@@ -164,9 +164,9 @@ class _Keywords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Protocol1(msgspec.Struct):
-    """The body of Celery's protocol 1, where the task's headers are in the body (Celery 3, other languages).
+    """The body of Celery's protocol 1, which holds the task's headers (Celery 3, other languages).
 
-    With headers of protocol 2 above it, those go first (`celery.worker.strategy.hybrid_to_proto2`).
+    If there are headers of protocol 2 as well, those take precedence (`celery.worker.strategy.hybrid_to_proto2`).
     """
 
     task: str | None = ""
@@ -181,13 +181,13 @@ class _Protocol1(msgspec.Struct):
 
 
 MOST_BYTES = 64 * 1024 * 1024
-"""Of a decompressed body, where no setting is at hand: of messages that a worker has read, or refused, before."""
+"""The limit of a decompressed body where no setting is at hand: for messages that a worker has read or refused."""
 
 _JSON = frozenset({"application/json", None})
 _BRACES = frozenset({"{", b"{"})
-# As `batching/lua/message.lua` counts deliveries of anybody else's message.
+# The form in which `batching/lua/message.lua` counts deliveries of other clients' messages.
 _COUNTED = re.compile(rb'"headers": \{"bunch_attempt": (\d\d?)')
-# RecursionError: an input nested a thousand deep is JSON all the same.
+# RecursionError: an input nested a thousand deep is still valid JSON.
 _UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 _envelope = msgspec.json.Decoder(_Envelope)
 _body = msgspec.json.Decoder(tuple[list[msgspec.Raw], _Keywords, _Embed])
@@ -199,12 +199,12 @@ def read_message(entry: Entry, default_ttl_ms: int, most_bytes: int = MOST_BYTES
 
     Args:
         default_ttl_ms: how long to keep the result of a message that does not say.
-        most_bytes: how long a compressed body may be when it is decompressed.
-        seal: frontends' messages are known by; None: they are taken for what they say.
+        most_bytes: the limit of a compressed body's size after decompression.
+        seal: verifies frontends' messages; None: every message is trusted.
 
     Raises:
-        UnreadableMessage: with what is wrong, the task id if the message names one anywhere, and whether anything was
-            to follow after the task.
+        UnreadableMessage: with the reason, the task id if the message names one anywhere, and whether anything was to
+            follow after the task.
     """
     raw = entry.message
     body: bytes | str = b""
@@ -236,9 +236,9 @@ def read_payload(message: bytes) -> tuple[bytes, bytes]:
 
 
 def read_canvas(message: bytes) -> dict[str, Any]:
-    """All that Celery knows of a request (`celery.app.task.Context`), of a message whose `Request.canvas` it is."""
+    """Celery's data of a request (`celery.app.task.Context`), from the message whose `Request.canvas` it is."""
     envelope = _envelope.decode(message)
-    # Not msgspec: what follows after a task is told also when its arguments are no strict JSON.
+    # Not msgspec: callbacks must be called also when the task's arguments are not strict JSON.
     body = json.loads(_text(envelope))
     headers = json.loads(message).get("headers") or {}
     if isinstance(body, dict):
@@ -248,7 +248,7 @@ def read_canvas(message: bytes) -> dict[str, Any]:
 
 
 def without_expiry(message: bytes) -> bytes:
-    """A queued message that may be run whenever its turn comes; ours, whose expiry is in the stamp, as it is."""
+    """A queued message without its expiry; ours, whose expiry is in the fast header, is returned unchanged."""
     try:
         envelope = _envelope.decode(message)
         headers = _headers(envelope)
@@ -267,7 +267,7 @@ def without_expiry(message: bytes) -> bytes:
         document["headers"] = {
             key: value for key, value in (document.get("headers") or {}).items() if key != "compression"
         }
-    # As kombu writes it: the scripts count attempts in a header that they find by its spelling.
+    # In kombu's spelling: the scripts find a header, in which they count attempts, by it.
     return json.dumps(document).encode()
 
 
@@ -344,12 +344,12 @@ def _request(
 
 
 def _text_of(header: Any, checked: Callable[[str], str]) -> str:
-    """Anybody's header, whatever it holds: none of these is a reason to refuse a request."""
+    """The text of an optional header; an invalid one is ignored, as it is no reason to refuse a request."""
     return checked(header) if isinstance(header, str) else ""
 
 
 def _check_seal(request: Request, headers: _Headers, seal: Seal) -> None:
-    """Nobody but a frontend may say whose a request is, whose answer it gives, and where a reply goes."""
+    """Refuse a message that names an owner, a shared answer or a reply address without a frontend's seal."""
     given, once = headers.bunch_seal, headers.bunch_once
     of = (request.id, request.owner, once, request.reply_to, request.parameters, request.input)
     request.sealed = bool(given) and not request.foreign and seal.fits(given, *of)
@@ -381,7 +381,7 @@ def _read_times(request: Request, raw: bytes, headers: _Headers) -> None:
 
 
 def _epoch_ms(expires: str | float | None) -> int:
-    """Celery's `expires` and `eta`: ISO 8601, in UTC when it names no zone, or epoch seconds."""
+    """Parse Celery's `expires` or `eta`: ISO 8601, in UTC if it names no zone, or epoch seconds."""
     if not expires:
         return 0
     if isinstance(expires, (int, float)):

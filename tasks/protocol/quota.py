@@ -1,4 +1,4 @@
-"""What a caller's key may ask for."""
+"""Rate limits of a caller's key."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MAX_KNOWN = 4096
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """`rpm` requests a minute, up to `burst` of them at once, for one key.
+    """`rpm` requests a minute, and up to `burst` of them at once, for one key.
 
-    `tag` stands for the key in messages, where every byte is in everybody's way; two keys with the same one, which is
-    one chance in four billion, share their places in the queues and nothing else.
+    `tag` stands for the key in messages, where each byte counts. Two keys have the same tag with a chance of one in
+    four billion; then they share their places in the queues and nothing else.
     """
 
     key_id: str
@@ -37,15 +37,15 @@ class Quota:
 
 
 class Quotas:
-    """What each caller may ask for: the key's own limits, or those of its tier."""
+    """The quota of each caller: the key's own limits, or those of its tier."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # By credential, and for the caller that it made: what a key or a token may do can change.
+        # By credential, together with its caller: the rights of a key or token can change.
         self._known: dict[str, tuple[Caller, Quota]] = {}
 
     def of(self, caller: Caller | None) -> Quota | None:
-        """None for a caller without a key, who has no limits."""
+        """The quota of a caller; None without a key, since such a caller has no limits."""
         if caller is None or not caller.key_id:
             return None
         known = self._known.get(caller.key_id)

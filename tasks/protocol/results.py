@@ -1,10 +1,10 @@
-"""Results: what Celery's readers expect under `celery-task-meta-<id>`, with Bunch's own metadata beside it.
+"""Results: the JSON that Celery's readers expect under `celery-task-meta-<id>`, with Bunch's metadata beside it.
 
     {"status":"SUCCESS","result":<output>,"traceback":null,"children":[],"date_done":…,"task_id":…,"bunch":{…}}
 
-An output is spliced in as the executor encoded it. A failure carries its contract code in `bunch.code`: the reader maps
-by that name, never by the exception's class, which it may not have. A result of a request that a frontend has sealed
-says so behind its status, `"owned":true`: no foreign one takes its place.
+An output is spliced in as the executor encoded it. A failure carries its contract code in `bunch.code`: readers map by
+that code, never by the exception's class, which they may not have. The result of a request that a frontend has sealed
+has `"owned":true` after its status: no result of a foreign message replaces it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _MAX_TRACEBACK = 8_000
 
 
 class Reply(msgspec.Struct):
-    """A stored result as the frontend reads it; `result` and `bunch` stay bytes until somebody needs them.
+    """A stored result as the frontend reads it; `result` and `bunch` stay bytes until they are needed.
 
-    `date_done` is when it ended, in Celery's form: ISO 8601, UTC.
+    `date_done` is the time of its end in Celery's form: ISO 8601, UTC.
     """
 
     task_id: str
@@ -44,7 +44,7 @@ class Reply(msgspec.Struct):
 
 
 class ErrorResult(msgspec.Struct):
-    """`result` of a failed task, in Celery's form."""
+    """The `result` field of a failed task, in Celery's form."""
 
     exc_type: str = ""
     exc_message: list[object] | str = ""
@@ -58,7 +58,7 @@ class ErrorResult(msgspec.Struct):
 
 
 class Details(msgspec.Struct):
-    """`bunch` of a result."""
+    """The `bunch` field of a result."""
 
     admission_ms: float = 0.0
     queue_ms: float = 0.0
@@ -76,7 +76,7 @@ class Details(msgspec.Struct):
 
 
 class DeadLetter(msgspec.Struct):
-    """What an operator sees of a request that was given up. `failed_at` is epoch seconds."""
+    """An operator's view of a request that failed for good. `failed_at` is epoch seconds."""
 
     id: str
     model: str
@@ -99,22 +99,21 @@ decode_details = msgspec.json.Decoder(Details).decode
 FINISHED = frozenset({"SUCCESS", "FAILURE", "REVOKED", "REJECTED", "IGNORED"})
 
 
-# As in `batching/lua/finish.lua`.
+# The same pattern as in `batching/lua/finish.lua`.
 _OF_A_FRONTEND = re.compile(
     rb'\{"status":"[A-Z]+",("owned":true|"result":null,"traceback":null,"children":\[\],"date_done":null)'
 )
 
 
 def is_of_a_frontend(stored: bytes) -> bool:
-    """Whether what is stored under an id is the state, or the result with an owner, of a frontend's request."""
+    """Whether the value stored under an id is the state, or the result with an owner, of a frontend's request."""
     return _OF_A_FRONTEND.match(stored) is not None
 
 
 class CeleryCodec:
-    """`batching.ports.Codec`: Celery's messages in, Celery's results out.
+    """`batching.ports.Codec`: reads Celery's messages, writes Celery's results.
 
-    `most_bytes` is how long a compressed body may be when it is decompressed; `seal` is what frontends' messages are
-    known by.
+    `most_bytes` limits the size of a compressed body after decompression; `seal` verifies frontends' messages.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class CeleryCodec:
         self._most_bytes = most_bytes
         self._seal = seal
         self._disclosure = disclosure or Disclosure()
-        # What the results of the batch at hand have in common; with several loops, of one of theirs.
+        # The common part of the results of the current batch; with several loops, of one loop's.
         self._common: tuple[BatchInfo | None, str, bytes] = (None, "", b"")
 
     def decode(self, entry: Entry) -> Request:
@@ -203,7 +202,7 @@ class CeleryCodec:
 
 
 def code_of(outcome: Outcome) -> str:
-    """The contract's code of an outcome; empty of an output, and of what its caller took back."""
+    """The contract's code of an outcome; empty for an output and for a cancelled request."""
     match outcome:
         case Rejected():
             return "INVALID_INPUT" if outcome.exc_type == "InvalidInput" else "INPUT_REJECTED"
@@ -248,7 +247,7 @@ def _asked(request: Request, outcome: Outcome, batch: BatchInfo) -> Coalesced:
     if isinstance(outcome, Ok):
         keep_ms, shared, attempts = request.keep_ms, True, request.attempt
     else:
-        # What was not tried, or may come out otherwise the next time, is not the answer to anybody else's question.
+        # An outcome that was not computed, or may differ next time, does not answer identical requests.
         untried = isinstance(outcome, Expired | Cancelled)
         passing = isinstance(outcome, Failed) and outcome.retryable
         keep_ms, shared, attempts = 0, not (untried or passing), request.attempt - untried

@@ -1,11 +1,11 @@
-"""Whose result the refusal of a message is: the task id that it names, wherever it does.
+"""Finds the task id that an unreadable message names, so that its caller can be told.
 
     protocol 1   the body's id, then the headers', then `properties.correlation_id`
     protocol 2   the headers' id, then the body's, then the correlation id
     no JSON      whatever looks like one of these in its bytes
 
-A caller who is answered under another id polls PENDING for ever. So this reads what no strict reader would: NaN, lone
-surrogates, bytes that are no UTF-8, a message that was cut off.
+A caller who is answered under another id polls PENDING for ever. So this reads what a strict reader would not: NaN,
+lone surrogates, bytes that are not UTF-8, a truncated message.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _BODY = re.compile(rb'"body"\s*:\s*"((?:[^"\\]|\\.)*)')
 
 
 class Named(NamedTuple):
-    """The task id, or nothing; and whether a callback, a chain or a chord waits for the task's end."""
+    """The task id, or an empty string; and whether a callback, a chain or a chord waits for the task's end."""
 
     task_id: str
     is_followed: bool
 
 
 def named(message: bytes, body: bytes | str = b"") -> Named:
-    """What a refused message names. `body` is its body where it could be unpacked; only then what follows is known."""
+    """Read what a refused message names. Callbacks are known only if its `body` could be unpacked."""
     envelope = _loads(message)
     if not isinstance(envelope, dict):
         return Named(_printed_id(message), False)
@@ -44,7 +44,7 @@ def named(message: bytes, body: bytes | str = b"") -> Named:
 
 
 def _unpacked(body: object) -> Any:
-    """A body that is text, base64, or no string at all."""
+    """Decode a body that is text, base64, or no string at all."""
     if not isinstance(body, str):
         return body
     found = _loads(body)
@@ -57,7 +57,7 @@ def _unpacked(body: object) -> Any:
 
 
 def _loads(text: bytes | str) -> Any:
-    """As kombu reads JSON, and beyond that with bytes replaced that are no UTF-8; None for what is no JSON."""
+    """Read JSON as kombu does, replacing bytes that are not UTF-8; None if it is no JSON."""
     try:
         return json.loads(text.decode(errors="replace") if isinstance(text, bytes) else text)
     except (ValueError, RecursionError):
@@ -65,7 +65,7 @@ def _loads(text: bytes | str) -> Any:
 
 
 def _printed_id(message: bytes) -> str:
-    """Of a message that is no JSON."""
+    """The task id of a message that is no JSON."""
     body = _BODY.search(message)
     text = (_text(_loads(b'"%b"' % body[1])) if body else "").encode()
     if text and not text.lstrip().startswith(b"{"):
@@ -73,7 +73,7 @@ def _printed_id(message: bytes) -> str:
             text = base64.b64decode(text[: len(text) // 4 * 4])
         except (binascii.Error, ValueError):
             text = b""
-    # In the body of protocol 2 it may be anybody's: an argument's, a callback's.
+    # In the body of protocol 2 an id may be anything's: an argument's, a callback's.
     places = (message, text) if text.lstrip().startswith(b"{") else (message,)
     for pattern in _PATTERNS:
         for place in places:
@@ -88,7 +88,7 @@ def _table(value: object) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    """An id as a Redis key can hold it: Celery takes any string and any number for one."""
+    """An id as a Redis key can hold it: Celery takes any string and any number as one."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return ""
     return str(value).encode(errors="replace").decode()
