@@ -54,13 +54,13 @@ class GeventRunner:
 
 
 def scenarios(module: ModuleType) -> pytest.MarkDecorator:
-    """Every scenario of a module: a function of a stage."""
+    """Every scenario of a module: a function of a frontend."""
     names = [
         name
         for name, function in vars(module).items()
         if inspect.isfunction(function)
         and function.__module__ == module.__name__
-        and [each.annotation for each in inspect.signature(function).parameters.values()] == ["Stage"]
+        and [each.annotation for each in inspect.signature(function).parameters.values()] == ["FrontendFixture"]
     ]
     assert names
     return pytest.mark.parametrize("scenario", names)

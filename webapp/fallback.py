@@ -16,8 +16,8 @@ batch; a test holds the two together.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 
 import gevent
@@ -25,9 +25,9 @@ import msgspec
 
 from config.secrets.secret_settings import header_values
 from config.settings import ModelSettings, Settings
-from config.tiers import Tier
 from tasks.client.client import Client
 from tasks.client.router import Pending
+from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable, DeadlineExceeded, InferenceFailed, ModelUnavailable
 from tasks.protocol.disclosure import without_secrets
 from tasks.protocol.results import Reply
@@ -74,10 +74,8 @@ class FallbackModel:
         )
         self.running = 0
 
-    def ask(
-        self, tier: Tier, input: bytes, parameters: bytes, limit_s: float, task_id: str, traceparent: str = ""
-    ) -> Reply:
-        """The output for one input, within `limit_s`.
+    def ask(self, submission: Submission, pending: Pending) -> Reply:
+        """The output for a request that the queue could not take, by the deadline that it had there.
 
         Raises:
             BackendUnavailable: every place is taken.
@@ -89,25 +87,27 @@ class FallbackModel:
             raise BackendUnavailable(
                 "the queue is not reachable, and too many requests call the model directly; try again shortly"
             )
+        limit_s = pending.deadline - time.monotonic()
         if limit_s <= 0:
             raise DeadlineExceeded("the request was not answered before its deadline")
         # Httpx bounds each step of a call, never the whole.
         bound = gevent.Timeout(limit_s)
+        asked = (submission.input, submission.parameters)
         self.running += 1
-        started = perf_counter()
+        started = time.perf_counter()
         try:
             with bound:
-                output = self._post(b'{"inputs":[%b],"parameters":[%b]}' % (input, parameters), traceparent)
+                output = self._post(b'{"inputs":[%b],"parameters":[%b]}' % asked, submission.traceparent)
         except gevent.Timeout as expired:
             if expired is not bound:
                 raise
             raise DeadlineExceeded("the request was not answered before its deadline") from None
         finally:
             self.running -= 1
-        took_ms = (perf_counter() - started) * 1000
+        took_ms = (time.perf_counter() - started) * 1000
         about = {
             **dict.fromkeys(("admission_ms", "queue_ms", "batch_wait_ms", "transfer_ms"), 0),
-            "tier": tier.value,
+            "tier": submission.tier.value,
             "attempt": 1,
             "compute_ms": round(took_ms, 3),
             "reason": "",
@@ -116,7 +116,7 @@ class FallbackModel:
             "cached": False,
             "model_version": self._model.version,
         }
-        return Reply(task_id, "SUCCESS", msgspec.Raw(output), msgspec.Raw(_encode(about)))
+        return Reply(pending.task_id, "SUCCESS", msgspec.Raw(output), msgspec.Raw(_encode(about)))
 
     def close(self) -> None:
         self._client.close()
@@ -162,26 +162,18 @@ class FallbackModels:
         limit = settings.max_output_bytes
         self._models = {name: FallbackModel(model, limit) for name, model in settings.models.items() if model.direct}
 
-    def waiting(
-        self,
-        client: Client,
-        model: str,
-        tier: Tier,
-        input: bytes,
-        parameters: bytes,
-        until: float,
-        traceparent: str = "",
-    ) -> Callable[[Pending], Reply]:
-        """How to wait for the answer to a submitted request; `until` is its deadline, by `perf_counter`."""
-        direct = self._models.get(model)
-        if direct is None:
+    def waiting(self, client: Client, submission: Submission) -> Callable[[Pending], Reply]:
+        """How to wait for the answer to a submitted request."""
+        direct = self._models.get(submission.model)
+        if direct is None or submission.idempotency_key:
+            # With a key it is computed but once: never without the queue, which can tell.
             return client.wait
 
         def wait(pending: Pending) -> Reply:
             try:
                 return client.wait(pending)
             except BackendUnavailable:
-                return direct.ask(tier, input, parameters, until - perf_counter(), pending.task_id, traceparent)
+                return direct.ask(submission, pending)
 
         return wait
 

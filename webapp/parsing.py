@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
 import gevent
 import msgspec
+from msgspec.structs import replace
 
 from config.settings import Settings
+from tasks.client.dedup import call_hash
+from tasks.client.submission import NO_PARAMETERS, Submission
 from tasks.protocol.caller import CLIENT_ID, MAX_CLIENT_ID
 from tasks.protocol.json_structure import MAX_DEPTH, MAX_PARTS, has_doubled_names, too_deep, too_many_parts
 from webapp.body_budget import LARGE_BYTES, BodyBudget
@@ -198,6 +202,51 @@ def timeout_s(settings: Settings, call: HttpRequest, asked_ms: float | None) -> 
         return settings.request_timeout_s
     # Compared before it is divided: an integer of 400 digits has no float.
     return min(asked_ms, settings.request_timeout_ms) / 1000
+
+
+def submission_of(
+    settings: Settings,
+    call: HttpRequest,
+    model: str,
+    input: bytes,
+    parameters: dict[str, Any] | None = None,
+    timeout_ms: float | None = None,
+    *,
+    waits: bool = True,
+) -> Submission:
+    """What an identified caller's headers and body ask for; `input` is JSON, `timeout_ms` the body's.
+
+    Raises:
+        ApiError: INVALID_HEADER.
+    """
+    return Submission(
+        model,
+        call.caller,
+        input,
+        timeout_s(settings, call, timeout_ms),
+        as_json(parameters) if parameters else NO_PARAMETERS,
+        waits,
+        call.caller_request_id,
+        call.client_id,
+        call.traceparent,
+        call.tracestate,
+        idempotency_key(call),
+        fresh=wants_fresh(call),
+        hung_up=call.hung_up,
+    )
+
+
+def one_each(whole: Submission, inputs: Sequence[bytes]) -> list[Submission]:
+    """A submission for each input of a bulk call; the request id that its caller gave stays the call's own."""
+    key = whole.idempotency_key
+    if not key:
+        return [replace(whole, input=value, request_id="") for value in inputs]
+    hashed = call_hash(inputs)
+    # No key of a caller's has a line feed in it.
+    return [
+        replace(whole, input=value, request_id="", idempotency_key=f"{key}\n{number}", call_hash=hashed)
+        for number, value in enumerate(inputs)
+    ]
 
 
 def milliseconds(text: str, name: str, code: str) -> float:

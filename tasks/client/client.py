@@ -23,11 +23,12 @@ from tasks.client.cancel import Canceller
 from tasks.client.dedup import Deduplicator, Repeated
 from tasks.client.outbox import Outbox, Receipt
 from tasks.client.router import Pending, Router
+from tasks.client.submission import Submission
 from tasks.errors import BY_CODE, BackendUnavailable, BunchError, DeadlineExceeded, InferenceFailed, TaskCancelled
 from tasks.observability.metrics import CACHE_HITS
 from tasks.protocol.caller import Caller
 from tasks.protocol.ids import owned_id
-from tasks.protocol.messages import NO_PARAMETERS, MessageWriter, Outgoing
+from tasks.protocol.messages import MessageWriter, Outgoing
 from tasks.protocol.quota import Quotas
 from tasks.protocol.results import FINISHED, Reply, decode_details, decode_error, decode_reply
 from tasks.protocol.seal import seal_of
@@ -88,75 +89,40 @@ class Client:
         self.outbox.stop()
         self.router.stop()
 
-    def submit(
-        self,
-        model: str,
-        tier: Tier,
-        input: bytes,
-        parameters: bytes = NO_PARAMETERS,
-        *,
-        timeout_s: float,
-        waits: bool = True,
-        request_id: str = "",
-        hung_up: Callable[[], bool] | None = None,
-        caller: Caller | None = None,
-        traceparent: str = "",
-        tracestate: str = "",
-        client_id: str = "",
-        idempotency_key: str = "",
-        call: bytes = b"",
-        fresh: bool = False,
-    ) -> Pending:
-        """Put one request into the outbox; returns at once.
-
-        Args:
-            input: one JSON value, validated, UTF-8.
-            parameters: one JSON object.
-            timeout_s: the caller's deadline, from now.
-            waits: False for a caller who polls: `receipt` then waits for the queue only, and the result is kept longer.
-            request_id: the caller's own name for it, when it gave one.
-            caller: whose it is, and whose key's limits it counts against; with auth off nobody's, and none.
-            hung_up: whether the caller has gone meanwhile; such a request is taken back, if it still waits.
-            traceparent: the trace that it belongs to, valid, or empty.
-            tracestate: what vendors have added to that trace, valid, or empty.
-            client_id: which of the caller's clients it is, as the caller calls it: for log, ledger and traces.
-            idempotency_key: the caller's; of the requests that it sends with the same one, only the first is run. That
-                goes on, and its result is kept for those who poll, also when its caller has gone.
-            call: `tasks.client.dedup.call_hash` of a call of several requests; with its key, another is refused
-                as a whole.
-            fresh: to be computed for this caller, whatever was answered to others.
-        """
-        owner = caller.owner if caller is not None else ""
+    def submit(self, submission: Submission) -> Pending:
+        """Put one request into the outbox; returns at once."""
+        model, caller = submission.model, submission.caller
+        owner, tier = caller.owner, caller.tier
+        request_id, key = submission.request_id, submission.idempotency_key
         once = None
-        if idempotency_key or model in self._recogniser.asked:
-            once = self._recogniser.of(model, input, parameters, owner, idempotency_key, call, fresh=fresh)
+        if key or model in self._recogniser.asked:
+            once = self._recogniser.of(submission)
         task_id = owned_id(new_id(), owner) if owner else new_id()
-        timeout_ms = max(1, int(timeout_s * 1000))
-        settings = self._settings
+        timeout_ms = max(1, int(submission.timeout_s * 1000))
         out = Outgoing(
             task_id,
             model,
             self._queues[model, tier],
-            input,
-            parameters,
+            submission.input,
+            submission.parameters,
             timeout_ms,
             min(self._queue_timeouts[tier], timeout_ms),
-            self._sync_result_ttl_ms if waits and not idempotency_key else settings.result_ttl_ms,
-            not waits or bool(request_id or idempotency_key),
+            self._sync_result_ttl_ms if submission.waits and not key else self._settings.result_ttl_ms,
+            not submission.waits or bool(request_id or key),
             self._keys.request(_scoped(request_id, owner)) if request_id else "",
             self._quotas.of(caller),
             owner,
             request_id,
-            traceparent,
+            submission.traceparent,
             once,
-            tracestate,
-            client_id,
+            submission.tracestate,
+            submission.client_id,
         )
         rest = self._writer.rest(out, time.time())
         # Not before nothing can fail any more: nobody would forget it.
-        pending = self.router.expect(task_id, timeout_s, None if idempotency_key else hung_up)
-        pending.runs_on = bool(idempotency_key)
-        self.outbox.put(out, rest, pending, receipt=not waits)
+        pending = self.router.expect(task_id, submission.timeout_s, None if key else submission.hung_up)
+        pending.runs_on = bool(key)
+        self.outbox.put(out, rest, pending, receipt=not submission.waits)
         return pending
 
     def wait(self, pending: Pending) -> Reply:

@@ -20,6 +20,7 @@ import msgspec
 
 from config.keys import Shard
 from config.settings import Settings
+from tasks.client.submission import Submission
 
 _decode = msgspec.json.decode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
@@ -86,37 +87,23 @@ class Deduplicator:
             if name in self.asked
         }
 
-    def of(
-        self,
-        model: str,
-        input: bytes,
-        parameters: bytes,
-        owner: str,
-        idempotency_key: str = "",
-        call: bytes = b"",
-        *,
-        fresh: bool = False,
-    ) -> DedupIdentity | None:
-        """None for a request that stands for itself, as nearly all do.
-
-        Args:
-            call: whatever else must be the same for a key to be used again, hashed.
-            fresh: no earlier request's answer will do.
-        """
-        asked = None if fresh else self.asked.get(model)
-        if asked is None and not idempotency_key:
+    def of(self, submission: Submission) -> DedupIdentity | None:
+        """None for a request that stands for itself, as nearly all do."""
+        key, owner = submission.idempotency_key, submission.caller.owner
+        shared = None if submission.fresh else self.asked.get(submission.model)
+        if shared is None and not key:
             return None
-        input, parameters = canonical(input), canonical(parameters)
+        input, parameters = canonical(submission.input), canonical(submission.parameters)
         claim = fingerprint = question = ""
-        if idempotency_key:
-            claim = self._keys.idempotency(_hash(owner.encode(), idempotency_key.encode()).hex()[:32])
-            fingerprint = _hash(model.encode(), input, parameters, call).hex()
-        if asked is None:
+        if key:
+            claim = self._keys.idempotency(_hash(owner.encode(), key.encode()).hex()[:32])
+            fingerprint = _hash(submission.model.encode(), input, parameters, submission.call_hash).hex()
+        if shared is None:
             return DedupIdentity(claim, fingerprint)
         # One call and no lengths but two: what stands before the input has a length of its own, or ends in one.
-        words = b"%b%d:%d:%b%b%b" % (asked, len(owner), len(parameters), owner.encode(), parameters, input)
+        words = b"%b%d:%d:%b%b%b" % (shared, len(owner), len(parameters), owner.encode(), parameters, input)
         question = urlsafe_b64encode(sha256(words).digest()[:_QUESTION_BYTES]).decode()
-        return DedupIdentity(claim, fingerprint, question, self._keep_ms[model])
+        return DedupIdentity(claim, fingerprint, question, self._keep_ms[submission.model])
 
 
 def canonical(value: bytes) -> bytes:

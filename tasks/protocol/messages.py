@@ -24,6 +24,7 @@ from batching.request import Request
 from config.keys import REPLY_PREFIX, TASK_NAME
 from config.tiers import TIERS
 from tasks.client.dedup import DedupIdentity, read_mark
+from tasks.client.submission import NO_PARAMETERS
 from tasks.protocol.caller import valid_client_id
 from tasks.protocol.compression import decompress
 from tasks.protocol.kombu_types import marked
@@ -34,7 +35,6 @@ from tasks.protocol.traceparent import valid, valid_state
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
-NO_PARAMETERS = b"{}"
 
 
 class Outgoing(msgspec.Struct, frozen=True):

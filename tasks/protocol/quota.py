@@ -44,9 +44,9 @@ class Quotas:
         # By credential, together with its caller: the rights of a key or token can change.
         self._known: dict[str, tuple[Caller, Quota]] = {}
 
-    def of(self, caller: Caller | None) -> Quota | None:
+    def of(self, caller: Caller) -> Quota | None:
         """The quota of a caller; None without a key, since such a caller has no limits."""
-        if caller is None or not caller.key_id:
+        if not caller.key_id:
             return None
         known = self._known.get(caller.key_id)
         if known is None or (known[0] is not caller and known[0] != caller):

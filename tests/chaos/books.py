@@ -19,7 +19,8 @@ from config.tiers import Tier
 from tasks.client.admission_args import AdmissionArgs
 from tasks.client.outbox import Outbox, Posted
 from tasks.client.router import Pending
-from tasks.protocol.messages import NO_PARAMETERS, MessageWriter, Outgoing
+from tasks.client.submission import NO_PARAMETERS
+from tasks.protocol.messages import MessageWriter, Outgoing
 
 KEYS = Shard()
 LONG_MS = 3_600_000

@@ -17,8 +17,9 @@ from tasks.client.admission_args import AdmissionArgs
 from tasks.client.admission_codes import refusals
 from tasks.client.outbox import Outbox, Posted
 from tasks.client.router import Pending
+from tasks.client.submission import NO_PARAMETERS
 from tasks.errors import Refused
-from tasks.protocol.messages import NO_PARAMETERS, MessageWriter, Outgoing
+from tasks.protocol.messages import MessageWriter, Outgoing
 from tasks.protocol.quota import Quota
 
 KEYS = Shard()

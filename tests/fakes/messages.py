@@ -12,7 +12,8 @@ from batching.claim.store import Entry, Verdict
 from batching.fast_header import HEAD
 from config.keys import TASK_NAME, Shard
 from config.tiers import Tier
-from tasks.protocol.messages import NO_PARAMETERS, MessageWriter, Outgoing
+from tasks.client.submission import NO_PARAMETERS
+from tasks.protocol.messages import MessageWriter, Outgoing
 from tests.fakes.store import epoch_ms
 
 

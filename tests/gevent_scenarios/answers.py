@@ -21,12 +21,12 @@ from tasks.protocol.results import Reply, decode_details
 from tests.fakes.worker import finish
 from tests.gevent_scenarios.frontend_fixture import (
     KEYS,
-    LONG_S,
     NOBODY,
     SERVED,
     SMALL,
     FrontendFixture,
     all_of,
+    asking,
     error_of,
     output,
     wait_all,
@@ -114,7 +114,7 @@ def an_answer_may_be_there_before_the_frontend_listens(frontend: FrontendFixture
     for _ in range(5):
         client = frontend.make_client()
         assert not client.router.connected
-        assert output(client.wait(client.submit(SERVED, Tier.PAID, b"1", timeout_s=LONG_S))) == {"echo": 1}
+        assert output(client.wait(client.submit(asking(SERVED, b"1")))) == {"echo": 1}
 
 
 def large_results_come_by_reference(frontend: FrontendFixture) -> None:
@@ -206,7 +206,7 @@ def results_are_kept_as_long_as_was_promised(frontend: FrontendFixture) -> None:
 
 
 def tiers_have_queues_of_their_own(frontend: FrontendFixture) -> None:
-    pendings = [frontend.client.submit(NOBODY, tier, b"1", timeout_s=5.0) for tier in Tier]
+    pendings = [frontend.client.submit(asking(NOBODY, b"1", tier, timeout_s=5.0)) for tier in Tier]
     wait_until(lambda: frontend.depth() == 3)
     assert [frontend.redis.llen(queue) for queue in KEYS.queues(NOBODY)] == [1, 1, 1]
     frontend.serve()

@@ -12,7 +12,7 @@ from config.tiers import Tier
 from tasks.errors import DeadlineExceeded, IdempotencyConflict, RateLimited
 from tasks.protocol.caller import Caller
 from tasks.protocol.results import Details, Reply, decode_details
-from tests.gevent_scenarios.frontend_fixture import KEPT, NOBODY, FrontendFixture, all_of, error_of
+from tests.gevent_scenarios.frontend_fixture import KEPT, NOBODY, FrontendFixture, all_of, asking, error_of
 from tests.waiting import wait_until
 
 ANN = Caller("k1", "ann", Tier.PAID)
@@ -49,7 +49,7 @@ def the_same_question_gets_the_same_bytes_under_an_id_of_its_own(frontend: Front
 def another_frontend_knows_it_too(frontend: FrontendFixture) -> None:
     first = computed(frontend, "x")
     other = frontend.make_client()
-    again = other.wait(other.submit(KEPT, Tier.FREE, b'"x"', timeout_s=30))
+    again = other.wait(other.submit(asking(KEPT, b'"x"', Tier.FREE)))
     assert bytes(again.result) == bytes(first.result)
     assert (about(again).cached, about(again).tier) == (True, "free")
 
@@ -94,7 +94,7 @@ def another_version_is_another_question(frontend: FrontendFixture) -> None:
     models = {KEPT: ModelSettings(name=KEPT, source="tests:Nothing", cache=True, version="2")}
     frontend.settings = type(frontend.settings)(redis_url=frontend.url, models=models, default_model=KEPT)
     client = frontend.make_client()
-    pending = client.submit(KEPT, Tier.PAID, b'"x"', timeout_s=30)
+    pending = client.submit(asking(KEPT, b'"x"'))
     wait_until(lambda: frontend.serve(KEPT))
     assert not about(client.wait(pending)).cached
 

@@ -15,10 +15,9 @@ from celery.result import AsyncResult, GroupResult
 from redis import Redis
 
 from bunch.celery_backend import BunchBackend
-from config.tiers import Tier
 from tasks.errors import InferenceFailed, InputRejected
 from tests.fakes.worker import finish
-from tests.gevent_scenarios.frontend_fixture import NOBODY, FrontendFixture, all_of
+from tests.gevent_scenarios.frontend_fixture import NOBODY, FrontendFixture, all_of, asking
 from tests.gevent_scenarios.outages import own_server
 from tests.waiting import wait_until
 
@@ -224,7 +223,7 @@ def what_celery_sends_from_here_is_answered_too(frontend: FrontendFixture) -> No
 def a_result_of_a_frontends_is_waited_for(frontend: FrontendFixture) -> None:
     other = frontend.make_client()
     app = app_of(frontend.url)
-    pending = other.submit(NOBODY, Tier.PAID, b'"x"', timeout_s=20.0, waits=False)
+    pending = other.submit(asking(NOBODY, b'"x"', timeout_s=20.0, waits=False))
     waiting = gevent.spawn(AsyncResult(other.receipt(pending), app=app).get, timeout=20.0)
     wait_until(lambda: waited_for(frontend.redis) != [])
     frontend.serve()

@@ -16,7 +16,9 @@ from config.settings import ModelSettings, Settings
 from config.tiers import Tier
 from tasks.client.client import Client
 from tasks.client.router import Pending
+from tasks.client.submission import Submission
 from tasks.errors import BunchError
+from tasks.protocol.caller import ANYBODY, Caller
 from tasks.protocol.results import Reply
 from tests.fakes.worker import finish, serve
 from tests.waiting import wait_until
@@ -68,7 +70,7 @@ class FrontendFixture:
             client.stop()
 
     def submit(self, value: Any, model: str = SERVED, timeout_s: float = LONG_S, **options: Any) -> Pending:
-        return self.client.submit(model, Tier.PAID, msgspec.json.encode(value), timeout_s=timeout_s, **options)
+        return self.client.submit(asking(model, msgspec.json.encode(value), timeout_s=timeout_s, **options))
 
     def ask(self, value: Any, model: str = SERVED, timeout_s: float = LONG_S, **options: Any) -> Any:
         """Submit and wait: the output."""
@@ -104,6 +106,19 @@ class FrontendFixture:
         """Somebody listens there; that every frontend hears of what is taken back goes without saying."""
         heard = cast("list[bytes]", self.redis.pubsub_channels())
         return sorted(each.decode() for each in heard if each != REVOKED_CHANNEL.encode())
+
+
+def asking(
+    model: str,
+    input: bytes,
+    tier: Tier = Tier.PAID,
+    *,
+    timeout_s: float = LONG_S,
+    caller: Caller | None = None,
+    **options: Any,
+) -> Submission:
+    """Of nobody in particular, unless `caller` says whose."""
+    return Submission(model, caller or ANYBODY[tier], input, timeout_s, **options)
 
 
 def output(reply: Reply) -> Any:

@@ -10,7 +10,7 @@ import gevent
 from config.tiers import Tier
 from tasks.errors import DeadlineExceeded, IdempotencyConflict, InputRejected, RateLimited, ShuttingDown
 from tasks.protocol.caller import Caller
-from tests.gevent_scenarios.frontend_fixture import NOBODY, SMALL, FrontendFixture, all_of, error_of, output
+from tests.gevent_scenarios.frontend_fixture import NOBODY, SMALL, FrontendFixture, all_of, asking, error_of, output
 from tests.waiting import wait_until
 
 KEY = "order 66"
@@ -22,7 +22,7 @@ def twins(frontend: FrontendFixture, value: Any = "x", **options: Any) -> list[A
     options = {"idempotency_key": KEY, **options}
     first = frontend.submit(value, NOBODY, **options)
     wait_until(frontend.depth)
-    second = other.submit(NOBODY, Tier.PAID, b'"%b"' % value.encode(), timeout_s=30, **options)
+    second = other.submit(asking(NOBODY, b'"%b"' % value.encode(), **options))
     return [partial(frontend.client.wait, first), partial(other.wait, second)]
 
 
@@ -119,8 +119,8 @@ def it_goes_on_when_its_caller_has_gone(frontend: FrontendFixture) -> None:
 
 def a_frontend_that_leaves_does_not_take_it_back(frontend: FrontendFixture) -> None:
     leaving = frontend.make_client()
-    kept = leaving.submit(NOBODY, Tier.PAID, b'"x"', timeout_s=30, idempotency_key=KEY)
-    other = leaving.submit(NOBODY, Tier.PAID, b'"y"', timeout_s=30)
+    kept = leaving.submit(asking(NOBODY, b'"x"', idempotency_key=KEY))
+    other = leaving.submit(asking(NOBODY, b'"y"'))
     wait_until(lambda: frontend.depth() == 2)
     leaving.router.refuse()
     for each in (kept, other):

@@ -19,7 +19,16 @@ from tasks.errors import CallerGone, DeadlineExceeded, InferenceFailed, InputRej
 from tasks.protocol.caller import Caller
 from tasks.protocol.results import CeleryCodec, Details, Reply, decode_details
 from tests.fakes.worker import finish
-from tests.gevent_scenarios.frontend_fixture import KEYS, NOBODY, SHARED, FrontendFixture, all_of, error_of, output
+from tests.gevent_scenarios.frontend_fixture import (
+    KEYS,
+    NOBODY,
+    SHARED,
+    FrontendFixture,
+    all_of,
+    asking,
+    error_of,
+    output,
+)
 from tests.waiting import wait_until
 
 ANSWERED = {"echo": "x"}
@@ -28,7 +37,7 @@ ANSWERED = {"echo": "x"}
 def ask(
     frontend: FrontendFixture, tier: Tier = Tier.PAID, value: Any = "x", timeout_s: float = 30.0, **options: Any
 ) -> Pending:
-    return frontend.client.submit(SHARED, tier, msgspec.json.encode(value), timeout_s=timeout_s, **options)
+    return frontend.client.submit(asking(SHARED, msgspec.json.encode(value), tier, timeout_s=timeout_s, **options))
 
 
 def asked(frontend: FrontendFixture, tier: Tier = Tier.PAID, **options: Any) -> Pending:
@@ -60,7 +69,7 @@ def about(reply: Reply) -> Details:
 def a_thousand_at_once_reach_the_model_once(frontend: FrontendFixture) -> None:
     other = frontend.make_client()
     mine = [ask(frontend) for _ in range(500)]
-    theirs = [other.submit(SHARED, Tier.FREE, b'"x"', timeout_s=30) for _ in range(500)]
+    theirs = [other.submit(asking(SHARED, b'"x"', Tier.FREE)) for _ in range(500)]
     wait_until(lambda: frontend.waiting() == 1000)
     assert sum(frontend.depths(SHARED)) == 1
     assert frontend.serve(SHARED) == 1

@@ -11,11 +11,19 @@ from functools import partial
 
 import gevent
 
-from config.tiers import Tier
 from tasks.errors import DeadlineExceeded, ShuttingDown
 from tasks.protocol.results import Reply
 from tests.fakes.worker import finish
-from tests.gevent_scenarios.frontend_fixture import KEYS, NOBODY, FrontendFixture, all_of, error_of, output, wait_all
+from tests.gevent_scenarios.frontend_fixture import (
+    KEYS,
+    NOBODY,
+    FrontendFixture,
+    all_of,
+    asking,
+    error_of,
+    output,
+    wait_all,
+)
 from tests.waiting import wait_until
 
 
@@ -101,11 +109,11 @@ def a_killed_caller_of_many_leaves_nothing(frontend: FrontendFixture) -> None:
 
 def a_submission_that_fails_leaves_nothing(frontend: FrontendFixture) -> None:
     for bad in (
-        partial(frontend.submit, 1, "no-such-model"),
-        partial(frontend.client.submit, NOBODY, Tier.PAID, b"\xff"),
+        asking("no-such-model", b"1", timeout_s=5.0),
+        asking(NOBODY, b"\xff", timeout_s=5.0),
     ):
         try:
-            bad(timeout_s=5.0)
+            frontend.client.submit(bad)
         except (LookupError, ValueError):
             pass
         else:
@@ -115,7 +123,7 @@ def a_submission_that_fails_leaves_nothing(frontend: FrontendFixture) -> None:
 
 def watching_a_foreign_id_leaves_no_subscription(frontend: FrontendFixture) -> None:
     other = frontend.make_client()
-    pending = other.submit(NOBODY, Tier.PAID, b'"x"', timeout_s=20.0, waits=False)
+    pending = other.submit(asking(NOBODY, b'"x"', timeout_s=20.0, waits=False))
     task_id = other.receipt(pending)
     own = {frontend.client.router.channel, other.router.channel}
 
@@ -177,7 +185,7 @@ def hundreds_may_ask_for_results_at_once(frontend: FrontendFixture) -> None:
 def a_stopped_client_lets_everybody_go(frontend: FrontendFixture) -> None:
     client = frontend.make_client()
     wait_until(lambda: client.router.connected)
-    pendings = [client.submit(NOBODY, Tier.PAID, b"1", timeout_s=20.0) for _ in range(3)]
+    pendings = [client.submit(asking(NOBODY, b"1", timeout_s=20.0)) for _ in range(3)]
     waiting = [gevent.spawn(error_of, partial(client.wait, each)) for each in pendings]
     wait_until(lambda: frontend.depth() == 3)
     client.stop()
@@ -191,13 +199,13 @@ def a_stopped_client_lets_everybody_go(frontend: FrontendFixture) -> None:
 def a_client_that_has_to_go_tells_those_who_wait_and_those_who_come(frontend: FrontendFixture) -> None:
     client = frontend.make_client()
     wait_until(lambda: client.router.connected)
-    polled = client.receipt(client.submit(NOBODY, Tier.PAID, b"1", timeout_s=20.0, waits=False))
+    polled = client.receipt(client.submit(asking(NOBODY, b"1", timeout_s=20.0, waits=False)))
     watching = gevent.spawn(client.result, polled, 20.0)
-    waiting = gevent.spawn(error_of, partial(client.wait, client.submit(NOBODY, Tier.PAID, b"1", timeout_s=20.0)))
+    waiting = gevent.spawn(error_of, partial(client.wait, client.submit(asking(NOBODY, b"1", timeout_s=20.0))))
     wait_until(lambda: frontend.depth() == 2)
     client.router.refuse()
     began = time.monotonic()
-    late = error_of(lambda: client.wait(client.submit(NOBODY, Tier.PAID, b"1", timeout_s=20.0)))
+    late = error_of(lambda: client.wait(client.submit(asking(NOBODY, b"1", timeout_s=20.0))))
     gevent.joinall([waiting, watching], timeout=15, raise_error=True)
     assert [type(waiting.value), type(late)] == [ShuttingDown] * 2
     assert watching.value.status == "PENDING"

@@ -13,18 +13,17 @@ import gevent
 
 from batching.claim.store import RedisBatchStore, Verdict
 from config.redis import connect
-from config.tiers import Tier
 from tasks.client.client import Client
 from tasks.errors import BackendUnavailable, DeadlineExceeded
 from tests.fakes.proxy import LossyProxy
 from tests.fakes.worker import StandInWorker, serve
 from tests.gevent_scenarios.frontend_fixture import (
     KEYS,
-    LONG_S,
     NOBODY,
     SERVED,
     FrontendFixture,
     all_of,
+    asking,
     error_of,
     output,
 )
@@ -179,12 +178,12 @@ def what_a_refused_flush_may_have_left_is_taken_back(_: FrontendFixture) -> None
         client = Client(frontend.settings, connect(valkey.url, timeout_s=0.5))
         client.start()
         try:
-            assert output(client.wait(client.submit(SERVED, Tier.PAID, b"1", timeout_s=LONG_S))) == {"echo": 1}
+            assert output(client.wait(client.submit(asking(SERVED, b"1")))) == {"echo": 1}
             with hanging(valkey):
                 # Its socket takes the flush, and it will run it: its caller has been refused by then.
-                pending = client.submit(NOBODY, Tier.PAID, b'"refused"', timeout_s=LONG_S)
+                pending = client.submit(asking(NOBODY, b'"refused"'))
                 # But for one who will ask again by its key.
-                kept = client.submit(NOBODY, Tier.PAID, b'"kept"', timeout_s=LONG_S, idempotency_key="k")
+                kept = client.submit(asking(NOBODY, b'"kept"', idempotency_key="k"))
                 quickly(partial(client.wait, pending))
                 quickly(partial(client.wait, kept))
             wait_until(lambda: frontend.depth() == 2)

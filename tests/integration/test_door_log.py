@@ -8,9 +8,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from config.tiers import Tier
 from tasks.client.client import new_id
+from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable, DeadlineExceeded, ServiceOverloaded
 from tasks.observability.batch_log import BatchLog
 from tasks.observability.explain import explain
+from tasks.protocol.caller import ANYBODY
 from tasks.protocol.messages import Outgoing
 from webapp.observability.door_log import ANSWERED, DoorRecord
 from webapp.request import HttpRequest
@@ -20,6 +22,10 @@ def call(request_id: str = "") -> HttpRequest:
     return HttpRequest({"HTTP_X_REQUEST_ID": request_id} if request_id else {})
 
 
+def asked(tier: Tier = Tier.PAID) -> Submission:
+    return Submission("m", ANYBODY[tier], b"1", 1.0)
+
+
 @pytest.fixture
 def door(redis: Redis) -> DoorRecord:
     return DoorRecord(BatchLog(redis))
@@ -27,8 +33,8 @@ def door(redis: Redis) -> DoorRecord:
 
 def test_a_refusal_is_explained_by_either_id(redis: Redis, door: DoorRecord) -> None:
     named, nameless = new_id(), new_id()
-    door.note(call("case-9"), named, "m", Tier.FREE, ServiceOverloaded("too much waits", 2.0, "pressure"))
-    door.note(call(nameless), nameless, "m", Tier.PAID, BackendUnavailable("the queue is not reachable"))
+    door.note(call("case-9"), named, asked(Tier.FREE), ServiceOverloaded("too much waits", 2.0, "pressure"))
+    door.note(call(nameless), nameless, asked(), BackendUnavailable("the queue is not reachable"))
     door.flush()
     for name, task_id, tier, code, where in (
         ("case-9", named, "free", "SERVICE_OVERLOADED", "refused at the door (pressure)"),
@@ -53,7 +59,7 @@ def test_an_answer_from_the_cache_is_explained(redis: Redis, door: DoorRecord) -
 
 def test_what_a_worker_tells_of_is_not_told_twice(redis: Redis, door: DoorRecord) -> None:
     task_id = new_id()
-    door.note(call(), task_id, "m", Tier.PAID, DeadlineExceeded("the request was not answered before its deadline"))
+    door.note(call(), task_id, asked(), DeadlineExceeded("the request was not answered before its deadline"))
     door.flush()
     assert explain(redis, ["m"], task_id) is None
 
@@ -62,7 +68,7 @@ def test_while_redis_is_away_it_is_kept_and_written_later(
     redis: Redis, door: DoorRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task_id = new_id()
-    door.note(call(), task_id, "m", Tier.PAID, BackendUnavailable("away"))
+    door.note(call(), task_id, asked(), BackendUnavailable("away"))
 
     def away(records: object) -> None:
         list(records)  # type: ignore[call-overload]

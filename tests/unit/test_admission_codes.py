@@ -9,9 +9,10 @@ import pytest
 
 from config.tiers import Tier
 from tasks.client.admission_codes import refusals
+from tasks.client.submission import NO_PARAMETERS
 from tasks.errors import RateLimited, Refused, ServiceOverloaded
 from tasks.observability.metrics import SHED
-from tasks.protocol.messages import NO_PARAMETERS, Outgoing
+from tasks.protocol.messages import Outgoing
 from tasks.protocol.quota import Quota
 from webapp.errors import bunch_error_answer
 from webapp.observability.metrics import count

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,10 +11,13 @@ from msgspec import json
 
 from config.keys import Shard
 from config.settings import ModelSettings, Settings
+from config.tiers import Tier
 from tasks.client.admission_codes import refusals
 from tasks.client.dedup import DedupIdentity, Deduplicator, Repeated, call_hash, canonical, read_mark
+from tasks.client.submission import NO_PARAMETERS, Submission
 from tasks.errors import IdempotencyConflict
-from tasks.protocol.messages import NO_PARAMETERS, Outgoing
+from tasks.protocol.caller import Caller
+from tasks.protocol.messages import Outgoing
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
@@ -30,10 +35,14 @@ def recogniser(**about: object) -> Deduplicator:
 RECOGNISER = recogniser()
 
 
+def asking(model: str = "m", input: bytes = b"1", owner: str = "", **options: Any) -> Submission:
+    return Submission(model, Caller("", owner, Tier.PAID), input, 1.0, **options)
+
+
 def once(
     model: str = "m", value: bytes = b"1", parameters: bytes = NO_PARAMETERS, owner: str = "ann", key: str = "k"
 ) -> DedupIdentity:
-    made = RECOGNISER.of(model, value, parameters, owner, key)
+    made = RECOGNISER.of(asking(model, value, owner, parameters=parameters, idempotency_key=key))
     assert made is not None
     return made
 
@@ -60,7 +69,7 @@ def test_different_values_have_different_ones(one: object, other: object) -> Non
 
 
 def test_a_request_without_a_key_stands_for_itself() -> None:
-    assert RECOGNISER.of("m", b"1", NO_PARAMETERS, "ann") is None
+    assert RECOGNISER.of(asking(owner="ann")) is None
 
 
 @pytest.mark.parametrize("change", [{"model": "n"}, {"value": b"2"}, {"parameters": b'{"a":1}'}])
@@ -79,7 +88,7 @@ def test_the_name_is_the_owners_and_safe_whatever_the_key() -> None:
 
 def test_a_question_is_of_all_that_can_make_its_answer_another() -> None:
     def question(input: bytes = b"1", parameters: bytes = NO_PARAMETERS, owner: str = "", **about: object) -> str:
-        made = recogniser(**{"collapse": True, **about}).of("m", input, parameters, owner)
+        made = recogniser(**{"collapse": True, **about}).of(asking("m", input, owner, parameters=parameters))
         assert made is not None
         return made.question
 
@@ -93,15 +102,15 @@ def test_a_question_is_of_all_that_can_make_its_answer_another() -> None:
 
 
 def test_who_shares_keeps_nothing_and_who_keeps_shares() -> None:
-    shares = recogniser(collapse=True).of("m", b"1", NO_PARAMETERS, "")
-    keeps = recogniser(cache=True).of("m", b"1", NO_PARAMETERS, "")
+    shares = recogniser(collapse=True).of(asking())
+    keeps = recogniser(cache=True).of(asking())
     assert shares is not None
     assert keeps is not None
     assert (shares.question, shares.keep_ms) == (keeps.question, 0)
     assert keeps.keep_ms == 300_000
-    assert recogniser(cache=True).of("m", b"1", NO_PARAMETERS, "", fresh=True) is None
+    assert recogniser(cache=True).of(asking(fresh=True)) is None
     without = Settings(models={"m": ModelSettings(name="m", source="a:B", cache=True)}, cache_ttl_ms=0)
-    nothing = Deduplicator(without, Shard()).of("m", b"1", NO_PARAMETERS, "")
+    nothing = Deduplicator(without, Shard()).of(asking())
     assert nothing is not None
     assert (bool(nothing.question), nothing.keep_ms) == (True, 0)
     assert read_mark(keeps.mark) == (keeps.question, 300_000)
@@ -113,10 +122,10 @@ def test_answers_are_kept_unless_their_model_says_otherwise() -> None:
         "draws lots": ModelSettings(name="draws lots", source="a:B", cache=False),
     }
     of = Deduplicator(Settings(models=models), Shard()).of
-    kept = of("says nothing", b"1", NO_PARAMETERS, "")
+    kept = of(asking("says nothing"))
     assert kept is not None
     assert kept.keep_ms == 300_000
-    assert of("draws lots", b"1", NO_PARAMETERS, "") is None
+    assert of(asking("draws lots")) is None
 
 
 def test_a_call_of_many_is_another_with_one_more() -> None:

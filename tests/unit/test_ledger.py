@@ -10,9 +10,11 @@ from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, 
 from config.tiers import Tier
 from tasks.accounts import ledger
 from tasks.accounts.ledger import LedgerBuffer, LedgerRow, RowGroup, bounded_id
+from tasks.client.submission import Submission
 from tasks.errors import DeadlineExceeded, InputRejected, ServiceOverloaded
 from tasks.observability import metrics
 from tasks.observers.ledger import LedgerObserver
+from tasks.protocol.caller import Caller
 from tasks.protocol.messages import Outgoing
 from webapp.observability.door_ledger import DoorLedger
 
@@ -147,8 +149,9 @@ def test_ids_of_celery_clients_are_cut_to_what_fits() -> None:
 
 def test_a_frontend_notes_what_was_refused_at_the_door(stream: Stream, buffer: LedgerBuffer) -> None:
     refusals = DoorLedger(buffer)
+    refused = Submission("echo", Caller("key", "acme", Tier.FREE), b"1", 1.0, client_id="laptop")
     for error in (ServiceOverloaded("full"), InputRejected("no"), DeadlineExceeded("late")):
-        refusals.note("acme", "laptop", Tier.FREE, "echo", error, 0.002)
+        refusals.note(refused, error, 0.002)
     buffer.flush()
     (row,) = stream.rows
     assert (row.owner, row.tier, row.status, row.error, row.attempts) == (

@@ -11,10 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.settings import Settings
+from config.tiers import Tier
+from tasks.client.dedup import call_hash
+from tasks.client.submission import Submission
+from tasks.protocol.caller import ANYBODY, Caller
 from tasks.protocol.json_structure import MAX_DEPTH
 from webapp.body_budget import BodyBudget
 from webapp.errors import ApiError
-from webapp.parsing import InferenceBody, read_body, timeout_s
+from webapp.parsing import InferenceBody, one_each, read_body, submission_of, timeout_s
 from webapp.request import HttpRequest
 
 _decoder = msgspec.json.Decoder(InferenceBody)
@@ -178,3 +182,55 @@ def test_a_deadline_is_the_body_s_then_the_header_s_and_never_beyond_the_server_
     assert timeout_s(settings, HttpRequest({"HTTP_X_TIMEOUT_MS": "0.5"}), None) == 0.0005
     assert timeout_s(settings, HttpRequest({"HTTP_X_TIMEOUT_MS": "1500"}), 30) == 0.03
     assert timeout_s(settings, HttpRequest({"HTTP_X_TIMEOUT_MS": "1e999"}), None) == 2
+
+
+def test_a_submission_is_what_body_headers_and_caller_ask_for() -> None:
+    environ = {
+        "HTTP_X_REQUEST_ID": "case-1",
+        "HTTP_X_TIMEOUT_MS": "500",
+        "HTTP_IDEMPOTENCY_KEY": "order 66",
+        "HTTP_CACHE_CONTROL": "max-age=0, no-cache",
+        "HTTP_TRACEPARENT": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "HTTP_TRACESTATE": "vendor=1",
+        "bunch.disconnected": bool,
+    }
+    call = HttpRequest(environ)
+    call.caller, call.client_id = Caller("key", "ann", Tier.FREE), "laptop"
+    made = submission_of(Settings(), call, "m", b"1", {"k": [1, 2]}, 250, waits=False)
+    assert made == Submission(
+        "m",
+        call.caller,
+        b"1",
+        timeout_s=0.25,
+        parameters=b'{"k":[1,2]}',
+        waits=False,
+        request_id="case-1",
+        client_id="laptop",
+        traceparent=environ["HTTP_TRACEPARENT"],
+        tracestate="vendor=1",
+        idempotency_key="order 66",
+        fresh=True,
+        hung_up=bool,
+    )
+    assert made.tier is Tier.FREE
+
+
+def test_a_submission_without_any_header_stands_for_itself() -> None:
+    call = HttpRequest({})
+    call.caller = ANYBODY[Tier.PAID]
+    limit_s = Settings().request_timeout_s
+    assert submission_of(Settings(), call, "m", b"1") == Submission("m", ANYBODY[Tier.PAID], b"1", limit_s)
+
+
+def test_the_inputs_of_a_bulk_call_share_all_but_the_request_id() -> None:
+    whole = Submission("m", ANYBODY[Tier.PAID], b"null", 1.0, parameters=b'{"k":1}', request_id="case-1", fresh=True)
+    assert one_each(whole, [b"1", b"2"]) == [
+        Submission("m", ANYBODY[Tier.PAID], value, 1.0, parameters=b'{"k":1}', fresh=True) for value in (b"1", b"2")
+    ]
+
+
+def test_the_inputs_of_a_bulk_call_have_a_key_each_and_one_hash_of_them_all() -> None:
+    whole = Submission("m", ANYBODY[Tier.PAID], b"null", 1.0, idempotency_key="k")
+    first, second = one_each(whole, [b"1", b"1"])
+    assert (first.idempotency_key, second.idempotency_key) == ("k\n0", "k\n1")
+    assert first.call_hash == second.call_hash == call_hash([b"1", b"1"])

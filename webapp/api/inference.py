@@ -10,12 +10,9 @@ from typing import TypeVar
 import gevent
 import msgspec
 
-from config.tiers import Tier
-from tasks.client.dedup import call_hash
 from tasks.client.router import Pending
+from tasks.client.submission import Submission
 from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict
-from tasks.protocol.messages import NO_PARAMETERS
-from tasks.protocol.results import Reply
 from webapp.body_budget import COUNTED_BYTES
 from webapp.errors import ApiError
 from webapp.observability.metrics import count
@@ -27,11 +24,10 @@ from webapp.parsing import (
     PredictBody,
     SimpleBody,
     as_json,
-    idempotency_key,
     model_name,
+    one_each,
     read_body,
-    timeout_s,
-    wants_fresh,
+    submission_of,
 )
 from webapp.request import HttpRequest, HttpResponse
 from webapp.services import Services
@@ -64,19 +60,14 @@ def infer(services: Services, call: HttpRequest) -> HttpResponse:
     if declared is not None:
         with services.large.turn(call.body_bytes):
             declared.check(body.input, body.parameters)
-    tier = call.caller.tier
-    limit_s = timeout_s(settings, call, body.timeout_ms)
-    parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
     prefer = call.header("HTTP_PREFER")
-    if prefer is not None and _prefers_async(prefer):
-        queued = services.client.receipt
-        value = as_json(body.input)
-        return _accepted(
-            call, _run(services, call, model, tier, value, parameters, limit_s, started, queued, waits=False)
-        )
+    waits = prefer is None or not _prefers_async(prefer)
     value = as_json(body.input)
-    answered = _waiting(services, call, model, tier, value, parameters, started + limit_s)
-    reply = _run(services, call, model, tier, value, parameters, limit_s, started, answered)
+    submission = submission_of(settings, call, model, value, body.parameters, body.timeout_ms, waits=waits)
+    if not waits:
+        return _accepted(call, _run(services, call, submission, started, services.client.receipt))
+    answered = services.direct.waiting(services.client, submission)
+    reply = _run(services, call, submission, started, answered)
     latency_ms = (perf_counter() - started) * 1000
     latency = f"{latency_ms:.3f}"
     reply_ms, headers = timed(reply, latency_ms)
@@ -132,60 +123,39 @@ def bulk(services: Services, call: HttpRequest) -> HttpResponse:
         raise ApiError("INVALID_INPUT", f"inputs: at most {settings.max_bulk_items} in one call")
     model = model_name(settings, body.model)
     refusals = _refusals(services, call, model, body)
-    tier = call.caller.tier
-    limit_s = timeout_s(settings, call, body.timeout_ms)
-    parameters = as_json(body.parameters) if body.parameters else NO_PARAMETERS
-    if len(parameters) * len(body.inputs) > _MAX_REPEATED_BYTES:
+    whole = submission_of(settings, call, model, b"null", body.parameters, body.timeout_ms)
+    if len(whole.parameters) * len(body.inputs) > _MAX_REPEATED_BYTES:
         most = _MAX_REPEATED_BYTES // len(body.inputs)
         raise ApiError("INVALID_INPUT", f"parameters: they go with each input; at most {most} bytes beside so many")
-    client, traceparent, tracestate = services.client, call.traceparent, call.tracestate
-    values = [as_json(each) for each in _by_turns(body.inputs)]
-    key = idempotency_key(call)
-    whole = call_hash(values) if key else b""
-    fresh = wants_fresh(call)
+    submissions = one_each(whole, [as_json(each) for each in _by_turns(body.inputs)])
+    client = services.client
     pendings = [
-        client.submit(
-            model,
-            tier,
-            value,
-            parameters,
-            timeout_s=limit_s,
-            hung_up=call.hung_up,
-            caller=call.caller,
-            traceparent=traceparent,
-            tracestate=tracestate,
-            client_id=call.client_id,
-            # No key of a caller's has a line feed in it.
-            idempotency_key=f"{key}\n{number}" if key else "",
-            call=whole,
-            fresh=fresh,
-        )
-        if refusal is None
-        else None
-        for number, (value, refusal) in _by_turns(list(enumerate(zip(values, refusals, strict=True))))
+        client.submit(submission) if refusal is None else None
+        for submission, refusal in _by_turns(list(zip(submissions, refusals, strict=True)))
     ]
     results = []
     errors: list[BunchError] = []
-    for value, pending, refusal in zip(values, pendings, refusals, strict=True):
+    tier = whole.tier
+    for submission, pending, refusal in zip(submissions, pendings, refusals, strict=True):
         try:
             if pending is None:
                 assert refusal is not None
                 raise refusal
-            reply = _waiting(services, call, model, tier, value, parameters, started + limit_s)(pending)
+            reply = services.direct.waiting(client, submission)(pending)
         except BunchError as why:
             error = services.readiness.explained(why, model, tier) if isinstance(why, DeadlineExceeded) else why
             count(model, tier, error.code, perf_counter() - started, error.reason)
             errors.append(error)
             if services.ledger is not None:
-                services.ledger.note(call.caller.owner, call.client_id, tier, model, error, perf_counter() - started)
+                services.ledger.note(submission, error, perf_counter() - started)
             if services.record is not None and pending is not None:
-                services.record.note(call, pending.task_id, model, tier, error)
+                services.record.note(call, pending.task_id, submission, error)
             failed = {"error": error.code, "message": error.message}
             results.append(_encode(failed if pending is None else {"task_id": pending.task_id, **failed}))
         else:
             count(model, tier, "OK", perf_counter() - started)
             results.append(b'{"task_id":"' + reply.task_id.encode() + b'","output":' + bytes(reply.result) + b"}")
-    _raise_common(errors, len(values))
+    _raise_common(errors, len(submissions))
     latency = f"{(perf_counter() - started) * 1000:.3f}"
     answer = (
         f'{{"request_id":"{call.request_id}","model":"{model}","latency_ms":{latency},"results":['.encode()
@@ -236,21 +206,9 @@ def _raise_common(errors: list[BunchError], of: int) -> None:
         raise max(errors, key=lambda error: error.retry_after_s or 0.0)
 
 
-def _waiting(
-    services: Services, call: HttpRequest, model: str, tier: Tier, value: bytes, parameters: bytes, until: float
-) -> Callable[[Pending], Reply]:
-    """How to wait for the answer: where it shall be computed but once, never without the queue that can tell."""
-    if call.header("HTTP_IDEMPOTENCY_KEY") is not None:
-        return services.client.wait
-    return services.direct.waiting(services.client, model, tier, value, parameters, until, call.traceparent)
-
-
 def _plain(services: Services, call: HttpRequest, model: str, value: bytes, started: float) -> HttpResponse:
-    settings = services.settings
-    tier = call.caller.tier
-    limit_s = timeout_s(settings, call, None)
-    answered = _waiting(services, call, model, tier, value, NO_PARAMETERS, started + limit_s)
-    reply = _run(services, call, model, tier, value, NO_PARAMETERS, limit_s, started, answered)
+    submission = submission_of(services.settings, call, model, value)
+    reply = _run(services, call, submission, started, services.direct.waiting(services.client, submission))
     latency_ms = (perf_counter() - started) * 1000
     return HttpResponse(
         200,
@@ -264,18 +222,12 @@ def _plain(services: Services, call: HttpRequest, model: str, value: bytes, star
 def _run(
     services: Services,
     call: HttpRequest,
-    model: str,
-    tier: Tier,
-    value: bytes,
-    parameters: bytes,
-    limit_s: float,
+    submission: Submission,
     started: float,
-    until: Callable[[Pending], Outcome],
-    *,
-    waits: bool = True,
+    wait: Callable[[Pending], Outcome],
 ) -> Outcome:
-    """Submit, then wait with `until`; counted once whatever comes of it."""
-    key = idempotency_key(call)
+    """Submit, then `wait`; counted once whatever comes of it."""
+    model, tier = submission.model, submission.caller.tier
     code, shed = "INTERNAL", ""
     pending: Pending | None = None
     outcome: Outcome | None = None
@@ -283,43 +235,28 @@ def _run(
         refusal = _refusal(services, call, model)
         if refusal is not None:
             raise refusal
-        pending = services.client.submit(
-            model,
-            tier,
-            value,
-            parameters,
-            timeout_s=limit_s,
-            waits=waits,
-            request_id=call.caller_request_id,
-            hung_up=call.hung_up,
-            caller=call.caller,
-            traceparent=call.traceparent,
-            tracestate=call.tracestate,
-            client_id=call.client_id,
-            idempotency_key=key,
-            fresh=wants_fresh(call),
-        )
-        if not key:
+        pending = services.client.submit(submission)
+        if not submission.idempotency_key:
             # With one, it may turn out to be another task.
             call.became(pending.task_id)
         if call.span is not None:
             about = {"bunch.model": model, "bunch.tier": tier.value, "bunch.task_id": pending.task_id}
             call.span.set_attributes(about | ({"bunch.client_id": call.client_id} if call.client_id else {}))
-        outcome = until(pending)
+        outcome = wait(pending)
         code = "OK"
     except BunchError as error:
         code, shed = error.code, error.reason
         if services.ledger is not None:
-            services.ledger.note(call.caller.owner, call.client_id, tier, model, error, perf_counter() - started)
+            services.ledger.note(submission, error, perf_counter() - started)
         if services.record is not None and pending is not None:
-            services.record.note(call, pending.task_id, model, tier, error)
+            services.record.note(call, pending.task_id, submission, error)
         if isinstance(error, DeadlineExceeded):
             raise services.readiness.explained(error, model, tier) from error
         raise
     finally:
         took_s = perf_counter() - started
         if count(model, tier, code, took_s, shed):
-            remember(services, call, model, tier, code, took_s, outcome, pending)
+            remember(services, call, submission, code, took_s, outcome, pending)
     return outcome
 
 

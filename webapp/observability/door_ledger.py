@@ -9,6 +9,7 @@ import gevent
 from config.tiers import Tier
 from tasks.accounts.ledger import COMPLETED, REFUSED, LedgerBuffer, RowGroup
 from tasks.client.client import new_id
+from tasks.client.submission import Submission
 from tasks.errors import BunchError
 from tasks.protocol.messages import Outgoing
 
@@ -29,13 +30,20 @@ class DoorLedger:
         self._greenlet.kill()
         self._buffer.flush()
 
-    def note(self, owner: str, client_id: str, tier: Tier, model: str, error: BunchError, seconds: float) -> None:
+    def note(self, submission: Submission, error: BunchError, seconds: float) -> None:
         if error.code not in AT_THE_DOOR:
             return
         now_ms, latency_ms = int(time.time() * 1000), round(seconds * 1000)
         # Under an id of its own: the task's was never told to anybody.
-        ended = (owner, tier.value, model, REFUSED, now_ms, 0, error.code, client_id or None)
-        self._buffer.note(RowGroup([new_id()], [now_ms - latency_ms], *ended))
+        row = RowGroup(
+            [new_id()],
+            [now_ms - latency_ms],
+            submission.caller.owner,
+            submission.tier.value,
+            submission.model,
+            *(REFUSED, now_ms, 0, error.code, submission.client_id or None),
+        )
+        self._buffer.note(row)
 
     def answered(self, out: Outgoing, tier: Tier) -> None:
         now_ms = int(time.time() * 1000)

@@ -11,6 +11,7 @@ from collections import deque
 from redis.exceptions import RedisError
 
 from config.tiers import Tier
+from tasks.client.submission import Submission
 from tasks.errors import BunchError
 from tasks.observability.batch_log import BatchLog, BatchRecord, Member
 from tasks.observability.error_summary import error_summary
@@ -30,16 +31,19 @@ class DoorRecord:
         self._batch_log = batch_log
         self._noted: deque[tuple[str, str, Member]] = deque(maxlen=_MAX_NOTED)
 
-    def note(self, call: HttpRequest, task_id: str, model: str, tier: Tier, error: BunchError) -> None:
+    def note(self, call: HttpRequest, task_id: str, submission: Submission, error: BunchError) -> None:
         if error.code not in AT_THE_DOOR:
             return
         own = call.request_id
         why = f"refused at the door ({error.reason})" if error.reason else "refused at the door"
         request_id = own if own != task_id else ""
         member = Member(
-            task_id, tier.rank, 0, code=error.code, request_id=request_id, error=error_summary(error.message)
+            *(task_id, submission.tier.rank, 0),
+            code=error.code,
+            request_id=request_id,
+            error=error_summary(error.message),
         )
-        self._noted.append((model, why, member))
+        self._noted.append((submission.model, why, member))
 
     def answered(self, out: Outgoing, tier: Tier) -> None:
         self._noted.append(

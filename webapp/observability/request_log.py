@@ -9,8 +9,8 @@ import logging
 import time
 
 from config.logging import LogBudget
-from config.tiers import Tier
 from tasks.client.router import Pending
+from tasks.client.submission import Submission
 from tasks.observability import slo
 from tasks.observability.slow_log import SlowRequest, with_metadata
 from tasks.protocol import traceparent
@@ -29,20 +29,19 @@ _budget = LogBudget(of_a_kind=10)
 def remember(
     services: Services,
     call: HttpRequest,
-    model: str,
-    tier: Tier,
+    submission: Submission,
     code: str,
     took_s: float,
     outcome: object,
     pending: Pending | None,
 ) -> None:
-    task_id = pending.task_id if pending else ""
+    task_id, tier = pending.task_id if pending else "", submission.tier
     if code not in slo.CALLERS_OWN and took_s > slo.objectives(services.settings)[tier].latency_s:
         request = SlowRequest(
             at=time.time(),
             request_id=call.request_id,
             task_id=task_id,
-            model=model,
+            model=submission.model,
             tier=tier.value,
             code=code,
             total_ms=round(took_s * 1000, 3),
@@ -55,7 +54,7 @@ def remember(
     extra = {
         "request_id": call.request_id,
         "task_id": task_id,
-        "model": model,
+        "model": submission.model,
         "tier": tier.value,
         "client_id": call.client_id or None,
         "trace_id": traceparent.trace_id(call.traceparent),
