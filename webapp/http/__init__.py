@@ -1,1 +1,1 @@
-"""HTTP/1.1 over a socket, in parts: limits, refusals, heads, bodies, responses, connections, listeners."""
+"""An HTTP/1.1 server over gevent sockets: limits, refusals, heads, bodies, responses, connections, listeners."""

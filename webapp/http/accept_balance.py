@@ -1,7 +1,7 @@
-"""How many connections each worker holds, where all of them can read it: so that they share a listener fairly.
+"""Balances accepted connections over the workers: a shared board says how many connections each one holds.
 
-The kernel wakes every worker for a new connection and the quickest takes it, often the same one twenty times in a
-row, and keep-alive makes that last. So a worker that holds more than another lets the others go first, for a moment.
+The kernel wakes every worker for a new connection, and the fastest takes it: often the same worker twenty times in a
+row, and keep-alive makes that last. So a worker that holds more than another lets the others go first for a moment.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import mmap
 import time
 
 _SLOTS = 64
-# A worker that has not beaten for this long is not waited for.
+# A worker that has not beaten for this long is not considered.
 _STALE_S = 3.0
 
 
 class AcceptBalance:
-    """Made before the fork. A worker whose slot is taken by another (beyond 64) shares badly and harms nothing."""
+    """The shared board, made before the fork. Beyond 64 workers two share a slot: they balance badly, nothing worse."""
 
     def __init__(self) -> None:
         self._memory = memoryview(mmap.mmap(-1, _SLOTS * 16)).cast("d")
@@ -25,7 +25,7 @@ class AcceptBalance:
 
 
 class Seat:
-    """One worker's place on the board: `beat()` each second, `publish()` at each change, `leave()` at the end."""
+    """One worker's slot on the board: `beat()` each second, `publish()` at each change, `leave()` at the end."""
 
     def __init__(self, memory: memoryview[float], slot: int) -> None:
         self._memory = memory
@@ -33,7 +33,7 @@ class Seat:
         self._others: list[int] = []
 
     def beat(self) -> None:
-        # CLOCK_MONOTONIC is one clock for all processes.
+        # CLOCK_MONOTONIC is the same clock for all processes.
         now = time.monotonic()
         memory = self._memory
         memory[_SLOTS + self._slot] = now
@@ -49,5 +49,5 @@ class Seat:
         return all(own <= 2 + memory[slot] * 1.125 for slot in self._others)
 
     def leave(self) -> None:
-        """To be waited for no more."""
+        """Clear the slot, so that no other worker considers this one."""
         self._memory[_SLOTS + self._slot] = 0.0

@@ -1,7 +1,7 @@
-"""A chunked request body: bytes as they arrive, to the body and what follows it.
+"""Decodes a chunked request body from bytes as they arrive.
 
-Our own and not llhttp's, since httptools tells neither where a message ended inside the bytes it was fed nor how
-long a chunk is before it has arrived: the first is needed for pipelining, the second to refuse a large body at
+Not llhttp's decoder: httptools tells neither where a message ended inside the bytes that it was fed, nor how long a
+chunk is before it has arrived. The first is needed for pipelining, the second to refuse a large body at
 once.
 """
 
@@ -14,31 +14,31 @@ from webapp.http.limits import ServerLimits
 from webapp.http.sized import Pieces
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-# Extensions are read over, once they are extensions. No blank before the semicolon, no quoted line ends: proxies
+# Well-formed extensions are ignored. No blank before the semicolon and no line ends in quotes, since proxies
 # disagree about both.
 _VALUE = rb'(?:%b|"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*")' % _TOKEN
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[ \t]*%b(?:=%b)?)*" % (_TOKEN, _VALUE))
 _TRAILER = re.compile(rb"(%b):[\t -~\x80-\xff]*" % _TOKEN)
-# Fields that say where the message ends, whom it is for, who sends it or what it is: RFC 9110 6.5.1 forbids them behind
-# the body, and a proxy that merges them into the head would pass on another request than the one that it checked.
+# Fields about framing, routing, authentication or content: RFC 9110 6.5.1 forbids them in a trailer. A proxy that
+# merges them into the head would pass on a different request from the one that it checked.
 _NOT_IN_TRAILERS = frozenset(
     b"content-length transfer-encoding host connection trailer te upgrade expect authorization cookie content-type"
     b" proxy-authorization content-encoding content-range range cache-control max-forwards x-tier"
     b" idempotency-key".split()
 )
 _LINE_MAX = 256
-# Extensions, leading zeros and trailers.
+# Bytes of extensions, leading zeros and trailers.
 _EXTRA_MAX = 8192
-# Whatever is not data (sizes, line ends, extensions), beyond an eighth of the data: a chunk costs the event loop as
-# much as kilobytes do, and bodies in chunks of one byte would keep it busy with what is a nuisance to send.
+# Bytes that are not data (sizes, line ends, extensions), beyond an eighth of the data. A chunk costs the event loop as
+# much as kilobytes do, so a client could keep it busy with bodies in chunks of one byte.
 _FRAMING_MAX = 32 * 1024
 
 
 class ChunkedBody:
-    """Feed it until it returns what is left over; then `body` is whole.
+    """Feed it until it returns the bytes that are left over; then `body` is complete.
 
-    Raises `InvalidRequestError` for bad framing, `BodyTooLargeError` as soon as a chunk's size passes the
-    limit. Trailer fields are checked and dropped: WSGI has no place for them.
+    Raises `InvalidRequestError` for bad framing, and `BodyTooLargeError` as soon as a chunk's size passes the limit.
+    Trailer fields are checked and dropped: WSGI has no place for them.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
@@ -46,19 +46,19 @@ class ChunkedBody:
         self._body = Pieces()
         self._announced = 0
         self._extra = self._framing = 0
-        # Bytes of the present chunk still to come, its CR LF included; 0 between chunks.
+        # Bytes of the current chunk still to come, including its CR LF; 0 between chunks.
         self._missing = 0
         self._in_trailer = False
         self._pending = b""
 
     @property
     def held_bytes(self) -> int:
-        """What it keeps in memory."""
+        """Bytes that it keeps in memory."""
         return len(self._body) + len(self._pending)
 
     @property
     def missing(self) -> int:
-        """Unknown: as much as there is."""
+        """Bytes to receive next: unknown, so as many as there are."""
         return self._limit
 
     @property
@@ -66,7 +66,7 @@ class ChunkedBody:
         return self._body.joined()
 
     def feed(self, data: bytes) -> bytes | None:
-        """None while more is needed; afterwards the bytes behind the body (maybe none)."""
+        """Return None while more is needed; afterwards the bytes that follow the body (may be empty)."""
         data = self._pending + data
         position = 0
         while True:
@@ -91,7 +91,7 @@ class ChunkedBody:
         return None
 
     def _take_data(self, data: bytes, position: int) -> int:
-        """Move what there is of the present chunk; its line end stays until both bytes are there."""
+        """Take the available data of the current chunk; its line end stays until both bytes are there."""
         if self._missing > 2:
             part = data[position : position + self._missing - 2]
             self._body.append(part)
@@ -109,7 +109,7 @@ class ChunkedBody:
         if found is None:
             raise InvalidRequestError("A chunk's size must be hexadecimal digits, and its extensions `;name=value`.")
         size = int(found[1], 16)
-        # Its own line end, and the one behind the data.
+        # The line end of the size, and the one after the data.
         self._framing += len(line) + 4
         self._count_extra(len(line) - len(f"{size:x}"))
         if size == 0:

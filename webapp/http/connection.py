@@ -1,4 +1,4 @@
-"""One client's connection: read a request, run the application, send its response, again."""
+"""One client's connection: read a request, run the application, send its response, repeat."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _RECV_BODY_BYTES = 64 * 1024
 
 
 class Connection(Channel):
-    """Serves one request after the other, in a greenlet of its own."""
+    """Serves requests one after the other, in a greenlet of its own."""
 
     __slots__ = (
         "_base",
@@ -56,7 +56,7 @@ class Connection(Channel):
     def __init__(self, service: Connections, sock: Any, base_environ: dict[str, Any]) -> None:
         super().__init__(sock, service.limits)
         self._service = service
-        # What the environs of its requests share.
+        # The part of the environ that all its requests share.
         self._base = base_environ
         base_environ["gunicorn.socket"] = sock
         base_environ["bunch.disconnected"] = self.disconnected
@@ -66,9 +66,9 @@ class Connection(Channel):
         self._used = False
         # Waiting between two requests, with nothing of the next one received.
         self.idle = False
-        # Reading on behind the last word, until the client has heard it.
+        # Reading and discarding after its last response, until the client has received that.
         self.lingers = False
-        # Its request has to give way to others', or its place to a new client.
+        # Its request must give way to others, or its place to a new client.
         self._crowded = self._evicted = False
 
     def run(self) -> None:
@@ -91,7 +91,7 @@ class Connection(Channel):
                         return
                     body = whole
                     if head.chunked:
-                        # RFC 9112 7.1.3: decoded, a chunked body is one of known length.
+                        # RFC 9112 7.1.3: once decoded, a chunked body has a known length.
                         environ["CONTENT_LENGTH"] = str(len(body))
                 environ["wsgi.input"] = BytesIO(body)
                 if not self._respond(head):
@@ -106,18 +106,18 @@ class Connection(Channel):
             self._close(linger=linger)
 
     def _head_of(self, raw: bytes) -> Head:
-        """Raises `RequestRefusedError`."""
+        """Parse a head. Raises `RequestRefusedError`."""
         head = None if self._template is None else self._template.read(raw)
         if head is None:
             head = Head(raw, self._base, self._limits)
-            # Not of a connection's only request, and no more for a client whose heads differ each time.
+            # No template for a connection's only request, and no more for a client whose heads differ each time.
             if self._used and self._templates_left:
                 self._templates_left -= 1
                 self._template = Template.of(head, raw, self._limits)
         return head
 
     def _read_head(self) -> bytes | None:
-        """The next request's head; None when client or deadline ended the connection between two requests."""
+        """The next request's head; None when the client or a deadline ended the connection between two requests."""
         data = self._buffer
         if not data:
             data = self._wait_for_request()
@@ -145,18 +145,18 @@ class Connection(Channel):
         try:
             return self._receive(_RECV_BYTES, deadline)
         except WaitExpiredError:
-            # A request may have come in the meantime: it must not be met by a reset.
+            # A request may have arrived in the meantime: it must not be answered with a reset.
             with contextlib.suppress(OSError):
                 return self._raw.recv(_RECV_BYTES)  # type: ignore[no-any-return]
             return b""
         except OSError:
-            # Idle clients vanish in all sorts of ways.
+            # Idle clients vanish in various ways.
             return b""
         finally:
             self.idle = False
 
     def _read_rest_of_head(self, data: bytes) -> bytes:
-        """From a beginning to at least a whole head; empty when nothing but blank lines came."""
+        """Receive the rest of a head; returns at least a whole head, or nothing when only blank lines came."""
         try:
             return self._gather_head(data)
         finally:
@@ -168,7 +168,7 @@ class Connection(Channel):
         blank_lines = 0
         searched = 0
         while True:
-            # RFC 9112 2.2: a few clients put a blank line behind a body.
+            # RFC 9112 2.2: a few clients send a blank line after a body.
             while data.startswith(b"\r\n"):
                 data = data[2:]
                 blank_lines += 1
@@ -196,14 +196,14 @@ class Connection(Channel):
             data += more
 
     def _receive_more(self, size: int, deadline: float) -> bytes:
-        """Of a request that has begun to arrive. Raises `CrowdedOutError` beside what `_receive` raises."""
+        """Receive more of a request that has begun. Raises `CrowdedOutError`, and what `_receive` raises."""
         data = self._receive(size, deadline)
         if self._crowded:
             raise CrowdedOutError(CROWDED_OUT)
         return data
 
     def _read_body(self, head: Head) -> bytes | None:
-        """The whole body; None where the application has answered without it."""
+        """The whole body; None if the application has answered without it."""
         arriving: SizedBody | ChunkedBody
         data = self._buffer
         if head.chunked:
@@ -219,7 +219,7 @@ class Connection(Channel):
         self._buffer = b""
         rest = arriving.feed(data)
         if rest is None:
-            # What came with the head is here anyway; who may send more is asked first.
+            # What came with the head is here already; before more is received, the application is asked.
             if not self._is_welcome(head):
                 return None
             if head.expects_continue and not data:
@@ -258,7 +258,7 @@ class Connection(Channel):
         return data
 
     def _respond(self, head: Head) -> bool:
-        """Run the application; whether the connection goes on."""
+        """Run the application; returns whether the connection goes on."""
         service = self._service
         self._used = True
         service.count_request()
@@ -268,7 +268,7 @@ class Connection(Channel):
         return response.keep_alive
 
     def _answered(self, head: Head, response: Response, app: Callable[..., Iterable[bytes] | None]) -> bool:
-        """Run `app` and send its response; whether it gave one."""
+        """Run `app` and send its response; returns whether it gave one."""
         service = self._service
         environ = head.environ
         started_at = time.monotonic() if service.access is not None else 0.0
@@ -278,7 +278,7 @@ class Connection(Channel):
         except ClientGoneError:
             logger.debug("the client disconnected during its response")
             response.keep_alive = False
-        # gevent's Timeout is no Exception; one that leaks from the application is its error all the same.
+        # gevent's Timeout is no Exception; one that leaks from the application is still its error.
         except (Exception, gevent.Timeout) as error:  # noqa: BLE001
             self._fail(error, response, head)
         if service.access is not None:
@@ -310,7 +310,7 @@ class Connection(Channel):
         if response.complete:
             return
         if response.started:
-            # Half a response is out: only a broken connection tells the client that it is not the whole.
+            # Half a response was sent: only a broken connection tells the client that it is incomplete.
             response.keep_alive = False
             return
         if self.must_close():
@@ -347,23 +347,23 @@ class Connection(Channel):
         self._hub.loop.run_callback(self._give_way)
 
     def _give_way(self) -> None:
-        # One that does not wait finds out when it has received; one that has found out reads on behind its last word.
+        # A greenlet that does not wait finds out at its next receive; one that has found out is lingering already.
         if self._reads and not self.lingers:
             self._greenlet.throw(CrowdedOutError(CROWDED_OUT))
 
     @property
     def dispensable(self) -> tuple[int, float] | None:
-        """How little is lost by closing it, for `min`; None while it is the client that waits.
+        """The order in which connections are closed to make room, for `min`; None while the client waits for an answer.
 
-        Before requests that have begun to arrive those that say nothing, and of each kind the one whose time is over
-        first: it has waited longest.
+        Connections without a request come before those whose request has begun to arrive; within each kind the
+        one whose deadline is first, which has waited longest.
         """
         if not self._reads:
             return None
         return (0 if self.lingers else 1 if self.idle else 2, self.deadline)
 
     def evict(self) -> None:
-        """Close it, to have its place; called in the hub."""
+        """Close it to free its place; called in the hub."""
         self._evicted = True
         if self.idle or self.lingers:
             self.expire()
@@ -373,7 +373,7 @@ class Connection(Channel):
             )
 
     def must_close(self) -> bool:
-        """Shutting down; but what the client has already sent behind this request is answered first."""
+        """True while shutting down, once the requests that the client has already sent are answered."""
         return self._service.shutting_down and not self._buffer
 
     def _close(self, *, linger: bool) -> None:
@@ -381,6 +381,6 @@ class Connection(Channel):
         try:
             super()._close(linger=linger and not self._evicted)
         finally:
-            # It holds a method of ours: without this a closed connection would wait for the cycle collector.
+            # It holds a bound method of this object, a cycle that would keep a closed connection in memory.
             self._base.clear()
             self._service.closed(self)

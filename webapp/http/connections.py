@@ -1,4 +1,4 @@
-"""All the connections of one worker: what they share, the reaper, and the end."""
+"""All connections of one worker: their shared state, the reaper, and the shutdown."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from webapp.http.response import Response
 
 # (environ, response, seconds taken)
 AccessLog = Callable[[dict[str, Any], Response, float], None]
-# Like a WSGI application; None: let the body come, and run the application itself.
+# Called like a WSGI application; None: receive the body, then run the application itself.
 BeforeBody = Callable[[dict[str, Any], Any], Iterable[bytes] | None]
 
 
 class Connections:
-    """Runs `app` for every connection it is given.
+    """Runs `app` for every connection that it is given.
 
     `on_request` is called before each request's application, `on_change` with the number of connections.
-    `before_body` is asked where a request's body has yet to arrive: it may answer without it, and then none of it is
-    kept.
+    `before_body` is called while a request's body has yet to arrive: it may answer without it, and the body
+    is discarded.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Connections:
         return len(self._connections)
 
     def open(self, sock: socket.socket, base_environ: dict[str, Any]) -> None:
-        """Serve an accepted socket; the environ is the connection's own from here on."""
+        """Serve an accepted socket; the environ belongs to the connection from here on."""
         connection = Connection(self, sock, base_environ)
         self._connections.add(connection)
         self._on_change(len(self._connections))
@@ -65,25 +65,25 @@ class Connections:
         self._on_change(len(self._connections))
 
     def reap(self) -> None:
-        """End every wait that has lasted too long. Called in the hub, twice a second or so."""
+        """End every wait whose deadline has passed. Called in the hub, about twice a second."""
         now = time.monotonic()
         for connection in [each for each in self._connections if each.deadline <= now]:
-            # An earlier one of this round may have let this one go on.
+            # An earlier one in this round may have changed this one's deadline.
             if connection.deadline <= now:
                 connection.expire()
 
     def make_room(self, count: int) -> int:
-        """Close up to `count` connections that wait for their clients; called in the hub. Returns how many it were."""
+        """Close up to `count` connections that wait for their clients. Called in the hub. Returns the number."""
         waiting = [(claim, id(each), each) for each in self._connections if (claim := each.dispensable) is not None]
         found = heapq.nsmallest(count, waiting)
         for _, _, connection in found:
-            # An earlier one of this round may have let this one go on.
+            # An earlier one in this round may have let this one go on.
             if connection.dispensable is not None:
                 connection.evict()
         return len(found)
 
     def begin_shutdown(self) -> None:
-        """From now on each response closes its connection; idle ones have a moment for one request more."""
+        """From now on each response closes its connection; an idle one is kept for a moment, for one more request."""
         self.shutting_down = True
         latest = time.monotonic() + self.limits.drain_idle_s
         for connection in self._connections:
@@ -91,5 +91,5 @@ class Connections:
                 connection.deadline = min(connection.deadline, latest)
 
     def kill(self, timeout_s: float) -> None:
-        """End what is left, in the middle of whatever it does."""
+        """Kill the connections that are left, whatever they are doing."""
         gevent.joinall([connection.kill() for connection in list(self._connections)], timeout=timeout_s)

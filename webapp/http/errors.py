@@ -1,7 +1,7 @@
-"""What the server itself refuses, before any application sees it, and how it says so.
+"""Refusals of the server itself, before any application sees the request, and their responses.
 
 RequestRefusedError                 answered in the contract's error shape, then the connection is closed
-├── InvalidRequestError        400  INVALID_INPUT      not HTTP/1.x, or no telling where the request ends
+├── InvalidRequestError        400  INVALID_INPUT      not HTTP/1.x, or the end of the request is in doubt
 ├── InvalidHeaderError         400  INVALID_HEADER     a field that is not well formed, or contradicts another
 ├── RequestTimeoutError        408  INVALID_INPUT      began to arrive and did not finish in time
 ├── BodyTooLargeError          413  PAYLOAD_TOO_LARGE
@@ -9,12 +9,12 @@ RequestRefusedError                 answered in the contract's error shape, then
 ├── UnknownExpectationError    417  INVALID_HEADER
 ├── HeadTooLargeError          431  INVALID_HEADER     too many header fields, or too many bytes of them
 ├── UnknownCodingError         501  INVALID_HEADER     a transfer coding that is not `chunked`
-└── CrowdedOutError            503  SERVICE_OVERLOADED was still arriving when its memory or its place was needed
-ClientGoneError                     the peer has hung up or stopped reading; there is nobody to tell
+└── CrowdedOutError            503  SERVICE_OVERLOADED was still arriving when its memory or place was needed
+ClientGoneError                     the client has disconnected or stopped reading; there is nobody to answer
 WaitExpiredError                    the reaper ended a wait on the socket; never leaves `connection`
 
-Every refusal closes: after a request whose end is in doubt, whatever follows on the connection may be the rest
-of it, and a server that reads it as a request can be made to answer one client with another's (request smuggling).
+Every refusal closes the connection: if the end of a request is in doubt, the bytes that follow may be the rest of it,
+and a server that reads them as a request can be made to answer one client with another's (request smuggling).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import uuid
 from typing import ClassVar
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-# In a head that did not parse, so by hand, and only as a whole line.
+# Of a head that could not be parsed: searched as text, and only as a whole line.
 _RAW_REQUEST_ID = re.compile(rb"\r\nX-Request-Id:[ \t]*([A-Za-z0-9._-]{1,128})[ \t]*\r\n", re.IGNORECASE)
 
 
 class RequestRefusedError(Exception):
-    """Base: `RequestRefusedError(message)`, the message for the person who wrote the client."""
+    """Base class: `RequestRefusedError(message)`; the message is for the author of the client."""
 
     status: ClassVar[str]
     code: ClassVar[str]
-    # Whole seconds; 0: the same request will not do better later.
+    # Whole seconds; 0: retrying the same request does not help.
     retry_after_s: ClassVar[int] = 0
 
     def __init__(self, message: str) -> None:
@@ -89,27 +89,27 @@ class CrowdedOutError(RequestRefusedError):
 
 
 class ClientGoneError(Exception):
-    """The connection broke while we were sending."""
+    """The connection broke while sending."""
 
 
 class WaitExpiredError(Exception):
-    """Thrown into a connection's greenlet whose deadline has passed while it waited for its socket."""
+    """Thrown into a connection's greenlet when its deadline passes while it waits for its socket."""
 
 
 def request_id_from(header: str | None) -> str:
-    """The caller's id if it is one, else a new one."""
+    """The caller's id if it is valid, else a new one."""
     if header is not None and _REQUEST_ID.fullmatch(header):
         return header
     return str(uuid.uuid4())
 
 
 def request_id_from_raw(head: bytes) -> str:
-    """The same, from the bytes of a head that was refused."""
+    """The request id from the bytes of a head that was refused; a new one if it has none."""
     found = _RAW_REQUEST_ID.search(head)
     return found[1].decode("ascii") if found else str(uuid.uuid4())
 
 
 def error_body(code: str, message: str, request_id: str, retry_after_s: int = 0) -> bytes:
-    """The contract's error shape."""
+    """The body of an error response, in the contract's form."""
     later = {"retry_after_ms": retry_after_s * 1000} if retry_after_s else {}
     return json.dumps({"error": code, "message": message, "request_id": request_id, **later}).encode()

@@ -1,5 +1,5 @@
-"""Whether a request has come through a proxy, by the fields that proxies add: then it is from anywhere, whatever
-address its connection has. What a client adds by itself counts as well: nothing is gained by it.
+"""Detects requests that came through a proxy, by the header fields that proxies add. Such a request may come from
+anywhere, whatever address its connection has. A client may add the fields itself, but gains nothing by it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOTED = "bunch.forwarded"
 
 
 def note(environ: dict[str, Any]) -> None:
-    """In the environ of a head that has just been read; one that its connection repeats is not looked through again."""
+    """Note the result in the environ of a head that was just parsed; repeated heads copy it."""
     environ[NOTED] = "1" if was_forwarded(environ) else ""
 
 

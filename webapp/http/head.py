@@ -1,14 +1,14 @@
-"""A request's head: bytes up to and including the blank line, to a WSGI environ and what the body will be.
+"""Parses a request's head, up to and including the blank line, into a WSGI environ and the framing of the body.
 
-llhttp (through httptools) splits and checks the header fields. Fed heads only, and with its leniencies off, it
+llhttp (through httptools) splits and checks the header fields. It is fed heads only, and with its leniencies off it
 refuses bare CR and LF, NUL and other control characters, folded lines, blanks before the colon, names that are not
 tokens, a Transfer-Encoding that does not end in `chunked`, and a Content-Length that is repeated, is not digits, or
 comes with a Transfer-Encoding. What it lets through is refused here: HTTP/0.9, 2.0 and RTSP request lines, doubled
 blanks in them, fragments in the target, codings beside `chunked`, any coding in HTTP/1.0, a missing, repeated or
 impossible Host.
 
-A field whose name holds an underscore is dropped: CGI's names cannot tell `X_Tier` from `X-Tier`, so whoever checks
-the one (a proxy in front) could be passed by with the other.
+A field whose name holds an underscore is dropped: CGI names cannot tell `X_Tier` from `X-Tier`, so a proxy that checks
+one of them could be bypassed with the other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BEGINNING = re.compile(rb"[A-Z][A-Z-]{0,31}(?: |\Z)")
 _ABSOLUTE = re.compile(r"https?://([^/?]*)([^?]*)(?:\?(.*))?", re.IGNORECASE)
 _HOST = re.compile(r"(?:[A-Za-z0-9\-._~%!$&'()*+;=]*|\[[0-9A-Fa-f:.]+\])(?::([0-9]{0,5}))?")
 _LAST_PORT = 65535
-# Codings may have parameters, which are not looked at: none of them is known with or without.
+# Codings may have parameters, which are not read: no coding with parameters is supported.
 _CODING_FIELD = re.compile(rb"\nTransfer-Encoding:([^\r\n]*)", re.IGNORECASE)
 _CODING = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+)(?:[ \t]*;[^,]*)?")
 
@@ -59,7 +59,7 @@ _ZERO = ord("0")
 
 _KEYS_MAX = 512
 _DROPPED = ""
-# Field name as it arrived -> environ key. Clients use few spellings; the bound is for those who invent them.
+# Field name as received -> environ key. Clients use few spellings; the bound is for clients that invent them.
 _keys: dict[bytes, str] = {b"Content-Type": "CONTENT_TYPE", b"Content-Length": "CONTENT_LENGTH"}
 
 
@@ -77,9 +77,9 @@ def _key_for(name: bytes) -> str:
 
 
 class Head:
-    """One request's head, parsed. Raises `RequestRefusedError` for what no application should see.
+    """One parsed head. Raises `RequestRefusedError` for a request that no application should see.
 
-    `raw` is the head and nothing else; `base` the environ keys that the connection's requests share.
+    `raw` is the head and nothing else; `base` has the environ keys that the connection's requests share.
     """
 
     __slots__ = (
@@ -100,7 +100,7 @@ class Head:
             raise RequestLineTooLongError(_line_message(limits))
         if len(raw) > limits.header_bytes:
             raise HeadTooLargeError(_head_message(limits))
-        # The request line's and the blank line's are not fields.
+        # The request line and the blank line are not fields.
         if raw.count(b"\n") - 2 > limits.header_count:
             raise HeadTooLargeError(f"More than {limits.header_count} header fields: send fewer.")
         method, target, minor = line.groups()
@@ -123,7 +123,7 @@ class Head:
             self.expects_continue = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One field, as httptools hands it over."""
+        """Called by httptools for each field."""
         key = _keys.get(name)
         if key is None:
             key = _key_for(name)
@@ -138,12 +138,12 @@ class Head:
         environ[key] = text
 
     def _read_fields(self, raw: bytes) -> None:
-        # A new parser for each head (half a microsecond): llhttp would wait for the body before the next head,
-        # and where a body ends is decided here alone.
+        # A new parser for each head (half a microsecond): llhttp would wait for the body before the next head, and only
+        # this module decides where a body ends.
         try:
             HttpRequestParser(self).feed_data(raw)
         except HttpParserUpgrade:
-            # We do not upgrade, so the request is an ordinary one.
+            # We do not upgrade, so it is an ordinary request.
             pass
         except HttpParserCallbackError as error:
             if isinstance(error.__context__, RequestRefusedError):
@@ -164,7 +164,7 @@ class Head:
             path, _, query = target.partition("?")
         elif absolute := _ABSOLUTE.fullmatch(target):
             authority, path, query = absolute[1], absolute[2] or "/", absolute[3] or ""
-            # RFC 9112 3.2.2: the target's authority replaces Host, whatever that says.
+            # RFC 9112 3.2.2: the target's authority replaces the Host field.
             if not authority or not _is_host(authority):
                 raise InvalidRequestError("The request target's host is not valid.")
             if "HTTP_HOST" in environ:
@@ -185,7 +185,7 @@ class Head:
             raise InvalidHeaderError("Host is not a host and port.")
 
     def _read_framing(self) -> None:
-        """Where the body ends. Two ways to read it is one too many."""
+        """Determine where the body ends. A head with two answers to that is refused."""
         environ = self.environ
         coding = environ.pop("HTTP_TRANSFER_ENCODING", None)
         length = environ.get("CONTENT_LENGTH")
@@ -216,7 +216,7 @@ def _is_host(text: str) -> bool:
 
 
 def _not_chunked_alone(coding: str) -> RequestRefusedError:
-    """RFC 9112 6.1 and 6.3: 501 for codings that are not known here, 400 where the body's end cannot be found."""
+    """The refusal of a coding, by RFC 9112 6.1 and 6.3: 501 if it is unknown, 400 if the body's end cannot be found."""
     found = [_CODING.fullmatch(each.strip(" \t")) for each in coding.split(",")]
     names = [each[1].lower() for each in found if each is not None]
     if len(names) < len(found) or "chunked" in names[:-1]:
@@ -225,15 +225,15 @@ def _not_chunked_alone(coding: str) -> RequestRefusedError:
 
 
 class Template:
-    """A head that was read, for the next ones of its connection: clients repeat theirs, but for the body's length.
+    """A parsed head as a template for the next ones of its connection, which differ in the body's length only.
 
-    Comparing costs a tenth of parsing. Whatever differs in anything else is for `Head` to read.
+    Comparing costs a tenth of parsing. A head that differs in anything else is parsed by `Head`.
     """
 
     __slots__ = ("_after", "_before", "_environ", "_expects_continue", "_http11", "_is_head", "_keep_alive", "_longest")
 
     def __init__(self, head: Head, before: bytes, after: bytes, limits: ServerLimits) -> None:
-        # Not the head itself: its own environ is the application's, and gets the body.
+        # A copy, since the head's own environ is the application's, and gets the body.
         self._environ = head.environ.copy()
         self._expects_continue, self._keep_alive = head.expects_continue, head.keep_alive
         self._http11, self._is_head = head.http11, head.is_head
@@ -242,15 +242,15 @@ class Template:
 
     @classmethod
     def of(cls, head: Head, raw: bytes, limits: ServerLimits) -> Template | None:
-        """None for a head that announces no body, and for one that is too long to be kept for every connection.
+        """Make a template; None for a head without a body, and for one that is too long to keep for every connection.
 
-        A line end begins a field, and no second one of this name was let through.
+        The length is found after a line end, which begins a field; a second field of this name would have been refused.
         """
         found = _LENGTH.search(raw) if len(raw) <= _TEMPLATE_BYTES and not head.chunked else None
         return cls(head, raw[: found.start(1)], raw[found.end(1) :], limits) if found else None
 
     def read(self, raw: bytes) -> Head | None:
-        """What `Head` would make of `raw`; None when this cannot tell."""
+        """Return what `Head` would make of `raw`; None if the template does not fit."""
         start = len(self._before)
         end = len(raw) - len(self._after)
         if not (0 < end - start <= 9 and raw.startswith(self._before) and raw.endswith(self._after)):
@@ -271,7 +271,7 @@ class Template:
 
 
 def check_beginning(raw: bytes, limits: ServerLimits) -> None:
-    """Refuse what cannot become a head any more, without waiting for its end. `raw` has no blank lines first."""
+    """Refuse bytes that cannot become a valid head, without waiting for its end. `raw` begins without blank lines."""
     end = raw.find(b"\r\n")
     if end > limits.request_line_bytes or (end < 0 and len(raw) > limits.request_line_bytes):
         raise RequestLineTooLongError(_line_message(limits))

@@ -1,10 +1,10 @@
-"""The memory of requests that have begun to arrive and are not whole: one budget over all connections of a worker.
+"""One memory budget for all requests of a worker that are still arriving.
 
-    hold(a, 3) hold(b, 2) hold(a, 5) ──▶ a: 5, b: 2 ──over the budget──▶ whoever began first gives way: 503
+    hold(a, 3) hold(b, 2) hold(a, 5) ──▶ a: 5, b: 2 ──over the budget──▶ the oldest gives way: 503
 
-Anybody can begin a request, before it is known who that is, and stop in the middle of it. So what counts is what has
-arrived, not what was announced; and who began first has had the longest to finish. Each byte counts twice, since what
-the allocator loses between pieces of all sizes comes to as much again.
+Anybody can begin a request before authentication, and stop in the middle of it. So received bytes count, not announced
+ones, and the request that began first gives way, since it has had the longest time to finish. Each byte counts twice:
+the allocator wastes about as much again between pieces of all sizes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Arriving(Protocol):
 
 
 class Intake:
-    """Pure: sizes in bytes, `total` as they count. Nobody is held before something has arrived."""
+    """Pure: sizes in bytes, `total` as they count. A request is held once some of it has arrived."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
@@ -32,7 +32,7 @@ class Intake:
         self.total = 0
 
     def hold(self, who: Arriving, size: int) -> None:
-        """`who` has `size` bytes by now. Raises `CrowdedOutError` when it is itself the one to give way."""
+        """Set the size of `who` to `size` bytes. Raises `CrowdedOutError` if it must itself give way."""
         size *= COUNTED
         self.total += size - self._held.get(who, 0)
         self._held[who] = size
@@ -44,5 +44,5 @@ class Intake:
             oldest.crowd_out()
 
     def release(self, who: Arriving) -> None:
-        """It is whole, or given up."""
+        """Remove a request that is complete, or given up."""
         self.total -= self._held.pop(who, 0)

@@ -1,4 +1,4 @@
-"""How much, and how long, one client may take of a web worker."""
+"""Limits on the memory and time that one client may use in a web worker."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Sizes in bytes, times in seconds. Raises `ValueError` naming the first field that makes no sense.
+    """Sizes in bytes, times in seconds. Raises `ValueError` naming the first invalid field.
 
     The gunicorn configuration sets them on the worker, before it starts:
 
         def post_fork(server, worker):
             worker.limits = ServerLimits(body_bytes=settings.max_body_bytes)
 
-    Three of them have a gunicorn setting, and there the gunicorn setting rules (see `with_gunicorn`).
+    Three of them also exist as gunicorn settings, which then take precedence (see `with_gunicorn`).
     """
 
     request_line_bytes: int = 8192
@@ -23,23 +23,23 @@ class ServerLimits:
     # The whole head: request line, headers and the blank line.
     header_bytes: int = 64 * 1024
     body_bytes: int = 1024 * 1024
-    # From a request's first byte to the end of its head; also what a new connection has to say anything.
+    # From a request's first byte to the end of its head; also from accepting a connection to its first byte.
     header_time_s: float = 10.0
     # From the end of the head to the end of the body.
     body_time_s: float = 30.0
-    # Between two requests. 0: every connection is closed after its first response.
+    # Between two requests. 0: close every connection after its first response.
     idle_time_s: float = 75.0
-    # A client that takes none of its response for this long is cut off.
+    # Disconnect a client that reads nothing of its response for this long.
     send_time_s: float = 30.0
-    # Requests of all connections that have begun to arrive and are not whole.
+    # All requests that are still arriving, over all connections.
     arriving_bytes: int = 64 * 1024 * 1024
-    # After the last word on a refused or stopped connection, how long to read on and throw away: as long as something
-    # comes within each `linger_s`, but no longer than `linger_most_s`. Closing at once would answer bytes in flight
-    # with a reset, and that makes a client lose the response it has not read yet; many read none before they have
-    # sent it all.
+    # How long to keep reading and discarding after the last response on a refused or stopped connection: as long as
+    # data comes within each `linger_s`, but no longer than `linger_most_s`. Closing at once would answer bytes in
+    # flight with a reset, and a client then loses the response that it has not read yet; many clients read nothing
+    # before they have sent everything.
     linger_s: float = 2.0
     linger_most_s: float = 30.0
-    # During a shutdown, how long an idle connection is kept for the request that may be on its way.
+    # During a shutdown, how long an idle connection is kept for a request that may be on its way.
     drain_idle_s: float = 1.0
 
     def __post_init__(self) -> None:
@@ -59,10 +59,10 @@ class ServerLimits:
             )
 
     def with_gunicorn(self, cfg: Any) -> ServerLimits:
-        """These limits under gunicorn's own `limit_request_line`, `limit_request_fields` and `keepalive`.
+        """Return these limits with gunicorn's own `limit_request_line`, `limit_request_fields` and `keepalive`.
 
-        gunicorn's defaults are 4094 bytes, 100 headers and 2 s, so a configuration that wants the ones above
-        says `limit_request_line = 8190` (gunicorn's most; 0 means "ours") and `keepalive = 75`.
+        gunicorn's defaults are 4094 bytes, 100 headers and 2 s. To get the limits above, a configuration must set
+        `limit_request_line = 8190` (gunicorn's maximum; 0 means "ours") and `keepalive = 75`.
         """
         return replace(
             self,

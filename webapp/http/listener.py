@@ -1,4 +1,4 @@
-"""Accepting: from a listening socket to a connection of the service."""
+"""Accepts connections from a listening socket."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from webapp.http.connections import Connections
 logger = logging.getLogger(__name__)
 
 _BATCH = 64
-# How long others may go first, how often in a row, and how many we take at once if even then none did: a worker
-# whose application holds its process cannot accept, however few connections it has.
+# How long others may go first, how often in a row, and how many connections to take at once if even then none did: a
+# worker whose application blocks its process cannot accept, however few connections it has.
 _YIELD_S = 0.005
 _YIELDS = 10
 _BATCH_AFTER_YIELDS = 8
 _PAUSE_S = 0.5
-# How often a worker that is full looks for a connection that waits for its client.
+# How often a full worker looks for a connection that can be closed.
 _LOOK_S = 0.1
 # The part of a full worker's connections that is closed at once.
 _PLACES = 64
@@ -31,16 +31,16 @@ _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 
 
 class Listener:
-    """One listening socket. `resume()` begins, and again once a full worker has room; `close()` is the end.
+    """One listening socket. `resume()` starts it, also again once a full worker has room; `close()` ends it.
 
-    `cap` bounds the connections of the worker, whichever listener they came from. A new client gets the place of one
-    that says nothing; only where every connection waits for an answer does it wait for a place.
+    `cap` bounds the connections of the worker, over all listeners. In a full worker a new client gets the place of an
+    idle connection; it waits only if every connection is waiting for an answer.
     """
 
     def __init__(self, service: Connections, sock: Any, base_environ: dict[str, Any], seat: Seat, *, cap: int) -> None:
         self._service = service
         self._sock = sock
-        # The socket under gevent's: accept without blocking.
+        # The socket under gevent's, to accept without blocking.
         self._raw = sock._sock  # noqa: SLF001
         self._raw.setblocking(False)
         self._family = sock.family
@@ -49,8 +49,8 @@ class Listener:
         self._cap = cap
         loop = get_hub().loop
         self._watcher = loop.io(sock.fileno(), 1)
-        # Repeating timers, begun with `again`: libev keeps what was left of a one-shot's time when it is stopped, so
-        # the second `start` of one would fire at once.
+        # Repeating timers, started with `again`: libev keeps the rest of a one-shot timer's time when it is stopped, so
+        # its second `start` would fire at once.
         self._yielding = loop.timer(_YIELD_S, _YIELD_S)
         self._yields = 0
         self._pausing = loop.timer(_PAUSE_S, _PAUSE_S)
@@ -62,7 +62,7 @@ class Listener:
             self._watcher.start(self._on_readable)
 
     def drain(self) -> None:
-        """Take what the kernel has already completed: closing the listener would reset those connections."""
+        """Accept the connections that the kernel has completed: closing the listener would reset them."""
         while self._accept():
             pass
 
@@ -96,17 +96,17 @@ class Listener:
                     return
 
     def _take(self, number: int) -> bool:
-        """Accept the batch's `number`th; whether to go on."""
+        """Accept the `number`th connection of a batch; returns whether to go on."""
         if len(self._service) < self._cap:
             return self._accept()
-        # A worker that is full goes by turns of the loop: who has just been accepted does not wait for its client yet,
-        # so within one turn those would have to make room that have been here for longest, and known.
+        # A full worker takes one per turn of the loop: a connection accepted in this turn does not wait for its client
+        # yet, so the older, known ones would have to make room.
         if number == 0:
-            # Some at a time, since to find them costs a look at all.
+            # Several at once, since finding them costs a pass over all.
             if self._service.make_room(1 + self._cap // _PLACES):
                 self._accept()
             else:
-                # `resume()` comes when one of them closes; that one has its answer, nobody tells.
+                # `resume()` is called when one of them closes.
                 self._watcher.stop()
                 self._looking.again(self.resume)
         return False
@@ -120,14 +120,14 @@ class Listener:
             logger.warning("cannot accept connections: %s", error)
             if error.errno in _OUT_OF_RESOURCES:
                 self._service.make_room(1 + len(self._service) // _PLACES)
-                # The connection stays in the backlog, readable for ever: look again when there may be room.
+                # The connection stays in the backlog and the socket readable: look again when there may be room.
                 self._watcher.stop()
                 self._seat.publish(math.inf)
                 self._pausing.again(self._after_pause)
             return False
         sock = socket.socket(self._family, stdlib_socket.SOCK_STREAM, 0, fileno=fd)
         base = self._base.copy()
-        # TCP_NODELAY comes from the listening socket, where gunicorn sets it.
+        # TCP_NODELAY is inherited from the listening socket, where gunicorn sets it.
         if self._family == stdlib_socket.AF_UNIX:
             base["REMOTE_ADDR"] = ""
         else:
@@ -144,5 +144,5 @@ class Listener:
 def _server_names(address: Any) -> dict[str, str]:
     if isinstance(address, tuple):
         return {"SERVER_NAME": address[0], "SERVER_PORT": str(address[1])}
-    # A unix socket has a path; WSGI wants both names, and never empty.
+    # A unix socket has a path only, but WSGI wants a name and a port that are not empty.
     return {"SERVER_NAME": "localhost", "SERVER_PORT": "80"}

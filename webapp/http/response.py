@@ -1,4 +1,4 @@
-"""A WSGI application's response, to bytes with an end that the client can find."""
+"""Renders a WSGI application's response into bytes with an end that the client can find."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _STATUS = re.compile(r"[2-5][0-9]{2} [\t -~]*")
 _CACHE_MAX = 512
 
-# At the end of every head, and so no work: no browser guesses what it is; and what is JSON is about somebody, or of
-# this moment, and nobody keeps it.
+# Added to every head as constants: browsers must not guess the content type, and nobody may cache JSON, which is about
+# somebody or about this moment.
 _SNIFFED = "\r\nX-Content-Type-Options: nosniff"
 _END = f"{_SNIFFED}\r\n\r\n"
 _END_OF_JSON = f"{_SNIFFED}\r\nCache-Control: no-store\r\n\r\n"
@@ -36,13 +36,13 @@ _SPECIAL = {
     "content-length": _LENGTH,
     "connection": _CONNECTION,
     "date": _DATE,
-    # Hop by hop: PEP 3333 keeps them from applications, since framing is the server's.
+    # Hop-by-hop fields: PEP 3333 forbids them to applications, since framing is the server's.
     "transfer-encoding": _OURS,
     "keep-alive": _OURS,
     "upgrade": _OURS,
     "trailer": _OURS,
 }
-# Field name as the application spells it -> what to do with it. An application uses few.
+# Field name as the application spells it -> how to treat it. An application uses few.
 _kinds: dict[str, int] = {}
 
 
@@ -69,7 +69,7 @@ def _status_of(given: str) -> str:
 
 
 class _Clock:
-    """The Date field's value, formatted once a second."""
+    """The value of the Date field, formatted once a second."""
 
     __slots__ = ("_second", "_text")
 
@@ -89,22 +89,22 @@ _clock = _Clock()
 
 
 class Sink(Protocol):
-    """Where a response goes."""
+    """The destination of a response."""
 
     def send(self, data: bytes) -> None:
-        """Now. Raises `ClientGoneError`."""
+        """Send at once. Raises `ClientGoneError`."""
 
     def send_last(self, data: bytes) -> None:
-        """At the latest before the connection waits for more: the end of a response may leave with the next one."""
+        """Send before the connection waits for more: the end of a response may leave together with the next one."""
 
     def must_close(self) -> bool:
-        """Whether the server wants this connection to end with this response."""
+        """Whether the server wants to close this connection after this response."""
 
 
 class Response:
     """One response: `start_response`, its `write`, and the rules of framing.
 
-    `keep_alive` says afterwards whether the connection can carry another.
+    `keep_alive` says afterwards whether the connection can carry another response.
     """
 
     __slots__ = (
@@ -129,20 +129,20 @@ class Response:
         self.keep_alive = keep_alive
         self.status: str | None = None
         self.headers: Sequence[tuple[str, str]] = ()
-        # Whether the head has been rendered: from then on the status cannot change any more.
+        # Whether the head has been rendered: the status cannot change after that.
         self.started = False
-        # Whether the client has, or is about to have, all of it.
+        # Whether the client has received all of it, or is about to.
         self.complete = False
         self.sent_bytes = 0
         self._bodiless = False
         self._chunked = False
-        # Body bytes still owed under a Content-Length; None when its end is marked otherwise.
+        # Body bytes still owed under a Content-Length; None when the end is marked otherwise.
         self._left: int | None = None
 
     def start_response(
         self, status: str, headers: Sequence[tuple[str, str]], exc_info: ExcInfo | None = None
     ) -> Callable[[bytes], None]:
-        """PEP 3333's. A second call needs `exc_info`, and raises it when the first one's head is out."""
+        """PEP 3333's `start_response`. A second call needs `exc_info`, and raises it if the first head was sent."""
         if exc_info is not None:
             try:
                 if self.started and exc_info[1] is not None:
@@ -157,7 +157,7 @@ class Response:
         return self.write
 
     def write(self, data: bytes) -> None:
-        """A part of the body; it is on its way when this returns."""
+        """Send a part of the body; it is on its way when this returns."""
         if not data:
             return
         if self.started:
@@ -166,7 +166,7 @@ class Response:
             self._send_part(self._begin(None), data)
 
     def send_whole(self, body: bytes) -> None:
-        """All the rest of the body at once."""
+        """Send the rest of the body at once."""
         if self.started:
             self.write(body)
             self.finish()
@@ -184,7 +184,7 @@ class Response:
             self._sink.send_last(head + body)
 
     def finish(self) -> None:
-        """The application has no more."""
+        """End the response: the application has no more data."""
         if self.complete:
             return
         if not self.started:
@@ -194,7 +194,7 @@ class Response:
         if self._chunked:
             self._sink.send_last(b"0\r\n\r\n")
         elif self._left and not self._bodiless:
-            # The client waits for bytes that will not come: only the end of the connection tells it.
+            # The client waits for bytes that will not come; only the end of the connection tells it.
             logger.error("the application sent %d bytes fewer than its Content-Length", self._left)
             self.keep_alive = False
 
@@ -218,7 +218,7 @@ class Response:
             self._sink.send(head + data)
 
     def _begin(self, whole: int | None) -> bytes:
-        """The head; `whole` is the body's length where all of it is known. Raises `ValueError`, `TypeError`."""
+        """Render the head; `whole` is the body's length if all of it is known. Raises `ValueError`, `TypeError`."""
         status = self.status
         if status is None:
             raise RuntimeError("the application sent a body without calling start_response")
@@ -231,7 +231,7 @@ class Response:
             lines.append("Date: " + _clock.date())
         self._chunked = False
         if length is None and not without_body:
-            # An empty body on HEAD says nothing about what GET would send.
+            # An empty body on HEAD says nothing about the body of GET.
             if whole is not None:
                 length = whole
                 if whole or not self._is_head:
@@ -253,7 +253,9 @@ class Response:
         return head
 
     def _copy_headers(self, lines: list[str]) -> tuple[int | None, bool, bool, str]:
-        """Append the application's fields, framing aside; its Content-Length, if it closes, has a Date, and the end."""
+        """Append the application's fields but framing; returns Content-Length, if it closes, has a Date, and the
+        end.
+        """
         length: int | None = None
         close = has_date = False
         end = _END
@@ -278,7 +280,7 @@ class Response:
 def _encode(lines: list[str], end: str) -> bytes:
     text = "\r\n".join(lines)
     breaks = len(lines) - 1
-    # A line end inside a value would let whoever chose the value add headers, or a response, of his own.
+    # A line end inside a value would let its author add headers, or a whole response.
     if text.count("\n") != breaks or text.count("\r") != breaks or "\0" in text:
         raise ValueError("a response header holds a line end or NUL")
     return (text + end).encode("latin-1")
@@ -287,7 +289,7 @@ def _encode(lines: list[str], end: str) -> bytes:
 def error_response(
     status: str, code: str, message: str, request_id: str, *, keep_alive: bool, is_head: bool, retry_after_s: int = 0
 ) -> bytes:
-    """A response of the server's own."""
+    """Render a response of the server's own."""
     body = error_body(code, message, request_id, retry_after_s)
     later = f"Retry-After: {retry_after_s}\r\n" if retry_after_s else ""
     head = (

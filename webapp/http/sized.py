@@ -1,4 +1,4 @@
-"""A request body whose length was announced, and the pieces that any body is gathered from."""
+"""A request body of announced length, and the buffer that collects any body."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _SMALL_BYTES = 4096
 class Pieces:
     """Bytes in the order in which they came.
 
-    Not one growing buffer, which is copied each time that it grows; and small pieces are put together, since a client
-    that sends two bytes at a time would make an object of each.
+    Not one growing buffer, which would be copied each time it grows. Small pieces are joined, since a client that sends
+    two bytes at a time would create an object for each.
     """
 
     __slots__ = ("_length", "_small", "_whole")
@@ -40,7 +40,7 @@ class Pieces:
 
 
 class SizedBody:
-    """Feed it until it returns what is left over; then `body` is whole."""
+    """Feed it until it returns the bytes that are left over; then `body` is complete."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -48,7 +48,7 @@ class SizedBody:
 
     @property
     def held_bytes(self) -> int:
-        """What it keeps in memory."""
+        """Bytes that it keeps in memory."""
         return len(self._body)
 
     @property
@@ -60,7 +60,7 @@ class SizedBody:
         return self._body.joined()
 
     def feed(self, data: bytes) -> bytes | None:
-        """None while more is needed; afterwards the bytes behind the body (maybe none)."""
+        """Return None while more is needed; afterwards the bytes that follow the body (may be empty)."""
         missing = self.missing
         if len(data) <= missing:
             self._body.append(data)

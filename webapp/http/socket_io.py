@@ -1,7 +1,7 @@
-"""A client's socket under deadlines: waiting, receiving, sending, closing. It knows nothing of HTTP.
+"""A client's socket with deadlines: wait, receive, send, close. This module knows nothing of HTTP.
 
-Each channel belongs to one greenlet. While that waits for its socket, and only then, `deadline` says until
-when: one reaper for the whole worker looks at all of them (`Connections.reap`), so that a request costs no timer
+Each channel belongs to one greenlet. While the greenlet waits for its socket, and only then, `deadline` is the time at
+which the wait must end. One reaper checks all channels of a worker (`Connections.reap`), so a request needs no timer
 of its own.
 """
 
@@ -27,17 +27,17 @@ _READ, _WRITE = 1, 2
 _PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT
 # Responses of pipelined requests are sent together up to about this much.
 _COALESCE_BYTES = 64 * 1024
-# What nobody will read may overwrite what nobody has read: one for all.
+# Discarded data goes into one buffer that all connections share.
 _waste = bytearray(256 * 1024)
-# Whoever fills it each time sends faster than a slow upload does, and would keep the event loop busy with waste.
+# A client that fills the buffer each time sends faster than a slow upload, and would keep the event loop busy.
 _WASTE_PAUSE_S = 0.01
-# A client that sends more than this behind an answer that it does not read has had its chance.
+# A client that sends more than this without reading its response is disconnected.
 _LINGER_BYTES = 64 * 1024 * 1024
 _NOT_NOW = (BlockingIOError, InterruptedError)
 
 
 class Channel(abc.ABC):
-    """`sock` is a gevent socket; `run()`, a subclass's, is what its greenlet does."""
+    """`sock` is a gevent socket; the greenlet runs the subclass's `run()`."""
 
     __slots__ = (
         "_buffer",
@@ -59,18 +59,18 @@ class Channel(abc.ABC):
     def __init__(self, sock: Any, limits: ServerLimits) -> None:
         self._limits = limits
         self._sock = sock
-        # The socket under gevent's: ours to use without blocking, one Python frame cheaper a call.
+        # The socket under gevent's, which saves one Python frame per call.
         self._raw = sock._sock  # noqa: SLF001
         self._hub = get_hub()
         self._reader = self._hub.loop.io(sock.fileno(), _READ)
-        # Whether the reader is on, and whether the greenlet waits for it.
+        # Whether the reader is started, and whether the greenlet waits for it.
         self._listens = self._reads = False
         self._writer: Any = None
         self._greenlet: Any = None
         self._switch: Any = None
-        # Received and not yet used.
+        # Received and not used yet.
         self._buffer = b""
-        # To be sent and not yet taken by the kernel.
+        # To be sent and not taken by the kernel yet.
         self._unsent = b""
         self._flush_is_due = False
         # Monotonic; infinite while the greenlet does not wait for its socket.
@@ -82,21 +82,21 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def run(self) -> None:
-        """Until the connection ends."""
+        """Serve until the connection ends."""
 
     def expire(self) -> None:
-        """The deadline has passed; called in the hub, which must not block."""
+        """Called in the hub when the deadline has passed; must not block."""
         self._greenlet.throw(WaitExpiredError())
 
     def kill(self) -> Any:
-        """End the greenlet whatever it does, and return it to be waited for."""
+        """Kill the greenlet whatever it does, and return it to be joined."""
         self._greenlet.kill(block=False)
         return self._greenlet
 
     def disconnected(self) -> bool:
-        """Whether the client has hung up.
+        """Whether the client has disconnected.
 
-        Data that has arrived counts as alive: a client that has sent its next request waits for both answers.
+        A client whose data has arrived counts as connected: it has sent its next request and waits for both answers.
         One that has closed only its sending side cannot be told from one that is gone, and counts as gone.
         """
         if self._buffer:
@@ -109,12 +109,12 @@ class Channel(abc.ABC):
             return True
 
     def _receive(self, size: int, deadline: float) -> bytes:
-        """At least one byte, or b"" at the end. Raises `WaitExpiredError`, `OSError`."""
+        """Receive at least one byte, or b"" at the end. Raises `WaitExpiredError`, `OSError`."""
         if self._unsent:
             self._flush()
         while True:
-            # First wait, then read: a client that waits for its answer has sent nothing yet, and a read that
-            # fails costs more than the event.
+            # Wait first, then read: a client that waits for its answer has sent nothing yet, and a read that fails
+            # costs more than the event.
             self._wait_readable(deadline)
             try:
                 return self._raw.recv(size)  # type: ignore[no-any-return]
@@ -134,9 +134,9 @@ class Channel(abc.ABC):
             self.deadline = math.inf
 
     def _on_readable(self) -> None:
-        """In the hub. The reader stays on from one request to the next: turned off and on again, as gevent's own
-        sockets do it, it costs two calls of libev and one of the kernel each time. What comes while nobody reads (the
-        next request of a pipeline, an end) turns it off.
+        """Called in the hub. The reader stays started from one request to the next: stopping and starting it, as
+        gevent's own sockets do, costs two calls of libev and a system call each time. Data that comes while nobody
+        reads (the next request of a pipeline, or the end) stops it.
         """
         if self._reads:
             self._switch()
@@ -154,7 +154,7 @@ class Channel(abc.ABC):
             self.deadline = math.inf
 
     def send(self, data: bytes) -> None:
-        """Send now, after whatever is held back; returns when the kernel has it. Raises `ClientGoneError`."""
+        """Send now, after any data held back; returns when the kernel has it. Raises `ClientGoneError`."""
         if self._unsent:
             self._unsent += data
             self._flush()
@@ -170,13 +170,13 @@ class Channel(abc.ABC):
             self._flush()
 
     def send_last(self, data: bytes) -> None:
-        """Send the end of a response: together with the next one where the next request is at hand."""
+        """Send the end of a response; together with the next response if the next request is here already."""
         if not self._buffer or len(self._unsent) + len(data) > _COALESCE_BYTES:
             self.send(data)
             return
         self._unsent += data
         if not self._flush_is_due:
-            # Should the next request wait for something, the hub runs, and this response leaves without it.
+            # If the next request waits for something, the hub runs and this response leaves without it.
             self._flush_is_due = True
             self._hub.loop.run_callback(self._flush_in_hub)
 
@@ -203,7 +203,7 @@ class Channel(abc.ABC):
     def _flush_in_hub(self) -> None:
         self._flush_is_due = False
         if self._unsent:
-            # Errors are for the greenlet to find: its next send meets them again.
+            # The greenlet must find errors itself: its next send meets them again.
             with contextlib.suppress(OSError):
                 self._unsent = self._unsent[self._raw.send(self._unsent) :]
 
@@ -223,7 +223,7 @@ class Channel(abc.ABC):
             self._greenlet = self._switch = None
 
     def _linger(self) -> None:
-        """RFC 9112 9.6: say that it is over, then read on until the client has heard it."""
+        """RFC 9112 9.6: send the end, then read and discard until the client has received it."""
         self._raw.shutdown(socket.SHUT_WR)
         latest = time.monotonic() + self._limits.linger_most_s
         thrown_away = 0

@@ -1,4 +1,4 @@
-"""Who is asking. Both lanes go through the same `Identity` before any handler runs (`webapp.app.answered`).
+"""Identification of callers. Both lanes call the same `Identity` before any handler runs (`webapp.app.answered`).
 
 HttpRequest ──Authorization──▶ Identity ──▶ Caller (key, owner, tier, limits)
                                  └ refused: 401, or 403 for a known caller at an operator's endpoint
@@ -19,7 +19,7 @@ from webapp.identity.tokens import TokenVerifier
 
 
 def make_identity(settings: Settings, redis: Redis) -> Identity:
-    """What `BUNCH_AUTH` asks for. Nothing is started yet."""
+    """Make the identification that `BUNCH_AUTH` names, without starting it."""
     if settings.auth == "off":
         return NoAuth(settings)
     jwks = KeySet(settings)

@@ -1,4 +1,4 @@
-"""What a frontend asks of identification, and what each path wants to know."""
+"""The interface of identification, and the access rule of each path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from webapp.request import HttpRequest
 
 
 class Access(Enum):
-    """Whom a path is for. `EITHER`: tenants see what is theirs there, operators everything."""
+    """Who a path is for. `EITHER`: callers see their own data there, operators see everything."""
 
     PUBLIC = auto()
     TENANT = auto()
@@ -19,14 +19,14 @@ class Access(Enum):
 
 
 _PUBLIC = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/ops"})
-# A browser asks for the page itself without a credential; its figures and its actions are the operators'.
+# A browser loads the page itself without a credential; its data and actions are for operators only.
 _PAGE = "/ops/static/"
 _OPERATOR = ("/internal", "/metrics", "/ops")
 _EITHER = "/internal/requests/"
 
 
 def access_of(path: str) -> Access:
-    """By the path's beginning, so that whatever is added later is closed to strangers until somebody opens it."""
+    """The access rule, by the beginning of the path; a new path is closed until it is opened here."""
     if path in _PUBLIC or path.startswith(_PAGE):
         return Access.PUBLIC
     if path.startswith(_EITHER):
@@ -37,11 +37,11 @@ def access_of(path: str) -> Access:
 
 
 CHALLENGE = (("WWW-Authenticate", 'Bearer realm="bunch"'),)
-"""What a 401 has to carry."""
+"""Header fields that a 401 must have."""
 
 
 class Identity(Protocol):
-    """`start` and `stop` belong to the process that serves."""
+    """Identifies callers. `start` and `stop` are called in the serving process."""
 
     def start(self) -> None: ...
 
@@ -49,7 +49,7 @@ class Identity(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether callers can be told apart yet."""
+        """Whether callers can be identified yet."""
 
     def identify(self, call: HttpRequest, access: Access) -> Caller:
-        """Raises ApiError: UNAUTHENTICATED or FORBIDDEN, which do not say what exactly was wrong."""
+        """Raises ApiError UNAUTHENTICATED or FORBIDDEN, which do not say what exactly was wrong."""

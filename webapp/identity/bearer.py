@@ -1,4 +1,4 @@
-"""`Authorization: Bearer …`: an API key, a token, or the operators' own.
+"""`Authorization: Bearer …`: an API key, a token, or the operators' service token.
 
     service token? ─yes─▶ OPERATOR            at an operator's endpoint alone
         │ no
@@ -6,7 +6,7 @@
         │ no
     TokenVerifier                             remembered, or one signature
 
-Everything else is 401, in the same words whatever was wrong, and the more of them come from one address the longer they
+Everything else is 401, with the same text whatever was wrong. The more of them come from one address, the longer they
 take.
 """
 
@@ -27,12 +27,12 @@ from webapp.identity.throttle import LONGEST_PAUSE_S, Throttle
 from webapp.identity.tokens import TokenVerifier
 from webapp.request import HttpRequest
 
-# More refusals than these are not held back but sent away: holding them costs memory.
+# Further refusals are sent at once instead of held back: holding them costs memory.
 MAX_HELD_BACK = 200
 
 
 class Bearer:
-    """Keys and tokens, as far as the settings take them."""
+    """Identifies callers by keys and tokens, as far as the settings accept them."""
 
     def __init__(self, settings: Settings, ring: KeyRing | None, tokens: TokenVerifier | None, jwks: KeySet) -> None:
         self._ring = ring
@@ -59,7 +59,7 @@ class Bearer:
 
     def identify(self, call: HttpRequest, access: Access) -> Caller:
         if access is not Access.TENANT:
-            # A tenant at a path that is for both is that tenant.
+            # A caller's credential at a path that is for both identifies that caller.
             found = self._operators.admit(call) if access is Access.OPERATOR else self._operators.named(call)
             if found is None and access is Access.EITHER and not call.header("HTTP_AUTHORIZATION"):
                 found = self._operators.admit(call)

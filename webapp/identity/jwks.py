@@ -1,7 +1,7 @@
-"""The keys that tokens are checked with: a shared secret, and public keys from a file or a URL that may rotate.
+"""The keys that verify tokens: a shared secret, and public keys from a file or a URL that may rotate.
 
-A key serves the algorithm of its own type and no other: an RSA key is never taken for a shared secret, and an `oct` key
-in a JWKS, which would be a secret that is published, is left out.
+A key serves the algorithm of its own type only: an RSA key is never used as a shared secret, and an `oct` key in a
+JWKS, which would be a published secret, is ignored.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0
 _MAX_BYTES = 256 * 1024
-# How often tokens with an unknown key may make us look for new keys before their time.
+# How often tokens with an unknown key may trigger an early refresh.
 _LOOK_AGAIN_S = 2.0
 _OF_TYPE = {"RSA": RSA, "EC": ELLIPTIC}
 
 
 class KeySet:
-    """Looked into by `find`; `on_change` is called after the keys have become others."""
+    """The current keys. `on_change` is called after they have changed."""
 
     def __init__(self, settings: AuthSettings, clock: Callable[[], float] = monotonic) -> None:
         self._source = settings.jwt_jwks
@@ -53,12 +53,12 @@ class KeySet:
             self._greenlet.kill()
 
     def find(self, algorithm: str, key_id: str) -> Any:
-        """The key for a token of `algorithm`; None when there is none. May wait for the source, rarely and not long."""
+        """The key for a token of `algorithm`; None when there is none. May wait for the source, rarely and briefly."""
         if algorithm == SHARED:
             return self._secret or None
         found = self._known(algorithm, key_id)
         if found is None and self._source:
-            # The issuer may have begun to sign with a new one, and somebody may be fetching it already.
+            # The issuer may use a new key; another greenlet may be fetching it already.
             if self._looking.locked():
                 self._looking.wait()
             elif self._clock() - self._looked_at >= _LOOK_AGAIN_S:
@@ -71,7 +71,7 @@ class KeySet:
         return bool(self._keys) or not self._source
 
     def refresh(self) -> None:
-        """Read the source again; what it was before stands when it cannot be read."""
+        """Read the source again; the old keys stay valid when it cannot be read."""
         with self._looking:
             self._looked_at = self._clock()
             try:
@@ -88,7 +88,7 @@ class KeySet:
     def _known(self, algorithm: str, key_id: str) -> Any:
         found = self._keys.get((algorithm, key_id))
         if found is None and not key_id:
-            # A token need not name its key where there is one only.
+            # A token need not name its key if there is only one.
             candidates = [key for (each, _), key in self._keys.items() if each == algorithm]
             found = candidates[0] if len(candidates) == 1 else None
         return found

@@ -1,7 +1,7 @@
-"""This process's copy of the API keys: kept fresh by a greenlet, asked by every request without leaving the process.
+"""This process's copy of the API keys: a greenlet refreshes it, and requests look it up without leaving the process.
 
-While Redis is away the last copy stands: nothing can be queued then, and a model in direct mode goes on serving its
-callers. Revocations arrive with Redis' return.
+While Redis is away the last copy stays valid: nothing can be queued then, but a model in direct mode goes on serving
+its callers. Revocations arrive when Redis is back.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from tasks.protocol.caller import Caller
 
 logger = logging.getLogger(__name__)
 
-# With the ops worker's second between database and Redis, a revocation is known everywhere within two.
+# With the ops worker's second between database and Redis, a revocation is in force everywhere within two seconds.
 POLL_EVERY_S = 0.5
 # A key can be written in many ways, since any word may stand for its tier.
 MAX_REMEMBERED = 10_000
 
 
 class KeyRing:
-    """`clock` gives epoch seconds, by which keys expire."""
+    """The key ring. `clock` gives epoch seconds, by which keys expire."""
 
     def __init__(self, store: KeyTableStore, clock: Callable[[], float] = time) -> None:
         self._store = store
         self._clock = clock
         self._callers: dict[str, tuple[ApiKey, Caller]] = {}
-        # What has opened since the table came, as it was sent: form, hash and comparison are as dear as a tenth of the
-        # whole request. Python's hash of a string is keyed, so the time of a look tells nothing about what is in here.
+        # The credentials accepted since the table was read, as they were sent: checking form, hash and comparison costs
+        # a tenth of the whole request. Python's string hash is keyed, so the time of a lookup tells nothing.
         self._opened: dict[str, tuple[ApiKey, Caller]] = {}
         self._version = ""
         self._greenlet: gevent.Greenlet[..., None] | None = None
@@ -53,10 +53,10 @@ class KeyRing:
         return bool(self._version)
 
     def find(self, text: str) -> Caller | None:
-        """Whose key `text` is; None for what is no key, unknown, expired or revoked, in the same time for each.
+        """The caller of key `text`; None if it is invalid, unknown, expired or revoked, in the same time for each.
 
         Raises:
-            BackendUnavailable: no table has ever come, so nobody can be told apart.
+            BackendUnavailable: no table was ever read, so no key can be checked.
         """
         known = self._opened.get(text) or self._open(text)
         if known is None:
@@ -65,7 +65,7 @@ class KeyRing:
         return None if key.expires_at and key.expires_at <= self._clock() else caller
 
     def take(self, table: KeyTable) -> None:
-        """What is valid from now on."""
+        """Replace the keys that are valid."""
         self._callers = {key.id: (key, key.caller()) for key in table.keys.values()}
         self._version = table.version
         self._opened = {}
@@ -92,7 +92,7 @@ class KeyRing:
 
     def _refresh(self) -> None:
         try:
-            # An empty version is a Redis that lost the table: the copy stands until the ops worker has brought it back.
+            # An empty version means that Redis lost the table: keep the copy until the ops worker publishes it again.
             version = self._store.version()
             if version and version != self._version:
                 self.take(self._store.read())

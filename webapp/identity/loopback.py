@@ -1,8 +1,8 @@
-"""Who is on this machine: the one rule for all that loopback alone opens.
+"""Recognises programs on this machine: the one rule for everything that only loopback may use.
 
-What is asked under another name came from a page that lets its own name lead to 127.0.0.1 (DNS rebinding), and what has
-passed a proxy came from wherever the proxy is reached; the connection is from loopback in both cases. Opened by it: the
-operators' endpoints where no service token is set, and, with auth off, asking at all and choosing a tier.
+A request under another host name comes from a web page whose name resolves to 127.0.0.1 (DNS rebinding), and one that
+passed a proxy comes from anywhere; both have a loopback connection. The rule opens the operators' endpoints if no
+service token is set and, with auth off, requests at all and the choice of a tier.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from webapp.request import HttpRequest
 
 
 class Loopback:
-    """`listens`: whether connections come from this machine at all."""
+    """`listens`: whether the server listens on loopback only."""
 
     def __init__(self, settings: Settings) -> None:
         self.listens = is_loopback(settings.http_host)
         self._names = settings.host_names
 
     def has(self, call: HttpRequest) -> bool:
-        """Whether a program on this machine asks, and asks this machine."""
+        """Whether a program on this machine sent the request, and sent it to this machine."""
         return self.listens and not call.was_forwarded and _is_local(call.header("HTTP_HOST"))
 
     def serves(self, call: HttpRequest) -> bool:
-        """Whether it is asked under one of the other names."""
+        """Whether the request is for one of the allowed host names."""
         host = call.header("HTTP_HOST")
         return host is not None and _hostname(host) in self._names
 
 
 @lru_cache(maxsize=64)
 def _is_local(host: str | None) -> bool:
-    """A page's request always names its host."""
+    """Whether the host is a name of this machine; a web page's request always has a host."""
     return host is None or is_loopback(_hostname(host))
 
 
 def _hostname(host: str) -> str:
-    """Without its port, in lower case; empty when it is none."""
+    """The host without its port, in lower case; empty if it is invalid."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -1,4 +1,4 @@
-"""`BUNCH_AUTH=off`: everybody on this machine may ask, and choose a tier."""
+"""`BUNCH_AUTH=off`: every program on this machine may send requests and choose a tier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BY_NAME = {tier.value: ANYBODY[tier] for tier in TIERS}
 
 
 class NoAuth:
-    """Callers are programs on this machine, whose `X-Tier` counts, and those of `BUNCH_ALLOWED_HOSTS`."""
+    """Callers are programs on this machine, whose `X-Tier` counts, and callers of `BUNCH_ALLOWED_HOSTS`."""
 
     def __init__(self, settings: Settings) -> None:
         self._default = ANYBODY[settings.default_tier]
@@ -23,10 +23,10 @@ class NoAuth:
         self._operators = Operators(settings)
 
     def start(self) -> None:
-        """Nothing to open."""
+        """Do nothing."""
 
     def stop(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     @property
     def ready(self) -> bool:

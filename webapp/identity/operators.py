@@ -1,4 +1,4 @@
-"""Who runs the machine: whoever has a service token, or is on the machine where there is none.
+"""Identifies operators: those with a service token, or programs on this machine if no token is set.
 
 | `BUNCH_HTTP_HOST` | `BUNCH_SERVICE_TOKEN` | operators are                           |
 |-------------------|-----------------------|-----------------------------------------|
@@ -6,8 +6,8 @@
 | any               | set                   | those who send it, or one of several    |
 | not loopback      | unset                 | nobody                                  |
 
-The one rule for `/metrics`, `/internal/*`, and all of `/ops` but the empty page. `BUNCH_AUTH`, which is about callers,
-changes nothing in it.
+The same rule holds for `/metrics`, `/internal/*`, and all of `/ops` except the empty page. `BUNCH_AUTH`, which is about
+callers, does not change it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from webapp.request import HttpRequest
 
 
 def operator(name: str) -> Caller:
-    """Sees everybody's requests; `name` is in the log of what it does."""
+    """Make the caller for an operator, who sees everybody's requests; `name` is logged with each action."""
     return Caller(name, "", Tier.FREE)
 
 
@@ -32,7 +32,7 @@ LOCAL = operator("loopback")
 
 
 class Operators:
-    """`admit` is asked at operators' endpoints, `named` where callers are admitted too."""
+    """`admit` is for operators' endpoints, `named` for endpoints that callers may use too."""
 
     def __init__(self, settings: Settings) -> None:
         self._by_token = bool(settings.service_token)
@@ -40,21 +40,21 @@ class Operators:
         self._loopback = Loopback(settings)
 
     def admit(self, call: HttpRequest) -> Caller | None:
-        """The operator who calls; None for whoever is none."""
+        """The operator who sent the request; None if no operator did."""
         return self.named(call) or (LOCAL if not self._by_token and self._loopback.has(call) else None)
 
     def named(self, call: HttpRequest) -> Caller | None:
-        """Whose service token the call has."""
+        """The operator whose service token the request has."""
         text = credential(call).encode("latin-1")
         found = None
-        # All of them each time: how long it takes says nothing about which was nearly right.
+        # All of them each time, so that the time does not tell which one was nearly right.
         for token, caller in self._tokens:
             if hmac.compare_digest(token, text):
                 found = caller
         return found
 
     def refusal(self) -> ApiError:
-        """For whoever is not admitted."""
+        """The error for a request that is not admitted."""
         if self._by_token or not self._loopback.listens:
             return ApiError("UNAUTHENTICATED", "send Authorization: Bearer <service token>", CHALLENGE)
         return ApiError(
@@ -64,7 +64,7 @@ class Operators:
 
 
 def credential(call: HttpRequest) -> str:
-    """What stands behind `Bearer`; empty when there is nothing."""
+    """The text after `Bearer`; empty when there is none."""
     header = call.header("HTTP_AUTHORIZATION")
     if header is None:
         return ""

@@ -1,7 +1,7 @@
-"""JSON Web Tokens: checked once, then remembered until they expire.
+"""JSON Web Tokens: verified once, then remembered until they expire.
 
-Checking the signature of a token costs a frontend as much as the rest of a request. A token is remembered under its
-hash, at most until its own `exp`, and no longer than the keys that it was checked with are the issuer's.
+Verifying a signature costs a frontend as much as the rest of a request. A token is remembered by its hash, at most
+until its own `exp`, and no longer than the keys that verified it are in use.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from webapp.identity.jwks import KeySet
 MAX_LENGTH = 8192
 MAX_REMEMBERED = 10_000
 _TIER_BY_NAME = {tier.value: tier for tier in TIERS}
-# What an owner's name may hold on its way into the ledger and a Redis key.
+# The characters of an owner's name that are safe in the ledger and in a Redis key.
 _OWNER = re.compile(r"[!-~]{1,120}")
 
 
 class TokenVerifier:
-    """`clock` gives epoch seconds."""
+    """Verifies tokens. `clock` gives epoch seconds."""
 
     def __init__(self, settings: AuthSettings, keys: KeySet, clock: Callable[[], float] = time) -> None:
         self._settings = settings
@@ -40,7 +40,7 @@ class TokenVerifier:
         keys.on_change = self._known.clear
 
     def find(self, text: str) -> Caller | None:
-        """Whose token it is; None whatever is wrong with it."""
+        """The caller of a token; None whatever is wrong with it."""
         if len(text) > MAX_LENGTH:
             return None
         digest = hashlib.sha256(text.encode()).digest()
@@ -65,7 +65,7 @@ class TokenVerifier:
     def _claims(self, text: str) -> Mapping[str, Any]:
         header = jwt.get_unverified_header(text)
         algorithm = header.get("alg")
-        # The one that is allowed *and* has a key of its own type: the token does not choose how it is checked.
+        # The algorithm must be allowed *and* have a key of its own type: the token does not choose how it is verified.
         if algorithm not in self._algorithms:
             raise jwt.InvalidAlgorithmError
         key = self._keys.find(algorithm, str(header.get("kid", "")))
@@ -79,7 +79,7 @@ class TokenVerifier:
             audience=settings.jwt_audience or None,
             issuer=settings.jwt_issuer or None,
             leeway=self._leeway_s,
-            # `iat` says when it was made, by a clock that may be ahead of ours; `nbf` says from when it holds.
+            # `iat` is the time of issue, by a clock that may be ahead of ours; `nbf` is the start of validity.
             options={"require": ["exp", settings.jwt_owner_claim], "verify_iat": False},
         )
         return claims
@@ -91,7 +91,7 @@ class TokenVerifier:
         tier = settings.jwt_default_tier if named is None else _tier(named)
         if tier is None or not isinstance(owner, str) or not _OWNER.fullmatch(owner):
             return None
-        # The colon keeps apart what the issuer calls its subjects and what the operator calls the owners of keys.
+        # The colon separates the issuer's subjects from the operator's own names for owners of keys.
         name = f"jwt:{owner}"
         return Caller(hashlib.sha256(name.encode()).hexdigest()[:16], name, tier)
 

@@ -1,1 +1,1 @@
-"""What a frontend process records of its requests: metrics, request log, ledger, traces, times."""
+"""Records that a frontend process keeps of its requests: metrics, request log, ledger, traces, times."""

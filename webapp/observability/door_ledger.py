@@ -1,4 +1,4 @@
-"""The frontend's side of the ledger: what was refused at the door, or answered there, and so never reached a worker."""
+"""The frontend's side of the ledger: requests that reach no worker, refused or answered from the cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AT_THE_DOOR = frozenset({"SERVICE_OVERLOADED", "RATE_LIMITED", "BACKEND_UNAVAILA
 
 
 class DoorLedger:
-    """`note` for each error, it knows which are its own; `answered` for each answer from the cache."""
+    """Call `note` for each error, it picks those that count; call `answered` for each answer from the cache."""
 
     def __init__(self, buffer: LedgerBuffer) -> None:
         self._buffer = buffer
@@ -34,7 +34,7 @@ class DoorLedger:
         if error.code not in AT_THE_DOOR:
             return
         now_ms, latency_ms = int(time.time() * 1000), round(seconds * 1000)
-        # Under an id of its own: the task's was never told to anybody.
+        # Under an id of its own, since the task's was never told to anybody.
         row = RowGroup(
             [new_id()],
             [now_ms - latency_ms],

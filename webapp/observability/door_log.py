@@ -1,6 +1,6 @@
-"""The frontend's side of the record of requests: what was refused at the door, or answered there from the cache.
+"""The frontend's side of the batch log: requests refused at admission, or answered from the cache.
 
-Noted in passing and written once a second, as the workers write their batches (`tasks.observability.batch_log`).
+They are noted in memory and written once a second, as workers write their batches (`tasks.observability.batch_log`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from tasks.protocol.messages import Outgoing
 from webapp.observability.door_ledger import AT_THE_DOOR
 from webapp.request import HttpRequest
 
-# While Redis is away the oldest are forgotten beyond this.
+# The limit while Redis is away; beyond it the oldest are dropped.
 _MAX_NOTED = 20_000
 ANSWERED = "answered from the cache"
 
 
 class DoorRecord:
-    """Of one process. `note` each error, it knows which are its own; `answered` for each answer from the cache."""
+    """The notes of one process. Call `note` for each error (it picks those that count), `answered` for each cache
+    hit.
+    """
 
     def __init__(self, batch_log: BatchLog) -> None:
         self._batch_log = batch_log
@@ -51,7 +53,7 @@ class DoorRecord:
         )
 
     def flush(self) -> None:
-        """Raises RedisError; what was not written is written the next time."""
+        """Write the notes. Raises RedisError; then they are kept for the next flush."""
         if not self._noted:
             return
         noted = list(self._noted)

@@ -1,4 +1,4 @@
-"""The frontend's own metrics, added up in this process and flushed to the shared sums once a second."""
+"""The frontend's metrics, summed up in this process and flushed to the shared sums once a second."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class _Tally:
-    """Requests of one model, tier and code since the last second, counted here by this process's one thread.
+    """Requests of one model, tier and code within the current second, counted by this process's one thread.
 
-    `missed_after_s` is the latency from which on one has missed its objective, `remember_after_s` that from which on it
-    is worth remembering: always, if it failed or everything is logged.
+    `missed_after_s` is the latency from which on a request has missed its objective, `remember_after_s` that from which
+    on it is logged: always, if it failed or everything is logged.
     """
 
     __slots__ = ("buckets", "missed", "missed_after_s", "remember_after_s", "seconds")
@@ -39,12 +39,12 @@ class _Tally:
 _tallies: dict[tuple[str, Tier, str], _Tally] = {}
 _objectives: dict[Tier, slo.Objective] = slo.objectives(Settings())
 _counting = True
-# Where the log takes a line for each request.
+# The logger that takes a line for each request at DEBUG.
 _ANSWERS_LOGGER = logging.getLogger("webapp.observability.request_log")
 
 
 def configure(settings: Settings) -> None:
-    """Before the first request of this process: objectives, and whether anything is counted."""
+    """Set the objectives, and whether anything is counted; before the first request of this process."""
     global _counting  # noqa: PLW0603 - this process's, set once at its start
     _counting = settings.metrics == "on"
     _objectives.update(slo.objectives(settings))
@@ -53,9 +53,9 @@ def configure(settings: Settings) -> None:
 
 
 def count(model: str, tier: Tier, code: str, seconds: float, shed: str = "") -> bool:
-    """One request answered: `code` is OK or the contract's, `shed` why it was not let in.
+    """Count one answered request: `code` is OK or the contract's, `shed` the reason of a refusal.
 
-    Returns whether `webapp.observability.request_log` should remember it.
+    Returns whether `webapp.observability.request_log` should log it.
     """
     tally = _tallies.get((model, tier, code))
     if tally is None:
@@ -71,7 +71,7 @@ def count(model: str, tier: Tier, code: str, seconds: float, shed: str = "") -> 
 
 
 def hand_over() -> None:
-    """What has been counted, to the metrics proper; before they are flushed."""
+    """Add the counts to the metrics proper, before those are flushed."""
     for (model, tier, code), tally in _tallies.items():
         number = sum(tally.buckets)
         if number:
@@ -88,7 +88,7 @@ def _make_tally(tier: Tier, code: str) -> _Tally:
 
 
 def every_second(calls: Sequence[Callable[[], object]], every_s: float = 1.0) -> None:
-    """Each of `calls` once a second until killed, and once more then."""
+    """Call each of `calls` once a second until killed, and once more at the end."""
     try:
         while True:
             gevent.sleep(every_s)
@@ -104,5 +104,5 @@ def _call(calls: Sequence[Callable[[], object]]) -> None:
         except RedisError as error:
             logger.debug("could not write metrics and records to Redis; the next second retries: %s", error)
         except Exception:
-            # Whatever it is, the next second's figures must still come.
+            # Whatever it is, the next second must follow.
             logger.exception("could not write metrics and records to Redis; the next second retries")

@@ -1,6 +1,6 @@
-"""What is remembered of a request beyond its counts: slow ones for the operations page, failed ones in the log.
+"""Logs single requests: slow ones for the operations page, failed ones in the log.
 
-Nearly every request passes by here without a call: `webapp.observability.metrics.count` says which are worth it.
+Most requests do not get here: `webapp.observability.metrics.count` says which ones to log.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from webapp.services import Services
 
 logger = logging.getLogger(__name__)
 
-# How a service answers that is asked for too much; anything else is a fault.
+# Normal answers of an overloaded service; any other error is a fault.
 _EXPECTED = frozenset({"SERVICE_OVERLOADED", "DEADLINE_EXCEEDED", "SHUTTING_DOWN"})
-# Asked before a log record is made: when everything fails, the records alone would cost more than the answers.
+# Checked before a log record is made: when everything fails, the records would cost more than the answers.
 _budget = LogBudget(of_a_kind=10)
 
 
@@ -67,6 +67,6 @@ def remember(
 
 def _level(code: str) -> int:
     if code == "OK" or code in slo.CALLERS_OWN or code == "INFERENCE_FAILED":
-        # The last is the worker's record, with the cause and under the same ids.
+        # For INFERENCE_FAILED the worker logs the cause, under the same ids.
         return logging.DEBUG
     return logging.INFO if code in _EXPECTED else logging.WARNING

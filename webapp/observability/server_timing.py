@@ -1,7 +1,7 @@
-"""Where an answer's time went, for its `metadata` and, short, for its `Server-Timing` header.
+"""The stages of an answer's latency, for its `metadata` and, in short, for its `Server-Timing` header.
 
-Everything up to the executor's answer is measured by the worker and comes with the reply; what remains of the latency
-is the way back: storing, publishing, and this process.
+The worker measures everything up to the executor's answer and sends it with the reply. The rest of the latency is the
+way back: storing, publishing, and this process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tasks.protocol.results import Reply
 
 
 class _Times(msgspec.Struct):
-    # By Redis' clock, which counts whole milliseconds here.
+    # By Redis' clock, in whole milliseconds.
     admission_ms: int = 0
     queue_ms: int = 0
     batch_wait_ms: float = 0.0
@@ -24,7 +24,7 @@ _decode = msgspec.json.Decoder(_Times).decode
 
 
 def timed(reply: Reply, latency_ms: float) -> tuple[float, tuple[tuple[str, str], ...]]:
-    """The time that the reply took, in ms, and the header, with the names that `explain` has for the parts."""
+    """The time of the way back in ms, and the header, with `explain`'s names of the stages."""
     times = _decode(reply.bunch)
     admission, queue, compute = times.admission_ms, times.queue_ms, times.compute_ms
     batch_wait, transfer = times.batch_wait_ms, times.transfer_ms

@@ -1,4 +1,4 @@
-"""One span for each sampled HTTP request; what happens to it further on hangs below, or is linked."""
+"""One span for each sampled HTTP request; later spans of the request are below it, or linked."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from webapp.request import STATUS_LINES, HttpRequest, HttpResponse
 
 
 class RequestTracer:
-    """Imported, and made, only where spans are exported."""
+    """Makes the spans. Imported, and constructed, only where spans are exported."""
 
     def __init__(self, settings: Settings) -> None:
         self._ratio = settings.trace_sample_ratio
         self._spans = Spans(settings, "bunch-web")
 
     def begin(self, call: HttpRequest) -> Span | None:
-        """The caller decides, if it says; else the ratio."""
+        """Begin a span if the request is sampled: the caller's header decides, else the ratio."""
         parent = call.traceparent
         if not (traceparent.is_sampled(parent) if parent else random.random() < self._ratio):
             return None

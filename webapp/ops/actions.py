@@ -1,4 +1,4 @@
-"""What can be done from the page. Each action first says, in a sentence, what it would do."""
+"""The actions of the page. Each one first says, in a sentence, what it would do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class ActionBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`POST /ops/actions/<name>`."""
+    """The body of `POST /ops/actions/<name>`."""
 
     arguments: dict[str, Any] = {}
     confirm: bool = False
@@ -42,14 +42,14 @@ ACTIONS: dict[str, Action] = {
 
 
 def run(services: Services, name: str, body: ActionBody, who: str, address: str) -> dict[str, Any]:
-    """`who` is the operator's name. Raises ApiError; RedisError when Redis is away."""
+    """Run an action. `who` is the operator's name. Raises ApiError; RedisError when Redis is away."""
     action = ACTIONS.get(name)
     if action is None:
         raise ApiError("NOT_FOUND", f"there is no action {name[:64]!r}; the actions are {', '.join(ACTIONS)}")
     if not body.confirm:
         return {"action": name, "will": action.will(services, body.arguments)}
     done = action.do(services, body.arguments)
-    # Who changed what is the first question after an incident.
+    # Logged, since an incident begins with the question who changed what.
     extra = {"action": name, "operator": who, "client": address}
     logger.warning("action %s by %s: %s", name, who, done, extra=extra)
     return {"action": name, "done": done}

@@ -1,7 +1,7 @@
-"""Pause, resume, drain and tune from the page: what `manage.py` does, with a sentence before it.
+"""Pause, resume, drain and tune from the page: the actions of `manage.py`, with a sentence that announces each.
 
-What concerns a model is written down, so that it holds for workers that start tomorrow, and then told to those that
-live.
+A change of a model is stored, so that it holds for workers that start later,
+and then sent to the live ones.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OfWorker(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Changes(msgspec.Struct, forbid_unknown_fields=True):
-    """What `manage.py tune` takes as key=value; an empty value: back to what the file says."""
+    """The key=value pairs of `manage.py tune`; an empty value resets the key to the file's."""
 
     model: str
     changes: dict[str, str | int | float | None]
@@ -137,7 +137,7 @@ def tune(services: Services, arguments: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """Whom a change of a model concerns, as the beginning of a sentence and as one."""
+    """The workers and the waiting requests that a change of a model concerns, as parts of sentences."""
 
     workers: str
     waiting: str
@@ -158,7 +158,7 @@ class _Standing:
 
 
 def _left_behind(services: Services, model: str, others: Sequence[WorkerRow]) -> str:
-    """What a drain leaves of a model. `others` are the workers that go on claiming."""
+    """The state of a model after a drain. `others` are the workers that go on claiming."""
     left = sum(any(each.model == model for each in row.models) for row in others)
     waiting = _Standing.of(services, OfModel(model)).waiting
     if left:
@@ -176,7 +176,7 @@ def _will_claim_again(services: Services, name: str) -> str:
 
 
 def _tuning(services: Services, arguments: Mapping[str, Any]) -> tuple[Changes, ModelSettings, ModelSettings]:
-    """The change, and the model as it runs before and after it."""
+    """The change, and the model's settings before and after it."""
     asked = _arguments(arguments, Changes)
     _known(services, asked.model)
     configured, controls = services.settings.models[asked.model], DesiredState(services.redis)
@@ -212,7 +212,7 @@ def _paused(services: Services, asked: OfModel) -> frozenset[Tier]:
 
 
 def _nodes(services: Services, asked: OfModel) -> list[str]:
-    """Living workers that serve the model."""
+    """The live workers that serve the model."""
     fleet = services.fleet
     alive = fleet.alive_of(fleet.workers())
     return sorted(row.node for row in alive if row.node and any(each.model == asked.model for each in row.models))
@@ -240,7 +240,7 @@ def _words(asked: OfModel) -> dict[str, Any]:
 
 
 def _told(services: Services, command: str, words: dict[str, Any], nodes: Sequence[str]) -> str:
-    """What the workers said to a change that is written down already."""
+    """The workers' replies to a change that is already stored."""
     if not nodes:
         return "no worker serves it now; workers that start will apply it"
     replies = _replies(services, command, words, nodes)
@@ -253,7 +253,7 @@ def _told(services: Services, command: str, words: dict[str, Any], nodes: Sequen
 
 
 def _must_hear(services: Services, command: str, node: str) -> str:
-    """The reply of the one worker that it concerns; nothing is written down that it could follow later."""
+    """The reply of the only worker concerned; nothing is stored that it could apply later."""
     reply = _replies(services, command, {}, [node]).get(node)
     if reply is None:
         raise ApiError("BACKEND_UNAVAILABLE", f"{node} did not answer: check its state before you rely on it")

@@ -1,4 +1,4 @@
-"""What the page is told: once the last hour, then every two seconds how things stand."""
+"""The data of the page: the last hour once, then the current state every two seconds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Feed:
-    """Of one process: whoever looks, and however many, Redis is asked once in two seconds."""
+    """The feed of one process. However many pages are open, Redis is read once in two seconds."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -43,7 +43,7 @@ class Feed:
         self._latest_at = float("-inf")
 
     def hello(self) -> bytes:
-        """What does not change, and the last hour. Raises RedisError."""
+        """The constant data and the last hour. Raises RedisError."""
         settings = self._services.settings
         return _encode(
             {
@@ -60,7 +60,7 @@ class Feed:
         )
 
     def now(self) -> bytes:
-        """How things stand, at most two seconds old; when Redis is away, that."""
+        """The current state, at most two seconds old; an error message when Redis is away."""
         with self._asking:
             if time.monotonic() - self._latest_at >= EVERY_S / 2:
                 try:
@@ -104,7 +104,7 @@ class Feed:
         for tier in TIERS:
             codes = now.requests.get(tier.value, {})
             before = just.requests.get(tier.value, {})
-            # Sums that began anew since then have come to what they say.
+            # The growth of each sum; one that was reset in between counts from 0.
             grown = {code: n - before.get(code, 0) if n >= before.get(code, 0) else n for code, n in codes.items()}
             asked[tier], refused[tier] = sum(grown.values()), grown.get("SERVICE_OVERLOADED", 0)
         silent = tuple(each for each in everybody if self._roles.is_silent(each))
@@ -135,7 +135,7 @@ class Feed:
 
 
 def _served(configured: ModelSettings, desired: Desired) -> dict[str, Any]:
-    """A model as it is asked to run. `options` are the policy's own, `tuned` the keys that differ from the file."""
+    """The settings that a model runs with. `options` are the policy's, `tuned` the keys that differ from the file."""
     now = with_desired(configured, desired)
     return {
         "name": now.name,
@@ -167,7 +167,7 @@ def _worker(row: WorkerRow, healthy: bool) -> dict[str, Any]:
 
 
 def _shortened(letter: DeadLetter) -> DeadLetter:
-    """Reasons hold what callers and models wrote: the line that a row shows."""
+    """A dead letter with its reason cut to one line: reasons hold texts of callers and models."""
     return msgspec.structs.replace(letter, reason=error_summary(letter.reason, _REASON), traceback="")
 
 

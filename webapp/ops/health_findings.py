@@ -1,4 +1,4 @@
-"""What somebody who looks at the page must know first, in sentences: are callers served, and if not, why. Pure."""
+"""Findings for the top of the operations page, as sentences: are callers served, and if not, why. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tasks.fleet.registry_reader import ExecutorRow, QueueRow, WorkerRow, breake
 from tasks.observability.error_summary import error_summary
 from tasks.observability.slo import Objective
 
-# Google's SRE workbook: at this rate an hour uses up a fiftieth of thirty days' budget, and somebody is woken.
+# Google's SRE workbook: at this rate an hour uses up a fiftieth of thirty days' budget, and somebody is paged.
 PAGING_BURN_RATE = 14.4
 _BUSY = 0.9
-# Of a tier's requests: so many that callers notice it now, whatever its budget says. Of very few it may be chance.
+# The share of a tier's requests that callers notice at once, whatever its budget; of very few it may be chance.
 _MANY = 0.05
 _CHANCE = 10
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`level` is `bad` when callers notice, `warn` when they soon may; `where` is the section that shows more.
+    """`level` is `bad` when callers notice it now, `warn` when they soon may; `where` is the section with the details.
 
-    `tile` is the figure at the top of the page that is about the same, if there is one: it has the finding's colour.
+    `tile` is the tile at the top of the page about the same subject, if any: it gets the finding's colour.
     """
 
     level: str
@@ -33,9 +33,9 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Lately(msgspec.Struct, frozen=True):
-    """Per tier, how many asked and were refused in the last 15 seconds; requests that have been given up in the last
-    five minutes, and healthy workers five minutes ago. Of the register of processes: who is `silent`, which `roles`
-    are heard of, and what is configured differently.
+    """Per tier, the requests `asked` and `refused` in the last 15 seconds; requests that failed for good in the last
+    five minutes, and healthy workers five minutes ago. From the register of processes: the `silent` ones, the `roles`
+    that are alive, and the differences in configuration.
     """
 
     asked: dict[Tier, int] = {}
@@ -48,7 +48,7 @@ class Lately(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """How a tier does against its objective over the last five minutes and the last hour."""
+    """A tier's results against its objective over the last five minutes and the last hour."""
 
     latency_ms: float
     target: float
@@ -67,7 +67,7 @@ def findings(
     lately: Lately,
     paused: Mapping[str, frozenset[Tier]] | None = None,
 ) -> list[Finding]:
-    """The worst first; none when all is well. `paused` is what operators have stopped, by model."""
+    """The findings, worst first; none when all is well. `paused` are the tiers that operators have paused, by model."""
     found = [
         *_missing(models, workers, healthy),
         *_fewer(lately.healthy_before, len(healthy)),
@@ -84,7 +84,7 @@ def findings(
 
 
 def status(models: Sequence[str], workers: Sequence[WorkerRow], healthy: Sequence[WorkerRow]) -> str:
-    """`healthy`, `degraded` or `unhealthy`, as `/internal/health` says it."""
+    """`healthy`, `degraded` or `unhealthy`, as in `/internal/health`."""
     served = ready_models(healthy)
     if not served:
         return "unhealthy"
@@ -118,7 +118,7 @@ def _missing(models: Sequence[str], workers: Sequence[WorkerRow], healthy: Seque
 
 
 def _fewer(before: int, healthy: int) -> list[Finding]:
-    """A worker that is gone leaves the register: only the history knows that it was there."""
+    """Workers lost in the last five minutes: they leave the register, so only the history knows of them."""
     if not 0 < healthy < before:
         return []
     return [
@@ -127,7 +127,7 @@ def _fewer(before: int, healthy: int) -> list[Finding]:
 
 
 def _refused(lately: Lately) -> list[Finding]:
-    """An hour's budget may be large, and its tier's callers are sent away all the same."""
+    """Refusals: a large hourly budget hides that a tier's callers are turned away now."""
     found = []
     for tier, refused in lately.refused.items():
         share = refused / max(1, lately.asked.get(tier, 0))
@@ -139,7 +139,7 @@ def _refused(lately: Lately) -> list[Finding]:
 
 
 def _processes(lately: Lately) -> list[Finding]:
-    """Workers are told of by their own register."""
+    """Missing and silent processes; workers have a register of their own."""
     found = [Finding("warn", f"{each}.", "processes") for each in lately.differences]
     found += [
         Finding("warn", f"{each.name} (pid {each.pid}) is silent: no heartbeat arrives.", "processes")
@@ -159,7 +159,7 @@ def _given_up(lately: Lately) -> list[Finding]:
 
 
 def _paused(paused: Mapping[str, frozenset[Tier]], queues: Sequence[QueueRow]) -> list[Finding]:
-    """A forgotten pause looks like an outage."""
+    """Paused models, since a forgotten pause looks like an outage."""
     found = []
     for model, tiers in paused.items():
         waiting = sum(row.depth for row in queues if row.model == model and Tier(row.tier) in tiers)
@@ -215,10 +215,10 @@ def _broken(healthy: Sequence[WorkerRow]) -> list[Finding]:
 
 
 def _busy(healthy: Sequence[WorkerRow], queues: Sequence[QueueRow]) -> list[Finding]:
-    """Which models have no room left.
+    """Models without spare capacity.
 
-    Busy alone is no sign of it: a policy that lets nobody wait keeps executors busy with small batches long before
-    then, and these grow as more arrives.
+    Busy executors alone do not show it: a policy that does not wait keeps executors busy with small batches long before
+    the limit, and the batches grow as more requests arrive.
     """
     ready: dict[str, list[ExecutorRow]] = {}
     for worker in healthy:
@@ -246,6 +246,6 @@ def _busy(healthy: Sequence[WorkerRow], queues: Sequence[QueueRow]) -> list[Find
 
 
 def _named(workers: Sequence[WorkerRow]) -> str:
-    """By their names where that is short."""
+    """The workers' number, with the name if it is one, as the subject of a sentence."""
     count = len(workers)
     return f"1 worker ({workers[0].name}) is" if count == 1 else f"{count} workers are"

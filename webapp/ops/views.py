@@ -1,4 +1,4 @@
-"""The page's routes, for Flask: none of them is hot, and one of them never ends."""
+"""The page's routes, for Flask: none of them is hot, and one of them is an endless stream."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from webapp.services import Services
 
 STATIC = Path(__file__).parent / "static"
 _MAX_STREAMS = 32
-# Then the browser comes back by itself, perhaps to a fresher process.
+# After this the browser reconnects, perhaps to a newer process.
 _STREAM_S = 3600.0
 _LOOK_S = 0.25
 _HEADERS = (
-    # Nothing from elsewhere, nothing inline, in no frame.
+    # Nothing from other sites, nothing inline, in no frame.
     (
         "Content-Security-Policy",
         (
@@ -70,7 +70,7 @@ def act(services: Services, call: HttpRequest, name: str) -> HttpResponse:
 
 
 def explained(services: Services, call: HttpRequest, name: str) -> HttpResponse:
-    """`GET /ops/explain/<request id or task id>`: what `tasks.observability.explain` knows of it."""
+    """`GET /ops/explain/<request id or task id>`: the result of `tasks.observability.explain`."""
     try:
         about = explain(services.redis, services.settings.models, name)
         unknown = "" if about else why_unknown(services.redis, name)
@@ -82,7 +82,7 @@ def explained(services: Services, call: HttpRequest, name: str) -> HttpResponse:
 
 
 class Events:
-    """`GET /ops/events`, as a Flask view: a stream has no `HttpResponse`."""
+    """`GET /ops/events` as a Flask view, since a stream is no `HttpResponse`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -90,7 +90,7 @@ class Events:
         self._streams = 0
 
     def open(self, call: HttpRequest) -> flask.Response:
-        """Raises ApiError."""
+        """Start a stream. Raises ApiError."""
         if self._streams >= _MAX_STREAMS:
             raise ApiError("SERVICE_OVERLOADED", f"{_MAX_STREAMS} pages are open already in this process")
         stopping = flask.request.environ.get("bunch.shutting_down", lambda: False)
@@ -115,7 +115,7 @@ class Events:
                 for _ in range(int(EVERY_S / _LOOK_S)):
                     gevent.sleep(_LOOK_S)
                     if stopping():
-                        # A stream would hold up the stop of its process to the very end.
+                        # Otherwise a stream would delay the stop of its process to the very end.
                         return
         finally:
             self._streams -= 1
@@ -124,7 +124,7 @@ class Events:
         try:
             return True, _event("hello", self._feed.hello())
         except RedisError:
-            # `now` says so.
+            # `now` reports it.
             return False, b": no history\n\n"
 
 
