@@ -5,14 +5,17 @@ put in front of a script. The server makes a function anew each time that a scri
 its parts alone that it uses; the others are blank lines in its text.
 
 A script reads what it is given by name: `KEYS.lease`, `ARGV.size`, `ARGV[at + ClassRow.rank]`. The names are the
-fields of the named tuples that the caller sends. Their numbers are put into the text here, once: a name costs nothing
-at run time, and one that nobody declares is an error before the script is ever sent.
+fields of the named tuples that the caller sends. It says what its caller reads by name, too: `Status.RATE`. Numbers and
+codes are put into the text here, once: a name costs nothing at run time, and one that nobody declares is an error
+before the script is ever sent.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
@@ -42,6 +45,7 @@ class LuaScript:
         keys: named tuples whose fields stand at the beginning of KEYS, in this order; `KEYS.width` is their number.
         args: likewise of ARGV.
         rows: named tuples that repeat. `Row.field` is the place of a field in a row, from 1; `Row.width` their number.
+        codes: enums whose members have a `code`, a string: that is what `Enum.MEMBER` is.
     """
 
     name: str
@@ -50,17 +54,19 @@ class LuaScript:
     keys: tuple[type, ...] = ()
     args: tuple[type, ...] = ()
     rows: tuple[type, ...] = ()
+    codes: tuple[type[Enum], ...] = ()
 
     @cached_property
     def text(self) -> str:
         """As the server gets it. Raises UnknownNameError."""
-        numbers = {row.__name__: _numbers(row) for row in self.rows}
-        numbers |= {"KEYS": _numbers(*self.keys), "ARGV": _numbers(*self.args)}
+        values: dict[str, Mapping[str, object]] = {row.__name__: _numbers(row) for row in self.rows}
+        values |= {"KEYS": _numbers(*self.keys), "ARGV": _numbers(*self.args)}
+        values |= {codes.__name__: {each.name: f"'{each.code}'" for each in codes} for codes in self.codes}  # type: ignore[attr-defined]
 
-        def number(found: re.Match[str]) -> str:
+        def value_of(found: re.Match[str]) -> str:
             table, field = found.groups()
             try:
-                value = numbers[table][field]
+                value = values[table][field]
             except KeyError:
                 raise UnknownNameError(f"{self.name}.lua: {found[0]} is declared nowhere") from None
             return f"{table}[{value}]" if table in {"KEYS", "ARGV"} and field != _WIDTH else str(value)
@@ -68,7 +74,7 @@ class LuaScript:
         *parts, text = (path.read_text(encoding="utf-8") for path in self.files)
         for part in reversed(parts):
             text = used_of(part, text) + text
-        return _NAME.sub(number, text)
+        return _NAME.sub(value_of, text)
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from batching.scripts import LuaScript, folder_of
+from tasks.client.admission_codes import Status
 
 
 class FlushKeys(NamedTuple):
@@ -183,7 +184,7 @@ _SUBMIT_ROWS = (ModelKeys, TierKeys, DedupKeys, ClassRow, RunRow)
 
 def _submit(*thresholds: str) -> LuaScript:
     parts = ("gcra", *thresholds, "dedup_marks", "dedup")
-    return LuaScript("submit", _FOLDER, parts, (FlushKeys,), (FlushArgs, RuleArgs), _SUBMIT_ROWS)
+    return LuaScript("submit", _FOLDER, parts, (FlushKeys,), (FlushArgs, RuleArgs), _SUBMIT_ROWS, (Status,))
 
 
 SUBMIT = _submit("pressure", "capacity", "later")

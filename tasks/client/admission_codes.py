@@ -1,44 +1,60 @@
-"""What `submit.lua` says of the requests that it did not let in, as errors that a caller can be told.
+"""What `submit.lua` says of each request of a flush, and the error that a caller gets for one that was not let in.
 
-status  reason      error
-1       queue_full  ServiceOverloaded  503  the queue's hard limit
-2       rate        RateLimited        429  the key asks too often
-3       memory      RateLimited        429  Redis is nearly full
-4       pressure    ServiceOverloaded  503  too much waits for a request of this tier
-5       share       RateLimited        429  too much of the same key waits
-6       deadline    ServiceOverloaded  503  it would not be served in time
-
-And of those that were asked before (`tasks.client.dedup`):
-
-7                   IdempotencyConflict  409  the same Idempotency-Key, another question
-8                   Repeated, no error: the id of the request whose outcome it gets
-a, j                none: queued, as far as its caller can tell; its answer is under way, or computed for others as well
+`Status` is the one table of it: the script reads it by name (`Status.RATE`), callers get its errors, and a test
+compares docs/operations.md with it. A refusal is called as in `batching.policy.Shed`, whose value is a metric's label.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum, unique
 
 from batching.policy import Shed
 from tasks.client.dedup import Repeated
 from tasks.errors import IdempotencyConflict, RateLimited, Refused, ServiceOverloaded
 from tasks.protocol.messages import Outgoing
 
-QUEUED = b"0"
-_CONFLICT = 0x37
-_REPEATED = 0x38
-_ANSWERED = 0x61
-_JOINED = 0x6A
-_ACCEPTED = frozenset({*QUEUED, _ANSWERED, _JOINED})
 
-_ERRORS: dict[int, tuple[type[Refused], Shed, str]] = {
-    0x31: (ServiceOverloaded, Shed.QUEUE_FULL, "the queue of {model} is full"),
-    0x32: (RateLimited, Shed.RATE, "this key may ask {rpm} times a minute; slow down"),
-    0x33: (RateLimited, Shed.MEMORY, "the queue's memory is nearly full; try again shortly"),
-    0x34: (ServiceOverloaded, Shed.PRESSURE, "too much waits for {model} to take in more of this tier"),
-    0x35: (RateLimited, Shed.SHARE, "this key has its share of the queue of {model} already"),
-    0x36: (ServiceOverloaded, Shed.DEADLINE, "{model} could not answer this within its time"),
-}
+class StatusRow(Enum):
+    """One character; of a refusal also the error, and its text."""
+
+    def __init__(self, code: str, error: type[Refused] | None = None, text: str = "") -> None:
+        self.code = code
+        self.error = error
+        self.text = text
+
+    @property
+    def reason(self) -> str:
+        """Of a refusal. Raises KeyError for one that `Shed` does not know."""
+        return Shed[self.name].value
+
+
+@unique
+class Status(StatusRow):
+    """All that the script says."""
+
+    QUEUED = ("0",)
+    QUEUE_FULL = ("1", ServiceOverloaded, "the queue of {model} is full")
+    RATE = ("2", RateLimited, "this key may ask {rpm} times a minute; slow down")
+    MEMORY = ("3", RateLimited, "the queue's memory is nearly full; try again shortly")
+    PRESSURE = ("4", ServiceOverloaded, "too much waits for {model} to take in more of this tier")
+    SHARE = ("5", RateLimited, "this key has its share of the queue of {model} already")
+    DEADLINE = ("6", ServiceOverloaded, "{model} could not answer this within its time")
+    # Of those that were asked before (`tasks.client.dedup`).
+    CONFLICT = ("7",)
+    """Its Idempotency-Key has been used for another question."""
+    REPEATED = ("8",)
+    """It gets the outcome of another request, whose id is the detail."""
+    ANSWERED = ("a",)
+    """Its answer is under way: as far as its caller can tell it was queued."""
+    JOINED = ("j",)
+    """Its answer is being computed for others as well: likewise."""
+
+
+QUEUED = Status.QUEUED.code.encode()
+_BY_BYTE: dict[int, StatusRow] = {ord(status.code): status for status in Status}
+_ANSWERED = ord(Status.ANSWERED.code)
+_ACCEPTED = frozenset(ord(status.code) for status in (Status.QUEUED, Status.ANSWERED, Status.JOINED))
 
 
 def refusals(answer: bytes, batch: list[Outgoing]) -> Iterator[Refused | IdempotencyConflict | Repeated | None]:
@@ -55,14 +71,14 @@ def answered(answer: bytes, batch: list[Outgoing]) -> Iterator[Outgoing]:
     return (out for status, out in zip(answer, batch, strict=False) if status == _ANSWERED)
 
 
-def _error(status: int, detail: bytes, out: Outgoing) -> Refused | IdempotencyConflict | Repeated:
-    if status == _REPEATED:
+def _error(byte: int, detail: bytes, out: Outgoing) -> Refused | IdempotencyConflict | Repeated:
+    status = _BY_BYTE[byte]
+    if status is Status.REPEATED:
         return Repeated(detail.partition(b";")[0].decode())
-    if status == _CONFLICT:
+    if status.error is None:
         return IdempotencyConflict("this Idempotency-Key has been used for another request; take a new one")
-    kind, reason, text = _ERRORS[status]
     retry_ms, remaining, whole_ms = (int(part) for part in detail.split(b";"))
     quota = out.quota
-    message = text.format(model=out.model, rpm=quota.rpm if quota else 0)
+    message = status.text.format(model=out.model, rpm=quota.rpm if quota else 0)
     limits = (quota.rpm, quota.burst, remaining, whole_ms / 1000) if quota else None
-    return kind(message, retry_ms / 1000, reason.value, limits)
+    return status.error(message, retry_ms / 1000, status.reason, limits)

@@ -3,7 +3,6 @@
 -- Whoever asks a question first leaves a mark (batching/lua/dedup_marks.lua), those who join it wait in a hash: task id
 -- → <rank><message>. batching/lua/coalescing.lua ends their wait, and keeps the answer, which is the result of the one
 -- that was computed, under a name that has the model's edition in it. Ranks there count from 0.
-local CONFLICT, REPEATED, ANSWERED, JOINED = '7', '8', 'a', 'j'
 -- More stand for themselves: one step of Redis' must not read or answer any number.
 local MOST_WAITERS, MOST_BYTES = 4096, 67108864
 -- How long a mark outlives the last deadline: an executor may be at it still.
@@ -230,8 +229,8 @@ local function recognition(door)
     if claim ~= '' then
       local known, same = first_of(claim, fingerprint)
       if known then spend(class, due) end
-      if known and not same then return CONFLICT, 0 end
-      if known then return REPEATED, known end
+      if known and not same then return Status.CONFLICT, 0 end
+      if known then return Status.REPEATED, known end
     end
     local parts, part
     if question ~= '' and class.model.memory <= door.most_memory then
@@ -240,10 +239,10 @@ local function recognition(door)
     end
     if parts then
       answer(class, parts, rest, request_key)
-      why = ANSWERED
+      why = Status.ANSWERED
     elseif part == 'join' then
       if string.byte(rest, 1) == 49 then door.track(rest, deadline, request_key) end
-      why = JOINED
+      why = Status.JOINED
     else
       local no, later = door.refused(class, deadline, queue_limit)
       if no then return no, later end

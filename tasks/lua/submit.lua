@@ -19,12 +19,11 @@
 --       rest of the message from the stamp's tracked mark on. Where requests may have been asked before, instead of
 --       that key: the question ('' if it is nobody else's), and if it has any of them, in lines of their own, that key,
 --       the name of its Idempotency-Key, and the hash of what it asks under that; it is never empty then
--- Returns one character per message: QUEUED, or why it was not. If any was not, a line feed, and for each of those: ms
--- until a retry is worth it;what is left of its quota;ms until that is whole again. Of one that was REPEATED the first
--- is the id of the request whose outcome it gets; of one that was ANSWERED or has JOINED those who wait there is
--- nothing. A flush whose reply was lost may be sent again: it is remembered, and then only its answer is repeated.
-local QUEUED, FULL, RATE, MEMORY, PRESSURE, SHARE, HOPELESS = '0', '1', '2', '3', '4', '5', '6'
-
+-- Returns a Status per message (tasks/client/admission_codes.py), one character: QUEUED, or why it was not. If any was
+-- not, a line feed, and for each of those: ms until a retry is worth it;what is left of its quota;ms until that is
+-- whole again. Of one that was REPEATED the first is the id of the request whose outcome it gets; of one that was
+-- ANSWERED or has JOINED those who wait there is nothing. A flush whose reply was lost may be sent again: it is
+-- remembered, and then only its answer is repeated.
 local known = redis.call('GET', KEYS.flush)
 if known then return known end
 
@@ -137,7 +136,7 @@ local function judges()
   local function over_rate(class)
     if class.quota == 0 then return nil end
     local due, early = gcra_take(tat_of(class), clock_us, class.interval, class.burst)
-    if not due then return RATE, early / 1000 end
+    if not due then return Status.RATE, early / 1000 end
     return nil, due
   end
 
@@ -149,28 +148,28 @@ local function judges()
       why, due = over_rate(class)
       if why then return why, due end
     end
-    if model.memory > most_memory then return MEMORY, later.memory(model.memory, most_memory, model.fall) end
+    if model.memory > most_memory then return Status.MEMORY, later.memory(model.memory, most_memory, model.fall) end
     local rank, fleet_known = class.rank, model.rate > 0
     if model.depths[rank] >= model.limit then
-      return FULL, fleet_known and later.full(model, rule, rank, model.limit) or LATER_MS
+      return Status.QUEUE_FULL, fleet_known and later.full(model, rule, rank, model.limit) or LATER_MS
     end
     if form == 'off' or (not fleet_known and form == 'drain') then return nil, due end
     local room = room_of(model, rule, rank, class.threshold, queue_limit)
     if model.waiting > room and class.threshold >= 0 then
-      return PRESSURE, fleet_known and later.pressure(model, rank, room) or LATER_MS
+      return Status.PRESSURE, fleet_known and later.pressure(model, rank, room) or LATER_MS
     end
     if class.quota > 0 and model.waiting + class.own > room then
-      return SHARE, fleet_known and later.share(model, rank, room, class.own) or LATER_MS
+      return Status.SHARE, fleet_known and later.share(model, rank, room, class.own) or LATER_MS
     end
     local wait = fleet_known and wait_ms(model, rule, rank, class.by_preference, class.by_age) or 0
     if wait > 0 and (wait > queue_limit or wait + batch_ms(model) > deadline) then
-      return HOPELESS, later.hopeless(model, rule, rank, deadline, queue_limit)
+      return Status.DEADLINE, later.hopeless(model, rule, rank, deadline, queue_limit)
     end
     return nil, due
   end
 
   local function refuse(class, why, detail)
-    if why == ANSWERED or why == JOINED then
+    if why == Status.ANSWERED or why == Status.JOINED then
       statuses[#statuses + 1] = why
       return
     end
@@ -180,7 +179,7 @@ local function judges()
       whole = math.max(0, gcra_known(tat_of(class), clock_us, class.interval, class.burst) - clock_us) / 1000
     end
     statuses[#statuses + 1] = why
-    if why ~= REPEATED then detail = string.format('%.0f', math.ceil(detail)) end
+    if why ~= Status.REPEATED then detail = string.format('%.0f', math.ceil(detail)) end
     details[#details + 1] = string.format('%s;%d;%.0f', detail, left, math.ceil(whole))
   end
 
@@ -266,7 +265,7 @@ local function judge_one_by_one(class, deadline, limit, first, last, words, head
         class.own, class.added = class.own + 1, class.added + 1
         tats[class.state], spent[class.state] = later, true
       end
-      statuses[#statuses + 1] = QUEUED
+      statuses[#statuses + 1] = Status.QUEUED
     end
   end
 end
@@ -307,7 +306,7 @@ while at < #ARGV do
       fresh[n] = head .. rest
     end
     depths[rank], model.waiting = depths[rank] + count, model.waiting + count
-    statuses[#statuses + 1] = string.rep(QUEUED, count)
+    statuses[#statuses + 1] = string.rep(Status.QUEUED, count)
   else
     judge_one_by_one(class, deadline, limit, first, after - 1, words, head)
   end

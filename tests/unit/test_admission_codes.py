@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from config.tiers import Tier
-from tasks.client.admission_codes import refusals
+from tasks.client.admission_codes import Status, refusals
 from tasks.client.submission import NO_PARAMETERS
 from tasks.errors import RateLimited, Refused, ServiceOverloaded
 from tasks.observability.metrics import SHED
@@ -42,16 +42,16 @@ def test_nothing_refused() -> None:
 @pytest.mark.parametrize(
     ("status", "kind", "http"),
     [
-        (b"1", "queue_full", 503),
-        (b"2", "rate", 429),
-        (b"3", "memory", 429),
-        (b"4", "pressure", 503),
-        (b"5", "share", 429),
-        (b"6", "deadline", 503),
+        (Status.QUEUE_FULL, "queue_full", 503),
+        (Status.RATE, "rate", 429),
+        (Status.MEMORY, "memory", 429),
+        (Status.PRESSURE, "pressure", 503),
+        (Status.SHARE, "share", 429),
+        (Status.DEADLINE, "deadline", 503),
     ],
 )
-def test_every_reason_has_a_status_and_a_time(status: bytes, kind: str, http: int) -> None:
-    (error,) = refusals(status + b"\n2400;7;1200", [out(QUOTA)])
+def test_every_reason_has_a_status_and_a_time(status: Status, kind: str, http: int) -> None:
+    (error,) = refusals(status.code.encode() + b"\n2400;7;1200", [out(QUOTA)])
     assert isinstance(error, Refused)
     answer = bunch_error_answer(error, "r1")
     assert (error.reason, answer.status) == (kind, http)

@@ -21,6 +21,8 @@ from config.schema import ModelSettings, Settings
 from config.secrets.secret_settings import FILE, SECRET_FIELDS
 from manage import cli
 from tasks.celery.control_commands import COMMANDS
+from tasks.client.admission_codes import Status
+from tasks.errors import RateLimited
 from tasks.observability import metrics
 from webapp.api.openapi import describe
 from webapp.app import ROUTES
@@ -225,8 +227,12 @@ def test_the_description_of_the_api_names_no_code_that_is_not_there() -> None:
 
 
 def test_every_reason_of_a_refusal_has_a_row_and_every_row_is_a_reason() -> None:
-    listed = {name for row in rows(section("operations.md", "Too much to do"), 4) for name in names(row[0])}
-    assert listed == {each.value for each in Shed}
+    listed = {name: row[1] for row in rows(section("operations.md", "Too much to do"), 4) for name in names(row[0])}
+    errors = {status.reason: status.error for status in Status if status.error}
+    # By `tasks.client.client_limit`, before the script is asked.
+    errors[Shed.CLIENT.value] = RateLimited
+    assert errors.keys() == {each.value for each in Shed}
+    assert listed == {reason: str(STATUS_OF[error.code]) for reason, error in errors.items()}
 
 
 def test_every_remote_control_command_has_a_row_and_every_row_is_a_command() -> None:

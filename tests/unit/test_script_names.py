@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +26,18 @@ class Row(NamedTuple):
     pause_ms: int
 
 
+class Verdict(Enum):
+    GOOD = "g"
+
+    @property
+    def code(self) -> str:
+        return self.value
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> LuaScript:
     (tmp_path / "some.lua").touch()
-    return LuaScript("some", tmp_path, keys=(Keys,), rows=(Row,))
+    return LuaScript("some", tmp_path, keys=(Keys,), rows=(Row,), codes=(Verdict,))
 
 
 def test_names_become_numbers_before_the_script_is_sent(script: LuaScript) -> None:
@@ -36,7 +45,12 @@ def test_names_become_numbers_before_the_script_is_sent(script: LuaScript) -> No
     assert script.text.endswith("return {KEYS[2], KEYS[2 + 1], ARGV[at + 2], 2, #ARGV}")
 
 
-@pytest.mark.parametrize("text", ["KEYS.bel", "ARGV.lease", "Other.position"])
+def test_what_a_script_says_is_named_too(script: LuaScript) -> None:
+    script.files[-1].write_text("return Verdict.GOOD")
+    assert script.text.endswith("return 'g'")
+
+
+@pytest.mark.parametrize("text", ["KEYS.bel", "ARGV.lease", "Other.position", "Verdict.BAD"])
 def test_a_name_that_nobody_declares_is_an_error_before_the_script_is_sent(script: LuaScript, text: str) -> None:
     script.files[-1].write_text(f"return {text}")
     with pytest.raises(UnknownNameError, match=text):
@@ -72,11 +86,12 @@ def test_every_file_belongs_to_a_declared_script() -> None:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: "-".join((script.name, *script.parts)))
 def test_every_name_that_is_declared_is_read(script: LuaScript) -> None:
     text = "".join(path.read_text() for path in script.files)
-    read = set(re.findall(r"\b([A-Z]\w*)\.([a-z]\w*)", text))
+    read = set(re.findall(r"\b([A-Z]\w*)\.([A-Za-z]\w*)", text))
     tables = {
         "KEYS": [field for row in script.keys for field in row._fields],
         "ARGV": [field for row in script.args for field in row._fields],
         **{row.__name__: row._fields for row in script.rows},
+        **{codes.__name__: [each.name for each in codes] for codes in script.codes},
     }
     declared = {(table, field) for table, fields in tables.items() for field in fields}
     assert declared - read == set()
