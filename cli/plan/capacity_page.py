@@ -9,6 +9,7 @@ from typing import TypeAlias
 from batching.capacity.designs import Replay
 
 _BEGIN, _END = "<!-- designs: begin -->", "<!-- designs: end -->"
+_REST = "objective met | uneven: met | smallest fleet | uneven: smallest | run, s |"
 
 
 # Seconds of the processor, by design and policy.
@@ -39,11 +40,11 @@ def table(replays: Sequence[Replay], took: Took) -> str:
         lines += [
             f"### {design.name}: {design.what}",
             "",
-            f"By its own formula {each.raw} GPUs, {each.at_70} at 70 %; it has {design.gpus}, used to {design.use:.1%} "
-            f"when every batch is full. Full batches wait for a GPU, {percentile}, by Allen and Cunneen: "
-            + (f"{theory:.1f} ms." if theory < float("inf") else "without bound."),
+            f"By its own formula the design needs {each.raw} GPUs, or {each.at_70} at 70 %. It has {design.gpus}; "
+            f"their utilisation with full batches is {design.use:.1%}. By Allen and Cunneen, the {percentile} wait "
+            "of a full batch for a GPU is " + (f"{theory:.1f} ms." if theory < float("inf") else "unbounded."),
             "",
-            f"| policy | {percentile} ms | uneven | its fleet holds | uneven | smallest fleet | uneven | run, s |",
+            f"| policy | {percentile} ms | uneven: {percentile} ms | {_REST}",
             "|---|---|---|---|---|---|---|---|",
         ]
         for name, outcome in each.outcomes.items():
@@ -55,8 +56,8 @@ def table(replays: Sequence[Replay], took: Took) -> str:
         lines.append("")
     requests = sum(report.requests for each in replays for o in each.outcomes.values() for report in (o.even, o.uneven))
     lines.append(
-        f"The runs at the designs' own fleets held {requests / 1e6:.1f} million requests; with the search for "
-        f"the smallest fleets everything took {sum(took.values()):.0f} s of one core."
+        f"The runs at the designs' own fleets simulated {requests / 1e6:.1f} million requests. Together with the "
+        f"search for the smallest fleets they took {sum(took.values()):.0f} s of one core."
     )
     return "\n".join(lines)
 
