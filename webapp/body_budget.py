@@ -1,12 +1,12 @@
-"""Large bodies: what they cost the event loop, and whose account that goes on.
+"""Limits what large bodies cost the event loop, and counts refused ones against their key's rate.
 
     head ──admit──▶ body ──turn──▶ read, checked ──▶ the queue, where each request counts
              │                          └ refused: counted here, against the same rate
              └ its key is over its rate: 429, and the body is not even received
 
-A mebibyte of JSON takes milliseconds to read, and tens of them where somebody has chosen its shape to that end. So
-large bodies are read one at a time, with a rest after each that is as long as it took: half of the loop stays
-everybody's.
+A mebibyte of JSON takes milliseconds to parse, and tens of them if somebody has shaped it for that. So large bodies are
+parsed one at a time, with a pause after each that is as long as the parsing took: half of the loop's time stays for
+other requests.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tasks.errors import RateLimited, ServiceOverloaded
 from tasks.protocol.caller import Caller
 
 LARGE_BYTES = 64 * 1024
-"""From here on a body waits for its turn."""
+"""The size from which on a body waits for its turn."""
 COUNTED_BYTES = 16 * 1024
-"""From here on a refused one counts: what fits beside a head costs less than to count it."""
-# Each holds a whole body in memory.
+"""The size from which on a refused body counts: a body that fits beside a head costs less than the count."""
+# Each one holds a whole body in memory.
 MAX_WAITING = 32
 _MAX_KEYS = 4096
 
 
 class BodyBudget:
-    """Of one process. `charge` counts one request against its caller's rate and says in how many seconds the caller may
-    ask again, 0 where it was within it.
+    """The budget of one process. `charge` counts one request against its caller's rate and returns the seconds until
+    the caller may send again, 0 if it was within its rate.
     """
 
     def __init__(self, charge: Callable[[Caller], float]) -> None:
@@ -40,12 +40,12 @@ class BodyBudget:
         self._turn = Semaphore(1)
         self._rested_at = 0.0
         self._waiting = 0
-        # Until when (monotonic) a key may send no large body.
+        # Monotonic time until which a key may send no large body.
         self._closed: dict[str, float] = {}
 
     @contextmanager
     def turn(self, size: int) -> Iterator[None]:
-        """Wait for it, if the body is large. Raises ServiceOverloaded where too many wait."""
+        """Wait for the turn of a large body. Raises ServiceOverloaded if too many wait."""
         if size < LARGE_BYTES:
             yield
             return
@@ -57,7 +57,7 @@ class BodyBudget:
             gevent.sleep(max(0.0, self._rested_at - monotonic()))
         finally:
             self._waiting -= 1
-        # Of the processor: what else the machine does meanwhile is no reason to rest.
+        # CPU time of this process: other work of the machine is no reason to pause.
         began = process_time()
         try:
             yield
@@ -66,9 +66,7 @@ class BodyBudget:
             self._turn.release()
 
     def admit(self, caller: Caller) -> None:
-        """Before the body is received. Raises RateLimited while the caller's key is over its rate for bodies that were
-        refused.
-        """
+        """Check a caller before its body is received. Raises RateLimited while its key had too many refused."""
         until = self._closed.get(caller.key_id)
         if until is None:
             return
@@ -78,7 +76,7 @@ class BodyBudget:
         del self._closed[caller.key_id]
 
     def refused(self, caller: Caller) -> None:
-        """A large body was refused for what is in it. Raises RateLimited when its key may not even ask so often."""
+        """Count a large body that was refused for its content. Raises RateLimited if that exceeds its key's rate."""
         if not caller.key_id:
             return
         wait_s = self._charge(caller)

@@ -1,10 +1,10 @@
-"""Cross-origin requests: which web pages of other sites may call from a browser.
+"""Cross-origin requests: the web pages of other sites that may call the API from a browser.
 
     OPTIONS, or any request ──Origin: allowed?──▶ the application ──▶ its answer, and who may read it
 
-None may unless `BUNCH_CORS_ORIGINS` names them: without it no answer has any of these headers, so that a browser shows
-no such page what comes back, and does not even send a body of JSON. Whoever is named may call what is for callers;
-operators' paths are for the page that is served here.
+No page may unless `BUNCH_CORS_ORIGINS` names its origin: without that no answer has any of these headers, so a browser
+does not show the page an answer, and does not even send it a JSON body. Named origins may use the callers' endpoints;
+the operators' endpoints are for the page that is served here.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from webapp.identity.base import Access, access_of
 
 _OPERATIONS_PAGE = "/ops"
-# What a page may send beside what it always may, what it may read beside what it always can, and for how long a browser
-# may remember both.
+# Header fields that a page may send and may read in addition to the default ones, and how long a browser may cache
+# both lists.
 _SENT = (
     "Authorization, Cache-Control, Content-Type, Idempotency-Key, Prefer, X-Request-Id, X-Tier, X-Timeout-Ms, "
     "traceparent, tracestate"
@@ -28,7 +28,7 @@ WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 class Cors:
-    """A WSGI application around another; `origins` as browsers send them, or `*`."""
+    """A WSGI application around another; `origins` in browsers' form, or `*`."""
 
     def __init__(self, app: WSGIApp, origins: frozenset[str]) -> None:
         self._app = app
@@ -41,14 +41,14 @@ class Cors:
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             methods = [("Access-Control-Allow-Methods", value) for name, value in headers if name == "Allow"]
-            # `Allow` is OPTIONS' answer, and a 405's.
+            # `Allow` is in the answer to OPTIONS, and in a 405.
             return start_response(status, [*headers, *added, *(methods if len(added) > 1 else ())], exc_info)
 
         return self._app(environ, start)
 
     def _headers(self, environ: dict[str, Any]) -> list[tuple[str, str]]:
         origin = environ.get("HTTP_ORIGIN")
-        # Nobody may keep an answer to one origin for another.
+        # Caches must not use the answer to one origin for another.
         headers = [("Vary", "Origin")]
         if origin is None or not (origin in self._origins or "*" in self._origins):
             return headers

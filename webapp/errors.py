@@ -1,4 +1,4 @@
-"""Errors as HTTP shows them: one shape, one table from code to status.
+"""Error responses: one JSON shape, and one table from error code to HTTP status.
 
 {"error": CODE, "message": text a person can act on, "request_id": …, "retry_after_ms"?: N}
 """
@@ -28,7 +28,7 @@ STATUS_OF: dict[str, int] = {
     "PAYLOAD_TOO_LARGE": 413,
     "UNSUPPORTED_MEDIA_TYPE": 415,
     "INPUT_REJECTED": 422,
-    # Not in the contract: its caller has gone, and it is seen in the metrics alone.
+    # Not in the contract: its caller has disconnected, so it is seen in the metrics only.
     "CALLER_GONE": 499,
     "RATE_LIMITED": 429,
     "INFERENCE_FAILED": 500,
@@ -79,7 +79,7 @@ def bunch_error_answer(error: BunchError, request_id: str) -> HttpResponse:
 
 
 def _limit_headers(rpm: int, burst: int, remaining: int, whole_s: float) -> tuple[tuple[str, str], ...]:
-    """As draft-ietf-httpapi-ratelimit-headers has them: so many a minute, so many of them at once, what is left."""
+    """The fields of draft-ietf-httpapi-ratelimit-headers: requests a minute, burst, and what is left of it."""
     window_s = math.ceil(burst * 60 / rpm)
     return (
         ("RateLimit-Policy", f'"minute";q={rpm};w=60, "burst";q={burst};w={window_s}'),

@@ -1,16 +1,16 @@
-"""Direct mode: while Redis is away, a model that is a fixed API is asked by the frontend itself, one input a call.
+"""Direct mode: while Redis is away, the frontend itself calls a model that is a fixed API, with one input per call.
 
     submit ──BackendUnavailable──▶ a place is free ──POST {"inputs": [x], …}──▶ API ──▶ {"outputs": [y]}
                                  │ none is: 503, at once
                                  └ not reached, too slow, "not now": 503 · past the caller's deadline: 504
                                    any other answer: 500
 
-Off unless `[models.<name>] direct = true`. Without batches an API serves a fraction of its rate, so no more than
-`direct_concurrency` calls of a web process run at once, and nobody waits for a place. A caller who does not wait
-(`Prefer: respond-async`) is refused as before: there is nowhere to put the answer.
+Off unless `[models.<name>] direct = true`. Without batches an API serves a fraction of its rate, so a web process makes
+at most `direct_concurrency` calls at once, and no request waits for a place. A caller who does not wait
+(`Prefer: respond-async`) is still refused: there is nowhere to store the answer.
 
-What the API says is logged; callers are told its status. The call is the one that `workers.models.http` makes of a
-batch; a test holds the two together.
+The API's own words are logged; callers get its status only. The call is the same as `workers.models.http` makes for a
+batch; a test compares the two.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class FallbackModel:
-    """One model's API, for the greenlets of one process. Constructing opens nothing."""
+    """One model's API, for the greenlets of one process. The constructor opens no connection."""
 
     def __init__(self, model: ModelSettings, max_output_bytes: int) -> None:
         import httpx
@@ -75,13 +75,13 @@ class FallbackModel:
         self.running = 0
 
     def ask(self, submission: Submission, pending: Pending) -> Reply:
-        """The output for a request that the queue could not take, by the deadline that it had there.
+        """The output for a request that the queue could not take, within the request's deadline.
 
         Raises:
             BackendUnavailable: every place is taken.
             DeadlineExceeded: no answer in time.
-            ModelUnavailable: the API could not be asked, or cannot now.
-            InferenceFailed: it answered something else.
+            ModelUnavailable: the API could not be called, or is unavailable now.
+            InferenceFailed: it returned something else.
         """
         if self.running >= self._model.direct_concurrency:
             raise BackendUnavailable(
@@ -90,7 +90,7 @@ class FallbackModel:
         limit_s = pending.deadline - time.monotonic()
         if limit_s <= 0:
             raise DeadlineExceeded("the request was not answered before its deadline")
-        # Httpx bounds each step of a call, never the whole.
+        # Httpx bounds each step of a call, but not the whole.
         bound = gevent.Timeout(limit_s)
         asked = (submission.input, submission.parameters)
         self.running += 1
@@ -150,23 +150,23 @@ class FallbackModel:
         return output
 
     def _log(self, public: str, said: str) -> None:
-        """What the API said is for operators; without the headers that it was sent."""
+        """Log the API's own words for operators, without the header values that it was sent."""
         excerpt = without_secrets(said, self._headers.values())[:_MAX_EXCERPT]
         logger.warning("%s: %s", public, excerpt, extra={"model": self._model.name})
 
 
 class FallbackModels:
-    """Those models that have it switched on."""
+    """The models with direct mode on."""
 
     def __init__(self, settings: Settings) -> None:
         limit = settings.max_output_bytes
         self._models = {name: FallbackModel(model, limit) for name, model in settings.models.items() if model.direct}
 
     def waiting(self, client: Client, submission: Submission) -> Callable[[Pending], Reply]:
-        """How to wait for the answer to a submitted request."""
+        """Make the function that waits for the answer to a submitted request."""
         direct = self._models.get(submission.model)
         if direct is None or submission.idempotency_key:
-            # With a key it is computed but once: never without the queue, which can tell.
+            # With a key the request is computed only once: never without the queue, which knows.
             return client.wait
 
         def wait(pending: Pending) -> Reply:

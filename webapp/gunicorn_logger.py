@@ -1,4 +1,4 @@
-"""gunicorn's logger with our set-up from its first line on: its own comes before any of its hooks is called."""
+"""gunicorn's logger with our configuration from its first line on: its own starts before any of its hooks is called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from config.settings import load_settings
 
 
 class GunicornLog(Logger):
-    """Not `logconfig_dict`: gunicorn then formats an access-log line per request, wanted or not."""
+    """Not `logconfig_dict`: with that gunicorn formats an access-log line per request, wanted or not."""
 
     def setup(self, cfg: Any) -> None:
         super().setup(cfg)

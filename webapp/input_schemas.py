@@ -1,10 +1,10 @@
-"""Requests held against what their model declares, before anything is queued.
+"""Checks requests against the schemas of their model, before anything is queued.
 
     input, parameters ─▶ InputSchemas.check ─┬─ as declared ─▶ on to admission
                                              └─ InvalidInput (400): `input.tags[3]: the value does not match "^[a-z]+$"`
 
-A function whose module can be seen from here takes strings. Any other model without a schema has no `InputSchemas`,
-and its requests pay for nothing but the look into a dictionary.
+A plain function whose module can be imported here takes strings. Any other model without a schema has no
+`InputSchemas`, and its requests cost one dictionary lookup.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tasks.errors import InvalidInput
 if TYPE_CHECKING:
     from jsonschema_rs import ValidationError, Validator
 
-# Names in it may be the caller's own, and as long as a body may be.
+# The message may contain the caller's names, as long as a body may be.
 _LONGEST = 300
 
 
 class InputSchemas:
-    """One model's schemas, compiled."""
+    """The compiled schemas of one model."""
 
     def __init__(self, model: ModelSettings) -> None:
         self._name = model.name
@@ -36,27 +36,27 @@ class InputSchemas:
         self._parameters = _validator(model.parameters_schema)
 
     def check(self, value: object, parameters: dict[str, Any] | None, *, name: str = "input") -> None:
-        """`name` is what the input is called where it stands. Raises InvalidInput, which says where."""
+        """Check one request; `name` is the input's name in the body. Raises InvalidInput, which names the place."""
         refusal = self._input_refusal(name, value)
         if refusal is not None:
             raise refusal
         self.check_parameters(parameters)
 
     def check_parameters(self, parameters: dict[str, Any] | None) -> None:
-        """None are an empty object, as the model gets them. Raises InvalidInput."""
+        """Check the parameters; None counts as an empty object, as the model gets it. Raises InvalidInput."""
         refusal = self._refusal(self._parameters, "parameters", parameters or {})
         if refusal is not None:
             raise refusal
 
     def refusals(self, inputs: Sequence[object]) -> list[InvalidInput | None]:
-        """What is wrong with each input of a bulk call."""
+        """The error of each input of a bulk call, None for valid ones."""
         return [self._input_refusal(f"inputs[{at}]", each) for at, each in enumerate(inputs)]
 
     def _input_refusal(self, name: str, value: object) -> InvalidInput | None:
         return self._refusal(self._input, name, value)
 
     def _refusal(self, validator: Validator | None, name: str, value: object) -> InvalidInput | None:
-        # Asked first: most are valid, and that is the cheaper question.
+        # `is_valid` first: most inputs are valid, and it is the cheaper call.
         if validator is None or validator.is_valid(value):
             return None
         error = _first_error(validator, value)
@@ -67,15 +67,15 @@ class InputSchemas:
 
 
 class Strings(InputSchemas):
-    """A function, `batchstring(inputs: list[str])`, that declares nothing of its input: it takes strings."""
+    """The check for a plain function, `batchstring(inputs: list[str])`, without a schema: its inputs are strings."""
 
     def _input_refusal(self, name: str, value: object) -> InvalidInput | None:
         return None if isinstance(value, str) else InvalidInput(f"{name}: {self._name} takes strings; this is not one")
 
 
 def _first_error(validator: Validator, value: object) -> ValidationError:
-    """Of a value that is not valid. Its `iter_errors` makes all of them before it gives one: half a minute for a
-    mebibyte of wrong items, where this takes a fraction of a millisecond.
+    """The first error of an invalid value. `iter_errors` collects all of them first: half a minute for a mebibyte of
+    wrong items, where this takes a fraction of a millisecond.
     """
     from jsonschema_rs import ValidationError
 
@@ -87,8 +87,8 @@ def _first_error(validator: Validator, value: object) -> ValidationError:
 
 
 def declared_by(settings: Settings) -> dict[str, InputSchemas]:
-    """Of the models that declare anything, by a schema or by being a function."""
-    # As `config.model_files.import_path` has it.
+    """The checks of all models that have a schema or are a plain function."""
+    # The same path as `config.model_files.import_path`.
     folder = [str(Path(settings.config_file).parent)] if settings.config_file else []
     path = [*folder, *sys.path]
     declared: dict[str, InputSchemas] = {}

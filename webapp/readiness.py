@@ -1,10 +1,10 @@
-"""Which models are served, as far as this frontend knows: one look at Redis answers everybody who wants to know.
+"""The models that are served, as far as this frontend knows: one read of Redis serves all who want to know.
 
     GET /readyz ──────────────┐                    ┌─ one at a time, shared by all who ask meanwhile
     a model never served? ────┼──▶ Readiness.look ─┴─▶ register of workers, what is paused, what was ever loaded
     504: why? ────────────────┘          └ Redis does not say in time: None
 
-A request asks nothing for a model that was ready once: a name in a set.
+A request for a model that was ready once does not ask: its name is in a set.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tasks.fleet.registry_reader import Fleet, ready_models
 logger = logging.getLogger(__name__)
 
 FRESH_S = 1.0
-# A probe waits for a second: with this, and the way there and back, it is told in time.
+# Probes wait a second: with this limit the answer is in time, including both ways.
 PROBE_S = 0.5
-# A caller whose time is over is kept no longer than deadlines are kept to.
+# A caller whose deadline has passed is not kept longer than deadlines are precise.
 _REASON_S = 0.03
 _REQUIRE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`served` models have an executor that takes batches, `known` ones have had one at some time; `paused` are tiers
-    of which nothing is claimed, by model.
+    """`served` models have an executor that takes batches; `known` models have had one at some time; `paused` has the
+    tiers that are not claimed, by model.
     """
 
     served: frozenset[str]
@@ -47,7 +47,7 @@ class Standing:
 
 
 class Readiness:
-    """For the greenlets of one process. `clock` gives monotonic seconds."""
+    """The readiness of models, for the greenlets of one process. `clock` gives monotonic seconds."""
 
     def __init__(
         self, redis: Redis, fleet: Fleet, models: tuple[str, ...], clock: Callable[[], float] = time.monotonic
@@ -59,31 +59,33 @@ class Readiness:
         self._clock = clock
         self._known: frozenset[str] = frozenset()
         self._last: Standing | None = None
-        # When the last look that has ended began, and the one that is under way.
+        # When the last finished read began, and when the current one did.
         self._looked_at = float("-inf")
         self._began = float("-inf")
         self._looking: gevent.Greenlet[..., None] | None = None
 
     def look(self, within_s: float = PROBE_S, max_age_s: float = FRESH_S) -> Standing | None:
-        """What was seen no longer than `max_age_s` ago; None when Redis cannot be asked, or takes longer than that."""
+        """The state read at most `max_age_s` ago; None when Redis cannot be reached, or takes longer than
+        `within_s`.
+        """
         asked_at = self._clock()
         until = asked_at + within_s
         while self._looked_at < asked_at - max_age_s:
             if self._looking is None:
                 self._began = self._clock()
                 self._looking = gevent.spawn(self._look)
-            # A look that others have waited for in vain is not waited for again.
+            # A read that others have waited for in vain is not waited for again.
             left_s = min(until, self._began + within_s) - self._clock()
             if left_s <= 0 or not self._ended(self._looking, left_s):
                 return None
         return self._last
 
     def refusal(self, model: str) -> ModelUnavailable | None:
-        """Of a request for a model that no executor was ever ready for: it would wait for nothing."""
+        """The error for a model that no executor has ever been ready for: a request would wait in vain."""
         if model in self._known:
             return None
         standing = self.look(_REQUIRE_S, max_age_s=0.0)
-        # While Redis is away the queue says so itself, or the model is asked without it.
+        # While Redis is away the queue itself says so, or the model is called without it.
         if standing is None or model in standing.known:
             return None
         return ModelUnavailable(
@@ -91,7 +93,7 @@ class Readiness:
         )
 
     def explained(self, error: DeadlineExceeded, model: str, tier: Tier) -> DeadlineExceeded:
-        """The same, with what has kept `model` from answering, where that is known."""
+        """The error with the reason why `model` did not answer, if that is known."""
         standing = self.look(_REASON_S)
         if standing is None:
             return error
@@ -124,7 +126,7 @@ class Readiness:
         served = ready_models(self._fleet.healthy())
         names = [Shard().edition(name) for name in self._models]
         loads = cast("list[bytes | None]", self._redis.mget(names)) if names else []
-        # A server that has lost its data does not know of the loads before.
+        # A server that has lost its data does not know the earlier loads.
         known = {name for name, times in zip(self._models, loads, strict=True) if times} | served
         paused = {name: desired.paused for name, desired in self._controls.read(self._models).items() if desired.paused}
         return Standing(frozenset(served & set(self._models)), frozenset(known), paused)

@@ -1,5 +1,5 @@
-"""A request and an answer, as every protocol of the API sees them: no Flask in here, so that the fast lane and the
-Flask views can run the very same code.
+"""HTTP requests and responses as every handler sees them: without Flask, so that the fast lane and the Flask views run
+the same code.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STATUS_LINES: dict[int, str] = {
 
 
 class HttpResponse(msgspec.Struct, frozen=True):
-    """`headers` are those beside Content-Type, Content-Length and X-Request-Id, and what the server adds to all."""
+    """`headers` are added to Content-Type, Content-Length, X-Request-Id and the fields that the server adds to all."""
 
     status: int
     body: bytes
@@ -59,8 +59,8 @@ class HttpResponse(msgspec.Struct, frozen=True):
 
 
 class HttpRequest:
-    """One HTTP request over its WSGI environment; `caller` is set once it has been identified, `client_id` once a body
-    has been read that says which of the caller's clients asks.
+    """One HTTP request over its WSGI environment. `caller` is set once the caller is identified, `client_id` once a
+    body was read that names the caller's client.
     """
 
     __slots__ = ("_environ", "_request_id", "caller", "caller_request_id", "client_id")
@@ -70,25 +70,25 @@ class HttpRequest:
     def __init__(self, environ: dict[str, Any]) -> None:
         self._environ = environ
         given = environ.get("HTTP_X_REQUEST_ID")
-        # An id that could not be quoted safely in a log line or a header is replaced, not refused.
+        # An id that is not safe in a log line or a header is replaced, not refused.
         self.caller_request_id = given if given and _REQUEST_ID.fullmatch(given) else ""
         self._request_id = self.caller_request_id
         self.client_id = ""
 
     @property
     def request_id(self) -> str:
-        """The caller's, or the id of the task that this call became, or a new one."""
+        """The caller's id, or the id of the task that this call became, or a new one."""
         if not self._request_id:
             self._request_id = new_id()
         return self._request_id
 
     def became(self, task_id: str) -> None:
-        """One id is enough for a call whose caller gave it none: each finds the request."""
+        """Use the task's id as the request id, if the caller gave none: one id then finds both."""
         if not self._request_id:
             self._request_id = task_id
 
     def header(self, name: str) -> str | None:
-        """By its WSGI name, such as `HTTP_X_TIMEOUT_MS`."""
+        """A header by its WSGI name, such as `HTTP_X_TIMEOUT_MS`."""
         value: str | None = self._environ.get(name)
         return value
 
@@ -109,19 +109,19 @@ class HttpRequest:
 
     @property
     def route(self) -> str:
-        """The path's pattern, so that ids in it make no names; the path itself on the fast lane, which has none."""
+        """The path's pattern, so that span names contain no ids; the path itself on the fast lane, which has none."""
         rule = getattr(self._environ.get("werkzeug.request"), "url_rule", None)
         return str(rule) if rule else self.path
 
     @property
     def traceparent(self) -> str:
-        """The context to go on with: of our own span, where there is one, or the caller's; else empty."""
+        """The trace context to pass on: of our own span if there is one, else the caller's; may be empty."""
         ours: str | None = self._environ.get("bunch.traceparent")
         return valid(self._environ.get("HTTP_TRACEPARENT")) if ours is None else ours
 
     @property
     def tracestate(self) -> str:
-        """What vendors have added to the caller's trace; nothing without a trace."""
+        """The vendors' part of the caller's trace context; empty without a trace."""
         given = self._environ.get("HTTP_TRACESTATE")
         return valid_state(given) if given and valid(self._environ.get("HTTP_TRACEPARENT")) else ""
 
@@ -136,20 +136,20 @@ class HttpRequest:
 
     @property
     def was_forwarded(self) -> bool:
-        """Whether a proxy has passed it on."""
-        # As the server has noted it; where another one has made the environ, as it is.
+        """Whether a proxy has passed the request on."""
+        # Our server notes it in the environ; an environ of another server is checked here.
         noted: str | None = self._environ.get(NOTED)
         return was_forwarded(self._environ) if noted is None else noted == "1"
 
     @property
     def hung_up(self) -> Callable[[], bool] | None:
-        """Asks whether the client has closed its connection; the server's, see `webapp.server`."""
+        """A function that tells whether the client has disconnected; the server's, see `webapp.server`."""
         ask: Callable[[], bool] | None = self._environ.get("bunch.disconnected")
         return ask
 
     @property
     def body_bytes(self) -> int:
-        """How long the body is, or is said to be."""
+        """The length of the body, or the length that was announced."""
         return int(self._environ.get("CONTENT_LENGTH") or 0)
 
     def body(self) -> bytes:

@@ -26,16 +26,16 @@
           ▼
         client ───────────────── takes nothing for `send_time_s`, or is gone: the iterable is closed
 
-Refusals (4xx and 503 above) never reach the application and always close: see `webapp.http.errors`.
+Refusals (4xx and 503 above) never reach the application and always close the connection: see `webapp.http.errors`.
 
 An application may have a method `before_body(environ, start_response)`. It is called when the rest of a body has yet to
-be read, so that strangers can be sent away without; None lets it come.
+be read, so that it can refuse a stranger without reading it; None lets the body come.
 
-The environ holds, besides WSGI's keys: `gunicorn.socket`; `bunch.disconnected()`, true once the client has hung
-up; `bunch.shutting_down()`, true once this worker has been told to stop; `bunch.forwarded`, `1` if a proxy has passed
-the request on. Not offered: TLS and HTTP/2 (a proxy's
-work), `X-Forwarded-*`, gunicorn's `pre_request` and `post_request` hooks, and its control socket, whose thread
-does not run in a patched master: set `control_socket_disable`.
+The environ holds, besides WSGI's keys: `gunicorn.socket`; `bunch.disconnected()`, true once the client has
+disconnected; `bunch.shutting_down()`, true once this worker has been told to stop; `bunch.forwarded`, `1` if a proxy
+has passed the request on. Not offered: TLS and HTTP/2 (use a proxy), `X-Forwarded-*`, gunicorn's `pre_request` and
+`post_request` hooks, and its control socket, whose thread does not run in a patched master: set
+`control_socket_disable`.
 """
 
 from __future__ import annotations
@@ -65,35 +65,35 @@ logger = logging.getLogger(__name__)
 
 _REAP_EVERY_S = 0.5
 _KILL_S = 1.0
-# Before the end of `graceful_timeout`: for answers that say so to reach their clients.
+# How long before the end of `graceful_timeout` remaining callers are told, so that the answers reach them.
 _LAST_MOMENT_S = 1.0
 # gunicorn imports this module in the master, so all workers inherit it.
 _board = AcceptBalance()
 
 
 class Worker(GeventWorker):
-    """gunicorn's gevent worker with a socket loop of our own. `limits` is set in gunicorn's `post_fork`.
+    """gunicorn's gevent worker with our own socket loop. `limits` is set in gunicorn's `post_fork`.
 
-    `on_last_moment` is called shortly before connections that have not drained are cut.
+    `on_last_moment` is called shortly before connections that have not drained are closed.
     """
 
     limits: ServerLimits = ServerLimits()
     on_last_moment: Callable[[], None] = staticmethod(lambda: None)
-    # gunicorn's: false from the signal to stop onwards.
+    # gunicorn's attribute: false from the stop signal onwards.
     alive: bool
     sockets: list[Any]
 
     @classmethod
     def setup(cls) -> None:
-        """Patch the master: gunicorn calls this once it has the class, before it may preload the application.
+        """Patch the master. gunicorn calls this once it has the class, before it may preload the application.
 
-        An application that is loaded before the fork finds cooperative locks and sockets. Not fork, wait and
-        signals: with those gevent would reap the workers through an event loop that the master does not run.
+        An application that is loaded before the fork finds cooperative locks and sockets. Fork, wait and signals are
+        not patched: gevent would reap the workers through an event loop that the master does not run.
         """
         monkey.patch_all(os=False, signal=False)
 
     def patch(self) -> None:
-        """The rest of the patching, in the worker; gunicorn's own would do the first part again, and warn."""
+        """Patch the rest in the worker; gunicorn's own patch would repeat the first part, with a warning."""
         monkey.patch_os()
         monkey.patch_signal()
         self.sockets = [
@@ -130,7 +130,7 @@ class Worker(GeventWorker):
         self._cap = min(self.worker_connections, descriptors.for_clients())
         base = self._base_environ()
         self._listeners = [Listener(self._service, sock, base, self._seat, cap=self._cap) for sock in self.sockets]
-        # Python writes each signal's number into gunicorn's pipe: a stop is noticed at once.
+        # Python writes each signal's number into gunicorn's pipe, so a stop is noticed at once.
         wakeup = hub.loop.io(self.PIPE[0], 1)
         wakeup.start(self._on_signal)
         reaper = hub.loop.timer(_REAP_EVERY_S, _REAP_EVERY_S)
@@ -146,7 +146,7 @@ class Worker(GeventWorker):
         wakeup.stop()
 
     def _drain(self) -> None:
-        """Answer what has been accepted, for at most `graceful_timeout`; then say that it cannot be."""
+        """Finish accepted requests for at most `graceful_timeout`; then tell the callers that are left."""
         self._service.begin_shutdown()
         self._seat.leave()
         for listener in self._listeners:
@@ -210,7 +210,7 @@ class Worker(GeventWorker):
 
 
 class _AccessedResponse:
-    """What gunicorn's logger reads of a response."""
+    """The attributes of a response that gunicorn's logger reads."""
 
     __slots__ = ("headers", "sent", "status")
 

@@ -1,4 +1,4 @@
-"""What the handlers of one frontend process work with."""
+"""The objects that the handlers of one frontend process use."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Services:
-    """`declared` has the models that declare something. `tracer` is there once a process that exports spans has
-    started, `description` once somebody has asked for the API's.
+    """`declared` has the models with schemas. `tracer` is set once a process that exports spans has started,
+    `description` once the API's description was requested.
     """
 
     settings: Settings
