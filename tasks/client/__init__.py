@@ -1,1 +1,1 @@
-"""The client of a frontend process: submit a request, wait for its answer, take it back."""
+"""The client of a frontend process: submits requests, waits for answers, cancels."""

@@ -1,4 +1,4 @@
-"""The admission rules of one process as `submit.lua` takes them: made once, since they go with each flush."""
+"""The admission rules of one process as arguments of `submit.lua`, made once since every flush needs them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_QUOTA = (0, 0, 0, NO_KEY)
 
 
 class AdmissionArgs:
-    """The submit script of one process, and of its arguments and key names what never changes."""
+    """The submit script of one process, with its constant arguments and key names."""
 
     def __init__(self, settings: Settings, keys: Shard) -> None:
         self.shares = DEFAULT_SHARES
@@ -28,7 +28,7 @@ class AdmissionArgs:
         )
         self._depth_limits = {name: model.max_queue_depth for name, model in settings.models.items()}
         self._kept = {name for name, model in settings.models.items() if model.cache and settings.cache_ttl_ms > 0}
-        # Of a flush in which some may have been asked before.
+        # For a flush in which some requests may be repeats.
         self.known_keys = DedupKeys(asked=keys.asked(), joined=keys.joined(), cached=keys.cached())
         self._keys = {name: _keys_of(name, keys) for name in settings.models}
         thresholds = settings.shed_thresholds()
@@ -45,11 +45,11 @@ class AdmissionArgs:
         return self._keys[model]
 
     def of_class(self, out: Outgoing, model: int, quotas: dict[str, int]) -> ClassRow:
-        """What the requests of one class of a flush have in common.
+        """The common row of the requests of one class in a flush.
 
         Args:
             model: the number of its model in the flush.
-            quotas: gives each key of the flush its number.
+            quotas: maps each key of the flush to its number.
         """
         quota = out.quota
         rank, threshold = self._ranks[out.queue]

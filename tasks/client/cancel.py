@@ -1,10 +1,10 @@
-"""Taking requests back, for every door: `DELETE /v1/result/{id}`, Celery's `revoke` and `terminate`.
+"""Cancels requests, for every API: `DELETE /v1/result/{id}`, Celery's `revoke` and `terminate`.
 
-    waiting, with a state   ──▶ REVOKED at once; whoever waits is told, whether by its id or on an open connection
+    waiting, with a state   ──▶ REVOKED at once; its caller is told, whether by the id or on an open connection
     waiting, without one    ──▶ its caller on an open connection is told; Celery writes the state
-    started                 ──▶ left alone
+    started                 ──▶ not changed
 
-A worker drops the message when it comes to it; nobody waits for that.
+A worker drops the message when it claims it; nobody waits for that.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tasks.script_args import CANCEL, CancelArgs, CancelKeys
 
 
 class Canceller:
-    """Takes back what has not started."""
+    """Cancels requests that have not started."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
         self._cancel = redis.register_script(CANCEL.text)
         self._keys = shard or Shard()
 
     def cancel(self, task_id: str, stateless_ms: int = 0) -> str:
-        """The state that it was in: `PENDING` means cancelled, '' that there is none. Raises RedisError.
+        """Cancel a request. Returns the state that it had: `PENDING` means cancelled, '' no state. Raises RedisError.
 
         Args:
-            stateless_ms: how long a request may wait whose state nobody can ask for; 0: such a one is left alone.
+            stateless_ms: how long a request without a readable state may wait; 0: such a request is not cancelled.
         """
         keys = CancelKeys(result=self._keys.result(task_id), cancelled=self._keys.cancelled())
         args = CancelArgs(task_id=task_id, channel=REVOKED_CHANNEL, stateless_ms=stateless_ms)

@@ -1,4 +1,4 @@
-"""What the frontend calls: submit a request, wait for its answer, take it back, look at it.
+"""The interface that the frontend uses: submit a request, wait for its answer, cancel it, read its state.
 
 One `Client` per process, for gevent: its greenlets share one outbox and one router.
 """
@@ -37,15 +37,15 @@ from tasks.script_args import CHARGE, HANG_UP, ChargeArgs, HangUpArgs, HangUpKey
 logger = logging.getLogger(__name__)
 
 _TAKE_BACK_EVERY_S = 0.5
-# Callers are told no more: the error names the server's address.
+# Callers get this text only, since the error names the server's address.
 _NO_QUEUE = "the queue is not reachable; try again shortly"
 _NO_RESULTS = "the result store is not reachable; try again shortly"
 
 
 class Client:
-    """Constructing builds; `start` opens the subscription and starts flushing. Call it after any fork.
+    """The constructor opens nothing; `start` subscribes and starts flushing. Call `start` after any fork.
 
-    `on_answered` is told of each request that was answered from the cache, and so never reaches a worker.
+    `on_answered` is called for each request that was answered from the cache, which no worker sees.
     """
 
     def __init__(
@@ -119,17 +119,17 @@ class Client:
             submission.client_id,
         )
         rest = self._writer.rest(out, time.time())
-        # Not before nothing can fail any more: nobody would forget it.
+        # Only once nothing can fail any more, since after a failure nobody would forget it.
         pending = self.router.expect(task_id, submission.timeout_s, None if key else submission.hung_up)
         pending.runs_on = bool(key)
         self.outbox.put(out, rest, pending, receipt=not submission.waits)
         return pending
 
     def wait(self, pending: Pending) -> Reply:
-        """The answer to a submitted request.
+        """Wait for the answer to a submitted request.
 
         Raises:
-            BunchError: the outcome, when it is not an output; DeadlineExceeded when there is none in time.
+            BunchError: the outcome, if it is not an output; DeadlineExceeded if there is none in time.
         """
         try:
             reply = pending.wait()
@@ -138,12 +138,14 @@ class Client:
         return checked(self._outcome_of(reply, pending.deadline) if isinstance(reply, Repeated) else reply)
 
     def _outcome_of(self, first: Repeated, deadline: float) -> Reply | None:
-        """Of a request that may be any other process's; None when there is none by then (`time.monotonic`)."""
+        """Wait for a request that any process may have submitted; None if it has not ended by `deadline`
+        (monotonic).
+        """
         reply = self.result(first.task_id, deadline - time.monotonic())
         return reply if reply is not None and reply.status in FINISHED else None
 
     def receipt(self, pending: Pending) -> str:
-        """The task id, once the queue has the request. Raises BunchError when it was refused."""
+        """Return the task id once the queue has the request. Raises BunchError if it was refused."""
         try:
             reply = pending.wait()
         finally:
@@ -152,14 +154,14 @@ class Client:
             return reply.task_id
         if not isinstance(reply, Receipt | Reply):
             checked(reply)
-        # A reply may overtake the receipt: then the queue has had it, whatever came of it.
+        # A reply may overtake the receipt: then the queue has had the request, whatever its outcome.
         return pending.task_id
 
     def result(self, task_id: str, wait_s: float = 0.0) -> Reply | None:
         """The stored state of a task, after waiting at most `wait_s` for it to finish; None for an unknown id.
 
         Raises:
-            BackendUnavailable: when Redis cannot be asked.
+            BackendUnavailable: Redis cannot be reached.
         """
         reply = self._stored(task_id)
         if reply is None or reply.status in FINISHED or wait_s <= 0:
@@ -171,22 +173,22 @@ class Client:
             self.router.forget(pending)
 
     def forget(self, task_id: str) -> None:
-        """Drop the stored result of a task. Raises BackendUnavailable."""
+        """Delete the stored result of a task. Raises BackendUnavailable."""
         try:
             self._redis.unlink(self._keys.result(task_id))
         except RedisError as error:
             raise BackendUnavailable(_NO_RESULTS) from error
 
     def cancel(self, task_id: str) -> str:
-        """Take back what has not started. Returns the state it was in: `PENDING` means cancelled, '' unknown id."""
+        """Cancel a request that has not started. Returns the state it had: `PENDING` means cancelled, '' unknown id."""
         try:
             return self._canceller.cancel(task_id)
         except RedisError as error:
             raise BackendUnavailable(_NO_QUEUE) from error
 
     def charge(self, caller: Caller) -> float:
-        """Count a request that is not submitted against its caller's rate. Returns the seconds until the caller may ask
-        again, 0 where it was within it, has none, or Redis cannot say.
+        """Count a request that was not submitted against its caller's rate. Returns the seconds until the caller may
+        send again; 0 if it was within its rate, has none, or Redis cannot be reached.
         """
         quota = self._quotas.of(caller)
         if quota is None:
@@ -200,7 +202,7 @@ class Client:
         return int(cast("int", early_us)) / 1_000_000
 
     def task_of(self, request_id: str, owner: str = "") -> str:
-        """The task id behind its owner's own request id; the id itself when there is none."""
+        """The task id for the owner's own request id; the given id itself if there is none."""
         try:
             known = cast("bytes | None", self._redis.get(self._keys.request(_scoped(request_id, owner))))
         except RedisError as error:
@@ -222,7 +224,7 @@ class Client:
         return True
 
     def _take_back_later(self, task_ids: Sequence[str]) -> None:
-        """Once Redis answers again; after their deadlines they are dropped without that."""
+        """Retry once Redis answers again. Requests past their deadlines are dropped anyway."""
 
         def keep_trying() -> None:
             until = time.monotonic() + self._settings.request_timeout_s
@@ -240,12 +242,12 @@ class Client:
 
 
 def _scoped(request_id: str, owner: str) -> str:
-    """Two owners may call their requests the same."""
+    """Scope a request id to its owner, since two owners may use the same."""
     return f"{owner}/{request_id}" if owner else request_id
 
 
 def checked(reply: object) -> Reply:
-    """A successful reply, or the error that it stands for."""
+    """Return a successful reply, or raise the error that it stands for."""
     if isinstance(reply, Reply):
         if reply.status == "SUCCESS":
             return reply
@@ -256,7 +258,7 @@ def checked(reply: object) -> Reply:
 
 
 def error_of(reply: Reply) -> BunchError:
-    """Map by code, never by the exception's class: the reader may not have it."""
+    """Map by code, never by the exception's class, which the reader may not have."""
     if reply.status == "REVOKED":
         return TaskCancelled("the request was cancelled")
     code = decode_details(reply.bunch).code
@@ -265,10 +267,10 @@ def error_of(reply: Reply) -> BunchError:
 
 
 def _make_ids(block: int = 256) -> Iterator[str]:
-    """Random ids in the form of a UUID of version 8, behind five digits that count up every four seconds for 48 days.
+    """Random ids in the form of a UUID of version 8; the first five digits count up every four seconds for 48 days.
 
-    So ids that come together lie together in an index, as those of RFC 9562's version 7 do; but 48 bits of time would
-    leave too few random ones beside an owner's (`tasks.protocol.ids`). One system call for 256 of them.
+    Ids made at the same time are thus close together in an index, like those of RFC 9562's version 7. But 48 bits of
+    time would leave too few random bits beside an owner's tag (`tasks.protocol.ids`). One system call makes 256 ids.
     """
     while True:
         random = os.urandom(16 * block).hex()
@@ -286,7 +288,7 @@ def new_id() -> str:
 
 
 def _forget_ids() -> None:
-    """A forked child must not go on with its parent's random block."""
+    """Drop the block after a fork: a child must not reuse its parent's random bytes."""
     global _ids  # noqa: PLW0603 - the generator is this process's, and this is the one place that replaces it
     _ids = _make_ids()
 

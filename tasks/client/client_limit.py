@@ -1,7 +1,7 @@
-"""How often one of an owner's clients may ask, by the name that the owner gives it: `client_id`, `BUNCH_CLIENT_RPM`.
+"""The rate limit of an owner's clients, each named by the owner: `client_id`, `BUNCH_CLIENT_RPM`.
 
-A share of the owner's own limits, so that one of its clients that runs wild does not use up what the others need; not
-for keeping strangers out, since whoever asks chooses the name. It costs a call to Redis, of such requests alone.
+It is part of the owner's own limits: one client that sends too much must not use up what the others need. It keeps no
+strangers out, since the caller chooses the name. It costs a call to Redis, for requests with a `client_id` only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClientLimit:
-    """Of all frontends together."""
+    """The limit over all frontends together."""
 
     def __init__(self, settings: Settings, redis: Redis, shard: Shard | None = None) -> None:
         self._rpm = settings.client_rpm
@@ -32,7 +32,7 @@ class ClientLimit:
         self._take = redis.register_script(CLIENT.text)
 
     def refusal(self, owner: str, client_id: str, count: int = 1) -> RateLimited | None:
-        """Count `count` requests of a client, which has no limit without a name; more than a burst take all of it."""
+        """Count `count` requests of a client, at most a burst of them. Without a name there is no limit."""
         if not client_id or not self._rpm:
             return None
         name = hashlib.sha256(f"{owner}\0{client_id}".encode()).hexdigest()[:24]
@@ -43,7 +43,7 @@ class ClientLimit:
                 args=ClientArgs(interval_us=interval_us, burst=self._burst, requests=min(count, self._burst)),
             )
         except RedisError as error:
-            # Nothing can be queued then, and the queue says so.
+            # Then nothing can be queued, and the queue itself reports that.
             logger.debug("could not check the rate limit of a client; its request is let in: %s", error)
             return None
         allowed, retry_us, remaining, whole_us = cast("list[int]", taken)

@@ -1,12 +1,12 @@
 """The outbox: every request of one event-loop turn goes to Redis in one script call.
 
     greenlets ──put──▶ [ … ] ──one EVALSHA──▶ admitted: queued          refused: why, and when to come again
-                                             │ asked before: whose outcome it gets
-                                             └ Redis away: BackendUnavailable, at once, for all of the flush
+                                             │ repeated: whose outcome it gets
+                                             └ Redis away: BackendUnavailable, at once, for the whole flush
 
-One flush is under way at a time, so the slower Redis is, the more goes into each: the load sets the batch.
+Only one flush is under way at a time: the slower Redis is, the more requests go into each.
 A flush whose connection broke is sent once more; `submit.lua` remembers what it has already queued. One that was not
-answered in time may still run: its callers are refused, and what they asked for is taken back once Redis answers again.
+answered in time may still run: its callers are refused, and its requests are cancelled once Redis answers again.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class Posted(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The queue has it: what a caller who does not wait is told."""
+    """The queue has the request: the reply for a caller who does not wait."""
 
     task_id: str
 
 
 class Outbox:
-    """Collects and flushes. `settle` wakes a refused caller, or one who wants a receipt.
+    """Collects and flushes requests. `settle` wakes a refused caller, or one who waits for a receipt.
 
-    `on_doubt` gets the task ids of a flush that may yet run, though its callers have been refused; `on_answered` each
-    request that was answered from the cache, and so never reaches a worker.
+    `on_doubt` gets the task ids of a flush that may still run although its callers have been refused; `on_answered`
+    each request that was answered from the cache, which no worker sees.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Outbox:
     def _run(self) -> None:
         while True:
             self._wake.wait()
-            # While Redis was slow some may have given up: what is not queued need not be computed for nobody.
+            # While Redis was slow some callers may have given up: their requests need not be queued.
             batch = [item for item in self._next() if not item.pending.done]
             if not batch:
                 continue
@@ -131,8 +131,8 @@ class Outbox:
     def _flush(self, batch: list[Posted]) -> bytes:
         self.flushes += 1
         models: dict[str, int] = {}
-        # The queue itself for requests without a quota: the common case, and no tuple for each. A key whose limits have
-        # just been changed is held to the ones before for the rest of a flush.
+        # Requests without a quota use the queue's name as their class: the common case, without a tuple for each. If a
+        # key's limits have just changed, the rest of the flush uses the old ones.
         classes: dict[object, int] = {}
         quotas: dict[str, int] = {}
         keys = [*FlushKeys(flush=self._keys.flush(f"{self._name}:{self.flushes}"), arrivals=self._keys.arrivals())]
@@ -153,8 +153,8 @@ class Outbox:
                 number = classes[kind] = len(classes) + 1
                 model = models.setdefault(out.model, len(models) + 1)
                 about += self._rules.of_class(out, model, quotas)
-            # What neighbours have in common is said once, as a `RunRow`: a word more for each costs Redis as much as we
-            # do to send it.
+            # Neighbours' common fields are sent once, as a `RunRow`: a word more for each costs Redis as much as it
+            # costs us.
             shared = (number, out.deadline_ms, out.queue_limit_ms, 2 if named else 1)
             if shared != run:
                 run = shared

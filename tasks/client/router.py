@@ -6,11 +6,11 @@
     stored keys ◀──MGET: after a reconnect, before a deadline─┘
 
 Celery's own result consumer wakes every waiter at each message, holds a subscription per task, and dies after a Redis
-outage of about 19 s (`celery.backends.asynchronous.geventDrainer`); none of that is used here.
+outage of about 19 s (`celery.backends.asynchronous.geventDrainer`); it is not used here.
 
-Pub/sub may drop, so it is only the fast way: after every reconnect, and just before a deadline, the stored keys of what
-is still pending are read. An id that another process submitted is watched through Celery's own channel for it, for as
-long as somebody waits and no longer.
+Pub/sub may drop messages, so it is only the fast way. After every reconnect, and just before a deadline, the stored
+results of pending requests are read. An id that another process submitted is watched through Celery's own channel for
+it, for as long as a caller waits.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.05
 # Long enough for one MGET, short enough to be "just before" the deadline.
 _LAST_LOOK_S = 0.1
-# How soon a caller who has hung up is noticed; one system call for each who waits.
+# How often to check whether waiting callers have disconnected: one system call for each.
 _ASK_EVERY_S = 0.25
 _READ_TIMEOUT_S = 1.0
-# A subscription that has gone dead without a word (a firewall's table, a host that vanished) looks like one that has
-# nothing to say: after so long it is asked, after three times as long it is taken for dead.
+# A dead subscription (a firewall's table, a host that vanished) looks like a silent one. After this time it is sent a
+# PING, after three times as long it counts as dead.
 _SILENCE_S = 1.0
 _MAX_BACKOFF_S = 1.0
 _MGET_CHUNK = 500
@@ -54,9 +54,9 @@ _REVOKED = REVOKED_CHANNEL.encode()
 
 
 class Pending:
-    """One request that somebody waits for. `reply` is set once; None after `wait` means that time ran out.
+    """One pending request. `reply` is set once; None after `wait` means that its time ran out.
 
-    `runs_on` is for whoever sends it: it is not to be taken back, whatever becomes of the one who waits.
+    `runs_on`: set by the submitter; the request is not cancelled even if nobody waits for it any more.
     """
 
     __slots__ = ("_waiter", "channel", "deadline", "done", "due", "hung_up", "reply", "runs_on", "task_id")
@@ -69,7 +69,7 @@ class Pending:
         self.runs_on = False
         self.deadline = deadline
         self.channel = channel
-        # When the router has to see to it.
+        # The time at which the router must look at it next.
         self.due = deadline
         self.reply: Any = None
         self.done = False
@@ -97,7 +97,7 @@ class Pending:
 
 
 class Router:
-    """Delivers replies to the greenlets of this process. Constructing builds; `start` subscribes."""
+    """Delivers replies to the greenlets of this process. The constructor opens nothing; `start` subscribes."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Router:
         self._clock = clock
         self._pending: dict[str, Pending] = {}
         self._watched: dict[str, list[Pending]] = {}
-        # Nobody is due before this.
+        # No pending request is due before this.
         self._next = math.inf
         self._connection: Any = None
         self._sending = RLock()
@@ -129,23 +129,23 @@ class Router:
         self._stopped = True
         gevent.killall(self._greenlets)
         self._disconnect()
-        # With the sweep gone nothing else would ever end their waits.
+        # Without the sweep nothing else would end these waits.
         self._refuse_all()
 
     def refuse(self) -> None:
-        """From now on nobody waits: this process has to go, and its callers shall hear so before they are cut off."""
+        """Refuse all pending and further requests: this process must stop, and its callers are told before that."""
         self._refusing = True
 
     @property
     def size(self) -> int:
-        """Requests that are waited for: must be 0 when nobody waits."""
+        """The number of pending requests; must be 0 when nobody waits."""
         return len(self._pending) + sum(map(len, self._watched.values()))
 
     def expect(self, task_id: str, timeout_s: float, hung_up: Callable[[], bool] | None = None) -> Pending:
-        """Register before the message is sent: the reply may be there before the sender looks again.
+        """Register before the message is sent, since the reply may arrive before the sender runs again.
 
-        `hung_up` says whether the caller has gone; it is asked now and then, and a request that nobody waits for any
-        more is settled with `CallerGone` and taken back.
+        `hung_up` tells whether the caller has disconnected. It is called regularly; a request whose caller is gone is
+        settled with `CallerGone` and cancelled.
         """
         pending = Pending(task_id, self._clock() + timeout_s, hung_up=hung_up)
         self._pending[task_id] = pending
@@ -159,12 +159,12 @@ class Router:
         watchers = self._watched.setdefault(task_id, [])
         watchers.append(pending)
         self._schedule(pending, pending.deadline)
-        # The confirmation of the subscription triggers the first look at the key, so nothing can fall between the two.
+        # The confirmation of the subscription triggers the first read of the result, so nothing is missed.
         self._send("SUBSCRIBE", channel)
         return pending
 
     def forget(self, pending: Pending) -> None:
-        """Leave nothing behind, whatever ended the wait."""
+        """Remove a pending request, however its wait ended."""
         pending.done = True
         if not pending.channel:
             self._pending.pop(pending.task_id, None)
@@ -181,7 +181,7 @@ class Router:
         get_hub().loop.run_callback(pending.settle, reply)
 
     def _refuse_all(self) -> list[str]:
-        """The task ids of those who are told so now, and whose requests may be taken back."""
+        """Refuse all waiting callers; returns the task ids that may be cancelled."""
         waiting = [each for each in self._pending.values() if not each.done]
         for pending in waiting:
             self.settle(pending, ShuttingDown("this process is shutting down; try again, and another one will answer"))
@@ -190,7 +190,7 @@ class Router:
         return [pending.task_id for pending in waiting if not pending.runs_on]
 
     def _schedule(self, pending: Pending, at: float) -> None:
-        """Costs a comparison: nearly all are answered in time, and then nobody has looked at any of this."""
+        """Note the time in one comparison: nearly all requests are answered before anything is due."""
         pending.due = at
         self._next = min(self._next, at)
 
@@ -203,7 +203,7 @@ class Router:
                 self._read_until_broken()
             except (RedisError, OSError) as error:
                 if isinstance(error, RedisTimeoutError):
-                    # What silenced this connection has silenced those that lie idle beside it.
+                    # What silenced this connection has silenced the idle ones in the pool too.
                     self._redis.connection_pool.disconnect(inuse_connections=False)
                 if not self._stopped:
                     logger.warning("reply subscription lost (%s); subscribing again", error)
@@ -244,7 +244,7 @@ class Router:
                 self._hear(message[1], message[2])
             elif kind == b"subscribe":
                 if message[1] == own:
-                    # Whatever was published while nobody listened is in its key.
+                    # Messages published while nobody listened are lost, but their results are stored.
                     self.connected = True
                     self._look_up(list(self._pending))
                 elif message[1] != _REVOKED:
@@ -255,14 +255,14 @@ class Router:
             several = channel in {self.channel.encode(), _REVOKED}
             replies = decode_replies(data) if several else [decode_reply(data)]
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            # One reply of many that cannot be read must not cost the others theirs; each has a key of its own.
+            # One unreadable reply must not cost the others theirs; each is also stored under a key of its own.
             logger.error("cannot decode the replies on %s: %r; reading the stored results", channel, error)
             self._look_up([*self._pending, *self._watched])
         else:
             self._deliver(replies)
 
     def _send(self, *command: str) -> None:
-        """On the subscription's connection; when it is away, the reconnect subscribes to all that is watched."""
+        """Send on the subscription's connection; while it is away, do nothing: a reconnect subscribes to everything."""
         with self._sending:
             connection = self._connection
             if connection is None:
@@ -296,7 +296,7 @@ class Router:
             self._deliver([_decoded(cast("bytes", raw), key) for raw, key in zip(stored, chunk, strict=True) if raw])
 
     def _sweep(self) -> None:
-        """Everything that waits is settled by its deadline, with one last look at the stored keys before."""
+        """Settle every pending request by its deadline, after one last read of the stored results."""
         ask_at = self._clock() + _ASK_EVERY_S
         while not self._stopped:
             gevent.sleep(_TICK_S)
@@ -304,13 +304,13 @@ class Router:
             try:
                 self._sweep_until(now)
                 if self._refusing and (refused := self._refuse_all()):
-                    # They will ask again elsewhere.
+                    # Their callers will try again with another process.
                     gevent.spawn(self._on_hang_up, refused)
                 if now >= ask_at:
                     ask_at = now + _ASK_EVERY_S
                     self._look_for_hang_ups()
             except Exception:
-                # Every deadline of this process hangs on this one greenlet.
+                # Every deadline of this process depends on this one greenlet.
                 logger.exception("the sweep of deadlines failed; the next tick repeats it")
 
     def _sweep_until(self, now: float) -> None:
@@ -326,7 +326,7 @@ class Router:
         if gone:
             for pending in gone:
                 self.settle(pending, CallerGone("the caller has closed its connection, or its sending side"))
-            # Not here: a Redis that hangs must not hold up everybody else's deadline.
+            # In another greenlet: a Redis that hangs must not delay other requests' deadlines.
             gevent.spawn(self._on_hang_up, [pending.task_id for pending in gone])
 
     def _last_look(self, due: Iterable[Pending], until: float) -> None:
@@ -335,7 +335,7 @@ class Router:
             if pending.done:
                 continue
             if pending.deadline <= until:
-                # Whoever would forget it may have been killed before it came to wait.
+                # The submitter, which would forget it, may have been killed before it waited.
                 self._pending.pop(pending.task_id, None)
                 get_hub().loop.run_callback(pending.settle, None)
             else:

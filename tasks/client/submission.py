@@ -16,22 +16,22 @@ class Submission(msgspec.Struct, frozen=True):
     """One request, validated, before it has a task id.
 
     Args:
-        caller: whose it is, and whose tier and limits it has.
+        caller: its owner, and the tier and limits that it has.
         input: one JSON value, UTF-8.
-        timeout_s: the caller's deadline in seconds from when it is submitted, above 0.
+        timeout_s: the caller's deadline in seconds from the submission, above 0.
         parameters: one JSON object.
         waits: False for a caller who polls: `Client.receipt` then waits for the queue only, and the result is kept
             longer.
-        request_id: the caller's own name for it, when it gave one.
-        client_id: which of the caller's clients it is, as the caller calls it: for log, ledger and traces.
+        request_id: the caller's own id for it, if it gave one.
+        client_id: the caller's name for the client that sent it: for log, ledger and traces.
         traceparent: the trace that it belongs to, valid, or empty.
-        tracestate: what vendors have added to that trace, valid, or empty.
-        idempotency_key: the caller's; of the requests that it sends with the same one, only the first is run. That
-            goes on, and its result is kept for those who poll, also when its caller has gone.
-        call_hash: `tasks.client.dedup.call_hash` of a call of several requests; with its key, another is refused
-            as a whole.
-        fresh: to be computed for this caller, whatever was answered to others.
-        hung_up: whether the caller has gone meanwhile; such a request is taken back, if it still waits.
+        tracestate: the vendors' part of that trace context, valid, or empty.
+        idempotency_key: the caller's; of the requests that it sends with the same key, only the first is run. That one
+            goes on, and its result is kept for polling, even if its caller disconnects.
+        call_hash: `tasks.client.dedup.call_hash` of a call of several requests; with the same key a different call is
+            refused as a whole.
+        fresh: compute it, even if an identical request has an answer.
+        hung_up: tells whether the caller has disconnected; such a request is cancelled if it still waits.
     """
 
     model: str
