@@ -121,7 +121,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Expired(msgspec.Struct, frozen=True):
     """Dropped before the executor: the deadline, or the queue's age limit, had passed."""
 
-    message: str = "the request's time had passed before a GPU was free"
+    message: str = "the deadline of the request passed before an executor was free"
 
 
 class Cancelled(msgspec.Struct, frozen=True):

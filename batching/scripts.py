@@ -68,7 +68,7 @@ class LuaScript:
             try:
                 value = values[table][field]
             except KeyError:
-                raise UnknownNameError(f"{self.name}.lua: {found[0]} is declared nowhere") from None
+                raise UnknownNameError(f"{self.name}.lua: {found[0]} is not declared") from None
             return f"{table}[{value}]" if table in {"KEYS", "ARGV"} and field != _WIDTH else str(value)
 
         *parts, text = (path.read_text(encoding="utf-8") for path in self.files)

@@ -82,7 +82,7 @@ def locate(config_file: Path | None, role: str | None = None) -> Settings:
     running = state.read(Path(settings.state_dir))
     if running is None or running.redis_url is None:
         raise NotRunning(
-            f"nothing runs in {settings.state_dir}: start it with `manage.py up`, or say where it is: "
+            f"no stack is running in {settings.state_dir}: start one with `manage.py up`, or set its address: "
             "BUNCH_REDIS_URL=redis://…"
         )
     return msgspec.structs.replace(settings, redis_url=running.redis_url)
@@ -94,7 +94,7 @@ def redis_of(settings: Settings) -> Redis:
     return connect(settings.redis_url)
 
 
-CLUSTER = "is a Redis Cluster, for which Celery has no transport; name a single server"
+CLUSTER = "is a Redis Cluster, which Celery does not support; use a single server"
 
 
 def refuse_cluster(settings: Settings) -> None:

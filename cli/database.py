@@ -30,7 +30,7 @@ def prepare_database(settings: Settings, say: Callable[[str], None]) -> None:
     try:
         key_store(settings)
     except StoreUnavailable as error:
-        say(f"{error}; the ops worker goes on trying")
+        say(f"{error}; starting without it, and the ops worker keeps trying")
 
 
 def database_problems(settings: Settings) -> Iterator[Problem]:

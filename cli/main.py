@@ -70,8 +70,8 @@ class LazyGroup(OneLineErrors):
 def describe(error: Exception) -> str:
     """An error for a person; our own say what to do, others are named."""
     if isinstance(error, SettingsError):
-        return "the settings are not right:\n" + "\n".join(f"  {problem}" for problem in error.problems)
-    text = printable(" ".join(str(error).split())) or "no further words"
+        return "the settings are invalid:\n" + "\n".join(f"  {problem}" for problem in error.problems)
+    text = printable(" ".join(str(error).split())) or "no details given"
     known = type(error).__module__.split(".")[0] in {"batching", "config", "tasks", "workers"}
     return text if known else f"{type(error).__name__}: {text}"
 

@@ -99,19 +99,21 @@ def _operator_problems(settings: AuthSettings) -> Iterator[Problem]:
         yield Problem(
             "BUNCH_SERVICE_TOKEN",
             "…",
-            "several tokens are written name:token,name:token, each name once, of letters, digits, . - and _",
+            "write several tokens as name:token,name:token; each name once, of letters, digits, . - and _",
         )
     elif not all(_TOKEN.fullmatch(each) and len(each) >= _MIN_TOKEN for each in tokens.values()):
-        yield Problem("BUNCH_SERVICE_TOKEN", "…", f"must be {_MIN_TOKEN} or more printable characters without spaces")
+        yield Problem("BUNCH_SERVICE_TOKEN", "…", f"must be at least {_MIN_TOKEN} printable characters without spaces")
 
 
 def _token_problems(settings: AuthSettings) -> Iterator[Problem]:
     if not settings.jwt_jwks and not settings.jwt_secret:
-        yield Problem("BUNCH_AUTH", settings.auth, "set BUNCH_JWT_JWKS or BUNCH_JWT_SECRET to check tokens with")
+        yield Problem("BUNCH_AUTH", settings.auth, "verifying tokens needs BUNCH_JWT_JWKS or BUNCH_JWT_SECRET")
     unknown = [each for each in settings.token_algorithms if each not in ALGORITHMS]
     if unknown:
         yield Problem(
-            "BUNCH_JWT_ALGORITHMS", settings.jwt_algorithms, f"must be some of {', '.join(ALGORITHMS)}, with commas"
+            "BUNCH_JWT_ALGORITHMS",
+            settings.jwt_algorithms,
+            f"must be a comma-separated list of {', '.join(ALGORITHMS)}",
         )
     if settings.jwt_algorithms:
         if SHARED in settings.token_algorithms and not settings.jwt_secret:
@@ -124,7 +126,9 @@ def _token_problems(settings: AuthSettings) -> Iterator[Problem]:
 
 def _secret_problems(secret: str) -> Iterator[Problem]:
     if secret and len(secret.encode()) < _MIN_SECRET_BYTES:
-        yield Problem("BUNCH_JWT_SECRET", "…", f"must be {_MIN_SECRET_BYTES} bytes or more: shorter ones are guessed")
+        yield Problem(
+            "BUNCH_JWT_SECRET", "…", f"must be at least {_MIN_SECRET_BYTES} bytes long: a shorter secret can be guessed"
+        )
     if "-----BEGIN" in secret:
         yield Problem("BUNCH_JWT_SECRET", "…", "is a PEM key, not a shared secret; public keys go into BUNCH_JWT_JWKS")
 
@@ -135,13 +139,15 @@ def _source_problems(settings: AuthSettings) -> Iterator[Problem]:
         return
     if url.scheme == "http":
         shown = masked_url(settings.jwt_jwks)
-        yield Problem("BUNCH_JWT_JWKS", shown, "must be https://: who can change the keys can be anybody")
+        yield Problem(
+            "BUNCH_JWT_JWKS", shown, "must be https://: whoever can change the keys in transit can act as anybody"
+        )
     for name in ("jwt_issuer", "jwt_audience"):
         if not getattr(settings, name):
             yield Problem(
                 f"BUNCH_{name.upper()}",
                 "",
-                "must be set beside a BUNCH_JWT_JWKS elsewhere: its owner signs tokens for others with the same keys",
+                "must be set when BUNCH_JWT_JWKS is on another host: its keys also sign tokens for other services",
             )
 
 

@@ -40,7 +40,9 @@ def on_starting(server: Any) -> None:
         try:
             load_settings()
         except SettingsError as error:
-            server.log.error("HUP: the settings are not right, and the ones before stay:\n%s", error)
+            server.log.error(
+                "Reload on HUP refused: the settings are invalid, and the previous ones stay in force:\n%s", error
+            )
         else:
             reload()
 

@@ -32,7 +32,7 @@ def problem_of(url: str) -> str:
     try:
         _ = parts.port
     except ValueError:
-        return "must have a number up to 65535 as its port"
+        return "must have a port number up to 65535"
     return _wrong_database(parts) or _wrong_options(parts)
 
 
@@ -102,10 +102,10 @@ def _wrong_options(parts: SplitResult) -> str:
     if unknown and unknown[0] == "db":
         return f"must name its database in the path: {parts.scheme}://host:port/{given['db'] or 0}"
     if unknown:
-        allowed = f"; known are {', '.join(sorted(known))}" if known else ""
-        return f"has {unknown[0]}, which means nothing to some of its clients; leave it out{allowed}"
+        allowed = f"; allowed: {', '.join(sorted(known))}" if known else ""
+        return f"has {unknown[0]}, which some of its clients do not know; remove it{allowed}"
     if given.get("ssl_cert_reqs", "required") not in _VERIFY:
-        return "has an ssl_cert_reqs that is neither required nor none"
+        return "must have ssl_cert_reqs=required or none"
     if given.get("ssl_check_hostname", "true").lower() not in _SWITCH:
-        return "has an ssl_check_hostname that is neither true nor false"
+        return "must have ssl_check_hostname=true or false"
     return ""

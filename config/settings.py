@@ -92,7 +92,7 @@ def load_settings(
             Problem(
                 key,
                 masking.shown_of_unknown(value),
-                f"unknown in {path.name}; known are default_model, [server], [models.<name>]",
+                f"unknown in {path.name}; allowed: default_model, [server], [models.<name>]",
             )
         )
     settings = Settings(
@@ -166,7 +166,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, known := list(known), n=3, cutoff=0.7)
     if near:
         return f"did you mean {' or '.join(near)}?"
-    return f"known are {', '.join(known)}" if len(known) <= _FEW else "docs/operations.md lists what there is"
+    return f"allowed: {', '.join(known)}" if len(known) <= _FEW else "docs/operations.md lists all settings"
 
 
 def _read_models(tables: Mapping[str, Any], folder: Path, problems: list[Problem]) -> dict[str, ModelSettings]:
@@ -175,7 +175,11 @@ def _read_models(tables: Mapping[str, Any], folder: Path, problems: list[Problem
         where = f"[models.{name}]"
         if not _MODEL_NAME.fullmatch(name):
             problems.append(
-                Problem(where, name, "a model's name is lower-case letters, digits, - and _; it is part of a queue's")
+                Problem(
+                    where,
+                    name,
+                    "must have only lower-case letters, digits, - and _: it becomes part of the queue names",
+                )
             )
             continue
         if not isinstance(table, dict):
@@ -205,7 +209,7 @@ def _read_models(tables: Mapping[str, Any], folder: Path, problems: list[Problem
             # As it travels to the executor's process, which must not be where this is found.
             msgspec.msgpack.encode(model)
         except OverflowError:
-            problems.append(Problem(where, MASK, "holds a whole number of more than 64 bits"))
+            problems.append(Problem(where, MASK, "holds an integer of more than 64 bits"))
         models[name] = model
     return models
 

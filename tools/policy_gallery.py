@@ -68,7 +68,7 @@ def picture(workload: Workload, reports: Mapping[str, Report], path: Path) -> No
         if len(took_ms):
             known = _QUANTILES[1 / len(took_ms) <= 1 - _QUANTILES]
             axes.plot(np.quantile(took_ms, known), 1 - known, label=name, linewidth=2.2 if name == "adaptive" else 1.1)
-    axes.set(xscale="log", yscale="log", xlabel="latency, ms", ylabel="part that takes longer", title=workload.says)
+    axes.set(xscale="log", yscale="log", xlabel="latency, ms", ylabel="fraction that takes longer", title=workload.says)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, ncols=2)
     figure.savefig(path, metadata={"Date": None})

@@ -183,7 +183,7 @@ class Reconciler:
         for loop, _ in served.pairs:
             loop.use(served.running, policy)
         if desired.tuned or served.desired.tuned:
-            logger.info("%s: tuned to %s", served.configured.name, desired.tuned or "what the file says")
+            logger.info("%s: settings changed to %s", served.configured.name, desired.tuned or "those of the file")
 
     def _reload(self, served: _Served, desired: Desired, generation: int | None) -> None:
         name = served.configured.name
@@ -194,7 +194,7 @@ class Reconciler:
                 served.configured = configured
                 logger.info("%s: reloaded from %s", name, masking.shown("source", target.source))
         except Exception:
-            logger.exception("%s: reload", name)
+            logger.exception("%s: the reload failed", name)
         finally:
             served.reloading = False
             self._release()
@@ -208,7 +208,7 @@ class Reconciler:
                 error = self._reload_one(loop, executor, target)
                 if error is None:
                     continue
-                logger.error("%s: reload refused: %s", executor.name, error)
+                logger.error("%s: reload refused; the previous version keeps running: %s", executor.name, error)
                 if generation is not None:
                     self._controls.refuse(target.name, generation, error[-2000:])
                 # Those that had loaded go back too: a fleet of two kinds answers nobody the same twice.
@@ -234,8 +234,8 @@ class Reconciler:
                     loop.use(target, self._make_policy(target))
                     return None
                 if executor.loaded is None and executor.state is ExecutorState.FAILED:
-                    return executor.error or "it did not start"
-            return "it was not ready in time"
+                    return executor.error or "the executor did not start"
+            return "the executor was not ready in time"
         finally:
             if not self._draining:
                 loop.gate.release()

@@ -72,14 +72,14 @@ def judge(before: Watched, after: Watched, objective: Objective) -> Verdict:
     if abs(after.rps / before.rps - 1) > _SAME_LOAD:
         return Verdict(
             False,
-            f"not confirmed: the load went from {before.rps:.1f} to {after.rps:.1f}/s, so nothing can be compared",
+            f"not confirmed: the load went from {before.rps:.1f} to {after.rps:.1f}/s, so the runs cannot be compared",
         )
     change = after.attainment - before.attainment
-    said = f"{after.attainment:.1%} in time after {before.attainment:.1%}"
+    said = f"{after.attainment:.1%} in time, before {before.attainment:.1%}"
     tails = f"p{objective.fraction * 100:g}"
     then, now = before.at_ms(objective.fraction), after.at_ms(objective.fraction)
     if then is not None and now is not None:
-        said += f", {tails} {now:.0f} ms after {then:.0f}"
+        said += f", {tails} {now:.0f} ms, before {then:.0f}"
     margin = max(_LITTLE, _BY_CHANCE * _deviation(before, after))
     if change < -margin:
         return Verdict(False, f"worse: {said}")

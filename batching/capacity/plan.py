@@ -80,8 +80,8 @@ def plan(load: Load) -> Plan:
     if alone_s > load.objective.slo_s:
         return Plan(
             feasible=False,
-            why=f"one request alone takes {alone_s * 1000:.0f} ms, and {load.objective.slo_s * 1000:.0f} ms are asked "
-            "for: no number of GPUs helps; a faster model does",
+            why=f"one request takes {alone_s * 1000:.0f} ms, and the objective is {load.objective.slo_s * 1000:.0f} "
+            "ms: more GPUs do not help; a faster model does",
         )
     full_s = load.service.seconds(load.max_batch_size)
     rate = rate_of_one(load.max_batch_size, full_s, overheads.claim_s + overheads.collect_s)
@@ -98,7 +98,7 @@ def plan(load: Load) -> Plan:
     )
     if raw > load.most:
         return Plan(
-            feasible=False, why=f"{raw:,} GPUs at least, more than the {load.most:,} allowed", raw=raw, rate_of_one=rate
+            feasible=False, why=f"at least {raw:,} GPUs, more than the {load.most:,} allowed", raw=raw, rate_of_one=rate
         )
     found = smallest_fleet(scenario, load.objective, least=raw, most=load.most, seed=load.seed)
     if found is None:
@@ -133,13 +133,15 @@ def plan(load: Load) -> Plan:
 
 
 def _why(load: Load, smallest: int, by_formula: int, report: Report) -> str:
-    measured = f"p99 {report.p99_ms:.0f} ms in simulation" if report.p99_ms is not None else "nothing answered"
+    measured = f"p99 {report.p99_ms:.0f} ms in simulation" if report.p99_ms is not None else "no request was answered"
     used = f"{load.headroom:.0%}"
     if by_formula >= smallest:
-        return f"{by_formula} by the formula at {used} use, confirmed: {measured}; {smallest} would just hold it"
+        return (
+            f"{by_formula} by the formula at {used} utilisation, confirmed: {measured}; {smallest} would just meet it"
+        )
     return (
-        f"the formula's {by_formula} at {used} use are not enough: that a request waits for a batch and for a free GPU "
-        f"is not in it; {smallest} hold it: {measured}"
+        f"the formula's {by_formula} at {used} utilisation are not enough: it leaves out the wait for a batch and "
+        f"for a free GPU; {smallest} meet it: {measured}"
     )
 
 
@@ -147,5 +149,5 @@ def _why_not(load: Load, full_s: float) -> str:
     asked = f"{load.objective.fraction:.2%} within {load.objective.slo_s * 1000:.0f} ms"
     return (
         f"even {load.most:,} GPUs do not answer {asked}: a batch of {load.max_batch_size} takes {full_s * 1000:.0f} ms "
-        "and a request waits for one and runs in the next; smaller batches or a faster model help"
+        "and a request waits for one and runs in the next; use smaller batches or a faster model"
     )

@@ -108,17 +108,17 @@ class Found:
         """For people, in one sentence."""
         now, best = self.current, self.best
         if best.candidate == now.candidate:
-            return f"none of {self.tried} settings is better than what holds now" + (
-                "" if now.holds else "; none holds the objective: more executors, or a faster model, would"
+            return f"none of {self.tried} settings is better than the current ones" + (
+                "" if now.holds else "; none meets the objective: it needs more executors or a faster model"
             )
         said = []
         if not now.holds:
             said.append(f"{best.attainment:.1%} in time instead of {now.attainment:.1%}")
         elif best.holds_busier and not now.holds_busier:
-            said.append("it would hold a busier hour, too")
+            said.append("it also meets the objective in a busier hour")
         if best.tail_ms * _SAME_LATENCY < now.tail_ms < math.inf:
             said.append(f"{best.tail_ms:.0f} ms instead of {now.tail_ms:.0f} at the objective's percentile")
-        return ", ".join(said) + ("" if best.holds else "; but no setting holds the objective")
+        return ", ".join(said) + ("" if best.holds else "; but no setting meets the objective")
 
 
 def sizes_up_to(most: int) -> tuple[int, ...]:
@@ -256,7 +256,7 @@ def _sped_up(scenario: Scenario, factor: float) -> Scenario:
 
 def _recorded(scenario: Scenario) -> Recorded:
     if not isinstance(scenario.arrivals, Recorded):
-        raise TypeError(f"a record of arrivals is needed, not {scenario.arrivals!r}")
+        raise TypeError(f"needs recorded arrivals, not {scenario.arrivals!r}")
     return scenario.arrivals
 
 

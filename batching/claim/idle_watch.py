@@ -155,12 +155,15 @@ class IdleWatch:
                 backoff_s = 0.0
             except RedisError as error:
                 if not backoff_s:
-                    logger.warning("idle models: cannot reach Redis (%s); trying again", error)
+                    logger.warning(
+                        "idle models: cannot reach Redis (%s); their requests wait until it answers",
+                        error,
+                    )
                 backoff_s = min(_MAX_BACKOFF_S, backoff_s * 2 or 0.05)
                 self._pause(backoff_s)
             except Exception:
                 # All idle models depend on this one thread.
-                logger.exception("idle models: watch")
+                logger.exception("idle models: the watch failed; trying again")
                 self._pause(_MAX_BACKOFF_S)
 
     def _round(self) -> None:

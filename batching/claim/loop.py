@@ -174,14 +174,18 @@ class ClaimLoop:
                 backoff = 0.0
             except RedisError as error:
                 if not backoff:
-                    logger.warning("%s: cannot reach Redis (%s); trying again", self._executor.name, error)
+                    logger.warning(
+                        "%s: cannot reach Redis (%s); claiming nothing until it answers",
+                        self._executor.name,
+                        error,
+                    )
                 backoff = min(_MAX_BACKOFF_S, backoff * 2 or 0.05)
                 view = None
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopping, timeout=backoff)
             except Exception:
                 # A fault in one turn must not end the only thread that feeds this GPU.
-                logger.exception("%s: claim loop", self._executor.name)
+                logger.exception("%s: a turn of the claim loop failed; the next one follows", self._executor.name)
                 view = None
                 time.sleep(_TICK_S)
 
@@ -286,7 +290,11 @@ class ClaimLoop:
             try:
                 self._serve(claim, decision)
             except Exception as error:
-                logger.exception("%s: claimed %s and could not serve it", self._executor.name, claim.batch_id)
+                logger.exception(
+                    "%s: claimed batch %s but could not serve it; its requests are given back",
+                    self._executor.name,
+                    claim.batch_id,
+                )
                 self._recover(claim, error)
         else:
             self._in_hand.leased.discard(claim.batch_id)
@@ -356,13 +364,17 @@ class ClaimLoop:
                     return
             except Exception:
                 # Nor must it end the only one that answers what is in hand.
-                logger.exception("%s: collector", self._executor.name)
+                logger.exception(
+                    "%s: the collector failed on an executor event; it goes on with the next", self._executor.name
+                )
 
     def _done(self, event: Done) -> None:
         # Before the batch is out of hand: from then on the feeder may claim the next.
         if event.safe_size is not None:
             self.safe_size = min(event.safe_size, self.safe_size or event.safe_size)
-            logger.warning("%s: out of memory; batches of %d from now on", self._executor.name, self.safe_size)
+            logger.warning(
+                "%s: out of memory; batches have at most %d requests from now on", self._executor.name, self.safe_size
+            )
         batch = self._in_hand.take(event.batch_id, compute=True)
         if batch is None:
             return
@@ -380,7 +392,9 @@ class ClaimLoop:
                 outcomes = list(zip(batch.requests, event.outcomes, strict=True))
                 self._settler.settle(outcomes, info, last=True, elapsed_s=now - batch.claimed_at)
             except Exception as error:
-                logger.exception("%s: could not settle %s", self._executor.name, event.batch_id)
+                logger.exception(
+                    "%s: could not settle batch %s; its requests are given back", self._executor.name, event.batch_id
+                )
                 self._settler.give_back(batch.requests, info, Blame.SUSPECT, repr(error))
 
     def _lost(self, event: Lost) -> None:

@@ -155,7 +155,7 @@ class WorkerRegistry:
             returned += max(0, give_back(self._line, self._keys, worker_id, model, batch_id, Blame.ATTEMPT))
         struck = self.deregister(worker_id, self._ttl_ms if silent_ms is None else silent_ms)
         if struck or returned:
-            logger.warning("worker %s is gone; its %d requests are queued again", name, returned)
+            logger.warning("worker %s is gone; its %d requests were queued again", name, returned)
         if struck and self._on_gone is not None:
             self._on_gone(worker_id)
         return returned

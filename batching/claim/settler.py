@@ -107,7 +107,7 @@ class Settler:
             self.give_back(requests, info, blame, event.reason, rounds(self._retry.max_attempts))
         elif alone and self._retry.exhausted(alone.attempt + 1, alone.lost + 1):
             counted = structs.replace(alone, attempt=alone.attempt + 1, lost=alone.lost + 1)
-            why = f"gave up: {counted.lost} processes ended with this request inside; the last one: {event.reason}"
+            why = f"gave up: {counted.lost} processes ended while computing this request; the last one: {event.reason}"
             self.settle([(counted, Failed(why))], info, last=True)
         else:
             self.give_back(requests, info, Blame.SUSPECT, event.reason)
@@ -174,7 +174,12 @@ class Settler:
         try:
             taken = self._until_taken(lambda: self._store.finish(info.batch_id, results, last=last), large=large)
         except RefusedByRedis as refusal:
-            logger.error("%s: %s cannot be stored as a whole: %s", self._name, info.batch_id, refusal)
+            logger.error(
+                "%s: Redis refused the results of batch %s as a whole; storing them one by one: %s",
+                self._name,
+                info.batch_id,
+                refusal,
+            )
             taken = self._finish_one_by_one(outcomes, info, last=last)
         if not isinstance(taken, Finished):
             # It gave up; what became of them, whoever has the lease next will see.
@@ -183,7 +188,7 @@ class Settler:
             self._lost_lease(info)
         if taken.refused:
             extra = {"batch_id": info.batch_id, "model": info.model}
-            why = "%s: not stored, these ids are of frontends' requests: %s"
+            why = "%s: results not stored, because these ids belong to requests of frontends: %s"
             logger.error(why, self._name, ", ".join(taken.refused), extra=extra)
         return taken
 
@@ -203,7 +208,7 @@ class Settler:
                         return taken
                     break
                 except RefusedByRedis as refusal:
-                    logger.error("%s: the outcome of %s is not stored: %s", self._name, request.id, refusal)
+                    logger.error("%s: the outcome of request %s was not stored: %s", self._name, request.id, refusal)
         return self._until_taken(lambda: self._store.finish(info.batch_id, (), last=last))
 
     def postpone(self, requests: Sequence[Request], info: BatchInfo, *, last: bool) -> None:
@@ -218,7 +223,11 @@ class Settler:
             self._until_taken(lambda: self._follow_up.follow(request, outcome))
         except Exception:
             # A signature that cannot be sent must not keep the task's own answer back.
-            logger.exception("%s: what follows after %s could not be sent", self._name, request.id)
+            logger.exception(
+                "%s: the callbacks of request %s could not be sent; its own result is stored all the same",
+                self._name,
+                request.id,
+            )
 
     def _settled(self, request: Request, outcome: Outcome, info: BatchInfo) -> Settled:
         settled = self._codec.encode(request, outcome, info)
@@ -232,7 +241,7 @@ class Settler:
     def _lost_lease(self, info: BatchInfo) -> None:
         # This worker was thought dead, and its requests are somebody else's now: answering too would answer twice.
         extra = {"batch_id": info.batch_id, "model": info.model}
-        logger.warning("%s: lost the lease; others answer its requests", self._name, extra=extra)
+        logger.warning("%s: the lease of a batch was lost; other workers answer its requests", self._name, extra=extra)
         self._observer.finished((), info)
 
     def _until_taken(self, call: Callable[[], object], *, patience: int = _MAX_REFUSALS, large: bool = False) -> object:
@@ -249,7 +258,11 @@ class Settler:
                 return call()
             except (RedisError, OperationalError) as error:
                 if self._giving_up:
-                    logger.error("%s: leaving with outcomes that Redis never took: %s", self._name, error)
+                    logger.error(
+                        "%s: stopping with outcomes that are not stored; another worker runs the requests again: %s",
+                        self._name,
+                        error,
+                    )
                     return None
                 if will_repeat(error):
                     refusals += 1
@@ -260,7 +273,9 @@ class Settler:
                     raise RefusedByRedis(str(error)) from error
                 if not warned:
                     warned = True
-                    logger.warning("%s: holding outcomes, Redis says: %s", self._name, error)
+                    logger.warning(
+                        "%s: cannot store outcomes now; keeping them and trying again: %s", self._name, error
+                    )
                 time.sleep(backoff)
                 backoff = min(_MAX_BACKOFF_S, backoff * 2)
 

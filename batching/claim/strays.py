@@ -73,5 +73,5 @@ class Strays:
         # Whether they have run nobody knows.
         returned = max(0, give_back(self._line, self._keys, self._worker_id, model, batch_id, Blame.ATTEMPT))
         if returned:
-            logger.warning("Redis has forgotten what became of %s: %d requests are queued again", batch_id, returned)
+            logger.warning("Redis lost the lease of batch %s; its %d requests were queued again", batch_id, returned)
         return returned

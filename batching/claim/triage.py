@@ -43,7 +43,12 @@ class Triage:
             except Exception as error:  # noqa: BLE001
                 # A fault of the reader's own too: it would be the same again at each claim.
                 unreadable = error if isinstance(error, UnreadableMessage) else UnreadableMessage(repr(error))
-                logger.error("%s: an unreadable message: %s: %.200r", self._model, unreadable, entry.message)
+                logger.error(
+                    "%s: a message cannot be read and is answered as a failure: %s: %.200r",
+                    self._model,
+                    unreadable,
+                    entry.message,
+                )
                 failure = Failed(unreadable.why, "UnreadableMessage")
                 settled.append((_unreadable(claim.batch_id, entry, unreadable), failure))
                 continue
@@ -71,7 +76,7 @@ class Triage:
 
 def _given_up(request: Request) -> str:
     if request.lost:
-        return f"gave up: {request.lost} processes ended with this request inside"
+        return f"gave up: {request.lost} processes ended while computing this request"
     return f"gave up after {request.attempt - 1} deliveries"
 
 

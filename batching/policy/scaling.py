@@ -73,11 +73,15 @@ class ScalingRules:
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
-            raise ValueError(f"the least ({self.least}) must be at least 1 and at most the most ({self.most})")
+            raise ValueError(f"the minimum ({self.least}) must be at least 1 and at most the maximum ({self.most})")
         if not 0 <= self.idle < self.busy <= 1:
-            raise ValueError(f"idle ({self.idle}) must be below busy ({self.busy}), both fractions: it would swing")
+            raise ValueError(
+                f"idle ({self.idle}) must be below busy ({self.busy}), both fractions, or the fleet would oscillate"
+            )
         if not 0 < self.down_share <= 0.2:
-            raise ValueError(f"down_share is {self.down_share}; no more than a fifth of the fleet may go at once")
+            raise ValueError(
+                f"down_share is {self.down_share}; at most a fifth (0.2) of the fleet may be removed at once"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,7 @@ def _wanted(rules: ScalingRules, signals: Signals, state: ScalingState, fleet: i
     if not rules.least <= fleet <= rules.most:
         return min(
             max(fleet, rules.least), rules.most
-        ), f"{fleet} workers, and {rules.least} to {rules.most} are allowed"
+        ), f"{fleet} workers are outside the allowed {rules.least} to {rules.most}"
     if signals.starting and now - state.grown_at < 2 * rules.cold_start_s:
         # What has been asked for is not there yet; only twice its time, since one that never comes must not hold it up.
         return fleet, ""
@@ -149,7 +153,7 @@ def _wanted(rules: ScalingRules, signals: Signals, state: ScalingState, fleet: i
         fewer = max(1, math.floor(rules.down_share * fleet))
         # Those that stay must not be busy at once, or they would be called back.
         if fleet > fewer and signals.use * fleet / (fleet - fewer) < rules.busy:
-            return fleet - fewer, f"under {rules.idle:.0%} used for {rules.idle_for_s:.0f} s"
+            return fleet - fewer, f"under {rules.idle:.0%} busy for {rules.idle_for_s:.0f} s"
     return fleet, ""
 
 
@@ -159,12 +163,12 @@ def _more(rules: ScalingRules, signals: Signals, state: ScalingState, now: float
     if _lasted(state.slow_since, rules.drain_for_s, now):
         short = math.inf if signals.drain_s == math.inf else signals.ready * (signals.drain_s / rules.drain_s - 1)
         add = math.ceil(min(max(1.0, short), rules.most_added) - 1e-9)
-        asked.append((add, f"what waits would take {signals.drain_s:.0f} s"))
+        asked.append((add, f"draining the queue would take {signals.drain_s:.0f} s"))
     for since, step in zip(state.deep_since, rules.steps, strict=True):
         if _lasted(since, step.for_s, now):
             asked.append((step.add, f"more than {step.depth} waiting for {step.for_s:.0f} s"))
     if _lasted(state.busy_since, rules.busy_for_s, now):
-        asked.append((1, f"over {rules.busy:.0%} used for {rules.busy_for_s:.0f} s"))
+        asked.append((1, f"over {rules.busy:.0%} busy for {rules.busy_for_s:.0f} s"))
     return max(asked, key=lambda each: each[0], default=(0, ""))
 
 

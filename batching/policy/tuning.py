@@ -94,7 +94,7 @@ def retuned(policy: NamedPolicy, changes: Mapping[str, Any]) -> NamedPolicy:
     problems = []
     for key, value in rest.items():
         if key not in known:
-            problems.append(f"{key}: unknown to {name_of(policy)}; it has {', '.join(known)}")
+            problems.append(f"{key}: {name_of(policy)} has no such option; its options are {', '.join(known)}")
             continue
         try:
             values[known[key].name] = _read(known[key], _ranges(type(policy)), value)

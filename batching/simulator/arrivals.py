@@ -147,10 +147,10 @@ def read_trace(path: Path) -> Recorded:
             at_s = float(row["at_ms"]) / 1000 if "at_ms" in row else float(row["at_s"])
             tier = Tier(row.get("tier") or Tier.PAID)
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: record {number}: needs at_ms or at_s, and a tier if any: {error!r}") from error
+            raise ValueError(f"{path}: record {number} needs at_ms or at_s, and may have a tier: {error!r}") from error
         found.append((at_s, tier.rank))
     if not found:
-        raise ValueError(f"{path} holds no arrivals")
+        raise ValueError(f"{path} has no arrivals")
     found.sort()
     first = found[0][0]
     known = any("tier" in row for row in rows)

@@ -140,7 +140,7 @@ class Simulation:
         feeder.learner.looked(self.queues.depth, self.now)
         decision = feeder.decide(self.queues.view, self.now)
         if isinstance(decision, Look):
-            raise Stuck(f"{feeder.policy!r} looks again, having looked")
+            raise Stuck(f"{feeder.policy!r} asked to look again right after a look")
         self._act(feeder, decision, permitted)
 
     def _act(self, feeder: Feeder, decision: Decision, permitted: int) -> None:

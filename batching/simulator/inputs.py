@@ -87,7 +87,7 @@ def make_queues(scenario: Scenario, draws: Draws) -> Queues:
         ranks = draws.callers.choice(len(scenario.tiers), size=len(times), p=scenario.tiers)
     gate = scenario.gate(scenario) if scenario.gate else None
     if gate is not None and isinstance(arrivals, Callers):
-        raise ValueError("a closed loop has no admission here: its callers would ask again at once")
+        raise ValueError("admission cannot be simulated with a closed loop: refused callers would call again at once")
     lanes = []
     incoming: list[tuple[float, int, float, float]] = []
     for rank, (low_s, high_s) in enumerate(scenario.deadlines_s):

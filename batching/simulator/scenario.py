@@ -86,7 +86,7 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if self.executors < 1:
-            raise ValueError(f"at least one executor is needed, not {self.executors}")
+            raise ValueError(f"executors must be at least 1, is {self.executors}")
         if not self.duration_s > 0:
             raise ValueError(f"duration_s must be above 0, is {self.duration_s}")
         if min(self.tiers) < 0 or abs(sum(self.tiers) - 1) > 1e-6:

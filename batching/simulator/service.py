@@ -38,7 +38,7 @@ class Measured:
 
     def __post_init__(self) -> None:
         if not self.table or any(size < 1 or not 0 < took < math.inf for size, took in self.table.items()):
-            raise ValueError(f"a table of sizes (from 1) and seconds (above 0) is needed, not {dict(self.table)}")
+            raise ValueError(f"batch times must be sizes (from 1) and seconds (above 0), not {dict(self.table)}")
 
     def seconds(self, size: int) -> float:
         sizes = sorted(self.table)

@@ -136,13 +136,13 @@ def bench(
     else:
         _show(summary, [answer.latency_s for answer in test.counted() if answer.status == 200])
     if summary.client is not None and summary.client.limit:
-        click.secho(f"not the server's limit: {summary.client.limit}", fg="yellow", err=True)
+        click.secho(f"the client, not the server, limited this run: {summary.client.limit}", fg="yellow", err=True)
     if plot_file is not None:
         plot(plot_file, test.counted(), summary)
-        click.echo(f"written: {plot_file}", err=as_json)
+        click.echo(f"wrote {plot_file}", err=as_json)
     if not summary.codes.get("200"):
         for status, body in sorted(run.refusals.items()):
-            click.echo(f"{status or 'no answer'}: {_words(body) or 'is it up, and is this its address?'}", err=True)
+            click.echo(f"{status or 'no answer'}: {_words(body) or 'check the server and the URL'}", err=True)
         fail()
 
 
@@ -231,14 +231,16 @@ def _weights(mix: str) -> dict[str, float]:
         except ValueError:
             weights[tier] = -1.0
         if tier not in _TIERS or not 0 < weights[tier] < float("inf"):
-            raise click.BadParameter(f"{part!r}: like paid=3, of {', '.join(_TIERS)}", param_hint="--mix")
+            raise click.BadParameter(
+                f"{part!r} must be like paid=3, with a tier of {', '.join(_TIERS)}", param_hint="--mix"
+            )
     return weights
 
 
 def _running_url() -> str:
     running = state.read(Path(settings_for(None).state_dir))
     if running is None or running.url is None:
-        raise NotRunning("nothing runs here; start it with `manage.py up`, or name it: --url http://…")
+        raise NotRunning("no stack is running here; start one with `manage.py up`, or give its address: --url http://…")
     return running.url
 
 
@@ -274,7 +276,7 @@ def _show(summary: Summary, latencies_s: list[float]) -> None:
     click.echo(f"mean batch {_or_dash(summary.mean_batch)}; goodput: 200 within {summary.slo_ms:g} ms")
     raw = summary.uncorrected
     if raw is not None and raw.p99_ms is not None and raw.p99_ms != summary.p99_ms:
-        click.echo(f"as measured, before the correction for coordinated omission: p99 {raw.p99_ms} ms")
+        click.echo(f"p99 before the correction for coordinated omission: {raw.p99_ms} ms")
     bins = histogram(latencies_s, _BINS)
     most = max((count for *_, count in bins), default=0)
     for low, high, count in bins:

@@ -54,11 +54,11 @@ def judge(cpu: float, waited: float, late_p99_s: float, p50_s: float | None, fai
     """The client as it is shown, with the first reason to distrust the figures."""
     limit = None
     if failed_to_open:
-        limit = f"the client ran out of sockets for {failed_to_open:,} requests (see `ulimit -n`)"
+        limit = f"it had no socket for {failed_to_open:,} requests (see `ulimit -n`)"
     elif cpu + waited >= _FULL:
-        limit = f"the client was busy all the time ({cpu:.0%} computing, {waited:.0%} waiting for a core)"
+        limit = f"it was busy all the time ({cpu:.0%} computing, {waited:.0%} waiting for a core)"
     elif late_p99_s > max(_LATE_S, _LATE_SHARE * (p50_s or 0.0)):
-        limit = f"the client sent requests late, one in a hundred by {late_p99_s * 1000:.1f} ms or more"
+        limit = f"it sent one request in a hundred {late_p99_s * 1000:.1f} ms late or more"
     return Client(round(cpu, 3), round(waited, 3), round(late_p99_s * 1000, 2), limit)
 
 

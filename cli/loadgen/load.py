@@ -237,7 +237,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(ConnectionResetError("closed before the answer was complete"))
+            self._answer.set_exception(ConnectionResetError("connection closed before the answer was complete"))
 
     def data_received(self, data: bytes) -> None:
         if self._parser is None:

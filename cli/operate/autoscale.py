@@ -136,7 +136,7 @@ def _look(scaler: Autoscaler, *, as_json: bool) -> None:
     try:
         row = scaler.step(time.monotonic())
     except RedisError as error:
-        click.echo(f"cannot see the fleet: {error}", err=True)
+        click.echo(f"cannot read the state of the fleet, so nothing was decided: {error}", err=True)
         return
     click.echo(msgspec.json.encode(row).decode() if as_json else _line(row))
 
@@ -144,5 +144,5 @@ def _look(scaler: Autoscaler, *, as_json: bool) -> None:
 def _line(row: ScaleRow) -> str:
     drains = "never" if row.drain_s is None else f"{row.drain_s:.1f} s"
     fleet = f"{row.ready} workers" + (f" and {row.starting} starting" if row.starting else "")
-    seen = f"{fleet}, {row.depth} waiting (drained in {drains}), {row.use:.0%} used"
-    return f"{seen}: want {row.wanted}, {row.reason}" if row.reason else f"{seen}: stay"
+    seen = f"{fleet}, {row.depth} waiting (draining takes {drains}), {row.use:.0%} busy"
+    return f"{seen}: scale to {row.wanted}, {row.reason}" if row.reason else f"{seen}: no change"

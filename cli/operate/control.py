@@ -91,7 +91,7 @@ def drain(worker: str, undo: bool, config_file: Path | None, as_json: bool) -> N
     redis = redis_of(settings)
     nodes = find_nodes(settings, redis, worker)
     if not nodes:
-        raise click.ClickException(f"no living worker is called {worker}; `manage.py workers` shows those there are")
+        raise click.ClickException(f"no running worker has the name {worker}; `manage.py workers` lists them")
     _report(settings, redis, "resume" if undo else "drain", {}, as_json, {}, nodes)
 
 
@@ -150,7 +150,7 @@ def reload(model: str, changes: tuple[str, ...], config_file: Path | None, as_js
 def _located(config_file: Path | None, model: str) -> tuple[Settings, Redis]:
     settings = locate(config_file)
     if model not in settings.models:
-        raise click.ClickException(f"no model {model!r} is configured; there are {', '.join(settings.models)}")
+        raise click.ClickException(f"model {model!r} is not configured; use one of {', '.join(settings.models)}")
     return settings, redis_of(settings)
 
 
@@ -195,7 +195,7 @@ def _report(
         print_table(
             sorted(replies.items()),
             [("worker", lambda row: row[0]), ("says", lambda row: _said(row[1]))],
-            empty="no worker answered; it holds from when one starts, or beats again",
+            empty="no worker answered; workers apply the change at their start or next heartbeat",
         )
         for node in silent:
             click.echo(f"{node} did not answer", err=True)

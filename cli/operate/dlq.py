@@ -59,7 +59,7 @@ def show(task_id: str, config_file: Path | None, as_json: bool) -> None:
     """Show one dead letter: its reason, its traceback and its input."""
     found = _letters(locate(config_file)).show(task_id)
     if found is None:
-        raise click.ClickException(f"there is no dead letter {task_id}; `manage.py dlq list` shows those there are")
+        raise click.ClickException(f"dead letter {task_id} does not exist; `manage.py dlq list` lists them")
     record, message = found
     payload = _payload(message)
     if as_json:
@@ -98,10 +98,10 @@ def replay(
     def again(task_id: str) -> str:
         found = letters.show(task_id)
         if found is None:
-            return "there is no such dead letter"
+            return "this dead letter does not exist"
         if found[0].model not in settings.models:
-            return f"its model {found[0].model} is not served; add it to bunch.toml, or drop the letter"
-        return "" if letters.replay(task_id, time_s, settings.result_ttl_s) else "somebody else took it"
+            return f"model {found[0].model} is not served; add it to bunch.toml, or drop this dead letter"
+        return "" if letters.replay(task_id, time_s, settings.result_ttl_s) else "it was replayed or dropped meanwhile"
 
     _each(letters, ids, everything, again, "replayed", as_json)
 
@@ -119,7 +119,7 @@ def drop(ids: tuple[str, ...], everything: bool, config_file: Path | None, as_js
         letters,
         ids,
         everything,
-        lambda task_id: "" if letters.drop(task_id) else "there is no such dead letter",
+        lambda task_id: "" if letters.drop(task_id) else "this dead letter does not exist",
         "dropped",
         as_json,
     )
@@ -133,7 +133,7 @@ def _letters(settings: Settings) -> DeadLetters:
 
 def _require_one_of(ids: tuple[str, ...], everything: bool) -> None:
     if bool(ids) == everything:
-        raise click.UsageError("name the dead letters by their ids, or say --all; one of the two")
+        raise click.UsageError("give either the ids of dead letters or --all")
 
 
 def _each(
@@ -194,7 +194,7 @@ def _spelt_out(raw: msgspec.Raw) -> str:
 
 def _shortened(text: str) -> str:
     more = len(text) - _MAX_SHOWN
-    return printable(text if more <= 0 else f"{text[:_MAX_SHOWN]}… {more:,} more characters; --json has all")
+    return printable(text if more <= 0 else f"{text[:_MAX_SHOWN]}… {more:,} more characters; --json shows all of it")
 
 
 def _when(epoch_s: float) -> str:

@@ -79,7 +79,7 @@ def _show_stages(about: dict[str, Any]) -> None:
         known = each["ms"] is not None
         bar = "█" * round((each["ms"] or 0.0) / longest * _BAR)
         stages.add_row(each["stage"], f"{each['ms']:,.3f}" if known else "–", Text(bar))
-    stages.add_row("together", f"{about['accounted_ms']:,.3f}", "")
+    stages.add_row("total", f"{about['accounted_ms']:,.3f}", "")
     click.echo()
     Console().print(stages)
 

@@ -148,8 +148,8 @@ def _workers_table(fleet: Fleet) -> RenderableType:
             ("executor state", lambda pair: pair[1].state if pair[1] else "–"),
             ("busy %", lambda pair: pair[1].busy * 100 if pair[1] else 0.0),
             ("batches", lambda pair: pair[1].batches if pair[1] else 0),
-            ("one takes ms", lambda pair: _learnt(pair[1] and pair[1].one_ms)),
-            ("can do /s", lambda pair: _learnt(pair[1] and pair[1].rate_rps)),
+            ("ms per request", lambda pair: _learnt(pair[1] and pair[1].one_ms)),
+            ("capacity /s", lambda pair: _learnt(pair[1] and pair[1].rate_rps)),
             ("breaker", lambda pair: pair[1].breaker if pair[1] else "–"),
             ("safe batch", lambda pair: (pair[1] and pair[1].safe_size) or "–"),
         ],
@@ -166,7 +166,7 @@ def _models_table(settings: Settings, redis: Redis) -> RenderableType:
     healthy = Fleet(redis, lease_ttl_s=settings.lease_ttl_s).healthy()
     rows = _model_rows(settings, redis)
     refused = [
-        f"\nthe reload of {row['model']} was refused, and what ran before goes on:\n{row['reload_refused']}"
+        f"\nthe reload of {row['model']} was refused; the previous version keeps running:\n{row['reload_refused']}"
         for row in rows
         if row["reload_refused"]
     ]

@@ -52,7 +52,7 @@ def create(
     """Create a key. Its secret is shown once; only the hash is stored."""
     if owner is not None and not OWNER.fullmatch(owner):
         raise click.BadParameter(
-            "must be up to 64 letters, digits and . _ @ -, a letter or digit first", param_hint="--owner"
+            "must be up to 64 letters, digits or . _ @ -, and begin with a letter or digit", param_hint="--owner"
         )
     settings = settings_here(config_file)
     store = key_store(settings)
@@ -65,9 +65,9 @@ def create(
         click.echo(f"id      {made.id}\ntier    {made.tier}\nowner   {made.owner}\nsecret  {made.secret}")
         click.echo("Keep the secret: it is not shown again. Callers send it as `Authorization: Bearer <secret>`.")
     if why:
-        click.echo(f"It is valid once the ops worker has told the frontends: {why}", err=True)
+        click.echo(f"Frontends accept it once the ops worker has published it: {why}", err=True)
     if not settings.takes_keys:
-        click.echo(f"BUNCH_AUTH is {settings.auth}: keys are not asked for.", err=True)
+        click.echo(f"BUNCH_AUTH is {settings.auth}, so frontends do not check keys.", err=True)
 
 
 @keys.command("list")
@@ -91,7 +91,7 @@ def list_(config_file: Path | None, as_json: bool) -> None:
             ("created", lambda row: row.created_at[:16]),
             ("expires", lambda row: (row.expires_at or "–")[:16]),
         ],
-        empty="no keys; `manage.py keys create --tier paid` makes one",
+        empty="no keys; create one with `manage.py keys create --tier paid`",
     )
 
 
@@ -107,9 +107,9 @@ def revoke(key_id: str, config_file: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"id": key_id, "revoked": True, "published": not why})
     else:
-        click.echo(f"{key_id} is revoked")
+        click.echo(f"Revoked {key_id}.")
     if why:
-        click.echo(f"Frontends that run take it until the ops worker has told them: {why}", err=True)
+        click.echo(f"Running frontends accept it until the ops worker has published the change: {why}", err=True)
         fail()
 
 

@@ -25,7 +25,7 @@ def reset(model: str, config_file: Path | None, as_json: bool) -> None:
 
     settings = locate(config_file)
     if model not in settings.models:
-        raise click.BadParameter(f"{model} is not configured; known are {', '.join(settings.models)}")
+        raise click.BadParameter(f"model {model!r} is not configured; use one of {', '.join(settings.models)}")
     redis = redis_of(settings)
     fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
     nodes = [row.node for row in fleet.alive_of(fleet.workers())]

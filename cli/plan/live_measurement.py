@@ -43,7 +43,7 @@ def measure(
     settings = locate(config_file)
     name = model or settings.default_model
     if name not in settings.models:
-        raise click.UsageError(f"no model {name!r} is configured; there are {', '.join(settings.models)}")
+        raise click.UsageError(f"model {name!r} is not configured; use one of {', '.join(settings.models)}")
     redis = redis_of(settings)
     fleet, metrics = Fleet(redis, lease_ttl_s=settings.lease_ttl_s), SharedMetrics(redis)
     totals, rates = [read_totals(metrics, name)], []
@@ -54,7 +54,7 @@ def measure(
     try:
         times = fit(totals)
     except NoBatches as error:
-        raise click.UsageError(f"{error}, or say --batch-ms") from error
+        raise click.UsageError(f"{error}, or give --batch-ms") from error
     return LiveMeasurement(name, sum(rates) / len(rates), times, settings.models[name].max_batch_size)
 
 

@@ -120,9 +120,11 @@ def _load(options: dict[str, Any], live: LiveMeasurement | None) -> Load:
     if options["batch_ms"] is None and live is not None:
         batch_s, item_s = live.times.batch_s, live.times.item_s
     if not rps:
-        raise click.UsageError("say the load: --rps N" + (" (nothing arrives at the running system)" if live else ""))
+        raise click.UsageError(
+            "give the load: --rps N" + (" (the running system receives no requests)" if live else "")
+        )
     if not batch_s + item_s:
-        raise click.UsageError("say how long a batch takes: --batch-ms N, or measure it: --from-live")
+        raise click.UsageError("give the time of a batch: --batch-ms N, or measure it: --from-live")
     size = live.max_batch_size if live else options["max_batch"]
     return Load(
         rps=rps,
@@ -177,7 +179,7 @@ def _json(found: Plan, live: LiveMeasurement | None) -> dict[str, Any]:
 def _show(found: Plan, options: dict[str, Any], live: LiveMeasurement | None) -> None:
     if live is not None:
         click.echo(
-            f"measured of {live.model}: {live.rps:,.1f} requests/s, {live.times.batch_s * 1000:.2f} ms + "
+            f"measured for {live.model}: {live.rps:,.1f} requests/s, {live.times.batch_s * 1000:.2f} ms + "
             f"{live.times.item_s * 1000:.3f} ms per item ({live.times.how})\n"
         )
     if not found.feasible or found.redis is None or found.bandwidth is None or found.report is None:
@@ -185,19 +187,27 @@ def _show(found: Plan, options: dict[str, Any], live: LiveMeasurement | None) ->
         return
     rows: list[tuple[str, str, str]] = [
         ("GPUs", f"{found.gpus:,}", found.why),
-        ("  one does", f"{found.rate_of_one:,.0f}/s", "largest batch / (its time + overhead)"),
-        ("  raw, at 70 % …", f"{found.raw:,}, {found.by_formula:,}", "rate / rate of one, and over the headroom"),
+        ("  one GPU", f"{found.rate_of_one:,.0f}/s", "largest batch / (its time + overhead)"),
+        (
+            "  raw, at 70 % …",
+            f"{found.raw:,}, {found.by_formula:,}",
+            "rate / rate of one GPU; the same divided by the headroom",
+        ),
         ("web processes", f"{found.web_processes:,}", f"rate / {options['web_rps']:,.0f} / {options['headroom']}"),
         ("connections", f"{found.connections:,}", "rate × latency"),
         ("Redis commands/s", f"{found.redis.commands_per_s:,.0f}", "1 per request and 45 per batch; with MSETEX fewer"),
         ("Redis calls/s", f"{found.redis.round_trips_per_s:,.0f}", "scripts and bells"),
-        ("Redis memory", f"{found.redis.memory_bytes / 2**20:,.0f} MiB", "rate × size × time kept, and what waits"),
-        ("bandwidth", f"{found.bandwidth.callers / 1e6:,.1f} MB/s", "rate × (payload + heads), each way"),
-        ("  at Redis", f"{found.bandwidth.redis / 1e6:,.1f} MB/s", "in and again out; as much to each replica"),
-        ("queueing", f"{found.queueing_wait_s * 1000:,.1f} ms", "a full batch for a free GPU, by Allen and Cunneen"),
+        ("Redis memory", f"{found.redis.memory_bytes / 2**20:,.0f} MiB", "rate × size × retention, plus the queues"),
+        ("bandwidth", f"{found.bandwidth.callers / 1e6:,.1f} MB/s", "rate × (payload + headers), each way"),
+        (
+            "  at Redis",
+            f"{found.bandwidth.redis / 1e6:,.1f} MB/s",
+            "everything goes in and out; each replica adds as much",
+        ),
+        ("queueing", f"{found.queueing_wait_s * 1000:,.1f} ms", "wait of a full batch for a GPU (Allen-Cunneen)"),
     ]
     if found.cost_per_million:
-        how = "GPUs × price of an hour / requests in it" + (", and the traffic" if options["gb_cost"] else "")
+        how = "GPUs × price of an hour / requests per hour" + (" + traffic" if options["gb_cost"] else "")
         rows.append(("a million requests", f"{found.cost_per_million:,.2f}", how))
     print_table(rows, [("", lambda row: row[0]), ("needed", lambda row: row[1]), ("", lambda row: row[2])], empty="")
     report = found.report

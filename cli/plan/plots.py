@@ -44,9 +44,9 @@ def compare(reports: Mapping[str, Report], path: Path) -> None:
             xs.append(size)
             ys.append(so_far / total)
         batches.step(xs, ys, where="post", label=name)
-    tail.set(xscale="log", yscale="log", xlabel="latency, ms", ylabel="part of requests that take longer")
+    tail.set(xscale="log", yscale="log", xlabel="latency, ms", ylabel="fraction of requests that take longer")
     course.set(xlabel="arrival, s", ylabel="p99, ms", ylim=(0, None))
-    batches.set(xlabel="batch size", ylabel="part of requests in batches up to it", ylim=(0, 1.02))
+    batches.set(xlabel="batch size", ylabel="fraction of requests in batches up to this size", ylim=(0, 1.02))
     for axes in (tail, course, batches):
         axes.grid(alpha=0.3)
     tail.legend()

@@ -316,7 +316,7 @@ def _arrivals(options: dict[str, Any]) -> Arrivals:
             if peak > 2 * rps:
                 peak = 2 * rps if options["peak_rps"] is None else peak
             if peak > 2 * rps or peak < rps:
-                raise click.BadParameter("must be between --rps and twice that", param_hint="--peak-rps")
+                raise click.BadParameter("must be between --rps and twice --rps", param_hint="--peak-rps")
             return Diurnal(2 * rps - peak, peak, options["period"] or options["duration"])
         case "onoff":
             # So long on and off that the mean is as asked for.
@@ -331,7 +331,9 @@ def _arrivals(options: dict[str, Any]) -> Arrivals:
 def _service(options: dict[str, Any]) -> Service:
     if not options["measured"]:
         if not options["batch_ms"] + options["item_ms"]:
-            raise click.BadParameter("a batch must take some time", param_hint="--batch-ms")
+            raise click.BadParameter(
+                "give --batch-ms or --item-ms above 0: a batch takes some time", param_hint="--batch-ms"
+            )
         return Affine(options["batch_ms"] / 1000, options["item_ms"] / 1000, options["jitter"])
     try:
         pairs = [pair.split("=") for pair in options["measured"].split(",")]
@@ -347,7 +349,9 @@ def parse_mix(text: str) -> tuple[float, float, float]:
     except ValueError:
         parts = []
     if len(parts) != len(TIERS) or min(parts) < 0 or not sum(parts) > 0:
-        raise click.BadParameter("must be three numbers, enterprise/paid/free: 5/25/70", param_hint="--tiers")
+        raise click.BadParameter(
+            "must be three numbers for enterprise/paid/free, such as 5/25/70", param_hint="--tiers"
+        )
     total = sum(parts)
     return (parts[0] / total, parts[1] / total, parts[2] / total)
 

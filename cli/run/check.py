@@ -108,7 +108,7 @@ def start_problems(settings: Settings) -> Iterator[Problem]:
 def _state_dir(path: Path) -> Iterator[Problem]:
     nearest = next(each for each in (path.resolve(), *path.resolve().parents) if each.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        yield Problem("BUNCH_STATE_DIR", str(path), f"{nearest} must be a folder that this user may write to")
+        yield Problem("BUNCH_STATE_DIR", str(path), f"{nearest} must be a folder that this user can write to")
 
 
 def _embedded() -> Iterator[Problem]:
@@ -118,10 +118,10 @@ def _embedded() -> Iterator[Problem]:
     try:
         binary = get_binary_path()
     except ValkeyBinaryNotFoundError as error:
-        yield Problem("BUNCH_REDIS_URL", "", f"there is no embedded server here, so name one: {error}")
+        yield Problem("BUNCH_REDIS_URL", "", f"no embedded server is installed here; set the URL of a server: {error}")
         return
     if not os.access(binary, os.X_OK):
-        yield Problem("BUNCH_REDIS_URL", "", f"the embedded server cannot be run: chmod +x {binary}")
+        yield Problem("BUNCH_REDIS_URL", "", f"the embedded server is not executable: chmod +x {binary}")
 
 
 def _token_keys(settings: Settings) -> Iterator[Problem]:
@@ -139,13 +139,13 @@ def _token_keys(settings: Settings) -> Iterator[Problem]:
         )
         return
     if not keys:
-        yield Problem("BUNCH_JWT_JWKS", masking.shown("jwt_jwks", source), "holds no key: no token can be checked")
+        yield Problem("BUNCH_JWT_JWKS", masking.shown("jwt_jwks", source), "holds no key, so no token can be verified")
 
 
 def _models(settings: Settings) -> Iterator[Problem]:
     if not settings.models:
         where = settings.config_file or "bunch.toml"
-        yield Problem(where, "", 'serves nothing; add [models.<name>] with source = "package.module:Name"')
+        yield Problem(where, "", 'configures no model; add [models.<name>] with source = "package.module:Name"')
     # As in the worker: from beside the file that names the models, and from where `manage.py` runs.
     folder = str(Path(settings.config_file).parent) if settings.config_file else ""
     path = model_path(folder, [*sys.path, str(Path.cwd())])
@@ -173,7 +173,7 @@ def _error_of(model: ModelSettings, path: list[str]) -> str:
     try:
         error = ours.recv_bytes().decode()
     except EOFError:
-        error = "its process ended while it was imported"
+        error = "the process ended while it imported the source"
     trial.join()
     return error
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # What Celery 5.7 and the scripts ask for; Valkey says which Redis it is compatible with.
 MIN_REDIS = (6, 2)
-_RECIPE = "docs/security.md has the list of rights that is enough"
+_RECIPE = "docs/security.md lists the rights that are needed"
 
 # One command for each kind of right that a role needs, on names that are nobody's: each does nothing. (`{db}`: kombu
 # names its channels after the database.)
@@ -84,8 +84,8 @@ def seal_problems(settings: Settings) -> Iterator[Problem]:
                 yield Problem(
                     "BUNCH_MESSAGE_SECRET",
                     "…" if settings.message_secret else "",
-                    f"worker {row.id} has another one and refuses what is signed here; "
-                    "set it, or _FILE, to the same for web and worker of every host",
+                    f"worker {row.id} has another secret and refuses messages signed with this one; "
+                    "set it, or _FILE, to the same value for web and worker on every host",
                 )
 
 
@@ -110,8 +110,8 @@ def separator_warnings(settings: Settings) -> Iterator[Problem]:
                     yield Problem(
                         f"queue {queue}",
                         "",
-                        f"a Celery client has the separator {twice[: len(twice) // 2]!r}: what it sends with a "
-                        "priority waits for ever. Take `sep` out of its broker_transport_options",
+                        f"a Celery client uses the separator {twice[: len(twice) // 2]!r}: messages that it sends with "
+                        "a priority are never read. Remove `sep` from its broker_transport_options",
                     )
 
 
@@ -144,7 +144,7 @@ def _look(settings: Settings, key: str, url: str) -> _Seen:
         return _Seen((Problem(key, shown, f"must name a Redis or Valkey server that answers: {error}"),))
     except ValueError:
         # Its text quotes what it could not read, which is a part of the password if one has a raw `/` or `:`.
-        return _Seen((Problem(key, shown, f"is no URL that a client can read; {PERCENT}"),))
+        return _Seen((Problem(key, shown, f"is not a valid URL; {PERCENT}"),))
     return _Seen(
         tuple(Problem(key, shown, text) for stops, text in found if stops),
         tuple(Problem(key, shown, text) for stops, text in found if not stops),
@@ -155,8 +155,8 @@ def _judge(settings: Settings, client: Redis) -> Iterator[tuple[bool, str]]:
     """Whether it keeps Bunch from working, and what it is. Raises RedisError when there is no answer."""
     info = _asked(client.info)
     if info is None:
-        without = "its version and its memory are not known, and the rule of BUNCH_MAX_MEMORY_PERCENT never acts"
-        yield False, f"does not let this user ask for INFO: {without}; {_RECIPE}"
+        without = "its version and memory are unknown, so BUNCH_MAX_MEMORY_PERCENT has no effect"
+        yield False, f"does not let this user run INFO: {without}; {_RECIPE}"
     else:
         yield from _judge_server(info)
     if settings.durability == "disk":
@@ -168,7 +168,7 @@ def _judge(settings: Settings, client: Redis) -> Iterator[tuple[bool, str]]:
         if _is_forbidden(client, [each.format(db=database) for each in command])
     ]
     if refused:
-        yield True, f"lets this user do too little, {refused[0]} for one; {_RECIPE}"
+        yield True, f"does not give this user enough rights, {refused[0]} for one; {_RECIPE}"
 
 
 def _judge_server(info: dict[str, Any]) -> Iterator[tuple[bool, str]]:
@@ -181,14 +181,14 @@ def _judge_server(info: dict[str, Any]) -> Iterator[tuple[bool, str]]:
     if info.get("maxmemory") and policy != "noeviction":
         yield (
             True,
-            f"throws away what was accepted when memory is full ({policy}); set its maxmemory-policy to noeviction",
+            f"evicts accepted requests when its memory is full ({policy}); set its maxmemory-policy to noeviction",
         )
 
 
 def _judge_durability(client: Redis) -> Iterator[tuple[bool, str]]:
     found = _asked(lambda: client.config_get("appendonly", "appendfsync"))
     if found is None:
-        yield False, "does not let this user ask for CONFIG GET: whether it has BUNCH_DURABILITY=disk is not known"
+        yield False, "does not let this user run CONFIG GET, so BUNCH_DURABILITY=disk could not be checked"
     elif (found.get("appendonly"), found.get("appendfsync")) != ("yes", "always"):
         yield True, "must have appendonly yes and appendfsync always for BUNCH_DURABILITY=disk"
 
@@ -232,6 +232,6 @@ def _without_password(key: str, url: str) -> Iterator[Problem]:
         yield Problem(
             key,
             masked_url(url),
-            "lets in whoever reaches it, without a password: they can read every result, and ask as anybody; "
+            "accepts connections without a password: whoever reaches it can read every result and act as anybody; "
             "set requirepass there, and redis://:<password>@host:port/0 here",
         )

@@ -97,7 +97,7 @@ def demo() -> None:
     ):
         stack = Stack(settings, Options(give_up_on_errors=True))
         run(stack, screen, lambda: screen.line(f"ready at {stack.url}"), Work(lambda: _show_off(stack.url)))
-    screen.line("stopped; everything went well")
+    screen.line("stopped; the demo succeeded")
 
 
 @contextlib.contextmanager
@@ -117,7 +117,9 @@ def _show_off(base_url: str) -> None:
     url = f"{base_url}/v1/inference"
     answers = _ask(url, _BATCHED, SENTENCES)
     vectors = _vectors(answers)
-    click.echo(f"\n{len(answers)} sentences, {len(answers)} requests at once, {vectors.shape[1]} numbers each.")
+    click.echo(
+        f"\n{len(answers)} sentences sent as {len(answers)} simultaneous requests; {vectors.shape[1]} numbers each."
+    )
     _show_neighbours(vectors)
     _show_batches(answers)
     _check_against_alone(url, vectors)
@@ -160,7 +162,7 @@ def _vectors(answers: list[Answer]) -> Vectors:
 def _show_neighbours(vectors: Vectors) -> None:
     import numpy as np
 
-    click.echo("What the model holds to be nearest:\n")
+    click.echo("The nearest sentences, according to the model:\n")
     likeness = vectors @ vectors.T
     np.fill_diagonal(likeness, -1.0)
     for number in _SHOWN:
@@ -170,12 +172,12 @@ def _show_neighbours(vectors: Vectors) -> None:
     same = sum(number // _TOPIC_SIZE == other // _TOPIC_SIZE for number, other in enumerate(likeness.argmax(axis=1)))
     click.echo(f"\n  The nearest is on the same topic for {same} of {len(SENTENCES)}.")
     if same < _MIN_SAME_TOPIC * len(SENTENCES):
-        raise DemoFailed("the neighbours make no sense: these are not the sentences' own embeddings")
+        raise DemoFailed("the nearest sentences make no sense: these are not the embeddings of the sentences")
 
 
 def _show_batches(answers: list[Answer]) -> None:
     sizes = Counter({answer.batch_id: answer.batch_size for answer in answers}.values())
-    click.echo("\nThe batches that formed:\n")
+    click.echo("\nThe batches:\n")
     for size, count in sorted(sizes.items()):
         click.echo(f"  {size:3} requests  {'■' * count} {count}")
     click.echo(f"\n  mean batch size {mean_batch(answers)}")
@@ -188,8 +190,8 @@ def _check_against_alone(url: str, vectors: Vectors) -> None:
     for number, again in zip(chosen, alone, strict=True):
         cosine = float(vectors[number] @ again)
         if cosine < _MIN_COSINE:
-            raise DemoFailed(f"the answer to {SENTENCES[number]!r} is not its own: cosine {cosine:.3f}")
-    click.echo(f"  {len(alone)} of them computed again alone: the same numbers\n")
+            raise DemoFailed(f"{SENTENCES[number]!r} got the answer of another sentence: cosine {cosine:.3f}")
+    click.echo(f"  {len(alone)} of them gave the same numbers when computed alone\n")
 
 
 def _measure(url: str, model: str) -> Summary:

@@ -40,7 +40,7 @@ def health(role: str, ask_ready: bool, config_file: Path | None) -> None:
     why = silence(settings, role)
     if not why and ask_ready:
         why = obstacle(settings, locate(config_file, role), role)
-    click.echo(why or f"{role} {'is ready' if ask_ready else 'works'}")
+    click.echo(why or f"{role} {'is ready' if ask_ready else 'is alive'}")
     if why:
         fail()
 
@@ -50,10 +50,10 @@ def silence(settings: Settings, role: str) -> str:
     folder = Path(settings.state_dir)
     living = beats(folder, role)
     if not living:
-        return f"no {role} runs by the state folder {folder}"
+        return f"no {role} process is registered in the state folder {folder}"
     slowest = max(living, key=lambda beat: beat.silent_s)
     if slowest.silent_s > MAX_SILENCE_S:
-        return f"{role} (pid {slowest.pid}) has stood still for {slowest.silent_s:.0f} s"
+        return f"{role} (pid {slowest.pid}) has not beaten for {slowest.silent_s:.0f} s"
     return ""
 
 
@@ -103,7 +103,7 @@ def _models(settings: Settings, redis: Redis) -> str:
             return f"worker (pid {row.pid}) is {row.state}"
         if not any(each.state == "ready" for each in row.models):
             return f"worker (pid {row.pid}) has no model ready: " + _states(row.models)
-    return f"worker (pid {min(here)}) is not in the register yet" if here else ""
+    return f"worker (pid {min(here)}) is not registered yet" if here else ""
 
 
 def _states(models: tuple[ExecutorRow, ...]) -> str:

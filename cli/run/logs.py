@@ -38,10 +38,10 @@ def logs(role: str | None, follow: bool, lines: int | None) -> None:
     folder = Path(settings_for(None).state_dir) / "log"
     found = {path.stem: path for path in sorted(folder.glob("*.log"))}
     if not found:
-        raise click.ClickException(f"there are no logs in {folder}; `manage.py up` writes them")
+        raise click.ClickException(f"no logs in {folder}; `manage.py up` writes them")
     chosen = {name: path for name, path in found.items() if role in {None, name, role_of(name)}}
     if not chosen:
-        raise click.UsageError(f"no process is called {role}; there are {', '.join(found)}")
+        raise click.UsageError(f"no process has the name {role}; the processes are {', '.join(found)}")
     files = {name: LogFile(path) for name, path in chosen.items()}
     with contextlib.suppress(KeyboardInterrupt):
         _show(in_order({name: _newest(each.lines(), lines) for name, each in files.items()}), named=len(files) > 1)

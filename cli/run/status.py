@@ -33,7 +33,7 @@ def status(as_json: bool) -> None:
                 ("uptime", lambda row: _uptime(row.pid)),
                 ("restarts", lambda row: row.restarts),
             ],
-            empty=f"nothing runs in {state_dir}; start it with `manage.py up`",
+            empty=f"no stack is running in {state_dir}; start one with `manage.py up`",
         )
         for name, url in (("http", shown.url), ("flower", shown.flower_url), ("redis", shown.redis_url)):
             if url:

@@ -43,8 +43,8 @@ def required_room(folder: Path) -> Iterator[None]:
         if error.errno not in _NO_ROOM:
             raise
         raise FolderFull(
-            f"{folder} is full ({error.strerror}), and nothing was left running; make room there, `log/*.log.1` "
-            "first, or name a folder elsewhere: BUNCH_STATE_DIR=…"
+            f"{folder} is full ({error.strerror}), and nothing was left running; free some space there (`log/*.log.1` "
+            "first), or use another folder: BUNCH_STATE_DIR=…"
         ) from error
 
 
@@ -78,8 +78,8 @@ class Disk:
         if why and not self._told:
             self._told = True
             self._say(
-                f"{self._folder} cannot be written to ({why}): all goes on, but what must be written down is refused, "
-                "and logs have holes; make room, nothing needs a restart"
+                f"{self._folder} cannot be written to ({why}): processes keep running, but durable writes are "
+                "refused and logs have gaps; free some space, no restart is needed"
             )
         elif self._told and not why and free >= _ROOM_BYTES:
             self._told = False

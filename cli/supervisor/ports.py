@@ -30,7 +30,7 @@ def require_free(host: str, port: int, setting: str) -> int:
         _bound(host, port).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise PortTaken(f"port {port} on {host} is taken{_by(port)}; choose another: {setting}") from error
+            raise PortTaken(f"port {port} on {host} is in use{_by(port)}; choose another: {setting}") from error
         raise PortTaken(f"cannot listen on {host} port {port}: {error.strerror}; change {setting}") from error
     return port
 

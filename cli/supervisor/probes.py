@@ -45,7 +45,7 @@ def answers_ping(redis: Redis) -> Probe:
         try:
             return Look(ready=bool(redis.ping()))
         except BusyLoadingError:
-            return Look(ready=False, detail="loading its data")
+            return Look(ready=False, detail="loading the dataset")
         except RedisError:
             return Look(ready=False)
 

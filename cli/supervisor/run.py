@@ -90,9 +90,9 @@ def run(stack: Supervisable, screen: Screen, started: Callable[[], None], work: 
     if work is not None and work.error is not None:
         raise work.error
     if work is not None and not work.done:
-        raise StartFailed("stopped before it was done")
+        raise StartFailed("stopped before the work was done")
     if signals.count > 1:
-        raise StartFailed("killed what had not finished draining")
+        raise StartFailed("killed the processes that had not finished draining")
 
 
 def _loop(
@@ -123,7 +123,7 @@ def _loop(
         if supervisor.phase in {Phase.STARTING, Phase.READY} and (signals.count or (work and work.done)):
             supervisor.stop()
             screen.settle()
-            screen.line("stopping" + ("; once more to kill" if signals.count else ""))
+            screen.line("stopping" + ("; interrupt again to kill" if signals.count else ""))
         if signals.count > 1:
             supervisor.kill(time.monotonic())
         signals.wait(_TICK_S)

@@ -148,4 +148,4 @@ def shortened(lines: Sequence[str], log_file: Path) -> list[str]:
     left_out = len(lines) - _FIRST_LINES - _LAST_OF_MANY
     if left_out <= 1:
         return list(lines)
-    return [*lines[:_FIRST_LINES], f"… {left_out} lines more in {log_file}", *lines[-_LAST_OF_MANY:]]
+    return [*lines[:_FIRST_LINES], f"… {left_out} more lines in {log_file}", *lines[-_LAST_OF_MANY:]]

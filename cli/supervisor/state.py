@@ -73,7 +73,7 @@ class UpLock:
             os.close(self._fd)
             raise AlreadyRunning(
                 f"another `up` (pid {holder}) uses {self._path.parent}; "
-                "stop it, or give this one a folder of its own: BUNCH_STATE_DIR=…"
+                "stop it, or use another folder: BUNCH_STATE_DIR=…"
             )
         # The lock is what counts; the number is for whoever finds it taken.
         with contextlib.suppress(OSError):

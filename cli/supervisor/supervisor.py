@@ -144,7 +144,7 @@ class Supervisor:
             return
         self._report.died(child, child.detail)
         if self.phase is Phase.STARTING and not child.spec.optional and child.failures >= MAX_START_FAILURES:
-            self._give_up(f"{child.spec.name} does not start: {child.detail}; see {child.spec.log_file}")
+            self._give_up(f"{child.spec.name} could not be started: {child.detail}; see {child.spec.log_file}")
 
     def _start_next_stage(self, now: float) -> None:
         for child in sorted(self.children, key=lambda each: each.spec.start_stage):

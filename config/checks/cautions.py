@@ -23,11 +23,13 @@ def cautions(settings: Settings) -> Iterator[Problem]:
     for name, token in settings.service_tokens.items():
         if is_weak(token):
             yield Problem(
-                "BUNCH_SERVICE_TOKEN", "…", f"the one of {name} can be guessed; make one: openssl rand -hex 32"
+                "BUNCH_SERVICE_TOKEN", "…", f"the token of {name} can be guessed; make a new one: openssl rand -hex 32"
             )
     if settings.takes_tokens and settings.jwt_secret and is_weak(settings.jwt_secret):
         yield Problem(
-            "BUNCH_JWT_SECRET", "…", "can be guessed, and whoever guesses it is anybody: openssl rand -hex 32"
+            "BUNCH_JWT_SECRET",
+            "…",
+            "can be guessed, and whoever guesses it can act as anybody; make a new one: openssl rand -hex 32",
         )
     for model in settings.models.values():
         yield from _of_model(model)
@@ -52,11 +54,11 @@ def _of_model(model: ModelSettings) -> Iterator[Problem]:
         yield Problem(
             f"[models.{model.name}] source",
             f"http://{url.hostname}",
-            "its credential is sent for all to read; use https://",
+            "its credential is sent unencrypted; use https://",
         )
     if model.options.get("verify", True) is False:
         yield Problem(
             f"[models.{model.name}] options",
             "verify = false",
-            "whoever is in between can read and change everything, the credential too; leave verify out",
+            "anyone on the network path can read and change everything, the credential too; remove verify",
         )

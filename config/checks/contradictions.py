@@ -32,8 +32,8 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
             Problem(
                 "BUNCH_HTTP_HOST",
                 settings.http_host,
-                "with BUNCH_AUTH=off only a loopback address is served; set BUNCH_AUTH=keys, or keep 127.0.0.1 and "
-                "put a proxy that authenticates in front, with its name in BUNCH_ALLOWED_HOSTS",
+                "BUNCH_AUTH=off serves loopback addresses only; set BUNCH_AUTH=keys, or keep 127.0.0.1 and put an "
+                "authenticating proxy in front, with its name in BUNCH_ALLOWED_HOSTS",
             )
         )
     found += _bad_names(settings)
@@ -44,7 +44,7 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
             )
         )
     if role in {None, "flower"} and "," in settings.flower_basic_auth:
-        why = "must be one user:password without a comma; Flower takes what follows it for another password"
+        why = "must be one user:password without a comma: Flower reads what follows a comma as another password"
         found.append(Problem("BUNCH_FLOWER_BASIC_AUTH", "…", why))
     if role in {None, "web"}:
         found += auth.contradictions(settings)
@@ -58,7 +58,7 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
             Problem(
                 "BUNCH_DURABILITY",
                 "replica",
-                "is not there yet; disk writes each request to disk before it is accepted",
+                "is not implemented; use disk, which writes each request to disk before accepting it",
             )
         )
     if 0 < settings.redis_max_memory_bytes < _LEAST_MEMORY_BYTES:
@@ -66,7 +66,7 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
             Problem(
                 "BUNCH_REDIS_MAX_MEMORY_BYTES",
                 settings.redis_max_memory_bytes,
-                f"must be {_LEAST_MEMORY_BYTES} or more, or 0 for a quarter of the machine's memory",
+                f"must be at least {_LEAST_MEMORY_BYTES}, or 0 for a quarter of the machine's memory",
             )
         )
     return found + _bad_addresses(settings)
@@ -75,14 +75,14 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
 def _bad_names(settings: Settings) -> Iterator[Problem]:
     hosts = [each for each in settings.host_names if not _HOST_NAME.fullmatch(each)]
     if hosts:
-        fix = "must be host names with commas, without ports or wildcards"
+        fix = "must be a comma-separated list of host names, without ports or wildcards"
         yield Problem("BUNCH_ALLOWED_HOSTS", ", ".join(hosts), fix)
     origins = [each for each in settings.origins if not _ORIGIN.fullmatch(each)]
     if origins:
-        fix = "must be origins with commas, without a path: https://app.example, http://localhost:3000; or *"
+        fix = "must be * or a comma-separated list of origins without paths: https://app.example, http://localhost:3000"
         yield Problem("BUNCH_CORS_ORIGINS", ", ".join(origins), fix)
     if settings.auth == "off" and "*" in settings.origins:
-        fix = "with BUNCH_AUTH=off any page that somebody on this machine opens could ask; name the origins"
+        fix = "with BUNCH_AUTH=off, * lets any page opened on this machine send requests; name the origins"
         yield Problem("BUNCH_CORS_ORIGINS", "*", fix)
 
 
@@ -95,12 +95,16 @@ def _model_out_of_order(model: ModelSettings, settings: Settings) -> list[Proble
             Problem(
                 f"[models.{model.name}] direct",
                 model.direct,
-                "only an http(s) URL as the source can be asked without a worker; leave it out",
+                "needs an http(s) URL as the source: only that can be called without a worker; remove it",
             )
         )
     if model.group_by_cost and not model.max_batch_cost:
         found.append(
-            Problem(f"[models.{model.name}] group_by_cost", True, "groups to a budget; set max_batch_cost as well")
+            Problem(
+                f"[models.{model.name}] group_by_cost",
+                True,
+                "needs max_batch_cost, the budget of a group; set it as well",
+            )
         )
     limit = min(("request_timeout_ms", "queue_timeout_ms"), key=lambda key: getattr(settings, key))
     if 0 < model.timeout_factor < 1:
@@ -108,7 +112,7 @@ def _model_out_of_order(model: ModelSettings, settings: Settings) -> list[Proble
             Problem(
                 f"[models.{model.name}] timeout_factor",
                 model.timeout_factor,
-                "a batch that takes as long as the one before would be killed; 3 is common, 0 is none",
+                "must be at least 1, or 0 for no limit: less kills batches that take no longer than usual; 3 is common",
             )
         )
     if (model.max_wait_ms or 0) >= getattr(settings, limit):
@@ -116,8 +120,8 @@ def _model_out_of_order(model: ModelSettings, settings: Settings) -> list[Proble
             Problem(
                 f"[models.{model.name}] max_wait_ms",
                 model.max_wait_ms,
-                f"must be below {PREFIX}{limit.upper()} ({getattr(settings, limit)}), or requests that gather for "
-                "so long expire before they are computed",
+                f"must be below {PREFIX}{limit.upper()} ({getattr(settings, limit)}), or requests expire "
+                "while they wait for their batch to fill",
             )
         )
     return found
@@ -131,10 +135,10 @@ def _bad_addresses(settings: Settings) -> list[Problem]:
     kinds = {
         "redis_url": redis,
         "broker_url": redis,
-        "otlp_endpoint": (r"https?://", "must be a URL of OTLP over HTTP: http://host:4318"),
+        "otlp_endpoint": (r"https?://", "must be the URL of an OTLP/HTTP collector, such as http://host:4318"),
         "otlp_headers": (
             r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*$",
-            "must be name=value, and more of them behind a comma each",
+            "must be a comma-separated list of name=value",
         ),
     }
     found = [
@@ -158,7 +162,7 @@ def _limits_out_of_order(settings: Settings) -> list[Problem]:
                 f"{PREFIX}PAID_RPM",
                 settings.paid_rpm,
                 f"must be between {PREFIX}FREE_RPM ({settings.free_rpm}) and {PREFIX}ENTERPRISE_RPM "
-                f"({settings.enterprise_rpm}): a higher tier may ask more often",
+                f"({settings.enterprise_rpm}): a higher tier has the higher rate",
             )
         )
     for unit in ("ms", "depth"):

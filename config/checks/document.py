@@ -12,7 +12,7 @@ from config.errors import Problem
 _WHERE = re.compile(r"(?P<what>.*?)(?: \(at line (?P<line>\d+), column \d+\)| \(at end of document\))", re.DOTALL)
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\"'-]+\s*=)")
 _TABLE = re.compile(r"\s*(\[+[A-Za-z0-9_.\"'-]+\]+)\s*(#|$)")
-_TWICE = "is there for the second time; keep one of the two"
+_TWICE = "is defined twice; keep one of the two"
 
 
 def read_document(path: Path, problems: list[Problem]) -> dict[str, Any]:
@@ -62,6 +62,6 @@ def _lift_default(path: Path, document: dict[str, Any], problems: list[Problem])
                 Problem(
                     f"{where} default_model",
                     value,
-                    f"{path.name} says {document['default_model']!r} as well; keep one, above the first [table]",
+                    f"{path.name} also sets {document['default_model']!r}; keep one, above the first [table]",
                 )
             )

@@ -42,7 +42,7 @@ def _from_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise BrokenSchema(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BrokenSchema(f"{path} holds no JSON object: {error}") from error
+        raise BrokenSchema(f"{path} does not hold a JSON object: {error}") from error
 
 
 def compile_schema(schema: dict[str, Any]) -> Validator:

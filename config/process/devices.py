@@ -78,7 +78,7 @@ def describe(environ: Mapping[str, str], installed: tuple[str, ...], torch: str)
         torch: the version of torch that is installed, or empty.
     """
     if not installed:
-        return Machine(why="no NVIDIA driver or no GPU is found")
+        return Machine(why="no NVIDIA driver or no GPU was found")
     gpus = installed
     wanted = environ.get(VISIBLE)
     if wanted is not None:

@@ -28,7 +28,7 @@ def message_keys(settings: Settings) -> tuple[bytes, ...]:
     secrets = (settings.message_secret, settings.message_secret_previous)
     if (secrets[1] and not secrets[0]) or any(0 < len(secret) < _SHORTEST for secret in secrets):
         why = (
-            f"must be {_SHORTEST} characters or more, as `openssl rand -hex 32` makes it; it is there beside _PREVIOUS"
+            f"must be at least {_SHORTEST} characters (`openssl rand -hex 32` makes one), and set whenever _PREVIOUS is"
         )
         raise SettingsError((Problem("BUNCH_MESSAGE_SECRET", "…", why),))
     keys = tuple(_derived(secret.encode()) for secret in secrets if secret)
@@ -38,7 +38,7 @@ def message_keys(settings: Settings) -> tuple[bytes, ...]:
     try:
         return (_derived(kept_secret(path)),)
     except OSError as error:
-        why = f"cannot be made or read ({error.strerror}); set BUNCH_MESSAGE_SECRET, the same for web and worker"
+        why = f"cannot be created or read ({error.strerror}); set BUNCH_MESSAGE_SECRET, the same for web and worker"
         raise SettingsError((Problem("BUNCH_STATE_DIR", str(path), why),)) from error
 
 

@@ -74,7 +74,7 @@ def tighten(state_dir: Path) -> str:
         _restrict_mode(state_dir)
     if state_dir.stat().st_mode & 0o077:
         why = f"it holds {foreign[0]}, which is not Bunch's" if foreign else "it belongs to somebody else"
-        return f"{state_dir} is open to other users and stays so: {why}; chmod 700 it, or name another BUNCH_STATE_DIR"
+        return f"{state_dir} is open to other users: {why}; chmod 700 it, or set another BUNCH_STATE_DIR"
     return ""
 
 

@@ -53,7 +53,7 @@ def read_secret(path: Path) -> str:
     if not text:
         raise NoSecret("is empty")
     if len(content) > _MAX_BYTES:
-        raise NoSecret(f"is longer than {_MAX_BYTES} bytes, so it is no secret")
+        raise NoSecret(f"is longer than {_MAX_BYTES} bytes, too long for a secret")
     return text
 
 
@@ -106,5 +106,5 @@ def _header_value(name: str, value: Any) -> str:
         if not found:
             raise NoSecret(f"header {name}: {value['env']} is not set in the environment")
     if not found.isprintable():
-        raise NoSecret(f"header {name}: its value holds more than one line of printable text")
+        raise NoSecret(f"header {name}: its value must be one line of printable text")
     return found

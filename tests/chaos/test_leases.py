@@ -123,7 +123,7 @@ def test_answered_once_though_computed_twice(workers: LoneWorkers, redis: Redis,
     attempts = sorted(json.loads(raw)["bunch"]["attempt"] for raw in results.values() if raw)
 
     slow.send_signal(signal.SIGCONT)
-    wait_until(lambda: "lost the lease" in workers.log.read_text(), what="it notices")
+    wait_until(lambda: "the lease of a batch was lost" in workers.log.read_text(), what="it notices")
 
     assert by == {str(other.pid)}
     assert set(attempts) == {1, 2}

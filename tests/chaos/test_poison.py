@@ -89,7 +89,7 @@ def test_inputs_that_kill_fail_alone(whole: Stage, store: Redis, api: Api, curse
         assert letter.attempts == 3
         # A machine that is busy enough runs out of the batch's time before it runs out of memory.
         assert letter.lost == 3 or curse == "gorge"
-        assert ("more than timeout_ms = 1000" in letter.reason) or curse != "hang"
+        assert ("longer than timeout_ms = 1000" in letter.reason) or curse != "hang"
         assert ("SIGSEGV" in letter.reason) or curse != "crash"
     # Whoever comes next is served as if nothing had been.
     after = batch(1, "none")

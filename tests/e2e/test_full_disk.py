@@ -112,7 +112,7 @@ def test_a_start_on_a_full_disk_ends_with_one_line_and_leaves_nothing_running(tm
         assert (up.returncode, up.stdout) == (1, "")
         (line,) = up.stderr.splitlines()
         assert line.startswith(f"Error: {state_dir} is full (No space left on device)")
-        assert "make room" in line
+        assert "free some space" in line
         assert [each.pid for each in psutil.process_iter() if str(state_dir) in _started_with(each)] == []
 
 

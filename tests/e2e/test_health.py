@@ -94,7 +94,7 @@ def test_what_stands_still_is_told_with_its_process(talking: Stack, stopped, rol
     (pid,) = stopped(role)
     wait_until(lambda: talking.manage("health", role).returncode == 1, what="its silence is noticed")
     code, why = said(talking.manage("health", role))
-    assert (code, f"{role} (pid {pid}) has stood still" in why) == (1, True), why
+    assert (code, f"{role} (pid {pid}) has not beaten" in why) == (1, True), why
     for other in set(ROLES) - {role}:
         assert talking.manage("health", other).returncode == 0
 

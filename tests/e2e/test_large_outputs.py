@@ -45,7 +45,7 @@ def test_an_output_over_the_limit_fails_alone_and_says_by_how_much(api: Api) -> 
     assert [each.status for each in answers] == [200, 500, 200, 200]
     assert answers[1].error == "INFERENCE_FAILED"
     assert "60000002 bytes" in answers[1].json["message"]
-    assert f"at most {LIMIT} are taken" in answers[1].json["message"]
+    assert f"the limit is {LIMIT}" in answers[1].json["message"]
     assert [len(each.json["output"]) for each in answers if each.status == 200] == [10, 3_000_000, 20]
 
 

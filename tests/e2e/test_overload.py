@@ -155,7 +155,7 @@ def test_lower_tiers_are_shut_out_by_a_long_queue_above_them_and_keep_their_shar
 def test_settings_that_are_not_right_take_no_frontend_away(own: Stack) -> None:
     before = {each.pid for each in own.frontends()}
     hang_up(own, "shed_free_ms = 99999")
-    wait_until(lambda: "the ones before stay" in own.logs(), what="it is said")
+    wait_until(lambda: "the previous ones stay in force" in own.logs(), what="it is said")
     assert "BUNCH_SHED_FREE_MS = 99999" in own.logs()
     with connected(own.port) as api:
         assert api.infer("still here").status == 200

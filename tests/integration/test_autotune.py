@@ -98,7 +98,7 @@ def test_a_change_that_does_what_it_promised_is_kept(redis: Redis) -> None:
     assert outcome.after is not None
     assert (outcome.before.attainment, outcome.after.attainment) == (0.0, 1.0)
     assert outcome.before.rps == pytest.approx(50, rel=0.02)
-    assert "confirmed: 100.0% in time after 0.0%" in outcome.why
+    assert "confirmed: 100.0% in time, before 0.0%" in outcome.why
     # Both windows, what passes until they are written down, and the time to settle.
     assert len(system.slept) == 5
 
@@ -116,7 +116,7 @@ def test_a_change_that_makes_it_worse_is_taken_back(redis: Redis) -> None:
     system.controls.tune(MODEL, {"max_wait_ms": 90, "lead_ms": 3.0})
     outcome = run(redis, system)
     assert (outcome.state, outcome.good) == ("taken back", False)
-    assert "worse: 0.0% in time after 100.0%" in outcome.why
+    assert "worse: 0.0% in time, before 100.0%" in outcome.why
     assert outcome.changes
     assert system.tuned() == {"max_wait_ms": 90, "lead_ms": 3.0}
 

@@ -235,7 +235,7 @@ def test_celerys_own_restart_of_the_pool_restarts_the_executors(rig: Rig) -> Non
 @pytest.mark.parametrize(
     ("command", "arguments", "says"),
     [
-        ("pause", {"model": "nobody"}, "no model 'nobody'"),
+        ("pause", {"model": "nobody"}, "model 'nobody' is not served"),
         ("pause", {"model": "echo", "tier": "gold"}, "enterprise, paid, free"),
         ("tune", {"model": "echo", "changes": {"max_batch_size": "many"}}, "max_batch_size"),
         ("tune", {"model": "echo", "changes": ["policy"]}, "key=value"),
@@ -249,10 +249,10 @@ def test_a_mistake_is_answered_with_what_is_wrong(rig: Rig, command: str, argume
 @pytest.mark.parametrize(
     ("command", "arguments", "says"),
     [
-        ("add_consumer", {"queue": "bunch.other.paid"}, "claimed a batch at a time"),
-        ("add_consumer", {"queue": "celery"}, "claimed a batch at a time"),
+        ("add_consumer", {"queue": "bunch.other.paid"}, "claimed in batches"),
+        ("add_consumer", {"queue": "celery"}, "claimed in batches"),
         ("cancel_consumer", {"queue": "bunch.echo.paid"}, "manage.py pause"),
-        ("rate_limit", {"task_name": "bunch.infer", "rate_limit": "1/m"}, "API keys"),
+        ("rate_limit", {"task_name": "bunch.infer", "rate_limit": "1/m"}, "per API key"),
         ("time_limit", {"task_name": "bunch.infer", "soft": 1, "hard": 2}, "timeout_ms"),
         ("pool_grow", {"n": 3}, "instances"),
         ("pool_shrink", {"n": 1}, "instances"),
@@ -264,7 +264,7 @@ def test_what_has_no_effect_on_batches_says_so(rig: Rig, command: str, arguments
     (reply,) = rig.client.control.broadcast(
         command, arguments, destination=[NODE], reply=True, timeout=PATIENCE_S, limit=1
     )
-    assert "does nothing here" in reply[NODE]["error"]
+    assert "has no effect here" in reply[NODE]["error"]
     assert says in reply[NODE]["error"]
     queues = {each["name"] for each in rig.client.control.inspect(destination=[NODE]).active_queues()[NODE]}
     assert queues == {f"bunch.echo.{tier}" for tier in ("enterprise", "paid", "free")}

@@ -58,8 +58,8 @@ def test_a_source_that_leads_to_no_model_is_tried_once_and_again_after_a_reload(
     time.sleep(10 * FIRST_BACKOFF_S)
     assert executor.restarts == 0
     assert executor.error
-    (record,) = [each for each in caplog.records if "start failed" in each.message]
-    assert "when it is reloaded" in record.message
+    (record,) = [each for each in caplog.records if "the executor did not start" in each.message]
+    assert "when the model is reloaded" in record.message
     executor.replace(ModelSettings(name="m", source="tests.fakes.models:Puppet", cache=False))
     assert executor.wait_ready(LONG_S), executor.error
 
@@ -70,5 +70,9 @@ def test_a_start_that_fails_in_the_same_way_each_time_is_logged_once(
     executor = build("tests.fakes.models:DiesLoading")
     executor.start()
     wait_until(lambda: executor.restarts >= 2, what="it is tried again")
-    errors = [each for each in caplog.records if "start failed" in each.message and each.levelno >= logging.ERROR]
+    errors = [
+        each
+        for each in caplog.records
+        if "the executor did not start" in each.message and each.levelno >= logging.ERROR
+    ]
     assert len(errors) == 1

@@ -105,7 +105,7 @@ def test_a_taken_port_stops_up_before_anything_is_started(manage: Manage) -> Non
         port = taken.getsockname()[1]
         done = manage("up", "--port", str(port))
     assert done.returncode == 1
-    assert f"port {port} on 127.0.0.1 is taken" in done.stderr
+    assert f"port {port} on 127.0.0.1 is in use" in done.stderr
     assert "--port" in done.stderr
     assert not (manage.folder / "var" / "log").exists()
 
@@ -209,7 +209,7 @@ def test_check_finds_methods_that_cannot_be_called_and_models_that_end_their_pro
     assert "write def predict(self, inputs, parameters)" in found["[models.few] source"]
     assert "is async" in found["[models.async] source"]
     assert "write def batchstring(inputs)" in found["[models.yields] source"]
-    assert "ended while it was imported" in found["[models.ends] source"]
+    assert "ended while it imported" in found["[models.ends] source"]
 
 
 def test_tables_of_an_empty_fleet(manage: Manage, valkey: PrivateValkey) -> None:
@@ -247,14 +247,14 @@ def test_flower_on_a_taken_port_is_one_line(manage: Manage, valkey: PrivateValke
         taken.listen()
         done = manage("flower", redis_url=valkey.url, flower_port=str(taken.getsockname()[1]))
     assert done.returncode == 1
-    assert "is taken" in done.stderr
+    assert "is in use" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_bench_says_why_nothing_was_answered(manage: Manage) -> None:
     done = manage("bench", "--url", f"http://127.0.0.1:{free_port()}", "--rps=20", "--duration=0.3")
     assert done.returncode == 1
-    assert "no answer: is it up" in done.stderr
+    assert "no answer: check the server" in done.stderr
 
 
 def test_a_reload_that_was_refused_is_shown_with_its_reason(manage: Manage, valkey: PrivateValkey) -> None:
@@ -263,7 +263,7 @@ def test_a_reload_that_was_refused_is_shown_with_its_reason(manage: Manage, valk
         controls = DesiredState(client)
         controls.refuse("echo", controls.reload("echo", {"source": "nowhere:X"}).generation, "no module 'nowhere'")
     shown = manage("models", redis_url=valkey.url).stdout
-    assert "the reload of echo was refused, and what ran before goes on:\nno module 'nowhere'" in shown
+    assert "the reload of echo was refused; the previous version keeps running:\nno module 'nowhere'" in shown
     paused = manage("pause", "echo", "--tier=free", redis_url=valkey.url).stdout
     assert "paused           free\n" in paused
     assert "max_wait_ms      –\n" in paused

@@ -81,8 +81,8 @@ def test_what_it_refuses_harms_no_neighbour(model: MiniLM) -> None:
     assert [type(each) for each in outputs[3:-1]] == [InputRejected] * 5
     told = [each.message for each in outputs[3:-1]]
     assert "empty" in told[0]
-    assert f"at most {MAX_TOKENS}" in told[3]
-    assert f"at most {MAX_TOKENS * MAX_CHARS_PER_TOKEN}" in told[4]
+    assert f"the limit is {MAX_TOKENS}" in told[3]
+    assert f"the limit is {MAX_TOKENS * MAX_CHARS_PER_TOKEN}" in told[4]
 
 
 def test_a_batch_of_refusals_alone(model: MiniLM) -> None:

@@ -123,7 +123,7 @@ def test_gives_up_before_the_first_ready_only(make: Make, spec: ProcessSpec) -> 
         now += 20.0
         # Each life is shorter than what counts as long.
         assert child.failures <= MAX_START_FAILURES
-    assert "one does not start: exited with 3" in supervisor.failure
+    assert "one could not be started: exited with 3" in supervisor.failure
 
 
 def test_what_a_dead_child_left_is_put_right_at_once_and_tried_until_it_is(make: Make, spec: ProcessSpec) -> None:

@@ -60,13 +60,13 @@ def test_what_is_good_stays() -> None:
     good = tune(question()).best.candidate
     again = tune(question(current=good))
     assert again.best.candidate == good
-    assert again.why == f"none of {again.tried} settings is better than what holds now"
+    assert again.why == f"none of {again.tried} settings is better than the current ones"
 
 
 def test_an_objective_that_nothing_holds_is_said_to_be_one() -> None:
     found = tune(question(slo_s=0.015))
     assert not found.best.holds
-    assert "faster model" in found.why or "no setting holds" in found.why
+    assert "faster model" in found.why or "no setting meets" in found.why
 
 
 def test_a_burst_is_gathered() -> None:
@@ -160,10 +160,10 @@ GOAL = Objective(0.1)
 @pytest.mark.parametrize(
     ("before", "after", "keep", "said"),
     [
-        (seen(80), seen(40), True, "confirmed: 100.0% in time after 100.0%, p99 40 ms after 80"),
+        (seen(80), seen(40), True, "confirmed: 100.0% in time, before 100.0%, p99 40 ms, before 80"),
         (seen(80), seen(84), True, "confirmed"),
-        (seen(80), seen(95), False, "worse: 100.0% in time after 100.0%, p99 95 ms after 80"),
-        (seen(80, late=200), seen(95), True, "confirmed: 100.0% in time after 80.0%"),
+        (seen(80), seen(95), False, "worse: 100.0% in time, before 100.0%, p99 95 ms, before 80"),
+        (seen(80, late=200), seen(95), True, "confirmed: 100.0% in time, before 80.0%"),
         (seen(80), seen(40, late=100), False, "worse: 90.0% in time"),
         (seen(80), seen(40, lost=100), False, "worse: 90.0% in time"),
         # One in a hundred more is within chance, of so few.

@@ -109,7 +109,7 @@ def test_a_tight_objective_needs_more_than_the_formula() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"objective": Objective(0.09)}, "one request alone takes 100 ms"),
+        ({"objective": Objective(0.09)}, "one request takes 100 ms"),
         ({"most": 3}, "more than the 3 allowed"),
         ({"most": 4, "objective": Objective(0.105, 0.99)}, "even 4 GPUs"),
     ],

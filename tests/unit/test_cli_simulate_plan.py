@@ -131,10 +131,10 @@ def test_plan_needs_a_load_and_a_model(options: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("echo", "--slo-ms=100"), "--slo-ms: only with --auto"),
-        (("echo", "--dry-run", "--seed=0"), "--dry-run, --seed: only with --auto"),
+        (("echo", "--slo-ms=100"), "--slo-ms can only be used with --auto"),
+        (("echo", "--dry-run", "--seed=0"), "--dry-run, --seed can only be used with --auto"),
         (("--auto", "echo"), "--slo-ms"),
-        (("--auto", "echo", "--slo-ms=100", "policy=idle"), "give it none"),
+        (("--auto", "echo", "--slo-ms=100", "policy=idle"), "do not give any"),
     ],
 )
 def test_wrong_usage_of_tune_is_named_without_a_system(arguments: tuple[str, ...], said: str) -> None:

@@ -66,9 +66,9 @@ def test_with_a_star_any_page_may() -> None:
 @pytest.mark.parametrize(
     ("origins", "auth", "says"),
     [
-        ("app.example", "keys", "without a path"),
-        ("https://app.example/", "keys", "without a path"),
-        ("https://*.example", "keys", "without a path"),
+        ("app.example", "keys", "without paths"),
+        ("https://app.example/", "keys", "without paths"),
+        ("https://*.example", "keys", "without paths"),
         ("*", "off", "name the origins"),
     ],
 )

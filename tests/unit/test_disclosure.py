@@ -172,7 +172,7 @@ def test_a_header_that_the_client_library_refuses_is_not_shown() -> None:
         raise httpx.LocalProtocolError(f"Illegal header value {request.headers['x-key']!r}")
 
     told, buried = results(an_api(refuse, **{"X-Key": "t0ps3cret-token"}), 1, 2)
-    assert all("could not be asked: LocalProtocolError" in each for each in told)
+    assert all("could not be called: LocalProtocolError" in each for each in told)
     assert not any("t0ps3cret" in each for each in told + buried)
 
 

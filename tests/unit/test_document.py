@@ -76,7 +76,7 @@ def test_what_is_there_twice_is_named_with_its_line(written, text: str, key: str
     problem = problem_of(written(text))
     assert f"line {line}" in problem
     assert key in problem
-    assert "second time" in problem
+    assert "defined twice" in problem
     assert "s3cret" not in problem
 
 

@@ -67,7 +67,7 @@ def test_in_place_or_in_a_file_beside_the_settings(tmp_path: Path) -> None:
         ('input_schema = { pattern = "(?=a)b" }', "at $.pattern: "),
         ("input_schema = { const = 2026-01-01 }", "date"),
         ('parameters_schema = "none.json"', "none.json cannot be read"),
-        ('parameters_schema = "bunch.toml"', "holds no JSON object"),
+        ('parameters_schema = "bunch.toml"', "does not hold a JSON object"),
         ("parameters_schema = 5", "Expected"),
     ],
 )

@@ -11,7 +11,7 @@ from batching.claim.executor import Cause, Event, Lost
 from batching.request import Done, Failed, Work
 from tests.fakes.claim_rig import Make, Rig, ScriptedExecutor, done, echo
 
-SLOW = "the batch was computed for more than timeout_ms = 1000"
+SLOW = "the batch ran longer than timeout_ms = 1000"
 
 
 @pytest.fixture

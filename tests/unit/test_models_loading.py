@@ -144,7 +144,7 @@ class _AsyncCall:
         ("predict", lambda self, inputs, parameters, more: inputs, "takes .*more"),
         ("predict", lambda self, *, inputs, parameters: inputs, "called with 2 arguments"),
         ("predict", _async_predict, "predict is async.*def predict"),
-        ("predict", _yielding, "predict yields.*def predict"),
+        ("predict", _yielding, "predict is a generator function.*def predict"),
         ("predict", _AsyncCall(), "is async"),
         ("load", lambda self: None, r"def load\(self, device\)"),
         ("load", _async_load, "load is async"),
@@ -190,7 +190,11 @@ def _yielding_function(inputs: list[str]) -> Any:
 
 @pytest.mark.parametrize(
     ("function", "told"),
-    [("_two_parameters", "1 argument"), ("_async_function", "is async"), ("_yielding_function", "yields")],
+    [
+        ("_two_parameters", "1 argument"),
+        ("_async_function", "is async"),
+        ("_yielding_function", "is a generator function"),
+    ],
 )
 def test_a_function_that_could_not_be_called_is_told_when_it_is_loaded(function: str, told: str) -> None:
     with pytest.raises(LoadError, match=rf"{told}.*def batchstring\(inputs\)"):

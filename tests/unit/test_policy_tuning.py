@@ -47,7 +47,7 @@ def test_another_policy_keeps_what_both_have() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"max_wait": 5}, "max_wait: unknown to fixed"),
+        ({"max_wait": 5}, "max_wait: fixed has no such option"),
         ({"max_wait_ms": -1}, "max_wait_ms=-1: must be milliseconds from 0 to 60000"),
         ({"max_wait_ms": "nan"}, "max_wait_ms=nan"),
         ({"max_wait_ms": "inf"}, "max_wait_ms=inf"),

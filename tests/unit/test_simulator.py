@@ -262,7 +262,7 @@ class _LooksForEver:
 
 
 def test_a_policy_that_would_spin_is_reported() -> None:
-    with pytest.raises(Stuck, match="looks again"):
+    with pytest.raises(Stuck, match="asked to look again"):
         simulate(replace(BASE, policy=_LooksForEver))
 
 

@@ -35,18 +35,18 @@ from workers.runner import WorkerRunner
 
 Reply = dict[str, Any]
 
-_CLAIMED = "the queues of models are claimed a batch at a time, not consumed"
+_CLAIMED = "model queues are claimed in batches, not consumed"
 # What Celery answers with "ok", and what does it instead.
 NO_EFFECT: Mapping[str, str] = MappingProxyType(
     {
-        "add_consumer": f"{_CLAIMED}; this worker takes those of its own models, and `manage.py resume` after a pause",
-        "cancel_consumer": f"{_CLAIMED}; `manage.py pause MODEL` stops that",
-        "rate_limit": "batches have no rate limit; API keys have (`manage.py keys create --rpm`)",
-        "time_limit": "a batch has the time limit of its model, `timeout_ms` in bunch.toml",
-        "pool_grow": "batches do not run in Celery's pool; a model has `instances` in bunch.toml",
-        "pool_shrink": "batches do not run in Celery's pool; a model has `instances` in bunch.toml",
-        "autoscale": "batches do not run in Celery's pool; `manage.py autoscale` is about workers",
-        "revoke_by_stamped_headers": "stamps are not looked at; revoke by task id",
+        "add_consumer": f"{_CLAIMED}, those of the worker's own models; `manage.py resume MODEL` ends a pause",
+        "cancel_consumer": f"{_CLAIMED}; use `manage.py pause MODEL`",
+        "rate_limit": "batches have no rate limit; set one per API key (`manage.py keys create --rpm`)",
+        "time_limit": "the time limit of a batch is `timeout_ms` of its model in bunch.toml",
+        "pool_grow": "batches do not run in Celery's pool; set `instances` of a model in bunch.toml",
+        "pool_shrink": "batches do not run in Celery's pool; set `instances` of a model in bunch.toml",
+        "autoscale": "batches do not run in Celery's pool; `manage.py autoscale` scales the workers",
+        "revoke_by_stamped_headers": "stamps are ignored; revoke by task id",
     }
 )
 
@@ -63,7 +63,7 @@ class NoEffectStep(bootsteps.Step):
 
 def _without_effect(name: str, why: str) -> Callable[..., Reply]:
     def refuse(state: Any, *_: Any, **__: Any) -> Reply:
-        return {"error": f"{name} does nothing here: {why}"}
+        return {"error": f"{name} has no effect here: {why}"}
 
     return refuse
 
@@ -116,11 +116,11 @@ def resume(state: Any, model: str | None = None, tier: str | None = None, **_: A
     """Claim again; without a model: this worker, after a drain."""
     if model is None:
         _runner(state).reconciler.resume()
-        return "claims again"
+        return "claiming again"
     runner = _serving(state, model)
     DesiredState(runner.redis).resume(model, _tiers(tier))
     runner.reconciler.sync()
-    return f"{model} is claimed again" + (f" for {tier}" if tier else "")
+    return f"{model} is resumed" + (f" for {tier}" if tier else "")
 
 
 @_command("drain")
@@ -130,7 +130,7 @@ def drain(state: Any, **_: Any) -> str:
     runner = _runner(state)
     runner.reconciler.drain()
     in_hand = sum(loop.in_hand for loop in runner.reconciler.loops)
-    return f"draining; {in_hand} batch{'' if in_hand == 1 else 'es'} in hand"
+    return f"draining; {in_hand} batch{'' if in_hand == 1 else 'es'} still running"
 
 
 @_command("tune")
@@ -182,7 +182,7 @@ def _runner(state: Any) -> WorkerRunner:
 def _serving(state: Any, model: str) -> WorkerRunner:
     runner = _runner(state)
     if model not in runner.models:
-        raise BadChange(f"no model {model!r} is served here; {', '.join(runner.models)} are")
+        raise BadChange(f"model {model!r} is not served here; the models are {', '.join(runner.models)}")
     return runner
 
 
@@ -192,7 +192,7 @@ def _tiers(tier: str | None) -> tuple[Tier, ...]:
     try:
         return (Tier(tier),)
     except ValueError:
-        raise BadChange(f"no tier {tier!r}; there are {', '.join(each.value for each in TIERS)}") from None
+        raise BadChange(f"unknown tier {tier!r}; use one of {', '.join(each.value for each in TIERS)}") from None
 
 
 def _changes(model: str, given: Mapping[str, Any] | Iterable[str]) -> Mapping[str, Any]:

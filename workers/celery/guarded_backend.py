@@ -23,6 +23,6 @@ class GuardedBackend(RedisBackend):
 
     def _store_result(self, task_id: str, result: Any, state: str, *args: Any, **options: Any) -> Any:
         if is_of_a_frontend(self.get(self.get_key_for_task(task_id)) or b""):
-            logger.error("%s of %s is not stored: the id is of a frontend's request", state, task_id)
+            logger.error("%s of %s was not stored: the id belongs to a request of a frontend", state, task_id)
             return result
         return super()._store_result(task_id, result, state, *args, **options)

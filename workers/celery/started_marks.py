@@ -40,7 +40,7 @@ class StartedMarks:
         try:
             pipeline.execute()
         except RedisError as error:
-            logger.debug("not marked as started: %s", error)
+            logger.debug("tasks were not marked as STARTED; they run all the same: %s", error)
 
     def _state(self, task_id: str) -> bytes:
         return msgspec.json.encode(

@@ -176,7 +176,7 @@ class BatchComputer:
         try:
             value, parameters = _loads(raw), _loads(raw_parameters)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise InvalidInput(f"not readable as JSON: {error}") from None
+            raise InvalidInput(f"not valid JSON: {error}") from None
         if not isinstance(parameters, dict):
             raise InvalidInput("parameters must be an object")
         refusal = self._refuse(value) if self._refuse else None

@@ -64,7 +64,7 @@ class InFlight:
 
     def overdue(self) -> str:
         """The one in front has had its time: why it is killed."""
-        text = f"the batch was computed for more than {self.limit}"
+        text = f"the batch ran longer than {self.limit}"
         self.limit = self.limit.exceeded()
         return text
 

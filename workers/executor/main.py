@@ -136,7 +136,7 @@ def _budget(start: Start, model: Any) -> Budget | None:
         return None
     cost = getattr(model, "cost", None)
     if not callable(cost):
-        raise LoadError(f"{settings.source} has no cost(input), so max_batch_cost means nothing; leave it out")
+        raise LoadError(f"{settings.source} has no cost(input), so max_batch_cost has no effect; remove it")
     return Budget(cost, settings.max_batch_cost, settings.group_by_cost)
 
 

@@ -45,7 +45,7 @@ def as_list(outputs: object, count: int) -> list[Any] | str:
             )
         outputs = to_list()
         if not isinstance(outputs, list):
-            return f"the tolist() of the {kind} that the model returned for {count} inputs gives no list"
+            return f"the model returned a {kind} for {count} inputs whose tolist() gives no list"
     if len(outputs) != count:
         return f"the model returned {len(outputs)} outputs for {count} inputs; predict must return one each"
     return outputs
@@ -83,12 +83,12 @@ def encode_output(output: object, max_bytes: int = 0) -> bytes | ItemError:
 
 def _wrong_with(output: object, encoded: bytes, max_bytes: int) -> str | None:
     if 0 < max_bytes < len(encoded):
-        return f"is {len(encoded)} bytes of JSON; at most {max_bytes} are taken"
+        return f"is {len(encoded)} bytes of JSON; the limit is {max_bytes}"
     # msgspec writes NaN and the infinities as null; the bytes tell cheaply that there is none.
     if b"null" in encoded and _has_non_finite(msgspec.to_builtins(output, enc_hook=_to_list)):
         return "holds NaN or Infinity, which JSON cannot carry"
     if too_deep(encoded):
-        return f"is nested more than {MAX_DEPTH} deep, which readers refuse"
+        return f"is nested more than {MAX_DEPTH} levels deep, which readers refuse"
     if b"{" in encoded and (doubled := _doubled_name(output, encoded)) is not None:
         return f"has two keys in one object that are both {doubled!r} in JSON"
     return None
@@ -104,8 +104,7 @@ def metadata_of(output: Output) -> bytes | ItemError:
         return msgspec.structs.replace(encoded, message=f"{encoded.message} (in its metadata)")
     if len(encoded) > MAX_METADATA_BYTES:
         return ItemError(
-            f"the metadata of the model's output is {len(encoded)} bytes of JSON; "
-            f"at most {MAX_METADATA_BYTES} are taken"
+            f"the metadata of the model's output is {len(encoded)} bytes of JSON; the limit is {MAX_METADATA_BYTES}"
         )
     return encoded[1:-1]
 

@@ -138,7 +138,9 @@ class ChildProcess:
             if gone or self.gone:
                 self.wait(EXIT_GRACE_S)
                 raise StartFailed(f"{self.bury().reason} while the model was loading")
-        raise StartFailed(f"not ready after {timeout_s * 1000:.0f} ms; raise start_timeout_ms if it needs longer")
+        raise StartFailed(
+            f"not ready after {timeout_s * 1000:.0f} ms; raise start_timeout_ms if the model needs longer"
+        )
 
     def write(self, frame: bytearray) -> None:
         """Blocks while the child reads nothing and the buffer is full, until `hang_up` at the latest.
@@ -196,7 +198,7 @@ class ChildProcess:
             return Death(Cause.EXIT, f"the process exited with status {code}")
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
             # Not whom: that is in the kernel's log, which is seldom open to us.
-            text = "the process was killed by SIGKILL; the kernel has killed for want of memory meanwhile"
+            text = "the process was killed by SIGKILL, and the kernel's OOM killer was active at that time"
             return Death(Cause.MEMORY, text)
         try:
             return Death(Cause.EXIT, f"the process was killed by {signal.Signals(-code).name}")

@@ -40,8 +40,8 @@ FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
 _LOOK_FOR_RELOAD_S = 0.5
 _FAULTS = {
-    Cause.DEVICE: "its device failed, and with it every later batch would have",
-    Cause.BARREN: "nothing came through it any more",
+    Cause.DEVICE: "its device failed, so every later batch would have failed as well",
+    Cause.BARREN: "no input succeeded in it any more",
 }
 
 
@@ -252,10 +252,12 @@ class ProcessExecutor:
 
     def _start_failed(self, error: str) -> None:
         error = encodable(error)
-        again = "again when it is reloaded" if self._hopeless else f"again in {self._backoff_s:.1f} s"
+        again = (
+            "it starts again when the model is reloaded" if self._hopeless else f"next try in {self._backoff_s:.1f} s"
+        )
         # Said once; the state goes on saying it.
         level = logging.DEBUG if error == self._error else logging.ERROR
-        logger.log(level, "%s: start failed, %s: %s", self.name, again, error.rstrip())
+        logger.log(level, "%s: the executor did not start; %s: %s", self.name, again, error.rstrip())
         self._error = self.last_error = error
         self._become(ExecutorState.FAILED)
 
@@ -269,7 +271,7 @@ class ProcessExecutor:
             self._child = child
             self._loaded = model
         self._become(ExecutorState.READY)
-        death = Death(Cause.EXIT, "the executor's supervisor failed")
+        death = Death(Cause.EXIT, "the thread that supervises the executor failed; the executor is started again")
         try:
             death = self._answer_until_gone(child)
         finally:
@@ -338,7 +340,7 @@ class ProcessExecutor:
             logger.info("%s: replaced; %s", self.name, told)
         elif left or self._stop_at is None:
             self.last_error = told
-            logger.error("%s: lost with %d batches in hand: %s", self.name, len(left), told)
+            logger.error("%s: the executor ended with %d batches in hand: %s", self.name, len(left), told)
             reached = fault is None or (fault.reached and not fault.settled)
             inside = left.pop(0) if left and reached else None
             self._events.put(Lost(inside, tuple(left), death.reason, death.cause))

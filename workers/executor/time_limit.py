@@ -46,4 +46,4 @@ class TimeLimit:
     def __str__(self) -> str:
         if self.seconds == self.timeout_s:
             return f"timeout_ms = {self.timeout_s * 1000:.0f}"
-        return f"timeout_factor = {self.factor:g} times what batches have taken, {self.seconds:.1f} s"
+        return f"{self.seconds:.1f} s, timeout_factor = {self.factor:g} times the usual time of a batch"

@@ -78,7 +78,7 @@ def load_model(settings: ModelSettings) -> Model:
         raise LoadError(f"{source} is a {type(found).__name__}; it must be a class or a function")
     if settings.options:
         raise LoadError(
-            f"{source} is a function and takes no options; make it a class, or remove {names_of(settings.options)}"
+            f"{source} is a function, which takes no options; make it a class, or remove {names_of(settings.options)}"
         )
     if settings.max_batch_size > MAX_FUNCTION_BATCH:
         raise LoadError(
@@ -108,7 +108,7 @@ def _find(source: str) -> Any:
     except ModuleNotFoundError as error:
         # Missing may also be something that the module itself imports: then its own traceback says more.
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise LoadError(f"no module {error.name!r} for {source!r}; is it on PYTHONPATH?") from None
+            raise LoadError(f"no module {error.name!r} for {source!r}; check PYTHONPATH") from None
         raise
     try:
         return getattr(module, attribute)
@@ -121,4 +121,4 @@ def _construct(kind: type[Any], source: str, options: dict[str, Any]) -> Any:
         return kind(**options)
     except TypeError as error:
         where = masking.shown("source", source)
-        raise LoadError(f"{where} cannot be made with the options {names_of(options)}: {error}") from error
+        raise LoadError(f"{where} cannot be created with the options {names_of(options)}: {error}") from error

@@ -38,9 +38,9 @@ def _wrong_call(call: Callable[..., Any], arguments: int) -> str | None:
     # An object with `__call__` says nothing of itself, its method does.
     for each in (call, getattr(type(call), "__call__", None)):  # noqa: B004
         if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
-            return "is async, and nobody awaits it (asyncio.run() inside of it will do)"
+            return "is async, but Bunch does not await it (call asyncio.run() inside it)"
         if inspect.isgeneratorfunction(each):
-            return "yields, and would give a generator; it must return"
+            return "is a generator function; it must return its value"
     try:
         # Of a decorator's wrapper, its own: that is what is called.
         signature = inspect.signature(call, follow_wrapped=False)
@@ -51,5 +51,5 @@ def _wrong_call(call: Callable[..., Any], arguments: int) -> str | None:
         signature.bind(*range(arguments))
     except TypeError:
         given = "no argument" if not arguments else "1 argument" if arguments == 1 else f"{arguments} arguments"
-        return f"takes {signature}, and is called with {given}"
+        return f"takes {signature}, but is called with {given}"
     return None

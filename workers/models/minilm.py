@@ -87,7 +87,7 @@ class MiniLM:
         for place, encoding in zip(members, encodings, strict=True):
             ids = encoding.ids
             if len(ids) > self._max_tokens:
-                outputs[place] = InputRejected(f"the text has {len(ids)} tokens; at most {self._max_tokens} are taken")
+                outputs[place] = InputRejected(f"the text has {len(ids)} tokens; the limit is {self._max_tokens}")
             elif len(ids) <= _FRAME_TOKENS:
                 outputs[place] = InputRejected("the text has no visible characters")
             else:
@@ -105,5 +105,5 @@ class MiniLM:
             return InputRejected("the text is empty")
         most = self._max_tokens * MAX_CHARS_PER_TOKEN
         if len(value) > most:
-            return InputRejected(f"the text has {len(value)} characters; at most {most} are taken")
+            return InputRejected(f"the text has {len(value)} characters; the limit is {most}")
         return None

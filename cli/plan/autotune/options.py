@@ -61,7 +61,7 @@ def check_auto(auto: bool, changes: Sequence[str], options: Mapping[str, Any]) -
     """Raises click.UsageError for what does not go together."""
     if auto:
         if changes:
-            raise click.UsageError("--auto finds the changes by itself; give it none")
+            raise click.UsageError("--auto chooses the changes itself; do not give any")
         if options["slo_ms"] is None:
             raise click.UsageError("--auto needs an objective: --slo-ms N")
         return
@@ -69,7 +69,7 @@ def check_auto(auto: bool, changes: Sequence[str], options: Mapping[str, Any]) -
         f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None and value is not False
     ]
     if given:
-        raise click.UsageError(f"{', '.join(given)}: only with --auto")
+        raise click.UsageError(f"{', '.join(given)} can only be used with --auto")
 
 
 def tune_by_itself(settings: Settings, redis: Redis, model: str, options: Mapping[str, Any], as_json: bool) -> None:

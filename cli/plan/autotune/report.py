@@ -82,7 +82,7 @@ def show(outcome: Outcome, objective: Objective) -> None:
         f"{service.source}"
     )
     if not service.varied:
-        click.echo("          all batches held about the same, so other sizes were not tried")
+        click.echo("          all batches had about the same size, so no other sizes were tried")
     click.echo(f"tried     {found.tried} settings, {found.requests:,} requests in virtual time\n")
     click.echo(f"now       {found.current.candidate}\nbest      {found.best.candidate}\n")
     rows = [("now, simulated", _simulated(found.current)), ("best, simulated", _simulated(found.best))]

@@ -135,7 +135,7 @@ class Tuner:
         past: list[BatchLogPeriod] = []
         until_ms = self._clock.now_ms()
         if not dry:
-            self._say(f"watching {self._file.name} for {wanted.window_s:g} s")
+            self._say(f"measuring {self._file.name} for {wanted.window_s:g} s")
             before, past, until_ms = self._watch()
         elif wanted.trace is None:
             past = read(self._batch_log, self._file.name, until_ms - wanted.record_s * 1000)
@@ -156,7 +156,9 @@ class Tuner:
         self._say(f"trying {found.best.candidate}: {found.why}")
         after, verdict = self._try(tuned, changes, before)
         if verdict is None:
-            return outcome("left", "somebody else has tuned it meanwhile", after)
+            return outcome(
+                "left", "somebody else has changed its settings meanwhile, so they were left as they are", after
+            )
         return outcome("kept" if verdict.keep else "taken back", f"{found.why}; {verdict.why}", after)
 
     def _try(
@@ -200,10 +202,10 @@ class Tuner:
             return read_trace(self._wanted.trace), str(self._wanted.trace)
         at_s, ranks = arrivals(past, until_ms - self._wanted.record_s * 1000, until_ms)
         if len(at_s) < ENOUGH:
-            hint = " (BUNCH_EXPLAIN is off: nothing is recorded)" if self._settings.explain == "off" else ""
+            hint = " (BUNCH_EXPLAIN is off, so nothing is recorded)" if self._settings.explain == "off" else ""
             raise click.ClickException(
                 f"only {len(at_s)} requests for {self._file.name} in the last {self._wanted.record_s:g} s, "
-                f"{ENOUGH} are needed{hint}: send it some load, or name a record: --trace FILE"
+                f"but {ENOUGH} are needed{hint}: send it some load, or give recorded arrivals: --trace FILE"
             )
         return Recorded(at_s, ranks), "the batch log"
 
@@ -213,7 +215,7 @@ class Tuner:
         fleet = Fleet(self._redis, lease_ttl_s=self._settings.lease_ttl_s)
         ready = sum(each.model == name and each.state == "ready" for row in fleet.healthy() for each in row.models)
         if not ready:
-            raise click.ClickException(f"no executor of {name} is ready")
+            raise click.ClickException(f"no executor of {name} is ready, so its batch times are not known")
         replies = tell(self._settings, self._redis, "bunch_stats", {}).values()
         lines = [
             line

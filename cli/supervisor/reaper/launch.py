@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
         # forked us ends, hence the supervisor starts children from its main thread only.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != int(parent_pid):
-            sys.exit("the supervisor was gone before this process started")
+            sys.exit("the supervisor ended before this process started")
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
     try:
         os.execvp(command[0], command)  # noqa: S606

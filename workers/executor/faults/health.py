@@ -29,7 +29,7 @@ from workers.executor.ipc import Fault
 # To whoever had an output from a process that then turned out to be done for.
 LAST_WORDS = {
     "device": "the device failed while it computed this input",
-    "barren": "after this input the model could compute nothing any more",
+    "barren": "after this input the model could not compute anything",
 }
 
 # Input and parameters, as they came.
@@ -120,7 +120,7 @@ class Health:
                 return Fault(_cause(error), error.message, guilty)
             self._proven = True
         elif harvest.is_barren and not guilty and (was_barren or (harvest.size > 1 and not self._proven)):
-            return Fault("barren", "nothing came through")
+            return Fault("barren", "no input of the batch succeeded")
         return None
 
     def _fails_again(self, sample: Sample) -> ItemError | None:
