@@ -1,4 +1,4 @@
-"""The scripts of this package and what they are given, as `batching.script_args` says it of its own."""
+"""The scripts of this package and their arguments, described as in `batching.script_args`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class ModelKeys(NamedTuple):
 
 
 class TierKeys(NamedTuple):
-    """For each tier, behind the keys of its model."""
+    """For each tier, after the keys of its model."""
 
     queue: str
     held: str
 
 
 class DedupKeys(NamedTuple):
-    """At the end, if any request may have been asked before: the beginnings of names."""
+    """At the end, if any request may be a repeat: prefixes of key names."""
 
     asked: str
     joined: str
@@ -43,7 +43,7 @@ class FlushArgs(NamedTuple):
 
 
 class RuleArgs(NamedTuple):
-    """The same with each flush of a process."""
+    """The same for each flush of a process."""
 
     form: str
     headroom: float
@@ -53,7 +53,7 @@ class RuleArgs(NamedTuple):
 
 
 class ClassRow(NamedTuple):
-    """What the requests of one model, tier and quota have in common."""
+    """The common fields of the requests of one model, tier and quota."""
 
     model: int
     rank: int
@@ -67,7 +67,7 @@ class ClassRow(NamedTuple):
 
 
 class RunRow(NamedTuple):
-    """What neighbours have in common: the `number` of their class. So many `messages` follow, of so many `words`."""
+    """The common fields of neighbours: the `number` of their class; `messages` follow, of `words` words each."""
 
     number: int
     deadline_ms: int
@@ -77,7 +77,7 @@ class RunRow(NamedTuple):
 
 
 class QuotaKeys(NamedTuple):
-    """Of charge.lua and of client.lua."""
+    """For charge.lua and client.lua."""
 
     quota: str
 
@@ -188,7 +188,7 @@ def _submit(*thresholds: str) -> LuaScript:
 
 
 SUBMIT = _submit("pressure", "capacity", "later")
-# Without thresholds nothing asks what the fleet can do; who does not ask need not build the functions.
+# Without thresholds the functions that need the capacity are never called, and are left out.
 SUBMIT_WITHOUT_THRESHOLDS = _submit()
 CHARGE = LuaScript("charge", _FOLDER, ("gcra",), (QuotaKeys,), (ChargeArgs,))
 CLIENT = LuaScript("client", _FOLDER, ("gcra",), (QuotaKeys,), (ClientArgs,))

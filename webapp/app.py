@@ -62,9 +62,9 @@ logger = logging.getLogger(__name__)
 
 Handler = Callable[[Services, HttpRequest], HttpResponse]
 
-# What is wrong with a request, known only once its body has been read.
+# Errors of a request that are known only once its body has been read.
 _REFUSED = frozenset({"INVALID_JSON", "INVALID_INPUT", "INVALID_HEADER", "UNKNOWN_MODEL", "UNSUPPORTED_MEDIA_TYPE"})
-# Longer whole numbers cost the square of their length to read and to write (Python's least limit).
+# Longer integers cost the square of their length to parse and to print (Python's smallest limit).
 _MAX_INT_DIGITS = 640
 
 HOT: dict[tuple[str, str], Handler] = {
@@ -94,7 +94,7 @@ ROUTES: tuple[tuple[str, str, Callable[..., HttpResponse]], ...] = (
 )
 
 
-# And what anybody may ask for as often as he likes: it shall cost no more than an inference.
+# Unlimited public endpoints too: they must not cost more than an inference.
 _FAST: dict[tuple[str, str], tuple[Handler, Access]] = {
     **{place: (handler, Access.TENANT) for place, handler in HOT.items()},
     ("GET", "/healthz"): (health.alive, Access.PUBLIC),
@@ -103,17 +103,17 @@ _FAST: dict[tuple[str, str], tuple[Handler, Access]] = {
 
 
 class BunchApp(flask.Flask):
-    """Flask, and the fast lane. `services` is set by `create_app`."""
+    """Flask with the fast lane. `services` is set by `create_app`."""
 
     services: Services
 
     def start(self) -> None:
-        """Open what this process needs. After the fork and the monkey-patching, before the first request."""
+        """Start this process's services: after the fork and the monkey-patching, before the first request."""
         services = self.services
         sys.set_int_max_str_digits(_MAX_INT_DIGITS)
         configure(services.settings)
         if services.settings.otlp_endpoint:
-            # Here, not at import: only where it is wanted, and in the process whose thread exports.
+            # Imported here: only where spans are exported, and in the process whose thread exports them.
             from webapp.observability.tracing import RequestTracer
 
             services.tracer = RequestTracer(services.settings)
@@ -131,7 +131,7 @@ class BunchApp(flask.Flask):
         self._liveness.start()
 
     def refuse(self) -> None:
-        """The time for draining is nearly over: whoever still waits is told so, while that is possible."""
+        """Refuse all waiting callers, shortly before the time for draining is over, while answers still reach them."""
         self.services.client.router.refuse()
 
     def stop(self) -> None:
@@ -157,8 +157,8 @@ class BunchApp(flask.Flask):
         return (answer.body,)
 
     def before_body(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes] | None:
-        """`webapp.server` asks before it receives the rest of a body: a stranger's answer is there without it, and so
-        is one at a path that is for everybody and takes none.
+        """Called by `webapp.server` before it receives the rest of a body: it answers strangers, and requests to public
+        paths that take no body, without it.
         """
         call = HttpRequest(environ)
         access = access_of(call.path)
@@ -174,7 +174,7 @@ class BunchApp(flask.Flask):
 
 
 def answered(handler: Handler, access: Access, services: Services, call: HttpRequest) -> HttpResponse:
-    """Identify the caller and run a handler; every error becomes an answer in the contract's shape."""
+    """Identify the caller and run a handler; every error becomes an answer in the contract's form."""
     tracer = services.tracer
     if tracer is None:
         return _answered(handler, access, services, call)
@@ -197,8 +197,10 @@ def _answered(handler: Handler, access: Access, services: Services, call: HttpRe
         return _refusal(error, call.request_id)
     except Exception:
         extra = {"request_id": call.request_id, "trace_id": trace_id(call.traceparent), "path": call.path}
-        logger.exception("a request failed", extra=extra)
-        return error_answer("INTERNAL", "an error of ours; the request id finds it in the log", call.request_id)
+        logger.exception("unexpected error in a request", extra=extra)
+        return error_answer(
+            "INTERNAL", "internal error; the server's log has it under this request id", call.request_id
+        )
 
 
 def _refusal(error: BunchError | ApiError, request_id: str) -> HttpResponse:
@@ -208,7 +210,7 @@ def _refusal(error: BunchError | ApiError, request_id: str) -> HttpResponse:
 
 
 def _counted(error: BunchError | ApiError, services: Services, call: HttpRequest, caller: Caller) -> HttpResponse:
-    """A large body was refused for what is in it, which cost as much as if it had been served."""
+    """Count a large body that was refused for its content, which cost as much as if it had been served."""
     try:
         services.large.refused(caller)
     except RateLimited as limited:
@@ -217,10 +219,10 @@ def _counted(error: BunchError | ApiError, services: Services, call: HttpRequest
 
 
 def create_app(services: Services) -> BunchApp:
-    """The WSGI application over `services`; `start` it in the process that serves."""
+    """Make the WSGI application over `services`; call `start` in the process that serves."""
     app = BunchApp("webapp", static_folder=None)
     app.services = services
-    # `/v1//inference` is another path, and as such unknown; Flask would redirect it.
+    # `/v1//inference` is a different, unknown path; Flask would redirect it.
     app.url_map.merge_slashes = False
     app.before_request(_refuse_leading_slashes)
     for method, path, handler in ROUTES:
@@ -239,7 +241,7 @@ def create_app(services: Services) -> BunchApp:
 
 
 def _view(services: Services, handler: Callable[..., HttpResponse], access: Access) -> Callable[..., flask.Response]:
-    """`handler` takes the parts of the path by their names as well."""
+    """A Flask view of `handler`, which gets the parts of the path by their names."""
 
     def view(**path: str) -> flask.Response:
         return _response(answered(partial(handler, **path), access, services, HttpRequest(flask.request.environ)))
@@ -252,7 +254,7 @@ def _response(answer: HttpResponse) -> flask.Response:
 
 
 def _streamed(services: Services, events: ops.Events) -> flask.Response:
-    """The one response that is no `HttpResponse`; its refusals are."""
+    """The view of the event stream, the one response that is no `HttpResponse`; its refusals are."""
     call = HttpRequest(flask.request.environ)
     opened: list[flask.Response] = []
 
@@ -265,20 +267,20 @@ def _streamed(services: Services, events: ops.Events) -> flask.Response:
 
 
 def _refuse_leading_slashes() -> None:
-    """Werkzeug strips them, and a proxy that forbids `/internal/` would let `//internal/` pass."""
+    """Refuse a path with two leading slashes: Werkzeug strips them, so `//internal/` would pass a proxy's rule."""
     if flask.request.environ["PATH_INFO"].startswith("//"):
         raise NotFound
 
 
 def _with_request_id(response: flask.Response) -> flask.Response:
-    """Also on what Flask answers by itself: OPTIONS."""
+    """Add the request id, also to Flask's own answers such as OPTIONS."""
     if "X-Request-Id" not in response.headers:
         response.headers["X-Request-Id"] = HttpRequest(flask.request.environ).request_id
     return response
 
 
 def _http_error(error: HTTPException) -> flask.Response:
-    """Flask's own refusals: an unknown path, a method that a path does not have."""
+    """Flask's own refusals: an unknown path, or a method that the path does not have."""
     call = HttpRequest(flask.request.environ)
     if error.code == 405:
         allowed = ", ".join(sorted(getattr(error, "valid_methods", None) or ()))
@@ -290,7 +292,7 @@ def _http_error(error: HTTPException) -> flask.Response:
 
 
 def make_services(settings: Settings, redis: Redis | None = None) -> Services:
-    """The objects of one frontend process. Nothing is started yet."""
+    """Make the objects of one frontend process, without starting them."""
     redis = redis or connect(settings.redis_url)
     fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
     shared = SharedMetrics(redis)
@@ -324,7 +326,7 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
 
 
 def __getattr__(name: str) -> BunchApp:
-    """`webapp.app:application`, made when gunicorn asks for it; `config/gunicorn.py` starts it in each worker."""
+    """Make `webapp.app:application` when gunicorn asks for it; `config/gunicorn.py` starts it in each worker."""
     if name == "application":
         app = globals()["application"] = create_app(make_services(load_settings()))
         return app

@@ -1,4 +1,4 @@
-"""From an HTTP request to a validated inference request; every refusal names what is wrong and what would be right."""
+"""Parses an HTTP request into a validated inference request; every refusal names the mistake and the right form."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ _encode = msgspec.json.Encoder().encode
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")
 _FRESH = frozenset({"no-cache", "no-store"})
-# Without what people put between the parts of the name. The second is IANA's alias; a charset that is left empty says
-# as little as one that is left out.
+# Normalised, without separators. The second is IANA's alias; an empty charset counts as a missing one.
 _UTF_8 = frozenset({"utf8", "csutf8", ""})
 _NO_SEPARATORS = {ord(each): None for each in "-_ "}
 _LONGEST_MEDIA_TYPE = 1024
-# Content codings that leave a body as it is.
+# Content codings that do not change a body.
 _PLAIN = frozenset({"", "identity"})
 
 
@@ -40,7 +39,7 @@ ClientId = Annotated[str, msgspec.Meta(max_length=MAX_CLIENT_ID, pattern=CLIENT_
 
 
 class InferenceBody(msgspec.Struct):
-    """`POST /v1/inference`."""
+    """The body of `POST /v1/inference`."""
 
     input: Any
     model: str | None = None
@@ -50,7 +49,7 @@ class InferenceBody(msgspec.Struct):
 
 
 class BulkBody(msgspec.Struct):
-    """`POST /v1/inference/bulk`."""
+    """The body of `POST /v1/inference/bulk`."""
 
     inputs: Annotated[list[Any], msgspec.Meta(min_length=1)]
     model: str | None = None
@@ -60,14 +59,14 @@ class BulkBody(msgspec.Struct):
 
 
 class PredictBody(msgspec.Struct):
-    """`POST /v1/predict`."""
+    """The body of `POST /v1/predict`."""
 
     input_data: Any
     model_id: str | None = None
 
 
 class SimpleBody(msgspec.Struct):
-    """`POST /api/inference`."""
+    """The body of `POST /api/inference`."""
 
     input: str
 
@@ -76,10 +75,10 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def read_body(call: HttpRequest, decoder: msgspec.json.Decoder[Body], large: BodyBudget) -> Body:
-    """The body as `decoder`'s type.
+    """Read the body as `decoder`'s type.
 
     Raises:
-        ServiceOverloaded: too many large ones wait for their turn.
+        ServiceOverloaded: too many large bodies wait for their turn.
         ApiError: UNSUPPORTED_MEDIA_TYPE, INVALID_JSON, or INVALID_INPUT naming the field.
     """
     _require_json(call)
@@ -95,7 +94,7 @@ def _decoded(raw: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
         raise ApiError("INVALID_JSON", f"the body has more than {MAX_PARTS:,} names, arrays and objects; send fewer")
     try:
         if not raw.isascii():
-            # The decoder reads over fields that it does not know, whatever bytes stand in them.
+            # The decoder skips unknown fields without checking that they are UTF-8.
             raw.decode()
         body = decoder.decode(raw)
         _let_others_run(raw)
@@ -124,12 +123,14 @@ def _require_json(call: HttpRequest) -> None:
         raise ApiError("UNSUPPORTED_MEDIA_TYPE", "send Content-Type: application/json, in UTF-8")
     encoding = call.header("HTTP_CONTENT_ENCODING")
     if encoding is not None and encoding.strip().lower() not in _PLAIN:
-        raise ApiError("UNSUPPORTED_MEDIA_TYPE", f"Content-Encoding {encoding[:64]!r} is not read; send it plain")
+        raise ApiError(
+            "UNSUPPORTED_MEDIA_TYPE", f"Content-Encoding {encoding[:64]!r} is not supported; send the body uncompressed"
+        )
 
 
 @lru_cache(maxsize=64)
 def _is_json(content_type: str) -> bool:
-    """JSON whose charset, if it names one, is a spelling of UTF-8."""
+    """Whether the content type is JSON, and its charset, if any, a spelling of UTF-8."""
     if len(content_type) > _LONGEST_MEDIA_TYPE:
         return False
     media_type, *parameters = content_type.lower().split(";")
@@ -142,14 +143,14 @@ def _is_json(content_type: str) -> bool:
 
 
 def _too_deep() -> ApiError:
-    return ApiError("INVALID_JSON", f"the body is nested too deeply; {MAX_DEPTH} levels are taken")
+    return ApiError("INVALID_JSON", f"the body is nested too deeply; at most {MAX_DEPTH} levels are allowed")
 
 
 def _doubled_name(raw: bytes) -> ApiError:
-    """The last of two members with one name would win here and the first elsewhere: in a proxy that checks the model
-    which a caller may use, say.
+    """The refusal of an object with two members of one name: here the last would win, elsewhere the first, for example
+    in a proxy that checks which model a caller may use.
     """
-    # Only said better, at several times the cost of finding it.
+    # Only for a better message, at several times the cost of the check.
     if len(raw) < LARGE_BYTES:
         try:
             _names_once.decode(raw.decode())
@@ -170,12 +171,12 @@ def _object_of(members: list[tuple[str, Any]]) -> None:
         seen.add(name)
 
 
-# Only the names matter: numbers are not built.
+# Only the names matter: numbers are not converted.
 _names_once = json.JSONDecoder(object_pairs_hook=_object_of, parse_float=len, parse_int=len)
 
 
 def _in_words(text: str) -> str:
-    """Msgspec's `… - at `$.field`` with the field in front."""
+    """Msgspec's message `… - at `$.field`` with the field in front."""
     problem, _, path = text.partition(" - at ")
     field = path.strip("`").removeprefix("$").lstrip(".")
     return f"{field}: {problem}" if field else problem
@@ -185,7 +186,7 @@ def model_name(settings: Settings, asked: str | None) -> str:
     name = settings.default_model if asked is None else asked
     if name not in settings.models:
         known = ", ".join(settings.models)
-        raise ApiError("UNKNOWN_MODEL", f"there is no model {name[:64]!r}; there are {known}")
+        raise ApiError("UNKNOWN_MODEL", f"there is no model {name[:64]!r}; the models are {known}")
     return name
 
 
@@ -195,12 +196,12 @@ def timeout_s(settings: Settings, call: HttpRequest, asked_ms: float | None) -> 
     if header is not None:
         header_ms = milliseconds(header, "X-Timeout-Ms", "INVALID_HEADER")
         if not header_ms:
-            # With no time at all nothing can be answered, and only the caller can mend that.
+            # With no time at all nothing can be answered, and only the caller can change that.
             raise ApiError("INVALID_HEADER", "X-Timeout-Ms must be above 0; leave it out for the server's own limit")
         asked_ms = header_ms if asked_ms is None else asked_ms
     if asked_ms is None:
         return settings.request_timeout_s
-    # Compared before it is divided: an integer of 400 digits has no float.
+    # Compared before the division: an integer of 400 digits has no float.
     return min(asked_ms, settings.request_timeout_ms) / 1000
 
 
@@ -214,7 +215,7 @@ def submission_of(
     *,
     waits: bool = True,
 ) -> Submission:
-    """What an identified caller's headers and body ask for; `input` is JSON, `timeout_ms` the body's.
+    """Make a submission from an identified caller's headers and body; `input` is JSON, `timeout_ms` the body's.
 
     Raises:
         ApiError: INVALID_HEADER.
@@ -237,12 +238,12 @@ def submission_of(
 
 
 def one_each(whole: Submission, inputs: Sequence[bytes]) -> list[Submission]:
-    """A submission for each input of a bulk call; the request id that its caller gave stays the call's own."""
+    """Make a submission for each input of a bulk call; the caller's request id remains the call's."""
     key = whole.idempotency_key
     if not key:
         return [replace(whole, input=value, request_id="") for value in inputs]
     hashed = call_hash(inputs)
-    # No key of a caller's has a line feed in it.
+    # No caller's key contains a line feed.
     return [
         replace(whole, input=value, request_id="", idempotency_key=f"{key}\n{number}", call_hash=hashed)
         for number, value in enumerate(inputs)
@@ -250,14 +251,14 @@ def one_each(whole: Submission, inputs: Sequence[bytes]) -> list[Submission]:
 
 
 def milliseconds(text: str, name: str, code: str) -> float:
-    """A number of milliseconds as JSON writes one, not below 0; anything else is refused with `code`."""
+    """Parse a number of milliseconds in JSON's form, not below 0; otherwise raise an error with `code`."""
     if _NUMBER.fullmatch(text):
         return float(text)
     raise ApiError(code, f"{name} must be a number of milliseconds, 0 or more")
 
 
 def flag(text: str | None, name: str) -> bool:
-    """A query parameter that is `true` or `false`; left out it is false."""
+    """Parse a query parameter that is `true` or `false`; a missing one is false."""
     if text in {None, "false", "0"}:
         return False
     if text in {"true", "1", ""}:
@@ -266,7 +267,7 @@ def flag(text: str | None, name: str) -> bool:
 
 
 def idempotency_key(call: HttpRequest) -> str:
-    """The caller's, or empty."""
+    """The caller's Idempotency-Key, or an empty string."""
     key = call.header("HTTP_IDEMPOTENCY_KEY")
     if key is None:
         return ""
@@ -276,11 +277,11 @@ def idempotency_key(call: HttpRequest) -> str:
 
 
 def wants_fresh(call: HttpRequest) -> bool:
-    """Whether it may not be answered with what was computed for somebody else."""
+    """Whether the answer must be computed for this caller, not reused."""
     control = call.header("HTTP_CACHE_CONTROL")
     return control is not None and any(each.strip().lower() in _FRESH for each in control.split(","))
 
 
 def as_json(value: object) -> bytes:
-    """Validated input back to JSON: one canonical spelling, whatever white space the caller used."""
+    """Encode validated input as JSON: one canonical spelling, whatever white space the caller used."""
     return _encode(value)

@@ -16,7 +16,7 @@ from tasks.protocol.messages import Outgoing
 
 
 class StatusRow(Enum):
-    """One character; of a refusal also the error, and its text."""
+    """One character; for a refusal also the error and its text."""
 
     def __init__(self, code: str, error: type[Refused] | None = None, text: str = "") -> None:
         self.code = code
@@ -25,30 +25,30 @@ class StatusRow(Enum):
 
     @property
     def reason(self) -> str:
-        """Of a refusal. Raises KeyError for one that `Shed` does not know."""
+        """The reason of a refusal. Raises KeyError for one that `Shed` does not know."""
         return Shed[self.name].value
 
 
 @unique
 class Status(StatusRow):
-    """All that the script says."""
+    """Every status that the script returns."""
 
     QUEUED = ("0",)
     QUEUE_FULL = ("1", ServiceOverloaded, "the queue of {model} is full")
-    RATE = ("2", RateLimited, "this key may ask {rpm} times a minute; slow down")
+    RATE = ("2", RateLimited, "this API key is limited to {rpm} requests a minute; slow down")
     MEMORY = ("3", RateLimited, "the queue's memory is nearly full; try again shortly")
-    PRESSURE = ("4", ServiceOverloaded, "too much waits for {model} to take in more of this tier")
-    SHARE = ("5", RateLimited, "this key has its share of the queue of {model} already")
-    DEADLINE = ("6", ServiceOverloaded, "{model} could not answer this within its time")
-    # Of those that were asked before (`tasks.client.dedup`).
+    PRESSURE = ("4", ServiceOverloaded, "too many requests wait for {model} to admit more of this tier")
+    SHARE = ("5", RateLimited, "this API key already has its share of the queue of {model}")
+    DEADLINE = ("6", ServiceOverloaded, "{model} could not answer this request before its deadline")
+    # For repeated requests (`tasks.client.dedup`).
     CONFLICT = ("7",)
-    """Its Idempotency-Key has been used for another question."""
+    """The Idempotency-Key was used for a different request."""
     REPEATED = ("8",)
-    """It gets the outcome of another request, whose id is the detail."""
+    """The request gets the outcome of another one, whose id is the detail."""
     ANSWERED = ("a",)
-    """Its answer is under way: as far as its caller can tell it was queued."""
+    """The answer comes from the cache; to its caller the request looks queued."""
     JOINED = ("j",)
-    """Its answer is being computed for others as well: likewise."""
+    """The answer is being computed for an identical request; to its caller the request looks queued."""
 
 
 QUEUED = Status.QUEUED.code.encode()
@@ -58,7 +58,7 @@ _ACCEPTED = frozenset(ord(status.code) for status in (Status.QUEUED, Status.ANSW
 
 
 def refusals(answer: bytes, batch: list[Outgoing]) -> Iterator[Refused | IdempotencyConflict | Repeated | None]:
-    """For each request of a flush: None when it is taken, else why not, or whose outcome it gets."""
+    """For each request of a flush: None if it was accepted, else its error, or whose outcome it gets."""
     statuses, _, details = answer.partition(b"\n")
     each = iter(details.split(b","))
     for status, out in zip(statuses, batch, strict=True):
@@ -66,8 +66,8 @@ def refusals(answer: bytes, batch: list[Outgoing]) -> Iterator[Refused | Idempot
 
 
 def answered(answer: bytes, batch: list[Outgoing]) -> Iterator[Outgoing]:
-    """Those that got their answer from the cache."""
-    # What follows the statuses is of no request.
+    """The requests of a flush that were answered from the cache."""
+    # The bytes after the statuses belong to no single request.
     return (out for status, out in zip(answer, batch, strict=False) if status == _ANSWERED)
 
 
@@ -76,7 +76,7 @@ def _error(byte: int, detail: bytes, out: Outgoing) -> Refused | IdempotencyConf
     if status is Status.REPEATED:
         return Repeated(detail.partition(b";")[0].decode())
     if status.error is None:
-        return IdempotencyConflict("this Idempotency-Key has been used for another request; take a new one")
+        return IdempotencyConflict("this Idempotency-Key was used for a different request; use a new one")
     retry_ms, remaining, whole_ms = (int(part) for part in detail.split(b";"))
     quota = out.quota
     message = status.text.format(model=out.model, rpm=quota.rpm if quota else 0)

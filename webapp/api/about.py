@@ -1,4 +1,4 @@
-"""`GET /`: what this is, for whoever has found the port."""
+"""`GET /`: a short description of the service, for whoever has found the port."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from webapp.services import Services
 _ABOUT = msgspec.json.encode(
     {
         "name": "Bunch",
-        "description": "Inference over HTTP: one input in, its output out; what waits at the same moment is one batch.",
+        "description": "Inference over HTTP, one input per output; requests that wait together run in one batch.",
         "links": {
             "api": "/openapi.json",
             "models": "/v1/models",
@@ -24,5 +24,5 @@ _ABOUT = msgspec.json.encode(
 
 
 def root(services: Services, call: HttpRequest) -> HttpResponse:
-    """For strangers too: nothing of this installation is in it."""
+    """For strangers too, so it contains nothing about this installation."""
     return HttpResponse(200, _ABOUT, call.request_id)

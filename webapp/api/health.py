@@ -36,7 +36,7 @@ _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def alive(services: Services, call: HttpRequest) -> HttpResponse:
-    """`GET /healthz`: this process answers, and how many callers wait in it."""
+    """`GET /healthz`: this process is alive; with the number of callers that wait in it."""
     router = services.client.router
     body = {"status": "alive", "process": router.channel.removeprefix(REPLY_PREFIX), "waiting": router.size}
     return HttpResponse(200, _encode(body), call.request_id)
@@ -45,7 +45,7 @@ def alive(services: Services, call: HttpRequest) -> HttpResponse:
 def ready(services: Services, call: HttpRequest) -> HttpResponse:
     """`GET /readyz[?model=m]`: Redis answers, and a model, or `m`, has an executor that takes batches.
 
-    For strangers and for probes, which wait a second: it tells no address, and asks Redis once a second at most.
+    For strangers and for probes, which wait a second: it reveals no address, and reads Redis at most once a second.
     """
     settings = services.settings
     asked = call.query("model")
@@ -79,7 +79,7 @@ def health(services: Services, call: HttpRequest) -> HttpResponse:
     body = {
         "status": status,
         "executor_utilization": round(utilisation(healthy), 4),
-        # Of the devices themselves: nobody has asked one.
+        # The utilisation of the devices themselves is not measured.
         "gpu_utilization": None,
         "queue_depth": sum(row.depth for row in queues),
         "requests_per_second": round(rate, 2),
@@ -93,7 +93,7 @@ def health(services: Services, call: HttpRequest) -> HttpResponse:
 
 
 def scale(services: Services, call: HttpRequest) -> HttpResponse:
-    """`GET /internal/scale`: what the autoscaler last wanted, for KEDA's `metrics-api` and the like."""
+    """`GET /internal/scale`: the autoscaler's last decision, for KEDA's `metrics-api` and the like."""
     try:
         row = ScaleBoard(services.redis).read()
     except RedisError as error:
@@ -104,7 +104,7 @@ def scale(services: Services, call: HttpRequest) -> HttpResponse:
 
 
 def metrics(services: Services, call: HttpRequest) -> HttpResponse:
-    """`GET /metrics`: the sums of every process, and the gauges as they are now."""
+    """`GET /metrics`: the sums of all processes, and the gauges of this moment."""
     registry = CollectorRegistry(auto_describe=False)
     try:
         families = [*services.metrics.collect(), *_gauges(services)]
@@ -154,7 +154,7 @@ def _gauges(services: Services) -> list[Metric]:
 
 
 def _faults(services: Services, healthy: list[WorkerRow]) -> list[Metric]:
-    """What the faults of each model have led to; a model without any has no safe size."""
+    """The breaker state and safe batch size of each model; a model that never ran out of memory has no safe size."""
     breaker = declared.BREAKER_STATE.family()
     for model, state in breakers(healthy, services.settings.models).items():
         breaker.add_metric((model,), BREAKER_STATES.index(state))
@@ -165,7 +165,7 @@ def _faults(services: Services, healthy: list[WorkerRow]) -> list[Metric]:
 
 
 def _objectives(services: Services, now: Point) -> list[Metric]:
-    """Over the windows that the history in Redis spans; Prometheus' own rules go further back."""
+    """The objectives over the windows that the history in Redis spans; Prometheus' own rules go further back."""
     latency = declared.SLO_LATENCY.family()
     target = declared.SLO_TARGET.family()
     met, burn = declared.SLO_ATTAINMENT.family(), declared.SLO_BURN_RATE.family()

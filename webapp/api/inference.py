@@ -1,4 +1,4 @@
-"""`POST /v1/inference`: one input in, its own output out, on the caller's own connection."""
+"""`POST /v1/inference` and its variants: inputs in, outputs out, on the caller's connection."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _encode = msgspec.json.Encoder().encode
 # Not split: a head has room for tens of thousands of commas.
 _RESPOND_ASYNC = re.compile(r"(?:^|,)[ \t]*+respond-async[ \t]*+(?:[,;=]|$)", re.IGNORECASE)
 
-# What `parameters` come to in the queue, where each input of a bulk call has its own.
+# The total size of `parameters` in the queue, where each input of a bulk call has a copy.
 _MAX_REPEATED_BYTES = 4 * 1024 * 1024
 _AT_ONCE = 64
 
@@ -50,7 +50,7 @@ Outcome = TypeVar("Outcome")
 
 
 def infer(services: Services, call: HttpRequest) -> HttpResponse:
-    """Waits for the output, or with `Prefer: respond-async` answers as soon as the queue has the request."""
+    """Wait for the output, or with `Prefer: respond-async` answer as soon as the queue has the request."""
     started = perf_counter()
     settings = services.settings
     body = read_body(call, _inference, services.large)
@@ -114,7 +114,7 @@ def simple(services: Services, call: HttpRequest) -> HttpResponse:
 
 
 def bulk(services: Services, call: HttpRequest) -> HttpResponse:
-    """`POST /v1/inference/bulk`: each input is a task of its own, batched with everybody else's; answers in order."""
+    """`POST /v1/inference/bulk`: each input is a task of its own, batched with all others; answers in order."""
     started = perf_counter()
     settings = services.settings
     body = read_body(call, _bulk, services.large)
@@ -126,7 +126,9 @@ def bulk(services: Services, call: HttpRequest) -> HttpResponse:
     whole = submission_of(settings, call, model, b"null", body.parameters, body.timeout_ms)
     if len(whole.parameters) * len(body.inputs) > _MAX_REPEATED_BYTES:
         most = _MAX_REPEATED_BYTES // len(body.inputs)
-        raise ApiError("INVALID_INPUT", f"parameters: they go with each input; at most {most} bytes beside so many")
+        raise ApiError(
+            "INVALID_INPUT", f"parameters: they are sent with each input; at most {most} bytes with this many inputs"
+        )
     submissions = one_each(whole, [as_json(each) for each in _by_turns(body.inputs)])
     client = services.client
     pendings = [
@@ -166,7 +168,7 @@ def bulk(services: Services, call: HttpRequest) -> HttpResponse:
 
 
 def _refusals(services: Services, call: HttpRequest, model: str, body: BulkBody) -> list[BunchError | None]:
-    """What is wrong with each input, or with all of them. Raises InvalidInput for the parameters."""
+    """The error of each input, or of all of them. Raises InvalidInput for the parameters."""
     refused = _refusal(services, call, model, len(body.inputs))
     declared = services.declared.get(model)
     if declared is None:
@@ -175,13 +177,13 @@ def _refusals(services: Services, call: HttpRequest, model: str, body: BulkBody)
         declared.check_parameters(body.parameters)
         wrong = declared.refusals(body.inputs)
     if any(wrong) and call.body_bytes >= COUNTED_BYTES:
-        # What is queued counts by itself.
+        # Inputs that are queued count by themselves.
         services.large.refused(call.caller)
     return [each or refused for each in wrong]
 
 
 def _refusal(services: Services, call: HttpRequest, model: str, count: int = 1) -> BunchError | None:
-    """What can be said without the queue."""
+    """The refusal that is known without the queue, if any."""
     refusal = services.readiness.refusal(model)
     if refusal is not None or not call.client_id:
         return refusal
@@ -189,7 +191,7 @@ def _refusal(services: Services, call: HttpRequest, model: str, count: int = 1) 
 
 
 def _by_turns(items: Sequence[Item]) -> Iterator[Item]:
-    """With a moment for everybody else now and then: a thousand requests are prepared here for one caller."""
+    """Yield now and then: a bulk call may prepare a thousand requests here, and others must not wait for that."""
     for number, item in enumerate(items):
         if number % _AT_ONCE == _AT_ONCE - 1:
             gevent.sleep(0)
@@ -197,11 +199,11 @@ def _by_turns(items: Sequence[Item]) -> Iterator[Item]:
 
 
 def _raise_common(errors: list[BunchError], of: int) -> None:
-    """What is to be said of the call, not of its inputs."""
+    """Raise the error that concerns the whole call, not single inputs, if there is one."""
     for each in errors:
         if isinstance(each, IdempotencyConflict):
             raise each
-    # Nothing was done, and all for one reason that passes: whoever retries by status must see that.
+    # Nothing was queued, for one reason that passes: a client that retries by status must see that status.
     if len(errors) == of and errors[0].retry_after_s is not None and len({error.code for error in errors}) == 1:
         raise max(errors, key=lambda error: error.retry_after_s or 0.0)
 
@@ -226,7 +228,7 @@ def _run(
     started: float,
     wait: Callable[[Pending], Outcome],
 ) -> Outcome:
-    """Submit, then `wait`; counted once whatever comes of it."""
+    """Submit, then `wait`; counted once, whatever the outcome."""
     model, tier = submission.model, submission.caller.tier
     code, shed = "INTERNAL", ""
     pending: Pending | None = None
@@ -237,7 +239,7 @@ def _run(
             raise refusal
         pending = services.client.submit(submission)
         if not submission.idempotency_key:
-            # With one, it may turn out to be another task.
+            # With a key it may turn out to be another task.
             call.became(pending.task_id)
         if call.span is not None:
             about = {"bunch.model": model, "bunch.tier": tier.value, "bunch.task_id": pending.task_id}

@@ -1,4 +1,4 @@
-"""Metrics of processes, of their machine's Redis, and of what was built: those that need no GPU to exist."""
+"""Metrics of processes, of their Redis, and of versions: those that do not need a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROLES = ("ops", "web", "worker")
 
 
 def machine_metrics(redis: Redis) -> list[Metric]:
-    """Raises RedisError."""
+    """The metrics. Raises RedisError."""
     roles = Roles(redis)
     rows = roles.rows()
     silent = [row for row in rows if roles.is_silent(row)]
@@ -26,7 +26,7 @@ def _memory(redis: Redis) -> Iterable[Metric]:
     try:
         memory = redis.info("memory")
     except ResponseError:
-        # Its user may do without the right to ask: then there is no such number.
+        # The Redis user may lack the right to ask: then there is no such metric.
         return
     for reading, field in ((metrics.REDIS_MEMORY_USED, "used_memory"), (metrics.REDIS_MEMORY_MAX, "maxmemory")):
         family = reading.family()
@@ -48,7 +48,7 @@ def _usage(rows: Sequence[RoleRow]) -> Iterable[Metric]:
         reading.family() for reading in (metrics.PROCESS_CPU, metrics.PROCESS_MEMORY, metrics.PROCESS_FDS)
     )
     for role, name, usage in _named(rows):
-        # Of one that could not be measured there is nothing, rather than nought.
+        # A process that could not be measured has no sample, rather than 0.
         if usage.memory_bytes:
             cpu.add_metric((role, name), usage.cpu_s)
             memory.add_metric((role, name), usage.memory_bytes)
@@ -58,7 +58,7 @@ def _usage(rows: Sequence[RoleRow]) -> Iterable[Metric]:
 
 def _named(rows: Sequence[RoleRow]) -> Iterable[tuple[str, str, Usage]]:
     for row in rows:
-        # Frontends of a host have one name and are told apart by their pid; a worker's is its own.
+        # Frontends of a host share a name and differ by pid; a worker's name is unique.
         yield row.role, f"{row.name}:{row.pid}" if row.role == "web" else row.name, row.usage
         for executor, usage in row.executors.items():
             yield "executor", f"{row.name}:{executor}", usage

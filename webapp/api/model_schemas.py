@@ -1,7 +1,7 @@
-"""What models declare about their requests, in the API's description.
+"""The schemas that models declare, as parts of the API's description.
 
 components/schemas/<model>.input, <model>.parameters     the schemas, as `bunch.toml` has them
-components/schemas/<model>.input.<name>                  what stands under their `$defs`
+components/schemas/<model>.input.<name>                  the schemas under their `$defs`
 InferenceBody.allOf: [if model is <model>, then input is <model>.input]
 """
 
@@ -13,15 +13,15 @@ from typing import Any
 from config.schema import ModelSettings
 from config.settings import Settings
 
-# Their content is a caller's, and no schema.
+# Keywords whose content is a caller's value, and no schema.
 VALUES = frozenset({"const", "enum", "default", "examples"})
-# What may be a component's name, and needs no escaping in a reference.
+# Names that a component may have, and that need no escaping in a reference.
 _COMPONENT = re.compile(r"[A-Za-z0-9._-]+")
 _DEFINITIONS = "#/$defs/"
 
 
 def declare_in(components: dict[str, Any], settings: Settings) -> None:
-    """Add the schemas of `settings.models` to `components`, and hold the bodies of the API to them."""
+    """Add the schemas of `settings.models` to `components`, and make the API's bodies refer to them."""
     for model in settings.models.values():
         parts = _add_parts(components, model)
         if not parts:
@@ -36,7 +36,7 @@ def declare_in(components: dict[str, Any], settings: Settings) -> None:
 
 
 def _add_parts(components: dict[str, Any], model: ModelSettings) -> dict[str, Any]:
-    """Field of a body → what it has to be."""
+    """The schema of each field of a body."""
     parts: dict[str, Any] = {}
     for field, schema in (("input", model.input_schema), ("parameters", model.parameters_schema)):
         if not isinstance(schema, dict):
@@ -45,13 +45,13 @@ def _add_parts(components: dict[str, Any], model: ModelSettings) -> dict[str, An
         components |= {name: schema} if "$id" in schema else _parted(schema, name)
         parts[field] = {"$ref": f"#/components/schemas/{name}"}
     if "parameters" in parts:
-        # Left out they are an empty object.
+        # If they are left out they count as an empty object.
         parts["parameters"] = {"anyOf": [{"type": "null"}, parts["parameters"]]}
     return parts
 
 
 def _parted(schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """A schema as components: few tools follow a `$ref` into one, so that its `$defs` become components as well."""
+    """Split a schema into components: few tools follow a `$ref` into one, so its `$defs` become components too."""
     place = f"#/components/schemas/{name}"
     definitions = schema.get("$defs")
     if not isinstance(definitions, dict) or not all(map(_COMPONENT.fullmatch, definitions)):
@@ -62,9 +62,9 @@ def _parted(schema: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _moved(schema: Any, place: str, parts: str) -> Any:
-    """What was `#/…` where the schema stood alone. An `$id` would do it too, but few tools look for one here.
+    """Rewrite references to `#/…`, the place that the schema had alone. An `$id` would do too, but few tools use it.
 
-    `parts` begins the places of what was `#/$defs/…`; empty if that is where it was.
+    `parts` is the prefix of components that were under `#/$defs/…`; empty if they stay there.
     """
     if isinstance(schema, list):
         return [_moved(each, place, parts) for each in schema]

@@ -1,4 +1,4 @@
-"""`GET /v1/models`: what is served, as OpenAI's clients list it, and what each model takes."""
+"""`GET /v1/models`: the served models, in the form of OpenAI's API, with the schemas of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from webapp.services import Services
 
 
 def list_models(services: Services, call: HttpRequest) -> HttpResponse:
-    """The default model first: clients that take any take the first."""
+    """List the default model first: clients that take any model take the first."""
     settings = services.settings
     first = settings.default_model
     models = sorted(settings.models.values(), key=lambda model: model.name != first)
@@ -19,11 +19,11 @@ def list_models(services: Services, call: HttpRequest) -> HttpResponse:
 
 
 def _described(model: ModelSettings) -> dict[str, object]:
-    """OpenAI's four fields, of which clients insist on each, then our own."""
+    """OpenAI's four fields, each of which some client requires, then our own."""
     row: dict[str, object] = {
         "id": model.name,
         "object": "model",
-        # A time is wanted; when a model came to be is nothing that we know.
+        # A time is required, but the age of a model is not known.
         "created": 0,
         "owned_by": "bunch",
         "max_batch_size": model.max_batch_size,

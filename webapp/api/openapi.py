@@ -1,5 +1,5 @@
-"""`GET /openapi.json`: the API described, so that clients can be generated from it. What bodies look like:
-`webapp.api.schemas`.
+"""`GET /openapi.json`: the description of the API, from which clients can be generated. `webapp.api.schemas` has the
+schemas of the bodies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def document(services: Services, call: HttpRequest) -> HttpResponse:
 
 
 def describe(settings: Settings) -> dict[str, Any]:
-    """The document, OpenAPI 3.1, with what each model declares, and who may ask where callers have to say that."""
+    """The document, OpenAPI 3.1, with the schemas of each model, and with security if callers need credentials."""
     description: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Bunch", "version": "1", "description": "Dynamic batching for GPU models."},
@@ -35,7 +35,7 @@ def describe(settings: Settings) -> dict[str, Any]:
 
 
 def _on_loopback(description: dict[str, Any]) -> dict[str, Any]:
-    """Everybody who is on this machine may ask; whoever is not is told so."""
+    """The description without security: programs on this machine may call, others get 403."""
     for path, item in description["paths"].items():
         if access_of(path) is not Access.PUBLIC:
             for operation in item.values():
@@ -44,7 +44,7 @@ def _on_loopback(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def _secured(description: dict[str, Any]) -> dict[str, Any]:
-    """With what each path asks of its callers, and how it refuses."""
+    """The description with the credential of each path, and its refusals."""
     for path, item in description["paths"].items():
         access = access_of(path)
         if access is Access.PUBLIC:
@@ -65,16 +65,16 @@ def _inference_paths() -> dict[str, Any]:
         *_common_headers(),
     ]
     infer["responses"]["202"] = {
-        **_answer("Accepted", "Queued; poll the Location."),
-        "headers": {"Location": {"description": "where its result will be", "schema": {"type": "string"}}},
+        **_answer("Accepted", "Queued; poll the URL in Location."),
+        "headers": {"Location": {"description": "URL of the result", "schema": {"type": "string"}}},
         "links": _links_to_result("$response.body#/task_id"),
     }
     infer["responses"]["200"]["links"] = {
-        "life": _link("get_request", "request_id", "$response.body#/request_id", "What became of it, step by step.")
+        "life": _link("get_request", "request_id", "$response.body#/request_id", "The stages of the request.")
     }
     bulk = _post("infer_bulk", "BulkBody", "Bulk", "Many inputs, answers in order.", 400, 404, 409, 413, 415, 429, 503)
     bulk["parameters"] = _common_headers()
-    predict = _post("predict", "PredictBody", "Plain", "Like /v1/inference, with other names.", *_FAILURES)
+    predict = _post("predict", "PredictBody", "Plain", "Like /v1/inference, with other field names.", *_FAILURES)
     simple = _post("infer_text", "SimpleBody", "Plain", "A string for the default model.", *_FAILURES)
     for operation in (predict, simple):
         operation["parameters"] = _common_headers()
@@ -87,13 +87,13 @@ def _inference_paths() -> dict[str, Any]:
 
 
 def _result_paths() -> dict[str, Any]:
-    task_id = _parameter("task_id", "path", {"type": "string", "minLength": 1}, "as answered with 202")
-    wait = _parameter("wait_ms", "query", {"type": "number", "minimum": 0}, "long-poll for up to so long")
-    forget = _parameter("forget", "query", {"type": "boolean"}, "drop the outcome once it has been told")
+    task_id = _parameter("task_id", "path", {"type": "string", "minLength": 1}, "task id from the 202 answer")
+    wait = _parameter("wait_ms", "query", {"type": "number", "minimum": 0}, "how long to wait for the result")
+    forget = _parameter("forget", "query", {"type": "boolean"}, "delete the outcome once it is returned")
     result = _get("get_result", "Result", "State and outcome.", 400, 404, 503)
-    cancel = _get("cancel_result", "Cancelled", "Take back what has not started.", 404, 409, 503)
+    cancel = _get("cancel_result", "Cancelled", "Cancel a request that has not started.", 404, 409, 503)
     request_id = _parameter("request_id", "path", {"type": "string", "minLength": 1}, "request or task id")
-    life = _get("get_request", "RequestLife", "One request's life.", 404, 503)
+    life = _get("get_request", "RequestLife", "The stages of one request.", 404, 503)
     life["responses"]["200"]["links"] = _links_to_result("$response.body#/task_id")
     return {
         "/v1/result/{task_id}": {
@@ -105,10 +105,10 @@ def _result_paths() -> dict[str, Any]:
 
 
 def _other_paths() -> dict[str, Any]:
-    model = _parameter("model", "query", {"type": "string"}, "whether this one is served; without it, whether any is")
+    model = _parameter("model", "query", {"type": "string"}, "check this model; without it, any model")
     ready = _get("get_readiness", "Readiness", "Redis answers, and a model is served.", 404, 503)
-    health = _get("get_health", "Health", "How the service is.")
-    health["responses"]["503"] = _answer("Health", "Nothing is served.")
+    health = _get("get_health", "Health", "Health of the service.")
+    health["responses"]["503"] = _answer("Health", "No model is served.")
     text = {"description": "Prometheus text", "content": {"text/plain": {"schema": {"type": "string"}}}}
     metrics = {
         "operationId": "get_metrics",
@@ -116,11 +116,13 @@ def _other_paths() -> dict[str, Any]:
         "responses": {"200": text, **_errors(503)},
     }
     return {
-        "/": {"get": _get("get_about", "About", "What this is, with links.")},
-        "/v1/models": {"get": _get("list_models", "Models", "What is served, and what each model takes.")},
+        "/": {"get": _get("get_about", "About", "About this service, with links.")},
+        "/v1/models": {"get": _get("list_models", "Models", "The served models, and the input of each.")},
         "/internal/health": {"get": health},
-        "/internal/scale": {"get": _get("get_scale", "Scale", "How many workers the autoscaler wants.", 404, 503)},
-        "/healthz": {"get": _get("get_liveness", "Liveness", "The process answers.")},
+        "/internal/scale": {
+            "get": _get("get_scale", "Scale", "The number of workers that the autoscaler wants.", 404, 503)
+        },
+        "/healthz": {"get": _get("get_liveness", "Liveness", "The process is alive.")},
         "/readyz": {"get": {**ready, "parameters": [model]}},
         "/metrics": {"get": metrics},
         "/openapi.json": {"get": _get("get_description", "Description", "This document.")},
@@ -128,8 +130,8 @@ def _other_paths() -> dict[str, Any]:
 
 
 def _common_headers() -> list[dict[str, Any]]:
-    """Of every inference."""
-    # Blanks at either end are no part of a field's value.
+    """The header parameters of every inference endpoint."""
+    # Blanks at either end are not part of a field's value.
     key = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]([ -~]*[!-~])?$"}
     return [
         _parameter("X-Timeout-Ms", "header", {"type": "number", "exclusiveMinimum": 0}, "the caller's deadline"),
@@ -138,13 +140,13 @@ def _common_headers() -> list[dict[str, Any]]:
             "Cache-Control",
             "header",
             {"type": "string"},
-            "no-cache: no answer that was computed for an earlier request",
+            "no-cache: compute the answer, do not reuse an earlier one",
         ),
         _parameter(
             "Idempotency-Key",
             "header",
             key,
-            "the same key and request again: the first one's outcome; the same key and another request: 409",
+            "a repeat of the same request gets the first one's outcome; a different request with this key gets 409",
         ),
     ]
 
@@ -155,7 +157,7 @@ def _post(name: str, body: str, answer: str, summary: str, *errors: int) -> dict
 
 
 def _get(name: str, answer: str, summary: str, *errors: int) -> dict[str, Any]:
-    """`name` is what generated clients call it."""
+    """A GET operation; `name` is its name in generated clients."""
     responses = {"200": _answer(answer, summary), **_errors(*errors)}
     return {"operationId": name, "summary": summary, "responses": responses}
 
@@ -172,8 +174,8 @@ def _errors(*statuses: int) -> dict[str, Any]:
 
 def _links_to_result(task_id: str) -> dict[str, Any]:
     return {
-        "result": _link("get_result", "task_id", task_id, "Its state, and its outcome once it has one."),
-        "cancel": _link("cancel_result", "task_id", task_id, "Take it back, if it has not started."),
+        "result": _link("get_result", "task_id", task_id, "The state, and the outcome once there is one."),
+        "cancel": _link("cancel_result", "task_id", task_id, "Cancel it, if it has not started."),
     }
 
 

@@ -1,4 +1,4 @@
-"""`/v1/result/{task_id}` and `/internal/requests/{id}`: what became of a request."""
+"""`/v1/result/{task_id}` and `/internal/requests/{id}`: the state and outcome of one request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from webapp.services import Services
 
 _encode = msgspec.json.Encoder().encode
 
-# Celery's states in the words of the contract; RETRY and RECEIVED are still to come.
+# Celery's states in the contract's words; RETRY and RECEIVED count as pending.
 _STATES = {"SUCCESS": "SUCCESS", "FAILURE": "FAILURE", "REVOKED": "CANCELLED", "STARTED": "STARTED"}
 _ABOUT_ITS_INPUT = frozenset({"INPUT_REJECTED", "INVALID_INPUT"})
 _COMPLETED = frozenset({"SUCCESS", "FAILURE"})
@@ -28,9 +28,9 @@ _LIFE = {"SUCCESS": "completed", "FAILURE": "failed", "CANCELLED": "failed", "ST
 
 
 def get_result(services: Services, call: HttpRequest, task_id: str) -> HttpResponse:
-    """The state and outcome, after waiting up to `wait_ms` for it to finish.
+    """Return the state and outcome, after waiting up to `wait_ms` for the request to finish.
 
-    With `forget=true` an outcome is dropped as it is told, instead of being kept for the next who asks.
+    With `forget=true` an outcome is deleted once it is returned, instead of being kept until it expires.
     """
     _require_owner(call, task_id)
     forgets = flag(call.query("forget"), "forget")
@@ -55,7 +55,7 @@ def get_result(services: Services, call: HttpRequest, task_id: str) -> HttpRespo
 
 
 def cancel_result(services: Services, call: HttpRequest, task_id: str) -> HttpResponse:
-    """Takes back what has not started; asking twice is no error."""
+    """Cancel a request that has not started; doing so twice is no error."""
     _require_owner(call, task_id)
     found = services.client.cancel(task_id)
     if not found:
@@ -63,12 +63,12 @@ def cancel_result(services: Services, call: HttpRequest, task_id: str) -> HttpRe
     if found in {"PENDING", "REVOKED"}:
         return HttpResponse(200, b'{"task_id":%b,"status":"CANCELLED"}' % _encode(task_id), call.request_id)
     if found == "STARTED":
-        raise ApiError("ALREADY_FINISHED", "the request is being computed already and can no longer be taken back")
-    raise ApiError("ALREADY_FINISHED", "the request has finished already")
+        raise ApiError("ALREADY_FINISHED", "the request is already running and can no longer be cancelled")
+    raise ApiError("ALREADY_FINISHED", "the request has already finished")
 
 
 def get_request(services: Services, call: HttpRequest, request_id: str) -> HttpResponse:
-    """One request's life by its request id or task id."""
+    """The stages of one request, by its request id or task id."""
     owner = call.caller.owner
     task_id = services.client.task_of(request_id, owner)
     reply = services.client.result(task_id) if belongs_to(task_id, owner) else None
@@ -77,7 +77,7 @@ def get_request(services: Services, call: HttpRequest, request_id: str) -> HttpR
     try:
         about = explain_recorded(services.redis, request_id, owner)
     except RedisError as error:
-        raise BackendUnavailable("the record is not reachable; try again shortly") from error
+        raise BackendUnavailable("the batch log is not reachable; try again shortly") from error
     if about is None:
         raise _unknown(request_id)
     return HttpResponse(200, _encode(_remembered(about)), call.request_id)
@@ -105,7 +105,7 @@ def _described(request_id: str, task_id: str, reply: Reply) -> dict[str, object]
 
 
 def _remembered(about: Mapping[str, Any]) -> dict[str, object]:
-    """From the record of requests, when its result has expired."""
+    """The state from the batch log, when the result has expired."""
     took = {each["stage"]: each["ms"] for each in about["stages"]}
     batch, error = about["batch"] or {}, about["error"]
     return {
@@ -124,14 +124,14 @@ def _remembered(about: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _told(error: Mapping[str, Any], where: str | None) -> str:
-    """The model's words about this very input, or ours; what a whole batch failed of may be about somebody else's."""
+    """The reason that a caller may read: the model's words about this input, or ours, but not a whole batch's."""
     if error["code"] in _ABOUT_ITS_INPUT:
         return error["message"] or ""
     return where or "the model failed"
 
 
 def _require_owner(call: HttpRequest, task_id: str) -> None:
-    """Of somebody else's request it is not even said that it exists."""
+    """Answer for another owner's request as for an unknown one."""
     if not belongs_to(task_id, call.caller.owner):
         raise _unknown(task_id)
 

@@ -1,4 +1,4 @@
-"""What bodies and answers look like, in the API's description: components/schemas of `webapp.api.openapi`."""
+"""The schemas of bodies and answers, for components/schemas of `webapp.api.openapi`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ANY: dict[str, Any] = {"description": "any JSON value"}
 
 
 def components(settings: Settings) -> dict[str, Any]:
-    """Name → schema. The bodies come from the types that validate them, and what models declare is added to them."""
+    """Name → schema. Those of bodies come from the types that validate them, extended by the models' schemas."""
     _, schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
     schemas |= {
         "Error": _error(),
@@ -134,12 +134,12 @@ def _health() -> dict[str, Any]:
 
 
 def _object(**properties: str | dict[str, Any]) -> dict[str, Any]:
-    """All of them are always there; a string is a type's name."""
+    """An object whose properties are all required; a string is the name of a type."""
     return _optional({"type": "object", "required": list(properties)}, **properties)
 
 
 def _optional(schema: dict[str, Any], **properties: str | dict[str, Any]) -> dict[str, Any]:
-    """`schema` with more, which need not be there."""
+    """`schema` with further, optional properties."""
     more = {name: {"type": kind} if isinstance(kind, str) else kind for name, kind in properties.items()}
     return {**schema, "properties": {**schema.get("properties", {}), **more}}
 
@@ -153,7 +153,7 @@ def _list_of(items: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_items(schema: Any) -> Any:
-    """The same, every array with `items`: without them generators of clients leave out the whole call."""
+    """The schema with `items` in every array: without them client generators leave out the whole operation."""
     if isinstance(schema, list):
         return [_with_items(each) for each in schema]
     if not isinstance(schema, dict):

@@ -197,7 +197,7 @@ def _of_model(services: Services, arguments: Mapping[str, Any]) -> OfModel:
 def _known(services: Services, model: str) -> None:
     if model not in services.settings.models:
         known = ", ".join(services.settings.models)
-        raise ApiError("UNKNOWN_MODEL", f"no model {model[:64]!r} is configured; there are {known}")
+        raise ApiError("UNKNOWN_MODEL", f"no model {model[:64]!r} is configured; the models are {known}")
 
 
 def _arguments(given: Mapping[str, Any], kind: type[Arguments]) -> Arguments:
