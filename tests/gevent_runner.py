@@ -34,8 +34,8 @@ class GeventRunner:
             self._process.stdin.close()
             assert self._process.wait(30) == 0
 
-    def play(self, url: str, module: ModuleType, scenario: str) -> str:
-        """What it printed; fails as it fails."""
+    def run(self, url: str, module: ModuleType, scenario: str) -> str:
+        """Return what the scenario printed; fail as it fails."""
         output = self._folder / f"{scenario}.txt"
         process = self._process
         assert process.stdin is not None
@@ -54,7 +54,7 @@ class GeventRunner:
 
 
 def scenarios(module: ModuleType) -> pytest.MarkDecorator:
-    """Every scenario of a module: a function of a frontend."""
+    """Parametrize a test with every scenario of a module: each function of a `FrontendFixture`."""
     names = [
         name
         for name, function in vars(module).items()

@@ -52,7 +52,7 @@ from webapp.identity.base import Access, access_of
 from webapp.input_schemas import declared_by
 from webapp.observability.door_ledger import DoorLedger
 from webapp.observability.door_log import DoorRecord
-from webapp.observability.metrics import configure, every_second, hand_over
+from webapp.observability.metrics import RequestTallies, every_second
 from webapp.ops import views as ops
 from webapp.readiness import Readiness
 from webapp.request import STATUS_LINES, HttpRequest, HttpResponse
@@ -111,7 +111,6 @@ class BunchApp(flask.Flask):
         """Start this process's services: after the fork and the monkey-patching, before the first request."""
         services = self.services
         sys.set_int_max_str_digits(_MAX_INT_DIGITS)
-        configure(services.settings)
         if services.settings.otlp_endpoint:
             # Imported here: only where spans are exported, and in the process whose thread exports them.
             from webapp.observability.tracing import RequestTracer
@@ -122,7 +121,11 @@ class BunchApp(flask.Flask):
         if services.ledger is not None:
             services.ledger.start()
         flusher = MetricsFlusher(services.redis)
-        counting = [hand_over, flusher.flush, services.history.take_if_due] if services.settings.metrics == "on" else []
+        counting = (
+            [services.tallies.hand_over, flusher.flush, services.history.take_if_due]
+            if services.settings.metrics == "on"
+            else []
+        )
         if services.record is not None:
             counting.append(services.record.flush)
         self._presence = Presence(services.redis, "web", lambda: services.settings.models)
@@ -312,6 +315,7 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
         client=client,
         fleet=fleet,
         metrics=shared,
+        tallies=RequestTallies(settings),
         history=History(redis, fleet, shared, tuple(settings.models)),
         slow=SlowLog(redis),
         direct=FallbackModels(settings),

@@ -21,6 +21,7 @@ from webapp.identity.base import Identity
 from webapp.input_schemas import InputSchemas
 from webapp.observability.door_ledger import DoorLedger
 from webapp.observability.door_log import DoorRecord
+from webapp.observability.metrics import RequestTallies
 from webapp.readiness import Readiness
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Services:
     client: Client
     fleet: Fleet
     metrics: SharedMetrics
+    tallies: RequestTallies
     history: History
     slow: SlowLog
     direct: FallbackModels

@@ -54,57 +54,57 @@ def url(valkey: PrivateValkey, redis: Redis, worker: StandInWorker) -> str:
 
 @scenarios(answers)
 def test_answers(runner: GeventRunner, url: str, scenario: str) -> None:
-    runner.play(url, answers, scenario)
+    runner.run(url, answers, scenario)
 
 
 @scenarios(joined)
 def test_joined(runner: GeventRunner, url: str, scenario: str) -> None:
-    runner.play(url, joined, scenario)
+    runner.run(url, joined, scenario)
 
 
 @scenarios(leftovers)
 def test_leftovers(runner: GeventRunner, url: str, scenario: str) -> None:
-    runner.play(url, leftovers, scenario)
+    runner.run(url, leftovers, scenario)
 
 
 @scenarios(limits)
 def test_limits(runner: GeventRunner, url: str, scenario: str) -> None:
-    runner.play(url, limits, scenario)
+    runner.run(url, limits, scenario)
 
 
 @scenarios(idempotency)
 def test_idempotency(runner: GeventRunner, url: str, scenario: str) -> None:
-    runner.play(url, idempotency, scenario)
+    runner.run(url, idempotency, scenario)
 
 
 @scenarios(cached)
 def test_cached(runner: GeventRunner, url: str, scenario: str) -> None:
-    runner.play(url, cached, scenario)
+    runner.run(url, cached, scenario)
 
 
 @scenarios(outages)
 def test_outages(runner: GeventRunner, valkey: PrivateValkey, scenario: str) -> None:
-    runner.play(valkey.url, outages, scenario)
+    runner.run(valkey.url, outages, scenario)
 
 
 @scenarios(readiness)
 def test_readiness(runner: GeventRunner, redis: Redis, valkey: PrivateValkey, scenario: str) -> None:
     """Of an empty database, without a worker."""
-    runner.play(valkey.url, readiness, scenario)
+    runner.run(valkey.url, readiness, scenario)
 
 
 @scenarios(celery_results)
 def test_celery_results(runner: GeventRunner, url: str, scenario: str) -> None:
-    runner.play(url, celery_results, scenario)
+    runner.run(url, celery_results, scenario)
 
 
 @scenarios(cost)
 def test_cost(runner: GeventRunner, url: str, scenario: str) -> None:
-    runner.play(url, cost, scenario)
+    runner.run(url, cost, scenario)
 
 
 def test_a_plain_celery_client_elsewhere_gets_the_results(runner: GeventRunner, url: str) -> None:
-    fine, refused = runner.play(url, elsewhere, "submit_and_print_the_ids").split()
+    fine, refused = runner.run(url, elsewhere, "submit_and_print_the_ids").split()
     app = Celery("plain", backend=url, set_as_current=False)
     assert app.AsyncResult(fine).get(timeout=30) == {"echo": "é"}
     with pytest.raises(Exception, match="not this"):
@@ -137,4 +137,4 @@ def plain_worker(url: str, tmp_path: Path) -> Iterator[None]:
 
 
 def test_a_plain_celery_worker_answers(runner: GeventRunner, url: str, plain_worker: None) -> None:
-    runner.play(url, elsewhere, "a_plain_worker_answers")
+    runner.run(url, elsewhere, "a_plain_worker_answers")

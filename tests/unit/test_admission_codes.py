@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 
+from config.settings import Settings
 from config.tiers import Tier
 from tasks.client.admission_codes import Status, refusals
 from tasks.client.submission import NO_PARAMETERS
@@ -15,7 +16,7 @@ from tasks.observability.metrics import SHED
 from tasks.protocol.messages import Outgoing
 from tasks.protocol.quota import Quota
 from webapp.errors import bunch_error_answer
-from webapp.observability.metrics import count
+from webapp.observability.metrics import RequestTallies
 
 QUOTA = Quota.of("key-1", 600, 30)
 
@@ -83,8 +84,9 @@ def test_refusals_are_counted_by_tier_and_reason() -> None:
         return SHED.labels("free", reason)._value.get()
 
     before = shed("pressure")
-    count("m", Tier.FREE, "SERVICE_OVERLOADED", 0.001, "pressure")
-    count("m", Tier.FREE, "OK", 0.001)
+    tallies = RequestTallies(Settings())
+    tallies.count("m", Tier.FREE, "SERVICE_OVERLOADED", 0.001, "pressure")
+    tallies.count("m", Tier.FREE, "OK", 0.001)
     assert shed("pressure") == before + 1
 
 

@@ -16,7 +16,7 @@ from tasks.fleet.registry_reader import ExecutorRow, QueueRow, WorkerRow
 from tasks.observability import metrics, slo
 from tasks.observability.history import Point, make_point, slo_change
 from webapp.errors import STATUS_OF
-from webapp.observability import metrics as telemetry
+from webapp.observability.metrics import RequestTallies
 
 OBJECTIVE = slo.Objective(latency_s=1.0, target=0.99)
 
@@ -50,20 +50,17 @@ def missed(tier: Tier) -> float:
 
 
 def test_every_request_is_held_against_its_tiers_objective() -> None:
-    telemetry.configure(Settings(slo_enterprise_ms=100, slo_free_ms=1000))
-    try:
-        before = {tier: missed(tier) for tier in Tier}
-        for tier in (Tier.ENTERPRISE, Tier.FREE):
-            telemetry.count("m", tier, "OK", 0.05)
-            telemetry.count("m", tier, "OK", 0.5)
-            telemetry.count("m", tier, "INPUT_REJECTED", 5.0)
-        assert telemetry.count("m", Tier.FREE, "INFERENCE_FAILED", 0.01)
-        assert not telemetry.count("m", Tier.FREE, "OK", 0.01)
-        telemetry.hand_over()
-        assert missed(Tier.ENTERPRISE) - before[Tier.ENTERPRISE] == 1
-        assert missed(Tier.FREE) - before[Tier.FREE] == 1
-    finally:
-        telemetry.configure(Settings())
+    tallies = RequestTallies(Settings(slo_enterprise_ms=100, slo_free_ms=1000))
+    before = {tier: missed(tier) for tier in Tier}
+    for tier in (Tier.ENTERPRISE, Tier.FREE):
+        tallies.count("m", tier, "OK", 0.05)
+        tallies.count("m", tier, "OK", 0.5)
+        tallies.count("m", tier, "INPUT_REJECTED", 5.0)
+    assert tallies.count("m", Tier.FREE, "INFERENCE_FAILED", 0.01)
+    assert not tallies.count("m", Tier.FREE, "OK", 0.01)
+    tallies.hand_over()
+    assert missed(Tier.ENTERPRISE) - before[Tier.ENTERPRISE] == 1
+    assert missed(Tier.FREE) - before[Tier.FREE] == 1
 
 
 @given(st.lists(st.one_of(st.floats(0, 20), st.sampled_from(metrics.SECONDS))))
@@ -88,11 +85,12 @@ def test_what_was_counted_is_handed_over_once() -> None:
     def answered() -> float:
         return metrics.REQUESTS.labels("handed", "paid", "OK")._value.get()
 
+    tallies = RequestTallies(Settings())
     for _ in range(3):
-        telemetry.count("handed", Tier.PAID, "OK", 0.02)
+        tallies.count("handed", Tier.PAID, "OK", 0.02)
     assert answered() == 0
-    telemetry.hand_over()
-    telemetry.hand_over()
+    tallies.hand_over()
+    tallies.hand_over()
     assert answered() == 3
 
 

@@ -15,7 +15,6 @@ from tasks.client.submission import Submission
 from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict
 from webapp.body_budget import COUNTED_BYTES
 from webapp.errors import ApiError
-from webapp.observability.metrics import count
 from webapp.observability.request_log import remember
 from webapp.observability.server_timing import timed
 from webapp.parsing import (
@@ -146,7 +145,7 @@ def bulk(services: Services, call: HttpRequest) -> HttpResponse:
             reply = services.direct.waiting(client, submission)(pending)
         except BunchError as why:
             error = services.readiness.explained(why, model, tier) if isinstance(why, DeadlineExceeded) else why
-            count(model, tier, error.code, perf_counter() - started, error.reason)
+            services.tallies.count(model, tier, error.code, perf_counter() - started, error.reason)
             errors.append(error)
             if services.ledger is not None:
                 services.ledger.note(submission, error, perf_counter() - started)
@@ -155,7 +154,7 @@ def bulk(services: Services, call: HttpRequest) -> HttpResponse:
             failed = {"error": error.code, "message": error.message}
             results.append(_encode(failed if pending is None else {"task_id": pending.task_id, **failed}))
         else:
-            count(model, tier, "OK", perf_counter() - started)
+            services.tallies.count(model, tier, "OK", perf_counter() - started)
             results.append(b'{"task_id":"' + reply.task_id.encode() + b'","output":' + bytes(reply.result) + b"}")
     _raise_common(errors, len(submissions))
     latency = f"{(perf_counter() - started) * 1000:.3f}"
@@ -257,7 +256,7 @@ def _run(
         raise
     finally:
         took_s = perf_counter() - started
-        if count(model, tier, code, took_s, shed):
+        if services.tallies.count(model, tier, code, took_s, shed):
             remember(services, call, submission, code, took_s, outcome, pending)
     return outcome
 

@@ -36,55 +36,52 @@ class _Tally:
         self.missed = 0
 
 
-_tallies: dict[tuple[str, Tier, str], _Tally] = {}
-_objectives: dict[Tier, slo.Objective] = slo.objectives(Settings())
-_counting = True
-# The logger that takes a line for each request at DEBUG.
+# Where the log takes a line for each request.
 _ANSWERS_LOGGER = logging.getLogger("webapp.observability.request_log")
 
 
-def configure(settings: Settings) -> None:
-    """Set the objectives, and whether anything is counted; before the first request of this process."""
-    global _counting  # noqa: PLW0603 - this process's, set once at its start
-    _counting = settings.metrics == "on"
-    _objectives.update(slo.objectives(settings))
-    hand_over()
-    _tallies.clear()
+class RequestTallies:
+    """The requests that one frontend process has answered since they were last handed over to the metrics.
 
-
-def count(model: str, tier: Tier, code: str, seconds: float, shed: str = "") -> bool:
-    """Count one answered request: `code` is OK or the contract's, `shed` the reason of a refusal.
-
-    Returns whether `webapp.observability.request_log` should log it.
+    For one thread: the greenlets of a process take turns only where they wait.
     """
-    tally = _tallies.get((model, tier, code))
-    if tally is None:
-        tally = _tallies[model, tier, code] = _make_tally(tier, code)
-    if _counting:
-        tally.buckets[bisect_left(metrics.SECONDS, seconds)] += 1
-        tally.seconds += seconds
-        if seconds > tally.missed_after_s:
-            tally.missed += 1
-    if shed:
-        metrics.SHED.labels(tier.value, shed).inc()
-    return seconds > tally.remember_after_s
 
+    def __init__(self, settings: Settings) -> None:
+        self._counting = settings.metrics == "on"
+        self._objectives = slo.objectives(settings)
+        self._tallies: dict[tuple[str, Tier, str], _Tally] = {}
 
-def hand_over() -> None:
-    """Add the counts to the metrics proper, before those are flushed."""
-    for (model, tier, code), tally in _tallies.items():
-        number = sum(tally.buckets)
-        if number:
-            metrics.REQUESTS.labels(model, tier.value, code).inc(number)
-            metrics.observe_all(metrics.REQUEST_SECONDS.labels(model, tier.value), tally.buckets, tally.seconds)
-            metrics.SLO_MISSED.labels(tier.value).inc(tally.missed)
-            tally.clear()
+    def count(self, model: str, tier: Tier, code: str, seconds: float, shed: str = "") -> bool:
+        """Count one answered request. `code` is OK or the contract's, `shed` the reason why it was not let in.
 
+        Returns whether `webapp.observability.request_log` should remember it.
+        """
+        tally = self._tallies.get((model, tier, code))
+        if tally is None:
+            tally = self._tallies[model, tier, code] = self._make_tally(tier, code)
+        if self._counting:
+            tally.buckets[bisect_left(metrics.SECONDS, seconds)] += 1
+            tally.seconds += seconds
+            if seconds > tally.missed_after_s:
+                tally.missed += 1
+        if shed:
+            metrics.SHED.labels(tier.value, shed).inc()
+        return seconds > tally.remember_after_s
 
-def _make_tally(tier: Tier, code: str) -> _Tally:
-    missed_after_s = slo.missed_after_s(code, _objectives[tier])
-    logs_all = _counting and _ANSWERS_LOGGER.isEnabledFor(logging.DEBUG)
-    return _Tally(missed_after_s, -1.0 if logs_all else missed_after_s)
+    def hand_over(self) -> None:
+        """Add what has been counted to the metrics proper; call it before they are flushed."""
+        for (model, tier, code), tally in self._tallies.items():
+            number = sum(tally.buckets)
+            if number:
+                metrics.REQUESTS.labels(model, tier.value, code).inc(number)
+                metrics.observe_all(metrics.REQUEST_SECONDS.labels(model, tier.value), tally.buckets, tally.seconds)
+                metrics.SLO_MISSED.labels(tier.value).inc(tally.missed)
+                tally.clear()
+
+    def _make_tally(self, tier: Tier, code: str) -> _Tally:
+        missed_after_s = slo.missed_after_s(code, self._objectives[tier])
+        logs_all = self._counting and _ANSWERS_LOGGER.isEnabledFor(logging.DEBUG)
+        return _Tally(missed_after_s, -1.0 if logs_all else missed_after_s)
 
 
 def every_second(calls: Sequence[Callable[[], object]], every_s: float = 1.0) -> None:
@@ -104,5 +101,5 @@ def _call(calls: Sequence[Callable[[], object]]) -> None:
         except RedisError as error:
             logger.debug("could not write metrics and records to Redis; the next second retries: %s", error)
         except Exception:
-            # Whatever it is, the next second must follow.
-            logger.exception("could not write metrics and records to Redis; the next second retries")
+            # Whatever it is, the next second's figures must still come.
+            logger.exception("a task of every second failed; it is tried again in the next one")

@@ -1,6 +1,6 @@
 """Logs single requests: slow ones for the operations page, failed ones in the log.
 
-Most requests do not get here: `webapp.observability.metrics.count` says which ones to log.
+Most requests do not get here: `RequestTallies.count` says which ones to log.
 """
 
 from __future__ import annotations
