@@ -1,4 +1,4 @@
-"""The settings of who may ask, and of the database that remembers who did; part of `config.settings.Settings`."""
+"""Settings of authentication, and of the database of keys and ledger; part of `config.settings.Settings`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from config.tiers import Tier
 RSA, ELLIPTIC, SHARED = "RS256", "ES256", "HS256"
 ALGORITHMS = (RSA, ELLIPTIC, SHARED)
 _MIN_TOKEN = 16
-# RFC 7518, 3.2: a key of the hash's size at least.
+# RFC 7518, 3.2: a key at least as long as the hash.
 _MIN_SECRET_BYTES = 32
 _TOKEN = re.compile(r"[!-~]+")
-# What tells several tokens from one.
+# These characters separate several tokens.
 _LISTS = frozenset(":,")
 _OPERATOR = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 _DATABASE = re.compile(r"(sqlite|postgresql(\+psycopg)?|postgres)://")
 
 
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`auth` says which credentials are taken; what belongs to the others is ignored."""
+    """Settings of authentication. `auth` names the accepted kinds of credentials; settings of the other kinds are
+    ignored.
+    """
 
     auth: Literal["off", "keys", "jwt", "keys,jwt"] = "off"
     service_token: str = ""
@@ -46,7 +48,7 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def service_tokens(self) -> dict[str, str]:
-        """Operators' names and tokens: `name:token,name:token`; a token alone is `operator`'s."""
+        """Operators' names and tokens, from `name:token,name:token`. A token without a name belongs to `operator`."""
         if not self.service_token:
             return {}
         if not _LISTS.intersection(self.service_token):
@@ -72,19 +74,19 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def token_algorithms(self) -> tuple[str, ...]:
-        """As set; else those that there is a key for."""
+        """The accepted algorithms: `jwt_algorithms`, or those that a key is set for."""
         if self.jwt_algorithms:
             return tuple(each.strip() for each in self.jwt_algorithms.split(","))
         return ((RSA, ELLIPTIC) if self.jwt_jwks else ()) + ((SHARED,) if self.jwt_secret else ())
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The parts of a setting that may have several, with commas."""
+    """The parts of a comma-separated setting, without blanks and empty ones."""
     return tuple(each.strip() for each in text.split(",") if each.strip())
 
 
 def contradictions(settings: AuthSettings) -> Iterator[Problem]:
-    """What does not fit together; no secret is named."""
+    """Authentication settings that contradict each other. No secret is shown."""
     yield from _operator_problems(settings)
     if settings.database_url and not _DATABASE.match(settings.database_url):
         yield Problem("BUNCH_DATABASE_URL", "…", "must start with sqlite:// or postgresql://")

@@ -1,4 +1,4 @@
-"""Celery's own settings: the control plane. Nothing is ever pickled, and nothing is waited for without a bound."""
+"""Celery's own settings, for the control plane. Nothing is pickled, and no wait is unbounded."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from config.settings import Settings
 
 
 def backend_url(url: str, backend: str) -> str:
-    """`url` for a result backend class of our own, as Celery splits it: `module:Class+scheme://…`."""
+    """The result backend URL of a class of ours, as Celery splits it: `module:Class+scheme://…`."""
     return f"{backend}+{celery_url(url).removeprefix('redis+')}"
 
 
 def celery_config(settings: Settings, *, result_backend: str = "") -> dict[str, Any]:
-    """For `app.conf.update`. `result_backend` replaces the plain Redis backend (the frontend's own router)."""
+    """The settings for `app.conf.update`. `result_backend` replaces the plain Redis backend, as the frontend's router
+    does.
+    """
     transport = {
         # Under redis-py 8's default of 5 s for a read, kombu's blocking pop of 1 s is safe; opening is bounded too.
         "socket_connect_timeout": 2.0,
@@ -35,10 +37,11 @@ def celery_config(settings: Settings, *, result_backend: str = "") -> dict[str, 
         "result_backend_thread_safe": True,
         "broker_transport_options": transport,
         "broker_connection_retry_on_startup": True,
-        # An outage has no length after which a worker should give up; by default it does after a hundred tries.
+        # A worker should never give up during an outage; by default it does after a hundred tries.
         "broker_connection_max_retries": None,
-        # What Redis says of a state of its own (READONLY, UNBLOCKED, OOM, MISCONF) is a `channel_error` to kombu,
-        # of which a consumer ends (`celery.worker.consumer.Consumer.start`). It passes as an outage does.
+        # kombu raises `channel_error` for errors that Redis reports about its own state (READONLY, UNBLOCKED, OOM,
+        # MISCONF), and a consumer ends on it (`celery.worker.consumer.Consumer.start`). Such a state passes, as an
+        # outage does.
         "broker_channel_error_retry": True,
         "broker_pool_limit": 10,
         "broker_pool_acquire_timeout": 2.0,
@@ -60,10 +63,10 @@ def celery_config(settings: Settings, *, result_backend: str = "") -> dict[str, 
 
 
 def model_queues(settings: Settings, shard: Shard | None = None) -> list[Queue]:
-    """Every model's tier queues, declared, so that `inspect active_queues` and Flower know them."""
+    """The tier queues of every model, declared, so that `inspect active_queues` and Flower show them."""
     keys = shard or Shard()
     return [
-        # The empty exchange: routing key = queue, a single LPUSH, as any `send_task(queue=…)` does it.
+        # The empty exchange: routing key = queue, a single LPUSH, as any `send_task(queue=…)` does.
         Queue(name, Exchange(""), routing_key=name)  # type: ignore[no-untyped-call]
         for model in settings.models
         for name in keys.queues(model)

@@ -1,13 +1,13 @@
-"""The environment that child processes are given: each role what it needs, and no other's secrets.
+"""The environment of child processes: each role gets what it needs, and no secrets of other roles.
 
-    up, manage.py          everything
+up, manage.py          everything
      ├─ web, ops, flower   what a program of this machine needs, and the settings with the secrets of that role
      ├─ valkey             what a program of this machine needs
      └─ worker             all but what steers the libraries below us, and the settings with its own secrets
          └─ executor       all that the worker was started with, and no `BUNCH_…` at all
 
-A model's author has variables of his own, and nobody can list them; so executors are given whatever is not known to be
-somebody else's.
+A model's author has variables of his own, which cannot be listed; so executors get every variable that is not known to
+belong to another program.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from config.secrets.secret_settings import FILE, HOLDERS, NoSecret, base_of, rea
 ROOT = Path(__file__).resolve().parent.parent
 Role = Literal["web", "worker", "ops", "flower", "redis"]
 
-# Where things are, which language, certificates and proxies, the allocator's, Python's.
+# Paths, language, certificates and proxies, the allocator's and Python's variables.
 _OF_THE_MACHINE = re.compile(
     r"PATH|HOME|PWD|USER|LOGNAME|SHELL|HOSTNAME|LANG|LANGUAGE|LC_\w+|TZ|TZDIR|TMPDIR|TEMP|TMP|TERM|NO_COLOR|XDG_\w+"
     r"|LD_LIBRARY_PATH|LD_PRELOAD|MALLOC_\w+|GLIBC_TUNABLES|PYTHON\w+|VIRTUAL_ENV|COVERAGE_\w+"
     r"|SSL_CERT_(FILE|DIR)|OPENSSL_CONF|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|((HTTPS?|ALL|NO)_PROXY|(https?|all|no)_proxy)"
 )
-# libpq's, for the database of keys and ledger.
+# libpq's variables, for the database of keys and ledger.
 _OF_A_ROLE: Mapping[str, re.Pattern[str]] = {"ops": re.compile(r"PG[A-Z]+")}
-# How the worker is handed what executors are to have and it is not.
+# Passes the worker the variables that executors get and the worker does not.
 _FOR_MODELS = f"{PREFIX}FOR_MODELS"
 
 
@@ -44,20 +44,20 @@ def child_environment(
     import_from: tuple[str, ...] = (),
     also: Collection[str] = (),
 ) -> dict[str, str]:
-    """What a child process of Bunch starts with.
+    """The environment that a child process of Bunch starts with.
 
     Args:
         settings: setting names in lower case; None and "" leave what is inherited, so that an unset one
             stays unset.
         extra: names of other programs, such as `FLOWER_…`, that we set ourselves.
         import_from: folders besides the checkout and the working directory from which a model's source may be imported.
-        also: further names that this role needs, whatever they are.
+        also: names of further variables that this role needs.
     """
     ours = dict(os.environ)
     environment = {name: value for name, value in ours.items() if name in also or _reaches(role, name, value)}
     inherited = ours.get("PYTHONPATH", "")
-    # Celery (`cwd_in_path`) and gunicorn (`Application.chdir`, by PWD) put the working directory in front of all,
-    # unless it is on the path already: somebody's own `tasks.py` and `config.py` may lie there.
+    # Celery (`cwd_in_path`) and gunicorn (`Application.chdir`, by PWD) put the working directory first on the path,
+    # unless it is there already: it may contain somebody else's `tasks.py` and `config.py`.
     here = (str(Path.cwd()), ours.get("PWD", ""))
     folders = [str(ROOT), *import_from, *here, *inherited.split(os.pathsep)]
     if role != "redis":
@@ -72,32 +72,34 @@ def child_environment(
 
 
 def executor_environment() -> dict[str, str]:
-    """What a model's process starts with: nothing that is a setting, so no secret of ours."""
+    """The environment of a model's process. It has no settings, and so none of our secrets."""
     given: dict[str, str] = json.loads(os.environ.get(_FOR_MODELS, "{}"))
-    # Celery sets some of its own in the worker.
+    # Celery sets some of these itself in the worker.
     kept = {name: value for name, value in os.environ.items() if not (name.startswith(PREFIX) or steers(name))}
     return kept | given
 
 
 def forget_other_programs() -> None:
-    """Have the libraries in this process go by what we tell them, whatever environment it was started in."""
+    """Remove variables that change the libraries of this process, whatever environment it was started in."""
     for name in [name for name in os.environ if steers(name)]:
         del os.environ[name]
 
 
 def inherited_environment() -> Mapping[str, str]:
-    """A copy of what this process was started with; for code that decides by other programs' variables."""
+    """A copy of the environment that this process was started with, for code that depends on other programs'
+    variables.
+    """
     return dict(os.environ)
 
 
 def keep_import_folders(path: Sequence[str]) -> None:
-    """Order `PYTHONPATH` as `path` does, for the programs that this process starts; what `path` lacks is dropped."""
+    """Order `PYTHONPATH` like `path`, for programs that this process starts; folders that `path` lacks are dropped."""
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in path if each in inherited)
 
 
 def set_unless_given(name: str, value: str) -> None:
-    """Set a variable of a library below us, unless whoever started this process has set it."""
+    """Set a variable of a library that we use, unless whoever started this process has set it."""
     os.environ.setdefault(name, value)
 
 
@@ -116,7 +118,7 @@ def _is_allowed(role: Role, name: str) -> bool:
 
 
 def _set(environment: dict[str, str], field: str, value: str) -> None:
-    """Set a setting, unless the file that holds it says the same: then it stays in the file alone."""
+    """Set a setting, unless its secret file says the same: then it stays in the file alone."""
     name = PREFIX + field.upper()
     file = environment.get(name + FILE.upper())
     if file:

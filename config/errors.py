@@ -1,4 +1,4 @@
-"""What can be wrong with a configuration.
+"""Errors of the configuration.
 
 ConfigError
 └── SettingsError   one or more settings are unknown, bad, or contradict each other; carries all of them
@@ -38,8 +38,8 @@ class SettingsError(ConfigError):
 
 
 def not_of_kind(error: Exception, kind: Any) -> str:
-    """What would be right, of a value that could not be converted to `kind`; msgspec does not name the choices."""
-    # One of them with a default that is none of the choices is a union with None.
+    """The expected kind of a value that cannot be converted to `kind`; msgspec does not list the choices."""
+    # A setting with choices and a default that is none of them is a union with None.
     for each in (kind, *get_args(kind)):
         if get_origin(each) is Literal:
             return f"must be one of {', '.join(get_args(each))}"

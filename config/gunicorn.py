@@ -17,12 +17,12 @@ bind = f"{_host}:{_settings.http_port}"
 workers = _settings.web_workers
 worker_class = "webapp.server.Worker"
 worker_connections = 10_000
-# The usual soft limit of 1024 is a few idle clients away from locking everybody out.
+# The usual soft limit of 1024 is reached with a few idle clients, and then nobody else can connect.
 descriptors.raise_limit(worker_connections + descriptors.RESERVED)
 backlog = 2048
 keepalive = 75
 graceful_timeout = int(_settings.graceful_timeout_s)
-# Of the event loop's heartbeat, not of a request: requests have their own deadlines.
+# The timeout of the event loop's heartbeat, not of a request: requests have their own deadlines.
 timeout = 60
 # gunicorn's control socket does not work in a master whose modules gevent has patched.
 control_socket_disable = True
@@ -33,7 +33,9 @@ logger_class = "webapp.gunicorn_logger.GunicornLog"
 
 
 def on_starting(server: Any) -> None:
-    """On HUP gunicorn reads this file again, and ends when that fails: a typing error would take the frontend away."""
+    """Check the settings on HUP: gunicorn reads this file again then, and exits when that fails, so a typing error
+    would end the frontend.
+    """
     reload = server.handle_hup
 
     def reload_if_right() -> None:

@@ -6,51 +6,51 @@ each task id, so that every script still touches the keys of one shard only (Red
 | name | type | lifetime | meaning |
 |---|---|---|---|
 | `bunch.<model>.<tier>` | list | while it holds messages | the queue, in kombu's own format: LPUSH in, RPOP out |
-| `bunch.<model>.<tier>\x06\x16<n>` | list | a second | what a Celery client sent to it with a priority from 1 to 9 |
+| `bunch.<model>.<tier>\x06\x16<n>` | list | a second | messages that a Celery client sent with a priority from 1 to 9 |
 | `celery-task-meta-<id>` | string | deadline + result TTL | a request's state and outcome, in Celery's form |
-| `bunch:bell:<model>` | list | at most one token | "there is new work": who has none blocks on it |
+| `bunch:bell:<model>` | list | at most one token | "there is new work"; idle claim loops block on it |
 | `bunch:lease:<batch>` | list | until settled or returned | header, then each claimed message behind its tier's rank |
 | `bunch:leases:<worker>` | set | with its leases | batch ids that a worker holds |
 | `bunch:workers` | zset | trimmed with its worker | worker id → Redis time of its last heartbeat, in ms |
-| `bunch:worker:<worker>` | string | 3 × lease TTL | what a worker says of itself, JSON |
-| `bunch:roles` | set | a minute | ids of the processes of all roles that have been heard of |
-| `bunch:role:<id>` | string | a minute | what one of them says of itself, JSON |
-| `bunch:share:<model>` | hash | small, kept | credit of the lower tiers towards their share of a batch |
-| `bunch:held:<queue>` | hash | while the queue holds messages | tag of a key → how many of its requests wait there |
-| `bunch:pace:<model>` | hash | an hour after the last worker | worker → heartbeat's time, executors, what each can do |
-| `bunch:capacity:<model>` | string | 5 s, used for 250 ms | what the fleet can do and how full Redis is, as of then |
-| `bunch:quota:<key id>` | string | until the quota is whole | when the key's next request would be due, in µs |
-| `bunch:quota:client:<hash>` | string | until the quota is whole | the same of one of an owner's clients |
+| `bunch:worker:<worker>` | string | 3 × lease TTL | a worker's report of itself, JSON |
+| `bunch:roles` | set | a minute | ids of all processes that have reported lately |
+| `bunch:role:<id>` | string | a minute | its report of itself, JSON |
+| `bunch:share:<model>` | hash | small, kept | the lower tiers' credit towards their share |
+| `bunch:held:<queue>` | hash | while the queue holds messages | tag of a key → number of its waiting requests |
+| `bunch:pace:<model>` | hash | an hour after the last worker | worker → heartbeat time, executors, throughputs |
+| `bunch:capacity:<model>` | string | 5 s, used for 250 ms | the fleet's capacity and Redis' memory use then |
+| `bunch:quota:<key id>` | string | until the quota is whole | when the key's next request is due, in µs |
+| `bunch:quota:client:<hash>` | string | until the quota is whole | the same for one client of an owner |
 | `bunch:delayed:<model>` | zset | until due | retries in their pause: rank and message → Redis time in ms |
 | `bunch:dead` | zset | bounded by count and age | dead letters: task id → Redis time in ms of its end |
 | `bunch:dead:<id>` | hash | with its entry above | one dead letter: message, rank, record (JSON) |
 | `bunch:cancelled` | zset | trimmed by score | task id → Redis time in ms after which it can be forgotten |
-| `bunch:request:<request id>` | string | as its result | the task id behind a caller's own X-Request-Id |
-| `bunch:idempotency:<hash>` | string | as its result | of an Idempotency-Key: hash of what was asked, and the task id |
-| `bunch:cached:<edition>:<question>` | string | `BUNCH_CACHE_TTL_MS` | a kept answer |
-| `bunch:kept` | list | bounded by bytes | kept answers, a batch a row: Redis time in ms of its end, bytes, names |
-| `bunch:asked:<question>` | string | a minute after the last deadline | the mark of whoever asks it now, for all |
-| `bunch:joined:<question>` | hash | a minute after the last deadline | who waits for its answer: task id → message |
-| `bunch:edition:<model>` | string | kept | how often it has been loaded: answers are kept for one edition |
+| `bunch:request:<request id>` | string | as its result | the task id for a caller's own X-Request-Id |
+| `bunch:idempotency:<hash>` | string | as its result | for an Idempotency-Key: hash of the question, and the task id |
+| `bunch:cached:<edition>:<question>` | string | `BUNCH_CACHE_TTL_MS` | a cached answer |
+| `bunch:kept` | list | bounded by bytes | cached answers, a row per batch: Redis time in ms of its end, bytes, names |
+| `bunch:asked:<question>` | string | a minute after the last deadline | a request computes this question |
+| `bunch:joined:<question>` | hash | a minute after the last deadline | requests that wait for it: task id → message |
+| `bunch:edition:<model>` | string | kept | model epoch: number of loads; answers are cached for one epoch |
 | `bunch:arrivals:<second>` | hash | 30 s | requests queued in that second, per queue |
 | `bunch:flush:<id>` | string | 30 s | the answer to one flush of an outbox, so that it can be repeated |
 | `bunch:flush:metrics:<process>` | string | an hour | the number of that process's last flush of metrics |
 | `bunch:metrics` | hash | kept | Prometheus samples summed over all processes |
 | `bunch:rate:<second>` | string | 60 s | requests answered in that second |
-| `bunch:scale` | string | a minute | what the autoscaler saw and wants, JSON |
-| `bunch:controls:<model>` | hash | kept | what operators asked for: paused tiers, tuned settings, a reload, JSON each |
+| `bunch:scale` | string | a minute | the autoscaler's last observation and decision, JSON |
+| `bunch:controls:<model>` | hash | kept | operators' changes: paused tiers, tuned settings, a reload, JSON each |
 | `bunch:reloading:<model>` | string | a minute, renewed | the worker that is restarting an executor of the model |
-| `bunch:record:<which>` | stream | `all` an hour, `failed` a day; bounded by bytes | what became of requests |
-| `bunch:record:size:<which>` | hash | as its stream | its bytes, and up to when it was cut for want of room |
-| `bunch:keys` | hash | kept | API key's id → what a frontend must know of it, JSON; never the key itself |
-| `bunch:keys:version` | string | kept | which state of the database that is: `<database>:<number>` |
-| `bunch:ledger` | stream | until in the database | what became of requests, some hundred an entry; bounded |
-| `bunch:ledger:rows` | string | kept | how many requests those are |
+| `bunch:record:<which>` | stream | `all` an hour, `failed` a day; bounded by bytes | outcomes of requests |
+| `bunch:record:size:<which>` | hash | as its stream | its size in bytes, and the time up to which it was trimmed |
+| `bunch:keys` | hash | kept | API key's id → its record for frontends, JSON; never the key itself |
+| `bunch:keys:version` | string | kept | version of the database that was published: `<database>:<number>` |
+| `bunch:ledger` | stream | until in the database | outcomes of requests, some hundred per entry; bounded |
+| `bunch:ledger:rows` | string | kept | number of requests in it |
 | `bunch:history` | list | an hour of points | the last hour as the operations page shows it, JSON, the newest last |
-| `bunch:history:<step>` | string | 10 s | somebody has taken that step's point |
+| `bunch:history:<step>` | string | 10 s | marks that the point of this step has been taken |
 | `bunch:slow` | list | bounded by count | requests that were slow lately, JSON, the newest first |
 | `bunch:reply:<process>` | channel | – | outcomes for the callers that wait in one frontend process |
-| `bunch:revoked` | channel | – | requests that were taken back, for whichever frontend has their callers |
+| `bunch:revoked` | channel | – | revoked requests, for the frontend that has their callers |
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ QUEUE_PREFIX = "bunch."
 _BELL_PREFIX = "bunch:bell:"
 OPS_QUEUE = "bunch.ops"
 TASK_NAME = "bunch.infer"
-# Of the parts of kombu's names (`kombu.transport.redis.Channel.sep`).
+# kombu's separator of queue name and priority (`kombu.transport.redis.Channel.sep`).
 SEPARATOR = "\x06\x16"
 
 
@@ -81,19 +81,21 @@ class Shard:
         return f"{QUEUE_PREFIX}{model}.{tier.value}{self.tag}"
 
     def queues(self, model: str) -> tuple[str, ...]:
-        """The queues of a model in the order in which they are served."""
+        """The queues of a model, in the order in which they are served."""
         return tuple(self.queue(model, tier) for tier in TIERS)
 
     @staticmethod
     def priorities(queue: str) -> tuple[str, ...]:
-        """Kombu's lists beside a queue, the most urgent first, whatever `priority_steps` a client has: kombu keeps
-        priorities within 0 and 9, and 0 is the queue itself.
+        """The priority lists that kombu keeps beside a queue, the most urgent first. They cover every `priority_steps`:
+        kombu keeps priorities within 0 and 9, and 0 is the queue itself.
         """
         return tuple(f"{queue}{SEPARATOR}{step}" for step in range(1, 10))
 
     @staticmethod
     def bindings(queue: str) -> str:
-        """What kombu's clients have declared of a queue: members are its name, twice the separator, its name again."""
+        """The bindings that kombu's clients have declared for a queue: its name, the separator twice, its name
+        again.
+        """
         return f"_kombu.binding.{queue}"
 
     def result(self, task_id: str) -> str:
@@ -124,7 +126,7 @@ class Shard:
         return f"bunch:share:{model}{self.tag}"
 
     def held(self, queue: str) -> str:
-        """Of one of `queues`, whose name carries the tag already."""
+        """The key of one of `queues`, whose name already has the tag."""
         return f"bunch:held:{queue}"
 
     def pace(self, model: str) -> str:
@@ -137,14 +139,14 @@ class Shard:
         return f"bunch:quota:{key_id}{self.tag}"
 
     def client_quota(self, name: str) -> str:
-        """`name` is a hash of an owner and what it calls its client."""
+        """`name` is a hash of an owner and of the `client_id` that it gave."""
         return f"bunch:quota:client:{name}{self.tag}"
 
     def delayed(self, model: str) -> str:
         return f"bunch:delayed:{model}{self.tag}"
 
     def dead(self, task_id: str | None = None) -> str:
-        """The index of the dead letters, or one of them."""
+        """The key of the index of dead letters, or of one dead letter."""
         return f"bunch:dead{self.tag}" + ("" if task_id is None else f":{task_id}")
 
     def cancelled(self) -> str:
@@ -157,26 +159,26 @@ class Shard:
         return f"bunch:idempotency:{name}{self.tag}"
 
     def cached(self, question: str | None = None, edition: str = "") -> str:
-        """An answer kept of an edition of its model, or the beginning of all such names."""
+        """The key of a cached answer of one model epoch, or the prefix of all such keys."""
         return f"bunch:cached{self.tag}" + ("" if question is None else f":{edition}:{question}")
 
     def kept(self) -> str:
-        """Which answers are kept."""
+        """The key of the index of cached answers."""
         return f"bunch:kept{self.tag}"
 
     def asked(self, question: str | None = None) -> str:
-        """The mark of whoever asks a question, or the beginning of all such names."""
+        """The key that marks a question as being computed, or the prefix of all such keys."""
         return f"bunch:asked{self.tag}" + ("" if question is None else f":{question}")
 
     def joined(self, question: str | None = None) -> str:
-        """Those who wait for another one's answer, or the beginning of all such names."""
+        """The key of the requests that wait for another request's answer, or the prefix of all such keys."""
         return f"bunch:joined{self.tag}" + ("" if question is None else f":{question}")
 
     def edition(self, model: str) -> str:
         return f"bunch:edition:{model}{self.tag}"
 
     def arrivals(self, second: int | None = None) -> str:
-        """Without `second`: the prefix that the submit script completes, since only Redis knows the time."""
+        """Without `second`: the prefix that the submit script completes, since only Redis has the time."""
         return f"bunch:arrivals{self.tag}:" + ("" if second is None else str(second))
 
     def flush(self, flush_id: str) -> str:
@@ -230,5 +232,5 @@ def reply_channel(process_id: str) -> str:
 
 
 def model_of_bell(bell: str, tag: str) -> str:
-    """Whose bell that is; `tag` is its shard's."""
+    """The model whose bell this is; `tag` is that of its shard."""
     return bell.removeprefix(_BELL_PREFIX).removesuffix(tag)

@@ -1,8 +1,8 @@
-"""Logging: one line an event, to standard error; text for people, JSON for machines, and bounded when all goes wrong.
+"""Logging to standard error, one line per event, as text for people or JSON for machines, and rate-limited.
 
-What an event is about goes along as `extra`: `request_id`, `task_id`, `batch_id`, `model`, `tier`, `trace_id`. Both
-formats show these, and whatever else was passed. Of lines that say the same again and again a few are let through and
-the rest is counted: a log that fills the disk would be the next thing to break.
+The subject of an event is passed as `extra`: `request_id`, `task_id`, `batch_id`, `model`, `tier`, `trace_id`. Both
+formats show these and all other fields. When a line repeats, a few are logged and the rest is counted: a log that fills
+the disk would cause the next failure.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from config.settings import Settings
 
 _TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# What identifies an event, in this order; anything else stands behind.
+# Fields that identify an event, in this order; the others follow.
 _FIRST = ("request_id", "task_id", "batch_id", "model", "tier", "trace_id", "code")
 _LIBRARIES = frozenset({"celery", "flower", "gunicorn", "kombu", "redis", "tornado"})
 _OUTAGES = frozenset(
     {("redis", "ConnectionError"), ("redis", "TimeoutError"), ("kombu", "OperationalError")}
     | {("builtins", "ConnectionError"), ("builtins", "TimeoutError")}
 )
-# A model's exception may quote its input: as long as a body, and with lines that look like ours.
+# A model's exception may quote its input, which may be large and may contain lines that look like log records.
 _LONGEST = 16_384
-# All that could begin a line, or talk to a terminal, but for the line feed and the tab; and what UTF-8 cannot say.
+# All characters that could begin a line or control a terminal, except line feed and tab; and those that UTF-8 cannot
+# encode.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class TextFormatter(logging.Formatter):
-    """The message, then `name=value` for each field. Only the first line of a record begins at the margin."""
+    """The message, then `name=value` for each field. Only the first line of a record starts in the first column."""
 
     def __init__(self) -> None:
         super().__init__(_TEXT)
@@ -55,7 +56,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; whatever was passed as `extra` is a field of it."""
+    """One JSON object per line; every field passed as `extra` is a field of it."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -75,9 +76,9 @@ class JsonFormatter(logging.Formatter):
 
 
 class LogBudget:
-    """So many of a kind in a window of time, and so many of all kinds together; the others are counted."""
+    """A limit on log records per kind and in total within a window of time; the others are counted."""
 
-    # More kinds at once than a program has log calls; beyond it, messages are made up per event, and are one kind.
+    # More than the number of log calls in the program. Beyond it, messages are made up per event and count as one kind.
     _MAX_KINDS = 1000
 
     def __init__(self, of_a_kind: int = 20, together: int = 400, window_s: float = 10.0) -> None:
@@ -86,15 +87,15 @@ class LogBudget:
         self._window_s = window_s
         self._began = float("-inf")
         self._total = 0
-        # Per kind: let through in this window, held back since one was last let through.
+        # For each kind: records passed in this window, and records held back since the last one passed.
         self._kinds: dict[object, list[int]] = {}
 
     def admit(self, kind: object, now: float) -> int | None:
-        """How many like it were held back before it; None: hold it back too."""
+        """The number of records of this kind that were held back before this one; None: hold this one back too."""
         if now - self._began >= self._window_s:
             self._began = now
             self._total = 0
-            # Who was held back keeps its count, to be told with the next.
+            # Held-back counts are kept, to be reported with the next record.
             self._kinds = {each: [0, counts[1]] for each, counts in self._kinds.items() if counts[1]}
         counts = self._kinds.get(kind)
         if counts is None:
@@ -111,7 +112,7 @@ class LogBudget:
 
 
 class BoundedLog(logging.Filter):
-    """Keeps a handler within a budget. Who asks for DEBUG gets all of it."""
+    """A filter that keeps a handler within a budget. DEBUG records always pass."""
 
     def __init__(self, budget: LogBudget | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -123,7 +124,7 @@ class BoundedLog(logging.Filter):
         if record.levelno <= logging.DEBUG:
             return True
         with self._lock:
-            # An exception logged as the message is a new object each time.
+            # An exception that is logged as the message is a new object each time.
             message = record.msg if isinstance(record.msg, str) else type(record.msg)
             held_back = self._budget.admit((record.name, record.levelno, message), self._clock())
         if held_back:
@@ -132,8 +133,8 @@ class BoundedLog(logging.Filter):
 
 
 class KnownOutage(logging.Filter):
-    """Makes one line of what Celery and its like log with a traceback when a server is away: of a refused connection
-    it says nothing that the error does not.
+    """Reduces the tracebacks that Celery and its libraries log while a server is away to one line: for a refused
+    connection they say no more than the error does.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -145,18 +146,18 @@ class KnownOutage(logging.Filter):
 
 
 def _is_outage(error: BaseException) -> bool:
-    """By name: this module is also for processes that load no client."""
+    """Compares names, because this module is also used by processes that load no client."""
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
     return bool(kinds & _OUTAGES)
 
 
 def logging_config(settings: Settings) -> dict[str, Any]:
-    """For `logging.config.dictConfig`."""
+    """The dictionary for `logging.config.dictConfig`."""
     return log_to_stderr(settings.log_level, settings.log_format)
 
 
 def log_to_stderr(level: str | int, log_format: str) -> dict[str, Any]:
-    """The same of two values, for an executor's child process, which has no settings."""
+    """The same for a level and a format, for an executor's process, which has no settings."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -174,18 +175,20 @@ def log_to_stderr(level: str | int, log_format: str) -> dict[str, Any]:
 
 
 def current_format() -> str:
-    """What this process logs in, for a child of it."""
+    """The log format of this process, to be passed to its children."""
     handlers = logging.getLogger().handlers
     return "json" if any(isinstance(each.formatter, JsonFormatter) for each in handlers) else "text"
 
 
 def encodable(text: str) -> str:
-    """The same as UTF-8 can have it: a lone surrogate, which a model or a file's name may bring, is written out."""
+    """`text` in a form that UTF-8 can encode: lone surrogates, which a model or a file name may contain, are
+    escaped.
+    """
     return text.encode(errors="backslashreplace").decode()
 
 
 def _bounded(text: str) -> str:
-    """Its beginning and its end: a traceback has what happened in its last line."""
+    """The beginning and the end of a long text; the last line of a traceback has the error."""
     if len(text) <= _LONGEST:
         return text
     half = _LONGEST // 2
@@ -199,7 +202,7 @@ def _escaped(found: re.Match[str]) -> str:
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     given = {key: value for key, value in vars(record).items() if key not in _STANDARD}
     first = {name: given.pop(name) for name in _FIRST if name in given}
-    # A field that a caller had nothing for says nothing.
+    # Empty fields are left out.
     named = {name: value for name, value in {**first, **given}.items() if value is not None and value != ""}
     return {name: _bounded(value) if isinstance(value, str) else value for name, value in named.items()}
 

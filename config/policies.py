@@ -1,7 +1,7 @@
-"""The names that `policy` in bunch.toml takes, and where the class of each is: a line for each policy.
+"""The policies that `policy` in bunch.toml accepts, and the class of each: one line per policy.
 
-In the form of Celery's `ALIASES`: the classes are imported by `batching.policy`, and not from here. A class has its own
-name, its defaults and their ranges in itself (`batching.policy.base`).
+The table has the form of Celery's `ALIASES`: `batching.policy` imports the classes, this module does not. A class has
+its own name, its defaults and their ranges (`batching.policy.base`).
 """
 
 from __future__ import annotations

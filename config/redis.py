@@ -1,7 +1,7 @@
-"""Redis clients as Bunch wants them: bounded in time, and never retrying by themselves.
+"""Redis clients with bounded waits and without retries of their own.
 
 redis-py 8 retries a command up to ten times by default. A claim or a submit that is run twice is a lost or a doubled
-message, so whoever calls decides what may be repeated.
+message, so the caller decides what may be repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def connect(url: str, *, timeout_s: float = 5.0, connect_timeout_s: float = 1.0,
         timeout_s: bound on one reply, and on waiting for a free connection; every blocking command must ask for less.
         connect_timeout_s: bound on opening a connection.
     """
-    # A frontend has hundreds of greenlets: the plain pool fails whoever comes when all connections are in use.
+    # A frontend has hundreds of greenlets: the plain pool raises when all connections are in use.
     pool = BlockingConnectionPool.from_url(
         redis_py_url(url),
         timeout=timeout_s,
@@ -41,7 +41,7 @@ def connect(url: str, *, timeout_s: float = 5.0, connect_timeout_s: float = 1.0,
 
 
 class Script:
-    """A Lua script and its name on the server."""
+    """A Lua script and its SHA1."""
 
     __slots__ = ("sha", "source")
 
@@ -51,14 +51,14 @@ class Script:
 
 
 class Line:
-    """One connection of its owner's alone, for the hot path: no pool, no client in between.
+    """One connection for one owner, for the hot path: no pool, no client in between.
 
     A redis-py client spends more time on a command (pool, retry policy, metrics, response callbacks) than the server
-    does on a script that moves a whole batch. Not for two threads or greenlets at once.
+    spends on a script that moves a whole batch. It must not be used by two threads or greenlets at once.
 
     A command that fails on a connection that had been open before is sent once more over a new one: Redis closes
-    connections when it restarts, and the first caller after that should not pay for it. So only commands go here that
-    may be repeated; each script says in its head why it may.
+    connections when it restarts, and the first caller after that should not get an error. So only commands that may be
+    repeated are sent here; the head of each script says why it may be.
     """
 
     def __init__(self, redis: Redis) -> None:
@@ -87,7 +87,7 @@ class Line:
             if not reused:
                 raise
         except BaseException:
-            # After a timeout or a killed greenlet the reply may still come, and would answer the next command.
+            # After a timeout or a killed greenlet the reply may still arrive, and would answer the next command.
             self.close()
             raise
         try:
@@ -114,25 +114,25 @@ class Line:
                 connection.send_packed_command(packed, check_health=False)
                 return connection.read_response()
             except NoScriptError:
-                # Forgotten again in between (SCRIPT FLUSH, a failover): with its source there is no in between.
+                # The script was flushed in between (SCRIPT FLUSH, a failover): EVAL with the source cannot be.
                 connection.send_command("EVAL", script.source, *command[2:])
                 return connection.read_response()
 
 
-# What a server says of a state of its own, which passes; where redis-py has a class for it, it is no ResponseError.
+# Errors that report a passing state of the server; where redis-py has a class for one, it is no ResponseError.
 _PASSING = ("BUSY", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "UNKILLABLE")
 
 
 def will_repeat(error: Exception) -> bool:
-    """Whether Redis has understood the call, and would refuse it in the same way each time: over a key's type, say."""
+    """Return whether Redis would refuse the call in the same way each time, for example because of a key's type."""
     if type(error) not in {ResponseError, NoPermissionError}:
         return False
-    # Before version 7 an error inside a script has the server's own words somewhere in the middle.
+    # Before version 7, an error inside a script has the server's message somewhere in the middle.
     return not any(word in str(error) for word in _PASSING)
 
 
 def dedicated_connection(pool: Any) -> Any:
-    """An open connection that belongs to nobody's pool, in RESP2: pushes arrive as plain replies."""
+    """An open connection outside any pool, in RESP2: pushes arrive as plain replies."""
     connection = pool.connection_class(**{**pool.connection_kwargs, "protocol": 2})
     connection.connect()
     return connection

@@ -1,12 +1,12 @@
-"""A Redis URL, with one meaning for all who are given it: our own clients, Celery's broker, its result backend.
+"""A Redis URL with one meaning for all its users: our own clients, Celery's broker, its result backend.
 
                          ┌─▶ redis_py_url ─▶ redis-py        `redis://`, `rediss://`, `unix://`
     BUNCH_REDIS_URL ─────┤
     BUNCH_BROKER_URL     └─▶ celery_url, tls_options ─▶ kombu, celery.backends.redis
 
 Each of the three has defaults and query options of its own: over `rediss://` redis-py verifies the server, Celery's
-backend asks for a query option first, and kombu verifies nothing. So the options of TLS are taken out here and given to
-each in its form, and what only some of them know is refused.
+backend needs a query option, and kombu verifies nothing. So the TLS options are taken out here and passed to each in
+its form, and options that only some of them know are refused.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _SOCKETS = {"unix", "redis+socket"}
 _SCHEMES = {"redis", "rediss", *_SOCKETS}
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _TLS = {*_FILES, "ssl_cert_reqs", "ssl_check_hostname"}
-# Redis-py's and Celery's words for them. `optional` makes no sense for a client, which always sees a certificate.
+# redis-py's and Celery's values. `optional` makes no sense for a client, which always gets a certificate.
 _VERIFY = {"required": True, "CERT_REQUIRED": True, "none": False, "CERT_NONE": False}
 _SWITCH = {"true": True, "false": False}
 
 
 def problem_of(url: str) -> str:
-    """What is wrong with it, and what to write; empty when nothing is."""
+    """The problem with a URL and its remedy; empty when it is valid."""
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES:
         return "must start with redis://, rediss:// or unix://"
@@ -37,10 +37,10 @@ def problem_of(url: str) -> str:
 
 
 def redis_py_url(url: str) -> str:
-    """The URL as redis-py wants it."""
+    """The URL in redis-py's form."""
     parts = urlsplit(url)
     if parts.scheme in _SOCKETS:
-        # Not by `geturl`, to which these schemes without a host are no addresses.
+        # `geturl` does not write these schemes correctly when there is no host.
         return f"unix://{parts.netloc}{parts.path}?db={_database(parts)}"
     tls = tls_options(url)
     if tls is None:
@@ -50,7 +50,7 @@ def redis_py_url(url: str) -> str:
 
 
 def celery_url(url: str) -> str:
-    """The URL as kombu and Celery want it: a Unix socket in their spelling, and no options of TLS."""
+    """The URL in kombu's and Celery's form: their spelling of a Unix socket, and no TLS options."""
     parts = urlsplit(url)
     if parts.scheme in _SOCKETS:
         return f"redis+socket://{parts.netloc}{parts.path}?virtual_host={_database(parts)}"
@@ -58,9 +58,9 @@ def celery_url(url: str) -> str:
 
 
 def tls_options(url: str) -> dict[str, Any] | None:
-    """For `broker_use_ssl` and `redis_backend_use_ssl`; None without TLS.
+    """The value of `broker_use_ssl` and `redis_backend_use_ssl`; None without TLS.
 
-    Unless the URL says otherwise the server's certificate and name are verified, by the system's authorities.
+    Unless the URL says otherwise, the server's certificate and host name are verified against the system's authorities.
     """
     parts = urlsplit(url)
     if parts.scheme != "rediss":

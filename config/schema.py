@@ -1,5 +1,5 @@
-"""What can be set, with each setting's type and default. Milliseconds at the edge, as people write them; the `_s`
-properties are what the code uses.
+"""The settings with their types and defaults. Values are in milliseconds, as people write them; code uses the `_s`
+properties.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ NaturalInt = Annotated[int, msgspec.Meta(ge=0)]
 # Under twelve days: times travel in fields of fixed width (`batching.fast_header`).
 Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=999_999_999)]
 UpToMilliseconds = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
-# Above a million a minute the intervals between requests would be rounded to something else.
+# Above a million per minute the interval between requests would be rounded too coarsely.
 Rpm = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
-# Whoever shares a batch waits for all of it to be read, written and stored; Redis serves nobody else meanwhile.
+# All requests of a batch wait until all of it is read, written and stored, and Redis serves nobody else meanwhile.
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 
 
@@ -38,7 +38,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_batch_bytes: PositiveInt = MAX_BATCH_BYTES
     max_batch_cost: NaturalInt = 0
     group_by_cost: bool = False
-    # None: what suits the policy, its class says.
+    # None: the default of the policy's class.
     max_wait_ms: NaturalInt | None = None
     policy: str = DEFAULT_POLICY
     policy_options: dict[str, Any] = {}
@@ -53,23 +53,23 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_memory_bytes: NaturalInt = 0
     direct: bool = False
     direct_concurrency: PositiveInt = 16
-    # Equal requests have equal answers: one that was given lately is given again. `collapse` alone: only to those who
-    # ask at the same time.
+    # Equal requests have equal answers: a recent answer is given again. `collapse` alone: only to requests that arrive
+    # while it is computed.
     cache: bool = True
     collapse: bool = False
     options: dict[str, Any] = {}
-    # JSON Schemas; a string is a file beside `bunch.toml`, which `load_settings` has put in its place.
+    # JSON Schemas; a string is a file beside `bunch.toml`, which `load_settings` replaces by its content.
     input_schema: dict[str, Any] | str | None = None
     parameters_schema: dict[str, Any] | str | None = None
 
     @property
     def is_url(self) -> bool:
-        """Whether the model is somebody else's fixed API."""
+        """Return whether the model is a fixed HTTP API rather than a class."""
         return self.source.startswith(("http://", "https://"))
 
     @property
     def collapses(self) -> bool:
-        """Whoever may get the answer of five minutes ago may get that of now."""
+        """Return whether equal requests in flight share one computation; `cache` implies it."""
         return self.collapse or self.cache
 
     @property
@@ -86,29 +86,29 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Settings(AuthSettings, frozen=True, kw_only=True):
-    """Everything that one process of Bunch is told from outside. Field names are the setting names in lower case."""
+    """All settings of one process. Field names are the setting names in lower case."""
 
     redis_url: str = ""
     broker_url: str = ""
-    # Of the embedded server: what survives a crash, and how much it may hold; 0: a quarter of the machine's memory.
+    # For the embedded server: durability, and its memory limit; 0: a quarter of the machine's memory.
     durability: Literal["memory", "second", "disk", "replica"] = "second"
     redis_max_memory_bytes: NaturalInt = 0
     result_ttl_ms: Milliseconds = 600_000
     sync_result_ttl_ms: Milliseconds = 60_000
     http_host: str = "127.0.0.1"
     http_port: Port = 8000
-    # With auth off: names, besides this machine's own, under which callers are served.
+    # With auth off: host names, besides this machine's own, under which callers are served.
     allowed_hosts: str = ""
     # Sites whose pages may call from a browser.
     cors_origins: str = ""
     web_workers: PositiveInt = 2
     request_timeout_ms: Milliseconds = 10_000
     queue_timeout_ms: Milliseconds = 2_000
-    # Per tier; 0: as above.
+    # Per tier; 0: the same as without a tier.
     enterprise_queue_timeout_ms: UpToMilliseconds = 0
     paid_queue_timeout_ms: UpToMilliseconds = 0
     free_queue_timeout_ms: UpToMilliseconds = 0
-    # How a tier's threshold is meant: the time that what waits takes to drain, its number, or no thresholds.
+    # The unit of a tier's threshold: the time to drain the queue, its depth, or no thresholds.
     admission: Literal["drain", "depth", "off"] = "drain"
     shed_free_ms: Milliseconds = 500
     shed_paid_ms: Milliseconds = 1_500
@@ -117,24 +117,24 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     capacity_percent: Percent = 70
     max_memory_percent: Percent = 80
     ageing_ms: Milliseconds = 500
-    # Requests a minute of each key of a tier that has no limit of its own, and how much of that may come at once.
+    # Rate limit of each key of a tier (requests per minute) without a limit of its own, and its burst.
     enterprise_rpm: Rpm = 10_000
     paid_rpm: Rpm = 1_000
     free_rpm: Rpm = 60
-    # Requests a minute of each `client_id` of an owner; 0: no limit but the key's.
+    # Requests per minute of each `client_id` of an owner; 0: only the key's limit.
     client_rpm: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     burst_ms: Milliseconds = 10_000
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1_048_576
-    # Of a web process: requests that have begun to arrive and are not whole.
+    # Per web process: memory of requests that have not arrived completely.
     max_arriving_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 67_108_864
     max_bulk_items: PositiveInt = 1_000
-    # Of one output, as JSON. Redis itself takes no value above 512 MB.
+    # Limit of one output as JSON. Redis itself accepts no value above 512 MB.
     max_output_bytes: Annotated[int, msgspec.Meta(ge=1024, le=268_435_456)] = 16_777_216
-    # Of models with `cache`; 0 keeps nothing.
+    # For models with `cache`; 0: no answer is cached.
     cache_ttl_ms: UpToMilliseconds = 300_000
     cache_max_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 67_108_864
     default_tier: Tier = Tier.PAID
-    # Under which frontends sign their messages; the previous one is still good for reading.
+    # Frontends sign their messages with this key; the previous one is still accepted.
     message_secret: str = ""
     message_secret_previous: str = ""
     state_dir: str = "var"
@@ -150,7 +150,7 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     slo_paid_target: Share = 0.99
     slo_free_target: Share = 0.95
     otlp_endpoint: str = ""
-    # `name=value,…`, sent along with every export.
+    # `name=value,…`, sent with every export.
     otlp_headers: str = ""
     trace_sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
     flower_host: str = "127.0.0.1"
@@ -158,28 +158,28 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     flower_basic_auth: str = ""
     flower_max_tasks: PositiveInt = 10_000
     flower_persistent: bool = True
-    # Whether events and `inspect active` show what was asked and answered. None: where auth is off.
+    # Whether events and `inspect active` show inputs and outputs. None: only with auth off.
     event_payloads: Literal["on", "off"] | None = None
     events_per_second: Annotated[float, msgspec.Meta(ge=1)] = 50.0
     explain: Literal["on", "off"] = "on"
-    # Who reads a model's own exception text. None: callers where auth is off, else operators alone.
+    # Who can read a model's own exception text. None: callers with auth off, else operators only.
     error_detail: Literal["caller", "operator"] | None = None
-    # Three quarters for all requests of the last hour, one for those of a day that failed.
+    # Three quarters for all requests of the last hour, one quarter for failed requests of the last day.
     explain_max_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 67_108_864
 
-    # Not settable by a BUNCH_ name: what the file says about models.
+    # Not settable by a BUNCH_ name: the file's settings of models.
     models: Mapping[str, ModelSettings] = {}
     default_model: str = ""
     config_file: str = ""
 
     @property
     def shows_payloads(self) -> bool:
-        """Whether events and `inspect active` have inputs and outputs in them."""
+        """Return whether events and `inspect active` include inputs and outputs."""
         return self.event_payloads == "on" or (self.event_payloads is None and self.auth == "off")
 
     @property
     def host_names(self) -> frozenset[str]:
-        """`allowed_hosts`, each in lower case."""
+        """`allowed_hosts`, in lower case."""
         return frozenset(listed(self.allowed_hosts.lower()))
 
     @property
@@ -200,7 +200,7 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
         return self.queue_timeout_ms / 1000
 
     def queue_timeout_of(self, tier: Tier) -> int:
-        """How long a request of `tier` may wait, in milliseconds."""
+        """The maximum time of a request of `tier` in the queue, in milliseconds."""
         own = {
             Tier.ENTERPRISE: self.enterprise_queue_timeout_ms,
             Tier.PAID: self.paid_queue_timeout_ms,
@@ -209,11 +209,13 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
         return own[tier] or self.queue_timeout_ms
 
     def rpm_of(self, tier: Tier) -> int:
-        """Requests a minute of a key of `tier` that has no limit of its own."""
+        """The default rate limit of a key of `tier`, in requests per minute."""
         return {Tier.ENTERPRISE: self.enterprise_rpm, Tier.PAID: self.paid_rpm, Tier.FREE: self.free_rpm}[tier]
 
     def shed_thresholds(self) -> tuple[int | None, ...]:
-        """From which pressure on requests of a tier are refused, highest first: in ms or in requests; None: never."""
+        """The pressure above which requests of each tier are refused, highest tier first, in ms or in requests; None:
+        never.
+        """
         if self.admission == "depth":
             return (None, self.shed_paid_depth, self.shed_free_depth)
         return (None, self.shed_paid_ms, self.shed_free_ms)
@@ -228,5 +230,5 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
 
     @property
     def control_url(self) -> str:
-        """Where Celery's own traffic (remote control, events, plain tasks) goes."""
+        """The Redis URL of Celery's own traffic (remote control, events, plain tasks)."""
         return self.broker_url or self.redis_url

@@ -36,9 +36,9 @@ DEFAULT_CONFIG_FILE = "bunch.toml"
 _MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _SOURCE = re.compile(r"https?://\S+|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
-# Of a value that may be long, in a line about it.
+# Limit of a long value in a message about it.
 _SHOWN = 120
-# Names that can be listed in a line that somebody should read.
+# The largest number of names that are listed in one message.
 _FEW = 8
 
 _FROM_FILE_ONLY = {"models", "default_model", "config_file"}
@@ -48,13 +48,13 @@ _TYPES: dict[str, Any] = {
 _MODEL_TYPES: dict[str, Any] = {
     field.name: field.type for field in msgspec.structs.fields(ModelSettings) if field.name != "name"
 }
-# BUNCH_CONFIG names the file; it is read before the settings that the file may hold. The others are set for what we
-# start: which role it is, and what its executors are to have (`config.environ`).
+# BUNCH_CONFIG names the file; it is read before the settings in that file. The others are set for processes that we
+# start: their role, and the variables for their executors (`config.environ`).
 _OTHER_NAMES = {"config", "role", "for_models"}
 
 
 def file_is_named() -> bool:
-    """Whether the environment says which file holds models and settings."""
+    """Return whether the environment names the file of models and settings."""
     return bool(os.environ.get(PREFIX + "CONFIG"))
 
 
@@ -66,8 +66,8 @@ def load_settings(
     Args:
         environ: the environment; `os.environ` when omitted.
         config_file: path of the TOML file; `BUNCH_CONFIG`, then `bunch.toml` if it exists, when omitted.
-        role: who will go by them; `BUNCH_ROLE`, which whoever starts a role sets, when omitted. A role has no
-            secrets but its own, so what others must have is theirs to check.
+        role: the role that uses them; `BUNCH_ROLE`, which whoever starts a role sets, when omitted. A role has only
+            its own secrets, so each role checks those that it needs.
 
     Raises:
         SettingsError: with every problem found.
@@ -151,7 +151,7 @@ def _read_environment(environ: Mapping[str, str], values: dict[str, Any], proble
 def _read_file(
     key: str, path: str, field: str, plain_key: str, plain: Any, values: dict[str, Any], problems: list[Problem]
 ) -> None:
-    """The secret `field` from its file; never beside its plain value, of which nobody could tell which one holds."""
+    """The secret `field`, read from its file; an error if its plain value is set as well, since both cannot hold."""
     if plain:
         problems.append(Problem(key, shown_path(path), f"{plain_key} is set as well; leave out one of the two"))
         return
@@ -162,7 +162,7 @@ def _read_file(
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """The known names that `name` may have been meant for, rather than all of them."""
+    """The known names closest to `name`, or all of them when they are few."""
     near = get_close_matches(name, known := list(known), n=3, cutoff=0.7)
     if near:
         return f"did you mean {' or '.join(near)}?"
@@ -206,7 +206,7 @@ def _read_models(tables: Mapping[str, Any], folder: Path, problems: list[Problem
         _read_schemas(where, values, folder, problems)
         model = ModelSettings(name=name, **values)
         try:
-            # As it travels to the executor's process, which must not be where this is found.
+            # The value travels to the executor's process, which must not be where a wrong one is found.
             msgspec.msgpack.encode(model)
         except OverflowError:
             problems.append(Problem(where, MASK, "holds an integer of more than 64 bits"))
@@ -226,7 +226,7 @@ def _read_schemas(where: str, values: dict[str, Any], folder: Path, problems: li
 
 
 def _read_headers(where: str, values: dict[str, Any], folder: Path, problems: list[Problem]) -> None:
-    """Of a URL's `options`: files are named from where `bunch.toml` lies, whoever reads them."""
+    """Read `options.headers` of a URL source: relative files are looked up from the folder of `bunch.toml`."""
     options: dict[str, Any] = values.get("options", {})
     headers = options.get("headers")
     if headers is None or not values["source"].startswith(("http://", "https://")):
@@ -258,5 +258,5 @@ def _convert(
 
 
 def _shown(field: str, value: Any) -> object:
-    """A bad value; those of a model's options may be credentials."""
+    """A bad value in a form that may be shown; a model's options may be credentials."""
     return MASK if "options" in field or isinstance(value, dict | list) else masking.shown(field, value)

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Tier(str, Enum):
-    """A caller's class of service. The value is the last part of the queue's name."""
+    """A caller's class of service. The value is the last part of the queue name."""
 
     ENTERPRISE = "enterprise"
     PAID = "paid"
@@ -14,7 +14,7 @@ class Tier(str, Enum):
 
     @property
     def rank(self) -> int:
-        """0 for the tier that is served first."""
+        """0 for the tier that is served first, then 1, 2."""
         return _RANKS[self]
 
 

@@ -1,3 +1,3 @@
-"""The version of Bunch, as `pyproject.toml` has it too; a test holds the two together."""
+"""The version of Bunch. `pyproject.toml` has it too; a test keeps the two equal."""
 
 VERSION = "0.1.0"

@@ -1,4 +1,4 @@
-"""Settings that work, and that somebody should know of: `check` shows them, and nothing is stopped by them."""
+"""Warnings about settings that work but are risky. `check` shows them; they stop nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from config.auth import is_loopback
 from config.errors import Problem
 from config.schema import ModelSettings, Settings
 
-# Of a text's own characters: thirty-two random hexadecimal digits have some 120, eight digits written twice 48.
+# Estimated from the text's own characters: 32 random hexadecimal digits have about 120 bits, eight digits written twice
+# 48.
 _MIN_BITS = 50.0
 _GUESSED_FIRST = ("password", "passwort", "secret", "changeme", "change-me", "letmein", "qwerty", "example", "admin")
 _CREDENTIAL = re.compile(r"authorization|cookie|api[-_]?key|token|secret|password", re.IGNORECASE)
 
 
 def cautions(settings: Settings) -> Iterator[Problem]:
-    """Each with what to do about it; no secret is named."""
+    """The warnings, each with its remedy. No secret is shown."""
     for name, token in settings.service_tokens.items():
         if is_weak(token):
             yield Problem(
@@ -36,7 +37,7 @@ def cautions(settings: Settings) -> Iterator[Problem]:
 
 
 def is_weak(secret: str) -> bool:
-    """Whether it is made of few characters, or of a word that is tried first."""
+    """Return whether a secret has too little entropy, or contains a word that attackers try first."""
     counts = Counter(secret)
     bits = -sum(count * math.log2(count / len(secret)) for count in counts.values())
     return bits < _MIN_BITS or any(word in secret.lower() for word in _GUESSED_FIRST)

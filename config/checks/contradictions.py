@@ -1,4 +1,4 @@
-"""Settings checked against each other, and against what they are used for; the fix names which to change."""
+"""Settings checked against each other and against their use. Each problem names the setting to change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.stru
 
 
 def contradictions(settings: Settings, role: str | None) -> list[Problem]:
-    """All of them, as they concern `role`; None: every role."""
+    """Every contradiction that concerns `role`; None: every role."""
     found: list[Problem] = []
     if settings.auth == "off" and not is_loopback(settings.http_host):
         found.append(
@@ -179,10 +179,11 @@ def _limits_out_of_order(settings: Settings) -> list[Problem]:
         limit = settings.queue_timeout_of(tier)
         longest = {"ageing_ms": limit}
         if settings.admission == "drain":
-            # A threshold counts at the promised capacity, a timeout at what the fleet really does.
+            # A threshold is measured at the promised capacity, a timeout at the real one.
             longest[f"shed_{tier.value}_ms"] = limit * 100 // settings.capacity_percent
         for key, most in longest.items():
-            # A default gives way by itself: whoever shortens a timeout need not know of it.
+            # Only an explicit value is a problem; a default gives way, so that shortening a timeout needs no other
+            # change.
             if getattr(settings, key) > most and getattr(settings, key) != _DEFAULTS[key]:
                 found.append(
                     Problem(

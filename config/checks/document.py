@@ -1,4 +1,4 @@
-"""`bunch.toml` as text, and what is wrong with it before any of its names are looked at."""
+"""Reads `bunch.toml`, and reports errors of its text before any names are checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TWICE = "is defined twice; keep one of the two"
 
 
 def read_document(path: Path, problems: list[Problem]) -> dict[str, Any]:
-    """The file's tables; empty, with a problem, when it is no TOML."""
+    """The tables of the file; empty, with a problem, when it is not valid TOML."""
     try:
         # Some editors begin a file with a byte order mark.
         text = path.read_text(encoding="utf-8-sig")
@@ -33,7 +33,7 @@ def read_document(path: Path, problems: list[Problem]) -> dict[str, Any]:
 
 
 def _broken(path: Path, text: str, error: str) -> Problem:
-    """The line that it is about by its key alone: the value may be a credential."""
+    """A problem that names the broken line by its key alone, since the value may be a credential."""
     found = _WHERE.fullmatch(error)
     if found is None or not found["line"]:
         return Problem(str(path), "…", f"is not valid TOML: {error}")
@@ -47,8 +47,8 @@ def _broken(path: Path, text: str, error: str) -> Problem:
 
 
 def _lift_default(path: Path, document: dict[str, Any], problems: list[Problem]) -> None:
-    """A `default_model` below a [table] belongs to that table by TOML's rules, and means nothing there: it is taken as
-    if it stood above, unless there is another.
+    """Move a `default_model` from below a [table] to the top level, unless there is one. TOML assigns it to the table
+    above it, where it has no meaning.
     """
     models = document.get("models")
     tables = {f"[models.{name}]": table for name, table in models.items()} if isinstance(models, dict) else {}

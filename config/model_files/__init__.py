@@ -1,1 +1,1 @@
-"""What lies beside `bunch.toml`: a model's source, its schemas, its import path."""
+"""Files beside `bunch.toml`: a model's source, its schemas, its import path."""

@@ -1,11 +1,12 @@
-"""A model's path: what its author has beside bunch.toml goes before what is called the same here.
+"""The import path of a model: its author's modules beside bunch.toml take precedence over ours of the same name.
 
     sys.path      the folder of bunch.toml, what this process was given, and this checkout last
     sys.modules   ours of a name that is also the author's (tasks, config, workers, …) step aside
 
-The executor's process has by then imported all that it runs of ours: those modules hold each other, and go on without
-being found by name. So no module that it runs may import another of ours later. `bunch` is never given up: it is what
-both sides mean by a refused input. A model that is shipped here finds ours, whatever stands beside bunch.toml.
+The executor's process has imported all of our modules that it needs by then: they refer to each other directly, and
+work without being found by name. So no module that it runs may import another of ours later. `bunch` always stays: both
+sides need the same class of a refused input. A model that is shipped here finds our modules, whatever is beside
+bunch.toml.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def model_path(folder: str, inherited: Sequence[str]) -> list[str]:
 
 
 def make_way(path: Sequence[str], source: str) -> None:
-    """From now on this process imports as the author of `source` expects; programs that it starts do so, too."""
+    """Make this process, and programs that it starts, import as the author of `source` expects."""
     sys.path[:] = path
     keep_import_folders(path)
     theirs = [each for each in path if not _is_root(each)]
@@ -43,14 +44,14 @@ def make_way(path: Sequence[str], source: str) -> None:
 
 
 def _is_shipped(module: str, theirs: Sequence[str]) -> bool:
-    """Whether `module` is one of this checkout, an address among them, and not one of the author's."""
+    """Return whether `module` is one of this checkout (or an address) and not one of the author's."""
     return module.startswith("http") or (
         find_module(module, theirs) is None and find_module(module, [str(ROOT)]) is not None
     )
 
 
 def _our_packages() -> list[str]:
-    """Those of the first level that are loaded, but for `bunch`."""
+    """Our top-level packages that are loaded, without `bunch`."""
     names = {name.partition(".")[0] for name in sys.modules} - {_FACE, "__main__"}
     return sorted(name for name in names if (found := sys.modules.get(name)) is not None and _is_of_root(found))
 
@@ -67,10 +68,10 @@ def _step_aside(name: str, theirs: ModuleSpec) -> None:
     for each in [each for each in sys.modules if each == name or each.startswith(name + ".")]:
         del sys.modules[each]
     if theirs.loader is None or theirs.origin is None:
-        # A folder without `__init__.py`: a package of ours further along the path would be found before it.
+        # A folder without `__init__.py`: a package of ours further along the path would be found first.
         sys.modules[name] = importlib.util.module_from_spec(theirs)
 
 
 def _is_root(folder: str) -> bool:
-    # Empty is the working directory.
+    # An empty entry is the working directory.
     return Path(folder or ".").resolve() == ROOT

@@ -1,4 +1,4 @@
-"""What a model declares about its requests: JSON Schemas of its input and of its parameters, from `bunch.toml`.
+"""JSON Schemas that a model declares for its input and its parameters in `bunch.toml`.
 
     input_schema = { type = "object", … }      in place, or
     input_schema = "schemas/text.json"         a file beside bunch.toml
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from jsonschema_rs import Validator
 
 MASK = "the value"
-"""Stands for what was sent, in whatever a validator says about it: that may be a megabyte."""
+"""Replaces the input in a validator's messages: the input may be a megabyte long."""
 
 
 class BrokenSchema(ValueError):
-    """It cannot be read, or is no JSON Schema; the text says why, on one line."""
+    """A schema that cannot be read or is not a JSON Schema; the text says why, on one line."""
 
 
 def read_schema(declared: dict[str, Any] | str, folder: Path) -> dict[str, Any]:
-    """The schema itself: as it stands, or from the file that it names, relative to `folder`.
+    """The schema: the table itself, or the content of the file that it names, relative to `folder`.
 
     Raises:
-        BrokenSchema: the file is not there or holds no JSON object, or `compile_schema` refuses it.
+        BrokenSchema: the file is missing or holds no JSON object, or `compile_schema` refuses it.
     """
     schema = _from_file(folder / declared) if isinstance(declared, str) else declared
     compile_schema(schema)
@@ -46,16 +46,16 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 
 def compile_schema(schema: dict[str, Any]) -> Validator:
-    """A validator for JSON Schema 2020-12, or for the draft that `$schema` names; `format` is checked as well, where
-    it is one that the drafts know.
+    """Compile a validator for JSON Schema 2020-12, or for the draft that `$schema` names. `format` is checked for the
+    formats that the drafts define.
 
     Nothing is fetched: a `$ref` to elsewhere is an error. Patterns are those that take linear time, since callers
-    choose the text: no look-around, no back references.
+    choose the text: no look-around, no back-references.
 
     Raises:
-        BrokenSchema: it is no schema, or refers to what is not in it.
+        BrokenSchema: it is not a schema, or has a reference to something outside it.
     """
-    # Here, not at import: most models declare nothing.
+    # Imported here, because most models declare no schema.
     import jsonschema_rs
 
     options: dict[str, Any] = {
@@ -64,13 +64,13 @@ def compile_schema(schema: dict[str, Any]) -> Validator:
         "pattern_options": jsonschema_rs.RegexOptions(),
     }
     try:
-        # Once with its own values named, since these are the operator's; once for what callers will be told.
+        # The first message names the schema's own values, for the operator; the second is what callers will see.
         jsonschema_rs.validator_for(schema, **options)
         return jsonschema_rs.validator_for(schema, mask=MASK, **options)
     except jsonschema_rs.ValidationError as error:
         raise BrokenSchema(f"at {where('$', error.instance_path)}: {error.message}") from error
     except (ValueError, TypeError) as error:
-        # What TOML has and JSON has not: a date, a number that is none.
+        # Values that TOML has and JSON has not: dates, NaN and infinities.
         raise BrokenSchema(str(error)) from error
 
 

@@ -1,4 +1,4 @@
-"""A model's source looked at without running any of it: a frontend must not import what an executor's process does."""
+"""Inspects a model's source without running it: a frontend must not import the code of an executor."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 
 
 def find_module(module: str, path: Sequence[str]) -> ModuleSpec | None:
-    """Where `path` has it, or None. Unlike `importlib.util.find_spec` it imports no package on the way."""
+    """The spec of a module on `path`, or None. Unlike `importlib.util.find_spec`, it imports no parent package."""
     found, spec = list(path), None
     for part in module.split("."):
-        # By its last name alone: of a folder without `__init__.py` Python would look for the package around it.
+        # Searched by its last name alone: for a folder without `__init__.py` Python would look for the parent package.
         spec = PathFinder.find_spec(part, found)
         if spec is None:
             return None
@@ -21,7 +21,8 @@ def find_module(module: str, path: Sequence[str]) -> ModuleSpec | None:
 
 
 def is_plain_function(source: str, path: Sequence[str]) -> bool:
-    """Whether `package.module:name` is plainly a function: defined once in that module, by a `def` without decorators.
+    """Return whether `package.module:name` is plainly a function: defined once in that module, by a `def` without
+    decorators.
 
     False also where that cannot be seen: the module is compiled, elsewhere, or gets the name from another.
     """
@@ -34,7 +35,7 @@ def is_plain_function(source: str, path: Sequence[str]) -> bool:
             body = ast.parse(file.read()).body
     except (OSError, SyntaxError, ValueError):
         return False
-    # Wherever else in the module the name is bound, it may be another thing in the end.
+    # When the module binds the name anywhere else as well, its final value may be something else.
     bound = [each for each in ast.walk(ast.Module(body, [])) if _binds(each, name)]
     (only,) = bound if len(bound) == 1 else (None,)
     return isinstance(only, ast.FunctionDef) and only in body and not only.decorator_list

@@ -1,1 +1,1 @@
-"""What the operating system gives a process: descriptors, memory, streams, devices."""
+"""Operating system resources of a process: descriptors, memory, streams, devices."""

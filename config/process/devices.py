@@ -2,9 +2,9 @@
 
     driver, CUDA_VISIBLE_DEVICES ──▶ Machine ──place──▶ what `load` is told, what CUDA shows the process
 
-The driver is asked through its own library or, in a container that lacks it, by its device files. Torch is not: that
-takes seconds, and a model need not use it. Which GPU a process sees is decided before it starts, so a model just says
-`cuda`.
+GPUs are found through the driver's own library or, in a container that lacks it, by their device files. Torch is not
+asked: importing it takes seconds, and a model need not use it. The GPU that a process sees is set before it starts, so
+a model just uses `cuda`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 
 from config.environ import inherited_environment
 
-# What CUDA shows a process, by index or UUID.
+# The GPUs that CUDA shows to a process, by index or UUID.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _UUID_BYTES = 96
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`gpus` as CUDA_VISIBLE_DEVICES names them. `why` there are none for `auto`, empty where there are."""
+    """The GPUs of a machine, as CUDA_VISIBLE_DEVICES names them. `why` says why `auto` finds none; empty otherwise."""
 
     gpus: tuple[str, ...] = ()
     why: str = ""
@@ -37,7 +37,9 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`device` is what `load` is told; `visible` what CUDA shows the process, None: what it shows this one."""
+    """The device of an executor. `device` is passed to `load`; `visible` is CUDA_VISIBLE_DEVICES, None: as in this
+    process.
+    """
 
     device: str
     visible: str | None = None
@@ -47,7 +49,9 @@ class Placement:
 
 
 def place(device: str, instance: int, machine: Machine) -> Placement:
-    """Instance i gets GPU i, or with fewer GPUs shares one; `device` of bunch.toml as written, if it names another."""
+    """Assign GPU i to instance i; with fewer GPUs instances share. A `device` in bunch.toml that names another is
+    kept.
+    """
     if device == "auto":
         device = machine.auto
     if device != "cuda" or not machine.gpus:
@@ -56,7 +60,7 @@ def place(device: str, instance: int, machine: Machine) -> Placement:
 
 
 def sharing(placed: Mapping[str, Placement]) -> list[str]:
-    """A line for each executor, by name, that has no GPU of its own."""
+    """One line per executor, by name, that has no GPU of its own."""
     first: dict[str, str] = {}
     lines = []
     for name, placement in placed.items():
@@ -67,12 +71,12 @@ def sharing(placed: Mapping[str, Placement]) -> list[str]:
 
 @cache
 def this_machine() -> Machine:
-    """Asked once: what changes at run time needs a restart."""
+    """This machine's GPUs, found once: a change at run time needs a restart."""
     return describe(inherited_environment(), driver_gpus() or file_gpus(), _torch_version())
 
 
 def describe(environ: Mapping[str, str], installed: tuple[str, ...], torch: str) -> Machine:
-    """What of the `installed` GPUs may be used here.
+    """The GPUs among `installed` that may be used here.
 
     Args:
         torch: the version of torch that is installed, or empty.
@@ -91,7 +95,7 @@ def describe(environ: Mapping[str, str], installed: tuple[str, ...], torch: str)
 
 
 def driver_gpus() -> tuple[str, ...]:
-    """UUIDs, by NVML, which opens no context on any of them."""
+    """The GPUs' UUIDs, from NVML, which opens no CUDA context."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         if nvml.nvmlInit_v2():
@@ -105,7 +109,7 @@ def driver_gpus() -> tuple[str, ...]:
 
 
 def file_gpus(folder: Path = Path("/dev")) -> tuple[str, ...]:
-    """Indices, one for each `nvidia0`, `nvidia1`, …"""
+    """The GPUs' indices, from `nvidia0`, `nvidia1`, …"""
     count = sum(each.name.removeprefix("nvidia").isdigit() for each in folder.glob("nvidia[0-9]*"))
     return tuple(map(str, range(count)))
 
@@ -126,7 +130,7 @@ def _uuids(nvml: ctypes.CDLL) -> list[str]:
 
 
 def _visible(wanted: str, installed: int) -> tuple[str, ...]:
-    """As CUDA reads it: up to the first entry that names none."""
+    """The GPUs that CUDA makes visible: it reads the list up to the first invalid entry."""
     found: list[str] = []
     for entry in map(str.strip, wanted.split(",")):
         known = int(entry) < installed if entry.isdigit() else entry.startswith(("GPU-", "MIG-"))

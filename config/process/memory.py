@@ -1,4 +1,4 @@
-"""Memory: the garbage collector, told what kind of program this is, and a model's process, kept from taking it all."""
+"""Memory: settings of the garbage collector, and limits that keep a model's process from taking all memory."""
 
 from __future__ import annotations
 
@@ -8,40 +8,43 @@ import os
 import resource
 from pathlib import Path
 
-# CPython's default of 700 new containers is a collection every few requests, and now and then one that walks every
-# object of the process in the middle of somebody's answer.
+# By default CPython collects after 700 new containers: that is a collection every few requests, and sometimes one that
+# scans every object of the process in the middle of a request.
 YOUNG_OBJECTS = 50_000
-# Out of 1000. What fills a machine that serves models is a model; Redis and the workers hold everybody's requests.
+# Out of 1000. On a machine that serves models, a model is what fills the memory; Redis and the workers hold everybody's
+# requests.
 _OOM_SCORE = 800
 
 
 def settle_heap() -> None:
-    """Call once a process has loaded and built all that stays: that is never walked again."""
+    """Freeze the heap: objects that exist now are never scanned again. Call it once all long-lived objects are
+    built.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 20, 50)
 
 
 def machine_memory() -> int:
-    """Bytes of memory that this process may count on: the machine's, or its container's if that is less."""
+    """Bytes of memory that this process may use: the machine's, or the limit of its container if that is lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        # "max" where there is none.
+        # "max": no limit.
         with contextlib.suppress(OSError, ValueError):
             total = min(total, int(Path(limit).read_text()))
     return total
 
 
 def offer_to_the_oom_killer() -> None:
-    """When the machine has no memory left, the kernel shall kill this process rather than another."""
-    # Not Linux, or a container that forbids even this.
+    """Make the kernel kill this process first when the machine runs out of memory."""
+    # Not Linux, or a container that forbids it.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
 
 
 def oom_kills() -> int:
-    """How many processes the kernel of this machine has killed for want of memory since it started, in any container; 0
-    where it does not say. Unlike `dmesg`, it is open to everybody, in a container as well.
+    """The number of processes that this machine's OOM killer has killed since boot, in any container; 0 if unknown.
+    Unlike `dmesg`, it is readable by everybody, also in a container.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/vmstat").read_text().split("\noom_kill ")[1].split()[0])
@@ -49,7 +52,7 @@ def oom_kills() -> int:
 
 
 def limit_memory(size_bytes: int) -> None:
-    """What this process may allocate, in bytes; beyond it allocations fail. 0: no limit.
+    """Limit what this process may allocate, in bytes; allocations beyond it fail. 0: no limit.
 
     RLIMIT_DATA counts private writable memory (`man 2 getrlimit`, since Linux 4.7). RLIMIT_AS would count address space
     as well, of which CUDA reserves far more than there is memory.

@@ -1,4 +1,6 @@
-"""Standard output and error that take everything: a full disk or a closed pipe loses what is said, not who says it."""
+"""Standard output and error that never fail: on a full disk or a closed pipe the text is lost, and the process goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ _STANDARD = {"stdout": 1, "stderr": 2}
 
 
 class Unfailing(io.RawIOBase):
-    """Writes to a descriptor; what that does not take is gone."""
+    """Writes to a descriptor; what it does not accept is lost."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -36,15 +38,15 @@ class Unfailing(io.RawIOBase):
 
 
 def unfailing(stream: TextIO) -> TextIO:
-    """The same stream, line by line, in a form that never raises OSError."""
+    """The same stream, line-buffered, in a form that never raises OSError."""
     encoding, raw = stream.encoding or "utf-8", Unfailing(stream.fileno())
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=True)
 
 
 def keep_talking() -> None:
-    """From now on no print ends this process, or is a model's error.
+    """Make prints safe: from now on none ends this process or becomes a model's error.
 
-    Leaves alone what somebody else has put in the place of the standard streams.
+    Streams that have been replaced by somebody else are left alone.
     """
     for name, descriptor in _STANDARD.items():
         stream = getattr(sys, name)

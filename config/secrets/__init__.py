@@ -1,1 +1,1 @@
-"""Secrets: which settings they are, how they are masked, the files and keys that hold them."""
+"""Secrets: the settings that are secrets, how they are masked, and the files and keys that hold them."""

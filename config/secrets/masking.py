@@ -1,6 +1,7 @@
-"""What of a value may be shown: one rule for messages, tables, logs and the state file.
+"""Masks secrets in values that are shown: one rule for messages, tables, logs and the state file.
 
-A URL keeps what says where it leads, a known secret nothing, an unknown name's value only what cannot be one.
+A URL keeps its destination, a known secret shows nothing, and the value of an unknown name is shown only if it cannot
+be a secret.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _HOSTS = re.compile(r"[\w.:,\[\]-]*")
 _ADDRESS = re.compile(r"[\w.-]+:\d{1,5}")
 _PLAIN_VALUE = re.compile(r"[\w./-]*")
 _NAMED = frozenset({"password", "username", "user", "token"})
-# What a query may say of a connection that is nobody's secret.
+# Query options of a connection that are never secret.
 _PLAIN = frozenset(
     {"db", "virtual_host", "timeout", "health_check_interval", "protocol", "max_connections", "sslmode"}
     | {"ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "socket_timeout"}
@@ -28,10 +29,10 @@ _PLAIN = frozenset(
 
 
 def masked_url(url: str) -> str:
-    """A URL without user's password, secrets of its query and fragment; what is no URL but `host:port` is masked.
+    """A URL without its user's password, secrets in its query, and fragment. Text that is not a URL or `host:port` is
+    masked.
 
-    Where it cannot be told what is a password and what the host (`@` behind a raw `/`, `?` or `#`), only the scheme is
-    left.
+    Where password and host cannot be told apart (`@` after a raw `/`, `?` or `#`), only the scheme is left.
     """
     found = _URL.fullmatch(url)
     if found is None:
@@ -44,7 +45,7 @@ def masked_url(url: str) -> str:
     if not _HOSTS.fullmatch(hosts) or (not at and ":" in hosts and not _has_ports(hosts)):
         return scheme + MASK
     user, _, password = credential.partition(":")
-    # A user alone is often a token.
+    # A user name without a password is often a token.
     shown = f"{user}:{MASK}@" if password else f"{MASK}@" if at else ""
     path, mark, query = behind.partition("?")
     if "#" in path:
@@ -53,35 +54,35 @@ def masked_url(url: str) -> str:
 
 
 def shown(field: str, value: object) -> object:
-    """A value of the setting `field`, as it may be printed."""
+    """A value of the setting `field`, in a form that may be printed."""
     if field in SECRET_FIELDS:
         return masked_url(value) if field.endswith("_url") and isinstance(value, str) else MASK
     return masked_url(value) if isinstance(value, str) and "://" in value else value
 
 
 def shown_of_unknown(value: object) -> object:
-    """The name may be a secret's, misspelt; a number or a switch is none."""
+    """The value of an unknown name, which may be a misspelt secret; numbers and booleans are shown."""
     return value if isinstance(value, bool | int | float) or str(value).isdigit() else MASK
 
 
 def names_of(options: Mapping[str, Any]) -> str:
-    """A model's `options`, any of which may be a credential: their names."""
+    """The names in a model's `options`, without the values, any of which may be a credential."""
     return ", ".join(options) or "none"
 
 
 def _split(rest: str) -> tuple[str, str]:
-    """Authority, and all behind it."""
+    """The authority of a URL, and the rest."""
     end = next((index for index, each in enumerate(rest) if each in "/?#"), len(rest))
     return rest[:end], rest[end:]
 
 
 def _has_ports(hosts: str) -> bool:
-    """Each `host:port` with a number: what else stands behind a colon may be half of a password."""
+    """Return whether each host is `host:port` with a number; anything else after a colon may be part of a password."""
     return all(re.fullmatch(r"([\w.-]*|\[[\w.:]*\])(:\d{0,5})?", host) for host in hosts.split(","))
 
 
 def _masked_query(query: str) -> str:
-    """What is known to be plain, and the names of passwords; anything else may be a part of one."""
+    """The query with values that are known to be safe, and the names of passwords; the rest may be part of a secret."""
     query, mark, _ = query.partition("#")
     return "&".join(map(_masked_pair, query.split("&"))) + (mark and f"#{MASK}")
 

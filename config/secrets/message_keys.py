@@ -1,4 +1,4 @@
-"""The keys under which frontends sign their messages, and workers know them (`tasks.protocol.seal`).
+"""The keys that frontends sign their messages with, and workers verify them with (`tasks.protocol.seal`).
 
 BUNCH_MESSAGE_SECRET   the same for all hosts of a fleet
 else, with auth on     a random one in the state folder, for one host
@@ -20,10 +20,10 @@ _SHORTEST = 16
 
 
 def message_keys(settings: Settings) -> tuple[bytes, ...]:
-    """The key to sign with, then one that is still good for reading; none where nothing is signed.
+    """The key to sign with, then the previous one, which is still accepted; empty where nothing is signed.
 
     Raises:
-        SettingsError: a secret that can be guessed, or no place for a key in the state folder.
+        SettingsError: a secret is too short, or the key file in the state folder cannot be created or read.
     """
     secrets = (settings.message_secret, settings.message_secret_previous)
     if (secrets[1] and not secrets[0]) or any(0 < len(secret) < _SHORTEST for secret in secrets):
@@ -43,7 +43,7 @@ def message_keys(settings: Settings) -> tuple[bytes, ...]:
 
 
 def fingerprint(keys: tuple[bytes, ...]) -> str:
-    """Tells two keys apart, and says nothing else about them; empty where nothing is signed."""
+    """A hash that tells two keys apart and reveals nothing else about them; empty where nothing is signed."""
     return hashlib.blake2b(keys[0], digest_size=4, person=b"bunch-print").hexdigest() if keys else ""
 
 

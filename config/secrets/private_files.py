@@ -1,4 +1,4 @@
-"""Files that are their user's alone: folders 0700, files 0600, whatever the umask is."""
+"""Private files: folders with mode 0700 and files with 0600, whatever the umask is."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-# What lies in a state folder, and what `make` puts into `var/`.
+# Files in a state folder, and those that `make` puts into `var/`.
 _OURS = {"log", "health", "valkey", "flower", "flower.password", "message.key", "valkey.sock", "bench", "tmp"}
 _OURS_BEGIN = ("up.", "bunch.db", "demo-")
 _UMASK = 0o077
 
 
 def restrict_umask() -> None:
-    """From now on nothing that this process or its children create can be read by others."""
+    """Make files that this process or its children create unreadable for others, from now on."""
     os.umask(_UMASK)
 
 
 def make_private(folder: Path) -> None:
-    """Make the folder, for its user alone."""
+    """Create a folder for its user alone."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replace the file as a whole; nobody sees half of it. Raises OSError, and then the one before is still there."""
+    """Replace a file atomically. Raises OSError, and then the previous file is still there."""
     new = path.with_name(path.name + ".new")
     try:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -32,20 +32,20 @@ def write_private(path: Path, content: bytes) -> None:
             file.write(content)
         new.replace(path)
     except OSError:
-        # Not even half of it stays where there is no room.
+        # Where there is no space, not even half of the file is left.
         with contextlib.suppress(OSError):
             new.unlink()
         raise
 
 
 def touch_private(path: Path) -> None:
-    """An empty file, unless there is one, or none can be made: who opens it says why."""
+    """Create an empty file if it does not exist. Errors are ignored: opening it reports them."""
     with contextlib.suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def kept_secret(path: Path) -> bytes:
-    """The content of a file of the state folder, which whoever comes first makes; two at once agree on one.
+    """The content of a secret file in the state folder. The first caller creates it; two at once agree on one.
 
     64 random hexadecimal digits. Raises OSError.
     """
@@ -61,9 +61,9 @@ def kept_secret(path: Path) -> bytes:
 
 
 def tighten(state_dir: Path) -> str:
-    """Take from others what an earlier version let them read; returns what is left to be done by hand, or nothing.
+    """Remove the rights of other users that an earlier version left; returns what has to be done by hand, or "".
 
-    A folder with other things in it is not only ours: it may be a home, or /tmp.
+    A folder that contains other files is not only ours (it may be a home, or /tmp), so its mode is not changed.
     """
     entries = list(state_dir.iterdir())
     foreign = sorted(each.name for each in entries if not _is_ours(each.name))
@@ -89,7 +89,7 @@ def _restrict(entry: Path) -> None:
 
 
 def _restrict_mode(path: Path) -> None:
-    # Gone meanwhile, or somebody else's.
+    # It is gone, or belongs to somebody else.
     with contextlib.suppress(OSError):
         mode = path.lstat().st_mode
         if mode & 0o077 and not path.is_symlink():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _EVERY_ROLE = frozenset({"web", "worker", "ops", "flower"})
-# The roles that are given each one; whoever starts them, and the command line, have all.
+# The roles that are given each secret. The command line, and whoever starts the roles, has all.
 HOLDERS: Mapping[str, frozenset[str]] = {
     "redis_url": _EVERY_ROLE,
     "broker_url": _EVERY_ROLE,
@@ -33,14 +33,14 @@ _MAX_BYTES = 65_536
 
 
 class NoSecret(ValueError):
-    """Where a secret should be there is none, or none that can be used; the text says so without it."""
+    """A secret is missing or cannot be used; the text says why, without the secret."""
 
 
 def read_secret(path: Path) -> str:
-    """The content of a file, without the line's end that an editor leaves.
+    """The content of a secret file, without the newline that an editor leaves at its end.
 
     Raises:
-        NoSecret: it cannot be read, is empty, or is no text.
+        NoSecret: it cannot be read, is empty, or is not text.
     """
     try:
         with path.open("rb") as file:
@@ -58,33 +58,35 @@ def read_secret(path: Path) -> str:
 
 
 def base_of(field: str) -> str | None:
-    """`jwt_secret` of `jwt_secret_file`; None for what names no secret's file."""
+    """`jwt_secret` for `jwt_secret_file`; None for a name that is not the file of a secret."""
     base = field.removesuffix(FILE)
     return base if base != field and base in SECRET_FIELDS else None
 
 
 def shown_path(path: str) -> str:
-    """A path as it may be printed; what leads to no folder may be the secret itself, put in the wrong place."""
+    """A path in a form that may be printed: one whose folder does not exist may be the secret itself, in the wrong
+    place.
+    """
     folder = Path(path).parent
     return path if "/" in path and folder != Path("/") and folder.is_dir() else "…"
 
 
 def header_values(headers: Mapping[str, Any]) -> dict[str, str]:
-    """The headers with what their `{ env = … }` and `{ file = … }` stand for now.
+    """The headers, with the current values of their `{ env = … }` and `{ file = … }`.
 
     Raises:
-        NoSecret: naming the header, and what is missing.
+        NoSecret: names the header and what is missing.
     """
     return {name: _header_value(name, value) for name, value in headers.items()}
 
 
 def names_in_environment(headers: Mapping[str, Any]) -> frozenset[str]:
-    """The variables that `headers` ask for."""
+    """The environment variables that `headers` refer to."""
     return frozenset(each["env"] for each in headers.values() if isinstance(each, dict) and "env" in each)
 
 
 def header_problem(value: Any) -> str | None:
-    """What is wrong with a header's value as bunch.toml has it, if anything is."""
+    """The problem with a header's value in bunch.toml, or None."""
     if isinstance(value, str):
         return None
     (kind, named), *more = value.items() if isinstance(value, dict) and value else [("", None)]
