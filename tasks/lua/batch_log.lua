@@ -1,17 +1,17 @@
--- Add to a record of requests, and drop what is too old or too much of it: the oldest first.
+-- Append to a log of batches, and drop its oldest entries when they are too old or the log is too large.
 --
 -- KEYS  record: stream; size: hash: bytes; cut, the time in ms of the newest entry dropped for want of room
--- ARGV  age_ms: beyond which nothing is kept; max_bytes: that may be kept; then the rows, compressed
--- Returns nothing of use. A repeat adds the rows once more, which a reader does not notice.
+-- ARGV  age_ms: entries older than this are dropped; max_bytes: the size limit; then the rows, compressed
+-- Returns nothing of use. A repeat adds the rows again, which readers tolerate.
 local now, most = now_ms(), tonumber(ARGV.max_bytes)
--- An entry's own share of the stream: its id, the field's name, the lengths.
+-- The size of an entry apart from its rows: its id, the field's name, the lengths.
 local EACH = 64
 local size = tonumber(redis.call('HGET', KEYS.size, 'bytes') or 0)
 for i = ARGV.width + 1, #ARGV do
   redis.call('XADD', KEYS.record, '*', 'rows', ARGV[i])
   size = size + #ARGV[i] + EACH
 end
--- Each call drops more than it adds, in the long run: a few entries are all that there is to do.
+-- In the long run each call drops no more than it adds, so a few entries are enough.
 for _ = 1, 2 * #ARGV + 20 do
   local oldest = redis.call('XRANGE', KEYS.record, '-', '+', 'COUNT', 1)[1]
   if not oldest then

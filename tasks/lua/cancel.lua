@@ -1,9 +1,9 @@
--- Take back a request that has not started, and tell whoever waits for it.
+-- Cancel a request that has not started, and tell its caller.
 --
 -- KEYS  result; cancelled: zset
--- ARGV  task_id; channel: of all frontends; stateless_ms: how long to remember one that has no state; 0: leave it alone
--- Returns the state it found: 'PENDING' (cancelled now), '' (no state: never issued, expired, or nobody can ask for
--- it), or the state that stands.
+-- ARGV  task_id; channel: of all frontends; stateless_ms: how long to remember one without a state; 0: do not cancel it
+-- Returns the state that it found: 'PENDING' (cancelled now), '' (no state: never issued, expired, or its caller does
+-- not poll), or another state, which stays.
 local state = redis.call('GET', KEYS.result)
 local status = state and string.match(state, '^{"status":%s*"(%u+)"') or ''
 if status ~= 'PENDING' and (state or ARGV.stateless_ms == '0') then return status end

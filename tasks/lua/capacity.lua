@@ -1,12 +1,12 @@
--- What a model's fleet can do and how full Redis is: measured anew at most four times a second, and kept in between.
+-- The capacity of a model's workers, and the memory of Redis: measured at most four times a second, and cached.
 --
--- Workers write what they can do with each heartbeat (batching/lua/beat.lua): <time>;<executors>;<rate of each>;<ms of
--- a batch of one>;<ms of a full one>. Who has not beaten for FRESH_MS can do nothing: with the age of what is kept a
--- lost worker shows within two seconds. An executor without a rate is taken to be as fast as the others are.
+-- Workers write their capacity with each heartbeat (batching/lua/beat.lua): <time>;<executors>;<rate of each>;<ms of a
+-- batch of one>;<ms of a full one>. A worker that has not beaten for FRESH_MS counts as 0: with the age of the cached
+-- value a lost worker shows within two seconds. An executor without a measured rate counts as fast as the others.
 local KEEP_MS = 250
--- For so long what was found is there to be compared with.
+-- How long the last measurement is kept for comparison.
 local COMPARE_MS = 5000
--- What came in each of so many seconds goes on; anything else may have been a burst.
+-- The number of seconds in which arrivals must continue; shorter ones may be a burst.
 local STEADY_S = 3
 local FRESH_MS = 1750
 local FORGET_MS = 60000
@@ -16,7 +16,7 @@ local function fleet_of(pace, now)
   local executors, known, rate, first, full = 0, 0, 0, 0, 0
   for i = 1, #rows, 2 do
     local at, ready, each, one, all = string.match(rows[i + 1], '^(%d+);(%d+);([%d.]+);([%d.]+);([%d.]+)$')
-    -- From the future: Redis' clock has gone back since, and who lives beats again within a second.
+    -- A time in the future: Redis' clock has gone back, and a live worker beats again within a second.
     if not at or math.abs(now - at) > FORGET_MS then
       redis.call('HDEL', pace, rows[i])
     elseif math.abs(now - at) <= FRESH_MS then
@@ -31,7 +31,7 @@ local function fleet_of(pace, now)
   return rate * executors / known, first / known, full / known, math.max(1, rate / known * full / known / 1000)
 end
 
--- The part of its memory that Redis has used; 0 when it has no limit, or does not say.
+-- The fraction of its memory that Redis uses; 0 if it has no limit, or does not tell.
 local function memory_used()
   local info = redis.pcall('INFO', 'memory')
   if type(info) ~= 'string' then return 0 end
@@ -39,7 +39,7 @@ local function memory_used()
   return used and limit and tonumber(limit) > 0 and used / limit or 0
 end
 
--- How many came in each tier in the last second, and in the poorest of the last few.
+-- The arrivals of each tier in the last second, and the lowest of the last few seconds.
 local function come_of(model, tiers, arrivals, now)
   local queues, last, least = {}, {}, {}
   for i = 1, tiers do queues[i] = KEYS[model.tiers_at + TierKeys.width * i + TierKeys.queue] end
@@ -54,10 +54,10 @@ local function come_of(model, tiers, arrivals, now)
   return last, least
 end
 
--- Fill a model's figures in; `arrivals` is the prefix of the hashes that count what was let in. Kept as doubles: its
--- time, six, and how many arrived in each tier, in the last second and in each of the last few. A key's lifetime is no
--- help when Redis' clock goes back. `fall` is by which part of it the memory that Redis uses has grown less a second,
--- of late.
+-- Set a model's capacity; `arrivals` is the prefix of the hashes that count admitted requests. The cached value is a
+-- list of doubles: its time, six figures, and each tier's arrivals in the last second and in each of the last few. A
+-- key's lifetime does not help when Redis' clock goes back. `fall` is the recent decrease of the used memory per
+-- second, as a fraction of the whole.
 local function capacity_of(model, sample, pace, tiers, arrivals, now)
   local kept = redis.call('GET', sample)
   local age = kept and now - struct.unpack('<d', kept)
@@ -78,6 +78,6 @@ local function capacity_of(model, sample, pace, tiers, arrivals, now)
   local each = '<' .. string.rep('d', tiers)
   model.arrivals = {struct.unpack(each, kept, 57)}
   model.steady = {struct.unpack(each, kept, 57 + 8 * tiers)}
-  -- Where it would read on.
+  -- Drop the position that `unpack` returns last.
   model.arrivals[tiers + 1], model.steady[tiers + 1] = nil, nil
 end

@@ -1,8 +1,8 @@
--- Count a request that was refused for what is in it against its key's rate.
+-- Count a request that was refused for its content against its key's rate.
 --
 -- KEYS  quota: its state (string)
 -- ARGV  interval_us; burst
--- Returns 0 when it is counted, else the µs until the key may ask again: then nothing is written. Run twice it counts
+-- Returns 0 when it is counted, else the µs until the key may send again; then nothing is written. Run twice it counts
 -- twice, so its caller does not repeat it.
 local now, tat = now_us(), tonumber(redis.call('GET', KEYS.quota) or 0)
 local due, early = gcra_take(tat, now, tonumber(ARGV.interval_us), tonumber(ARGV.burst))

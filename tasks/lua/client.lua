@@ -1,8 +1,8 @@
--- Count how often one of an owner's clients asks. Not to be repeated: it counts each time.
+-- Count requests of one of an owner's clients against its limit. Not to be repeated: it counts each time.
 --
 -- KEYS  quota: its state (string)
--- ARGV  interval_us: between two requests; burst; requests: how many it asks for now
--- Returns whether it may (1, 0), after how many µs if not, how many are left, µs until the burst is whole again.
+-- ARGV  interval_us: between two requests; burst; requests: how many it wants now
+-- Returns 1 if it may, else 0; after how many µs it may; how many are left; µs until the burst is whole again.
 local now, interval, burst = now_us(), tonumber(ARGV.interval_us), tonumber(ARGV.burst)
 local tat = tonumber(redis.call('GET', KEYS.quota) or 0)
 local due, early = gcra_take(tat, now, interval, burst, tonumber(ARGV.requests))

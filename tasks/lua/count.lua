@@ -1,8 +1,8 @@
 -- Add one process's increments to the shared sums.
 --
--- KEYS  sums: hash; flush: number of the last flush of this process (string); second: answered in this second (string)
+-- KEYS  sums: hash; flush: number of the last flush of this process (string); second: answers in this second (string)
 -- ARGV  flush: number of this flush, from 1; answered: requests answered in it; then per Increment: field, amount
--- Returns 1, or 0 when this flush has been added before: its reply was lost, and it was sent again.
+-- Returns 1, or 0 if this flush was added before: its reply was lost, and it was sent again.
 if tonumber(redis.call('GET', KEYS.flush) or '0') >= tonumber(ARGV.flush) then return 0 end
 for i = ARGV.width, #ARGV - 1, Increment.width do
   redis.call('HINCRBYFLOAT', KEYS.sums, ARGV[i + Increment.field], ARGV[i + Increment.amount])

@@ -1,19 +1,19 @@
--- Whether a request has been asked before: tasks/client/dedup.py says what for.
+-- Deduplication of requests; tasks/client/dedup.py describes it.
 --
--- Whoever asks a question first leaves a mark (batching/lua/dedup_marks.lua), those who join it wait in a hash: task id
--- → <rank><message>. batching/lua/coalescing.lua ends their wait, and keeps the answer, which is the result of the one
--- that was computed, under a name that has the model's edition in it. Ranks there count from 0.
--- More stand for themselves: one step of Redis' must not read or answer any number.
+-- The first request with a question leaves a mark (batching/lua/dedup_marks.lua); those that join it wait in a hash:
+-- task id → <rank><message>. batching/lua/coalescing.lua ends their wait, and caches the answer (the result of the one
+-- that was computed) under a name that contains the model's epoch. Ranks in marks and hashes count from 0.
+-- Further requests are computed on their own: one step of Redis must not read or answer an unlimited number.
 local MOST_WAITERS, MOST_BYTES = 4096, 67108864
--- How long a mark outlives the last deadline: an executor may be at it still.
+-- How long a mark outlives the last deadline: an executor may still be working on it.
 local GRACE_MS = 60000
--- How many are looked at that came in the millisecond of the one that is looked for.
+-- How many messages are searched that came in the same millisecond.
 local SEARCHED = 512
 -- As in batching/lua/reply.lua.
 local HEARD_MS = 10000
 
--- What is there of each question of a flush: its mark, its kept answer; false where there is none. One step for all: a
--- call costs more than what it finds. `names` has the beginnings of the names.
+-- Read the mark and the cached answer of each question of a flush; false where there is none. One command for all, as a
+-- call costs more than the lookup. `names` has the prefixes of the names.
 local function read_questions(at, classes, names)
   local marks, answers, questions, editions = {}, {}, {}, {}
   local function note(question, class)
@@ -51,10 +51,10 @@ local function read_questions(at, classes, names)
   return marks, answers
 end
 
--- Built only in a flush in which some have been asked before, or may have been under a key: nobody else shall pay for
--- these functions. `door` is what submit.lua knows: over_rate, refused, track, lead, id_of, tats, spent, names, now,
--- most_memory, prefix, channel, marks, answers, lasts (for how long to leave marks that are new).
--- Returns the judge of such requests, and what is to be called when all have been judged.
+-- Made only in a flush in which some requests are repeats, or may have been sent under a key: others must not pay for
+-- these functions. `door` has the state of submit.lua: over_rate, refused, track, lead, id_of, tats, spent, names, now,
+-- most_memory, prefix, channel, marks, answers, lasts (how long new marks are kept).
+-- Returns the function that judges such requests, and the one to call when all have been judged.
 local function recognition(door)
   local marks, answers, lasts, names = door.marks, door.answers, door.lasts, door.names
   local replies, results, unheld = {}, {}, {}
@@ -63,8 +63,8 @@ local function recognition(door)
     if due then door.tats[class.state], door.spent[class.state] = due, true end
   end
 
-  -- Of the request that an Idempotency-Key has been used for: its id, or nothing if that came to nothing. Refused at
-  -- the door it left no key; expired or taken back it was never answered, and whoever asks again means it.
+  -- The id of the first request with an Idempotency-Key; nil if that one was never answered: it was refused and left no
+  -- key, or it expired or was cancelled. Then the request runs.
   local function first_of(claim, fingerprint)
     local known = redis.call('GET', claim)
     local print, id = string.match(known or '', '^(%x+);(.+)$')
@@ -79,7 +79,7 @@ local function recognition(door)
     return id, print == fingerprint
   end
 
-  -- Of a kept answer what stands before the task id, and what follows a request's own times, with none of them.
+  -- The parts of a cached answer before the task id and after the request's own times, with all times 0.
   local parted = {}
   local function parts_of(question)
     local parts = parted[question]
@@ -100,7 +100,7 @@ local function recognition(door)
     return parts
   end
 
-  -- What has its answer already is finished as a worker would do it.
+  -- Finish a request whose answer is cached, as a worker would.
   local function answer(class, parts, rest, request_key)
     local id, keep = door.id_of(rest), field(rest, TTL - door.prefix, 9)
     local key = 'celery-task-meta-' .. id
@@ -110,7 +110,7 @@ local function recognition(door)
       redis.call('SET', key, result, 'PX', keep)
       redis.call('PUBLISH', key, result)
     else
-      -- Nobody else waits for it: if it is heard, it need not be kept for long.
+      -- No other reader: once the caller has heard it, it need not be kept for long.
       local n = #results
       results[n + 1], results[n + 2], results[n + 3] = key, result, keep
     end
@@ -123,8 +123,8 @@ local function recognition(door)
     return string.sub(message, 1, #HEAD) == HEAD
   end
 
-  -- Where in a queue the first stands that came no earlier, counted from its head. They stand in the order in which
-  -- they came but for a few at the head, that came back or took another's place.
+  -- The place in a queue, from its head, of the first message that came no earlier. Messages are in the order of
+  -- arrival except a few at the head, which came back or took another's place.
   local function place_of(queue, enqueued)
     local low, high = 1, redis.call('LLEN', queue)
     while low < high do
@@ -150,7 +150,7 @@ local function recognition(door)
     end
   end
 
-  -- Take a waiting request out of its queue, be it of this very flush; its message, if it was there.
+  -- Take a waiting request out of its queue, or out of this flush; returns its message, if it was there.
   local function withdraw(model, rank, id, enqueued)
     local fresh, found = model.fresh[rank] or {}, nil
     for j = #fresh, 1, -1 do
@@ -166,14 +166,14 @@ local function recognition(door)
       found = scan(queue, from, from + SEARCHED, id, enqueued) or scan(queue, 1, 16, id, math.huge)
       if not found or redis.call('LREM', queue, -1, found) == 0 then return nil end
     end
-    -- With no thresholds a queue in which nothing is put has not been counted.
+    -- Without thresholds, a queue that this flush does not use was not counted.
     if model.depths[rank] then model.depths[rank], model.waiting = model.depths[rank] - 1, model.waiting - 1 end
     local key = string.sub(found, KEY, KEY + 7)
     if key ~= NO_KEY then unheld[#unheld + 1] = {KEYS[tier + TierKeys.held], key} end
     return found
   end
 
-  -- One more waits for the answer, until its own deadline.
+  -- Let one more request wait for the answer, until its own deadline.
   local function enter(question, id, rank, message, deadline)
     local waiting, last = names.joined .. question, deadline + GRACE_MS
     redis.call('HSET', waiting, id, (rank - 1) .. message)
@@ -186,11 +186,11 @@ local function recognition(door)
     end
   end
 
-  -- What becomes of one more that asks what is asked already: 'lead', for all who come after it; 'join' those who wait;
-  -- 'alone'.
+  -- What to do with a repeat: 'lead' (become the first, for all that follow), 'join' those that wait, or 'alone'
+  -- (compute it on its own).
   local function part_in(question, class, deadline, queue_limit, id, message)
     local mark = marks[question]
-    -- Lost, or so late that nobody should wait for it; if it comes to an end, then to its own.
+    -- The first one is lost, or too late to wait for; if it still ends, only its own caller gets the result.
     if field(mark, MARK_DEADLINE, 13) <= door.now then return 'lead' end
     local there = redis.call('HLEN', names.joined .. question)
     if there >= MOST_WAITERS or there * #message > MOST_BYTES then return 'alone' end
@@ -199,7 +199,7 @@ local function recognition(door)
       local first = string.sub(mark, MARK_ID)
       local moved = withdraw(class.model, rank, first, field(mark, MARK_ENQUEUED, 13))
       if moved then
-        -- It goes on waiting, for this one.
+        -- The former first one now waits for this one.
         enter(question, first, rank, moved, field(mark, MARK_DEADLINE, 13) - door.now)
         return 'lead'
       end
@@ -210,12 +210,12 @@ local function recognition(door)
 
   local function part_of(question, class, deadline, queue_limit, id, message)
     if not marks[question] then return 'lead' end
-    -- What is wrong with the keys of those who wait must not cost anybody an answer.
+    -- An error in the keys of those that wait must not cost anybody an answer.
     local fine, part = pcall(part_in, question, class, deadline, queue_limit, id, message)
     return fine and part or 'alone'
   end
 
-  -- Why one that may have been asked before does not go into the queue; as `refusal`.
+  -- Judge a possible repeat: returns why it does not go into the queue, and when to retry; like `refusal`.
   local function known_before(class, deadline, queue_limit, i, head)
     local question, request_key, claim, fingerprint = ARGV[i], '', '', ''
     if string.find(question, '\n', 1, true) then

@@ -1,10 +1,10 @@
--- How often one key may ask: batching/policy/gcra.py is the same arithmetic, and tests hold the two together.
--- A state that no clock before `now` can have left: Redis' clock has gone back, and the key begins anew.
+-- The rate limit of one key (GCRA): batching/policy/gcra.py has the same arithmetic, and tests compare the two.
+-- A state too far in the future was left before Redis' clock went back: the key starts anew.
 local function gcra_known(tat, now, interval, burst)
   return tat - now > (2 * burst - 1) * interval and now or tat
 end
 
--- `count` at once, or one: all of them or none.
+-- Take `count` requests, or one: all of them or none.
 local function gcra_take(tat, now, interval, burst, count)
   local due = math.max(gcra_known(tat, now, interval, burst), now) + interval * (count or 1)
   local early = due - burst * interval - now

@@ -1,4 +1,4 @@
--- Take back requests whose callers have gone. Those that an executor has already are computed all the same.
+-- Cancel requests whose callers have disconnected. Those that an executor has already are computed all the same.
 --
 -- KEYS  cancelled: zset
 -- ARGV  keep_ms: how long to remember them; then the task ids

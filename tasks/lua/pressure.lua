@@ -1,12 +1,12 @@
--- Whether one more request is let in: batching/policy/admission.py is the same arithmetic, and tests hold the two
--- together.
+-- Admission of one more request: batching/policy/admission.py has the same arithmetic, and tests compare the
+-- two.
 --
 -- A pressure is a table: depths and arrivals per tier, highest first; waiting, the sum of the depths; rate, first_ms,
 -- full_ms and full. A rule: form ('drain', 'depth', 'off'), headroom, shares per tier, ageing_ms, aged_share. Ranks
 -- count from 1 here. Times are in milliseconds, the rate is per second.
 
--- Two numbers that do not change while one flush is let in: the wait of a tier is `ahead` × the first, or `depth` × the
--- second and the ageing, whichever is less.
+-- Two factors that are constant within a flush: the wait of a tier is `ahead` × the first, or `depth` × the second plus
+-- the ageing time, whichever is less.
 local function drain_factors(pressure, rule, rank)
   local left = pressure.rate
   for i = rank + 1, #pressure.depths do
@@ -20,13 +20,13 @@ end
 local function wait_ms(pressure, rule, rank, by_preference, by_age)
   local ahead = 0
   for i = 1, rank do ahead = ahead + pressure.depths[i] end
-  -- Not infinity × 0.
+  -- Avoids infinity × 0.
   local preferred = by_preference < math.huge and ahead * by_preference or math.huge
   if rank == 1 then return preferred end
   return math.min(preferred, rule.ageing_ms + pressure.depths[rank] * by_age)
 end
 
--- `threshold` is in milliseconds or requests, below 0 for none.
+-- `threshold` is in milliseconds or requests; below 0 means none.
 local function room_of(pressure, rule, rank, threshold, queue_limit)
   local capacity = pressure.rate * rule.headroom
   if rule.form == 'off' then return math.huge end

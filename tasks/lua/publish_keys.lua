@@ -1,9 +1,9 @@
--- Replace the table of API keys with another state of the database.
+-- Replace the table of API keys by the current one of the database.
 --
 -- KEYS  table: hash; version: string
 -- ARGV  version: <database>:<number>; then per key: id, record (JSON)
--- Returns 1, or 0 when what is there is as new. Two may publish at once, and the older state must not come last: a
--- revoked key would be back.
+-- Returns 1, or 0 if Redis has this version or a later one. Two processes may publish at once, and the older table must
+-- not win: a revoked key would be valid again.
 local function parts(version)
   return string.match(version, '^(.*):(%d+)$')
 end

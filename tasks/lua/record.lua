@@ -2,8 +2,8 @@
 --
 -- KEYS  ledger: stream; rows: in it (string)
 -- ARGV  max_rows; added: rows now; rows: themselves (JSON)
--- Returns 1, or 0 when they would be too many. The new are refused, not the old trimmed: whoever is refused can count
--- them.
+-- Returns 1, or 0 if they would be too many. New rows are refused instead of old ones trimmed, so that the sender can
+-- count them.
 local rows = tonumber(redis.call('GET', KEYS.rows) or '0')
 if rows + ARGV.added > tonumber(ARGV.max_rows) then return 0 end
 redis.call('XADD', KEYS.ledger, '*', 'rows', ARGV.rows)

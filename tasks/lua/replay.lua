@@ -1,8 +1,8 @@
 -- Queue a dead letter again, under its own id.
 --
 -- KEYS  dead: dead letters (zset); letter: this one (hash); result; queue; bell
--- ARGV  task_id; time_ms: to be answered in, from now; result_ttl_ms; message: without a plain client's expiry
--- Returns 1, or 0 when somebody else took it first.
+-- ARGV  task_id; time_ms: until its deadline, from now; result_ttl_ms; message: without a plain client's expiry
+-- Returns 1, or 0 if another process took it first.
 if redis.call('EXISTS', KEYS.letter) == 0 then return 0 end
 local message = ARGV.message
 local now = now_ms()
@@ -12,7 +12,7 @@ if stamped(message) then
   message = HEAD .. deadline .. ';' .. deadline .. ';' .. string.format('%013d', now) .. ';00;0;1;'
     .. string.sub(message, TTL)
 else
-  -- As Celery writes it: no frontend's, or its own outcome could not take its place (batching/lua/finish.lua).
+  -- In Celery's form, without a frontend's mark, or the outcome could not replace it (batching/lua/finish.lua).
   state = string.gsub(state, '":', '": ')
   local from, to = string.find(message, COUNTED, 1, true)
   if from then

@@ -1,29 +1,29 @@
--- Admit and enqueue what of one flush is let in; what is not leaves no trace.
+-- Admit and queue the requests of one flush; a refused one leaves no trace.
 --
--- KEYS  flush: its answer (string); arrivals: prefix of the arrivals hashes, one a second
+-- KEYS  flush: its answer (string); arrivals: prefix of the arrivals hashes, one per second
 --       then per model, ModelKeys: bell; capacity: string; pace: hash; edition: string; and for each of its tiers,
---       highest first, TierKeys: queue; held: who waits in it (hash)
+--       highest first, TierKeys: queue; held: waiting requests per key (hash)
 --       then per quota: its state (string)
---       then, if any may have been asked before, DedupKeys, the beginnings of names: asked: marks; joined: who waits;
---       cached: kept answers
--- ARGV  models; tiers; classes: how many follow; channel: that replies go to
---       form: of the thresholds; headroom; max_memory: part of Redis' memory to be used; ageing_ms; aged_share: share
---       of an aged tier; then the shares of the tiers
+--       then, if any may be a repeat, DedupKeys, prefixes of names: asked: marks; joined: waiting requests;
+--       cached: cached answers
+-- ARGV  models; tiers; classes: how many follow; channel: for replies
+--       form: of the thresholds; headroom; max_memory: the fraction of Redis' memory that may be used; ageing_ms;
+--       aged_share: share of an aged tier; then the shares of the tiers
 --       then per model: depth limit of each of its queues
 --       then per class (model, tier and quota) a ClassRow: model, rank: numbers of the model and the tier; threshold;
---       quota: its number (0: none); interval_us; burst; tag: of its key; tier: its name when its requests may have
---       been asked before, else ''; kept: '1' if answers of its model are kept
+--       quota: its number (0: none); interval_us; burst; tag: of its key; tier: its name if its requests may be
+--       repeats, else ''; kept: '1' if answers of its model are cached
 --       then per run of messages that have these in common a RunRow: number: of the class; deadline_ms, queue_limit_ms:
 --       from now; words: of a message; messages: how many follow
 --       then per message: if it has two words, the key for the caller's own request id ('' if it gave none), and the
---       rest of the message from the stamp's tracked mark on. Where requests may have been asked before, instead of
---       that key: the question ('' if it is nobody else's), and if it has any of them, in lines of their own, that key,
---       the name of its Idempotency-Key, and the hash of what it asks under that; it is never empty then
+--       rest of the message from the fast header's tracked mark on. Where requests may be repeats, instead of that key:
+--       the question ('' if it is not shared), and if it has any of them, on lines of their own, that key, the name of
+--       its Idempotency-Key, and the hash of its request under that key; then it is never empty
 -- Returns a Status per message (tasks/client/admission_codes.py), one character: QUEUED, or why it was not. If any was
--- not, a line feed, and for each of those: ms until a retry is worth it;what is left of its quota;ms until that is
--- whole again. Of one that was REPEATED the first is the id of the request whose outcome it gets; of one that was
--- ANSWERED or has JOINED those who wait there is nothing. A flush whose reply was lost may be sent again: it is
--- remembered, and then only its answer is repeated.
+-- not, a line feed, and for each of those: ms until a retry is worth it;what is left of its quota;ms until the quota is
+-- whole again. For REPEATED the first is the id of the request whose outcome it gets; for ANSWERED and JOINED there is
+-- nothing. A flush whose reply was lost may be sent again: its answer is remembered, and only that is returned
+-- again.
 local known = redis.call('GET', KEYS.flush)
 if known then return known end
 
@@ -47,10 +47,10 @@ local models = {}
 local key = KEYS.width
 for m = 1, models_count do
   local model = {
-    -- The keys of tier i stand behind KEYS[tiers_at + TierKeys.width * i].
+    -- The keys of tier i are after KEYS[tiers_at + TierKeys.width * i].
     bell = KEYS[key + ModelKeys.bell], tiers_at = key + ModelKeys.width - TierKeys.width,
     edition_key = KEYS[key + ModelKeys.edition], kept_in = false,
-    -- All fields at once: a table that grows is built anew.
+    -- All fields at once, since a table that grows is reallocated.
     depths = {}, fresh = {}, waiting = 0, limit = tonumber(ARGV[at + m]), keyed = false,
     rate = 0, first_ms = 0, full_ms = 0, full = 1, memory = 0, fall = 0, arrivals = false, steady = false,
   }
@@ -71,7 +71,7 @@ for c = 1, classes_count do
   local model, rank = models[tonumber(ARGV[at + ClassRow.model])], tonumber(ARGV[at + ClassRow.rank])
   local depth = model.depths[rank]
   if not depth then
-    -- With no thresholds only its own queue matters to a request.
+    -- Without thresholds only a request's own queue matters to it.
     depth = redis.call('LLEN', KEYS[model.tiers_at + TierKeys.width * rank + TierKeys.queue])
     model.depths[rank], model.waiting = depth, model.waiting + depth
   end
@@ -103,8 +103,8 @@ for c = 1, classes_count do
   at = at + ClassRow.width
 end
 
--- Up to how many may wait in all, and those of its own key once more, for nobody of this class to be refused, whatever
--- exactly waits: the common case, in which one comparison is all that a request costs.
+-- How many requests may wait (plus those of its own key) so that no request of this class is refused, whatever waits:
+-- the common case, in which a request costs one comparison.
 local function calm_of(class, deadline, queue_limit)
   local model = class.model
   if model.memory > most_memory then return -1 end
@@ -118,7 +118,7 @@ end
 local statuses, details = {}, {}
 local tats, spent = {}, {}
 
--- State of a quota by its key: models and tiers of one caller share it.
+-- The state of a quota, shared by a caller's models and tiers.
 local function tat_of(class)
   local tat = tats[class.state]
   if not tat then
@@ -128,9 +128,9 @@ local function tat_of(class)
   return tat
 end
 
--- Built when the first request is not let in without a look: who is calm shall not pay for these functions.
+-- Made when a request is not obviously admitted: the common case must not pay for these functions.
 local function judges()
-  -- With no thresholds nobody asks what the fleet can do, and nothing can be foretold.
+  -- Without thresholds the capacity is not known, and no time can be predicted.
   local later = form ~= 'off' and timetable()
 
   local function over_rate(class)
@@ -140,7 +140,7 @@ local function judges()
     return nil, due
   end
 
-  -- Why one more of this class is refused, and when to come again; nil when it is let in.
+  -- Why one more request of this class is refused, and when to retry; nil if it is admitted.
   local function refusal(class, deadline, queue_limit)
     local model = class.model
     local why, due
@@ -199,7 +199,7 @@ end
 
 local over_rate, refusal, refuse
 
--- Of a flush in which some may have been asked before.
+-- For a flush in which some requests may be repeats.
 local marks, answers, lasts, names, lead, known_before, conclude
 if any_once then
   local prefixes = #KEYS - DedupKeys.width
@@ -270,10 +270,10 @@ local function judge_one_by_one(class, deadline, limit, first, last, words, head
   end
 end
 
--- All of a run, where nobody has to be looked at: the common case. Of requests that may have been asked before each is.
+-- Admit a whole run at once, if no request must be judged by itself: the common case. Possible repeats must be.
 local function all_are_let_in(class, count)
   if class.once then return false end
-  -- With a key each one that is let in counts twice for the next: among all, and among its own.
+  -- With a key each admitted request counts twice for the next: among all, and among its own.
   local each = class.quota > 0 and 2 or 1
   if class.model.waiting + class.own + (count - 1) * each > class.calm then return false end
   if class.quota > 0 then
@@ -322,7 +322,7 @@ for m = 1, models_count do
       any = true
       local tier = model.tiers_at + TierKeys.width * rank
       local queue = KEYS[tier + TierKeys.queue]
-      -- Counts of who waits in an empty queue are left over from a purge.
+      -- Counts for an empty queue are left over from a purge.
       if model.keyed and model.keyed[rank] and model.depths[rank] == #fresh then
         redis.call('DEL', KEYS[tier + TierKeys.held])
       end
@@ -345,7 +345,7 @@ for state in pairs(spent) do
 end
 
 if lasts then
-  -- Not before all are queued that they speak of.
+  -- Only after all the requests that the marks name are queued.
   local last, ends
   for question, keep in pairs(lasts) do
     if keep ~= last then last, ends = keep, string.format('%.0f', now + keep) end

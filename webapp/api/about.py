@@ -10,7 +10,7 @@ from webapp.services import Services
 _ABOUT = msgspec.json.encode(
     {
         "name": "Bunch",
-        "description": "Inference over HTTP, one input per output; requests that wait together run in one batch.",
+        "description": "Inference over HTTP: one input in, its output out; requests that wait together run as a batch.",
         "links": {
             "api": "/openapi.json",
             "models": "/v1/models",
