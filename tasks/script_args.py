@@ -21,7 +21,7 @@ class ModelKeys(NamedTuple):
 
 
 class TierKeys(NamedTuple):
-    """For each tier, after the keys of its model."""
+    """The keys of each tier, after those of its model."""
 
     queue: str
     held: str
@@ -77,7 +77,7 @@ class RunRow(NamedTuple):
 
 
 class QuotaKeys(NamedTuple):
-    """For charge.lua and client.lua."""
+    """The keys of charge.lua and client.lua."""
 
     quota: str
 

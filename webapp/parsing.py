@@ -130,7 +130,7 @@ def _require_json(call: HttpRequest) -> None:
 
 @lru_cache(maxsize=64)
 def _is_json(content_type: str) -> bool:
-    """Whether the content type is JSON, and its charset, if any, a spelling of UTF-8."""
+    """True if the content type is JSON, and its charset, if any, a spelling of UTF-8."""
     if len(content_type) > _LONGEST_MEDIA_TYPE:
         return False
     media_type, *parameters = content_type.lower().split(";")
@@ -277,7 +277,7 @@ def idempotency_key(call: HttpRequest) -> str:
 
 
 def wants_fresh(call: HttpRequest) -> bool:
-    """Whether the answer must be computed for this caller, not reused."""
+    """True if the answer must be computed for this caller, not reused."""
     control = call.header("HTTP_CACHE_CONTROL")
     return control is not None and any(each.strip().lower() in _FRESH for each in control.split(","))
 

@@ -136,7 +136,7 @@ class HttpRequest:
 
     @property
     def was_forwarded(self) -> bool:
-        """Whether a proxy has passed the request on."""
+        """True if a proxy has passed the request on."""
         # Our server notes it in the environ; an environ of another server is checked here.
         noted: str | None = self._environ.get(NOTED)
         return was_forwarded(self._environ) if noted is None else noted == "1"

@@ -1,4 +1,4 @@
-"""What `submit.lua` says of each request of a flush, and the error that a caller gets for one that was not let in.
+"""The statuses that `submit.lua` returns for the requests of a flush, and the errors that callers get for refusals.
 
 `Status` is the one table of it: the script reads it by name (`Status.RATE`), callers get its errors, and a test
 compares docs/operations.md with it. A refusal is called as in `batching.policy.Shed`, whose value is a metric's label.
@@ -58,7 +58,7 @@ _ACCEPTED = frozenset(ord(status.code) for status in (Status.QUEUED, Status.ANSW
 
 
 def refusals(answer: bytes, batch: list[Outgoing]) -> Iterator[Refused | IdempotencyConflict | Repeated | None]:
-    """For each request of a flush: None if it was accepted, else its error, or whose outcome it gets."""
+    """The result of each request of a flush: None if it was accepted, else its error, or whose outcome it gets."""
     statuses, _, details = answer.partition(b"\n")
     each = iter(details.split(b","))
     for status, out in zip(statuses, batch, strict=True):

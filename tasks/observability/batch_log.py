@@ -160,7 +160,7 @@ class BatchLog:
         return self._search(_ALL, name, owner, made) or self._search(_FAILED, name, owner, made)
 
     def reach(self) -> Reach:
-        """How far back the log of all requests goes."""
+        """The time range that the log of all requests covers."""
         now_ms = self._now_ms()
         cut = float(cast("bytes | None", self._redis.hget(self._keys.record_size(_ALL), "cut")) or 0)
         hour = now_ms - HOUR_MS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def error_summary(text: str, most: int = 300) -> str:
-    """Of a traceback, the line that names the exception; of other text, the first line. At most `most` characters."""
+    """The line of a traceback that names the exception; the first line of other text. At most `most` characters."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     if not lines:
         return ""

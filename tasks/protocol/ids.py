@@ -31,7 +31,7 @@ def owned_id(task_id: str, owner: str) -> str:
 
 
 def belongs_to(task_id: str, owner: str) -> bool:
-    """Whether `owner` may know of the id; an empty owner (auth off, or an operator) may know of every id."""
+    """True if `owner` may know of the id; an empty owner (auth off, or an operator) may know of every id."""
     if not owner:
         return True
     head, tag = task_id[:-_TAG], task_id[-_TAG:]
@@ -39,7 +39,7 @@ def belongs_to(task_id: str, owner: str) -> bool:
 
 
 def made_at_ms(task_id: str, now_ms: float) -> float | None:
-    """When one of our ids was made, to four seconds, if at most 48 days ago; None for any other id."""
+    """The time at which one of our ids was made, to four seconds; None if over 48 days ago, or for any other id."""
     found = _OURS.fullmatch(task_id)
     if found is None:
         return None

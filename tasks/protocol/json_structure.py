@@ -45,7 +45,7 @@ def structure(raw: bytes) -> bytes:
 
 
 def too_deep(raw: bytes) -> bool:
-    """Whether valid JSON is nested in more than `MAX_DEPTH` levels."""
+    """True if valid JSON is nested in more than `MAX_DEPTH` levels."""
     # Nearly every body is too short to be nested so deeply, and is not searched.
     if len(raw) <= MAX_DEPTH or raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
         return False
@@ -54,7 +54,7 @@ def too_deep(raw: bytes) -> bool:
 
 
 def too_many_parts(raw: bytes) -> bool:
-    """Whether JSON has more than `MAX_PARTS` names, arrays and objects; works for invalid JSON too."""
+    """True if JSON has more than `MAX_PARTS` names, arrays and objects; works for invalid JSON too."""
     return len(raw) > MAX_PARTS and _parts(raw) > MAX_PARTS and _parts(structure(raw)) > MAX_PARTS
 
 
@@ -63,7 +63,7 @@ def _parts(text: bytes) -> int:
 
 
 def has_doubled_names(raw: bytes, read: msgspec.Struct) -> bool:
-    """Whether an object in `raw` has two members of one name; `read` is the decoded object, which kept the last of
+    """True if an object in `raw` has two members of one name; `read` is the decoded object, which kept the last of
     them.
 
     Raises:

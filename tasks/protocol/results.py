@@ -106,7 +106,7 @@ _OF_A_FRONTEND = re.compile(
 
 
 def is_of_a_frontend(stored: bytes) -> bool:
-    """Whether the value stored under an id is the state, or the result with an owner, of a frontend's request."""
+    """True if the value stored under an id is the state, or the result with an owner, of a frontend's request."""
     return _OF_A_FRONTEND.match(stored) is not None
 
 

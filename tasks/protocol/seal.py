@@ -33,7 +33,7 @@ class Seal:
     def fits(
         self, seal: str, task_id: str, owner: str, once: str, reply_to: str, parameters: bytes, input: bytes
     ) -> bool:
-        """Whether one of our frontends has sealed a message with these contents."""
+        """True if one of our frontends has sealed a message with these contents."""
         content = _content(task_id, owner, once, reply_to, parameters, input)
         given = seal.encode()
         return any(compare_digest(_digest(begun, content).encode(), given) for begun in self._begun)

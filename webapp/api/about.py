@@ -24,5 +24,5 @@ _ABOUT = msgspec.json.encode(
 
 
 def root(services: Services, call: HttpRequest) -> HttpResponse:
-    """For strangers too, so it contains nothing about this installation."""
+    """The answer to `GET /`, also for strangers: it contains nothing about this installation."""
     return HttpResponse(200, _ABOUT, call.request_id)

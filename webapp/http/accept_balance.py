@@ -43,7 +43,7 @@ class Seat:
         self._memory[self._slot] = connections
 
     def may_take(self) -> bool:
-        """Whether no other worker holds clearly fewer connections: one, two or an eighth do not matter."""
+        """True if no other worker holds clearly fewer connections: one, two or an eighth do not matter."""
         memory = self._memory
         own = memory[self._slot]
         return all(own <= 2 + memory[slot] * 1.125 for slot in self._others)

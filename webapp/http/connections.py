@@ -83,7 +83,7 @@ class Connections:
         return len(found)
 
     def begin_shutdown(self) -> None:
-        """From now on each response closes its connection; an idle one is kept for a moment, for one more request."""
+        """Close each connection with its next response; an idle one is kept for a moment, for one more request."""
         self.shutting_down = True
         latest = time.monotonic() + self.limits.drain_idle_s
         for connection in self._connections:

@@ -98,7 +98,7 @@ class Sink(Protocol):
         """Send before the connection waits for more: the end of a response may leave together with the next one."""
 
     def must_close(self) -> bool:
-        """Whether the server wants to close this connection after this response."""
+        """True if the server wants to close this connection after this response."""
 
 
 class Response:

@@ -94,7 +94,7 @@ class Channel(abc.ABC):
         return self._greenlet
 
     def disconnected(self) -> bool:
-        """Whether the client has disconnected.
+        """True if the client has disconnected.
 
         A client whose data has arrived counts as connected: it has sent its next request and waits for both answers.
         One that has closed only its sending side cannot be told from one that is gone, and counts as gone.

@@ -10,7 +10,7 @@ from webapp.request import HttpRequest
 
 
 class Access(Enum):
-    """Who a path is for. `EITHER`: callers see their own data there, operators see everything."""
+    """The callers that a path is for. `EITHER`: callers see their own data there, operators see everything."""
 
     PUBLIC = auto()
     TENANT = auto()
@@ -49,7 +49,7 @@ class Identity(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether callers can be identified yet."""
+        """True if callers can be identified yet."""
 
     def identify(self, call: HttpRequest, access: Access) -> Caller:
         """Raises ApiError UNAUTHENTICATED or FORBIDDEN, which do not say what exactly was wrong."""

@@ -54,7 +54,7 @@ class Bearer:
 
     @property
     def ready(self) -> bool:
-        """Whether there is anything to check credentials with."""
+        """True if there is anything to check credentials with."""
         return (self._ring is None or self._ring.loaded) and (self._tokens is None or self._jwks.loaded)
 
     def identify(self, call: HttpRequest, access: Access) -> Caller:

@@ -22,18 +22,18 @@ class Loopback:
         self._names = settings.host_names
 
     def has(self, call: HttpRequest) -> bool:
-        """Whether a program on this machine sent the request, and sent it to this machine."""
+        """True if a program on this machine sent the request, and sent it to this machine."""
         return self.listens and not call.was_forwarded and _is_local(call.header("HTTP_HOST"))
 
     def serves(self, call: HttpRequest) -> bool:
-        """Whether the request is for one of the allowed host names."""
+        """True if the request is for one of the allowed host names."""
         host = call.header("HTTP_HOST")
         return host is not None and _hostname(host) in self._names
 
 
 @lru_cache(maxsize=64)
 def _is_local(host: str | None) -> bool:
-    """Whether the host is a name of this machine; a web page's request always has a host."""
+    """True if the host is a name of this machine; a web page's request always has a host."""
     return host is None or is_loopback(_hostname(host))
 
 
