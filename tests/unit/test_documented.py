@@ -6,6 +6,7 @@ and the page's table, and compares the two as wholes.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,22 @@ NOT_SETTINGS = {"BUNCH_CONFIG"}
 FROM_THE_FILE = {"models", "default_model", "config_file"}
 # Streamed, so it is no row of the routes' table.
 STREAMS = {"GET /ops/events"}
+# Messages of others that the operators' pages quote.
+FOREIGN = {
+    # redis-py, Redis
+    "Timeout reading from socket",
+    "OOM command not allowed",
+    "You can't write against a read only replica",
+    # Celery, gunicorn
+    "Connection to broker lost",
+    "Worker (pid:…) was sent SIGKILL",
+    # The kernel, dmesg, Kubernetes
+    "Out of memory: Killed process … oom_score_adj:800",
+    "Memory cgroup out of memory: Killed process …",
+    "exceed data ulimit",
+    "read kernel buffer failed",
+    "OOMKilled",
+}
 
 
 def section(page: str, heading: str) -> str:
@@ -240,3 +257,30 @@ def test_every_remote_control_command_has_a_row_and_every_row_is_a_command() -> 
     # Celery's own word, of which the text says what it does here.
     assert listed == COMMANDS.keys() - {"pool_restart"}
     assert "pool_restart" in EVERYTHING["celery.md"]
+
+
+def our_texts() -> str:
+    """Every string of our code; what a placeholder stands for is a line break."""
+    found: list[str] = []
+    for package in ("batching", "bunch", "cli", "config", "tasks", "webapp", "workers"):
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [part.value if isinstance(part, ast.Constant) else "\n" for part in node.values]
+                    found.append("".join(str(part) for part in parts))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(re.sub(r"%[a-z]", "\n", node.value))
+    found += [each.read_text(encoding="utf-8") for each in (ROOT / "webapp/ops/static").glob("*.js")]
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("page", ["oncall.md", "operations.md"])
+def test_every_message_that_an_operators_page_quotes_is_written_by_us(page: str) -> None:
+    texts = our_texts()
+    prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", EVERYTHING[page], flags=re.DOTALL | re.MULTILINE)
+    quoted = {" ".join(each.split()) for each in re.findall(r'"([^"]{6,})"', prose)}
+    assert len(quoted) > 5
+    for message in quoted - FOREIGN:
+        # `N`, `…` and values stand for what is filled in.
+        pieces = re.split(r"…|\bN\b|: |\b[A-Z]{3,}\b|\w+ = \d+|\w*\d+(?: min)?", message)
+        assert all(piece.strip() in texts for piece in pieces), message
