@@ -288,7 +288,7 @@ def _described(served: _Served) -> dict[str, Any]:
         "max_wait_ms": running.max_wait_ms,
         "policy_options": running.policy_options,
         "timeout_ms": running.timeout_ms,
-        "safe_size": next((loop.safe_size for loop, _ in served.pairs if loop.safe_size), None),
+        "safe_size": next((loop.state.safe_size for loop, _ in served.pairs if loop.state.safe_size), None),
         "in_hand": sum(loop.in_hand for loop, _ in served.pairs),
         "paused": sorted(tier.value for tier in served.desired.paused),
         "tuned": dict(served.desired.tuned),

@@ -224,7 +224,7 @@ class WorkerRunner:
         """Forget what faults have taught of a model; what that was. Raises KeyError for one that is not run here."""
         breaker = self._breakers[model]
         loops = [loop for (each, _), loop in zip(self._executors, self._loops, strict=True) if each.name == model]
-        learned = [loop.safe_size for loop in loops if loop.safe_size is not None]
+        learned = [loop.state.safe_size for loop in loops if loop.state.safe_size is not None]
         forgotten = {"breaker": breaker.state.value, "safe_size": min(learned, default=None)}
         breaker.reset()
         for loop in loops:
@@ -234,9 +234,8 @@ class WorkerRunner:
     def info(self) -> dict[str, Any]:
         row = msgspec.to_builtins(self._describe())
         in_hand = sum(loop.in_hand for loop in self._loops)
-        learnt = {
-            executor.name: shown(loop.learner) for loop, (_, executor) in zip(self._loops, self._executors, strict=True)
-        }
+        pairs = zip(self._loops, self._executors, strict=True)
+        learnt = {executor.name: shown(loop.state.learner) for loop, (_, executor) in pairs}
         return {**row, "in_hand": in_hand, "serving": self.reconciler.describe(), "learnt": learnt}
 
     def explain(self, name: str) -> dict[str, Any] | None:
@@ -341,8 +340,8 @@ class WorkerRunner:
                 if each.name == name
             ]
             ready = sum(running and executor.state is ExecutorState.READY for executor, _ in mine)
-            safe = min((loop.safe_size or model.max_batch_size for _, loop in mine), default=model.max_batch_size)
-            paces[name] = model_pace(ready, [loop.pace for _, loop in mine], safe)
+            safe = min((loop.state.safe_size or model.max_batch_size for _, loop in mine), default=model.max_batch_size)
+            paces[name] = model_pace(ready, [loop.state.pace for _, loop in mine], safe)
         return paces
 
     def _describe(self, *, measure: bool = False) -> WorkerRow:
@@ -357,8 +356,8 @@ class WorkerRunner:
                 executor.restarts,
                 executor.pid,
                 self._breakers[model.name].state.value,
-                loop.safe_size,
-                *_speed(loop.pace, loop.safe_size or model.max_batch_size),
+                loop.state.safe_size,
+                *_speed(loop.state.pace, loop.state.safe_size or model.max_batch_size),
                 device="" if model.is_url else str(executor.placement),
                 in_flight=loop.in_hand,
             )

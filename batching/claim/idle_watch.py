@@ -23,12 +23,11 @@ from collections.abc import Set as AbstractSet
 
 from redis.exceptions import RedisError
 
+from batching.claim.loop_state import LOOK_EVERY_S
 from batching.claim.store import BatchStore
 
 logger = logging.getLogger(__name__)
 
-# A plain Celery client rings no bell; its messages are found this often (the contract allows 100 ms).
-LOOK_EVERY_S = 0.08
 # So long without work, and a loop is held. Longer than the pause of a client that asks once a second.
 COLD_AFTER_S = 2.0
 _MAX_BACKOFF_S = 1.0

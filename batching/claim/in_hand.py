@@ -1,4 +1,4 @@
-"""The batches between their claim and their outcomes, as the claim loop of their executor knows them."""
+"""The batches between their claim and their outcomes, as the two threads of a claim loop share them."""
 
 from __future__ import annotations
 
@@ -7,63 +7,68 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from batching.claim.loop_state import LoopState
 from batching.ports import BatchInfo
 from batching.request import Done, Request
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class InHand:
-    """Seconds on the loop's clock. `turn_at` is when it came to the front, `took_s` its cost in a row of batches."""
+    """`claimed_at` is in seconds on the loop's clock."""
 
     requests: list[Request]
     info: BatchInfo
     claimed_at: float
-    took_s: float = 0.0
-    turn_at: float = 0.0
-
-    def timed(self, event: Done, now: float) -> BatchInfo:
-        """What is told of the batch once it is computed."""
-        return replace(
-            self.info,
-            compute_s=event.compute_s,
-            passes=event.passes,
-            wait_s=self.turn_at - self.claimed_at,
-            turn_s=now - self.turn_at,
-            collapsed=event.collapsed,
-        )
 
 
 class Hands:
-    """What one executor has: a batch inside the model, perhaps one behind it. Under the loop's condition `changed`."""
+    """What one loop holds: under its condition `changed`, which is told when a batch has left the executor's hands.
 
-    def __init__(self, changed: threading.Condition, clock: Callable[[], float]) -> None:
-        self.batches: dict[str, InHand] = {}
-        # Beside those also what has been asked for, and what has come back and is not stored yet.
+    From then on the feeder may claim the next, before this one is stored.
+    """
+
+    def __init__(self, state: LoopState[InHand], changed: threading.Condition, clock: Callable[[], float]) -> None:
+        # Beside the batches in hand also what has been asked for, and what has come back and is not stored yet.
         self.leased: set[str] = set()
-        # An average over about eight batches: enough to aim the next claim, no more is asked of it.
-        self.batch_s = 0.0
+        self._state = state
         self._changed = changed
         self._clock = clock
-        self._front_since = 0.0
-        self._occupied_since = 0.0
 
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    @property
-    def free_at(self) -> float:
-        """When the batch in front is expected to be done; with none, when the last one was."""
-        return self._front_since + (self.batch_s if self.batches else 0.0)
-
-    def occupy(self) -> None:
-        """A row of batches begins, with the claim of its first."""
-        self._occupied_since = self._clock()
-
-    def put(self, run: list[Request], info: BatchInfo) -> None:
+    def put(self, run: list[Request], info: BatchInfo, left: int) -> None:
+        """A batch is claimed, and goes to the executor; `left` requests still wait."""
+        # The highest tier that is in the batch stands first in it, its oldest request before the others.
+        waited_s, middle_s = (info.waited_s(each) for each in (run[0], run[len(run) // 2]))
         with self._changed:
-            if not self.batches:
-                self._front_since = self._clock()
-            self.batches[info.batch_id] = InHand(run, info, self._clock())
+            now = self._clock()
+            self._state.claimed(InHand(run, info, now), len(run), left, waited_s, middle_s, now)
+
+    def finished(self, event: Done, *, ok: bool) -> tuple[InHand, float] | None:
+        """The batch of the event, with its times, and now; None if it is not in hand."""
+        with self._changed:
+            batch = self._find(event.batch_id)
+            if batch is None:
+                return None
+            now = self._clock()
+            turn_s = self._state.finished(batch, len(batch.requests), now, passes=event.passes, ok=ok)
+            self._changed.notify_all()
+        info = replace(
+            batch.info,
+            compute_s=event.compute_s,
+            passes=event.passes,
+            wait_s=max(0.0, now - turn_s - batch.claimed_at),
+            turn_s=turn_s,
+            collapsed=event.collapsed,
+        )
+        return InHand(batch.requests, info, batch.claimed_at), now
+
+    def take(self, batch_id: str) -> InHand | None:
+        """A batch that will have no outcome."""
+        with self._changed:
+            batch = self._find(batch_id)
+            if batch is not None:
+                self._state.lost(batch, self._clock())
+                self._changed.notify_all()
+        return batch
 
     @contextlib.contextmanager
     def settling(self, batch_id: str) -> Iterator[None]:
@@ -73,18 +78,5 @@ class Hands:
         finally:
             self.leased.discard(batch_id)
 
-    def take(self, batch_id: str, *, compute: bool = False) -> InHand | None:
-        """The batch leaves the hands of the executor: the feeder may claim at once, before this one is stored."""
-        with self._changed:
-            batch = self.batches.pop(batch_id, None)
-            now = self._clock()
-            if batch:
-                batch.turn_at = max(self._front_since, batch.claimed_at)
-            if batch and compute:
-                took = now - self._front_since
-                self.batch_s = took if not self.batch_s else self.batch_s + (took - self.batch_s) / 8
-                batch.took_s = now - self._occupied_since
-            self._occupied_since = now
-            self._front_since = now
-            self._changed.notify_all()
-        return batch
+    def _find(self, batch_id: str) -> InHand | None:
+        return next((each for each in self._state.in_hand if each.info.batch_id == batch_id), None)

@@ -21,38 +21,24 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from redis.exceptions import RedisError
 
 from batching.claim.claim_switch import ClaimSwitch
 from batching.claim.executor import Executor, ExecutorGone, ExecutorState, Lost
-from batching.claim.idle_watch import LOOK_EVERY_S, IdleWatch
-from batching.claim.in_hand import Hands
+from batching.claim.idle_watch import IdleWatch
+from batching.claim.in_hand import Hands, InHand
+from batching.claim.loop_state import TICK_S, LoopState, Pause, Until, Waiting
 from batching.claim.settler import Settler
 from batching.claim.shared_breaker import SharedBreaker
 from batching.claim.store import BatchStore, Blame, Claim, View
 from batching.claim.triage import Triage
-from batching.policy import (
-    BreakerState,
-    Decision,
-    Dispatch,
-    Learner,
-    Look,
-    Policy,
-    QueueView,
-    Reason,
-    RetryPolicy,
-    Throughput,
-    Wait,
-)
+from batching.policy import BreakerState, Decision, Dispatch, Look, Policy, Reason, RetryPolicy, Wait
 from batching.ports import BatchInfo, Codec, FollowUp, LoopModel, NoFollowUp, Observer
 from batching.request import Done, Failed, Request, Work
 
 logger = logging.getLogger(__name__)
 
-_TOO_SHORT_FOR_BELLS_S = 0.003
-_TICK_S = 0.25
 _IDLE_TICK_S = 5.0
 _MAX_BACKOFF_S = 1.0
 
@@ -79,8 +65,7 @@ class ClaimLoop:
         self._model = model
         self._executor = executor
         self._store = store
-        # Its policy is a value: an operator's other one holds from the next decision on, with all that was learnt.
-        self.learner = Learner(policy)
+        self.state: LoopState[InHand] = LoopState(policy)
         self._observer = observer
         retry = RetryPolicy(model.max_attempts)
         self._triage = Triage(model.name, codec, retry, is_revoked)
@@ -91,15 +76,9 @@ class ClaimLoop:
         # A claim whose reply never came: it must be asked for again, or its lease would be nobody's.
         self._unheard: tuple[str, int] | None = None
         self._changed = threading.Condition()
-        self._in_hand = Hands(self._changed, clock)
-        self._sizes = (0, 0)
-        # What a batch costs in a row of them, from one's end to the next one's; the claim is part of that.
-        self.pace = Throughput()
-        self._more_waits = False
+        self._hands = Hands(self.state, self._changed, clock)
         # The other loops of this model in this worker.
         self.peers: Sequence[ClaimLoop] = ()
-        # The largest batch that the device's memory had room for; None while any will do.
-        self.safe_size: int | None = None
         self._stopping = False
         self.gate = ClaimSwitch(self._changed)
         self._seat = watch.seat(model.name, self._changed) if watch else None
@@ -111,20 +90,20 @@ class ClaimLoop:
 
     @property
     def in_hand(self) -> int:
-        return len(self._in_hand)
+        return len(self.state.in_hand)
 
     @property
     def held(self) -> frozenset[str]:
         """The ids of all that it leases: asked for, in hand, or being settled."""
-        return frozenset(self._in_hand.leased)
+        return frozenset(self._hands.leased)
 
     @property
     def is_idle(self) -> bool:
-        return not (self._in_hand or self.gate.is_shut) and self._executor.state is ExecutorState.READY
+        return not (self.state.in_hand or self.gate.is_shut) and self._executor.state is ExecutorState.READY
 
     def forget_safe_size(self) -> None:
         """An operator says that there is more room now: whole batches again, until memory runs out anew."""
-        self.safe_size = None
+        self.state.safe_size = None
 
     def start(self) -> None:
         for thread in self._threads:
@@ -133,13 +112,13 @@ class ClaimLoop:
     def use(self, model: LoopModel, policy: Policy) -> None:
         """Go on under another policy, or with another version of the model, from the next batch on."""
         self._model = model
-        self.learner.policy = policy
+        self.state.learner.policy = policy
 
     def wait_empty(self, timeout_s: float) -> bool:
         """Block until nothing is in hand, at most `timeout_s`; whether nothing is. Hold the gate first."""
         with self._changed:
             # Resting: a claim that was under way when the word came has become a batch in hand.
-            return self._changed.wait_for(lambda: self.gate.resting and not self._in_hand, timeout=timeout_s)
+            return self._changed.wait_for(lambda: self.gate.resting and not self.in_hand, timeout=timeout_s)
 
     def stop_claiming(self) -> None:
         """No new batch from now on; what is in hand goes on."""
@@ -153,13 +132,13 @@ class ClaimLoop:
         deadline = self._clock() + grace_s
         self._threads[0].join(timeout=max(0.0, deadline - self._clock()))
         with self._changed:
-            self._changed.wait_for(lambda: not self._in_hand, timeout=max(0.0, deadline - self._clock()))
+            self._changed.wait_for(lambda: not self.in_hand, timeout=max(0.0, deadline - self._clock()))
         self._drained = True
         self._executor.interrupt()
         self._settler.give_up_on_redis()
         self._threads[1].join(timeout=max(min(1.0, grace_s), deadline - self._clock()))
         # The newest first, so that the oldest ends up at the head of its queue again.
-        for batch in reversed(list(self._in_hand.batches.values())):
+        for batch in reversed(list(self.state.in_hand)):
             self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, "the worker is stopping")
         if self._unheard is not None:
             with contextlib.suppress(RedisError):
@@ -187,93 +166,75 @@ class ClaimLoop:
                 # A fault in one turn must not end the only thread that feeds this GPU.
                 logger.exception("%s: a turn of the claim loop failed; the next one follows", self._executor.name)
                 view = None
-                time.sleep(_TICK_S)
+                time.sleep(TICK_S)
 
     def _turn(self, view: View | None) -> View | None:
         """One decision. Returns the view that the next one may start from; None: look again."""
         if self._unheard is None and self.gate.is_shut:
-            self._more_waits = False
+            self.state.rests()
             self.gate.rest(lambda: self._stopping)
             return None
-        if not self._executor.wait_ready(_TICK_S):
-            self._more_waits = False
+        if not self._executor.wait_ready(TICK_S):
+            self.state.rests()
             return None
         if self._unheard is not None:
             return self._dispatch(Dispatch(self._unheard[1], Reason.IDLE))
-        permitted = self._breaker.permits(self._clock())
-        if not permitted:
-            self._more_waits = False
-            self._await_executor(_TICK_S) if self.in_hand else time.sleep(_TICK_S)
+        now = self._clock()
+        if not self._breaker.permits(now):
+            self._pause(self.state.refused(now))
             return None
         decision = self._decide(view)
         if isinstance(decision, Look):
             view = self._store.look(self._model.name, self.gate.paused)
-            self.learner.looked(view.depth, self._clock())
+            self.state.looked(view.depth, self._clock())
             decision = self._decide(view)
         if isinstance(decision, Dispatch):
             # Another executor of the model may have taken the probe meanwhile.
             permitted = self._breaker.take(self._clock())
             if permitted:
-                size = min(decision.size, permitted, self.safe_size or permitted)
-                return self._dispatch(replace(decision, size=size))
+                return self._dispatch(self.state.limited(decision, permitted))
         if isinstance(decision, Wait):
-            self._wait(decision)
+            self._pause(self.state.pause(decision, self._clock()), endless=decision.until == math.inf)
         return None
 
     def _decide(self, view: View | None) -> Decision:
-        now, age_s = self._clock(), 0.0
-        if view is not None:
-            age_s = (view.now_ms - view.oldest_ms) / 1000 if view.oldest_ms else math.inf
-        queue = QueueView(
-            depth=None if view is None else view.depth,
-            oldest_at=now - age_s,
-            due_at=now + (view.due_ms - view.now_ms) / 1000 if view and view.due_ms else math.inf,
-            in_hand=self.in_hand,
-            free_at=self._in_hand.free_at,
-            batch_s=self._in_hand.batch_s,
-            recent=max(self._sizes),
-            idle=sum(each.is_idle for each in self.peers),
-            learnt=self.learner.learnt,
-        )
-        return self.learner.policy.decide(queue, now)
+        now = self._clock()
+        idle = sum(each.is_idle for each in self.peers)
+        return self.state.decide(None if view is None else _waiting(view, now), now, idle)
 
-    def _wait(self, decision: Wait) -> None:
-        # What waits on purpose says nothing about how fast it could go.
-        self._more_waits = False
-        left_s = decision.until - self._clock()
-        if self.in_hand:
-            self._await_executor(min(left_s, _TICK_S))
-        elif 0 < left_s <= _TOO_SHORT_FOR_BELLS_S:
-            # Every producer's flush would ring, and each ring costs a look; this costs nothing.
-            time.sleep(left_s)
+    def _pause(self, pause: Pause, *, endless: bool = False) -> None:
+        left_s = pause.at - self._clock()
+        if pause.ends is Until.EXECUTOR:
+            self._await_executor(left_s)
+        elif pause.ends is Until.BELL:
+            self._wait_for_work(left_s, endless=endless)
         elif left_s > 0:
-            self._wait_for_work(left_s)
+            time.sleep(left_s)
 
-    def _wait_for_work(self, left_s: float) -> None:
+    def _wait_for_work(self, left_s: float, *, endless: bool) -> None:
         paused = self.gate.paused
 
         def must_leave() -> bool:
             shut = self.gate.is_shut or self.gate.paused != paused
             return shut or self._stopping or self._executor.state is not ExecutorState.READY
 
-        if self._seat and left_s == math.inf and self._seat.rest(paused, must_leave):
+        if self._seat and endless and self._seat.rest(paused, must_leave):
             # What has come now did not come over all of that time.
-            self.learner.looked(0, self._seat.empty_at)
+            self.state.looked(0, self._seat.empty_at)
         else:
-            self._store.wait_for_bells((self._model.name,), min(left_s, LOOK_EVERY_S))
+            self._store.wait_for_bells((self._model.name,), max(0.0, left_s))
 
     def _await_executor(self, timeout_s: float) -> None:
         with self._changed:
-            before = len(self._in_hand)
+            before = self.in_hand
             if before:
-                self._changed.wait_for(lambda: self._stopping or len(self._in_hand) != before, timeout=timeout_s)
+                self._changed.wait_for(lambda: self._stopping or self.in_hand != before, timeout=timeout_s)
 
     def _dispatch(self, decision: Dispatch) -> View:
         if self._unheard is None:
             self._unheard = (next(self._batch_ids), decision.size)
-        if not self._more_waits and not self._in_hand:
-            self._in_hand.occupy()
-        self._in_hand.leased.add(self._unheard[0])
+        self.state.asks(self._clock())
+        self._hands.leased.add(self._unheard[0])
         claim = self._store.claim(
             self._model.name,
             *self._unheard,
@@ -283,7 +244,6 @@ class ClaimLoop:
             max_bytes=self._model.max_batch_bytes,
         )
         self._unheard = None
-        self._more_waits = claim.view.depth > 0
         if claim.entries:
             if self._seat:
                 self._seat.worked()
@@ -297,10 +257,8 @@ class ClaimLoop:
                 )
                 self._recover(claim, error)
         else:
-            self._in_hand.leased.discard(claim.batch_id)
             self._breaker.found_nothing()
-            # A look too: a policy that never asks for one would go on with the rate of long ago.
-            self.learner.looked(claim.view.depth, self._clock())
+            self._found_nothing(claim)
         return claim.view
 
     def _serve(self, claim: Claim, decision: Dispatch) -> None:
@@ -313,24 +271,26 @@ class ClaimLoop:
         if settled or not (run or early):
             self._settler.settle(settled, info, last=not run)
         if run:
-            # The highest tier that is in the batch stands first in it, its oldest request before the others.
-            waited_s, middle_s = (info.waited_s(each) for each in (run[0], run[len(run) // 2]))
-            self.learner.claimed(len(run), claim.view.depth, waited_s, middle_s, self._clock())
+            self._hands.put(run, info, claim.view.depth)
             self._hand_over(run, info)
         else:
-            self._in_hand.leased.discard(claim.batch_id)
+            self._found_nothing(claim)
+
+    def _found_nothing(self, claim: Claim) -> None:
+        self._hands.leased.discard(claim.batch_id)
+        self.state.found_nothing(claim.view.depth, self._clock())
 
     def _recover(self, claim: Claim, error: Exception) -> None:
         """After a fault of ours: nobody else would ever take the requests out of the lease of a living worker.
 
         As suspects, since whatever it was may be in one of them.
         """
-        batch = self._in_hand.take(claim.batch_id)
+        batch = self._hands.take(claim.batch_id)
         requests, info = (batch.requests, batch.info) if batch else ([], self._info(claim, 0, Reason.IDLE))
         self._give_back(requests, info, Blame.SUSPECT, repr(error))
 
     def _give_back(self, requests: Sequence[Request], info: BatchInfo, blame: Blame, why: str) -> None:
-        with self._in_hand.settling(info.batch_id):
+        with self._hands.settling(info.batch_id):
             self._settler.give_back(requests, info, blame, why)
 
     def _info(self, claim: Claim, size: int, reason: Reason) -> BatchInfo:
@@ -338,24 +298,22 @@ class ClaimLoop:
         return BatchInfo(claim.batch_id, model.name, model.version, size, reason, claim.view.now_ms, executor=name)
 
     def _hand_over(self, run: list[Request], info: BatchInfo) -> None:
-        self._in_hand.put(run, info)
-        self._sizes = (self._sizes[1], len(run))
         self._observer.claimed(run, info)
         last_try = max(each.attempt for each in run) >= self._model.max_attempts
         # Suspects are claimed by themselves, so all of them are, or none.
-        about = (self.safe_size, run[0].lost > 0, last_try, [each.traceparent for each in run])
+        about = (self.state.safe_size, run[0].lost > 0, last_try, [each.traceparent for each in run])
         work = Work(info.batch_id, [each.input for each in run], [each.parameters for each in run], *about)
         try:
             self._executor.send(work)
         except ExecutorGone as error:
-            batch = self._in_hand.take(info.batch_id)
+            batch = self._hands.take(info.batch_id)
             if batch:
                 self._give_back(run, info, Blame.NOTHING, str(error))
 
     def _collect(self) -> None:
-        while not (self._drained and not self._in_hand):
+        while not (self._drained and not self.in_hand):
             try:
-                event = self._executor.receive(_TICK_S if self._in_hand else _IDLE_TICK_S)
+                event = self._executor.receive(TICK_S if self.in_hand else _IDLE_TICK_S)
                 if isinstance(event, Done):
                     self._done(event)
                 elif isinstance(event, Lost):
@@ -371,44 +329,46 @@ class ClaimLoop:
     def _done(self, event: Done) -> None:
         # Before the batch is out of hand: from then on the feeder may claim the next.
         if event.safe_size is not None:
-            self.safe_size = min(event.safe_size, self.safe_size or event.safe_size)
+            safe_size = self.state.ran_out(event.safe_size)
             logger.warning(
-                "%s: out of memory; batches have at most %d requests from now on", self._executor.name, self.safe_size
+                "%s: out of memory; batches have at most %d requests from now on", self._executor.name, safe_size
             )
-        batch = self._in_hand.take(event.batch_id, compute=True)
-        if batch is None:
-            return
-        if event.passes == 1:
-            self.pace = self.pace.observe(len(batch.requests), batch.took_s)
-        now = self._clock()
-        info = batch.timed(event, now)
         ok = any(not isinstance(outcome, Failed) for outcome in event.outcomes)
-        self.learner.finished(len(batch.requests), info.turn_s, now, regular=event.passes == 1 and ok)
+        finished = self._hands.finished(event, ok=ok)
+        if finished is None:
+            return
+        batch, now = finished
         # One input that fails alone says little about the model, unless it was the probe.
         if ok or len(event.outcomes) > 1 or self._breaker.state is BreakerState.HALF_OPEN:
             self._breaker.record(now, ok=ok)
-        with self._in_hand.settling(event.batch_id):
+        with self._hands.settling(event.batch_id):
             try:
                 outcomes = list(zip(batch.requests, event.outcomes, strict=True))
-                self._settler.settle(outcomes, info, last=True, elapsed_s=now - batch.claimed_at)
+                self._settler.settle(outcomes, batch.info, last=True, elapsed_s=now - batch.claimed_at)
             except Exception as error:
                 logger.exception(
                     "%s: could not settle batch %s; its requests are given back", self._executor.name, event.batch_id
                 )
-                self._settler.give_back(batch.requests, info, Blame.SUSPECT, repr(error))
+                self._settler.give_back(batch.requests, batch.info, Blame.SUSPECT, repr(error))
 
     def _lost(self, event: Lost) -> None:
-        self._more_waits = False
+        self.state.rests()
         with self._changed:
             self._changed.notify_all()
         if event.inside:
             self._breaker.record(self._clock(), ok=False)
         for batch_id in (event.inside, *event.waiting):
-            batch = self._in_hand.take(batch_id) if batch_id else None
+            batch = self._hands.take(batch_id) if batch_id else None
             if batch is None:
                 continue
-            with self._in_hand.settling(batch.info.batch_id):
+            with self._hands.settling(batch.info.batch_id):
                 if batch_id == event.inside:
                     self._settler.lost(batch.requests, batch.info, event)
                 else:
                     self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, event.reason)
+
+
+def _waiting(view: View, now: float) -> Waiting:
+    """What was seen, on the loop's clock, which says `now`."""
+    age_s = (view.now_ms - view.oldest_ms) / 1000 if view.oldest_ms else math.inf
+    return Waiting(view.depth, now - age_s, now + (view.due_ms - view.now_ms) / 1000 if view.due_ms else math.inf)

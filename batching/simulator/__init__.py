@@ -29,12 +29,12 @@ long a batch takes (`service`), what breaks (`faults`), and what each step of th
 | `admission` | `AdmissionGate`: the frontend's rule behind the port |
 | `scenario` | `Scenario`, `Overheads`, the port `Gate` |
 | `queues` | the tier queues, and the claim as `lua/claim.lua` makes it |
-| `feeder` | what an executor's claim loop knows, and the `QueueView` that its policy is shown |
+| `feeder` | one executor: where its loop is, and the worker's own `LoopState` |
 | `engine` | `simulate`: the events |
 | `report` | `Report`: percentiles, goodput, utilisation, refusals |
 
-A policy that learns, or sees more of the queue, needs two places kept in step with `ClaimLoop`: `Feeder.view` (what is
-shown) and `Feeder.done` (what it is told when a batch has ended).
+What a policy is shown, and what is learnt of a look, a claim and a batch's end, is `batching.claim.loop_state`'s, which
+the worker's loop has as well.
 
 The same scenario and seed give the same report, to the last digit.
 """

@@ -16,22 +16,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any
 
-from batching.claim.idle_watch import LOOK_EVERY_S
+from batching.claim.loop_state import Pause, Until, Waiting
 from batching.policy import Decision, Dispatch, Look, Wait
 from batching.simulator.arrivals import Callers
 from batching.simulator.feeder import At, Feeder
 from batching.simulator.inputs import Draws, make_queues
-from batching.simulator.queues import Batch, Waiting
+from batching.simulator.queues import Batch
 from batching.simulator.report import Report, Served, report
 from batching.simulator.scenario import Scenario
-
-# As in `batching.claim.loop`: a wait too short for the bell is slept through, and no wait is longer than a tick.
-_TOO_SHORT_FOR_BELLS_S = 0.003
-_TICK_S = 0.25
 
 
 class Stuck(Exception):
@@ -88,16 +83,14 @@ class Simulation:
 
     def add(self, ready_at: float) -> None:
         """One more executor, which takes batches from `ready_at` on."""
-        feeder = Feeder(len(self.feeders), self._scenario.policy(), self.feeders)
-        feeder.started_at = feeder.front_since = ready_at
-        feeder.at = At.DOWN
+        feeder = Feeder(len(self.feeders), self._scenario.policy(), ready_at, self.feeders)
         self.feeders.append(feeder)
         self._push(ready_at, self._up, feeder)
 
     def drain(self, feeder: Feeder) -> None:
         """It claims no more, and is gone when nothing is in hand."""
         feeder.draining = True
-        if feeder.at is not At.WORK and not feeder.in_hand:
+        if feeder.at is not At.WORK and not feeder.state.in_hand:
             feeder.epoch += 1
             self._gone(feeder)
 
@@ -112,15 +105,14 @@ class Simulation:
         """One decision, as `ClaimLoop._turn`."""
         feeder.at = At.WORK
         if feeder.draining:
-            if not feeder.in_hand:
+            if not feeder.state.in_hand:
                 self._gone(feeder)
             else:
                 feeder.at = At.EXECUTOR
             return
         permitted = feeder.breaker.permits(self.now)
         if not permitted:
-            feeder.at = At.EXECUTOR if feeder.in_hand else At.SLEEP
-            self._push(self.now + _TICK_S, self._alarm, feeder)
+            self._pause(feeder, feeder.state.refused(self.now))
             return
         decision = feeder.decide(view, self.now)
         if isinstance(decision, Look):
@@ -137,46 +129,36 @@ class Simulation:
             return
         self.queues.arrive(self.now)
         self.queues.wake_delayed(self.now)
-        feeder.learner.looked(self.queues.depth, self.now)
+        feeder.state.looked(self.queues.depth, self.now)
         decision = feeder.decide(self.queues.view, self.now)
         if isinstance(decision, Look):
-            raise Stuck(f"{feeder.policy!r} asked to look again right after a look")
+            raise Stuck(f"{feeder.state.learner.policy!r} asked to look again right after a look")
         self._act(feeder, decision, permitted)
 
     def _act(self, feeder: Feeder, decision: Decision, permitted: int) -> None:
         if isinstance(decision, Dispatch):
             feeder.breaker.take(self.now)
-            self._push(
-                self.now + self._costs.claim_s,
-                self._claimed,
-                feeder,
-                replace(decision, size=min(decision.size, permitted)),
-            )
+            feeder.state.asks(self.now)
+            claim = feeder.state.limited(decision, permitted)
+            self._push(self.now + self._costs.claim_s, self._claimed, feeder, claim)
         elif isinstance(decision, Wait):
-            self._wait(feeder, decision.until)
+            self._pause(feeder, feeder.state.pause(decision, self.now))
 
-    def _wait(self, feeder: Feeder, until: float) -> None:
+    def _pause(self, feeder: Feeder, pause: Pause) -> None:
         feeder.epoch += 1
-        left_s = until - self.now
-        if feeder.in_hand:
-            feeder.at = At.EXECUTOR
-            self._push(self.now + min(left_s, _TICK_S), self._alarm, feeder)
-        elif left_s <= _TOO_SHORT_FOR_BELLS_S:
-            feeder.at = At.SLEEP
-            self._push(max(until, self.now), self._alarm, feeder)
-        else:
+        feeder.at = At(pause.ends)
+        if pause.ends is Until.BELL:
             queues = self.queues
             queues.arrive(self.now)
             if queues.seen > self._heard:
                 self._heard = queues.seen
-                feeder.at = At.SLEEP
-                self._push(self.now, self._alarm, feeder)
-                return
-            feeder.at = At.BELL
-            self._at_bell.append((feeder, feeder.epoch))
-            # With nothing that could come due, only an arrival changes anything.
-            if queues.depth or queues.delayed:
-                self._push(self.now + min(left_s, LOOK_EVERY_S), self._alarm, feeder)
+                feeder.at, pause = At.MOMENT, Pause(Until.MOMENT, self.now)
+            else:
+                self._at_bell.append((feeder, feeder.epoch))
+                if not (queues.depth or queues.delayed):
+                    # With nothing that could come due, only an arrival changes anything.
+                    return
+        self._push(pause.at, self._alarm, feeder)
 
     def _alarm(self, feeder: Feeder, epoch: int, _argument: Any) -> None:
         if epoch == feeder.epoch:
@@ -202,12 +184,13 @@ class Simulation:
             self._come_back(batch.settled, self.now)
         view = self.queues.view
         if batch.size:
-            feeder.took(self.now, batch, view.depth)
-            if len(feeder.in_hand) == 1:
+            state, now = feeder.state, self.now
+            state.claimed(batch, batch.size, view.depth, now - batch.first_at, now - batch.middle_at, now)
+            if len(state.in_hand) == 1:
                 self._compute(feeder, batch, self.now + self._costs.claim_item_s * batch.size)
         else:
             feeder.breaker.found_nothing()
-            feeder.learner.looked(view.depth, self.now)
+            feeder.state.found_nothing(view.depth, self.now)
         self._turn(feeder, view)
 
     def _compute(self, feeder: Feeder, batch: Batch, at: float) -> None:
@@ -224,13 +207,13 @@ class Simulation:
         self._push(at + seconds + self._costs.collect_s, self._lost if lost else self._done, feeder)
 
     def _done(self, feeder: Feeder, _epoch: int, _argument: Any) -> None:
-        batch, took_s = feeder.done(self.now, computed=True)
-        feeder.batches += 1
-        if feeder.in_hand:
-            # It was behind the one that has ended, and started then.
-            self._compute(feeder, feeder.in_hand[0], self.now - self._costs.collect_s)
+        batch, *behind = feeder.state.in_hand
+        if behind:
+            # It started when the one in front ended.
+            self._compute(feeder, behind[0], self.now - self._costs.collect_s)
         failed = self._faults is not None and self._draws.fails(self.now)
-        feeder.learner.finished(batch.size, took_s, self.now, regular=not failed)
+        feeder.state.finished(batch, batch.size, self.now, ok=not failed)
+        feeder.batches += 1
         feeder.breaker.record(self.now, ok=not failed)
         if failed:
             given_up = self.queues.retry(self.now, batch, self._draws.jitters(batch.size))
@@ -271,9 +254,11 @@ class Simulation:
         """The executor has died with a batch inside."""
         assert self._faults is not None
         feeder.breaker.record(self.now, ok=False)
-        inside, _ = feeder.done(self.now, computed=False)
-        if feeder.in_hand:
-            self.queues.put_back(feeder.done(self.now, computed=False)[0], lost=0, attempt=0)
+        inside, *behind = feeder.state.in_hand
+        for batch in (inside, *behind):
+            feeder.state.lost(batch, self.now)
+        for batch in behind:
+            self.queues.put_back(batch, lost=0, attempt=0)
         self.queues.put_back(inside, lost=1, attempt=1)
         feeder.epoch += 1
         feeder.at = At.DOWN

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from batching.claim.loop_state import Waiting
 from batching.policy import DEFAULT_SHARES, Allocation, RetryPolicy, allocate, suspect_sizes
 from batching.policy.tiers import DEFAULT_AGEING_S, guaranteed
 from batching.simulator.scenario import Gate
@@ -80,15 +81,6 @@ class Batch:
     def requests(self) -> list[tuple[int, int]]:
         """Each one, as (rank, index)."""
         return [(rank, index) for rank, first, end in self.runs for index in range(first, end)] + self.singles
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """What a look shows: how many wait, since when (minus infinity: none), and the earliest deadline of the heads."""
-
-    depth: int
-    oldest_at: float
-    due_at: float
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from celery import Celery, group
 from celery.exceptions import TaskRevokedError
 from redis import Redis
 
-from batching.claim.idle_watch import LOOK_EVERY_S
+from batching.claim.loop_state import LOOK_EVERY_S
 from tests.e2e.client import Api
 from tests.e2e.gate import Gate
 from tests.e2e.stack import Stack

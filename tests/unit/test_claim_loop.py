@@ -24,8 +24,8 @@ from tests.fakes.messages import celery_message
 
 @pytest.fixture(autouse=True)
 def _short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batching.claim.loop._TICK_S", 0.01)
-    monkeypatch.setattr("batching.claim.loop.LOOK_EVERY_S", 0.01)
+    for name in ("loop.TICK_S", "loop_state.TICK_S", "loop_state.LOOK_EVERY_S"):
+        monkeypatch.setattr(f"batching.claim.{name}", 0.01)
 
 
 def inputs(work: Work) -> list[Any]:
@@ -176,11 +176,11 @@ def test_a_policy_is_shown_what_was_learnt_and_can_be_replaced(make: Make) -> No
     rig.settled("a", "b", "c")
     rig.until(lambda: seen[-1].learnt.time.known)
     assert any(math.isfinite(view.due_at) for view in seen)
-    rig.loop.learner.policy = Eager(size=1)
+    rig.loop.state.learner.policy = Eager(size=1)
     rig.put("d", "e")
     rig.settled("d", "e")
     assert [len(work.inputs) for work in rig.executor.taken] == [2, 1, 1, 1]
-    assert rig.loop.learner.learnt.time.known
+    assert rig.loop.state.learner.learnt.time.known
 
 
 def test_the_rate_falls_while_nobody_comes_under_a_policy_that_never_looks(make: Make) -> None:
@@ -188,8 +188,8 @@ def test_the_rate_falls_while_nobody_comes_under_a_policy_that_never_looks(make:
     rig.put(*map(str, range(40)))
     rig.start()
     rig.settled(*map(str, range(40)))
-    high = rig.loop.learner.learnt.rate
-    rig.until(lambda: rig.loop.learner.learnt.rate < high / 2 or not high)
+    high = rig.loop.state.learner.learnt.rate
+    rig.until(lambda: rig.loop.state.learner.learnt.rate < high / 2 or not high)
 
 
 def test_a_celery_clients_expired_task_is_answered_without_the_model(make: Make) -> None:
@@ -366,7 +366,7 @@ def test_after_an_out_of_memory_batches_stay_within_what_had_room(make: Make) ->
     rig.settled(*map(str, range(14)))
     assert [len(work.inputs) for work in rig.executor.taken] == [8, 3, 3]
     assert [work.safe_size for work in rig.executor.taken] == [None, 3, 3]
-    assert rig.loop.safe_size == 3
+    assert rig.loop.state.safe_size == 3
 
 
 def test_a_smaller_size_is_not_forgotten_for_a_larger_one(make: Make) -> None:
@@ -376,7 +376,7 @@ def test_a_smaller_size_is_not_forgotten_for_a_larger_one(make: Make) -> None:
     for task_id in ("a", "b"):
         rig.put(task_id)
         rig.settled(task_id)
-    assert rig.loop.safe_size == 2
+    assert rig.loop.state.safe_size == 2
 
 
 def test_an_operator_can_have_the_safe_size_forgotten(make: Make) -> None:
@@ -390,5 +390,5 @@ def test_an_operator_can_have_the_safe_size_forgotten(make: Make) -> None:
     rig.loop.forget_safe_size()
     rig.put("c")
     rig.settled("c")
-    assert rig.loop.safe_size is None
+    assert rig.loop.state.safe_size is None
     assert rig.executor.taken[-1].safe_size is None

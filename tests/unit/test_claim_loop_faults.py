@@ -28,8 +28,9 @@ from tests.fakes.messages import celery_message
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {
-        "loop._TICK_S": 0.005,
-        "loop.LOOK_EVERY_S": 0.005,
+        "loop.TICK_S": 0.005,
+        "loop_state.TICK_S": 0.005,
+        "loop_state.LOOK_EVERY_S": 0.005,
         "loop._MAX_BACKOFF_S": 0.002,
         "settler._FIRST_BACKOFF_S": 0.001,
         "settler._MAX_BACKOFF_S": 0.002,

@@ -13,8 +13,8 @@ from tests.fakes.claim_rig import MODEL, Eager, Make, ScriptedExecutor, echo
 
 @pytest.fixture(autouse=True)
 def _short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batching.claim.loop._TICK_S", 0.01)
-    monkeypatch.setattr("batching.claim.loop.LOOK_EVERY_S", 0.01)
+    for name in ("loop.TICK_S", "loop_state.TICK_S", "loop_state.LOOK_EVERY_S"):
+        monkeypatch.setattr(f"batching.claim.{name}", 0.01)
 
 
 class TestStopping:

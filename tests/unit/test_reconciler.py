@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ LONG_S = 20.0
 class Loop:
     """A claim loop as far as it is steered."""
 
-    safe_size = None
+    state = SimpleNamespace(safe_size=None)
     in_hand = 0
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ never falls back into knowing nothing, since without a rate the door is open.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 _FORGET = 1 / 16
 """Each batch weighs a sixteenth less than the next: a change shows within a dozen batches."""
@@ -43,8 +43,7 @@ class Throughput:
             in_proportion = self.y / self.x * size
             seconds = min(seconds, _OUTLIER * max(self.seconds(size), in_proportion))
         keep = 1 - _FORGET
-        return replace(
-            self,
+        return Throughput(
             seen=self.seen + 1,
             weight=self.weight * keep + 1,
             x=self.x * keep + size,

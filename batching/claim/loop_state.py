@@ -1,0 +1,176 @@
+"""What a claim loop knows of its executor, and what follows from it: the same in the worker and in the simulator.
+
+    asks ──▶ claimed ──▶ in hand ──▶ finished ──┐
+      │                     └──────▶ lost ──────┤
+      └────▶ found_nothing ─────────────────────┼──▶ decide, by the policy ──▶ Dispatch ──limited──▶ the claim
+    looked ─────────────────────────────────────┘                          └─▶ Wait ──────pause────▶ Pause
+
+It only calculates: no clock, no lock, no Redis. Moments are seconds on any one clock. The worker's loop puts batches in
+and takes them out under its own condition (`batching.claim.in_hand`); the simulator does so in virtual time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import replace
+from enum import Enum
+from typing import Generic, NamedTuple, TypeVar
+
+from batching.policy import Decision, Dispatch, Learner, Policy, QueueView, Throughput, Wait
+
+# Every producer's flush rings, and each ring costs a look: so short a wait is slept through.
+TOO_SHORT_FOR_BELLS_S = 0.003
+TICK_S = 0.25
+# A plain Celery client rings no bell; its messages are found this often (the contract allows 100 ms).
+LOOK_EVERY_S = 0.08
+# An average over about eight batches: enough to aim the next claim, no more is asked of it.
+_GAIN = 1 / 8
+
+B = TypeVar("B")
+
+
+class Waiting(NamedTuple):
+    """What a look shows: how many wait, since when (minus infinity: none), and the earliest deadline of the heads."""
+
+    depth: int
+    oldest_at: float
+    due_at: float
+
+
+class Until(Enum):
+    """What ends a pause early."""
+
+    EXECUTOR = "executor"  # it comes free
+    BELL = "bell"  # a request arrives
+    MOMENT = "moment"  # nothing does
+
+
+class Pause(NamedTuple):
+    """The loop waits for `ends`, and until the moment `at` at the latest."""
+
+    ends: Until
+    at: float
+
+
+class LoopState(Generic[B]):
+    """Of one executor. A `B` is a batch as the loop keeps it.
+
+    Args:
+        free_since: when the executor has been ready for its first batch.
+    """
+
+    __slots__ = (
+        *("_front_since", "_more_waits", "_row_since", "_sizes"),
+        *("batch_s", "in_hand", "learner", "pace", "safe_size"),
+    )
+
+    def __init__(self, policy: Policy, free_since: float = 0.0) -> None:
+        # Its policy is a value: an operator's other one holds from the next decision on, with all that was learnt.
+        self.learner = Learner(policy)
+        # In the order in which they are computed: the first is inside the model.
+        self.in_hand: deque[B] = deque()
+        self.batch_s = 0.0
+        # What a batch costs in a row of them, from one's end to the next one's; the claim is part of that.
+        self.pace = Throughput()
+        # The largest batch that the device's memory had room for; None while any will do.
+        self.safe_size: int | None = None
+        self._front_since = free_since
+        self._row_since = free_since
+        self._more_waits = False
+        self._sizes = (0, 0)
+
+    def decide(self, queue: Waiting | None, now: float, idle: int = 0) -> Decision:
+        """The policy's answer. `queue` is None when nobody has looked; `idle` counts the other executors that idle."""
+        learner, in_hand = self.learner, len(self.in_hand)
+        view = QueueView(
+            depth=None if queue is None else queue.depth,
+            oldest_at=now if queue is None else queue.oldest_at,
+            due_at=math.inf if queue is None else queue.due_at,
+            in_hand=in_hand,
+            free_at=self._front_since + self.batch_s if in_hand else self._front_since,
+            batch_s=self.batch_s,
+            recent=max(self._sizes),
+            idle=idle,
+            learnt=learner.learnt,
+        )
+        return learner.policy.decide(view, now)
+
+    def limited(self, decision: Dispatch, permitted: int) -> Dispatch:
+        """The claim that may be made: no more than the breaker permits, and than memory has room for."""
+        size = min(decision.size, permitted, self.safe_size or permitted)
+        return decision if size == decision.size else replace(decision, size=size)
+
+    def pause(self, decision: Wait, now: float) -> Pause:
+        """How the policy's wait is spent."""
+        # What waits on purpose says nothing about how fast it could go.
+        self._more_waits = False
+        left_s = decision.until - now
+        if self.in_hand:
+            return Pause(Until.EXECUTOR, now + min(max(left_s, 0.0), TICK_S))
+        if left_s <= TOO_SHORT_FOR_BELLS_S:
+            return Pause(Until.MOMENT, max(decision.until, now))
+        return Pause(Until.BELL, now + min(left_s, LOOK_EVERY_S))
+
+    def refused(self, now: float) -> Pause:
+        """The breaker permits no batch now."""
+        self.rests()
+        return Pause(Until.EXECUTOR if self.in_hand else Until.MOMENT, now + TICK_S)
+
+    def rests(self) -> None:
+        """No claim can be made now: a row of batches ends."""
+        self._more_waits = False
+
+    def looked(self, depth: int, now: float) -> None:
+        self.learner.looked(depth, now)
+
+    def asks(self, now: float) -> None:
+        """A claim is on its way. After a rest, a row of batches begins with it."""
+        if not self._more_waits and not self.in_hand:
+            self._row_since = now
+
+    def found_nothing(self, left: int, now: float) -> None:
+        """The claim brought nothing that needs the model; `left` requests still wait."""
+        self._more_waits = left > 0
+        # A look too: a policy that never asks for one would go on with the rate of long ago.
+        self.learner.looked(left, now)
+
+    def claimed(self, batch: B, size: int, left: int, waited_s: float, middle_s: float, now: float) -> None:
+        """`batch` of `size` requests is handed over, and leaves `left` behind.
+
+        Its oldest request has waited for `waited_s`, its middle one for `middle_s`.
+        """
+        self.learner.claimed(size, left, waited_s, middle_s, now)
+        if not self.in_hand:
+            self._front_since = now
+        self.in_hand.append(batch)
+        self._sizes = (self._sizes[1], size)
+        self._more_waits = left > 0
+
+    def finished(self, batch: B, size: int, now: float, *, passes: int = 1, ok: bool = True) -> float:
+        """`batch` was computed, in so many passes; `ok` unless all of it failed. Returns the seconds of its turn.
+
+        Its turn begins when it comes to the front.
+        """
+        turn_s = now - self._front_since
+        if passes == 1:
+            self.pace = self.pace.observe(size, now - self._row_since)
+        self.batch_s = turn_s if not self.batch_s else self.batch_s + (turn_s - self.batch_s) * _GAIN
+        self._leave(batch, now)
+        self.learner.finished(size, turn_s, now, regular=passes == 1 and ok)
+        return turn_s
+
+    def lost(self, batch: B, now: float) -> None:
+        """`batch` has left the executor without an outcome."""
+        self._more_waits = False
+        self._leave(batch, now)
+
+    def ran_out(self, safe_size: int) -> int:
+        """Memory had room for so many only. Returns the size that holds from now on."""
+        self.safe_size = min(safe_size, self.safe_size or safe_size)
+        return self.safe_size
+
+    def _leave(self, batch: B, now: float) -> None:
+        self.in_hand.remove(batch)
+        self._front_since = now
+        self._row_since = now
