@@ -152,9 +152,9 @@ class ForgetWorkerArgs(NamedTuple):
     silent_ms: int
 
 
-LOOK = LuaScript("look", parts=("message",), keys=(LookKeys,))
-PEEK = LuaScript("peek", args=(PeekArgs,))
-CLAIM = LuaScript("claim", parts=("message", "tiers", "fair"), keys=(ClaimKeys,), args=(ClaimArgs,))
+LOOK = LuaScript("look", parts=("delayed", "message"), keys=(LookKeys,))
+PEEK = LuaScript("peek", parts=("delayed",), args=(PeekArgs,))
+CLAIM = LuaScript("claim", parts=("delayed", "message", "tiers", "fair"), keys=(ClaimKeys,), args=(ClaimArgs,))
 FINISH = LuaScript(
     "finish",
     parts=("reply", "dedup_marks", "coalescing"),
@@ -162,7 +162,9 @@ FINISH = LuaScript(
     args=(FinishArgs,),
     rows=(OutcomeRun, OutcomeWords, AnswerArgs),
 )
-PUT_ASIDE = LuaScript("put_aside", parts=("message",), keys=(PutAsideKeys,), args=(PutAsideArgs,), rows=(Pause,))
+PUT_ASIDE = LuaScript(
+    "put_aside", parts=("delayed", "message"), keys=(PutAsideKeys,), args=(PutAsideArgs,), rows=(Pause,)
+)
 GIVE_BACK = LuaScript("give_back", parts=("message",), keys=(GiveBackKeys,), args=(GiveBackArgs,))
 GATHER = LuaScript("gather", args=(GatherArgs,))
 BEAT = LuaScript("beat", keys=(BeatKeys,), args=(BeatArgs,))

@@ -72,12 +72,3 @@ local function with_attempt(message, lost, least)
   -- None at all, null, or spelled otherwise: in front of everything, so that a later one holds for whoever reads JSON.
   return (string.gsub(message, '^%s*{', '{' .. COUNTED .. math.max(1, lost and least or 0) .. '}, ', 1))
 end
-
--- Retries whose pause is over go to the head of their queue. `first` is the number of the first queue in KEYS.
-local function wake_delayed(delayed, first, now)
-  local due = redis.call('ZRANGEBYSCORE', delayed, '-inf', string.format('%.0f', now), 'LIMIT', 0, 128)
-  for i = 1, #due do
-    redis.call('RPUSH', KEYS[first + tonumber(string.sub(due[i], 1, 1))], string.sub(due[i], 2))
-    redis.call('ZREM', delayed, due[i])
-  end
-end

@@ -13,7 +13,9 @@ for at = ARGV.width + 1, #ARGV, Pause.width do
   if entry and #entry > 0 then
     local message = string.sub(entry, 3)
     if ARGV.attempt == '1' then message = with_attempt(message, false) end
-    redis.call('ZADD', KEYS.delayed, now + ARGV[at - 1 + Pause.pause_ms], string.sub(entry, 1, 1) .. message)
+    local rank = string.byte(entry) - 48
+    if ARGV.attempt == '1' then rank = retry_mark(rank) end
+    redis.call('ZADD', KEYS.delayed, now + ARGV[at - 1 + Pause.pause_ms], rank .. message)
     redis.call('LSET', KEYS.lease, ARGV[at - 1 + Pause.position], '')
     if stamped(message) and tracked(message) then
       local id = task_id(message)

@@ -271,7 +271,12 @@ def _waits(redis: Redis, keys: Shard, models: Sequence[str], task_id: str) -> di
                     return _waiting(model, tier.value, message, where)
         for raw, due in redis.zscan_iter(keys.delayed(model)):
             if _is(raw[1:], task_id):
-                return _waiting(model, TIERS[raw[0] - 48].value, raw[1:], f"put aside until {int(due)} (epoch ms)")
+                return _waiting(
+                    model,
+                    TIERS[raw[0] - (97 if raw[0] >= 97 else 48)].value,
+                    raw[1:],
+                    f"put aside until {int(due)} (epoch ms)",
+                )
     return None
 
 

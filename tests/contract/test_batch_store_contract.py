@@ -10,7 +10,19 @@ from batching.fast_header import read_fast_header
 from config.schema import MAX_BATCH_BYTES
 from config.tiers import Tier
 from tests.fakes.store import Letter, epoch_ms, state_of
-from tests.fakes.worlds import HOUR_MS, MODEL, MemoryWorld, RedisWorld, World, foreign, name_of, names, ours, settled
+from tests.fakes.worlds import (
+    HOUR_MS,
+    MODEL,
+    PAUSE_MS,
+    MemoryWorld,
+    RedisWorld,
+    World,
+    foreign,
+    name_of,
+    names,
+    ours,
+    settled,
+)
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -274,7 +286,7 @@ def test_no_message_however_broken_blocks_its_queue(world: World, message: bytes
     for i in range(2, 5):
         claim = world.store.claim(MODEL, f"b{i}", 2, 2)
         seen += [each.message for each in claim.entries]
-        world.store.put_aside(MODEL, f"b{i}", [(each.position, HOUR_MS) for each in claim.entries], last=True)
+        world.store.put_aside(MODEL, f"b{i}", [(each.position, PAUSE_MS) for each in claim.entries], last=True)
     assert len(seen) == 2
     assert read_fast_header(seen[0]) is None
     assert name_of(seen[1]) == "good"
@@ -285,7 +297,7 @@ def test_put_aside_until_its_pause_is_over(world: World) -> None:
         world.put(ours(task_id), Tier.PAID)
     world.store.claim(MODEL, "b1", 2)
     for _ in range(2):
-        assert world.store.put_aside(MODEL, "b1", [(1, HOUR_MS)], last=False)
+        assert world.store.put_aside(MODEL, "b1", [(1, PAUSE_MS)], last=False)
     assert world.store.finish("b1", [settled(2, "b")], last=True)
     assert world.store.look(MODEL).depth == 0
     world.put(ours("c"), Tier.PAID)
@@ -359,7 +371,7 @@ def test_peeking_names_the_models_that_have_something_to_claim(world: World) -> 
 def test_peeking_sees_a_retry_once_its_pause_is_over(world: World) -> None:
     world.put(ours("a"), Tier.PAID)
     world.store.claim(MODEL, "b1", 1)
-    world.store.put_aside(MODEL, "b1", [(1, HOUR_MS)], last=True)
+    world.store.put_aside(MODEL, "b1", [(1, PAUSE_MS)], last=True)
     assert world.store.peek({MODEL: frozenset()}) == set()
     world.end_pauses()
     assert world.store.peek({MODEL: frozenset()}) == {MODEL}

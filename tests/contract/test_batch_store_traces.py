@@ -12,7 +12,7 @@ from batching.claim.store import BatchStore, Blame
 from batching.fast_header import NO_KEY
 from config.tiers import TIERS
 from tests.fakes.store import epoch_ms
-from tests.fakes.worlds import HOUR_MS, MODEL, MemoryWorld, RedisWorld, World, foreign, name_of, ours, settled
+from tests.fakes.worlds import HOUR_MS, MODEL, PAUSE_MS, MemoryWorld, RedisWorld, World, foreign, name_of, ours, settled
 
 
 class Trace:
@@ -92,7 +92,7 @@ class Trace:
             settled(position, name, rng.choice(("", "bunch:reply:a", "bunch:reply:b")), letter=rng.choice((b"", b"{}")))
             for position, name in some
         ]
-        pauses = [(position, HOUR_MS) for position, _ in some]
+        pauses = [(position, PAUSE_MS) for position, _ in some]
 
         def call(store: BatchStore) -> object:
             if kind == "give_back":

@@ -56,7 +56,7 @@ class _Model:
     """The last of each queue is its head, as in the lists of Redis."""
 
     queues: tuple[list[bytes], ...] = field(default_factory=lambda: tuple([] for _ in TIERS))
-    delayed: dict[tuple[int, bytes], int] = field(default_factory=dict)
+    delayed: dict[tuple[bool, int, bytes], int] = field(default_factory=dict)
     credits: tuple[float, ...] = (0.0,) * len(TIERS)
     bell: bool = False
 
@@ -175,7 +175,7 @@ class MemoryBatchStore:
                     slot = lease.slots[position - 1]
                     if slot is not None:
                         message = with_attempt(slot.message, 0) if count_attempt else slot.message
-                        self._model(model).delayed[slot.rank, message] = self._now_ms() + pause_ms
+                        self._model(model).delayed[count_attempt, slot.rank, message] = self._now_ms() + pause_ms
                         lease.slots[position - 1] = None
                         self._set_state(message, "PENDING")
                 if last:
@@ -237,8 +237,8 @@ class MemoryBatchStore:
     def _wake(self, model: str) -> None:
         here = self._model(model)
         due = [(at, each) for each, at in here.delayed.items() if at <= self._now_ms()]
-        for _, (rank, message) in sorted(due):
-            del here.delayed[rank, message]
+        for _, (retry, rank, message) in sorted(due):
+            del here.delayed[retry, rank, message]
             here.queues[rank].append(message)
 
     def _take(

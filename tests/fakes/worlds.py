@@ -16,6 +16,8 @@ from tests.fakes.store import Letter, MemoryBatchStore, epoch_ms, state_of
 KEYS = Shard()
 MODEL = "m"
 HOUR_MS = 3_600_000
+# Of a retry: longer than any test, shorter than what is no longer believed.
+PAUSE_MS = 55_000
 
 
 class World(Protocol):

@@ -14,6 +14,7 @@ from redis import Redis
 
 from batching.claim.registry import ModelThroughput, WorkerRegistry
 from batching.claim.store import RedisBatchStore
+from batching.fast_header import read_fast_header
 from config.keys import Shard
 from config.redis import Line, Script
 from config.tiers import Tier
@@ -96,6 +97,23 @@ def test_the_age_of_what_was_queued_in_the_future_is_not_known(redis: Redis, doo
     redis.lset(queue, 0, message.replace(b"%d" % enqueued_ms, b"%d" % ahead_ms(redis, 3600)))
     assert store.look(MODEL).oldest_ms == 0
     assert store.look(MODEL).depth == 1
+
+
+def test_a_retry_does_not_wait_for_the_clock_to_come_back(redis: Redis, door: Door) -> None:
+    """Celery's `eta` does: it names a moment, and not a pause."""
+    door.send(Tier.PAID, 2)
+    store = RedisBatchStore(redis, "w1")
+    entries = store.claim(MODEL, "b1", 2).entries
+    store.put_aside(MODEL, "b1", [(1, 100)], last=False)
+    store.put_aside(MODEL, "b1", [(2, 100)], last=True, count_attempt=False)
+    for member in redis.zrange(KEYS.delayed(MODEL), 0, -1):
+        redis.zadd(KEYS.delayed(MODEL), {member: ahead_ms(redis, 3600)})
+    assert store.peek({MODEL: frozenset()}) == {MODEL}
+    assert store.look(MODEL).depth == 1
+    (again,) = store.claim(MODEL, "b2", 2).entries
+    assert read_fast_header(again.message).task_id == read_fast_header(entries[0].message).task_id
+    assert redis.zcard(KEYS.delayed(MODEL)) == 1
+    assert store.peek({MODEL: frozenset()}) == set()
 
 
 def test_a_script_that_is_forgotten_between_its_loading_and_its_call_runs_all_the_same(redis: Redis) -> None:
