@@ -1,5 +1,5 @@
--- Requests that were put aside, in a sorted set by when their pause is over: <mark><message>. The mark is the rank of the
--- request's tier: as a digit where Celery's `eta` is waited for, as a letter from 'a' where it is tried again.
+-- Requests that were put aside, in a sorted set by when their pause is over: <mark><message>. The mark is the rank of
+-- the tier: as a digit where Celery's `eta` is waited for, as a letter from 'a' where it is tried again.
 
 -- A pause before another try is 5 s at most (batching/policy/faults/retry.py). A longer one than this is not believed.
 local LONGEST_PAUSE_MS = 60000
