@@ -21,7 +21,7 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:capacity:<model>` | string | 5 s, used for 250 ms | the fleet's capacity and Redis' memory use then |
 | `bunch:quota:<key id>` | string | until the quota is whole | when the key's next request is due, in µs |
 | `bunch:quota:client:<hash>` | string | until the quota is whole | the same for one client of an owner |
-| `bunch:delayed:<model>` | zset | until due | requests in their pause: mark of tier and kind, and message → Redis time in ms |
+| `bunch:delayed:<model>` | zset | until due | requests in their pause: mark and message → Redis time in ms |
 | `bunch:dead` | zset | bounded by count and age | dead letters: task id → Redis time in ms of its end |
 | `bunch:dead:<id>` | hash | with its entry above | one dead letter: message, rank, record (JSON) |
 | `bunch:cancelled` | zset | trimmed by score | task id → Redis time in ms after which it can be forgotten |
