@@ -1,1 +1,3 @@
-"""The commands of `manage.py`, one file a group. Exit 0: it is well; 1: it is bad or failed; 2: wrong use."""
+"""The commands of `manage.py`, one file per group. Exit status 0: success; 1: a problem or a failure; 2: wrong
+usage.
+"""

@@ -1,4 +1,4 @@
-"""What every command shares: tables or JSON, and where the running stack is."""
+"""Helpers that all commands share: output as tables or JSON, and the address of the running stack."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cli.supervisor.errors import NotRunning
 from config.secrets.masking import masked_url
 from config.settings import Settings, file_is_named, load_settings
 
-# Every press of Tab imports this module; redis and rich take longer to load than a completion may.
+# Imported on each press of Tab; redis and rich take longer to load than a completion may.
 if TYPE_CHECKING:
     from redis import Redis
     from rich.console import RenderableType
@@ -33,7 +33,7 @@ config_option = click.option(
     type=_config_file,
     help="Read models and settings from this file.  [default: that of the running `up`, else bunch.toml]",
 )
-# Of what reads the file before anything runs.
+# For commands that read the file before anything runs.
 start_config_option = click.option(
     "--config", "config_file", type=_config_file, help="Read models and settings from this file.  [default: bunch.toml]"
 )
@@ -55,9 +55,9 @@ def settings_for(config_file: Path | None, role: str | None = None) -> Settings:
 
 
 def settings_here(config_file: Path | None, role: str | None = None) -> Settings:
-    """The settings of the file that is named here or by `BUNCH_CONFIG`; else those that the running `up` serves by.
+    """The settings of the file named here or by `BUNCH_CONFIG`; otherwise those of the running `up`.
 
-    `up --config other.toml` and a `queues` beside it would otherwise mean different models.
+    Otherwise `up --config other.toml` and `queues` would show different models.
     """
     settings = settings_for(config_file, role)
     if config_file or file_is_named():
@@ -66,12 +66,12 @@ def settings_here(config_file: Path | None, role: str | None = None) -> Settings
     if running is None or not running.config_file or settings.redis_url not in {"", running.redis_url}:
         return settings
     served = settings_for(Path(running.config_file), role)
-    # Where it was found, whatever its own file says.
+    # The folder where it was found, whatever the file itself says.
     return msgspec.structs.replace(served, state_dir=settings.state_dir)
 
 
 def locate(config_file: Path | None, role: str | None = None) -> Settings:
-    """Settings whose `redis_url` leads to the stack: as configured, or the embedded server of a running `up`.
+    """Settings with the `redis_url` of the stack: the configured one, or the embedded server of a running `up`.
 
     Raises:
         NotRunning: when neither is there.
@@ -98,7 +98,9 @@ CLUSTER = "is a Redis Cluster, which Celery does not support; use a single serve
 
 
 def refuse_cluster(settings: Settings) -> None:
-    """Before anything is started on one: it would half work. A server that does not answer is for others to name."""
+    """Refuse a Redis Cluster before anything is started, since Bunch would work only in part. A server that does not
+    answer is left to other checks.
+    """
     from redis.exceptions import RedisError
 
     from config.redis import connect
@@ -117,23 +119,23 @@ Columns = Iterable[tuple[str, Callable[[Any], object]]]
 
 
 def print_table(rows: Sequence[Any], columns: Columns, empty: str) -> None:
-    """`rows` for people."""
+    """Print `rows` as a table."""
     show(table(rows, columns, empty))
 
 
 def show(shown: RenderableType) -> None:
-    """Once, as wide as it is where the output is no terminal."""
+    """Print once; without a terminal, at full width."""
     from rich.console import Console
 
     console = Console()
     if not console.is_terminal and not isinstance(shown, str):
-        # A pipe has no width: nothing need be folded, or left out, for its sake.
+        # Output to a pipe has no width limit, so nothing is folded or left out.
         console.width = max(console.width, console.measure(shown, options=console.options.update_width(1000)).maximum)
     console.print(shown)
 
 
 def table(rows: Sequence[Any], columns: Columns, empty: str) -> RenderableType:
-    """`columns` are heading and value, right-aligned where the value is a number."""
+    """A table of `rows`. A column is a heading and a function of the row; numbers are right-aligned."""
     if not rows:
         return empty
     from rich.table import Table
@@ -143,7 +145,7 @@ def table(rows: Sequence[Any], columns: Columns, empty: str) -> RenderableType:
     for heading, value in columns:
         column = [value(row) for row in rows]
         number = all(isinstance(cell, int | float) for cell in column)
-        # An id in two lines cannot be given to the next command.
+        # Ids are not folded, so that they can be copied.
         whole = number or heading == "id"
         shown.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=whole)
         cells.append([_text(cell) for cell in column])
@@ -153,14 +155,14 @@ def table(rows: Sequence[Any], columns: Columns, empty: str) -> RenderableType:
 
 
 def as_written(text: str) -> Text:
-    """For rich, which would look for its markup in a string."""
+    """Text that rich shows as it is, without markup."""
     from rich.text import Text
 
     return Text(printable(text))
 
 
 def watched(every_s: float, look: Callable[[], RenderableType]) -> None:
-    """Show what `look` returns, again and again in the same place, until Ctrl-C."""
+    """Show what `look` returns, refreshed in place, until Ctrl-C."""
     from rich.live import Live
 
     with contextlib.suppress(KeyboardInterrupt), Live(look(), auto_refresh=False) as live:
@@ -170,7 +172,7 @@ def watched(every_s: float, look: Callable[[], RenderableType]) -> None:
 
 
 def watched_json(every_s: float, look: Callable[[], Any]) -> None:
-    """The same for a machine: one line each time."""
+    """The same as JSON: one line per refresh."""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             click.echo(msgspec.json.encode(look()).decode())
@@ -178,12 +180,12 @@ def watched_json(every_s: float, look: Callable[[], Any]) -> None:
 
 
 def fail() -> None:
-    """What was asked about is bad; it has been said why."""
+    """Exit 1, after the reason has been printed."""
     sys.exit(1)
 
 
 def without_credentials(url: str) -> str:
-    """The same server, as a stranger would ask it."""
+    """The URL without user and password."""
     parts = urlsplit(url)
     query = [each for each in parts.query.split("&") if each.partition("=")[0] not in {"password", "username"}]
     return str(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="&".join(query)).geturl())

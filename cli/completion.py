@@ -1,6 +1,6 @@
-"""Completion in a shell: `manage.py completion bash`, and what the arguments can be.
+"""Shell completion: `manage.py completion bash`, and the possible values of arguments.
 
-Asked for at each press of Tab, so whatever is not at hand (no settings, no stack) completes to nothing, silently.
+It runs at each press of Tab, so values that are not available (no settings, no stack) complete to nothing, silently.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 
 def _by_its_path(script: str, name: str) -> str:
-    """Click's script, for a program that is in no folder of PATH: zsh's gives up on one, fish's runs it by name."""
+    """Click's script, for a program outside of PATH: otherwise zsh's script gives up, and fish's runs it by name."""
     path = shlex.quote(str(ROOT / name))
     script = script.replace(f"    (( ! $+commands[{name}] )) && return 1\n", "")
     for shell in ("bash_complete $1", f"zsh_complete {name}"):
@@ -71,14 +71,14 @@ def node_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) 
 
 
 def reload_keys(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """`key=`, of all that a reload may override."""
+    """`key=`, for all settings that a reload can override."""
     from tasks.fleet.desired_state import RELOADABLE
 
     return _beginning((f"{key}=" for key in RELOADABLE), incomplete)
 
 
 def policy_keys(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """`key=`, of all that the model's policy has."""
+    """`key=`, for all options of the model's policy."""
     from batching.policy import knobs
     from batching.policy_settings import make_policy
     from tasks.fleet.desired_state import TUNABLE

@@ -1,4 +1,4 @@
-"""The database as commands use it. SQLAlchemy takes a third of a second to load: only where it is needed."""
+"""The database, for commands. SQLAlchemy takes a third of a second to load, so it is imported only where needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def key_store(settings: Settings) -> KeyStore:
-    """Of a database that is up to date. Raises StoreUnavailable."""
+    """The key store of a database that is up to date. Raises StoreUnavailable."""
     from tasks.accounts.store.engine import make_engine, migrate
     from tasks.accounts.store.keys import KeyStore
 
@@ -24,7 +24,7 @@ def key_store(settings: Settings) -> KeyStore:
 
 
 def prepare_database(settings: Settings, say: Callable[[str], None]) -> None:
-    """Bring it up to date before anything starts; one that is away keeps nothing from starting."""
+    """Migrate the database before anything starts; an unavailable database does not prevent a start."""
     if not settings.needs_database:
         return
     try:
@@ -34,7 +34,7 @@ def prepare_database(settings: Settings, say: Callable[[str], None]) -> None:
 
 
 def database_problems(settings: Settings) -> Iterator[Problem]:
-    """For `check`."""
+    """Problems of the database, for `check`."""
     if not settings.needs_database:
         return
     try:

@@ -1,6 +1,6 @@
-"""The command line itself: commands are found by name, and imported when they are asked for.
+"""The command line: commands are found by name, and imported only when they are used.
 
-Every press of Tab runs it, so what lists the commands may not load what they need.
+It runs at every press of Tab, so listing the commands must not import what they need.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 
 
 class OneLineErrors(click.Group):
-    """Shows an error as one line and exits 1; `--debug` shows where it came from as well."""
+    """Shows an error as one line and exits 1; with `--debug` the traceback is shown as well."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -27,7 +27,7 @@ class OneLineErrors(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except BrokenPipeError:
-            # Who reads along has seen enough, as `head` has; click ends without a word.
+            # The reader has closed the pipe, as `head` does; click exits silently.
             raise
         except Exception as error:
             if ctx.params.get("debug"):
@@ -36,16 +36,16 @@ class OneLineErrors(click.Group):
 
 
 class LazyGroup(OneLineErrors):
-    """A group whose commands are imported one by one, each when it is run or asked for its help.
+    """A group that imports a command only when it is run or its help is shown.
 
     Args:
-        lazy: by name, where a command is (`package.module:attribute`) and the line that lists it.
+        lazy: for each name, the location of the command (`package.module:attribute`) and its line in the list.
     """
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.lazy = lazy
-        # Stand for the real ones wherever names and help lines are all that is needed: lists, completion, near misses.
+        # Placeholders for the commands where names and help lines are enough: lists, completion, suggestions.
         self.commands = {name: click.Command(name, short_help=line) for name, (_, line) in lazy.items()}
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -68,7 +68,7 @@ class LazyGroup(OneLineErrors):
 
 
 def describe(error: Exception) -> str:
-    """An error for a person; our own say what to do, others are named."""
+    """An error as text. Our own errors say what to do; for others the type is named."""
     if isinstance(error, SettingsError):
         return "the settings are invalid:\n" + "\n".join(f"  {problem}" for problem in error.problems)
     text = printable(" ".join(str(error).split())) or "no details given"
@@ -77,5 +77,5 @@ def describe(error: Exception) -> str:
 
 
 def printable(text: str) -> str:
-    """What callers and models wrote must not steer the operator's terminal."""
+    """The text without control characters: callers' and models' texts must not control the operator's terminal."""
     return text.translate(_CONTROL)

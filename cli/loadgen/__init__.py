@@ -1,1 +1,1 @@
-"""`bench`: the load generator and what it measures."""
+"""`bench`: the load generator and its measurements."""

@@ -1,4 +1,4 @@
-"""When the requests of an open loop are due, and whose they are. Calculation only."""
+"""Due times and callers of the requests of an open loop. Calculation only."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-# Drawn once and gone round in: drawing for each request would be the generator's time, not the server's.
+# Drawn once and used cyclically: a draw per request would take the time of the generator, not of the server.
 _DRAWN = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Callers that know nothing of each other: Poisson, or with `burst` above 1 as many at once, as seldom.
+    """Independent callers: Poisson arrivals, or Poisson bursts of `burst` requests.
 
     The mean rate is `rps` either way.
     """
@@ -30,7 +30,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One kind of caller: `tier` names it in the figures, `headers` are what it sends besides."""
+    """One kind of caller: `tier` is its name in the figures, `headers` are sent with each request."""
 
     tier: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Caller:
 
 
 def cast(callers: Sequence[Caller], source: random.Random) -> list[int]:
-    """Which caller sends the nth request, as places in `callers`, drawn by weight; to be gone round in."""
+    """The callers of successive requests as indices into `callers`, drawn by weight; to be used cyclically."""
     if len(callers) == 1:
         return [0]
     return source.choices(range(len(callers)), [each.weight for each in callers], k=_DRAWN)

@@ -1,8 +1,8 @@
 """`bench`: a load test against a running stack.
 
---concurrency N   closed loop: N callers, each asks again when it is answered
---rps N           open loop: Poisson arrivals, whether or not the last are answered
---rps N --burst B open loop: B at once, as seldom as the rate asks for
+--concurrency N   closed loop: N callers, each sends its next request when it is answered
+--rps N           open loop: Poisson arrivals, independent of the answers
+--rps N --burst B open loop: B requests at once, at the same mean rate
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from config.tiers import TIERS
 
 _BAR = 40
 _BINS = 12
-# Of an answer that is no 200, shown when there was nothing else.
+# The longest part of a refusal that is shown, when there were no 200s.
 _WORDS = 300
 _TIERS = tuple(tier.value for tier in TIERS)
 
@@ -127,7 +127,7 @@ def bench(
     run = Run()
     load = Load(target, _bodies(model, input_json), timeout_ms / 1000, run, callers=callers)
     test = _Test(load, run, (slo_ms or timeout_ms) / 1000, warmup, duration, rps, burst or 1, concurrency or 64)
-    # Ctrl-C shows what there is.
+    # Ctrl-C shows the results so far.
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(test.go(quiet=as_json))
     summary = test.summary()
@@ -148,7 +148,7 @@ def bench(
 
 @dataclass(slots=True)
 class _Test:
-    """One run and its figures; what was asked for during the warm-up is left out of them."""
+    """One run and its figures, without the requests that were sent during the warm-up."""
 
     load: Load
     run: Run
@@ -161,15 +161,15 @@ class _Test:
     shares: tuple[float, float] = (0.0, 0.0)
 
     async def go(self, *, quiet: bool) -> None:
-        # Here, since it reads the times of its own thread.
+        # Created here, because it reads the CPU time of its own thread.
         strain = ClientLoad()
-        whole_s = self.warmup_s + self.duration_s
+        total_s = self.warmup_s + self.duration_s
         if self.rps is not None:
-            loop = self.load.open(self.rps, duration_s=whole_s, burst=self.burst)
+            loop = self.load.open(self.rps, duration_s=total_s, burst=self.burst)
         else:
-            loop = self.load.closed(self.callers, duration_s=whole_s)
+            loop = self.load.closed(self.callers, duration_s=total_s)
         try:
-            await watch(loop, self.run, whole_s, self.slo_s, quiet=quiet)
+            await watch(loop, self.run, total_s, self.slo_s, quiet=quiet)
         finally:
             self.shares = strain.shares()
 
@@ -194,10 +194,10 @@ class _Test:
 
 
 def callers_of(mix: str | None, keys: tuple[str, ...], *, cache: bool = True) -> list[Caller]:
-    """From `enterprise=1,paid=3` and `paid=SECRET` or `SECRET`. Without `cache` they want each computed.
+    """The callers from `enterprise=1,paid=3` and `paid=SECRET` or `SECRET`. Without `cache` every request is computed.
 
     Raises:
-        click.BadParameter: with the option that is wrong.
+        click.BadParameter: names the wrong option.
     """
     secrets = dict(_secret(each) for each in keys)
     weights = _weights(mix) if mix else {}
@@ -209,7 +209,7 @@ def callers_of(mix: str | None, keys: tuple[str, ...], *, cache: bool = True) ->
 
 
 def _headers(tier: str, secrets: Mapping[str, str], cache: bool) -> dict[str, str]:
-    """With a key of its own a tier is the key's; without, the caller names it, as one may where auth is off."""
+    """A key fixes its own tier; without one the caller names the tier, which is allowed with auth off."""
     secret = secrets.get(tier) or secrets.get("")
     named = {"X-Tier": tier} if tier and tier not in secrets else {}
     if not cache:
@@ -289,5 +289,5 @@ def _or_dash(value: float | None) -> float | str:
 
 
 def _words(body: bytes) -> str:
-    """What a refusal says."""
+    """The message of a refusal."""
     return printable(body.decode(errors="replace").strip()[:_WORDS])

@@ -1,8 +1,8 @@
-"""Whether a load test measured the server, or its own client.
+"""Measures whether a load test was limited by the server or by its own client.
 
-A client that has no time left asks later than it means to and reads answers later than they come; both look like a slow
-server. The kernel says how long this process computed and how long it was ready and had to wait for a core: together,
-near the whole time, that is a client at its limit, whichever of the two it was.
+A client without spare time sends requests late and reads answers late; both look like a slow server. The kernel reports
+how long this process computed, and how long it was ready but waited for a core. When their sum is near the whole time,
+the client is at its limit.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from pathlib import Path
 import msgspec
 
 _FULL = 0.9
-# Below it, lateness is the grain of timers, not a queue in the client.
+# Lateness below this is timer resolution, not a queue in the client.
 _LATE_S = 0.005
 _LATE_SHARE = 0.1
 
 
 class Client(msgspec.Struct, frozen=True):
-    """The load generator's own state over the run, as shares of the time; `limit` says why not to trust the rest."""
+    """The load of the client over the run, as shares of the time; `limit` says why the figures cannot be trusted, or
+    None.
+    """
 
     cpu: float
     waited: float
@@ -38,7 +40,7 @@ class _Reading:
 
 
 class ClientLoad:
-    """Readings at the start and at the end of a run."""
+    """The client's CPU readings at the start and the end of a run."""
 
     def __init__(self) -> None:
         self._began = _read()
@@ -51,7 +53,7 @@ class ClientLoad:
 
 
 def judge(cpu: float, waited: float, late_p99_s: float, p50_s: float | None, failed_to_open: int) -> Client:
-    """The client as it is shown, with the first reason to distrust the figures."""
+    """Judge the client, with the first reason to distrust the figures."""
     limit = None
     if failed_to_open:
         limit = f"it had no socket for {failed_to_open:,} requests (see `ulimit -n`)"
@@ -63,7 +65,7 @@ def judge(cpu: float, waited: float, late_p99_s: float, p50_s: float | None, fai
 
 
 def raise_file_limit() -> None:
-    """As many connections as the system lets this process have: one for each request that waits."""
+    """Allow as many connections as the system permits: an open loop needs one per waiting request."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -72,7 +74,7 @@ def raise_file_limit() -> None:
 
 def _read() -> _Reading:
     waited_s = 0.0
-    # "time on the processor, time waiting for it, slices", of the main thread; the event loop has no other.
+    # "time on the processor, time waiting for it, slices", of the main thread, which runs the event loop.
     with contextlib.suppress(OSError, ValueError, IndexError):
         waited_s = int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
     return _Reading(time.monotonic(), time.thread_time(), waited_s)

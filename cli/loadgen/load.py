@@ -1,8 +1,7 @@
-"""A load generator on raw sockets: closed loop (so many callers) or open loop (so many requests a second).
+"""A load generator on raw sockets: closed loop (a number of callers) or open loop (a rate of requests).
 
-In the open loop a request's latency counts from when it was due, not from when it could be sent; otherwise a
-server that stalls would hide the requests that it kept from being sent ("coordinated omission"). `service_s` counts
-from when it was sent.
+In the open loop the latency of a request counts from its due time, not from when it was sent; otherwise a server that
+stalls would hide the requests that it delayed ("coordinated omission"). `service_s` counts from when it was sent.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ import msgspec
 
 from cli.loadgen.arrivals import Arrivals, Caller, cast
 
-# A connection that could not be opened, or broke: no status came back.
+# The status of a connection that could not be opened, or broke: no answer came.
 NO_ANSWER = 0
 _CONNECT_PAUSE_S = 0.1
-# Beyond any deadline of the server's, in which it would have answered.
+# Later than any deadline of the server, within which it would have answered.
 _ANSWER_MARGIN_S = 10.0
-# Ours alone: the server never saw these.
+# Failures of the client alone: the server never saw these requests.
 _OUT_OF_SOCKETS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS})
 
-# The number of a request, from 0 → its JSON body.
+# From the number of a request, starting at 0, to its JSON body.
 MakeBody: TypeAlias = Callable[[int], bytes]
 
 
@@ -47,7 +46,7 @@ _decode_body = msgspec.json.Decoder(_Body).decode
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one request got. `finished_s` counts from the start of the run."""
+    """The answer to one request. `finished_s` counts from the start of the run."""
 
     number: int
     status: int
@@ -62,7 +61,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Run:
-    """What a load did. `keep_bodies` holds every body, for a run whose answers are looked at.
+    """The results of a load. `keep_bodies` keeps every body, for a run whose answers are checked.
 
     `refusals` are the first body of each status but 200.
     """
@@ -105,7 +104,7 @@ class Load:
 
     Args:
         timeout_s: the deadline that each request is sent with.
-        callers: who sends them, by weight.
+        callers: kinds of callers, drawn by weight.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class Load:
         self._next = 0
 
     async def closed(self, callers: int, *, duration_s: float = float("inf"), total: int | None = None) -> None:
-        """`callers` connections, each sending its next request when the last one is answered."""
+        """Run `callers` connections, each sending its next request when the last one is answered."""
         self._began = time.perf_counter()
         self._next = 0
 
@@ -156,11 +155,11 @@ class Load:
                 group.create_task(caller())
 
     async def open(self, rps: float, *, duration_s: float, burst: int = 1) -> None:
-        """Poisson arrivals at `rps` (`burst` at once), each on a connection of its own while it waits."""
+        """Send Poisson arrivals at `rps` (`burst` at once), each on a connection of its own while it waits."""
         await self.at(Arrivals(rps, burst).times(duration_s, self._source))
 
     async def at(self, due_s: Iterable[float]) -> None:
-        """One request at each of these moments, in seconds from the start, ascending."""
+        """Send one request at each of these times, in ascending seconds from the start."""
         self._began = time.perf_counter()
         idle: list[_Connection] = []
         waiting: set[asyncio.Task[None]] = set()
@@ -171,7 +170,7 @@ class Load:
             idle.append(connection)
 
         for due in (self._began + each for each in due_s):
-            # Behind time, requests are sent without a pause until the generator has caught up.
+            # When behind schedule, requests are sent without a pause until the generator has caught up.
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             task = asyncio.create_task(one(due))
             waiting.add(task)
@@ -207,7 +206,7 @@ class Load:
 
 
 class _Connection(asyncio.Protocol):
-    """One keep-alive connection, one request at a time; opened, and opened again, when it is needed."""
+    """One keep-alive connection with one request at a time; it is opened, and reopened, when needed."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None

@@ -1,4 +1,4 @@
-"""A load test drawn: what came back when, how long it took when, and how long it took at worst."""
+"""Plots of a load test: outcomes over time, latencies over time, and the tail of the latencies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cli.loadgen.summary import Percentiles, Summary, percentile
 
 FORMATS = (".png", ".svg")
 _SLICES = 60
-# Kinds of answers in the order in which they are stacked, in colours that a colour-blind reader tells apart too.
+# Kinds of answers in stacking order, in colours that a colour-blind reader can tell apart.
 _KINDS: tuple[tuple[str, str], ...] = (
     ("200 within the SLO", "#0072b2"),
     ("200, later", "#e69f00"),
@@ -23,8 +23,8 @@ _TAIL = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9
 
 
 def plot(path: Path, answers: Sequence[Answer], summary: Summary) -> None:
-    """Write `path` as PNG or SVG, by its ending."""
-    # Late: a second of import that no other command should pay.
+    """Write `path` as PNG or SVG, by its suffix."""
+    # Imported late: it takes a second, which other commands should not pay.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 9), layout="constrained")
@@ -46,7 +46,7 @@ def plot(path: Path, answers: Sequence[Answer], summary: Summary) -> None:
 
 
 def kind_of(answer: Answer, slo_s: float) -> int:
-    """The place of an answer in `_KINDS`."""
+    """The index of an answer's kind in `_KINDS`."""
     if answer.status == 200:
         return 0 if answer.latency_s <= slo_s else 1
     return 2 if 400 <= answer.status < 500 or answer.status == 503 else 3

@@ -1,4 +1,4 @@
-"""Numbers of a load: rates, percentiles, batch sizes. Calculation only."""
+"""Figures of a load: rates, percentiles, batch sizes. Calculation only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from cli.loadgen.client_load import Client
 from cli.loadgen.load import NO_ANSWER, Answer
 
-# One answer after an hour's silence must not become a million imagined ones.
+# A single answer after an hour must not add a million requests.
 _MAX_ADDED = 10_000
 
 
@@ -27,7 +27,7 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierSummary(Percentiles, frozen=True, kw_only=True):
-    """One tier's share. `goodput_rps` counts only what came back with 200 within the SLO."""
+    """The figures of one tier. `goodput_rps` counts only 200s within the SLO."""
 
     rps: float
     goodput_rps: float
@@ -35,11 +35,11 @@ class TierSummary(Percentiles, frozen=True, kw_only=True):
 
 
 class Summary(TierSummary, frozen=True, kw_only=True):
-    """What `bench --json` prints.
+    """The output of `bench --json`.
 
-    The percentiles are corrected for coordinated omission, `uncorrected` is what was measured: in an open loop from
-    when a request could be sent and not from when it was due; in a closed loop without what its callers would have
-    asked had they not been kept waiting. `mean_batch` is requests per batch.
+    The percentiles are corrected for coordinated omission; `uncorrected` has the raw ones. In an open loop the raw
+    latency counts from when the request was sent instead of from when it was due. In a closed loop the raw latencies
+    lack the requests that callers would have sent had they not been kept waiting. `mean_batch` is requests per batch.
     """
 
     mean_batch: float | None
@@ -62,11 +62,11 @@ def summarise(
     callers: int | None = None,
     client: Client | None = None,
 ) -> Summary:
-    """With `callers` the answers are a closed loop's, and their percentiles are corrected."""
+    """The figures of these answers. With `callers` they are from a closed loop, and the percentiles are corrected."""
     by_tier: dict[str, list[Answer]] = {}
     for answer in answers:
         by_tier.setdefault(answer.tier, []).append(answer)
-    # Each tier by itself: one tier's ordinary wait would look like a stall beside another's.
+    # Each tier by itself: the usual latency of one tier would look like a stall next to another's.
     good = {tier: corrected(each) if callers else _latencies(each) for tier, each in by_tier.items()}
     elapsed_s = max(elapsed_s, 1e-9)
     return Summary(
@@ -89,10 +89,10 @@ def summarise(
 
 
 def corrected(answers: Sequence[Answer]) -> list[float]:
-    """A closed loop's latencies, and those of the requests that were not made while their callers had to wait.
+    """The latencies of a closed loop, with those of the requests that were not sent while their callers had to wait.
 
-    HdrHistogram's way: a caller means to ask once in a median latency; during a wait of several it would have asked
-    several times more, and each of these would have waited for what was left of it.
+    The method of HdrHistogram: a caller is expected to send one request per median latency. During a longer wait it
+    would have sent more, and each of these would have waited for the rest of that time.
     """
     good = _latencies(answers)
     interval = median(good) if good else 0.0

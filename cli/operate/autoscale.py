@@ -1,4 +1,4 @@
-"""`autoscale`: how many workers there should be, and, under `up`, there are."""
+"""`autoscale`: computes the number of workers that the load needs and, under `up`, starts or drains workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thin shell around `batching.policy.scaling`: reads the signals, asks, and passes on what is wanted.
+"""The I/O around `batching.policy.scaling`: reads the signals, decides, and publishes the wanted number of workers.
 
 registry, queues, metrics ──▶ Gauge.signals ──▶ decide_scale ──▶ Actor.want (the local `up`)
                                                     └──▶ ScaleBoard (KEDA, HPA)
@@ -20,37 +20,37 @@ from tasks.fleet.scaling import ScaleBoard, ScaleRow
 from tasks.observability.batch_times import NoBatches, Totals, fit, read_totals
 from tasks.observability.metrics import SharedMetrics
 
-# Readings that batch times are fitted through.
+# Number of readings that batch times are fitted through.
 _READINGS = 60
 
 
 class Actor(Protocol):
-    """Who can change the number of workers."""
+    """Something that can change the number of workers."""
 
     def starting(self, ready: int) -> int:
-        """How many are on their way, beside the `ready`."""
+        """The number of workers that are starting, besides the `ready` ones."""
 
     def want(self, workers: int) -> None: ...
 
 
 class Nobody:
-    """Decisions are only shown, or read by somebody else."""
+    """Changes nothing: decisions are only shown, or applied by another program."""
 
     def starting(self, ready: int) -> int:
         return 0
 
     def want(self, workers: int) -> None:
-        """Somebody else's."""
+        """Do nothing; another program applies the decision."""
 
 
 class LocalUp:
-    """The `up` of a state folder."""
+    """The `up` that uses a state folder."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
 
     def starting(self, ready: int) -> int:
-        """Its worker processes that have been asked for and do not serve yet; none that are on their way out."""
+        """Worker processes that were started and do not serve yet; those that are stopping do not count."""
         running = up.read(self._state_dir)
         processes = running.processes if running else ()
         workers = sum(each.role == "worker" and each.state not in {"stopping", "stopped"} for each in processes)
@@ -61,7 +61,7 @@ class LocalUp:
 
 
 class Gauge:
-    """Reads what `Signals` holds. `clock` is monotonic, in seconds."""
+    """Reads the values of `Signals`. `clock` is monotonic, in seconds."""
 
     def __init__(self, settings: Settings, fleet: Fleet, metrics: SharedMetrics, clock: Callable[[], float]) -> None:
         self._models = settings.models
@@ -98,7 +98,9 @@ class Gauge:
         return max(0.0, after.requests - before.requests) / (now - then) if now > then else 0.0
 
     def _use(self, model: ModelSettings, ready: list[WorkerRow], served: float) -> float:
-        """Of what its executors could do in full batches; how busy they are, until that is known."""
+        """Served requests as a share of the executors' capacity with full batches; until that is known, the share of
+        busy time.
+        """
         mine = [each for row in ready for each in row.models if each.model == model.name and each.state == "ready"]
         if not mine:
             return 0.0
@@ -112,7 +114,7 @@ class Gauge:
 
 
 class Autoscaler:
-    """One decision a `step`."""
+    """Makes one decision per `step`."""
 
     def __init__(self, rules: ScalingRules, gauge: Gauge, actor: Actor, board: ScaleBoard | None) -> None:
         self._rules = rules
@@ -122,7 +124,7 @@ class Autoscaler:
         self._state = ScalingState()
 
     def step(self, now: float) -> ScaleRow:
-        """Look, decide, act, tell. Raises RedisError; the state is then as before."""
+        """Read, decide, apply, publish. Raises RedisError, and then the state is unchanged."""
         signals = self._gauge.signals(self._actor)
         scale, self._state = decide_scale(self._rules, signals, self._state, now)
         if scale.reason:

@@ -1,7 +1,7 @@
-"""`pause`, `resume`, `drain`, `tune`, `reload`: what an operator changes, live and without a restart.
+"""`pause`, `resume`, `drain`, `tune`, `reload`: changes that an operator makes to a running fleet.
 
-A wish that concerns a model is written down first (`tasks.fleet.desired_state`), so that it holds for a worker
-that starts tomorrow, and then told to the workers, so that it holds at once.
+A change to a model is stored first (`tasks.fleet.desired_state`), so that it applies to workers that start later, and
+then sent to the running workers, so that it applies at once.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _tiers(tier: str | None) -> tuple[Tier, ...]:
 
 
 def _state(settings: Settings, redis: Redis, model: str) -> dict[str, Any]:
-    """What is asked for, after the change."""
+    """The desired state after the change."""
     from tasks.fleet.desired_state import TUNABLE, DesiredState, with_desired
 
     desired = DesiredState(redis).read((model,))[model]
@@ -209,7 +209,7 @@ def _said(reply: dict[str, Any]) -> str:
 
 
 def _shown(value: object) -> str:
-    """For people, who do not read Python."""
+    """A value in the form that people read, not Python's."""
     if isinstance(value, dict):
         return " ".join(f"{key}={each}" for key, each in value.items()) or "–"
     if isinstance(value, list):

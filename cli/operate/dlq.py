@@ -1,4 +1,4 @@
-"""`dlq`: the requests that were given up, and what an operator can do about each."""
+"""`dlq`: requests that were given up, and the commands to inspect, replay and drop them."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def replay(
     _require_one_of(ids, everything)
     settings = locate(config_file)
     letters = _letters(settings)
-    # Nobody holds a connection open for these, so the queue may be as long as it likes; and a letter that ran out of
-    # time would be lost, since what expires is not buried.
+    # No connection waits for these requests, so the depth of the queue does not matter; and the deadline must be long
+    # enough, because expired requests do not become dead letters again.
     time_s = (timeout_ms or settings.result_ttl_ms) / 1000
 
     def again(task_id: str) -> str:
@@ -144,7 +144,7 @@ def _each(
     done: str,
     as_json: bool,
 ) -> None:
-    """`act` on each; it says why it could not, or nothing."""
+    """Apply `act` to each letter; it returns the reason when it could not, or ""."""
     failed = {
         task_id: why for task_id in dict.fromkeys(letters.ids() if everything else ids) for why in (act(task_id),)
     }
@@ -164,7 +164,7 @@ def _each(
 
 
 def _row(record: DeadLetter) -> dict[str, object]:
-    """What the contract promises of each; `show` has the rest."""
+    """The fields that the contract promises for each letter; `show` has the rest."""
     return {
         "id": record.id,
         "model": record.model,
@@ -176,7 +176,7 @@ def _row(record: DeadLetter) -> dict[str, object]:
 
 
 def _payload(message: bytes) -> dict[str, msgspec.Raw | str]:
-    """Input and parameters as they were sent; of what cannot be read, the message itself."""
+    """The input and parameters as they were sent; for an unreadable message, the message itself."""
     from batching.ports import UnreadableMessage
     from tasks.protocol.messages import read_payload
 
@@ -188,7 +188,7 @@ def _payload(message: bytes) -> dict[str, msgspec.Raw | str]:
 
 
 def _spelt_out(raw: msgspec.Raw) -> str:
-    """Indented, and with the characters that some clients escape."""
+    """Indented JSON, with escaped characters shown as they are."""
     return msgspec.json.format(msgspec.json.encode(msgspec.json.decode(raw)), indent=2).decode()
 
 

@@ -1,4 +1,4 @@
-"""`explain`: one request's life, for whoever has its id."""
+"""`explain`: the history of one request, by its id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`queues`, `workers` and `models`: what waits, what runs, what is loaded; once, or live with `--watch`."""
+"""`queues`, `workers` and `models`: what is waiting, running and loaded; once, or live with `--watch`."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _workers_table(fleet: Fleet) -> RenderableType:
     from rich.console import Group
 
     rows = fleet.workers()
-    # One that drains is well; it only takes nothing more.
+    # A draining worker is healthy; it just claims nothing.
     silent = {row.id for row in rows} - {row.id for row in fleet.alive_of(rows)}
     shown = table(
         [(row, each) for row in rows for each in row.models or (None,)],

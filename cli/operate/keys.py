@@ -1,4 +1,4 @@
-"""`keys`: API keys. The database is the truth; the frontends get a copy of it through Redis, at once if it is there."""
+"""`keys`: API keys. The database is authoritative; frontends get a copy through Redis, at once when it is available."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def revoke(key_id: str, config_file: Path | None, as_json: bool) -> None:
 
 
 def _tell_frontends(config_file: Path | None, store: KeyStore) -> str:
-    """Why they could not be told; empty when they were, or when none runs that could have been."""
+    """The reason why frontends could not be informed; empty when they were, or when none is running."""
     from redis.exceptions import RedisError
 
     from tasks.accounts.key_table import KeyTableStore

@@ -1,4 +1,4 @@
-"""The processes of all roles, and what is configured differently among them: for `workers` and `check`."""
+"""The processes of all roles and the differences in their configurations, for `workers` and `check`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TIMEOUT_S = 2.0
 
 
 def rows(redis: Redis, lease_ttl_s: float) -> list[dict[str, Any]]:
-    """As `workers --all --json` prints them."""
+    """The rows of `workers --all --json`."""
     from tasks.fleet.process_register import Roles
 
     roles = Roles(redis, lease_ttl_s=lease_ttl_s)
@@ -60,14 +60,14 @@ def shown(redis: Redis, lease_ttl_s: float) -> RenderableType:
 
 
 def remarks(listed: list[RoleRow]) -> list[RenderableType]:
-    """What differs among them, for people."""
+    """The differences between the processes, as text."""
     from tasks.fleet.process_register import differences
 
     return [as_written(f"\n{each}") for each in differences(listed)]
 
 
 def differs_from_here(settings: Settings) -> list[Problem]:
-    """What the running processes are configured with otherwise than this file says; nothing where none can be asked."""
+    """Differences between the running processes and the settings of this file; empty when no process can be asked."""
     from redis.exceptions import RedisError
 
     from config.redis import connect

@@ -1,4 +1,4 @@
-"""`reset`: a model's memory, or the model itself, is in order again; the workers shall not go by what was before."""
+"""`reset`: forgets learned batch limits and closes the breakers of a model."""
 
 from __future__ import annotations
 

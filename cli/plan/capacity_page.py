@@ -1,4 +1,4 @@
-"""The table of the replayed designs, written into a page between two marks."""
+"""Writes the table of the replayed designs into a page, between two marks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _BEGIN, _END = "<!-- designs: begin -->", "<!-- designs: end -->"
 _REST = "objective met | uneven: met | smallest fleet | uneven: smallest | run, s |"
 
 
-# Seconds of the processor, by design and policy.
+# CPU seconds, by design and policy.
 Took: TypeAlias = Mapping[tuple[str, str], float]
 
 
 def fill(page: Path, replays: Sequence[Replay], took: Took) -> None:
-    """Replace what stands between the marks.
+    """Replace the text between the marks.
 
     Raises:
         ValueError: the page has no marks.

@@ -1,4 +1,4 @@
-"""What a running system says of its own load and its own batch times, for `plan --from-live`."""
+"""Measures the load and the batch times of a running system, for `plan --from-live`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LiveMeasurement:
-    """One model as it is served now."""
+    """The figures of one model as it is served now."""
 
     model: str
     rps: float
@@ -31,7 +31,7 @@ class LiveMeasurement:
 def measure(
     config_file: Path | None, model: str | None, watch_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> LiveMeasurement:
-    """Watch the running stack.
+    """Measure the running stack.
 
     Raises:
         click.UsageError: the model is not configured, or has run no batch.

@@ -1,4 +1,4 @@
-"""`plan`: what a load needs, by the designs' formulas and in virtual time."""
+"""`plan`: the resources that a load needs, by formulas and by simulation."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def _designs(write: Path | None, as_json: bool) -> None:
     for design in DESIGNS:
         parts = []
         for name in POLICIES:
-            # Of the processor: whatever else runs on the machine.
+            # CPU time, so that other load on the machine does not matter.
             started = time.process_time()
             parts.append(replay(design, [name], make_maker_s, LOCAL))
             took[design.name, name] = time.process_time() - started

@@ -1,4 +1,4 @@
-"""Plots of simulated runs, without a screen."""
+"""Plots of simulated runs, without a display."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _WINDOWS = 60
 
 
 def compare(reports: Mapping[str, Report], path: Path) -> None:
-    """One picture: who waits how long, how that goes over the run, and the batches.
+    """Write one figure: the distribution of latencies, latencies over the run, and batch sizes.
 
     Raises:
-        ValueError: the file's ending is none that can be drawn.
+        ValueError: the suffix of the file is not supported.
     """
     figure = Figure(figsize=(13, 4), layout="constrained")
     tail, course, batches = figure.subplots(1, 3)
@@ -36,7 +36,7 @@ def compare(reports: Mapping[str, Report], path: Path) -> None:
         place = np.clip(np.digitize(came, edges) - 1, 0, _WINDOWS - 1)
         p99 = [np.percentile(took_ms[place == n], 99) if (place == n).any() else np.nan for n in range(_WINDOWS)]
         course.plot((edges[:-1] + edges[1:]) / 2, p99, label=name)
-        # Requests by the size of the batch that carried them, cumulative.
+        # Cumulative: requests by the size of the batch that they were in.
         sizes = Counter(size for _, size in report.batch_starts)
         total, so_far, xs, ys = sum(size * count for size, count in sizes.items()), 0, [0], [0.0]
         for size in sorted(sizes):

@@ -1,4 +1,4 @@
-"""How fast a GPU is and how its batches are formed: options that `simulate` and `plan` have alike."""
+"""Options of `simulate` and `plan` for the speed of a GPU and the forming of batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def service_options(*, batch_ms: float | None, item_ms: float, max_wait_ms: float) -> Callable[[_Command], _Command]:
-    """Add them to a command, with its own defaults in milliseconds; None: the command has to be told."""
+    """Add the options to a command with these defaults in milliseconds; None: the option is required."""
     options = (
         click.option(
             "--batch-ms",

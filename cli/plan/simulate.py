@@ -1,4 +1,4 @@
-"""`simulate`: the policies in virtual time, on a workload of one's choice."""
+"""`simulate`: runs the policies in virtual time on a given workload."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from config.policies import POLICIES
 from config.settings import ModelSettings, Settings
 from config.tiers import TIERS
 
-# What a request costs beside the model on a small machine with two cores, Redis included; see docs/benchmarks.md.
+# Overhead of a request besides the model on a small machine with two cores, Redis included; see docs/benchmarks.md.
 LOCAL = Overheads(
     submit_s=0.0010, look_s=0.0003, claim_s=0.0006, collect_s=0.0003, reply_s=0.0010, reply_item_s=0.00002
 )
@@ -46,7 +46,7 @@ LOCAL = Overheads(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One row: a report, and the policy that it is of."""
+    """One row: a report, and the name of its policy."""
 
     policy: str
     report: Report
@@ -201,7 +201,7 @@ def simulate_command(policies: tuple[str, ...], seed: int, plot: Path | None, as
 
 
 def make_maker(name: str, max_batch_size: int, max_wait_ms: float) -> Callable[[], Any]:
-    """What makes the policy of one executor, exactly as a worker does."""
+    """A factory of policies for one executor, made exactly as a worker makes them."""
     from batching.policy_settings import make_policy
 
     settings = ModelSettings(
@@ -215,7 +215,7 @@ def make_maker(name: str, max_batch_size: int, max_wait_ms: float) -> Callable[[
 
 
 def row(policy: str, report: Report) -> dict[str, Any]:
-    """One of `runs` in `--json`."""
+    """One entry of `runs` in `--json`."""
     return {
         "name": report.name,
         "policy": policy,
@@ -237,7 +237,7 @@ def row(policy: str, report: Report) -> dict[str, Any]:
 
 
 def show(runs: list[Run]) -> None:
-    """The table for people."""
+    """Print the runs as a table."""
     lost: list[tuple[str, Callable[[Run], object]]] = [
         (word, _count_of(word))
         for word in ("expired", "failed", "unanswered")
@@ -291,7 +291,7 @@ def _scenario(policy: Callable[[], Any], options: dict[str, Any]) -> Scenario:
 
 
 def gate_of(settings: Settings) -> Callable[[Scenario], Gate] | None:
-    """The frontend's own rule, with its thresholds."""
+    """The frontend's admission rule, with its thresholds; None without admission."""
     form = Form(settings.admission)
     if form is Form.OFF:
         return None
@@ -319,7 +319,7 @@ def _arrivals(options: dict[str, Any]) -> Arrivals:
                 raise click.BadParameter("must be between --rps and twice --rps", param_hint="--peak-rps")
             return Diurnal(2 * rps - peak, peak, options["period"] or options["duration"])
         case "onoff":
-            # So long on and off that the mean is as asked for.
+            # On and off times that give the requested mean rate.
             period_s = options["period"] or 2.0
             on_s = period_s * min(1.0, rps / peak)
             return OnOff(peak, 0.0, on_s, max(1e-9, period_s - on_s))
@@ -343,7 +343,7 @@ def _service(options: dict[str, Any]) -> Service:
 
 
 def parse_mix(text: str) -> tuple[float, float, float]:
-    """Percent per tier, highest first, as on the command line."""
+    """Percent per tier, highest first, as given on the command line."""
     try:
         parts = [float(part) for part in text.split("/")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""`check`: everything that would keep the stack from starting or working, at once, each with its fix."""
+"""`check`: finds all problems that would keep the stack from starting or working, each with its fix."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def check(config_file: Path | None, as_json: bool) -> None:
 
 
 def _devices(settings: Settings) -> dict[str, list[str]]:
-    """What each executor of a model would get on this machine."""
+    """The device of each executor on this machine, by model."""
     return {
         name: [str(place(model.device, instance, this_machine())) for instance in range(model.instances)]
         for name, model in settings.models.items()
@@ -81,7 +81,7 @@ def _devices(settings: Settings) -> dict[str, list[str]]:
 
 
 def find_problems(settings: Settings) -> Iterator[Problem]:
-    """In the order in which a person would mend them."""
+    """All problems, in the order in which a person would fix them."""
     from cli.run.check_servers import seal_problems
 
     yield from start_problems(settings)
@@ -92,8 +92,8 @@ def find_problems(settings: Settings) -> Iterator[Problem]:
 
 
 def start_problems(settings: Settings) -> Iterator[Problem]:
-    """Those that `up` starts nothing with: they would be the same at each try. A database that is away is waited for,
-    and ports it looks at itself.
+    """The problems because of which `up` starts nothing, since every try would fail in the same way. `up` waits for a
+    database that is away, and checks the ports itself.
     """
     from cli.run.check_servers import server_problems
 
@@ -127,7 +127,7 @@ def _embedded() -> Iterator[Problem]:
 def _token_keys(settings: Settings) -> Iterator[Problem]:
     source = settings.jwt_jwks
     if not settings.takes_tokens or not source or source.startswith(("http://", "https://")):
-        # A URL is the frontends' to fetch: from here it may not even be reachable.
+        # A URL is fetched by the frontends: it may not be reachable from here.
         return
     try:
         keys = json.loads(Path(source).read_bytes())["keys"]
@@ -146,7 +146,7 @@ def _models(settings: Settings) -> Iterator[Problem]:
     if not settings.models:
         where = settings.config_file or "bunch.toml"
         yield Problem(where, "", 'configures no model; add [models.<name>] with source = "package.module:Name"')
-    # As in the worker: from beside the file that names the models, and from where `manage.py` runs.
+    # As in the worker: from the folder of the file that names the models, and from the working directory.
     folder = str(Path(settings.config_file).parent) if settings.config_file else ""
     path = model_path(folder, [*sys.path, str(Path.cwd())])
     for name, model in settings.models.items():
@@ -164,7 +164,9 @@ def _model(name: str, model: ModelSettings, path: list[str]) -> Iterator[Problem
 
 
 def _error_of(model: ModelSettings, path: list[str]) -> str:
-    """What keeps it from being made, or empty. Tried in a fork: it imports as in its executor, and may do anything."""
+    """The reason why the source cannot be loaded, or "". It is tried in a forked process: it imports as in its
+    executor, and may do anything.
+    """
     fork = get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
     trial = fork.Process(target=_try, args=(theirs, model, path))
@@ -180,7 +182,7 @@ def _error_of(model: ModelSettings, path: list[str]) -> str:
 
 def _try(answer: Connection, model: ModelSettings, path: list[str]) -> None:
     error = ""
-    # What a module prints when it is imported is neither a table nor JSON of ours.
+    # Output of an imported module must not mix with our table or JSON.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)

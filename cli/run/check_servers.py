@@ -1,4 +1,4 @@
-"""For `check`: the Redis or Valkey servers that the settings name, and what their user may do there."""
+"""Checks of `check` for the Redis or Valkey servers of the settings, and for the rights of their user."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from redis import Redis
 
 
-# What Celery 5.7 and the scripts ask for; Valkey says which Redis it is compatible with.
+# The minimum for Celery 5.7 and the scripts; Valkey reports the Redis version that it is compatible with.
 MIN_REDIS = (6, 2)
 _RECIPE = "docs/security.md lists the rights that are needed"
 
-# One command for each kind of right that a role needs, on names that are nobody's: each does nothing. (`{db}`: kombu
+# One command for each kind of right that a role needs, on names that nobody uses: each has no effect. (`{db}`: kombu
 # names its channels after the database.)
 _RIGHTS: tuple[tuple[str, ...], ...] = (
     ("TIME",),
@@ -45,14 +45,14 @@ _RIGHTS: tuple[tuple[str, ...], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a server has told: `problems` keep Bunch from working, `warnings` do not."""
+    """The findings about a server: `problems` keep Bunch from working, `warnings` do not."""
 
     problems: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
 
 
 def server_problems(settings: Settings) -> Iterator[Problem]:
-    """What keeps Bunch from working, or lets others in where callers are told apart."""
+    """Problems that keep Bunch from working, or let strangers in where authentication is on."""
     for key, url in _servers(settings).items():
         yield from _look(settings, key, url).problems
         if must_have_password(settings, url):
@@ -60,7 +60,7 @@ def server_problems(settings: Settings) -> Iterator[Problem]:
 
 
 def server_warnings(settings: Settings) -> Iterator[Problem]:
-    """What works, and may not be meant."""
+    """Settings of a server that work but may not be intended."""
     for key, url in _servers(settings).items():
         yield from _look(settings, key, url).warnings
         if not must_have_password(settings, url):
@@ -68,7 +68,7 @@ def server_warnings(settings: Settings) -> Iterator[Problem]:
 
 
 def seal_problems(settings: Settings) -> Iterator[Problem]:
-    """Workers that would refuse what a frontend with these settings sends."""
+    """Workers that would refuse the messages of a frontend with these settings."""
     from redis.exceptions import RedisError
 
     from config.redis import connect
@@ -90,7 +90,7 @@ def seal_problems(settings: Settings) -> Iterator[Problem]:
 
 
 def separator_warnings(settings: Settings) -> Iterator[Problem]:
-    """Celery clients whose messages with a priority lie in lists that nobody looks at."""
+    """Celery clients whose messages with a priority are stored in lists that no worker reads."""
     from redis.exceptions import RedisError
 
     from config.redis import connect
@@ -116,13 +116,13 @@ def separator_warnings(settings: Settings) -> Iterator[Problem]:
 
 
 def must_have_password(settings: Settings, url: str) -> bool:
-    """Where callers are told apart, and others than this machine's users may reach the server."""
+    """Return whether the server needs a password: authentication is on, and users of other machines may reach it."""
     host = urlsplit(url).hostname
     return settings.auth != "off" and host is not None and not is_loopback(host)
 
 
 def _servers(settings: Settings) -> dict[str, str]:
-    """The configured ones, each once."""
+    """The configured servers, each once."""
     servers = {"BUNCH_REDIS_URL": settings.redis_url, "BUNCH_BROKER_URL": settings.broker_url}
     if settings.broker_url == settings.redis_url:
         del servers["BUNCH_BROKER_URL"]
@@ -143,7 +143,7 @@ def _look(settings: Settings, key: str, url: str) -> _Seen:
     except RedisError as error:
         return _Seen((Problem(key, shown, f"must name a Redis or Valkey server that answers: {error}"),))
     except ValueError:
-        # Its text quotes what it could not read, which is a part of the password if one has a raw `/` or `:`.
+        # The error text quotes the unreadable part, which belongs to the password if that has a raw `/` or `:`.
         return _Seen((Problem(key, shown, f"is not a valid URL; {PERCENT}"),))
     return _Seen(
         tuple(Problem(key, shown, text) for stops, text in found if stops),
@@ -152,7 +152,9 @@ def _look(settings: Settings, key: str, url: str) -> _Seen:
 
 
 def _judge(settings: Settings, client: Redis) -> Iterator[tuple[bool, str]]:
-    """Whether it keeps Bunch from working, and what it is. Raises RedisError when there is no answer."""
+    """Findings: whether one keeps Bunch from working, and its text. Raises RedisError when the server does not
+    answer.
+    """
     info = _asked(client.info)
     if info is None:
         without = "its version and memory are unknown, so BUNCH_MAX_MEMORY_PERCENT has no effect"
@@ -194,7 +196,7 @@ def _judge_durability(client: Redis) -> Iterator[tuple[bool, str]]:
 
 
 def _asked(question: Callable[[], Any]) -> dict[str, Any] | None:
-    """None: it answers, but not that."""
+    """The reply; None when the server answers but refuses the question."""
     from redis.exceptions import ConnectionError as RedisConnectionError
     from redis.exceptions import ResponseError
     from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -214,7 +216,7 @@ def _is_forbidden(client: Redis, command: list[str]) -> bool:
     try:
         client.execute_command(*command)  # type: ignore[no-untyped-call]
     except ResponseError as error:
-        # Inside a script the server's own words stand somewhere in the middle.
+        # For an error inside a script, the server's message is somewhere in the middle.
         return any(word in str(error) for word in ("NOPERM", "no permission", "permissions to", "can't access"))
     return False
 
@@ -225,7 +227,7 @@ def _without_password(key: str, url: str) -> Iterator[Problem]:
     from config.redis import connect
 
     if urlsplit(url).scheme not in {"redis", "rediss"}:
-        # A socket has the permissions of a file.
+        # A Unix socket is protected by file permissions.
         return
     with contextlib.suppress(RedisError, ValueError), connect(without_credentials(url), timeout_s=2.0) as stranger:
         stranger.ping()

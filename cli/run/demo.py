@@ -1,4 +1,4 @@
-"""`demo`: the whole stack on real input, and a look at what batching is worth on this machine.
+"""`demo`: runs the whole stack on real input, and measures the gain of batching on this machine.
 
     200 callers, one sentence each, at once ──▶ minilm ──▶ neighbours, batch sizes
     as many callers, for a while ──▶ minilm-single (max_batch_size = 1)  "one at a time"
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     Vectors = NDArray[np.float32]
 
 SENTENCES = Path(__file__).with_name("sentences.txt").read_text(encoding="utf-8").splitlines()
-# Loose on purpose: neither row is about deadlines, and both run under the same ones.
+# Generous on purpose: deadlines are not the point here, and both rows have the same ones.
 TIMEOUT_MS = 60_000
 _BATCHED, _SINGLE = "minilm", "minilm-single"
 _MEASURE_S = 3.0
 _TOPIC_SIZE = 10
 _SHOWN = (3, 10, 34, 60, 70, 120)
-# By chance it would be one in twenty.
+# Chance would give one in twenty.
 _MIN_SAME_TOPIC = 0.5
 _RECOMPUTED = 8
 _MIN_COSINE = 0.999
-# Of both in the same way: by itself the model leaves a core to the others, of two that is half.
+# The same for both rows: the model leaves one core to the other processes, which is half of a two-core machine.
 _CORES = len(os.sched_getaffinity(0))
 _CONFIG = f"""\
 default_model = "{_BATCHED}"
@@ -70,7 +70,7 @@ max_batch_size = 1
 
 
 class DemoFailed(Exception):
-    """What came back is not right."""
+    """The answers are missing or wrong."""
 
 
 class _Body(msgspec.Struct):
@@ -134,10 +134,12 @@ def _show_off(base_url: str) -> None:
 
 
 def _ask(url: str, model: str, sentences: list[str], duration_s: float | None = None) -> list[Answer]:
-    """As many callers as sentences, at once: each asks once, or again and again for `duration_s`. In their order."""
+    """Send each sentence from a caller of its own, at once: a single time, or repeatedly for `duration_s`. Answers are
+    in the order of the sentences.
+    """
     load_run = Run(keep_bodies=True)
     bodies = [msgspec.json.encode({"model": model, "input": sentence}) for sentence in sentences]
-    # It is the batching that is shown: no sentence is answered from the cache.
+    # Batching is measured, so no sentence is answered from the cache.
     callers = (Caller(headers={"Cache-Control": "no-cache"}),)
     load = Load(url, lambda number: bodies[number % len(bodies)], TIMEOUT_MS / 1000, load_run, callers)
     if duration_s is None:
@@ -151,7 +153,7 @@ def _ask(url: str, model: str, sentences: list[str], duration_s: float | None = 
 
 
 def _vectors(answers: list[Answer]) -> Vectors:
-    """One row of length 1 per answer, so that a product of two is their cosine."""
+    """One normalised row per answer, so that a product of two rows is their cosine."""
     import numpy as np
 
     rows = np.array([msgspec.json.decode(answer.body, type=_Body).output for answer in answers], dtype=np.float32)
@@ -184,7 +186,7 @@ def _show_batches(answers: list[Answer]) -> None:
 
 
 def _check_against_alone(url: str, vectors: Vectors) -> None:
-    """Each answer belongs to its question: the same sentence computed alone gives the same numbers."""
+    """Check that each answer belongs to its sentence: the same sentence computed alone gives the same numbers."""
     chosen = range(0, len(SENTENCES), len(SENTENCES) // _RECOMPUTED)
     alone = _vectors(_ask(url, _SINGLE, [SENTENCES[number] for number in chosen]))
     for number, again in zip(chosen, alone, strict=True):

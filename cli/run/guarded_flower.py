@@ -1,6 +1,7 @@
-"""Flower, which on loopback answers under this machine's names alone: `python -m cli.run.guarded_flower flower …`.
+"""Flower that answers only under this machine's names on loopback: `python -m cli.run.guarded_flower flower …`.
 
-A page of another site can give its own name the address 127.0.0.1, and then read what a browser on this machine may.
+Otherwise a page of another site could resolve its own name to 127.0.0.1 and read what a browser on this machine can
+(DNS rebinding).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
 
 
 def answered_names(settings: Settings) -> frozenset[str]:
-    """Under which names it is served; none: any, where who asks needs a password."""
+    """The host names that it answers to; empty: any, where it asks for a password."""
     if not is_loopback(settings.flower_host):
         return frozenset()
     return _LOCAL | {settings.flower_host} | settings.host_names
 
 
 class GuardedFlower(Flower):
-    """Refuses requests for other names, whatever they ask for."""
+    """Refuses requests for other host names, whatever the path."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._names = answered_names(load_settings())

@@ -1,7 +1,7 @@
-"""`health`: a role of this host, for probes without HTTP.
+"""`health`: checks a role on this host, for probes without HTTP.
 
-alive    each process of the role beats                          a restart would help where it does not
---ready  alive, Redis answers, and the role can do its work      a restart would not
+alive    each process of the role beats                          otherwise a restart helps
+--ready  alive, Redis answers, and the role can do its work      otherwise a restart does not help
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from tasks.fleet.registry_reader import ExecutorRow
 
-# Several beats: a machine that is busy for a moment kills nobody.
+# Several beats, so that a machine that is busy for a moment kills nothing.
 MAX_SILENCE_S = 5.0
-# A probe waits for a second, as a rule.
+# Probes usually wait for one second.
 _TIMEOUT_S = 0.8
 
 
@@ -46,7 +46,7 @@ def health(role: str, ask_ready: bool, config_file: Path | None) -> None:
 
 
 def silence(settings: Settings, role: str) -> str:
-    """Which process of the role does not beat; empty when each does."""
+    """The process of the role that does not beat, as text; empty when each does."""
     folder = Path(settings.state_dir)
     living = beats(folder, role)
     if not living:
@@ -58,7 +58,7 @@ def silence(settings: Settings, role: str) -> str:
 
 
 def obstacle(settings: Settings, located: Settings, role: str) -> str:
-    """What keeps a role that works from doing its work; empty when nothing does."""
+    """The reason why a live role cannot do its work; empty when it can."""
     if role == "web":
         return _frontend(settings)
     from redis.exceptions import RedisError
@@ -79,7 +79,7 @@ def obstacle(settings: Settings, located: Settings, role: str) -> str:
 
 
 def _frontend(settings: Settings) -> str:
-    """By its own `/readyz`, which is one rule for all who ask."""
+    """The frontend's own `/readyz`, so that all probes follow the same rule."""
     from cli.supervisor.probes import get, reason_of
 
     running = state.read(Path(settings.state_dir))
@@ -91,7 +91,7 @@ def _frontend(settings: Settings) -> str:
 
 
 def _models(settings: Settings, redis: Redis) -> str:
-    """What the workers of this host say of themselves in the register."""
+    """The state of this host's workers in the register."""
     from tasks.fleet.registry_reader import Fleet
 
     here = {beat.pid for beat in beats(Path(settings.state_dir), "worker")}

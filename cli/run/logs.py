@@ -1,4 +1,4 @@
-"""`logs`: what the processes of `up` have printed, from their files in the state folder."""
+"""`logs`: prints the output of the processes of `up`, from their files in the state folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def role_of(name: str) -> str:
 
 
 class LogFile:
-    """One process' file, read on where it was left; `up` cuts it when it is long, and sets it aside when it starts."""
+    """The file of one process, read on from the last position; `up` truncates it when it is long, and renames it at a
+    start.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -65,7 +67,7 @@ class LogFile:
         self._rest = b""
 
     def lines(self) -> Iterator[str]:
-        """What is new, as far as its lines are complete."""
+        """New complete lines."""
         try:
             status = self._path.stat()
         except FileNotFoundError:
@@ -87,7 +89,7 @@ class LogFile:
 
 
 def in_order(lines: dict[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
-    """Name and line, by the times that records begin with; what has none stays behind the line before it."""
+    """Name and line, ordered by the time at which records begin; lines without a time follow the line before them."""
     stamped = (_stamped(name, each) for name, each in lines.items())
     return ((name, line) for _, name, line in heapq.merge(*stamped, key=lambda each: each[0]))
 

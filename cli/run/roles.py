@@ -1,4 +1,4 @@
-"""One role in the foreground. The process becomes the role: signals and exit status are the role's own."""
+"""Runs one role in the foreground. The process becomes the role, so signals and exit status are those of the role."""
 
 from __future__ import annotations
 

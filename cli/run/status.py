@@ -1,4 +1,4 @@
-"""`status`: what `up` started."""
+"""`status`: shows the processes of `up`."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def status(as_json: bool) -> None:
 
 
 def _for_scripts(shown: state.UpState) -> state.UpState:
-    """The password of an embedded server is made up at each start, so here is where to get it; others are configured
-    elsewhere.
-    """
+    """Adds the password of an embedded server, which is new at each start; other passwords are in the configuration."""
     embedded = shown.redis_url if any(row.role == "redis" for row in shown.processes) else None
 
     def told(url: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""`up`."""
+"""`up`: runs the whole stack on this machine."""
 
 from __future__ import annotations
 

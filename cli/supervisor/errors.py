@@ -1,4 +1,4 @@
-"""What keeps a stack from starting.
+"""Errors that keep a stack from starting.
 
 SupervisorError
 ├── AlreadyRunning   another `up` holds this state folder
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 
 class SupervisorError(Exception):
-    """Base; its text is what a person is shown."""
+    """Base class; its text is shown to a person."""
 
 
 class AlreadyRunning(SupervisorError):
@@ -24,12 +24,14 @@ class NotRunning(SupervisorError):
 
 
 class FolderFull(SupervisorError):
-    """Found before anything is started, or by the write that failed; then everything is stopped again."""
+    """The file system is full: found before the start, or by a write that failed, and then everything is stopped
+    again.
+    """
 
 
 class PortTaken(SupervisorError):
-    """Found before anything is started."""
+    """The port is in use; found before anything is started."""
 
 
 class StartFailed(SupervisorError):
-    """The stack was stopped again."""
+    """The stack did not start, and was stopped again."""

@@ -1,7 +1,7 @@
-"""The children's log files: followed for what a person should see, and kept from growing without end.
+"""The children's log files: followed for warnings, and bounded in size.
 
-Children write to their files themselves, never through the supervisor: a terminal stopped with Ctrl-S, or a
-slow supervisor, must not block a worker's log call.
+Children write to their files directly, never through the supervisor: a terminal stopped with Ctrl-S, or a slow
+supervisor, must not block a log call of a worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _READ_BYTES = 256 * 1024
 _LONGEST_LINE = 16_384
 _ENDS = re.compile(rb"\r\n|\n|\r")
 
-# What opens a record: Celery and gunicorn "[2026-…", Flower "[W 26…", JSON, a date, Valkey "9:M 01 Jan".
+# Beginnings of records: Celery and gunicorn "[2026-…", Flower "[W 26…", JSON, a date, Valkey "9:M 01 Jan".
 _RECORD = re.compile(r"\[|\{|\d{4}-\d\d-\d\d|\d+:[A-Z] ")
 _ALARM = re.compile(
     r"(?:^|[\s\[:])(?:WARNING|ERROR|CRITICAL)(?:[\s\]/:]|$)"
@@ -30,7 +30,7 @@ _ALARM = re.compile(
 
 
 def rotate(path: Path) -> None:
-    """Keep the file of the run before as `<name>.1`, and begin an empty one; where that cannot be, go on in it."""
+    """Rename the file of the previous run to `<name>.1`, and begin an empty one; if that fails, go on with the file."""
     with contextlib.suppress(OSError):
         path.replace(path.with_name(path.name + ".1"))
 
@@ -45,11 +45,11 @@ class LogTail:
         self._alarmed = False
 
     def alarms(self) -> list[str]:
-        """New lines at warning and above, each with the lines that belong to its record (a traceback)."""
+        """New records at warning and above, each with the lines that belong to it (a traceback)."""
         return [line for line in self._new_lines() if self._is_alarm(line)]
 
     def last(self, count: int) -> list[str]:
-        """The newest lines, whether they were seen or not."""
+        """The newest lines, whether they were returned before or not."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
@@ -72,7 +72,7 @@ class LogTail:
             file.seek(self._offset)
             data = file.read(_READ_BYTES)
         self._offset += len(data)
-        # A progress bar ends its line with a carriage return, or never: then it is shown in parts.
+        # A progress bar ends its line with a carriage return, or never: then it is returned in parts.
         *lines, self._rest = _ENDS.split(self._rest + data)
         if len(self._rest) > _LONGEST_LINE:
             lines.append(self._rest)
@@ -80,12 +80,12 @@ class LogTail:
         return [line.decode("utf-8", "replace") for line in lines]
 
     def _start_over(self) -> None:
-        # The child keeps its descriptor, opened for appending, so the file can be cut under it.
+        # The child keeps its descriptor, opened for appending, so the file can be truncated.
         kept = self.path.with_name(self.path.name + ".1")
         try:
             shutil.copyfile(self.path, kept)
         except OSError:
-            # No room for two: then for one, or a full disk would stay full for its sake.
+            # There may be no space for two files; then keep one, or the log would keep a full disk full.
             kept.unlink(missing_ok=True)
         with self.path.open("rb+") as file:
             file.truncate(0)

@@ -1,4 +1,4 @@
-"""Ports: whether one is free, and which is."""
+"""Finds free ports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FLOWER_TRIES = 100
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """One that nobody listens on now, chosen by the kernel."""
+    """A free port, chosen by the kernel."""
     with _bound(host, 0) as listener:
         return int(listener.getsockname()[1])
 
@@ -22,7 +22,7 @@ def require_free(host: str, port: int, setting: str) -> int:
     """`port`, or a free one when it is 0.
 
     Raises:
-        PortTaken: naming who listens there, where that can be seen, and the setting to change.
+        PortTaken: names the process that listens there, if known, and the setting to change.
     """
     if port == 0:
         return free_port(host)
@@ -36,7 +36,7 @@ def require_free(host: str, port: int, setting: str) -> int:
 
 
 def first_free(host: str, port: int) -> int:
-    """`port`, or the next above it that is free."""
+    """`port`, or the next free one above it."""
     for candidate in range(port, port + _FLOWER_TRIES):
         try:
             _bound(host, candidate).close()
@@ -50,10 +50,10 @@ def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # As the servers do, so that connections of a run before, in TIME_WAIT, don't count.
+        # As servers do, so that connections of an earlier run in TIME_WAIT do not count.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        # Without listening, two sockets with SO_REUSEADDR may share a port.
+        # Without listening, two sockets with SO_REUSEADDR could share a port.
         listener.listen(1)
     except OSError:
         listener.close()

@@ -1,6 +1,6 @@
-"""Ways to see that a child has started, and what is to be done when one has died.
+"""Probes that tell whether a child has started, and aftermaths that clean up after one that has died.
 
-Neither ever raises; a probe is asked again until it says `ready`, an aftermath until it says that it is done.
+Neither ever raises. A probe is repeated until it reports `ready`, an aftermath until it reports that it is done.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ TIMEOUT_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a probe saw. `error` is set when the child lives but something in it did not start."""
+    """The result of a probe. `error` is set when the child lives but a part of it did not start."""
 
     ready: bool
     detail: str = ""
     error: str = ""
 
 
-# The argument is the pid of the process that is asked about.
+# The argument is the pid of the process.
 Probe: TypeAlias = Callable[[int], Look]
 
 
 def alive(_: int) -> Look:
-    """For a program that has no better sign of life than not having died."""
+    """For a program whose only sign of life is that it runs."""
     return Look(ready=True)
 
 
 def answers_ping(redis: Redis) -> Probe:
-    """Valkey has loaded its data and answers."""
+    """Ready when Valkey has loaded its data and answers."""
 
     def probe(_: int) -> Look:
         try:
@@ -53,7 +53,7 @@ def answers_ping(redis: Redis) -> Probe:
 
 
 def answers_http(host: str, port: int, path: str) -> Probe:
-    """A GET is answered with 200."""
+    """Ready when a GET is answered with 200."""
 
     def probe(_: int) -> Look:
         status, body = get(host, port, path)
@@ -63,7 +63,7 @@ def answers_http(host: str, port: int, path: str) -> Probe:
 
 
 def models_loaded(fleet: Fleet) -> Probe:
-    """The worker with this pid has said in the registry that each of its models is ready."""
+    """Ready when the worker with this pid has registered each of its models as ready."""
 
     def probe(pid: int) -> Look:
         try:
@@ -76,7 +76,7 @@ def models_loaded(fleet: Fleet) -> Probe:
 
 
 def leases_given_back(registry: WorkerRegistry) -> Callable[[int], bool]:
-    """What a dead worker held is queued again at once: its heartbeat would be missed only after the lease TTL."""
+    """Requeue the leases of a dead worker at once; otherwise that would take the lease TTL."""
 
     def aftermath(pid: int) -> bool:
         try:
@@ -90,7 +90,7 @@ def leases_given_back(registry: WorkerRegistry) -> Callable[[int], bool]:
 
 def _look_at_models(row: WorkerRow) -> Look:
     late = [each for each in row.models if each.state != "ready"]
-    # An executor that is tried again keeps saying why its last start failed.
+    # While an executor is started again, its row still has the error of the previous start.
     errors = {each.model: each.error for each in late if each.error and each.state == "failed"}
     if errors:
         text = "\n".join(f"model {model} did not start:\n{error}" for model, error in errors.items())
@@ -114,7 +114,7 @@ def get(host: str, port: int, path: str) -> tuple[int, bytes]:
 
 
 def reachable(host: str) -> str:
-    """Where this machine reaches a server that listens on `host`."""
+    """The address under which this machine reaches a server that listens on `host`."""
     if host in {"", "0.0.0.0"}:  # noqa: S104
         return "127.0.0.1"
     return "::1" if host == "::" else host
@@ -126,7 +126,7 @@ def url(host: str, port: int) -> str:
 
 
 def reason_of(body: bytes) -> str:
-    """The message of an error's body; empty when it has none."""
+    """The message in the body of an error; empty when there is none."""
     try:
         document = json.loads(body)
     except ValueError:

@@ -10,16 +10,16 @@ from config.secrets.private_files import kept_secret, make_private
 from config.secrets.secret_settings import names_in_environment
 from config.settings import Settings, is_loopback
 
-# -P: in the folder from which somebody starts us lie their own `tasks.py` and `config.py`.
+# -P: the folder from which somebody starts us may have its own `tasks.py` and `config.py`.
 _PYTHON = (sys.executable, "-P")
 _FLOWER_SAVES_MS = 60_000
 FLOWER_USER = "bunch"
 
 
 def worker(settings: Settings, name: str, *, watched: bool = False) -> tuple[str, ...]:
-    """One thread is enough for Celery's own tasks; batches run in the executors.
+    """The command of a worker. One thread is enough for Celery's own tasks; batches run in the executors.
 
-    `watched`: Flower is there, and shall not have to ask for events first.
+    `watched`: Flower runs, so events are sent from the start.
     """
     events = ("--task-events",) if watched else ()
     return _celery("workers.app", "worker", name, settings, "--pool=threads", "--concurrency=1", *events)
@@ -30,7 +30,7 @@ def ops(settings: Settings, name: str = "ops") -> tuple[str, ...]:
 
 
 def web() -> tuple[str, ...]:
-    """Host, port and worker count stand in `config/gunicorn.py`, which reads the settings."""
+    """The command of the frontend. `config/gunicorn.py` sets host, port and worker count from the settings."""
     return (
         *(*_PYTHON, "-m", "gunicorn"),
         f"--config={ROOT / 'config' / 'gunicorn.py'}",
@@ -44,14 +44,16 @@ def flower(settings: Settings, port: int | None = None) -> tuple[str, ...]:
         f"--address={settings.flower_host}",
         f"--port={settings.flower_port if port is None else port}",
         f"--max-tasks={settings.flower_max_tasks}",
-        # A worker that is gone for an hour is not coming back.
+        # A worker that has been gone for an hour does not come back.
         "--purge-offline-workers=3600",
         *_persistence(settings),
     )
 
 
 def _persistence(settings: Settings) -> tuple[str, ...]:
-    """What Flower knows outlives it: written each minute and at its end, read at its start."""
+    """Options that keep Flower's data across restarts: it is written each minute and at the stop, and read at the
+    start.
+    """
     if not settings.flower_persistent:
         return ("--persistent=False",)
     folder = Path(settings.state_dir).resolve() / "flower"
@@ -60,16 +62,16 @@ def _persistence(settings: Settings) -> tuple[str, ...]:
 
 
 def flower_password(settings: Settings) -> Path:
-    """The file with the password of `FLOWER_USER`, with auth on and none configured."""
+    """The file with the password of `FLOWER_USER`, used with auth on when none is configured."""
     return Path(settings.state_dir).resolve() / "flower.password"
 
 
 def flower_environment(settings: Settings) -> dict[str, str]:
-    """By environment, as a password on a command line is shown to everyone by `ps`."""
+    """Flower's secrets, in the environment: `ps` shows a password on a command line to everyone."""
     if settings.flower_basic_auth:
         return {"FLOWER_BASIC_AUTH": settings.flower_basic_auth}
     if settings.auth != "off":
-        # Where callers are told apart, not everybody on this machine may see what they ask.
+        # With authentication on, not everybody on this machine may see the requests.
         return {"FLOWER_BASIC_AUTH": f"{FLOWER_USER}:{kept_secret(flower_password(settings)).decode()}"}
     if is_loopback(settings.flower_host):
         # Flower refuses its API to callers it doesn't know. On loopback they may read; what changes
@@ -79,7 +81,7 @@ def flower_environment(settings: Settings) -> dict[str, str]:
 
 
 def asked_for_by_headers(settings: Settings) -> frozenset[str]:
-    """The variables that frontends need for themselves: those of the APIs that they may ask directly."""
+    """The variables that frontends themselves need: those of APIs that they may call directly."""
     direct = [model for model in settings.models.values() if model.direct]
     return frozenset().union(*(names_in_environment(model.options.get("headers", {})) for model in direct))
 
@@ -87,9 +89,9 @@ def asked_for_by_headers(settings: Settings) -> frozenset[str]:
 def _celery(app: str, command: str, name: str, settings: Settings, *options: str) -> tuple[str, ...]:
     node = name if "@" in name else f"{name}@%h"
     return (
-        # Celery's banner is twenty lines that say nothing of ours, and no JSON.
+        # Celery's banner is twenty lines without information about Bunch, and not JSON.
         *(*_PYTHON, "-m", "celery", "--quiet", f"--app={app}", command, f"--hostname={node}"),
-        # Gossip and mingle are for workers that elect and share; ours meet in Redis.
+        # Gossip and mingle are for workers that elect and share state; ours use Redis for that.
         *("--without-gossip", "--without-mingle", f"--loglevel={settings.log_level}"),
         *options,
     )

@@ -1,4 +1,4 @@
-"""The loop of `up`: ticks the supervisor, watches the signals, keeps `up.json` true."""
+"""The loop of `up`: ticks the supervisor, handles signals, and updates `up.json`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Supervisable(Protocol):
-    """What the loop needs of a stack; `cli.supervisor.stack.Stack` is the real one."""
+    """The part of a stack that the loop needs; `cli.supervisor.stack.Stack` is the real one."""
 
     @property
     def state_dir(self) -> Path: ...
@@ -34,13 +34,13 @@ class Supervisable(Protocol):
     def supervisor(self, reaper: Reaper, report: Report) -> Supervisor: ...
 
     def follow(self, supervisor: Supervisor, now: float) -> None:
-        """Change the number of children to what is wanted."""
+        """Adjust the number of children to the wanted number."""
 
     def state(self, supervisor: Supervisor) -> state.UpState: ...
 
 
 class Work:
-    """What runs beside the loop once the stack is ready; the stack is stopped when it returns."""
+    """Work that runs beside the loop once the stack is ready; the stack is stopped when it returns."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
@@ -63,7 +63,7 @@ class Work:
 
 
 def run(stack: Supervisable, screen: Screen, started: Callable[[], None], work: Work | None = None) -> None:
-    """Start everything, keep it running until a signal (or the end of `work`), stop everything.
+    """Start everything, keep it running until a signal (or the end of `work`), and stop everything.
 
     A second signal kills what is still draining.
 
@@ -71,10 +71,10 @@ def run(stack: Supervisable, screen: Screen, started: Callable[[], None], work: 
         started: called once, when the stack first answers.
 
     Raises:
-        StartFailed: the stack did not come up, and was stopped again; or its stop was cut short.
+        StartFailed: the stack did not start, and was stopped again; or its stop was cut short.
     """
     reaper = Reaper()
-    # Whatever was wanted of an `up` before this one.
+    # A request that was left for an earlier `up`.
     (stack.state_dir / state.WANTED).unlink(missing_ok=True)
     try:
         with screen, _Signals() as signals:

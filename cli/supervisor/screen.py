@@ -1,4 +1,4 @@
-"""What `up` shows: a table that moves on a terminal, one line per change in a log."""
+"""The output of `up`: a live table on a terminal, one line per change in a log."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from rich.table import Table
 from cli.supervisor.supervised_process import State, SupervisedProcess
 
 _STYLES = {State.RUNNING: "green", State.RESTARTING: "red", State.STOPPED: "dim"}
-# There may be room again.
+# There may be space again later.
 _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# Of one child at a time; the rest is in its log. A traceback has what happened in its last line.
+# For one child at a time; the rest is in its log. The last line of a traceback has the error.
 _FIRST_LINES, _LAST_OF_MANY = 6, 14
 _LAST_LINES = 15
 
 
 class Lasting:
-    """A stream that outlives its reader and its disk: neither must end the processes it tells of.
+    """A stream that ignores write errors: a closed reader or a full disk must not end the processes.
 
-    A closed pipe or terminal is left for good. On a full disk each write is tried anew: what it did not take is lost.
+    A closed pipe or terminal is given up for good. On a full disk each write is tried; unwritten text is lost.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        # Python flushes at its end what is left, and makes a failure of that the exit status.
+        # At its exit Python flushes the rest, and a failure of that changes the exit status.
         atexit.register(self._try, stream.flush, for_good=True)
 
     def write(self, text: str) -> int:
@@ -51,7 +51,7 @@ class Lasting:
         except OSError as error:
             if error.errno in _PASSING and not for_good:
                 return
-            # What is still in the stream's buffer goes nowhere as well, at the latest when Python exits.
+            # Discards the rest of the stream's buffer as well, at the latest when Python exits.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
             os.close(nowhere)
@@ -61,12 +61,12 @@ class Lasting:
 
 
 class Screen:
-    """Shows the children's progress, and what they say at warning and above."""
+    """Shows the children's progress, and their log records at warning and above."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=cast("IO[str]", Lasting(stream)))
         self._live: Live | None = None
-        # What was said of each child since its state last changed.
+        # The details shown for each child since its state last changed.
         self._shown: dict[str, tuple[State, set[str]]] = {}
         self._since = time.monotonic()
 
@@ -82,13 +82,13 @@ class Screen:
         self.settle()
 
     def settle(self) -> None:
-        """Leave the moving table: what follows are lines."""
+        """End the live table; lines follow."""
         if self._live:
             self._live.stop()
             self._live = None
 
     def line(self, text: str = "", style: str | None = None) -> None:
-        # Not wrapped, and without a guess at what is a path or a number: lines are read by scripts, too.
+        # Neither wrapped nor highlighted, because scripts read these lines, too.
         self._console.print(escape(text), style=style, soft_wrap=True, highlight=False)
 
     def show(self, children: Sequence[SupervisedProcess]) -> None:
@@ -115,7 +115,7 @@ class Screen:
 
     def broken(self, child: SupervisedProcess) -> None:
         """`Report` of the supervisor."""
-        # All of it stands in the record that the child has just written, which was forwarded.
+        # The whole error is in the log record that the child has just written, which was forwarded.
         words = next((line for line in reversed(child.error.splitlines()) if line.strip()), "")
         self.line(f"{child.spec.name}: {child.detail}: {words.strip()}", style="red")
 
@@ -127,7 +127,7 @@ class Screen:
 
     def _forward(self, child: SupervisedProcess) -> None:
         lines = child.log.alarms()
-        # Valkey says hello, and goodbye, at warning.
+        # Valkey logs its start and stop at warning.
         if child.spec.role == "redis" and child.state is not State.RUNNING:
             return
         for text in shortened(lines, child.spec.log_file):
@@ -144,7 +144,7 @@ class Screen:
 
 
 def shortened(lines: Sequence[str], log_file: Path) -> list[str]:
-    """The first and the last lines of many, and where those between are."""
+    """The first and the last of many lines, and where the rest is."""
     left_out = len(lines) - _FIRST_LINES - _LAST_OF_MANY
     if left_out <= 1:
         return list(lines)

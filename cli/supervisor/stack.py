@@ -1,4 +1,4 @@
-"""The composition root of `up`: settings and options in, a supervisor with its children out."""
+"""The composition root of `up`: turns settings and options into a supervisor with its children."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from tasks.observability import metrics
 from tasks.observability.batch_log import BatchLog
 
 _DEFAULT_FLOWER_PORT = 5555
-# Beyond its own graceful time, for a process to notice that the time is up.
+# Time beyond its own graceful timeout in which a process must notice that it is over.
 _STOP_MARGIN_S = 5.0
-# How long `ready` waits for Flower, which listens a second or two after the first request could be served.
+# The time that `ready` waits for Flower, which listens a second or two after the first request can be served.
 _FLOWER_PATIENCE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line adds to the settings."""
+    """The options of the command line."""
 
     workers: int = 1
     flower: bool = True
@@ -56,10 +56,10 @@ class Options:
 
 
 class Stack:
-    """One machine's processes. Building checks the ports and starts nothing.
+    """The processes of one machine. Constructing checks the ports and starts nothing.
 
     Raises:
-        PortTaken: when something else listens where the stack would.
+        PortTaken: another program listens on one of the ports.
     """
 
     def __init__(self, settings: Settings, options: Options) -> None:
@@ -92,13 +92,13 @@ class Stack:
         )
 
     def follow(self, supervisor: Supervisor, now: float) -> None:
-        """As many workers as were asked for, if anybody has asked."""
+        """Adjust the number of workers to the wanted number, if one was set."""
         workers = wanted(self.state_dir)
         if workers is not None:
             supervisor.resize("worker", [self._worker(number) for number in range(1, workers + 1)], now)
 
     def state(self, supervisor: Supervisor) -> UpState:
-        """What `up.json` says."""
+        """The content of `up.json`."""
         return UpState(
             processes=tuple(
                 ProcessRow(each.spec.role, each.pid, each.state.value, each.restarts, each.spec.name)
@@ -117,7 +117,7 @@ class Stack:
             return False
         if not self.options.flower:
             return True
-        # A task that is asked for at once shall be shown; but requests are served without Flower, too.
+        # Flower should show tasks from the start; but requests are served without it, too.
         now = time.monotonic()
         self._served_at = self._served_at or now
         listens = get(settings.flower_host, settings.flower_port, "/healthcheck")[0] == 200
@@ -143,15 +143,15 @@ class Stack:
                 stop_timeout_s=5.0,
                 probe=flower_answers,
             )
-            # A page for people: requests are served without it. It asks the workers for their queues once, at
-            # its start, and never shows those of workers that were not there yet.
+            # Flower is a page for people, so requests are served without it. It asks the workers for their queues once,
+            # at its start, and never shows those of workers that start later.
             specs.append(replace(flower, optional=True, start_stage=2))
         if self.valkey:
             command = self.valkey.prepare()
             valkey = self._spec(
                 "redis", "valkey", command, stop_stage=9, stop_timeout_s=30.0, probe=answers_ping(self._redis)
             )
-            # On TERM it writes what its log on disk lacks, and goes.
+            # On TERM it writes the rest of its log to disk and exits.
             environment = {**self.valkey.environment, **valkey.environment}
             specs.insert(0, replace(valkey, environment=environment, start_stage=0, hasty_signal=signal.SIGTERM))
         return specs
@@ -170,12 +170,12 @@ class Stack:
         on_gone = self._count_gone if settings.metrics == "on" else None
         registry = WorkerRegistry(self._redis, settings.lease_ttl_s, on_lost=on_lost, on_gone=on_gone)
         give_back = leases_given_back(registry)
-        # On QUIT it gives back what it has in hand, and goes.
+        # On QUIT it gives back its batches and exits.
         return replace(spec, aftermath=give_back, hasty_signal=signal.SIGQUIT)
 
     def _count_gone(self, worker_id: str) -> None:
         metrics.WORKERS_LOST.inc()
-        # What Redis did not take now goes with the next that is counted.
+        # Counts that Redis did not take now are sent with the next.
         with contextlib.suppress(RedisError):
             self._flusher.flush()
 
@@ -219,7 +219,7 @@ def _embedded(settings: Settings, state_dir: Path) -> EmbeddedValkey:
 
 
 def role_environment(role: Role, settings: Settings) -> dict[str, str]:
-    """What a role is started with: the settings as `up` or the command line resolved them."""
+    """The environment of a role: the settings as `up` or the command line resolved them."""
     resolved = (
         *("redis_url", "broker_url", "state_dir", "http_host", "http_port", "web_workers"),
         *("flower_host", "flower_port"),
@@ -229,7 +229,7 @@ def role_environment(role: Role, settings: Settings) -> dict[str, str]:
         role,
         {name: getattr(settings, name) for name in resolved} | {"config": config_file},
         role_commands.flower_environment(settings) if role == "flower" else None,
-        # A model's source may lie beside the file that names it.
+        # A model's source may be beside the file that names it.
         (str(Path(config_file).parent),) if config_file else (),
         also=role_commands.asked_for_by_headers(settings) if role == "web" else (),
     )

@@ -1,6 +1,6 @@
-"""What lies in the state folder of `up`: `up.lock`, held while it lives, `up.json` for others to read, and `up.wanted`.
+"""Files in the state folder of `up`: `up.lock`, held while it runs; `up.json` for others to read; and `up.wanted`.
 
-The last is written by others: how many workers there should be.
+Others write `up.wanted`, the wanted number of workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOCK_PAUSE_S = 0.05
 
 
 class ProcessRow(msgspec.Struct, frozen=True):
-    """One process that `up` looks after."""
+    """One process of `up`."""
 
     role: str
     pid: int | None
@@ -36,9 +36,9 @@ class ProcessRow(msgspec.Struct, frozen=True):
 
 
 class UpState(msgspec.Struct, frozen=True):
-    """`redis_url` is the TCP address of an embedded server, with its password, so that any client can use it;
-    `broker_url` is where remote control, events and ops tasks go, the same server unless another is configured;
-    `config_file` is the whole path of what it serves by, empty where no file was named.
+    """The state of an `up`. `redis_url` is the TCP address of an embedded server with its password, so that any client
+    can use it; `broker_url` is for remote control, events and ops tasks, the same server unless another is configured;
+    `config_file` is the full path of its file, empty where none was named.
     """
 
     processes: tuple[ProcessRow, ...] = ()
@@ -50,17 +50,17 @@ class UpState(msgspec.Struct, frozen=True):
 
 
 class UpLock:
-    """Held by the one `up` of a state folder; the kernel lets go of it however that process ends."""
+    """The lock of a state folder, held by its `up`; the kernel releases it however that process ends."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / LOCK
         self._fd = -1
 
     def __enter__(self) -> Self:
-        """Take it.
+        """Take the lock.
 
         Raises:
-            AlreadyRunning: naming the process that holds it.
+            AlreadyRunning: names the process that holds it.
         """
         make_private(self._path.parent)
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -75,7 +75,7 @@ class UpLock:
                 f"another `up` (pid {holder}) uses {self._path.parent}; "
                 "stop it, or use another folder: BUNCH_STATE_DIR=…"
             )
-        # The lock is what counts; the number is for whoever finds it taken.
+        # Only the lock counts; the pid is for the error message.
         with contextlib.suppress(OSError):
             os.truncate(self._fd, 0)
             os.write(self._fd, f"{os.getpid()}\n".encode())
@@ -86,7 +86,7 @@ class UpLock:
 
 
 def is_running(state_dir: Path) -> bool:
-    """Whether an `up` holds this folder."""
+    """Return whether an `up` uses this folder."""
     try:
         fd = os.open(state_dir / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -106,7 +106,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def read(state_dir: Path) -> UpState | None:
-    """What the living `up` of this folder last wrote; None when there is none."""
+    """The last state that the running `up` of this folder wrote; None when none is running."""
     if not is_running(state_dir):
         return None
     try:
@@ -120,12 +120,12 @@ def write(state_dir: Path, state: UpState) -> None:
 
 
 def want(state_dir: Path, workers: int) -> None:
-    """Ask the `up` of this folder for so many workers; it follows within a moment."""
+    """Ask the `up` of this folder for a number of workers; it follows within a moment."""
     write_private(state_dir / WANTED, f"{workers}\n".encode())
 
 
 def wanted(state_dir: Path) -> int | None:
-    """How many workers were asked for last; None: nobody has asked, or what is there is no number from 1."""
+    """The number of workers that was last asked for; None when there is none, or no valid number."""
     try:
         workers = int((state_dir / WANTED).read_bytes())
     except (FileNotFoundError, ValueError):

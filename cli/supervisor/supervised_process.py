@@ -1,4 +1,4 @@
-"""One supervised process and what is known of it."""
+"""A supervised process and its state."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What to run, when, and how to end it.
+    """The command of a process, its place in the start and stop order, and its way to end.
 
-    Children of a lower `start_stage` run before those of a higher one are started; stopping goes by `stop_stage`,
-    and what belongs to a later stage is kept running (and restarted) until its turn.
+    Children of a lower `start_stage` run before those of a higher one are started. Stopping follows `stop_stage`, and
+    children of a later stage are kept running (and restarted) until their turn.
     """
 
     name: str
@@ -43,16 +43,16 @@ class ProcessSpec:
     stop_stage: int
     stop_timeout_s: float
     probe: Probe = alive
-    # Told the pid of a process that is dead, whatever it died of; asked again until it says that all is put right.
+    # Called with the pid of a process that has died, for any reason, and repeated until it returns True.
     aftermath: Callable[[int], bool] = lambda pid: True
     # The stack counts as started without it, and its deaths never stop the stack.
     optional: bool = False
-    # Ends by this signal, rather than SIGKILL, when there is no time; it must be quick to obey.
+    # The signal that ends it when there is no time, instead of SIGKILL; it must obey quickly.
     hasty_signal: int = signal.SIGKILL
 
 
 class SupervisedProcess:
-    """Started, watched and stopped by the supervisor; every method returns at once."""
+    """A process that the supervisor starts, watches and stops; every method returns at once."""
 
     def __init__(self, spec: ProcessSpec, reaper: Reaper, backoff: Backoff) -> None:
         self.spec = spec
@@ -61,15 +61,15 @@ class SupervisedProcess:
         self.failures = 0
         self.detail = ""
         self.error = ""
-        # The last error of this life that a person was shown; one that comes back is none.
-        self.told = ""
+        # The last error of this life that was shown; the same one again is not shown.
+        self.reported_error = ""
         self.log = LogTail(spec.log_file)
         self._reaper = reaper
         self._backoff = backoff
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._due_at = 0.0
-        self._dead: list[int] = []
+        self._dead_pids: list[int] = []
         rotate(spec.log_file)
 
     @property
@@ -78,8 +78,8 @@ class SupervisedProcess:
 
     @property
     def is_gone(self) -> bool:
-        """Stopped, and nothing of its lives is left to put right."""
-        return self.state is State.STOPPED and not self._dead
+        """Return whether it is stopped, and the aftermath of all its earlier lives is done."""
+        return self.state is State.STOPPED and not self._dead_pids
 
     def start(self, now: float) -> None:
         try:
@@ -92,7 +92,7 @@ class SupervisedProcess:
             self.state, self.detail = State.RESTARTING, f"cannot be started: {error.strerror}"
             return
         self._started_at = now
-        self.state, self.detail, self.error, self.told = State.STARTING, "", "", ""
+        self.state, self.detail, self.error, self.reported_error = State.STARTING, "", "", ""
 
     def start_if_due(self, now: float) -> None:
         if self.state is State.RESTARTING and now >= self._due_at:
@@ -100,36 +100,36 @@ class SupervisedProcess:
             self.start(now)
 
     def reap(self, now: float) -> int | None:
-        """The exit status when the process has just ended; what it left in its group is killed."""
+        """The exit status if the process has just ended; the rest of its process group is killed."""
         process = self._process
         if process is None or os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return None
-        # Before its zombie is collected: until then nobody else can be given the group's number.
+        # Before the zombie is collected: until then the number of the group cannot be reused.
         self._kill_group(signal.SIGKILL)
         status = process.wait()
         self._reaper.forget(process.pid)
-        self._dead.append(process.pid)
-        self._put_right()
+        self._dead_pids.append(process.pid)
+        self._clean_up()
         self._process = None
         if self.state is State.STOPPING:
             self.state = State.STOPPED
         else:
             self.failures = self._backoff.failures(self.failures, now - self._started_at)
             self._due_at = now + self._backoff.delay_s(self.failures)
-            self.state, self.detail = State.RESTARTING, ending(status)
+            self.state, self.detail = State.RESTARTING, exit_text(status)
         return status
 
-    def look(self) -> None:
-        """Ask the probe whether it has started, and put right what an earlier life has left behind."""
-        self._put_right()
+    def probe(self) -> None:
+        """Run the probe while it starts, and repeat the aftermath of earlier lives until it is done."""
+        self._clean_up()
         if self.state is State.STARTING and self.pid is not None:
-            seen = self.spec.probe(self.pid)
-            self.detail, self.error = seen.detail, seen.error
-            if seen.ready:
+            found = self.spec.probe(self.pid)
+            self.detail, self.error = found.detail, found.error
+            if found.ready:
                 self.state, self.detail = State.RUNNING, ""
 
     def stop(self) -> None:
-        """Ask it to end in its own time."""
+        """Ask it to end gracefully."""
         self._end(signal.SIGTERM, whole_group=False)
 
     def hasten(self) -> None:
@@ -138,26 +138,26 @@ class SupervisedProcess:
     def kill(self) -> None:
         self._end(signal.SIGKILL, whole_group=True)
 
-    def _put_right(self) -> None:
-        self._dead = [pid for pid in self._dead if not self.spec.aftermath(pid)]
+    def _clean_up(self) -> None:
+        self._dead_pids = [pid for pid in self._dead_pids if not self.spec.aftermath(pid)]
 
-    def _end(self, number: int, *, whole_group: bool) -> None:
+    def _end(self, signal_number: int, *, whole_group: bool) -> None:
         if self._process is None:
             self.state = State.STOPPED
             return
         self.state, self.detail = State.STOPPING, ""
         if whole_group:
-            self._kill_group(number)
+            self._kill_group(signal_number)
         else:
-            self._process.send_signal(number)
+            self._process.send_signal(signal_number)
 
-    def _kill_group(self, number: int) -> None:
+    def _kill_group(self, signal_number: int) -> None:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+                os.killpg(self._process.pid, signal_number)
 
 
-def ending(status: int) -> str:
+def exit_text(status: int) -> str:
     """An exit status in words."""
     if status >= 0:
         return f"exited with {status}"

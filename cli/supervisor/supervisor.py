@@ -1,4 +1,4 @@
-"""The supervisor's rules: when a child starts, is restarted, counts as started, and is stopped.
+"""The rules of the supervisor: when a child starts, is restarted, counts as started, and is stopped.
 
     STARTING ──all running, /readyz 200──▶ READY ──stop()──▶ STOPPING ──▶ DONE
         └────a child keeps dying (`failure`)────────────────────▲
@@ -20,7 +20,7 @@ from cli.supervisor.backoff import Backoff
 from cli.supervisor.reaper.reaper_client import Reaper
 from cli.supervisor.supervised_process import ProcessSpec, State, SupervisedProcess
 
-# Deaths in a row, before the stack was ever ready, after which trying again would only repeat the message.
+# Deaths in a row before the stack was ready, after which another try would only repeat the error.
 MAX_START_FAILURES = 4
 _LOOK_EVERY_S = 0.25
 _HASTY_TIMEOUT_S = 4.0
@@ -34,12 +34,12 @@ class Phase(str, Enum):
 
 
 class Report(Protocol):
-    """Where the supervisor says what happened."""
+    """The supervisor's reports to the screen."""
 
     def died(self, child: SupervisedProcess, why: str) -> None: ...
 
     def broken(self, child: SupervisedProcess) -> None:
-        """The child lives, but something in it does not start: `child.error`."""
+        """The child lives, but a part of it does not start: `child.error`."""
 
 
 class Supervisor:
@@ -55,11 +55,11 @@ class Supervisor:
         backoff: Backoff | None = None,
         give_up_on_errors: bool = False,
     ) -> None:
-        """Build; the first `tick` starts.
+        """Construct only; the first `tick` starts the children.
 
         Args:
-            ready: whether the stack as a whole answers, asked once every child is running.
-            give_up_on_errors: also stop when a child says, before all is ready, that a part of it is broken.
+            ready: returns whether the stack as a whole answers; called once every child is running.
+            give_up_on_errors: also stop when a child reports, before all is ready, that a part of it is broken.
         """
         self._backoff = backoff or Backoff()
         self.children = [SupervisedProcess(spec, reaper, self._backoff) for spec in specs]
@@ -77,7 +77,7 @@ class Supervisor:
     def tick(self, now: float) -> None:
         if self.phase is Phase.DONE:
             return
-        # Without a process for it there is none for anything else either; the next tick tries again.
+        # When one process cannot be started, no other can; the next tick tries again.
         with contextlib.suppress(OSError):
             self._reaper.check()
         for child in self.children:
@@ -95,9 +95,9 @@ class Supervisor:
             self._stop_next_stage(now)
 
     def resize(self, role: str, specs: Sequence[ProcessSpec], now: float) -> None:
-        """From now on `specs` are the children of `role`.
+        """Replace the children of `role` by `specs`.
 
-        To be repeated: a name that is wanted again is free only when its child is gone.
+        Call it repeatedly: a name that is wanted again is free only when its child is gone.
         """
         if self.phase is not Phase.READY:
             return
@@ -123,12 +123,12 @@ class Supervisor:
                 child.kill()
 
     def stop(self) -> None:
-        """Stop in order, each in its own time."""
+        """Stop the children in order, each gracefully."""
         if self.phase in {Phase.STARTING, Phase.READY}:
             self.phase = Phase.STOPPING
 
     def kill(self, now: float) -> None:
-        """Stop everything at once; only what belongs to the last stage waits for what uses it to the end."""
+        """Stop everything at once; children of the last stage wait until those that use them have ended."""
         self.stop()
         if not self._hasty:
             self._hasty = True
@@ -154,9 +154,9 @@ class Supervisor:
 
     def _look(self) -> None:
         for child in self.children:
-            child.look()
-            if child.error and child.error != child.told:
-                child.told = child.error
+            child.probe()
+            if child.error and child.error != child.reported_error:
+                child.reported_error = child.error
                 self._report.broken(child)
                 if self.phase is Phase.STARTING and self._give_up_on_errors:
                     self._give_up(child.error)
@@ -189,7 +189,7 @@ class Supervisor:
 
 
 def _is_past_starting(child: SupervisedProcess) -> bool:
-    # What waits for a worker must not wait for a model that does not load.
+    # Waiting for a worker must not include a model that does not load.
     return child.state is State.RUNNING or bool(child.error)
 
 

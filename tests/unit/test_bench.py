@@ -65,7 +65,7 @@ def test_a_mix_that_cannot_be_is_refused(mix: str, keys: tuple[str, ...]) -> Non
         (0.95, 0.0, 0.0, 0, "busy"),
         (0.5, 0.45, 0.0, 0, "busy"),
         (0.3, 0.1, 0.05, 0, "late"),
-        (0.1, 0.0, 0.0, 3, "sockets"),
+        (0.1, 0.0, 0.0, 3, "no socket"),
     ],
 )
 def test_a_client_at_its_limit_says_so(cpu: float, waited: float, late_p99_s: float, sockets: int, word: str) -> None:
@@ -108,13 +108,13 @@ def test_answers_are_told_apart(status: int, latency_s: float, kind: int) -> Non
 
 def shown(board: Progress, run: Run, now_s: float) -> str:
     console = Console(width=100, file=StringIO())
-    console.print(board.picture(run, now_s))
+    console.print(board.render(run, now_s))
     return console.file.getvalue()
 
 
 def test_the_live_picture_looks_at_each_answer_once() -> None:
     run = Run(answers=list(ANSWERS), waiting=12)
-    board = Progress(slo_s=0.05, whole_s=10.0)
+    board = Progress(slo_s=0.05, duration_s=10.0)
 
     first, second = shown(board, run, 5.0), shown(board, run, 5.5)
 

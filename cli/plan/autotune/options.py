@@ -1,4 +1,4 @@
-"""The options of `tune --auto`, and its way from them to an exit status."""
+"""The options of `tune --auto`, and the run that they start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-# Without a default of click's own, so that it is seen which were given.
+# Without a default of click, so that it is known which options were given.
 _DEFAULTS: dict[str, Any] = {"percentile": 99.0, "record": 60.0, "window": 20.0, "seed": 1}
 _OPTIONS = (
     click.option("--auto", is_flag=True, help="Search for the settings that meet an objective."),
@@ -51,14 +51,14 @@ _OPTIONS = (
 
 
 def auto_options(command: _Command) -> _Command:
-    """Add them to a command."""
+    """Add the options to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def check_auto(auto: bool, changes: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Raises click.UsageError for what does not go together."""
+    """Check the options against each other. Raises click.UsageError."""
     if auto:
         if changes:
             raise click.UsageError("--auto chooses the changes itself; do not give any")
@@ -73,8 +73,8 @@ def check_auto(auto: bool, changes: Sequence[str], options: Mapping[str, Any]) -
 
 
 def tune_by_itself(settings: Settings, redis: Redis, model: str, options: Mapping[str, Any], as_json: bool) -> None:
-    """Find, try, keep or take back, and print it."""
-    # With it comes the simulator, and numpy, which no other use of `tune` needs.
+    """Run `tune --auto` and print the result: search, try, keep or revert."""
+    # It imports the simulator and numpy, which other uses of `tune` do not need.
     from batching.capacity.search import Objective
     from cli.plan.autotune import report
     from cli.plan.autotune.run import Tuner, Wanted

@@ -1,4 +1,4 @@
-"""What `tune --auto` has found, as JSON and for people."""
+"""The result of `tune --auto`, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cli.plan.autotune.run import Outcome, settings_of
 
 
 def as_json(outcome: Outcome, model: str, objective: Objective) -> dict[str, Any]:
-    """For `--json`."""
+    """The object that `--json` prints."""
     found, line = outcome.found, outcome.service.line
     return {
         "model": model,
@@ -73,7 +73,7 @@ def _ms(value: float | None) -> float | None:
 
 
 def show(outcome: Outcome, objective: Objective) -> None:
-    """The same for people: what it rests on, now and best side by side, and what was done."""
+    """Print the result: its basis, the current and the best settings side by side, and the change."""
     found, service, line = outcome.found, outcome.service, outcome.service.line
     span_s = max(outcome.recorded.at_s)
     click.echo(

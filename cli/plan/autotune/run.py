@@ -1,4 +1,5 @@
-"""`tune --auto`: a model's policy, size and wait found in virtual time, and kept if the running system agrees.
+"""`tune --auto`: finds a model's policy, batch size and queue delay by simulation, and keeps them if they prove better
+live.
 
 batch log ── arrivals ──┐
 workers ── a + b·n ───┴▶ search ──▶ tune ──▶ watch ──▶ keep, or take back
@@ -31,18 +32,18 @@ from tasks.observability.batch_log_reader import BatchLogPeriod, arrivals, read,
 from tasks.observability.batch_times import NoBatches, fit, read_totals
 from tasks.observability.metrics import SharedMetrics
 
-# Until a worker's batch log and everybody's metrics are in Redis.
+# Time until a worker's batch log and all metrics are in Redis.
 _WRITTEN_S = 1.3
-# A line through fewer batches is not believed yet.
+# A line through fewer batches is not trusted yet.
 _SURE = 5.0
 _SAME_SIZE = 0.05
-# After a change, before it is judged: what waited under the old setting has left, and a policy has learnt.
+# Time between a change and the measurement: requests under the old setting have left, and a policy has learned.
 _SETTLES_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     objective: Objective
     record_s: float
@@ -55,7 +56,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How long batches take, and where that is from. `varied`: batches of different sizes have been seen."""
+    """The batch times and their source. `varied`: batches of different sizes have been seen."""
 
     line: Affine
     executors: int
@@ -65,7 +66,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`state` is kept, taken back, left (to somebody else's change), unchanged or dry run."""
+    """The result. `state` is kept, taken back, left (to somebody else's change), unchanged or dry run."""
 
     state: str
     why: str
@@ -79,21 +80,21 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Whether the objective is held by what holds now, as far as is known."""
+        """Return whether the current settings meet the objective, as far as is known."""
         if self.state == "kept":
             return True
         return self.state in {"unchanged", "dry run"} and self.found.best.holds
 
 
 class Clock(Protocol):
-    """The batch log's time, and waiting for it to pass."""
+    """The clock of the batch log, and sleeping."""
 
     def now_ms(self) -> float: ...
     def sleep(self, seconds: float) -> None: ...
 
 
 class RedisClock:
-    """By which workers write the batch log."""
+    """The Redis server's clock, which the workers use for the batch log."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -107,7 +108,7 @@ class RedisClock:
 
 
 class Tuner:
-    """One model of the running system."""
+    """Tunes one model of the running system."""
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class Tuner:
         self._metrics = SharedMetrics(redis)
 
     def run(self) -> Outcome:
-        """Raises click.ClickException when the system does not tell enough."""
+        """Search, try and decide. Raises click.ClickException when the system gives too little data."""
         wanted, dry = self._wanted, self._wanted.dry_run
         before: Watched | None = None
         past: list[BatchLogPeriod] = []
@@ -164,7 +165,9 @@ class Tuner:
     def _try(
         self, tuned: Mapping[str, Any], changes: Mapping[str, Any], before: Watched
     ) -> tuple[Watched | None, Verdict | None]:
-        """Make the change, watch, and take it back unless kept, whatever happens. No verdict: it is not ours now."""
+        """Apply the change, measure, and revert it unless it is kept, whatever happens. No verdict: somebody else has
+        changed the settings meanwhile.
+        """
         self._change(changes)
         ours, keep = self._tuned(), False
         try:
@@ -187,7 +190,7 @@ class Tuner:
         return self._controls.read((self._file.name,))[self._file.name].tuned
 
     def _watch(self) -> tuple[Watched, list[BatchLogPeriod], float]:
-        """The system as it is for one window; the batch log as it is then, and when the window ended."""
+        """Measure the system for one window. Returns the figures, the batch log, and the end of the window in ms."""
         name = self._file.name
         since_ms, refused = self._clock.now_ms(), refused_at_the_door(self._metrics, name)
         self._clock.sleep(self._wanted.window_s)
@@ -210,7 +213,7 @@ class Tuner:
         return Recorded(at_s, ranks), "the batch log"
 
     def _service(self) -> Service:
-        """What the workers' claim loops have learnt; before they know, the sums in Redis."""
+        """The batch times that the workers' claim loops have learned; before that, those from the sums in Redis."""
         name = self._file.name
         fleet = Fleet(self._redis, lease_ttl_s=self._settings.lease_ttl_s)
         ready = sum(each.model == name and each.state == "ready" for row in fleet.healthy() for each in row.models)
@@ -256,7 +259,7 @@ class Tuner:
             scenario=scenario,
             objective=self._wanted.objective,
             current=now,
-            # From batches of one size nobody knows what another would take.
+            # Batches of a single size do not tell what another size would take.
             sizes=sizes_up_to(most) if service.varied else (now.max_batch_size,),
             options={self._file.policy: _numbers(self._file.policy_options)},
             seed=self._wanted.seed,
@@ -273,6 +276,6 @@ def _numbers(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def settings_of(candidate: Candidate) -> dict[str, Any]:
-    """As `manage.py tune` has them."""
+    """The settings of a candidate, as `manage.py tune` has them."""
     wait = {} if candidate.max_wait_ms is None else {"max_wait_ms": candidate.max_wait_ms}
     return {"policy": candidate.policy, "max_batch_size": candidate.max_batch_size, **wait, **dict(candidate.options)}

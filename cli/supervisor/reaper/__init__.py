@@ -1,1 +1,1 @@
-"""Ends what a killed supervisor would leave behind; ties a child's life to the supervisor's."""
+"""Ends the processes that a killed supervisor would leave behind, and ties a child's life to the supervisor's."""

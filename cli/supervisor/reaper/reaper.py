@@ -1,11 +1,10 @@
-"""Outlives the supervisor and kills the process groups that it would leave behind.
+"""Outlives the supervisor and kills the process groups that it leaves behind.
 
     python -I -S reaper.py  <  lines of "+PGID SIGNAL" (a group has started) and "-PGID" (it is gone)
 
-End of input means that the supervisor is gone. After a clean stop every group was taken back, and there is
-nothing to do. After a `kill -9` the groups left get SIGKILL, except those that asked for a gentler signal
-(Valkey, which then writes its log to disk) and have `GRACE_S` for it. Runs by path in a bare interpreter;
-imports nothing of Bunch.
+End of input means that the supervisor is gone. After a clean stop every group has been removed, and there is nothing to
+do. After a `kill -9` the remaining groups get SIGKILL, except those that asked for a gentler signal (Valkey, which then
+writes its log to disk) and have `GRACE_S` for it. It runs by path in a bare interpreter and imports nothing of Bunch.
 """
 
 from __future__ import annotations

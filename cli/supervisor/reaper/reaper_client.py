@@ -1,4 +1,4 @@
-"""The supervisor's end of the reaper and of the launcher."""
+"""The supervisor's side of the reaper and of the launcher."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import IO
 
 _HERE = Path(__file__).parent
-# Isolated and without site-packages: starts in a few milliseconds and cannot be broken by what is installed.
+# Isolated and without site-packages: it starts in a few milliseconds and does not depend on installed packages.
 _PYTHON = (sys.executable, "-I", "-S")
 
 
 class Reaper:
-    """Starts processes that cannot outlive this one. Use from the main thread only (see `launch.py`)."""
+    """Starts processes that cannot outlive this one. Use it from the main thread only (see `launch.py`)."""
 
     def __init__(self) -> None:
         self._pipe = -1
@@ -29,9 +29,9 @@ class Reaper:
             self._reaper = subprocess.Popen(
                 [*_PYTHON, str(_HERE / "reaper.py")],
                 stdin=reading,
-                # It needs nothing of ours, our secrets least of all.
+                # It needs none of our variables, least of all our secrets.
                 env={},
-                # A session of its own: what kills the supervisor's whole group must not take the reaper along.
+                # A session of its own, so that a signal to the supervisor's whole group does not kill the reaper.
                 start_new_session=True,
             )
         except OSError:
@@ -44,7 +44,7 @@ class Reaper:
             self._tell(f"+{group} {number}\n")
 
     def check(self) -> None:
-        """Start the reaper, or another one if somebody killed it. Raises OSError: no process is to be had."""
+        """Start the reaper, or restart it if it was killed. Raises OSError: no process can be started."""
         if self._reaper is not None and self._reaper.poll() is not None:
             self._reaper = None
             os.close(self._pipe)
@@ -54,10 +54,10 @@ class Reaper:
     def spawn(
         self, command: Sequence[str], environment: Mapping[str, str], log_file: Path, reaper_signal: int
     ) -> subprocess.Popen[bytes]:
-        """Run `command` as the leader of a new process group, its output appended to `log_file` if that can be.
+        """Run `command` as the leader of a new process group; its output is appended to `log_file` if possible.
 
         Raises:
-            OSError: no process, memory or descriptor is to be had.
+            OSError: no process, memory or descriptor is available.
         """
         self.check()
         launch = [*_PYTHON, str(_HERE / "launch.py"), str(self._pipe), str(os.getpid()), str(reaper_signal)]
@@ -75,7 +75,7 @@ class Reaper:
         return process
 
     def forget(self, pid: int) -> None:
-        """The group is gone; its number may be given to others from now on."""
+        """The group is gone; its number may be used by others from now on."""
         self._groups.pop(pid, None)
         self._tell(f"-{pid}\n")
 
@@ -87,7 +87,7 @@ class Reaper:
         self._reaper = None
 
     def _tell(self, line: str) -> None:
-        # A reaper that was killed is replaced by `check`, and then told of every group.
+        # `check` replaces a reaper that was killed, and announces every group to the new one.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._pipe, line.encode())
 
@@ -96,5 +96,5 @@ def _appending(log_file: Path) -> IO[bytes]:
     try:
         return log_file.open("ab")
     except OSError:
-        # A full disk has no room for a new file's name. What is to be said is lost; the process need not be.
+        # A full disk may refuse a new file. The output is lost, but the process runs.
         return Path(os.devnull).open("ab")
