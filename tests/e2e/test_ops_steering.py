@@ -80,7 +80,7 @@ def test_a_tier_is_paused_and_resumed(well: Api, stack: Stack) -> None:
         wait_until(lambda: moody(api)["paused"] == ["free"], what="it is in the table of models")
 
         assert "will claim moody.free again. 3 requests wait now." in will(api, "resume", model="moody", tier="free")
-        assert "is claimed again; 2 workers" in done(api, "resume", model="moody", tier="free")
+        assert "is resumed; 2 workers" in done(api, "resume", model="moody", tier="free")
         for each in waiting:
             assert api.result(each["task_id"], wait_ms=9000)["status"] == "SUCCESS"
         assert "is not paused: nothing will change" in will(api, "resume", model="moody")
@@ -95,15 +95,15 @@ def test_a_worker_is_drained_and_resumed(well: Api, stack: Stack) -> None:
             return {row.node: row.state for row in Fleet(stack.redis()).workers()}
 
         said = will(api, "drain", worker=first)
-        assert said.startswith(f"{first} will claim nothing more")
-        assert "1 other worker goes on with moody" in said
+        assert said.startswith(f"{first} will claim no more requests")
+        assert "1 other worker serves moody" in said
         assert states() == {first: "running", second: "running"}
 
         assert "draining" in done(api, "drain", worker=first.partition("@")[0])
         wait_until(lambda: states()[first] == "drained", what="it is drained")
         assert api.post("/v1/inference", {"input": 1, "model": "moody"}).status == 200
         assert "drained already: nothing will change" in will(api, "drain", worker=first)
-        assert "Nobody else serves moody" in will(api, "drain", worker=second)
+        assert "No other worker serves moody" in will(api, "drain", worker=second)
 
         assert f"{first} will claim again" in will(api, "resume", worker=first)
         assert done(api, "resume", worker=first) == f"{first} claims again"

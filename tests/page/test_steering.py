@@ -93,7 +93,7 @@ def test_a_worker_is_drained_and_resumed_on_a_phone(look: Callable[..., Any], st
         press(seen, button("drain", worker=node))
         seen.page.wait_for_selector("#confirm[open]")
         picture(seen.page, "ops-drain-phone-dark", tmp_path, whole=False)
-        confirmed(seen, node, "1 other worker goes on with simulated", "1 other worker goes on with moody")
+        confirmed(seen, node, "1 other worker serves simulated", "1 other worker serves moody")
         wait_until(lambda: state() == "drained", what="it is drained")
         seen.wait_for(
             "document.querySelector('#findings').textContent.includes('is drained: no more batches are claimed there')"

@@ -62,7 +62,7 @@ def test_what_is_cut_short_or_is_none_is_refused(name: str) -> None:
 
 
 def test_an_unknown_way_says_which_are_known() -> None:
-    with pytest.raises(ValueError, match="'snappy' is not read; known are zlib"):
+    with pytest.raises(ValueError, match="'snappy' is not supported; use zlib"):
         decompress(b"", "snappy", 1)
 
 

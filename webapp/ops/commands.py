@@ -99,11 +99,11 @@ def will_drain(services: Services, arguments: Mapping[str, Any]) -> str:
     node = _node(services, _arguments(arguments, OfWorker).worker)
     row, others = _row(services, node)
     if row.state in _DRAINED:
-        return f"{node} is {row.state} already: nothing will change."
+        return f"{node} is already {row.state}: nothing will change."
     served = " ".join(_left_behind(services, model, others) for model in dict.fromkeys(e.model for e in row.models))
     return (
-        f"{node} will claim nothing more and finish the batches that it has in hand. It stays, until it is resumed or "
-        f"stopped; a restart ends the drain. {served}"
+        f"{node} will claim no more requests and finish the batches that it holds. It keeps running until it "
+        f"is resumed or stopped; a restart ends the drain. {served}"
     ).rstrip()
 
 
@@ -120,11 +120,11 @@ def will_tune(services: Services, arguments: Mapping[str, Any]) -> str:
         if getattr(before, key) != getattr(after, key)
     ]
     if not changed:
-        return f"{asked.model} runs with these values already: nothing will change."
+        return f"{asked.model} already runs with these values: nothing will change."
     standing = _Standing.of(services, OfModel(asked.model))
     return (
-        f"{asked.model}: {'; '.join(changed)}. {standing.workers} will go by it from the next batch on; also after "
-        f"restarts. {standing.waiting}."
+        f"{asked.model}: {'; '.join(changed)}. {standing.workers} will use these values from the next batch on, "
+        f"also after restarts. {standing.waiting}."
     )
 
 
@@ -162,7 +162,7 @@ def _left_behind(services: Services, model: str, others: Sequence[WorkerRow]) ->
     left = sum(any(each.model == model for each in row.models) for row in others)
     waiting = _Standing.of(services, OfModel(model)).waiting
     if left:
-        return f"{_count(left, 'other worker')} {'goes' if left == 1 else 'go'} on with {model}. {waiting}."
+        return f"{_count(left, 'other worker')} {'serves' if left == 1 else 'serve'} {model}. {waiting}."
     return f"No other worker serves {model}. {waiting}; these and all new ones will wait until their own deadlines."
 
 
