@@ -1,11 +1,11 @@
 """The frontend: one Flask app, with a fast lane for the hot routes in front of it.
 
-    environ ─▶ wsgi_app ─┬─ (method, path) in the hot table ─▶ handler ─▶ start_response
+    environ ─▶ wsgi_app ─┬─ (method, path) of a fast route ────▶ handler ─▶ start_response
                          └─ Flask: routing, everything else ─▶ handler ─▶ flask.Response
 
-Both lanes identify the caller and call the same handlers: `handler(services, call, **path) -> HttpResponse`. The hot
-table holds routes that Flask has as well, so there is one app and one URL map; Flask's own dispatch costs more than
-the whole rest of a hot request.
+Both lanes identify the caller and call the same handlers: `handler(services, call, **path) -> HttpResponse`. The
+routes are `webapp.routes`. Flask has the fast ones as well, so there is one app and one URL map; Flask's own dispatch
+costs more than the whole rest of a hot request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -42,64 +42,28 @@ from tasks.observability.slow_log import SlowLog
 from tasks.protocol.caller import Caller
 from tasks.protocol.messages import Outgoing
 from tasks.protocol.traceparent import trace_id
-from webapp.api import about, health, inference, models, openapi, results
 from webapp.body_budget import COUNTED_BYTES, BodyBudget
 from webapp.cors import Cors
 from webapp.errors import ApiError, bunch_error_answer, error_answer
 from webapp.fallback import FallbackModels
 from webapp.identity import make_identity
-from webapp.identity.base import Access, access_of
+from webapp.identity.base import Access
 from webapp.input_schemas import declared_by
 from webapp.observability.door_ledger import DoorLedger
 from webapp.observability.door_log import DoorRecord
 from webapp.observability.metrics import RequestTallies, every_second
-from webapp.ops import views as ops
 from webapp.readiness import Readiness
-from webapp.request import STATUS_LINES, HttpRequest, HttpResponse
+from webapp.request import STATUS_LINES, HttpRequest, HttpResponse, HttpStream
+from webapp.routes import ROUTES
+from webapp.routing import Handler, Route, RouteTable
 from webapp.services import Services
 
 logger = logging.getLogger(__name__)
-
-Handler = Callable[[Services, HttpRequest], HttpResponse]
 
 # Errors of a request that are known only once its body has been read.
 _REFUSED = frozenset({"INVALID_JSON", "INVALID_INPUT", "INVALID_HEADER", "UNKNOWN_MODEL", "UNSUPPORTED_MEDIA_TYPE"})
 # Longer integers cost the square of their length to parse and to print (Python's smallest limit).
 _MAX_INT_DIGITS = 640
-
-HOT: dict[tuple[str, str], Handler] = {
-    ("POST", "/v1/inference"): inference.infer,
-    ("POST", "/v1/predict"): inference.predict,
-    ("POST", "/api/inference"): inference.simple,
-}
-
-ROUTES: tuple[tuple[str, str, Callable[..., HttpResponse]], ...] = (
-    *((method, path, handler) for (method, path), handler in HOT.items()),
-    ("POST", "/v1/inference/bulk", inference.bulk),
-    ("GET", "/v1/models", models.list_models),
-    ("GET", "/v1/result/<task_id>", results.get_result),
-    ("DELETE", "/v1/result/<task_id>", results.cancel_result),
-    ("GET", "/internal/requests/<request_id>", results.get_request),
-    ("GET", "/internal/health", health.health),
-    ("GET", "/internal/scale", health.scale),
-    ("GET", "/", about.root),
-    ("GET", "/healthz", health.alive),
-    ("GET", "/readyz", health.ready),
-    ("GET", "/metrics", health.metrics),
-    ("GET", "/openapi.json", openapi.document),
-    ("GET", "/ops", ops.page),
-    ("GET", "/ops/static/<name>", ops.asset),
-    ("GET", "/ops/explain/<name>", ops.explained),
-    ("POST", "/ops/actions/<name>", ops.act),
-)
-
-
-# Unlimited public endpoints too: they must not cost more than an inference.
-_FAST: dict[tuple[str, str], tuple[Handler, Access]] = {
-    **{place: (handler, Access.TENANT) for place, handler in HOT.items()},
-    ("GET", "/healthz"): (health.alive, Access.PUBLIC),
-    ("GET", "/readyz"): (health.ready, Access.PUBLIC),
-}
 
 
 class BunchApp(flask.Flask):
@@ -151,7 +115,7 @@ class BunchApp(flask.Flask):
             self.services.tracer.stop()
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        found = _FAST.get((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
+        found = self.services.routes.fast.get((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
         if found is None:
             return super().wsgi_app(environ, start_response)
         handler, access = found
@@ -164,7 +128,7 @@ class BunchApp(flask.Flask):
         paths that take no body, without it.
         """
         call = HttpRequest(environ)
-        access = access_of(call.path)
+        access = self.services.routes.access_of(call.path)
         if access is Access.PUBLIC:
             return self.wsgi_app({**environ, "wsgi.input": BytesIO(), "CONTENT_LENGTH": "0"}, start_response)
         try:
@@ -228,45 +192,30 @@ def create_app(services: Services) -> BunchApp:
     # `/v1//inference` is a different, unknown path; Flask would redirect it.
     app.url_map.merge_slashes = False
     app.before_request(_refuse_leading_slashes)
-    for method, path, handler in ROUTES:
-        endpoint = f"{method} {path}"
-        app.add_url_rule(
-            path, endpoint, _view(services, handler, access_of(path)), methods=[method], strict_slashes=True
-        )
-    events = ops.Events(services)
-    app.add_url_rule("/ops/events", "GET /ops/events", lambda: _streamed(services, events), methods=["GET"])
+    for route in services.routes:
+        endpoint = f"{route.method} {route.path}"
+        app.add_url_rule(route.path, endpoint, _view(services, route), methods=[route.method], strict_slashes=True)
     app.register_error_handler(HTTPException, _http_error)
     app.after_request(_with_request_id)
     origins = services.settings.origins
     if origins:
-        app.wsgi_app = Cors(app.wsgi_app, origins)  # type: ignore[method-assign]
+        app.wsgi_app = Cors(app.wsgi_app, origins, services.routes)  # type: ignore[method-assign]
     return app
 
 
-def _view(services: Services, handler: Callable[..., HttpResponse], access: Access) -> Callable[..., flask.Response]:
-    """A Flask view of `handler`, which gets the parts of the path by their names."""
+def _view(services: Services, route: Route) -> Callable[..., flask.Response]:
+    """A Flask view of a route; its handler gets the parts of the path by their names."""
 
     def view(**path: str) -> flask.Response:
-        return _response(answered(partial(handler, **path), access, services, HttpRequest(flask.request.environ)))
+        handler = partial(route.handler, **path)
+        return _response(answered(handler, route.access, services, HttpRequest(flask.request.environ)))
 
     return view
 
 
 def _response(answer: HttpResponse) -> flask.Response:
-    return flask.Response(answer.body, answer.status, answer.header_list())
-
-
-def _streamed(services: Services, events: ops.Events) -> flask.Response:
-    """The view of the event stream, the one response that is no `HttpResponse`; its refusals are."""
-    call = HttpRequest(flask.request.environ)
-    opened: list[flask.Response] = []
-
-    def open_stream(_: Services, call: HttpRequest) -> HttpResponse:
-        opened.append(events.open(call))
-        return HttpResponse(200, b"", call.request_id)
-
-    answer = answered(open_stream, Access.OPERATOR, services, call)
-    return opened[0] if opened else _response(answer)
+    body = answer.chunks if isinstance(answer, HttpStream) else answer.body
+    return flask.Response(body, answer.status, answer.header_list())
 
 
 def _refuse_leading_slashes() -> None:
@@ -294,7 +243,7 @@ def _http_error(error: HTTPException) -> flask.Response:
     return _response(error_answer("INVALID_INPUT", error.description or str(error), call.request_id))
 
 
-def make_services(settings: Settings, redis: Redis | None = None) -> Services:
+def make_services(settings: Settings, redis: Redis | None = None, routes: Sequence[Route] = ROUTES) -> Services:
     """Make the objects of one frontend process, without starting them."""
     redis = redis or connect(settings.redis_url)
     fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
@@ -323,6 +272,7 @@ def make_services(settings: Settings, redis: Redis | None = None) -> Services:
         readiness=Readiness(redis, fleet, tuple(settings.models)),
         large=BodyBudget(client.charge),
         clients=ClientLimit(settings, redis),
+        routes=RouteTable(routes),
         declared=declared_by(settings),
         ledger=ledger,
         record=record,

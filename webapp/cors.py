@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from webapp.identity.base import Access, access_of
+from webapp.routing import RouteTable
 
-_OPERATIONS_PAGE = "/ops"
 # Header fields that a page may send and may read in addition to the default ones, and how long a browser may cache
 # both lists.
 _SENT = (
@@ -30,12 +29,13 @@ WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
 class Cors:
     """A WSGI application around another; `origins` in browsers' form, or `*`."""
 
-    def __init__(self, app: WSGIApp, origins: frozenset[str]) -> None:
+    def __init__(self, app: WSGIApp, origins: frozenset[str], routes: RouteTable) -> None:
         self._app = app
+        self._routes = routes
         self._origins = origins
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        if not _is_open(environ["PATH_INFO"]):
+        if not self._routes.open_to_pages(environ["PATH_INFO"]):
             return self._app(environ, start_response)
         added = self._headers(environ)
 
@@ -56,8 +56,3 @@ class Cors:
         if environ["REQUEST_METHOD"] == "OPTIONS":
             headers += [("Access-Control-Allow-Headers", _SENT), ("Access-Control-Max-Age", str(_REMEMBERED_S))]
         return headers
-
-
-def _is_open(path: str) -> bool:
-    page = path == _OPERATIONS_PAGE or path.startswith(_OPERATIONS_PAGE + "/")
-    return not page and access_of(path) in {Access.PUBLIC, Access.TENANT}

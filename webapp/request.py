@@ -5,7 +5,7 @@ the same code.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -56,6 +56,15 @@ class HttpResponse(msgspec.Struct, frozen=True):
             ("X-Request-Id", self.request_id),
             *self.headers,
         ]
+
+
+class HttpStream(HttpResponse, frozen=True):
+    """A response that is sent piece by piece, through Flask; `body` is empty."""
+
+    chunks: Iterable[bytes] = ()
+
+    def header_list(self) -> list[tuple[str, str]]:
+        return [("Content-Type", self.content_type), ("X-Request-Id", self.request_id), *self.headers]
 
 
 class HttpRequest:
@@ -145,6 +154,12 @@ class HttpRequest:
     def hung_up(self) -> Callable[[], bool] | None:
         """A function that tells whether the client has disconnected; the server's, see `webapp.server`."""
         ask: Callable[[], bool] | None = self._environ.get("bunch.disconnected")
+        return ask
+
+    @property
+    def shutting_down(self) -> Callable[[], bool]:
+        """A function that says whether the process was told to stop; set by `webapp.server`."""
+        ask: Callable[[], bool] = self._environ.get("bunch.shutting_down", lambda: False)
         return ask
 
     @property

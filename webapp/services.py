@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from redis import Redis
 
@@ -23,15 +23,24 @@ from webapp.observability.door_ledger import DoorLedger
 from webapp.observability.door_log import DoorRecord
 from webapp.observability.metrics import RequestTallies
 from webapp.readiness import Readiness
+from webapp.request import HttpRequest, HttpResponse
+from webapp.routing import RouteTable
 
 if TYPE_CHECKING:
     from webapp.observability.tracing import RequestTracer
 
 
+class EventStreams(Protocol):
+    """The event streams of one process, for the operations page."""
+
+    def open(self, call: HttpRequest) -> HttpResponse:
+        """Start a stream. Raises ApiError."""
+
+
 @dataclass(slots=True)
 class Services:
     """`declared` has the models with schemas. `tracer` is set once a process that exports spans has started,
-    `description` once the API's description was requested.
+    `description` and `events` at the first request for them.
     """
 
     settings: Settings
@@ -47,8 +56,10 @@ class Services:
     readiness: Readiness
     large: BodyBudget
     clients: ClientLimit
+    routes: RouteTable
     declared: Mapping[str, InputSchemas] = field(default_factory=dict)
     ledger: DoorLedger | None = None
     record: DoorRecord | None = None
     tracer: RequestTracer | None = None
     description: bytes = b""
+    events: EventStreams | None = None

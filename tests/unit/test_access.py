@@ -7,13 +7,15 @@ import pytest
 from config.settings import Settings
 from config.tiers import Tier
 from tasks.protocol.caller import ANYBODY
-from webapp.app import ROUTES, create_app, make_services
+from webapp.app import create_app, make_services
 from webapp.errors import ApiError
-from webapp.identity.base import Access, Identity, access_of
+from webapp.identity.base import Access, Identity
 from webapp.identity.bearer import Bearer
 from webapp.identity.jwks import KeySet
 from webapp.identity.no_auth import NoAuth
-from webapp.request import HttpRequest
+from webapp.request import HttpRequest, HttpResponse
+from webapp.routes import ROUTES
+from webapp.routing import Route, RouteTable
 
 TOKEN = "a-token-that-is-long-enough"
 
@@ -27,24 +29,40 @@ TOKEN = "a-token-that-is-long-enough"
         ("/metrics", Access.OPERATOR),
         # The page itself, which knows nothing; its figures and actions are another matter.
         ("/ops", Access.PUBLIC),
-        ("/ops/static/<name>", Access.PUBLIC),
-        ("/ops/actions/<name>", Access.OPERATOR),
+        ("/ops/static/page.js", Access.PUBLIC),
+        ("/ops/actions/pause", Access.OPERATOR),
         ("/ops/events", Access.OPERATOR),
         ("/internal/health", Access.OPERATOR),
-        ("/internal/requests/<request_id>", Access.EITHER),
+        ("/internal/requests/an-id", Access.EITHER),
         ("/internals", Access.TENANT),
         ("/v1/inference", Access.TENANT),
         ("/whatever/comes/next", Access.TENANT),
     ],
 )
 def test_whom_a_path_is_for(path: str, access: Access) -> None:
-    assert access_of(path) is access
+    assert RouteTable(ROUTES).access_of(path) is access
 
 
 def test_few_paths_are_open_to_strangers() -> None:
-    assert {path for _, path, _ in ROUTES if access_of(path) is Access.PUBLIC} <= {
+    assert {route.path for route in ROUTES if route.access is Access.PUBLIC} <= {
         *("/", "/healthz", "/readyz", "/openapi.json", "/ops", "/ops/static/<name>"),
     }
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+def test_a_path_that_proxies_keep_to_operators_is_for_no_tenant_as_such(route: Route) -> None:
+    if route.path.startswith(("/internal", "/metrics", "/ops")):
+        assert route.access is not Access.TENANT
+
+
+def test_the_methods_of_a_path_are_for_the_same_callers() -> None:
+    def handler(*_: object) -> HttpResponse:
+        raise NotImplementedError
+
+    one = Route("GET", "/v1/notes/<name>", Access.TENANT, handler)
+    for other in ("/v1/notes/<name>", "/v1/notes/<note>"):
+        with pytest.raises(ValueError, match="for TENANT and for PUBLIC"):
+            RouteTable((one, Route("POST", other, Access.PUBLIC, handler)))
 
 
 def test_with_auth_off_the_caller_is_nobody_in_particular() -> None:

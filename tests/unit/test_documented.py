@@ -26,10 +26,10 @@ from tasks.client.admission_codes import Status
 from tasks.errors import RateLimited
 from tasks.observability import metrics
 from webapp.api.openapi import describe
-from webapp.app import ROUTES
 from webapp.errors import STATUS_OF
 from webapp.http.errors import RequestRefusedError
-from webapp.identity.base import Access, access_of
+from webapp.identity.base import Access
+from webapp.routes import ROUTES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -38,8 +38,6 @@ EVERYTHING = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 # Set for the processes that we start, or read before there are settings; `config.settings` says so as well.
 NOT_SETTINGS = {"BUNCH_CONFIG"}
 FROM_THE_FILE = {"models", "default_model", "config_file"}
-# Streamed, so it is no row of the routes' table.
-STREAMS = {"GET /ops/events"}
 # Messages of others that the operators' pages quote.
 FOREIGN = {
     # redis-py, Redis
@@ -206,15 +204,13 @@ def test_every_command_line_in_a_page_can_be_parsed(page: str) -> None:
 
 
 def test_every_endpoint_has_a_row_with_whom_it_is_for_and_every_row_is_an_endpoint() -> None:
-    routes = {f"{method} {path.replace('<', '{').replace('>', '}')}" for method, path, _ in ROUTES} | STREAMS
-    listed = {names(row[0])[0]: row[1] for row in rows(section("reference.md", "Endpoints"), 3)}
-    assert listed.keys() == routes
-    for endpoint, whom in listed.items():
-        assert Access[whom.upper()] is access_of(endpoint.split()[1].replace("{", "<").replace("}", ">")), endpoint
+    routes = {f"{route.method} {route.template}": route.access for route in ROUTES}
+    listed = {names(row[0])[0]: Access[row[1].upper()] for row in rows(section("reference.md", "Endpoints"), 3)}
+    assert listed == routes
 
 
 def test_every_endpoint_that_a_page_mentions_exists() -> None:
-    routes = {f"{method} {path}" for method, path, _ in ROUTES} | STREAMS
+    routes = {f"{route.method} {route.path}" for route in ROUTES}
     patterns = [re.compile(re.sub("<[^>]+>", "[^/]+", route)) for route in routes]
     for page, text in EVERYTHING.items():
         for line in re.findall(r"`((?:GET|POST|DELETE|PUT|PATCH) /[^`?]*)", text):
@@ -239,7 +235,7 @@ def test_every_error_code_that_a_page_mentions_has_that_status() -> None:
 
 
 def test_the_description_of_the_api_names_no_code_that_is_not_there() -> None:
-    text = msgspec.json.encode(describe(Settings())).decode()
+    text = msgspec.json.encode(describe(Settings(), ROUTES)).decode()
     assert set(re.findall(r"\b[A-Z]{3,}_[A-Z_]+\b", text)) <= STATUS_OF.keys()
 
 

@@ -20,7 +20,9 @@ from config.settings import ModelSettings, Settings, load_settings
 from tasks.observability import metrics
 from tests.fakes.claim_rig import Rig
 from webapp.app import create_app, make_services
-from webapp.identity.base import Access, access_of
+from webapp.identity.base import Access
+from webapp.routes import ROUTES
+from webapp.routing import Route
 from workers.models import load_model
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -85,15 +87,21 @@ def test_a_policy_that_is_registered_from_outside_runs_in_the_simulator(register
     assert report.mean_batch == pytest.approx(4, abs=1)
 
 
-def test_an_endpoint_is_a_handler_and_a_line_of_the_routes(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, path, handler = run("endpoint")["ROUTE"]
-    monkeypatch.setattr("webapp.app.ROUTES", ((method, path, handler),))
+def test_an_endpoint_is_a_handler_and_a_row_of_the_routes() -> None:
+    route: Route = run("endpoint")["ROUTE"]
     model = ModelSettings(name="m", source="a:B")
     # Nobody connects to it.
-    services = make_services(Settings(redis_url="redis://127.0.0.1:1", models={"m": model}, default_model="m"))
-    answer = create_app(services).test_client().open(path, method=method)
+    settings = Settings(redis_url="redis://127.0.0.1:1", models={"m": model}, default_model="m")
+    services = make_services(settings, routes=(*ROUTES, route))
+    client = create_app(services).test_client()
+    answer = client.open(route.path, method=route.method)
     assert (answer.status_code, answer.json) == (200, {"models": 1})
-    assert access_of(path) is Access.OPERATOR
+    assert services.routes.access_of(route.path) is Access.OPERATOR
+    document = client.get("/openapi.json").json
+    assert document is not None
+    described = document["paths"][route.path][route.method.lower()]
+    assert described["responses"]["200"]["content"]["application/json"]["schema"]["required"] == ["models"]
+    assert "403" in described["responses"]
 
 
 def test_a_model_source_is_a_class_with_two_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from config.settings import ModelSettings, Settings
 from webapp.api.openapi import describe
-from webapp.app import ROUTES
+from webapp.routes import ROUTES
 
 DECLARED = {
     "type": "object",
@@ -23,7 +23,7 @@ METHODS = {"get", "post", "delete"}
 @pytest.fixture(params=["off", "keys"])
 def document(request: pytest.FixtureRequest) -> dict[str, Any]:
     model = ModelSettings(name="m", source="a:B", input_schema=DECLARED)
-    return describe(Settings(auth=request.param, models={"m": model}, default_model="m"))
+    return describe(Settings(auth=request.param, models={"m": model}, default_model="m"), ROUTES)
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -52,9 +52,7 @@ def test_every_call_has_a_name_of_its_own(document: dict[str, Any]) -> None:
 
 
 def test_every_route_is_described(document: dict[str, Any]) -> None:
-    routes = {
-        f"{method} {path.replace('<', '{').replace('>', '}')}" for method, path, _ in ROUTES if "/ops" not in path
-    }
+    routes = {f"{route.method} {route.template}" for route in ROUTES if "/ops" not in route.path}
     assert {name for name, _ in operations(document)} == routes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,15 +10,13 @@ import msgspec
 from config.settings import Settings
 from webapp.api.model_schemas import VALUES, declare_in
 from webapp.errors import STATUS_OF
-from webapp.parsing import BulkBody, InferenceBody, PredictBody, SimpleBody
 
-_BODIES = (InferenceBody, BulkBody, PredictBody, SimpleBody)
 _ANY: dict[str, Any] = {"description": "any JSON value"}
 
 
-def components(settings: Settings) -> dict[str, Any]:
+def components(settings: Settings, bodies: Sequence[type[msgspec.Struct]]) -> dict[str, Any]:
     """Name → schema. Those of bodies come from the types that validate them, extended by the models' schemas."""
-    _, schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
+    _, schemas = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     schemas |= {
         "Error": _error(),
         "Metadata": _metadata(),

@@ -1,4 +1,4 @@
-"""The interface of identification, and the access rule of each path."""
+"""The interface of identification, and the access rules that an endpoint may have."""
 
 from __future__ import annotations
 
@@ -16,24 +16,6 @@ class Access(Enum):
     TENANT = auto()
     OPERATOR = auto()
     EITHER = auto()
-
-
-_PUBLIC = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/ops"})
-# A browser loads the page itself without a credential; its data and actions are for operators only.
-_PAGE = "/ops/static/"
-_OPERATOR = ("/internal", "/metrics", "/ops")
-_EITHER = "/internal/requests/"
-
-
-def access_of(path: str) -> Access:
-    """The access rule, by the beginning of the path; a new path is closed until it is opened here."""
-    if path in _PUBLIC or path.startswith(_PAGE):
-        return Access.PUBLIC
-    if path.startswith(_EITHER):
-        return Access.EITHER
-    if any(path == each or path.startswith(each + "/") for each in _OPERATOR):
-        return Access.OPERATOR
-    return Access.TENANT
 
 
 CHALLENGE = (("WWW-Authenticate", 'Bearer realm="bunch"'),)

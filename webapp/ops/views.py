@@ -1,15 +1,13 @@
-"""The page's routes, for Flask: none of them is hot, and one of them is an endless stream."""
+"""The handlers of the operations page: none of them is hot, and one of them is an endless stream."""
 
 from __future__ import annotations
 
 import hashlib
 import mimetypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import flask
 import gevent
 import msgspec
 from redis.exceptions import RedisError
@@ -19,10 +17,11 @@ from webapp.errors import ApiError
 from webapp.ops import actions, origin_check
 from webapp.ops.feed import EVERY_S, Feed
 from webapp.parsing import read_body
-from webapp.request import HttpRequest, HttpResponse
+from webapp.request import HttpRequest, HttpResponse, HttpStream
 from webapp.services import Services
 
 STATIC = Path(__file__).parent / "static"
+_EVENTS = "text/event-stream; charset=utf-8"
 _MAX_STREAMS = 32
 # After this the browser reconnects, perhaps to a newer process.
 _STREAM_S = 3600.0
@@ -81,28 +80,27 @@ def explained(services: Services, call: HttpRequest, name: str) -> HttpResponse:
     return HttpResponse(200, msgspec.json.encode(about), call.request_id, headers=_HEADERS)
 
 
+def events(services: Services, call: HttpRequest) -> HttpResponse:
+    """`GET /ops/events`: the state of the service, every two seconds."""
+    services.events = services.events or Events(services)
+    return services.events.open(call)
+
+
 class Events:
-    """`GET /ops/events` as a Flask view, since a stream is no `HttpResponse`."""
+    """The streams of one process."""
 
     def __init__(self, services: Services) -> None:
-        self._services = services
         self._feed = Feed(services)
         self._streams = 0
 
-    def open(self, call: HttpRequest) -> flask.Response:
+    def open(self, call: HttpRequest) -> HttpStream:
         """Start a stream. Raises ApiError."""
         if self._streams >= _MAX_STREAMS:
             raise ApiError("SERVICE_OVERLOADED", f"{_MAX_STREAMS} pages are open already in this process")
-        stopping = flask.request.environ.get("bunch.shutting_down", lambda: False)
-        headers = [
-            *_HEADERS,
-            ("Cache-Control", "no-store"),
-            ("X-Accel-Buffering", "no"),
-            ("X-Request-Id", call.request_id),
-        ]
-        return flask.Response(self._stream(stopping), 200, headers, mimetype="text/event-stream")
+        headers = (*_HEADERS, ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
+        return HttpStream(200, b"", call.request_id, _EVENTS, headers, self._stream(call.shutting_down))
 
-    def _stream(self, stopping: Any) -> Iterator[bytes]:
+    def _stream(self, stopping: Callable[[], bool]) -> Iterator[bytes]:
         self._streams += 1
         try:
             yield b"retry: 2000\n\n"

@@ -1,0 +1,101 @@
+"""The parts of a route, and the table that everything else about an endpoint follows from.
+
+    webapp.routes.ROUTES ──▶ RouteTable ─┬─ fast: (method, path) → handler, access   webapp.app, in front of Flask
+                                         ├─ each route → a rule of Flask's URL map   webapp.app
+                                         ├─ access_of(path), before a body is read   webapp.app
+                                         ├─ open_to_pages(path)                      webapp.cors
+                                         └─ each named route → /openapi.json         webapp.api.openapi
+
+The table knows no services: handlers get them with each request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from webapp.identity.base import Access
+from webapp.request import HttpResponse
+
+Handler = Callable[..., HttpResponse]
+"""`handler(services, call, **path) -> HttpResponse`; raises BunchError or ApiError to refuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path.
+
+    Args:
+        path: in Flask's form; only the last part may be a `<name>`.
+        access: who may call it, the same for all methods of a path. There is no default, so that no endpoint is open
+            by omission.
+        name: OpenAPI's `operationId`, the name in generated clients. Without one the route belongs to the operations
+            page: it is not described, and pages of other sites may not call it.
+        body: the type that validates the body.
+        answer: the schema of a 200: the name of a component in `webapp.api.schemas`, or a JSON Schema.
+        errors: the statuses of its refusals, except those that follow from `access`.
+        parameters: OpenAPI's parameters, made by `webapp.api.openapi.parameter`.
+        links: OpenAPI's links of a 200, made by `webapp.api.openapi.link`.
+        responses: OpenAPI's further responses by status; one for 200 replaces `answer`.
+        fast: answered before Flask is asked. Only for a path without a `<name>`, and not for streams.
+    """
+
+    method: str
+    path: str
+    access: Access
+    handler: Handler
+    name: str = ""
+    summary: str = ""
+    body: type[msgspec.Struct] | None = None
+    answer: str | Mapping[str, Any] = ""
+    errors: Sequence[int] = ()
+    parameters: Sequence[Mapping[str, Any]] = ()
+    links: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    responses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    fast: bool = False
+
+    @property
+    def template(self) -> str:
+        """The path as OpenAPI writes it."""
+        return self.path.replace("<", "{").replace(">", "}")
+
+
+class RouteTable:
+    """The routes of one application.
+
+    Raises:
+        ValueError: two methods of one path have different access.
+    """
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._routes = tuple(routes)
+        self.fast = {(each.method, each.path): (each.handler, each.access) for each in routes if each.fast}
+        self._exact: dict[str, Route] = {}
+        self._below: dict[str, Route] = {}
+        for route in routes:
+            beginning, part, _ = route.path.partition("<")
+            known = (self._below if part else self._exact).setdefault(beginning, route)
+            if known.access is not route.access:
+                raise ValueError(f"{route.path} is for {known.access.name} and for {route.access.name}")
+
+    def __iter__(self) -> Iterator[Route]:
+        return iter(self._routes)
+
+    def access_of(self, path: str) -> Access:
+        """Who may call a path. An unknown path is for identified callers, so that strangers learn nothing of it."""
+        route = self._find(path)
+        return Access.TENANT if route is None else route.access
+
+    def open_to_pages(self, path: str) -> bool:
+        """Whether pages of the sites in `BUNCH_CORS_ORIGINS` may call a path."""
+        route = self._find(path)
+        return route is None or (bool(route.name) and route.access in {Access.PUBLIC, Access.TENANT})
+
+    def _find(self, path: str) -> Route | None:
+        """A route of the path, whatever its method."""
+        return self._exact.get(path) or next(
+            (route for beginning, route in self._below.items() if path.startswith(beginning)), None
+        )
