@@ -102,7 +102,7 @@ def test_a_worker_is_drained_and_resumed(well: Api, stack: Stack) -> None:
         assert "draining" in done(api, "drain", worker=first.partition("@")[0])
         wait_until(lambda: states()[first] == "drained", what="it is drained")
         assert api.post("/v1/inference", {"input": 1, "model": "moody"}).status == 200
-        assert "drained already: nothing will change" in will(api, "drain", worker=first)
+        assert "already drained: nothing will change" in will(api, "drain", worker=first)
         assert "No other worker serves moody" in will(api, "drain", worker=second)
 
         assert f"{first} will claim again" in will(api, "resume", worker=first)
