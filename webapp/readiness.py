@@ -54,7 +54,7 @@ class Readiness:
     ) -> None:
         self._redis = redis
         self._fleet = fleet
-        self._controls = DesiredState(redis)
+        self._desired_state = DesiredState(redis)
         self._models = models
         self._clock = clock
         self._known: frozenset[str] = frozenset()
@@ -128,5 +128,7 @@ class Readiness:
         loads = cast("list[bytes | None]", self._redis.mget(names)) if names else []
         # A server that has lost its data does not know the earlier loads.
         known = {name for name, times in zip(self._models, loads, strict=True) if times} | served
-        paused = {name: desired.paused for name, desired in self._controls.read(self._models).items() if desired.paused}
+        paused = {
+            name: desired.paused for name, desired in self._desired_state.read(self._models).items() if desired.paused
+        }
         return Standing(frozenset(served & set(self._models)), frozenset(known), paused)

@@ -140,9 +140,9 @@ class BatchLog:
         """Record a batch whose worker died without recording it; `entries` are the lease's."""
         members: list[Member] = []
         for entry in parse_entries(entries):
-            stamp = read_fast_header(entry.message)
-            if stamp is not None:
-                members.append(Member(stamp.task_id, entry.rank, stamp.attempt + 1))
+            header = read_fast_header(entry.message)
+            if header is not None:
+                members.append(Member(header.task_id, entry.rank, header.attempt + 1))
         self.write([BatchRecord(id=batch_id, model=model, worker=worker, why="its worker died", members=members)])
 
     def records(self, since_ms: float = 0) -> Iterator[BatchRecord]:

@@ -304,12 +304,12 @@ def _queued(redis: Redis, queue: str) -> Iterator[bytes]:
 
 
 def _is(message: bytes, task_id: str) -> bool:
-    stamp = read_fast_header(message)
-    if stamp is not None:
-        return stamp.task_id == task_id
+    header = read_fast_header(message)
+    if header is not None:
+        return header.task_id == task_id
     return msgspec.json.encode(task_id) in message
 
 
 def _attempt_of(message: bytes) -> int | None:
-    stamp = read_fast_header(message)
-    return stamp.attempt + 1 if stamp else None
+    header = read_fast_header(message)
+    return header.attempt + 1 if header else None

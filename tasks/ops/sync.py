@@ -61,7 +61,7 @@ class PeriodicSync:
         if self._settings.keeps_ledger:
             sync.append(self.keep_ledger)
         self._threads = [
-            threading.Thread(target=self._repeat, args=(chore,), name=chore.__name__, daemon=True) for chore in sync
+            threading.Thread(target=self._repeat, args=(job,), name=job.__name__, daemon=True) for job in sync
         ]
         for thread in self._threads:
             thread.start()
@@ -102,21 +102,21 @@ class PeriodicSync:
         while self._ledger.delete_before(before_ms) and not self._stop.is_set():
             pass
 
-    def _repeat(self, chore: Callable[[], None]) -> None:
+    def _repeat(self, job: Callable[[], None]) -> None:
         pause_s = 0.0
         while not self._stop.wait(pause_s):
             try:
                 if not self._migrated:
                     migrate(self._engine)
                     self._migrated = True
-                chore()
+                job()
             except (StoreError, RedisError) as error:
                 if pause_s <= EVERY_S:
-                    logger.warning("%s failed and will be retried: %s", chore.__name__, error)
+                    logger.warning("%s failed and will be retried: %s", job.__name__, error)
                 pause_s = min(LONGEST_PAUSE_S, max(EVERY_S, pause_s * 2))
             except Exception:
                 # Whatever failed: the next round must follow.
-                logger.exception("%s failed and will be retried", chore.__name__)
+                logger.exception("%s failed and will be retried", job.__name__)
                 pause_s = LONGEST_PAUSE_S
             else:
                 pause_s = EVERY_S

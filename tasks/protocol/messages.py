@@ -362,8 +362,8 @@ def _check_seal(request: Request, headers: _Headers, seal: Seal) -> None:
 
 
 def _read_times(request: Request, raw: bytes, headers: _Headers) -> None:
-    stamp = read_times(raw)
-    if stamp is None:
+    fast = read_times(raw)
+    if fast is None:
         request.foreign = True
         request.input, request.parameters = marked(request.input), marked(request.parameters)
         counted = _COUNTED.search(raw)
@@ -372,12 +372,12 @@ def _read_times(request: Request, raw: bytes, headers: _Headers) -> None:
         request.deadline_ms = _epoch_ms(headers.expires)
         request.eta_ms = _epoch_ms(headers.eta)
         return
-    request.attempt = stamp.attempt + 1
-    request.lost = stamp.lost
-    request.enqueued_ms = stamp.enqueued_ms
-    request.deadline_ms = stamp.deadline_ms
-    request.result_ttl_ms = stamp.result_ttl_ms
-    request.tracked = stamp.tracked
+    request.attempt = fast.attempt + 1
+    request.lost = fast.lost
+    request.enqueued_ms = fast.enqueued_ms
+    request.deadline_ms = fast.deadline_ms
+    request.result_ttl_ms = fast.result_ttl_ms
+    request.tracked = fast.tracked
 
 
 def _epoch_ms(expires: str | float | None) -> int:

@@ -179,12 +179,12 @@ def _tuning(services: Services, arguments: Mapping[str, Any]) -> tuple[Changes, 
     """The change, and the model's settings before and after it."""
     asked = _arguments(arguments, Changes)
     _known(services, asked.model)
-    configured, controls = services.settings.models[asked.model], DesiredState(services.redis)
+    configured, state = services.settings.models[asked.model], DesiredState(services.redis)
     try:
-        after = controls.preview(configured, asked.changes)
+        after = state.preview(configured, asked.changes)
     except BadChange as error:
         raise ApiError("INVALID_INPUT", str(error)) from error
-    before = controls.read((asked.model,))[asked.model]
+    before = state.read((asked.model,))[asked.model]
     return asked, with_desired(configured, before), with_desired(configured, after)
 
 

@@ -36,7 +36,7 @@ class Feed:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._letters = DeadLetters(services.redis)
-        self._controls = DesiredState(services.redis)
+        self._desired_state = DesiredState(services.redis)
         self._roles = Roles(services.redis, lease_ttl_s=services.settings.lease_ttl_s)
         self._asking = BoundedSemaphore(1)
         self._latest = b""
@@ -81,7 +81,7 @@ class Feed:
         objectives = slo.objectives(services.settings)
         everybody = self._roles.rows()
         lately = self._lately(point, everybody)
-        desired = self._controls.read(models)
+        desired = self._desired_state.read(models)
         paused = {name: each.paused for name, each in desired.items() if each.paused}
         return {
             "at": time.time(),
