@@ -1,10 +1,10 @@
-"""What the author of a model imports; nothing else of this project is needed, and no base class.
+"""The interface for authors of models: nothing else of this project is needed, and no base class.
 
 from bunch import InputRejected, InvalidInput, Output, TransientError
 
 Exception
-├── TransientError     raise it, or a subclass: what failed may pass the next time (ConnectionError and TimeoutError
-│                      are taken so too); the batch is tried again as a whole, after a pause
+├── TransientError     raise it, or a subclass, for a failure that may pass (ConnectionError and TimeoutError count
+│                      as such too); the batch is retried as a whole, after a pause
 └── InputRejected      return it as an input's output: the model refuses that input (422)
     └── InvalidInput   the input has the wrong form for this model (400)
 """
@@ -19,7 +19,7 @@ __all__ = ["InputRejected", "InvalidInput", "Model", "Output", "TransientError"]
 
 
 class InputRejected(Exception):
-    """A model's refusal of one input. `message` is what the caller reads."""
+    """A model's refusal of one input. `message` is shown to the caller."""
 
     def __init__(self, message: str = "the model refused this input") -> None:
         super().__init__(message)
@@ -27,18 +27,18 @@ class InputRejected(Exception):
 
 
 class InvalidInput(InputRejected):
-    """The input is not of the form that this model takes."""
+    """The input has the wrong form for this model."""
 
 
 class TransientError(Exception):
-    """The model could not do it now; the inputs are not to blame."""
+    """The model is temporarily unable to predict; the inputs are not at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output with `metadata`, which is added to the metadata of the answer; Bunch's own names there win.
+    """An output with `metadata`, which is added to the metadata of the answer; Bunch's own fields take precedence.
 
-    `metadata` is a dict with strings as keys, of whatever JSON can say, and of 16 KiB at most.
+    `metadata` is a dict with string keys and JSON values, of at most 16 KiB as JSON.
     """
 
     value: Any
@@ -49,16 +49,17 @@ class Output:
 class Model(Protocol):
     """A class source, constructed as `Source(**options)` in the executor's process.
 
-    Optional beside these: `warmup()`, called once after `load`; `version`, a string that callers are told
-    unless bunch.toml gives one; `cost(input) -> int`, how much of `max_batch_cost` an input takes (tokens, say).
+    Optional: `warmup()`, called once after `load`; `version`, a string that is reported to callers unless bunch.toml
+    gives one; `cost(input) -> int`, how much of `max_batch_cost` an input takes, for example in tokens.
     """
 
     def load(self, device: str) -> None:
-        """Make ready to predict. `device` as in bunch.toml, `cuda` or `cpu` where that says `auto`."""
+        """Prepare to predict. `device` is as in bunch.toml; where that says `auto`, it is `cuda` or `cpu`."""
 
     def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> Any:
-        """Exactly one output per input, in order: a list, or an array or tensor whose first dimension is their number.
+        """Return exactly one output per input, in order: a list, or an array or tensor whose first dimension is the
+        batch.
 
-        `parameters[i]` belongs to `inputs[i]`. An output is whatever JSON can say, a numpy or torch value, an `Output`,
-        or an exception instance, which fails that input alone. The lists and what they hold are this batch's own.
+        `parameters[i]` belongs to `inputs[i]`. An output is any JSON value, a numpy or torch value, an `Output`, or an
+        exception instance, which fails that input only. The lists and their contents belong to this batch.
         """

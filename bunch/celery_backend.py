@@ -1,21 +1,21 @@
-"""Celery's Redis result backend for processes in which many wait: `AsyncResult.get()` under gevent, and in threads.
+"""Celery's Redis result backend for processes with many waiters: `AsyncResult.get()` under gevent, and in threads.
 
     app = Celery(broker=URL, backend="bunch.celery_backend:BunchBackend+redis://…")
 
-Results are written and read exactly as `celery.backends.redis` does it, so both kinds of client and of worker may be
-mixed. Only the waiting differs:
+Results are written and read exactly as in `celery.backends.redis`, so both kinds of client and of worker may be mixed.
+Only waiting differs:
 
     celery.backends.redis                                  here
-    each message wakes every greenlet that waits           it wakes those that wait for this result
-    after 20 failed attempts to reconnect nobody waits     Redis may be away for any time; a `timeout` still holds
-    a message that was lost is never missed                the stored keys are read again, the last time at the timeout
+    each message wakes every waiting greenlet                it wakes those that wait for this result
+    after 20 failed attempts to reconnect waiting ends     Redis may be away for any time; a `timeout` still holds
+    a lost message is never noticed                        the stored keys are read again, the last time at the timeout
     a SUBSCRIBE for each task that is sent                 for each result that is waited for
-    what has timed out stays subscribed                    it leaves nothing behind
+    a result that timed out stays subscribed               nothing is left behind
     a backend for each thread and greenlet                 one for the process
-    concurrent `on_message` callbacks replace each other   each hears of its own results
+    concurrent `on_message` callbacks replace each other   each gets its own results
 
 The module imports Celery and redis-py and nothing of this project, whose packages have names (`tasks`, `config`) that
-other projects have too.
+other projects use too.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from redis import BlockingConnectionPool
 logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0
-# A result that was published between the first look and the start of the subscription is found after so long.
+# How soon a result is found that was published between the first read and the start of the subscription.
 _LOOK_AT_NEW_S = 1.0
-# A subscription that has died without a word (a firewall's table, a host that vanished) is found out after so long.
+# How soon a dead subscription is noticed (a firewall's table, a host that vanished).
 _LOOK_AT_ALL_S = 10.0
 _RETRY_S = 0.5
 _LONGEST_WAIT_FOR_CONNECTION_S = 5.0
@@ -55,7 +55,7 @@ class _Wait:
 
 
 class _Drainer(geventDrainer):
-    """The greenlet that reads the subscription; nothing that happens there ends it."""
+    """The greenlet that reads the subscription; no error ends it."""
 
     _g: Any = None
 
@@ -78,9 +78,9 @@ class _Drainer(geventDrainer):
 
 
 class ResultConsumer(celery_redis.ResultConsumer):
-    """Subscribes to what is waited for, and to nothing else.
+    """Subscribes to the results that are waited for, and to nothing else.
 
-    Under gevent a greenlet reads (`_Drainer`); otherwise whoever waits reads for all, as in Celery.
+    Under gevent a greenlet reads (`_Drainer`); otherwise a waiting thread reads for all, as in Celery.
     """
 
     drainer: Any
@@ -96,7 +96,9 @@ class ResultConsumer(celery_redis.ResultConsumer):
             self.drainer = _Drainer(self)
 
     def on_after_fork(self) -> None:
-        """A child waits for nothing yet; its parent's connection and reader are not its own."""
+        """Reset in a forked child: nothing is waited for yet, and the parent's connection and reader are not its
+        own.
+        """
         super().on_after_fork()
         self._pubsub = None
         self.subscribed_to.clear()
@@ -120,11 +122,11 @@ class ResultConsumer(celery_redis.ResultConsumer):
             if self._pubsub is not None:
                 with self.reconnect_on_error():
                     self._pubsub.subscribe(key)
-        # Without a connection the reader makes one: a Redis that is away must not hold up who has a timeout.
+        # Without a connection the reader makes one: a Redis that is away must not delay a waiter's timeout.
         self._wanted.set()
 
     def drain_events(self, timeout: float | None = None) -> None:
-        """Read what has come, or wait for it, `timeout` seconds at most."""
+        """Read the messages that have arrived, or wait up to `timeout` seconds for one."""
         longest = _TICK_S if timeout is None else timeout
         if self._pubsub is None:
             if not self.subscribed_to:
@@ -141,17 +143,17 @@ class ResultConsumer(celery_redis.ResultConsumer):
 
     @contextlib.contextmanager
     def reconnect_on_error(self) -> Iterator[None]:
-        """Drop a broken connection. `drain_events` opens the next one, as often as it takes."""
+        """Drop a broken connection. `drain_events` opens the next one, and retries until it succeeds."""
         try:
             yield
         except TimeoutError:
-            # Of a poll; redis-py's own is another class.
+            # Raised by a poll; redis-py's own TimeoutError is a different class.
             raise
         except self._connection_errors as error:
             self._lose(error)
 
     def on_state_change(self, meta: dict[str, Any], message: Any) -> None:
-        """Of a message, or of a key that was read."""
+        """Handle a message, or a stored result that was read."""
         task_id = meta.get("task_id", "")
         waits = tuple(self._waits.get(task_id, ()))
         for wait in waits:
@@ -162,7 +164,8 @@ class ResultConsumer(celery_redis.ResultConsumer):
         if any(task_id in pending for pending in self._pending_results):
             super().on_state_change(meta, message)
         else:
-            # Celery buffers what nobody waits for; here nobody has subscribed before they wait, and it is in its key.
+            # Celery buffers messages that nobody waits for; here the subscription begins with the wait, and the key has
+            # it.
             self.cancel_for(task_id)
         for wait in waits:
             wait.woken.set()
@@ -259,7 +262,7 @@ class ResultConsumer(celery_redis.ResultConsumer):
             self._look([self._get_key_for_task(each) for each in task_ids], told=told)
 
     def _look(self, keys: list[Any], *, told: bool = False) -> int:
-        """Read stored results; the number of those that are ready. `told`: `on_message` hears of the others too."""
+        """Read stored results; returns how many are ready. `told`: call `on_message` for the others too."""
         ready = 0
         for raw in self.backend.mget(keys) if keys else ():
             if not raw:
@@ -273,17 +276,17 @@ class ResultConsumer(celery_redis.ResultConsumer):
 
 
 class BunchBackend(celery_redis.RedisBackend):
-    """Celery's Redis backend with a `ResultConsumer` for many who wait."""
+    """Celery's Redis backend with a `ResultConsumer` for many waiters."""
 
     ResultConsumer = ResultConsumer
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # Else the app makes one, with pool and subscription, for each thread and greenlet.
+        # Otherwise the app makes one, with pool and subscription, for each thread and greenlet.
         self.thread_safe = True
 
     def on_task_call(self, producer: Any, task_id: str) -> None:
-        """Celery subscribes here for every task that is sent, waited for or not."""
+        """Do nothing: Celery would subscribe here for every task that is sent, waited for or not."""
 
     def await_result(self, result: Any) -> None:
         """Have the consumer resolve it."""
@@ -291,9 +294,9 @@ class BunchBackend(celery_redis.RedisBackend):
         self.result_consumer.consume_from(result.id)
 
     def leave_nothing_of(self, result: Any, listeners: int = 0) -> None:
-        """End the subscriptions of a wait that is over, but for those that `then` was called on.
+        """End the subscriptions of a finished wait, except those with a `then` callback.
 
-        Celery keeps them until the result comes. A set listens to each of its members: `listeners` is 1 for those.
+        Celery keeps them until the result arrives. A set listens to each of its members: for those `listeners` is 1.
         """
         if result.on_ready.ready or sum(each is not None for each in result.on_ready.listeners) > listeners:
             return
@@ -303,14 +306,14 @@ class BunchBackend(celery_redis.RedisBackend):
             self.remove_pending_result(result)
 
     def _get_pool(self, **parameters: Any) -> BlockingConnectionPool:
-        """Threads and greenlets wait for a free connection: the plain pool fails whoever comes when all are in use."""
+        """A pool whose users wait for a free connection: the plain pool raises an error when all are in use."""
         return BlockingConnectionPool(  # type: ignore[no-untyped-call]
             timeout=_LONGEST_WAIT_FOR_CONNECTION_S, **parameters
         )
 
 
 def _leaves(result: Any) -> Iterator[Any]:
-    """The single results of a set, of the sets in it, or of itself."""
+    """The single results of a set, of the sets in it, or the result itself."""
     if hasattr(result, "results"):
         for each in result.results:
             yield from _leaves(each)
