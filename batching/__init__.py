@@ -1,1 +1,1 @@
-"""The core: policies, claiming and settling batches, and the bootstep that runs them inside a Celery worker."""
+"""The core: policies, claiming and settling of batches, and the bootstep that runs them inside a Celery worker."""

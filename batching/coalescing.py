@@ -1,4 +1,4 @@
-"""What an outcome is beyond its own request's: the answer to a question that others ask (`tasks.client.dedup`).
+"""Effects of an outcome on other requests that wait for the same answer (`tasks.client.dedup`).
 
 an output, a refusal, a failure that would be the same again ──▶ all who wait for it
 taken back, out of time, a failure that may pass             ──▶ the next of them takes its place
@@ -19,9 +19,8 @@ from config.tiers import TIERS
 class Coalesced(NamedTuple):
     """One outcome as the answer to its question.
 
-    `keep_ms` is for how long to keep it for those who ask later, 0 if it is not to be kept. Those who wait now get it
-    if it is `shared`; else one of them is queued. `attempts` and `lost` are what the question has had: tries, and
-    executors that died of it.
+    `keep_ms` is how long to cache it, 0: not at all. Requests that wait for it get it if it is `shared`; else one of
+    them is queued. `attempts` and `lost` count the tries of the question, and the executors that died of it.
     """
 
     question: str
@@ -33,15 +32,15 @@ class Coalesced(NamedTuple):
     lost: int
 
     def row(self) -> str:
-        """As `lua/coalescing.lua` takes it."""
+        """The row that `lua/coalescing.lua` reads."""
         return f"{self.question};{self.keep_ms};{self.shared:d};{self.attempts};{self.lost}"
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What became of a call of `finish`: whether it was `taken`, and who was settled beside the batch, as rows.
+    """The result of `finish`: whether it was `taken`, and the rows of requests that were settled besides the batch.
 
-    `refused` are the ids of foreign requests that are another's, whose result stands.
+    `refused` are ids of foreign requests that belong to a frontend's request, whose result stays.
     """
 
     taken: bool
@@ -58,9 +57,9 @@ _ENDS: dict[bytes, Outcome] = {b"x": Expired(), b"c": Cancelled()}
 def others_of(
     rows: Sequence[bytes], outcomes: Sequence[tuple[Request, Outcome]]
 ) -> tuple[list[tuple[Request, Outcome]], int]:
-    """Those who waited, as requests with outcomes, and how many of them share one of `outcomes`.
+    """The waiting requests with their outcomes, and the number of them that share one of `outcomes`.
 
-    Their positions in the lease are below 0: they were in none.
+    Their positions are below 0: they were in no lease.
     """
     of = {request.position: (request, outcome) for request, outcome in outcomes}
     others: list[tuple[Request, Outcome]] = []

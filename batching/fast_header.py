@@ -1,19 +1,19 @@
-"""The stamp: what the scripts must know of a message without parsing it.
+"""The fast header ("stamp"): the fields of a message that the scripts read without parsing it.
 
-Our own producers put the header `bunch` first in the message, every field at a fixed place, so that a script reads it
-with `string.sub` and rewrites it with a splice, whatever the payload's size:
+Our own producers put the header `bunch` first in the message, with every field at a fixed place. So a script reads it
+with `string.sub` and rewrites it with a splice, whatever the size of the payload:
 
     {"headers":{"bunch":"1;<deadline 13>;<queue limit 13>;<enqueued 13>;<attempt 2>;<lost 1>;<tracked 1>;<ttl 9>;
                         <key 8>;<id>",…
 
 All times are Redis time in milliseconds; the submit script fills them in, since no two hosts share a clock. The
-*queue limit* is the moment from which a claim finds a waiting request expired (504); once an attempt has been counted
-it is the deadline. The *attempt* counts deliveries that failed and are tried again; *lost* counts those among them
-that ended with the executor's death, which makes a suspect of the request. *Tracked* requests have a state that
-somebody may ask for before they have finished (`celery-task-meta-<id>`: PENDING, STARTED); a caller who waits on an
-open connection does not know the id yet, and is spared the cost. The *key* is the tag of the caller's API key, by which
-places are shared out inside a tier, or zeros. To kombu the stamp is one more header. Messages of plain Celery clients
-carry none: they never expire in the scripts and count attempts in a header of their own.
+*queue limit* is the time from which a claim finds a waiting request expired (504); once an attempt has been counted it
+is the deadline. *Attempt* counts deliveries that failed and are tried again; *lost* counts those of them that ended
+with the executor's death, which makes the request a suspect. *Tracked* requests have a state that a client may read
+before they have finished (`celery-task-meta-<id>`: PENDING, STARTED); a caller that waits on an open connection does
+not know the id yet, so the state is not written. The *key* is the tag of the caller's API key, or zeros; the places of
+a batch are shared between keys. To kombu the stamp is one more header. Messages of plain Celery clients have none: they
+never expire in the scripts, and count attempts in a header of their own.
 
 `lua/fast_header.lua` is the same layout for the scripts; a test holds the two together.
 """
@@ -27,12 +27,12 @@ from typing import NamedTuple
 HEAD = b'{"headers":{"bunch":"1;'
 NO_KEY = "00000000"
 _TIMES = re.compile(re.escape(HEAD) + rb"(\d{13});(\d{13});(\d{13});(\d\d);(\d);([01]);(\d{9});([0-9a-fA-F]{8});")
-# Where the id begins.
+# The offset of the id.
 _ID = len(HEAD) + 68
 
 
 class FastHeader(NamedTuple):
-    """Milliseconds of Redis time; 0 where there is no limit."""
+    """The fields; times in milliseconds of Redis time, 0 where there is no limit."""
 
     deadline_ms: int
     limit_ms: int
@@ -46,7 +46,7 @@ class FastHeader(NamedTuple):
 
 
 def read_fast_header(message: bytes) -> FastHeader | None:
-    """The stamp of one of our own messages; None for anybody else's, and for what only begins like ours."""
+    """The fast header of one of our own messages; None for other messages, including those that only begin alike."""
     times = read_times(message)
     if times is None:
         return None
@@ -55,7 +55,7 @@ def read_fast_header(message: bytes) -> FastHeader | None:
 
 
 def read_times(message: bytes) -> FastHeader | None:
-    """The stamp but for its id, which is left empty: for the messages of one flush it is the same, and is read once."""
+    """The fast header without its id: it is the same for all messages of a flush, and is read once."""
     return _times(message[:_ID]) if message.find(b'"', _ID) > _ID else None
 
 
@@ -79,7 +79,7 @@ def _times(head: bytes) -> FastHeader | None:
 
 
 def write_fast_header(stamp: FastHeader) -> bytes:
-    """The head of a message up to the end of its stamp, without the closing quote."""
+    """The beginning of a message up to the end of its fast header, without the closing quote."""
     return (
         HEAD
         + (

@@ -1,4 +1,4 @@
-"""The outcomes of a batch as `lua/finish.lua` takes them."""
+"""Converts the outcomes of a batch to the rows that `lua/finish.lua` reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def outcome_rows(outcomes: Sequence[Settled], channels: Mapping[str, int]) -> list[Any]:
-    """Runs of outcomes: what neighbours in the lease have in common is said once, as an `OutcomeRun`.
+    """Runs of outcomes: fields that neighbours in the lease have in common are sent once, as an `OutcomeRun`.
 
     Args:
         channels: the number of each reply channel, from 1.
@@ -34,7 +34,7 @@ def outcome_rows(outcomes: Sequence[Settled], channels: Mapping[str, int]) -> li
             words += OutcomeRun(*run, position=position, outcomes=0)
         position += 1
         words[count_at] += 1
-        # These are `OutcomeWords`; no tuple is made for each.
+        # These are `OutcomeWords`; no tuple is made for each, to save time.
         words += (each.task_id, each.result)
         if each.asked is not None:
             words.append(each.asked.row())

@@ -1,1 +1,1 @@
-"""From queue to outcome: the claim loop of an executor, what it claims from, and what settles a batch."""
+"""The path from queue to outcome: the claim loop of an executor, the store that it claims from, and the settler."""

@@ -1,4 +1,4 @@
-"""Waiting for a producer's ring, to the millisecond."""
+"""Blocking waits for new work, accurate to a millisecond."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from config.redis import dedicated_connection
 
 
 class Bell:
-    """Blocks on lists that producers push a token to. One thread's, on a connection of its own.
+    """Blocks on lists that producers push a token to. It belongs to one thread, and has a connection of its own.
 
-    Redis ends a BLPOP that nobody answered when it next wakes up anyway, in its cron at the latest: with `hz 10`, its
-    default, a wait of 20 ms took 58 to 99 on an idle server. So the time is kept here, and what is then still asked may
-    be answered whenever it will: the next command of anybody's, usually the claim that follows, makes the server look.
+    Redis ends a BLPOP without a token only when it next wakes up, at the latest in its cron: with the default `hz 10`,
+    a wait of 20 ms took 58 to 99 ms on an idle server. So the timeout is kept here, and the BLPOP may still be open
+    after it. It is answered with the server's next command, usually the claim that follows.
     """
 
     def __init__(self, redis: Redis) -> None:
@@ -27,10 +27,10 @@ class Bell:
         self._asked: Sequence[str] = ()
 
     def wait(self, keys: Sequence[str], timeout_s: float, ask_s: float = 0.0) -> str | None:
-        """The list of `keys` that had a token within `timeout_s`, or since the wait before ended; None without one.
+        """The list of `keys` that had a token within `timeout_s`, or since the previous wait ended; None without one.
 
-        `ask_s`: for so long one question is left standing, as long as it is for the same keys; it must be shorter than
-        the client's timeout. Raises RedisError.
+        `ask_s`: how long one BLPOP stays open across waits for the same keys; it must be shorter than the client's
+        timeout. Raises RedisError.
         """
         reused = self._connection is not None
         try:
@@ -39,10 +39,10 @@ class Bell:
             self.close()
             if not reused:
                 raise
-            # Redis may only have restarted; whoever waits looks again now, and finds out.
+            # Redis may only have restarted; the caller looks again now, and finds out.
             return None
         except BaseException:
-            # What is still asked on this connection may be answered any time, and would be taken for the next answer.
+            # The open BLPOP may be answered at any time, and that would be taken for the next reply.
             self.close()
             raise
 
@@ -53,14 +53,14 @@ class Bell:
 
     def _wait(self, keys: Sequence[str], timeout_s: float, ask_s: float) -> str | None:
         if self._asked and self._asked != keys:
-            # Somebody else waits at those that are not meant any more, and would miss the token.
+            # Another thread may wait for these keys, and would miss the token.
             self.close()
         if self._connection is None:
             self._connection = dedicated_connection(self._pool)
         until = time.monotonic() + timeout_s
         if self._asked:
             rung = self._answer(until)
-            # An old question's "nothing" says nothing about now.
+            # The empty answer of an earlier BLPOP says nothing about now.
             if rung is not None or self._asked:
                 return rung
         self._connection.send_command("BLPOP", *keys, max(until - time.monotonic(), ask_s, 0.001))
@@ -68,7 +68,7 @@ class Bell:
         return self._answer(until)
 
     def _answer(self, until: float) -> str | None:
-        """The list in which what was asked found a token; it is still asked if there was no answer by then."""
+        """The list in which the open BLPOP found a token; None if there was no answer by then, and it stays open."""
         try:
             left_s = max(until - time.monotonic(), 0.0)
             popped = self._connection.read_response(timeout=left_s, disconnect_on_error=False)

@@ -1,11 +1,11 @@
 """The consumer bootstep: inside a Celery worker, batches are claimed in bulk instead of one message at a time.
 
-Runs after `Tasks`, so the queues are declared and visible to `inspect active_queues` and Flower; then kombu is told
-that it has no credit (`qos.can_consume`, the hook that `worker_disable_prefetch` uses too), so it never pops from
+It runs after `Tasks`, so the queues are declared and visible to `inspect active_queues` and Flower. Then it removes
+kombu's credit (`qos.can_consume`, the hook that `worker_disable_prefetch` also uses), so that kombu never pops from
 them.
 
-After a broker reconnect Celery calls `start` again on this same object, with a new consumer and channel: the patch is
-applied anew, and the claim loops, which have their own connections, simply go on.
+After a broker reconnect Celery calls `start` again on this object, with a new consumer and channel. The patch is
+applied again; the claim loops have their own connections and go on.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 
 class BatchRunner(Protocol):
-    """What the step drives; `workers.runner.WorkerRunner` is the real one."""
+    """The part of a runner that the step uses; `workers.runner.WorkerRunner` is the real one."""
 
     def start(self) -> None: ...
 
     def stop_claiming(self) -> None: ...
 
     def stop(self, *, cold: bool = False) -> None:
-        """`cold`: what is in hand is given back instead of finished."""
+        """Stop. `cold`: give batches back instead of finishing them."""
 
     def info(self) -> dict[str, Any]: ...
 
@@ -50,21 +50,21 @@ class BatchingStep(bootsteps.StartStopStep):
             self.runner.start()
 
     def stop(self, consumer: Any) -> None:
-        """Called on a lost broker connection too; then the loops keep their work and nothing stops here."""
+        """Also called when the broker connection is lost; then the loops keep their work, and nothing stops."""
         if self._stopping(consumer):
             self.shutdown(consumer)
 
     def close(self, consumer: Any) -> None:
-        """The first word of a shutdown: claim nothing more."""
+        """Called first at a shutdown: claim nothing more."""
         self.runner.stop_claiming()
 
     def shutdown(self, consumer: Any) -> None:
-        # Without a broker a worker can be told to go before it ever started.
+        # Without a broker, a worker can be told to stop before it ever started.
         if self._started:
             self.runner.stop(cold=_is_cold())
 
     def info(self, consumer: Any) -> dict[str, Any]:
-        """Under one key, since `inspect stats` merges every step's dictionary flat."""
+        """Statistics under one key, since `inspect stats` merges every step's dictionary into one."""
         return {"bunch": self.runner.info()}
 
     @staticmethod
@@ -73,7 +73,9 @@ class BatchingStep(bootsteps.StartStopStep):
 
 
 def _is_cold() -> bool:
-    """SIGQUIT, or a second Ctrl-C. Celery says so nowhere else: consumer steps are never asked to `terminate`."""
+    """Return whether this is a cold shutdown: SIGQUIT, or a second Ctrl-C. Celery never calls `terminate` of consumer
+    steps.
+    """
     return worker_state.should_terminate not in {None, False}
 
 

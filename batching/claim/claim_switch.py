@@ -1,4 +1,6 @@
-"""What keeps a claim loop from claiming for a while: an operator's pause, a drain, a reload of its executor."""
+"""The switch that keeps a claim loop from claiming for a while: an operator's pause, a drain, a reload of its
+executor.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from config.tiers import TIERS
 
 
 class ClaimSwitch:
-    """Of one loop, and under its condition: whatever it waits for, a change here wakes it."""
+    """The switch of one loop. It uses the loop's condition, so a change here wakes the loop whatever it waits for."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed
         self._held = False
         self.resting = False
-        # Ranks of which nothing is claimed.
+        # The ranks of which nothing is claimed.
         self.paused: frozenset[int] = frozenset()
 
     @property
@@ -23,7 +25,7 @@ class ClaimSwitch:
         return self._held or len(self.paused) == len(TIERS)
 
     def hold(self) -> None:
-        """Claim nothing until `release`; what is in hand goes on."""
+        """Claim nothing until `release`; claimed batches go on."""
         with self._changed:
             self._held = True
             self._changed.notify_all()
@@ -34,14 +36,14 @@ class ClaimSwitch:
             self._changed.notify_all()
 
     def pause(self, ranks: frozenset[int]) -> None:
-        """Claim nothing of these tiers from the next batch on; no ranks: of none."""
+        """Claim nothing of these tiers from the next batch on; an empty set resumes all."""
         with self._changed:
             if ranks != self.paused:
                 self.paused = ranks
                 self._changed.notify_all()
 
     def rest(self, is_stopping: Callable[[], bool]) -> None:
-        """The loop's own: wait until it is open, or the loop stops."""
+        """Called by the loop: wait until the switch is open, or the loop stops."""
         with self._changed:
             self.resting = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The port to whatever runs the model: one batch at a time, in order, possibly dying on the way.
+"""The port to the process that runs the model: one batch at a time, in order; it may die at any time.
 
 `workers.executor.process_executor.ProcessExecutor` is the real one: a spawned child process per GPU. Tests use an
 in-process twin.
@@ -22,23 +22,23 @@ class ExecutorState(str, Enum):
 
 
 class Cause(str, Enum):
-    """Why the process behind an executor was replaced."""
+    """The reason why the process behind an executor was replaced."""
 
     EXIT = "exit"
     TIMEOUT = "timeout"
     MEMORY = "memory"
     DEVICE = "device"
-    """Its device failed; every later batch would have failed too."""
+    """The device failed; every later batch would have failed too."""
     BARREN = "barren"
-    """Nothing came through any more."""
+    """No input succeeded any more."""
     RELOAD = "reload"
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The executor died, or was killed for taking too long, or its process was done for.
+    """The executor died, was killed for exceeding its time limit, or its process became useless.
 
-    `inside` was being computed and may be the cause; the batches in `waiting` never reached the model.
+    `inside` was being computed and may be the cause. The batches in `waiting` never reached the model.
     """
 
     inside: str | None
@@ -48,7 +48,7 @@ class Lost:
 
     @property
     def convicts_alone(self) -> bool:
-        """Whether the next process can tell by itself which of the inputs it was, if it gets each of them alone."""
+        """Return whether the next process can find the culprit by itself, if it gets each of the inputs alone."""
         return self.cause in {Cause.DEVICE, Cause.BARREN}
 
 
@@ -70,26 +70,28 @@ class Executor(Protocol):
 
     @property
     def error(self) -> str | None:
-        """Why the last start failed: the model's own traceback."""
+        """The error of the last start: the model's own traceback. None after a good start."""
 
     def start(self) -> None:
-        """Begin starting; returns at once. Restarts after a death are the executor's own, with back-off."""
+        """Begin to start, and return at once. After a death the executor restarts by itself, with back-off."""
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Block until READY, at most `timeout_s`; whether it is."""
+        """Block until READY, for at most `timeout_s`; returns whether it is."""
 
     def send(self, work: Work) -> None:
         """Hand over a batch; it runs after those sent before it.
 
         Raises:
-            ExecutorGone: when there is no living child to take it.
+            ExecutorGone: no living child could take it.
         """
 
     def receive(self, timeout_s: float) -> Event | None:
-        """The next finished batch or death, in order; None when nothing happened in `timeout_s`, or at an interrupt."""
+        """The next finished batch or death, in order; None when nothing happened within `timeout_s`, or at an
+        interrupt.
+        """
 
     def interrupt(self) -> None:
-        """Whoever is in `receive`, or comes next, gets None at once, behind all that has happened."""
+        """Make the current or next `receive` return None at once, after all events so far."""
 
     def stop(self, timeout_s: float) -> None:
         """Let the current batch finish for at most `timeout_s`, then kill."""

@@ -1,16 +1,16 @@
-"""One wait and one look for all claim loops of a worker that have had no work for a while.
+"""One shared wait for all claim loops of a worker that have had no work for a while.
 
     loop ──join──▶ still at its own bell ──next round──▶ held ──a ring, or something seen──▶ at its own bell again
                                                           │
               watch: BLPOP over the bells of all held, then one `peek` over their queues, LOOK_EVERY_S apart
 
-A loop with work waits by itself, since a hand-over between threads costs a lone caller a tenth of a millisecond. A
-worker with thirty idle models would ask Redis 360 times a second that way; held, they ask twelve times together.
+A loop with work waits by itself, since a hand-over between threads costs a lone caller a tenth of a millisecond. Thirty
+idle models that wait by themselves would ask Redis 360 times a second; held here, they ask twelve times together.
 
-No ring is lost. A loop stays at its own bell until the watch has it, and a token that the watch draws for a model
-whose loops have all left goes back to the bell, where somebody else may wait.
+No ring is lost. A loop stays at its own bell until the watch holds it. When the watch draws a token for a model whose
+loops have all left, it returns the token to the bell, where another worker may wait.
 
-Redis away: the watch alone tries again, and says so once. The loops stay held: they have nothing to do.
+When Redis is away, only the watch tries again, and logs it once. The loops stay held: they have nothing to do.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from batching.claim.store import BatchStore
 
 logger = logging.getLogger(__name__)
 
-# So long without work, and a loop is held. Longer than the pause of a client that asks once a second.
+# A loop without work for this long is held. Longer than the pause of a client that sends once a second.
 COLD_AFTER_S = 2.0
 _MAX_BACKOFF_S = 1.0
 
 
 class Seat:
-    """The place of one claim loop in a watch, which makes it. Its methods are for the loop's feeder alone."""
+    """The place of one claim loop in a watch. The watch creates it; its methods are for the loop's feeder alone."""
 
     def __init__(self, watch: IdleWatch, model: str, changed: threading.Condition) -> None:
         self.model = model
         self.paused: AbstractSet[int] = frozenset()
-        # When nothing was seen to wait, on the watch's clock.
+        # When the loop last saw work, on the watch's clock.
         self.empty_at = 0.0
         self._watch = watch
-        # The loop's condition: whatever ends its wait notifies that.
+        # The loop's condition: whatever ends its wait notifies it.
         self._changed = changed
         self._joined = False
         self._held = False
@@ -50,16 +50,16 @@ class Seat:
         self._worked_at = watch.clock()
 
     def worked(self) -> None:
-        """The loop has something to do: for a while it waits by itself."""
+        """The loop has work: it waits by itself for a while."""
         self._worked_at = self._watch.clock()
         if self._joined:
             self._leave()
 
     def rest(self, paused: AbstractSet[int], leave_if: Callable[[], bool]) -> bool:
-        """Wait here if the loop has had no work for a while; whether it did.
+        """Wait here if the loop has had no work for a while; returns whether it did.
 
         Blocks until something waits in one of its queues that are not `paused`, or until the loop's condition is
-        notified and `leave_if` holds. False at once: the loop waits by itself this time. Raises RedisError.
+        notified and `leave_if` holds. Returns False at once when the loop should wait by itself. Raises RedisError.
         """
         if self._watch.clock() - self._worked_at < COLD_AFTER_S:
             return False
@@ -68,7 +68,7 @@ class Seat:
             self._joined = True
             self._watch.join(self)
             return False
-        # Else a token could answer a question of the loop's that nobody reads any more.
+        # Otherwise a token could answer an open BLPOP of the loop that nobody reads any more.
         self._watch.store.leave_bell()
         with self._changed:
             self.resting = True
@@ -78,13 +78,13 @@ class Seat:
         return True
 
     def hold(self, now: float) -> None:
-        """The watch's own."""
+        """Called by the watch."""
         with self._changed:
             self._held = True
             self.empty_at = now
 
     def let_go(self) -> None:
-        """The watch's own."""
+        """Called by the watch."""
         with self._changed:
             self._held = False
             self._changed.notify_all()
@@ -95,14 +95,14 @@ class Seat:
 
 
 class IdleWatch:
-    """Of one worker. Constructing builds; `start` starts the thread."""
+    """The watch of one worker. Constructing builds; `start` starts the thread."""
 
     def __init__(self, store: BatchStore, clock: Callable[[], float] = time.monotonic) -> None:
         self.store = store
         self.clock = clock
         self._changed = threading.Condition()
         self._joining: list[Seat] = []
-        # Who has been held longest comes first, and is woken first.
+        # The loop that has been held longest is first, and is woken first.
         self._held: list[Seat] = []
         self._stopping = False
         self._looked_at = 0.0
@@ -123,11 +123,11 @@ class IdleWatch:
 
     @property
     def held(self) -> int:
-        """How many loops wait here."""
+        """The number of loops that wait here."""
         return len(self._held)
 
     def holds(self, model: str) -> bool:
-        """Whether a loop of the model waits here."""
+        """Return whether a loop of the model waits here."""
         with self._changed:
             return any(seat.model == model for seat in self._held)
 
@@ -139,7 +139,7 @@ class IdleWatch:
                 self._changed.notify_all()
 
     def leave(self, seat: Seat) -> None:
-        """The loop goes on by itself; safe to call at any time."""
+        """The loop waits by itself again; safe to call at any time."""
         with self._changed:
             for seats in (self._joining, self._held):
                 if seat in seats:
@@ -176,7 +176,7 @@ class IdleWatch:
             self._look()
 
     def _gather(self) -> list[str]:
-        """Hold who has joined; the models to wait for. Blocks while there are none."""
+        """Hold the loops that have joined, and return the models to wait for. Blocks while there are none."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._held or self._joining)
             joined, self._joining = self._joining, []
@@ -200,10 +200,10 @@ class IdleWatch:
         _let_go(found)
 
     def _wake_one(self, model: str) -> bool:
-        """Whether one of the model's loops was woken. One token is for one of them.
+        """Wake one of the model's loops; returns whether there was one. One token is for one loop.
 
-        Loops that are held but not here, since they still wait at their own bell or have left that for something else,
-        come anew: the token is not for them to miss.
+        Loops that are held but not waiting here (they are still at their own bell, or busy) look again by themselves,
+        so they cannot miss this token.
         """
         with self._changed:
             mine = [seat for seat in self._held if seat.model == model]

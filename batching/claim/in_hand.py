@@ -1,4 +1,4 @@
-"""The batches between their claim and their outcomes, as the two threads of a claim loop share them."""
+"""Batches between their claim and their outcomes, shared by the two threads of a claim loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batching.request import Done, Request
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InHand:
-    """`claimed_at` is in seconds on the loop's clock."""
+    """A batch in hand. `claimed_at` is in seconds on the loop's clock."""
 
     requests: list[Request]
     info: BatchInfo
@@ -22,28 +22,28 @@ class InHand:
 
 
 class Hands:
-    """What one loop holds: under its condition `changed`, which is told when a batch has left the executor's hands.
+    """The batches of one loop, under its condition `changed`, which is notified when a batch has left the executor.
 
-    From then on the feeder may claim the next, before this one is stored.
+    From then on the feeder may claim the next batch, before this one is stored.
     """
 
     def __init__(self, state: LoopState[InHand], changed: threading.Condition, clock: Callable[[], float]) -> None:
-        # Beside the batches in hand also what has been asked for, and what has come back and is not stored yet.
+        # Includes, besides the batches in hand, claims under way and batches that are not stored yet.
         self.leased: set[str] = set()
         self._state = state
         self._changed = changed
         self._clock = clock
 
     def put(self, run: list[Request], info: BatchInfo, left: int) -> None:
-        """A batch is claimed, and goes to the executor; `left` requests still wait."""
-        # The highest tier that is in the batch stands first in it, its oldest request before the others.
+        """Add a batch that was claimed and goes to the executor; `left` requests still wait."""
+        # The requests of the highest tier come first in a batch, the oldest of them in front.
         waited_s, middle_s = (info.waited_s(each) for each in (run[0], run[len(run) // 2]))
         with self._changed:
             now = self._clock()
             self._state.claimed(InHand(run, info, now), len(run), left, waited_s, middle_s, now)
 
     def finished(self, event: Done, *, ok: bool) -> tuple[InHand, float] | None:
-        """The batch of the event, with its times, and now; None if it is not in hand."""
+        """The batch of the event with its times, and the current time; None if it is not in hand."""
         with self._changed:
             batch = self._find(event.batch_id)
             if batch is None:
@@ -62,7 +62,7 @@ class Hands:
         return InHand(batch.requests, info, batch.claimed_at), now
 
     def take(self, batch_id: str) -> InHand | None:
-        """A batch that will have no outcome."""
+        """Remove a batch that will have no outcome."""
         with self._changed:
             batch = self._find(batch_id)
             if batch is not None:
@@ -72,7 +72,9 @@ class Hands:
 
     @contextlib.contextmanager
     def settling(self, batch_id: str) -> Iterator[None]:
-        """Taken from the executor; leased until its outcomes are stored, or its requests are given back."""
+        """The batch has left the executor, and is leased until its outcomes are stored or its requests are given
+        back.
+        """
         try:
             yield
         finally:

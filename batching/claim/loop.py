@@ -7,9 +7,9 @@
 The feeder asks the policy and claims; the collector stores outcomes. So a batch is being stored while the next one
 computes, and the executor never waits for Redis. At most two batches are in hand: one inside the model, one behind it.
 
-Errors by arrow: Redis away on look or claim: the feeder backs off and looks again; on finish: the collector holds the
-outcomes and tries until they are stored; on send: the batch goes back uncounted; the executor dead: what was inside
-goes back with an attempt counted, what was behind it without.
+Errors by arrow. Redis is away on look or claim: the feeder backs off and looks again. On finish: the collector keeps
+the outcomes and tries until they are stored. On send: the batch is given back, uncounted. The executor dies: the batch
+inside is given back with an attempt counted, the batch behind it without.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ClaimLoop:
         self._breaker = breaker or SharedBreaker()
         self._clock = clock
         self._batch_ids = (f"{batch_prefix}-{n}" for n in itertools.count(1))
-        # A claim whose reply never came: it must be asked for again, or its lease would be nobody's.
+        # A claim whose reply never came: it must be repeated, or nobody would know of its lease.
         self._unheard: tuple[str, int] | None = None
         self._changed = threading.Condition()
         self._hands = Hands(self.state, self._changed, clock)
@@ -94,7 +94,7 @@ class ClaimLoop:
 
     @property
     def held(self) -> frozenset[str]:
-        """The ids of all that it leases: asked for, in hand, or being settled."""
+        """The ids of all batches that it leases: being claimed, in hand, or being settled."""
         return frozenset(self._hands.leased)
 
     @property
@@ -102,7 +102,9 @@ class ClaimLoop:
         return not (self.state.in_hand or self.gate.is_shut) and self._executor.state is ExecutorState.READY
 
     def forget_safe_size(self) -> None:
-        """An operator says that there is more room now: whole batches again, until memory runs out anew."""
+        """Forget the learned size limit, when an operator reports more memory: whole batches again, until memory runs
+        out.
+        """
         self.state.safe_size = None
 
     def start(self) -> None:
@@ -110,24 +112,26 @@ class ClaimLoop:
             thread.start()
 
     def use(self, model: LoopModel, policy: Policy) -> None:
-        """Go on under another policy, or with another version of the model, from the next batch on."""
+        """Use another policy, or another version of the model, from the next batch on."""
         self._model = model
         self.state.learner.policy = policy
 
     def wait_empty(self, timeout_s: float) -> bool:
-        """Block until nothing is in hand, at most `timeout_s`; whether nothing is. Hold the gate first."""
+        """Block until nothing is in hand, for at most `timeout_s`; returns whether that is so. Hold the switch
+        first.
+        """
         with self._changed:
-            # Resting: a claim that was under way when the word came has become a batch in hand.
+            # At rest, a claim that was under way at the hold has become a batch in hand.
             return self._changed.wait_for(lambda: self.gate.resting and not self.in_hand, timeout=timeout_s)
 
     def stop_claiming(self) -> None:
-        """No new batch from now on; what is in hand goes on."""
+        """Claim no new batch from now on; batches in hand go on."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
 
     def stop(self, grace_s: float) -> None:
-        """Answer what is in hand, for at most `grace_s`; give back whatever then remains."""
+        """Finish the batches in hand, for at most `grace_s`, then give the rest back."""
         self.stop_claiming()
         deadline = self._clock() + grace_s
         self._threads[0].join(timeout=max(0.0, deadline - self._clock()))
@@ -219,7 +223,7 @@ class ClaimLoop:
             return shut or self._stopping or self._executor.state is not ExecutorState.READY
 
         if self._seat and endless and self._seat.rest(paused, must_leave):
-            # What has come now did not come over all of that time.
+            # The arrivals of now did not come over all of that time.
             self.state.looked(0, self._seat.empty_at)
         else:
             self._store.wait_for_bells((self._model.name,), max(0.0, left_s))
@@ -281,9 +285,9 @@ class ClaimLoop:
         self.state.found_nothing(claim.view.depth, self._clock())
 
     def _recover(self, claim: Claim, error: Exception) -> None:
-        """After a fault of ours: nobody else would ever take the requests out of the lease of a living worker.
+        """Give the batch back after an error of ours: nobody else takes requests from the lease of a living worker.
 
-        As suspects, since whatever it was may be in one of them.
+        They count as suspects, since one of them may have caused it.
         """
         batch = self._hands.take(claim.batch_id)
         requests, info = (batch.requests, batch.info) if batch else ([], self._info(claim, 0, Reason.IDLE))
@@ -300,7 +304,7 @@ class ClaimLoop:
     def _hand_over(self, run: list[Request], info: BatchInfo) -> None:
         self._observer.claimed(run, info)
         last_try = max(each.attempt for each in run) >= self._model.max_attempts
-        # Suspects are claimed by themselves, so all of them are, or none.
+        # A claim has only suspects, or none.
         about = (self.state.safe_size, run[0].lost > 0, last_try, [each.traceparent for each in run])
         work = Work(info.batch_id, [each.input for each in run], [each.parameters for each in run], *about)
         try:
@@ -321,13 +325,13 @@ class ClaimLoop:
                 elif self._drained:
                     return
             except Exception:
-                # Nor must it end the only one that answers what is in hand.
+                # An error must not end the only thread that answers the batches in hand.
                 logger.exception(
                     "%s: the collector failed on an executor event; it goes on with the next", self._executor.name
                 )
 
     def _done(self, event: Done) -> None:
-        # Before the batch is out of hand: from then on the feeder may claim the next.
+        # Before the batch leaves the hands: from then on the feeder may claim the next.
         if event.safe_size is not None:
             safe_size = self.state.ran_out(event.safe_size)
             logger.warning(
@@ -338,7 +342,7 @@ class ClaimLoop:
         if finished is None:
             return
         batch, now = finished
-        # One input that fails alone says little about the model, unless it was the probe.
+        # A single input that fails says little about the model, unless it was the probe.
         if ok or len(event.outcomes) > 1 or self._breaker.state is BreakerState.HALF_OPEN:
             self._breaker.record(now, ok=ok)
         with self._hands.settling(event.batch_id):
@@ -369,6 +373,6 @@ class ClaimLoop:
 
 
 def _waiting(view: View, now: float) -> Waiting:
-    """What was seen, on the loop's clock, which says `now`."""
+    """The view, converted to the loop's clock, whose time is `now`."""
     age_s = (view.now_ms - view.oldest_ms) / 1000 if view.oldest_ms else math.inf
     return Waiting(view.depth, now - age_s, now + (view.due_ms - view.now_ms) / 1000 if view.due_ms else math.inf)

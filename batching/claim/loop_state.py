@@ -1,4 +1,4 @@
-"""What a claim loop knows of its executor, and what follows from it: the same in the worker and in the simulator.
+"""The state of a claim loop and the decisions that follow from it: the same object in the worker and in the simulator.
 
     asks ──▶ claimed ──▶ in hand ──▶ finished ──┐
       │                     └──────▶ lost ──────┤
@@ -19,19 +19,21 @@ from typing import Generic, NamedTuple, TypeVar
 
 from batching.policy import Decision, Dispatch, Learner, Policy, QueueView, Throughput, Wait
 
-# Every producer's flush rings, and each ring costs a look: so short a wait is slept through.
+# Every producer's flush rings, and each ring costs a look; so a wait this short ignores the bell.
 TOO_SHORT_FOR_BELLS_S = 0.003
 TICK_S = 0.25
-# A plain Celery client rings no bell; its messages are found this often (the contract allows 100 ms).
+# A plain Celery client does not ring; its messages are found at this interval (the contract allows 100 ms).
 LOOK_EVERY_S = 0.08
-# An average over about eight batches: enough to aim the next claim, no more is asked of it.
+# An average over about eight batches: accurate enough to time the next claim.
 _GAIN = 1 / 8
 
 B = TypeVar("B")
 
 
 class Waiting(NamedTuple):
-    """What a look shows: how many wait, since when (minus infinity: none), and the earliest deadline of the heads."""
+    """The result of a look: the number of waiting requests, since when the oldest waits (minus infinity: none), and the
+    earliest deadline of the heads.
+    """
 
     depth: int
     oldest_at: float
@@ -39,7 +41,7 @@ class Waiting(NamedTuple):
 
 
 class Until(Enum):
-    """What ends a pause early."""
+    """Events that end a pause early."""
 
     EXECUTOR = "executor"  # it comes free
     BELL = "bell"  # a request arrives
@@ -47,17 +49,17 @@ class Until(Enum):
 
 
 class Pause(NamedTuple):
-    """The loop waits for `ends`, and until the moment `at` at the latest."""
+    """A pause until `ends` happens, and until `at` at the latest."""
 
     ends: Until
     at: float
 
 
 class LoopState(Generic[B]):
-    """Of one executor. A `B` is a batch as the loop keeps it.
+    """The state of one executor's loop. A `B` is a batch as the loop keeps it.
 
     Args:
-        free_since: when the executor has been ready for its first batch.
+        free_since: the time from which the executor was ready for its first batch.
     """
 
     __slots__ = (
@@ -66,14 +68,14 @@ class LoopState(Generic[B]):
     )
 
     def __init__(self, policy: Policy, free_since: float = 0.0) -> None:
-        # Its policy is a value: an operator's other one holds from the next decision on, with all that was learnt.
+        # The policy is a value: a new one applies from the next decision on, and keeps all that was learned.
         self.learner = Learner(policy)
-        # In the order in which they are computed: the first is inside the model.
+        # In the order of computation: the first one is inside the model.
         self.in_hand: deque[B] = deque()
         self.batch_s = 0.0
-        # What a batch costs in a row of them, from one's end to the next one's; the claim is part of that.
+        # The time from the end of one batch to the end of the next in a run; it includes the claim.
         self.pace = Throughput()
-        # The largest batch that the device's memory had room for; None while any will do.
+        # The largest batch that fitted into the device's memory; None: no limit is known.
         self.safe_size: int | None = None
         self._front_since = free_since
         self._row_since = free_since
@@ -81,7 +83,7 @@ class LoopState(Generic[B]):
         self._sizes = (0, 0)
 
     def decide(self, queue: Waiting | None, now: float, idle: int = 0) -> Decision:
-        """The policy's answer. `queue` is None when nobody has looked; `idle` counts the other executors that idle."""
+        """The policy's decision. `queue` is None without a look; `idle` is the number of other idle executors."""
         learner, in_hand = self.learner, len(self.in_hand)
         view = QueueView(
             depth=None if queue is None else queue.depth,
@@ -97,13 +99,13 @@ class LoopState(Generic[B]):
         return learner.policy.decide(view, now)
 
     def limited(self, decision: Dispatch, permitted: int) -> Dispatch:
-        """The claim that may be made: no more than the breaker permits, and than memory has room for."""
+        """The claim that is allowed: at most what the breaker permits, and what memory has room for."""
         size = min(decision.size, permitted, self.safe_size or permitted)
         return decision if size == decision.size else replace(decision, size=size)
 
     def pause(self, decision: Wait, now: float) -> Pause:
-        """How the policy's wait is spent."""
-        # What waits on purpose says nothing about how fast it could go.
+        """The pause for a policy's wait."""
+        # A deliberate wait says nothing about the possible speed.
         self._more_waits = False
         left_s = decision.until - now
         if self.in_hand:
@@ -113,30 +115,30 @@ class LoopState(Generic[B]):
         return Pause(Until.BELL, now + min(left_s, LOOK_EVERY_S))
 
     def refused(self, now: float) -> Pause:
-        """The breaker permits no batch now."""
+        """The pause while the breaker permits no batch."""
         self.rests()
         return Pause(Until.EXECUTOR if self.in_hand else Until.MOMENT, now + TICK_S)
 
     def rests(self) -> None:
-        """No claim can be made now: a row of batches ends."""
+        """No claim can be made now: a run of consecutive batches ends."""
         self._more_waits = False
 
     def looked(self, depth: int, now: float) -> None:
         self.learner.looked(depth, now)
 
     def asks(self, now: float) -> None:
-        """A claim is on its way. After a rest, a row of batches begins with it."""
+        """A claim is sent. After a rest, it begins a run of consecutive batches."""
         if not self._more_waits and not self.in_hand:
             self._row_since = now
 
     def found_nothing(self, left: int, now: float) -> None:
-        """The claim brought nothing that needs the model; `left` requests still wait."""
+        """The claim brought no requests for the model; `left` requests still wait."""
         self._more_waits = left > 0
-        # A look too: a policy that never asks for one would go on with the rate of long ago.
+        # Counts as a look: otherwise a policy that never asks for one would keep an old arrival rate.
         self.learner.looked(left, now)
 
     def claimed(self, batch: B, size: int, left: int, waited_s: float, middle_s: float, now: float) -> None:
-        """`batch` of `size` requests is handed over, and leaves `left` behind.
+        """`batch` of `size` requests goes to the executor; `left` requests still wait.
 
         Its oldest request has waited for `waited_s`, its middle one for `middle_s`.
         """
@@ -148,7 +150,7 @@ class LoopState(Generic[B]):
         self._more_waits = left > 0
 
     def finished(self, batch: B, size: int, now: float, *, passes: int = 1, ok: bool = True) -> float:
-        """`batch` was computed, in so many passes; `ok` unless all of it failed. Returns the seconds of its turn.
+        """`batch` was computed, in `passes` parts; `ok` unless all of it failed. Returns the seconds of its turn.
 
         Its turn begins when it comes to the front.
         """
@@ -161,12 +163,12 @@ class LoopState(Generic[B]):
         return turn_s
 
     def lost(self, batch: B, now: float) -> None:
-        """`batch` has left the executor without an outcome."""
+        """`batch` left the executor without an outcome."""
         self._more_waits = False
         self._leave(batch, now)
 
     def ran_out(self, safe_size: int) -> int:
-        """Memory had room for so many only. Returns the size that holds from now on."""
+        """Memory had room for only `safe_size` requests. Returns the size that applies from now on."""
         self.safe_size = min(safe_size, self.safe_size or safe_size)
         return self.safe_size
 

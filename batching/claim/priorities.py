@@ -1,4 +1,4 @@
-"""Messages that a plain Celery client has sent with a priority.
+"""Collects messages that a plain Celery client has sent with a priority.
 
 kombu's Redis transport keeps them in lists of their own beside the queue (`kombu.transport.redis.Channel._q_for_pri`),
 which no claim looks at. Tiers are Bunch's priorities; these messages join the end of their tier's queue.
@@ -19,14 +19,14 @@ _MOST_AT_ONCE = 1000
 
 
 class PriorityLists:
-    """Constructing builds; call `gather` now and then, from one thread."""
+    """The priority lists of all models. Constructing builds; call `gather` regularly, from one thread."""
 
     def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
         self._gather = redis.register_script(GATHER.text)
         self._keys = shard or Shard()
 
     def gather(self, models: Iterable[str]) -> int:
-        """Move what waits in those of all `models`; how many. Raises RedisError."""
+        """Move the messages of all `models` to their queues; returns how many. Raises RedisError."""
         keys: list[str] = []
         lists = 0
         for model in models:

@@ -1,9 +1,9 @@
-"""Heartbeats, and the leases of workers whose heart has stopped.
+"""Heartbeats of workers, and the return of leases of dead workers.
 
-Every worker beats once a second in Redis time. A lease has no clock of its own: it is as alive as its worker. Whoever
-beats next after a worker has been silent for the lease TTL gives its leases back, each in one atomic call, so two who
-notice at once do no harm, and one who dies half-way is followed by another. A supervisor, who sees a process die, need
-not wait for that.
+Every worker beats once a second, in Redis time. A lease has no expiry of its own: it lives as long as its worker. When
+a worker has been silent for the lease TTL, the next worker that beats gives its leases back, each in one atomic call.
+So two workers that notice at once do no harm, and when one dies half-way another continues. A supervisor that sees a
+process die need not wait for the TTL.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from config.redis import Line
 logger = logging.getLogger(__name__)
 
 
-# Told of each lease of a dead worker, before it is given back: the worker, the model, the batch, and its entries.
+# Called for each lease of a dead worker before it is given back, with the worker, the model, the batch and its entries.
 OnGone = Callable[[str], None]
 OnLost = Callable[[str, str, str, Sequence[bytes]], None]
 
 
 def make_worker_id(pid: int) -> str:
-    """A name for one life of one process: who restarts must not go on with the leases of the life before."""
+    """A new id for each life of a process: after a restart it must not own the leases of the life before."""
     return _name_of(pid) + secrets.token_hex(4)
 
 
@@ -48,16 +48,18 @@ class _Named(msgspec.Struct):
 
 
 def name_of(redis: Redis, keys: Shard, worker_id: str) -> str:
-    """What people call a worker, as Celery and Flower do; its id when it has not said so. Raises RedisError."""
+    """The worker's node name, as Celery and Flower show it; its id when it has not registered one. Raises
+    RedisError.
+    """
     raw = cast("bytes | None", redis.get(keys.worker(worker_id)))
     return (msgspec.json.decode(raw, type=_Named).node if raw else "") or worker_id
 
 
 @dataclass(frozen=True, slots=True)
 class ModelThroughput:
-    """What a worker can do with one model: executors that are ready, requests a second of each, seconds per batch.
+    """The throughput of a worker for one model: ready executors, requests per second of each, seconds per batch.
 
-    A `rate` of 0 is not known yet.
+    A `rate` of 0 means that it is not known yet.
     """
 
     executors: int
@@ -70,7 +72,7 @@ class ModelThroughput:
 
 
 def model_pace(executors: int, paces: Sequence[Throughput], max_batch_size: int) -> ModelThroughput:
-    """Of `executors` that are ready now, by what all of the worker's have been measured at."""
+    """The throughput of the `executors` that are ready, from the measurements of all executors of the worker."""
     known = [each for each in paces if each.known]
     if not known:
         return ModelThroughput(executors)
@@ -83,7 +85,7 @@ def model_pace(executors: int, paces: Sequence[Throughput], max_batch_size: int)
 
 
 class WorkerRegistry:
-    """The register as one worker uses it, from one thread."""
+    """The register, as one worker uses it from one thread."""
 
     def __init__(
         self,
@@ -106,10 +108,11 @@ class WorkerRegistry:
         self._forget = redis.register_script(FORGET_WORKER.text)
 
     def beat(self, worker_id: str, about: bytes, paces: Mapping[str, ModelThroughput] | None = None) -> list[str]:
-        """Say that `worker_id` lives, what it is (JSON) and what it can do; who is silent for the lease TTL or longer.
+        """Register a heartbeat with the worker's report (JSON) and its throughput. Returns workers silent for the lease
+        TTL.
 
-        After a silence of its own (Redis was away, the machine slept) it accuses nobody for one lease TTL: whoever
-        was cut off as well needs that time to be heard again.
+        After a silence of its own (Redis was away, the machine slept) it returns nobody for one lease TTL: other
+        workers that were cut off need that time to beat again.
         """
         paces = paces or {}
         own_silence_ms, overdue = self._beat(
@@ -130,15 +133,15 @@ class WorkerRegistry:
         return [each.decode() for each in cast("list[bytes]", overdue)]
 
     def bury(self, pid: int) -> int:
-        """Give back every lease of a process of this host that is known to be dead; how many requests came back."""
+        """Give back all leases of a dead process of this host; returns the number of requests."""
         members = cast("list[bytes]", self._redis.zrange(self._keys.workers(), 0, -1))
         names = [each.decode() for each in members]
         return sum(self.reclaim(each, silent_ms=0) for each in names if each.startswith(_name_of(pid)))
 
     def reclaim(self, worker_id: str, silent_ms: int | None = None) -> int:
-        """Give back every lease of a dead worker, attempts counted, and strike it off; how many requests came back.
+        """Give back all leases of a dead worker, attempts counted, and deregister it; returns the number of requests.
 
-        If it has beaten again within `silent_ms` (the lease TTL, when not given) it stays in the register; 0: whatever.
+        It stays registered if it has beaten within `silent_ms` (default: the lease TTL); 0 deregisters it in any case.
         """
         returned = 0
         name = name_of(self._redis, self._keys, worker_id)
@@ -161,9 +164,9 @@ class WorkerRegistry:
         return returned
 
     def deregister(self, worker_id: str, silent_ms: int = 0) -> bool:
-        """Remove a worker that holds no lease; with `silent_ms`, only if it has been silent for so long.
+        """Remove a worker that holds no lease; with `silent_ms`, only if it has been silent for that long.
 
-        Whether it was there until now, and this call has removed it.
+        Returns whether this call has removed it.
         """
         struck = self._forget(
             keys=ForgetWorkerKeys(

@@ -1,13 +1,13 @@
-"""What becomes of a batch after the model: stored, tried again, buried, or given back.
+"""Settles a batch after the model: its requests are stored, retried, stored as dead letters, or given back.
 
     outcome ──▶ an output, a refusal, out of time  ──finish──▶ result and reply
               │ a failure that may pass, in time   ──put_aside──▶ a jittered pause, an attempt counted
               │ any other failure                  ──finish──▶ result and reply, and a dead letter
     executor dead ──give_back──▶ the head of its queue; of a request that was alone in it for the last time: finish
 
-Redis away: the outcomes are held and offered until it takes them, or the worker has to stop. Redis refuses them, for
-what they are and not for a state of its own: offered a few times more, then one by one, so that what it will not take
-is lost alone, with its caller told so. Many bytes go in several calls.
+When Redis is away, outcomes are kept and sent again until they are stored, or the worker has to stop. When Redis
+refuses them for their content rather than for its own state, they are sent a few times more and then one by one, so
+that only the refused one is lost, and its caller gets an error. Many bytes are sent in several calls.
 """
 
 from __future__ import annotations
@@ -38,21 +38,22 @@ _UNSTORABLE = "the model's output could not be stored"
 
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
-# Redis does nothing else while it takes one call: several megabytes are a few milliseconds.
+# Redis does nothing else during a call: several megabytes take a few milliseconds.
 SLICE_BYTES = 4 * 1024 * 1024
-# What a server refuses for its size is never smaller (`proto-max-bulk-len`). Each try may take the whole time-out.
+# Redis refuses a value for its size at `proto-max-bulk-len`, which is never below this. Each try may take the whole
+# timeout.
 _LARGE_BYTES = 1_000_000
 _OF_ITS_SIZE = 3
-# About three seconds: whoever has broken a key may be about to mend it.
+# About three seconds: the operator who has broken a key may be about to repair it.
 _MAX_REFUSALS = 8
 
 
 class RefusedByRedis(Exception):
-    """The call was understood and will not be taken, however often it is repeated."""
+    """Redis understood the call and refuses it, however often it is repeated."""
 
 
 class Settler:
-    """Settles batches of one executor. Two threads use it: batches differ, so they share nothing."""
+    """Settles the batches of one executor. Two threads use it, for different batches, so they share nothing."""
 
     def __init__(
         self,
@@ -76,13 +77,15 @@ class Settler:
         self._giving_up = False
 
     def give_up_on_redis(self) -> None:
-        """The worker is leaving: what Redis does not take at the next try is left to the reclaim of its leases."""
+        """The worker is stopping: outcomes that Redis does not take at the next try are left to the reclaim of its
+        leases.
+        """
         self._giving_up = True
 
     def settle(
         self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool, elapsed_s: float = 0.0
     ) -> None:
-        """Store, retry or bury. `elapsed_s` is the time since the claim, whose Redis time `info` has."""
+        """Store, retry or give up. `elapsed_s` is the time since the claim, whose Redis time is in `info`."""
         now_ms = info.claimed_ms + elapsed_s * 1000
         final: list[tuple[Request, Outcome]] = []
         again: list[tuple[Request, Failed, float]] = []
@@ -99,10 +102,10 @@ class Settler:
             self._observer.finished((), info)
 
     def lost(self, requests: Sequence[Request], info: BatchInfo, event: Lost) -> None:
-        """The executor died with these inside."""
+        """The executor died with these requests inside."""
         alone = requests[0] if len(requests) == 1 else None
         if event.convicts_alone:
-            # A suspect that was alone already would have been told guilty, so it was another's fault.
+            # A suspect that was alone already would have been convicted, so another request was the cause.
             blame = Blame.NOTHING if alone and alone.lost else Blame.SUSPECT
             self.give_back(requests, info, blame, event.reason, rounds(self._retry.max_attempts))
         elif alone and self._retry.exhausted(alone.attempt + 1, alone.lost + 1):
@@ -137,7 +140,8 @@ class Settler:
         plain = [(request, outcome) for request, outcome in final if not request.canvas] if followed else final
         others: tuple[bytes, ...] = ()
         if followed:
-            # Their neighbours first, who need not wait for it; and what follows is not sent for a lease that is lost.
+            # Neighbours without a canvas first: they need not wait for it. And callbacks are not sent for a lease that
+            # is lost.
             first = self._finish(plain, info, last=False)
             if not first:
                 return
@@ -182,7 +186,7 @@ class Settler:
             )
             taken = self._finish_one_by_one(outcomes, info, last=last)
         if not isinstance(taken, Finished):
-            # It gave up; what became of them, whoever has the lease next will see.
+            # It gave up; the next holder of the lease finds out what was stored.
             return Finished(True)
         if not taken:
             self._lost_lease(info)
@@ -193,12 +197,14 @@ class Settler:
         return taken
 
     def _finish_one_by_one(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> object:
-        """What Redis will not take is answered as a failure, and if it does not take that either, not at all."""
+        """Store each outcome by itself. A refused one is answered as a failure; if that is refused as well, it is
+        lost.
+        """
         for request, outcome in outcomes:
             wanted = self._settled(request, outcome, info)
             instead = self._codec.encode(request, Failed(_UNSTORABLE, code="INTERNAL"), info)
             if wanted.dead_letter:
-                # The answer matters more than the record of it.
+                # The answer matters more than its dead letter.
                 instead = structs.replace(wanted, dead_letter=b"")
             for each in (wanted, instead):
                 call = partial(self._store.finish, info.batch_id, [each], last=False)
@@ -212,7 +218,7 @@ class Settler:
         return self._until_taken(lambda: self._store.finish(info.batch_id, (), last=last))
 
     def postpone(self, requests: Sequence[Request], info: BatchInfo, *, last: bool) -> None:
-        """Not yet their time (`eta`): aside until then, no attempt counted."""
+        """Put requests aside whose `eta` has not come; no attempt is counted."""
         pauses = [(request.position, max(0, request.eta_ms - info.claimed_ms)) for request in requests]
         self._until_taken(
             lambda: self._store.put_aside(self._model, info.batch_id, pauses, last=last, count_attempt=False)
@@ -222,7 +228,7 @@ class Settler:
         try:
             self._until_taken(lambda: self._follow_up.follow(request, outcome))
         except Exception:
-            # A signature that cannot be sent must not keep the task's own answer back.
+            # A signature that cannot be sent must not delay the task's own result.
             logger.exception(
                 "%s: the callbacks of request %s could not be sent; its own result is stored all the same",
                 self._name,
@@ -233,22 +239,23 @@ class Settler:
         settled = self._codec.encode(request, outcome, info)
         if isinstance(outcome, Failed):
             if settled.asked is not None and request.attempt >= self._retry.max_attempts:
-                # Those who wait for it have had its tries as well.
+                # The requests that wait for it have used the same attempts.
                 settled = structs.replace(settled, asked=settled.asked._replace(shared=True))
             return structs.replace(settled, dead_letter=self._codec.dead_letter(request, outcome, info))
         return settled
 
     def _lost_lease(self, info: BatchInfo) -> None:
-        # This worker was thought dead, and its requests are somebody else's now: answering too would answer twice.
+        # This worker was thought dead, and its requests are with other workers now: answering too would answer twice.
         extra = {"batch_id": info.batch_id, "model": info.model}
         logger.warning("%s: the lease of a batch was lost; other workers answer its requests", self._name, extra=extra)
         self._observer.finished((), info)
 
     def _until_taken(self, call: Callable[[], object], *, patience: int = _MAX_REFUSALS, large: bool = False) -> object:
-        """Repeat through a Redis outage; the scripts are safe to repeat. `large`: it may be refused for its size.
+        """Repeat the call through a Redis outage; the scripts are safe to repeat. `large`: it may be refused for its
+        size.
 
         Raises:
-            RefusedByRedis: it is no outage.
+            RefusedByRedis: Redis refuses the call itself.
         """
         backoff = _FIRST_BACKOFF_S
         warned = False
@@ -267,7 +274,7 @@ class Settler:
                 if will_repeat(error):
                     refusals += 1
                 elif large and self._redis_answers():
-                    # It closes the connection on what is too large for it, as it would go away.
+                    # Redis closes the connection on a call that is too large, which looks like an outage.
                     refusals += _OF_ITS_SIZE
                 if refusals > patience:
                     raise RefusedByRedis(str(error)) from error
@@ -288,7 +295,7 @@ class Settler:
 
 
 def _slices(sizes: Sequence[int]) -> Iterator[slice]:
-    """Neighbours of at most `SLICE_BYTES` together; what is larger by itself is alone."""
+    """Slices of neighbours of at most `SLICE_BYTES` together; a larger outcome is alone."""
     start = held = 0
     for index, size in enumerate(sizes):
         if index > start and held + size > SLICE_BYTES:

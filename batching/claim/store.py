@@ -1,4 +1,4 @@
-"""The port to what holds the queues, and its Redis form: a script for each arrow, one call a batch.
+"""The port to the queues, and its Redis implementation: one script per arrow, one call per batch.
 
 queues ──claim──▶ lease ──finish──▶ results and replies
    ▲                │
@@ -48,13 +48,13 @@ from config.redis import Line, Script
 from config.schema import MAX_BATCH_BYTES
 from config.tiers import TIERS
 
-# Who waits for many models at once does so again and again; well under the client's timeout.
+# A wait for many models is repeated; well under the client's timeout.
 _ASK_S = 2.0
 _TIER_NAMES = ";".join(tier.value for tier in TIERS)
 
 
 class Verdict(str, Enum):
-    """What the claim found of a message, before anybody parsed it."""
+    """The claim script's finding about a message, before it is parsed."""
 
     RUN = "-"
     EXPIRED = "x"
@@ -73,9 +73,10 @@ class Entry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What waits for a model. Redis time in ms; `oldest_ms` is 0 when nothing waits or nobody knows.
+    """The waiting requests of a model. Times are Redis time in ms; `oldest_ms` is 0 when nothing waits or it is not
+    known.
 
-    `due_ms` is the earliest deadline among the heads of the queues, 0 when they have none.
+    `due_ms` is the earliest deadline of the queues' heads, 0 when they have none.
     """
 
     now_ms: int
@@ -98,9 +99,9 @@ class Claim:
 class Settled(msgspec.Struct, frozen=True):
     """One outcome, ready to be stored.
 
-    `reply_to` is a frontend's channel, or empty; `dead_letter` what an operator should know of a request that was
-    given up, or empty. `announce`: on Celery's own channel too, where somebody may wait who knows the id. `asked`:
-    it answers others too. `foreign`: whatever else is stored under its id by a frontend's request stays there.
+    `reply_to` is a frontend's channel, or empty; `dead_letter` is the record of a request that was given up, or empty.
+    `announce`: publish on Celery's own channel too, since a client may wait there. `asked`: it answers other requests
+    too. `foreign`: it does not replace a result that a frontend's request has stored under the same id.
     """
 
     position: int
@@ -115,19 +116,19 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class Blame(Enum):
-    """What a batch that is given back has behind it."""
+    """The reason why a batch is given back, which decides what is counted."""
 
     NOTHING = 0
-    """It never reached an executor."""
+    """The batch never reached an executor."""
     ATTEMPT = 1
-    """Its worker is gone; that says nothing about the requests."""
+    """The worker died; that says nothing about the requests."""
     SUSPECT = 2
-    """Its executor died, perhaps of one of them."""
+    """The executor died, and one of the requests may be the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How many dead letters are kept, and for how long; how many bytes of answers."""
+    """Limits of the dead letters (count and age) and of the cached answers (bytes)."""
 
     count: int = 1000
     age_ms: int = 7 * 24 * 3600 * 1000
@@ -135,10 +136,10 @@ class Keep:
 
 
 class BatchStore(Protocol):
-    """Queues and leases of one worker. Every call is atomic and may be repeated with the same batch id."""
+    """The queues and leases of one worker. Every call is atomic and may be repeated with the same batch id."""
 
     def look(self, model: str, paused: AbstractSet[int] = frozenset()) -> View:
-        """What could be claimed now: the queues of `paused` ranks look empty."""
+        """The requests that could be claimed now; queues of `paused` ranks look empty."""
 
     def claim(
         self,
@@ -151,43 +152,45 @@ class BatchStore(Protocol):
         margin_ms: int = 0,
         max_bytes: int = MAX_BATCH_BYTES,
     ) -> Claim:
-        """Up to `size` requests to run, highest tier first, and those whose time has passed beside them.
+        """Claim up to `size` requests to run, highest tier first, and all expired ones that were found on the way.
 
-        With a margin, also those whose deadline is nearer than that, as hopeless. Their messages have `max_bytes`
-        together, unless there is one alone.
+        With a margin, requests whose deadline is nearer than that come out as hopeless. The messages have at most
+        `max_bytes` together, unless there is only one.
 
-        Suspects of an executor's death are claimed apart from the rest, see `batching.policy.faults.suspects`.
+        Suspects of an executor's death are claimed separately, see `batching.policy.faults.suspects`.
         """
 
     def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> Finished:
-        """Store and tell; with `last` the lease ends. Not taken: the lease was gone, nothing was stored."""
+        """Store the outcomes and send the replies; with `last` the lease ends. If the lease is gone, nothing is
+        stored.
+        """
 
     def put_aside(
         self, model: str, batch_id: str, pauses: Sequence[tuple[int, int]], *, last: bool, count_attempt: bool = True
     ) -> bool:
-        """Requests to come back after a pause, as `(position, pause in ms)`. False: the lease was gone."""
+        """Queue requests again after a pause, as `(position, pause in ms)`. False: the lease was gone."""
 
     def give_back(self, model: str, batch_id: str, blame: Blame, losses: int = 1) -> int:
-        """Return what the lease holds to the head of its queues; how many, -1 when the lease was gone.
+        """Return the requests of the lease to the head of their queues; returns how many, -1 when the lease was gone.
 
-        A suspect has `losses` behind it then, or one more than before if that is more.
+        A suspect then has `losses` losses, or one more than before if that is higher.
         """
 
     def wait_for_bells(self, models: Sequence[str], timeout_s: float) -> str | None:
-        """Block until a producer rings for one of the models, at most `timeout_s`; for which."""
+        """Block until a producer rings for one of the models, for at most `timeout_s`; returns which."""
 
     def leave_bell(self) -> None:
-        """The calling thread does not wait for a while: nothing is asked of Redis any more for it."""
+        """The calling thread does not wait for a while: end its open BLPOP."""
 
     def ring(self, model: str) -> None:
-        """Wake whoever waits for the model, in whichever worker."""
+        """Wake a loop that waits for the model, in any worker."""
 
     def peek(self, paused: Mapping[str, AbstractSet[int]]) -> AbstractSet[str]:
-        """Those of the models, each with its paused ranks, that have something to claim."""
+        """The models, each given with its paused ranks, that have something to claim."""
 
 
 class RedisBatchStore:
-    """`BatchStore` over one Redis. Each thread that calls it has a connection of its own, one that waits two."""
+    """`BatchStore` over one Redis. Each calling thread has a connection; a thread that waits has two."""
 
     def __init__(
         self,
@@ -269,7 +272,7 @@ class RedisBatchStore:
         return Claim(batch_id, parse_entries(raw), _view(now, depths, oldest, due, paused))
 
     def _shares_without(self, paused: AbstractSet[int]) -> Sequence[float]:
-        """A paused tier's share is negative, which is how the claim script knows."""
+        """The shares of the tiers; a paused tier has a negative share, which the claim script recognises."""
         return [-1 if rank in paused else share for rank, share in enumerate(self._shares)] if paused else self._shares
 
     def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> Finished:
@@ -282,7 +285,7 @@ class RedisBatchStore:
         asked = next((each.asked for each in outcomes if each.asked is not None), None)
         common: tuple[object, ...] = ()
         if asked is not None:
-            # A batch is of one model, and was claimed at one time.
+            # All requests of a batch have the same model and the same claim time.
             keys += self._keys_of_asked(asked.model)
             common = AnswerArgs(max_bytes=self._keep.answer_bytes, claimed_ms=asked.claimed_ms, tiers=_TIER_NAMES)
         args: list[Any] = [
@@ -324,7 +327,7 @@ class RedisBatchStore:
             delayed=self._keys.delayed(model),
         )
         head = PutAsideArgs(batch_id=batch_id, last=int(last), attempt=int(count_attempt))
-        # Each of them a `Pause`.
+        # Each is a row of `Pause`.
         args = (*head, *chain.from_iterable(pauses))
         return cast("int", self._line.script(self._put_aside, keys, args)) >= 0
 
@@ -345,7 +348,7 @@ class RedisBatchStore:
             bell.close()
 
     def ring(self, model: str) -> None:
-        # There may be a token by now. Two wake one too many, who finds nothing.
+        # There may be a token by now. Ringing twice wakes one loop too many, which finds nothing.
         self._line.command("LPUSH", self._keys.bell(model), 1)
 
     def peek(self, paused: Mapping[str, AbstractSet[int]]) -> AbstractSet[str]:
@@ -356,7 +359,7 @@ class RedisBatchStore:
         return {models[number - 1] for number in found}
 
     def _waiting_of(self, models: tuple[str, ...]) -> tuple[str, ...]:
-        """For a worker with nothing to do the same ones, time and again."""
+        """The same keys again and again for an idle worker, so they are cached."""
         if self._waiting is None or self._waiting[0] != models:
             names = ((self._keys.delayed(model), *self._keys.queues(model)) for model in models)
             self._waiting = models, tuple(chain.from_iterable(names))
@@ -391,6 +394,6 @@ def _view(now: int, depths: Sequence[int], oldest: Sequence[int], due: Sequence[
     if paused:
         rows = (depths, oldest, due)
         depths, oldest, due = ([0 if rank in paused else each for rank, each in enumerate(row)] for row in rows)
-    # What is from the future was queued before Redis' clock went back: nobody knows its age.
+    # A time in the future was written before Redis' clock went back: the age is not known.
     known = [each for each in oldest if 0 < each <= now]
     return View(int(now), tuple(depths), min(known, default=0), min(filter(None, due), default=0))

@@ -1,8 +1,8 @@
-"""Leases in a living worker's name of which it knows nothing.
+"""Finds leases of a living worker that the worker knows nothing about.
 
-A lease has no clock: it is as alive as its worker. But Redis may remember less than it has said. One that is killed
-while its disk is slow forgets its last moment, and a batch that was settled then is leased again; a failover may
-forget more. Nobody would ever give such a lease back.
+A lease lives as long as its worker. But Redis may lose writes that it has confirmed: a server that is killed while its
+disk is slow loses its last moment, and a failover may lose more. A batch that was settled in that time is leased again,
+and nobody would ever give that lease back.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from config.redis import Line
 
 logger = logging.getLogger(__name__)
 
-# Between two looks.
+# Time between two looks.
 LOOK_EVERY_S = 30.0
 
 
 class Strays:
-    """Found by two looks in a row; for one thread.
+    """The strays of one worker: leases found by two looks in a row. For one thread.
 
     Args:
-        held: the batches that the worker has asked for, has in hand, or settles.
+        held: returns the batches that the worker is claiming, has in hand, or is settling.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class Strays:
         self._suspected: frozenset[str] = frozenset()
 
     def look(self) -> int:
-        """Queue again what has been found twice, if it is time to look; how many requests that was.
+        """Queue the requests of leases that were found twice again, if it is time to look; returns how many.
 
         Raises:
-            RedisError: it is looked for again next time.
+            RedisError: the next look tries again.
         """
         now = self._clock()
         if now < self._look_at:
             return 0
         self._look_at = now + LOOK_EVERY_S
         leased = cast("set[bytes]", self._redis.smembers(self._keys.leases(self._worker_id)))
-        # Asked after Redis: what has been claimed in between is not among those.
+        # Read after Redis, so that batches claimed in between are not taken for strays.
         found = frozenset(each.decode() for each in leased) - self._held()
         strays, self._suspected = found & self._suspected, found
         return sum(map(self._return, strays))
@@ -70,7 +70,7 @@ class Strays:
             self._redis.srem(self._keys.leases(self._worker_id), batch_id)
             return 0
         model = header.decode().partition("\n")[2]
-        # Whether they have run nobody knows.
+        # It is not known whether they have run.
         returned = max(0, give_back(self._line, self._keys, self._worker_id, model, batch_id, Blame.ATTEMPT))
         if returned:
             logger.warning("Redis lost the lease of batch %s; its %d requests were queued again", batch_id, returned)

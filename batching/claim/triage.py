@@ -1,4 +1,4 @@
-"""What a claim has brought: requests to run, requests whose outcome is known without the model, and those too early."""
+"""Sorts a claim into requests to run, requests whose outcome is known without the model, and early requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from config.tiers import TIERS
 logger = logging.getLogger(__name__)
 
 _UNREADABLE_TTL_MS = 600_000
-# A name of our own: of an enumeration each look costs a call.
+# Bound here, because access to an enum member costs a call.
 _RUN = Verdict.RUN
 _BY_VERDICT: dict[Verdict, Outcome] = {
     Verdict.EXPIRED: Expired(),
@@ -24,7 +24,7 @@ _BY_VERDICT: dict[Verdict, Outcome] = {
 
 
 class Triage:
-    """Reads the messages of a claim, and tells them apart."""
+    """Decodes the messages of a claim, and sorts them."""
 
     def __init__(self, model: str, codec: Codec, retry: RetryPolicy, is_revoked: Callable[[str], bool]) -> None:
         self._model = model
@@ -33,7 +33,7 @@ class Triage:
         self._is_revoked = is_revoked
 
     def sort(self, claim: Claim) -> tuple[list[Request], list[tuple[Request, Outcome]], list[Request]]:
-        """Those to run, those whose outcome is known without the model, and those whose time is not yet come."""
+        """The requests to run, the requests with a known outcome, and those whose `eta` has not come."""
         run: list[Request] = []
         settled: list[tuple[Request, Outcome]] = []
         early: list[Request] = []
@@ -41,7 +41,7 @@ class Triage:
             try:
                 request = self._codec.decode(entry)
             except Exception as error:  # noqa: BLE001
-                # A fault of the reader's own too: it would be the same again at each claim.
+                # Also for an error of our own decoder: it would be the same at each claim.
                 unreadable = error if isinstance(error, UnreadableMessage) else UnreadableMessage(repr(error))
                 logger.error(
                     "%s: a message cannot be read and is answered as a failure: %s: %.200r",
@@ -81,7 +81,7 @@ def _given_up(request: Request) -> str:
 
 
 def _unreadable(batch_id: str, entry: Entry, error: UnreadableMessage) -> Request:
-    """A stand-in, so that the message is kept as a dead letter, and its caller, if it names one, is answered."""
+    """A stand-in request, so that the message becomes a dead letter, and its caller, if known, is answered."""
     task_id = error.task_id or f"unreadable-{batch_id}-{entry.position}"
     tier, ttl_ms = TIERS[entry.rank], _UNREADABLE_TTL_MS
     return Request(
