@@ -183,7 +183,7 @@ _SUBMIT_ROWS = (ModelKeys, TierKeys, DedupKeys, ClassRow, RunRow)
 
 
 def _submit(*thresholds: str) -> LuaScript:
-    parts = ("gcra", *thresholds, "dedup_marks", "dedup")
+    parts = ("gcra", *thresholds, "dedup_marks", "dedup", "judge")
     return LuaScript("submit", _FOLDER, parts, (FlushKeys,), (FlushArgs, RuleArgs), _SUBMIT_ROWS, (Status,))
 
 

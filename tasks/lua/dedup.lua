@@ -12,10 +12,16 @@ local SEARCHED = 512
 -- As in batching/lua/reply.lua.
 local HEARD_MS = 10000
 
--- Read the mark and the cached answer of each question of a flush; false where there is none. One command for all, as a
--- call costs more than the lookup. `names` has the prefixes of the names.
-local function read_questions(at, classes, names)
-  local marks, answers, questions, editions = {}, {}, {}, {}
+-- Read the mark and the cached answer of each question from `at` on, into `flush`; false where there is none. One
+-- command for all, as a call costs more than the lookup. Likewise into `flush`: `names`, the prefixes of the names;
+-- `lasts`, how long new marks are kept; and `lead`, which leaves one.
+local function read_questions(flush, at)
+  local prefixes = #KEYS - DedupKeys.width
+  local names = {
+    asked = KEYS[prefixes + DedupKeys.asked] .. ':', joined = KEYS[prefixes + DedupKeys.joined] .. ':',
+    cached = KEYS[prefixes + DedupKeys.cached] .. ':',
+  }
+  local marks, answers, lasts, questions, editions = {}, {}, {}, {}, {}
   local function note(question, class)
     local line = string.find(question, '\n', 1, true)
     if line then question = string.sub(question, 1, line - 1) end
@@ -29,7 +35,7 @@ local function read_questions(at, classes, names)
     questions[#questions + 1], editions[#editions + 1] = question, model.kept_in or names.cached
   end
   while at < #ARGV do
-    local class, first = classes[tonumber(ARGV[at + RunRow.number])], at + RunRow.width + 1
+    local class, first = flush.classes[tonumber(ARGV[at + RunRow.number])], at + RunRow.width + 1
     local after = first + ARGV[at + RunRow.words] * ARGV[at + RunRow.messages]
     if class.once then
       for i = first, after - 1, 2 do note(ARGV[i], class) end
@@ -48,13 +54,20 @@ local function read_questions(at, classes, names)
       marks[questions[j]], answers[questions[j]] = found[place], found[place + 1]
     end
   end
-  return marks, answers
+  flush.marks, flush.answers, flush.lasts, flush.names = marks, answers, lasts, names
+  flush.lead = function(question, class, deadline, id)
+    if class.marked ~= class.head then
+      class.marked = class.head
+      class.mark = (class.rank - 1) .. '0' .. string.sub(class.head, DEADLINE, DEADLINE + 12)
+        .. string.sub(class.head, ENQUEUED, ENQUEUED + 12)
+    end
+    marks[question], lasts[question] = class.mark .. id, deadline + GRACE_MS
+  end
 end
 
 -- Made only in a flush in which some requests are repeats, or may have been sent under a key: others must not pay for
--- these functions. `door` has the state of submit.lua: over_rate, refused, track, lead, id_of, tats, spent, names, now,
--- most_memory, prefix, channel, marks, answers, lasts (how long new marks are kept).
--- Returns the function that judges such requests, and the one to call when all have been judged.
+-- these functions. `door` is the flush of judge.lua, with over_rate, refused, track and id_of.
+-- Returns the function that judges such requests; `door.conclude` is to be called when all have been judged.
 local function recognition(door)
   local marks, answers, lasts, names = door.marks, door.answers, door.lasts, door.names
   local replies, results, unheld = {}, {}, {}
@@ -102,7 +115,7 @@ local function recognition(door)
 
   -- Finish a request whose answer is cached, as a worker would.
   local function answer(class, parts, rest, request_key)
-    local id, keep = door.id_of(rest), field(rest, TTL - door.prefix, 9)
+    local id, keep = door.id_of(door, rest), field(rest, TTL - door.prefix, 9)
     local key = 'celery-task-meta-' .. id
     local result = parts.before .. '"' .. id .. '","bunch":{"admission_ms":0,"queue_ms":0,"tier":"' .. class.once
       .. '","attempt":1,' .. parts.after
@@ -222,7 +235,7 @@ local function recognition(door)
       question, request_key, claim, fingerprint = string.match(question, '^(.-)\n(.-)\n(.-)\n(.*)$')
     end
     local rest = ARGV[i + 1]
-    local id = door.id_of(rest)
+    local id = door.id_of(door, rest)
     ARGV[i] = request_key
     local why, due = door.over_rate(class)
     if why then return why, due end
@@ -241,7 +254,7 @@ local function recognition(door)
       answer(class, parts, rest, request_key)
       why = Status.ANSWERED
     elseif part == 'join' then
-      if string.byte(rest, 1) == 49 then door.track(rest, deadline, request_key) end
+      if string.byte(rest, 1) == 49 then door.track(door, rest, deadline, request_key) end
       why = Status.JOINED
     else
       local no, later = door.refused(class, deadline, queue_limit)
@@ -251,7 +264,7 @@ local function recognition(door)
     if why then spend(class, due) end
     if part == 'lead' then
       local joined = marks[question] and is_joined(marks[question])
-      door.lead(question, class, deadline, rest)
+      door.lead(question, class, deadline, id)
       if joined then
         lasts[question] = math.max(lasts[question], redis.call('PTTL', names.joined .. question))
         marks[question] = string.sub(marks[question], 1, 1) .. '1' .. string.sub(marks[question], 3)
@@ -263,7 +276,7 @@ local function recognition(door)
     return why, due
   end
 
-  local function conclude()
+  function door.conclude()
     local heard = #replies > 0 and redis.call('PUBLISH', door.channel, '[' .. table.concat(replies, ',') .. ']') > 0
     for j = 1, #results, 3 do
       local keep = results[j + 2]
@@ -274,5 +287,5 @@ local function recognition(door)
     end
   end
 
-  return known_before, conclude
+  return known_before
 end

@@ -18,14 +18,17 @@ from tasks.script_args import SUBMIT
 from tests.fakes.door import Door, reasons
 from tests.unit.test_extending import CODE, run
 
-PLACES = {"calm_of": "local function calm_of(class, deadline, queue_limit)\n", "refusal": "    local rank, fleet_known"}
+PLACES = {
+    "calm_of": "local function calm_of(flush, class, deadline, queue_limit)\n",
+    "refusal": "    local rank, fleet_known",
+}
 
 
 @pytest.fixture
 def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's rule, in a copy of the script."""
     folder = shutil.copytree(SUBMIT.folder, tmp_path / "lua")
-    script = folder / "submit.lua"
+    script = folder / "judge.lua"
     text = script.read_text()
     for name, place in PLACES.items():
         before, anchor, after = text.partition(place)
