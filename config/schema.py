@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from config.auth import AuthSettings, listed
+from config.model_files.schemes import scheme_of
 from config.policies import DEFAULT_POLICY
 from config.tiers import Tier
 
@@ -63,9 +64,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     parameters_schema: dict[str, Any] | str | None = None
 
     @property
-    def is_url(self) -> bool:
-        """Return whether the model is a fixed HTTP API rather than a class."""
-        return self.source.startswith(("http://", "https://"))
+    def is_remote(self) -> bool:
+        """Return whether another process computes: a fixed HTTP API, rather than a class or a function."""
+        return scheme_of(self.source).remote
 
     @property
     def collapses(self) -> bool:

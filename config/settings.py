@@ -24,17 +24,17 @@ from config.checks.document import read_document
 from config.checks.foreign_names import PREFIX, made_by_kubernetes
 from config.errors import Problem, SettingsError, not_of_kind
 from config.model_files.schemas import BrokenSchema, read_schema
+from config.model_files.schemes import forms, scheme_of
 from config.schema import ModelSettings, Settings
 from config.secrets import masking
 from config.secrets.masking import MASK
-from config.secrets.secret_settings import NoSecret, base_of, header_problem, read_secret, shown_path
+from config.secrets.secret_settings import NoSecret, base_of, read_secret, shown_path
 
 __all__ = ["PREFIX", "ModelSettings", "Settings", "file_is_named", "is_loopback", "load_settings"]
 
 DEFAULT_CONFIG_FILE = "bunch.toml"
 
 _MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-_SOURCE = re.compile(r"https?://\S+|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 # Limit of a long value in a message about it.
 _SHOWN = 120
@@ -193,16 +193,11 @@ def _read_models(tables: Mapping[str, Any], folder: Path, problems: list[Problem
                 shown = masking.shown_of_unknown(value)
                 problems.append(Problem(f"{where} {key}", shown, f"unknown; {_nearest(key, _MODEL_TYPES)}"))
         source = table.get("source", "")
-        if not (isinstance(source, str) and _SOURCE.fullmatch(source)):
-            problems.append(
-                Problem(
-                    f"{where} source",
-                    masking.shown("source", source),
-                    'must be "package.module:Name" or an http(s) URL of a fixed API',
-                )
-            )
+        if not (isinstance(source, str) and scheme_of(source).pattern.fullmatch(source)):
+            problems.append(Problem(f"{where} source", masking.shown("source", source), f"must be {forms()}"))
             continue
-        _read_headers(where, values, folder, problems)
+        if "options" in values:
+            values["options"] = scheme_of(source).read_options(where, values["options"], folder, problems)
         _read_schemas(where, values, folder, problems)
         model = ModelSettings(name=name, **values)
         try:
@@ -223,25 +218,6 @@ def _read_schemas(where: str, values: dict[str, Any], folder: Path, problems: li
             values[key] = read_schema(declared, folder)
         except BrokenSchema as error:
             problems.append(Problem(f"{where} {key}", _shortened(declared), f"must be a JSON Schema; {error}"))
-
-
-def _read_headers(where: str, values: dict[str, Any], folder: Path, problems: list[Problem]) -> None:
-    """Read `options.headers` of a URL source: relative files are looked up from the folder of `bunch.toml`."""
-    options: dict[str, Any] = values.get("options", {})
-    headers = options.get("headers")
-    if headers is None or not values["source"].startswith(("http://", "https://")):
-        return
-    if not isinstance(headers, dict):
-        problems.append(Problem(f"{where} options.headers", MASK, "must be a table of header names and values"))
-        return
-    found = {name: header_problem(value) for name, value in headers.items()}
-    problems += [Problem(f"{where} options.headers.{name}", MASK, fix) for name, fix in found.items() if fix]
-    absolute = {
-        name: {"file": str(folder.resolve() / value["file"])} if isinstance(value, dict) and "file" in value else value
-        for name, value in headers.items()
-        if not found[name]
-    }
-    values["options"] = {**options, "headers": absolute}
 
 
 def _shortened(value: object) -> object:

@@ -23,6 +23,7 @@ from typing import Any
 import gevent
 import msgspec
 
+from config.model_files.schemes import resolve, scheme_of
 from config.secrets.secret_settings import header_values
 from config.settings import ModelSettings, Settings
 from tasks.client.client import Client
@@ -160,7 +161,11 @@ class FallbackModels:
 
     def __init__(self, settings: Settings) -> None:
         limit = settings.max_output_bytes
-        self._models = {name: FallbackModel(model, limit) for name, model in settings.models.items() if model.direct}
+        self._models: dict[str, FallbackModel] = {
+            name: resolve(scheme_of(model.source).direct)(model, limit)
+            for name, model in settings.models.items()
+            if model.direct
+        }
 
     def waiting(self, client: Client, submission: Submission) -> Callable[[Pending], Reply]:
         """Make the function that waits for the answer to a submitted request."""

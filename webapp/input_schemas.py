@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config.model_files.schemas import compile_schema, where
-from config.model_files.sources import is_plain_function
+from config.model_files.schemes import scheme_of
 from config.schema import ModelSettings
 from config.settings import Settings
 from tasks.errors import InvalidInput
@@ -93,7 +93,7 @@ def declared_by(settings: Settings) -> dict[str, InputSchemas]:
     path = [*folder, *sys.path]
     declared: dict[str, InputSchemas] = {}
     for name, model in settings.models.items():
-        if model.input_schema is None and not model.is_url and is_plain_function(model.source, path):
+        if model.input_schema is None and scheme_of(model.source).takes_strings(model.source, path):
             declared[name] = Strings(model)
         elif model.input_schema is not None or model.parameters_schema is not None:
             declared[name] = InputSchemas(model)

@@ -272,7 +272,7 @@ class WorkerRunner:
         return [
             line
             for model in self._settings.models.values()
-            if not model.is_url
+            if not model.is_remote
             for line in sharing({each.name: each.placement for of, each in self._executors if of is model})
         ]
 
@@ -358,7 +358,7 @@ class WorkerRunner:
                 self._breakers[model.name].state.value,
                 loop.state.safe_size,
                 *_speed(loop.state.pace, loop.state.safe_size or model.max_batch_size),
-                device="" if model.is_url else str(executor.placement),
+                device="" if model.is_remote else str(executor.placement),
                 in_flight=loop.in_hand,
             )
             for (model, executor), loop in zip(self._executors, self._loops, strict=True)

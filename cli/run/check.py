@@ -24,7 +24,7 @@ from config.process.devices import place, this_machine
 from config.secrets import masking
 from config.secrets.masking import masked_url
 from config.settings import ModelSettings, Settings
-from workers.models import load_model
+from workers.models import loader_of
 
 
 @click.command()
@@ -64,7 +64,7 @@ def check(config_file: Path | None, as_json: bool) -> None:
         server = masked_url(settings.redis_url) if settings.redis_url else "an embedded Valkey"
         models, http = ", ".join(settings.models), f"{settings.http_host}:{settings.http_port}"
         click.echo(f"✓ {server}; models: {models}; HTTP on {http}")
-        if any(model.device == "auto" and not model.is_url for model in settings.models.values()):
+        if any(model.device == "auto" and not model.is_remote for model in settings.models.values()):
             machine = this_machine()
             click.echo(f'✓ device = "auto" is {machine.auto} here: {machine.why or ", ".join(machine.gpus)}')
     if problems:
@@ -76,7 +76,7 @@ def _devices(settings: Settings) -> dict[str, list[str]]:
     return {
         name: [str(place(model.device, instance, this_machine())) for instance in range(model.instances)]
         for name, model in settings.models.items()
-        if not model.is_url
+        if not model.is_remote
     }
 
 
@@ -187,8 +187,9 @@ def _try(answer: Connection, model: ModelSettings, path: list[str]) -> None:
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)
     try:
+        load = loader_of(model)
         make_way(path, model.source)
-        load_model(model)
+        load(model)
     except BaseException as raised:  # noqa: BLE001 - a model's module may raise anything
         error = f"{type(raised).__name__}: {raised}"
     answer.send_bytes(error.encode(errors="backslashreplace"))

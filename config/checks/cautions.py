@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
-from config.auth import is_loopback
 from config.errors import Problem
+from config.model_files.schemes import scheme_of
 from config.schema import ModelSettings, Settings
 
 # Estimated from the text's own characters: 32 random hexadecimal digits have about 120 bits, eight digits written twice
 # 48.
 _MIN_BITS = 50.0
 _GUESSED_FIRST = ("password", "passwort", "secret", "changeme", "change-me", "letmein", "qwerty", "example", "admin")
-_CREDENTIAL = re.compile(r"authorization|cookie|api[-_]?key|token|secret|password", re.IGNORECASE)
 
 
 def cautions(settings: Settings) -> Iterator[Problem]:
@@ -44,22 +41,6 @@ def is_weak(secret: str) -> bool:
 
 
 def _of_model(model: ModelSettings) -> Iterator[Problem]:
+    # A class may have its address among its options.
     address = str(model.options.get("url", model.source))
-    if not address.startswith(("http://", "https://")):
-        return
-    url = urlsplit(address)
-    headers = model.options.get("headers", {})
-    named = [*headers, url.query] if isinstance(headers, dict) else [url.query]
-    has_credential = bool(url.username or url.password) or any(_CREDENTIAL.search(each) for each in named)
-    if has_credential and url.scheme == "http" and not is_loopback(url.hostname or ""):
-        yield Problem(
-            f"[models.{model.name}] source",
-            f"http://{url.hostname}",
-            "its credential is sent unencrypted; use https://",
-        )
-    if model.options.get("verify", True) is False:
-        yield Problem(
-            f"[models.{model.name}] options",
-            "verify = false",
-            "anyone on the network path can read and change everything, the credential too; remove verify",
-        )
+    yield from scheme_of(address).cautions(f"[models.{model.name}]", address, model.options)

@@ -12,6 +12,7 @@ from config import auth
 from config.auth import is_loopback
 from config.checks.foreign_names import PREFIX
 from config.errors import Problem
+from config.model_files.schemes import forms, scheme_of
 from config.policies import POLICIES
 from config.redis_url import problem_of
 from config.schema import ModelSettings, Settings
@@ -90,12 +91,13 @@ def _model_out_of_order(model: ModelSettings, settings: Settings) -> list[Proble
     found: list[Problem] = []
     if model.policy not in POLICIES:
         found.append(Problem(f"[models.{model.name}] policy", model.policy, f"must be one of {', '.join(POLICIES)}"))
-    if model.direct and not model.is_url:
+    if model.direct and not scheme_of(model.source).direct:
         found.append(
             Problem(
                 f"[models.{model.name}] direct",
                 model.direct,
-                "needs an http(s) URL as the source: only that can be called without a worker; remove it",
+                f"needs {forms(lambda scheme: scheme.direct)} as the source: only that can be called without a worker; "
+                "remove it",
             )
         )
     if model.group_by_cost and not model.max_batch_cost:

@@ -18,6 +18,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from config.environ import ROOT, keep_import_folders
+from config.model_files.schemes import scheme_of
 from config.model_files.sources import find_module
 
 _FACE = "bunch"
@@ -35,7 +36,7 @@ def make_way(path: Sequence[str], source: str) -> None:
     sys.path[:] = path
     keep_import_folders(path)
     theirs = [each for each in path if not _is_root(each)]
-    if _is_shipped(source.partition(":")[0], theirs):
+    if scheme_of(source).remote or _is_shipped(source.partition(":")[0], theirs):
         return
     for name in _our_packages():
         spec = PathFinder.find_spec(name, theirs)
@@ -44,10 +45,8 @@ def make_way(path: Sequence[str], source: str) -> None:
 
 
 def _is_shipped(module: str, theirs: Sequence[str]) -> bool:
-    """Return whether `module` is one of this checkout (or an address) and not one of the author's."""
-    return module.startswith("http") or (
-        find_module(module, theirs) is None and find_module(module, [str(ROOT)]) is not None
-    )
+    """Return whether `module` is one of this checkout, and not one of the author's."""
+    return find_module(module, theirs) is None and find_module(module, [str(ROOT)]) is not None
 
 
 def _our_packages() -> list[str]:

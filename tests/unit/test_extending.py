@@ -15,6 +15,7 @@ from batching.policy_settings import make_policy
 from batching.simulator import Affine, Poisson, Scenario, simulate
 from bunch import InputRejected
 from config.errors import SettingsError
+from config.model_files.schemes import SCHEMES
 from config.policies import POLICIES
 from config.settings import ModelSettings, Settings, load_settings
 from tasks.observability import metrics
@@ -23,7 +24,7 @@ from webapp.app import create_app, make_services
 from webapp.identity.base import Access
 from webapp.routes import ROUTES
 from webapp.routing import Route
-from workers.models import load_model
+from workers.models import LoadError, load_model
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 CODE = dict(re.findall(r"^```(?:python|lua) (\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
@@ -114,6 +115,46 @@ def test_a_model_source_is_a_class_with_two_methods(tmp_path: Path, monkeypatch:
     assert isinstance(bad, InputRejected)
 
 
+@pytest.fixture
+def _lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The page's scheme, with its loader in a module beside ours."""
+    (tmp_path / "lines.py").write_text(CODE["loader"])
+    monkeypatch.syspath_prepend(tmp_path)
+    before = dict(SCHEMES)
+    run("scheme")
+    yield
+    SCHEMES.clear()
+    SCHEMES.update(before)
+    sys.modules.pop("lines", None)
+
+
+def configured(tmp_path: Path, source: str, more: str = "") -> ModelSettings:
+    path = tmp_path / "bunch.toml"
+    path.write_text(f'[models.m]\nsource = "{source}"\n{more}')
+    return load_settings({}, str(path)).models["m"]
+
+
+@pytest.mark.usefixtures("_lines")
+def test_a_scheme_that_is_registered_from_outside_is_a_source(tmp_path: Path) -> None:
+    (tmp_path / "known.txt").write_text("a\nb\n")
+    settings = configured(tmp_path, f"lines://{tmp_path}/known.txt", 'options = { headers = "an API\'s alone" }\n')
+    assert not settings.is_remote
+    model = load_model(settings)
+    model.load("cpu")
+    assert model.predict(["a", "c"], [{}, {}]) == [True, False]
+    with pytest.raises(LoadError, match="is no file"):
+        load_model(configured(tmp_path, "lines://nowhere"))
+    with pytest.raises(SettingsError, match="or lines:// and the path of a text file"):
+        configured(tmp_path, "other://known.txt")
+    with pytest.raises(SettingsError, match=r"\[models.m\] direct"):
+        configured(tmp_path, "lines://known.txt", "direct = true\n")
+
+
+def test_a_scheme_that_is_not_registered_is_no_source(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r'must be "package.module:Name" or an http\(s\) URL of a fixed API$'):
+        configured(tmp_path, "lines://known.txt")
+
+
 def test_a_metric_is_one_declaration() -> None:
     counter = run("metric")["NAPS"]
     try:
@@ -128,7 +169,9 @@ def test_every_file_that_a_recipe_names_exists() -> None:
         assert (root / name).exists() or "<" in name, name
 
 
-@pytest.mark.parametrize(("heading", "most"), [("A policy", 3), ("An endpoint", 3), ("An admission rule", 4)])
+@pytest.mark.parametrize(
+    ("heading", "most"), [("A policy", 3), ("An endpoint", 3), ("A model source", 2), ("An admission rule", 4)]
+)
 def test_a_recipe_touches_few_files(heading: str, most: int) -> None:
     recipe = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     assert 0 < len(re.findall(r"^\d\. ", recipe, re.MULTILINE)) <= most

@@ -30,7 +30,7 @@ from workers.executor.faults.exception_text import format_traceback
 from workers.executor.forked import end_if_forked, keep_apart
 from workers.executor.ipc import FrameReader, NotReady, Passing, Ready, Start, ToChild, encode
 from workers.executor.stdout import make_stdout_tell
-from workers.models import LoadError, load_model
+from workers.models import LoadError, loader_of
 from workers.models.function import FunctionModel
 
 logger = logging.getLogger(__name__)
@@ -109,8 +109,9 @@ def _decoded_ahead(reader: FrameReader, computer: BatchComputer) -> Iterator[Bat
 
 def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str]:
     limit_memory(start.model.max_memory_bytes)
+    load = loader_of(start.model)
     make_way([os.fsdecode(each) for each in start.path], start.model.source)
-    model: Any = load_model(start.model)
+    model: Any = load(start.model)
     model.load(start.model.device)
     warmup = getattr(model, "warmup", None)
     if callable(warmup):
@@ -123,8 +124,8 @@ def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str
         on_pass,
         _budget(start, model),
         collapse=start.model.collapses,
-        watched=not start.model.is_url,
-        continue_trace=model.continue_trace if start.model.is_url else None,
+        watched=not start.model.is_remote,
+        continue_trace=getattr(model, "continue_trace", None) if start.model.is_remote else None,
         max_output_bytes=start.max_output_bytes,
     )
     return computer, version if isinstance(version, str) else ""

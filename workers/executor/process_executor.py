@@ -157,8 +157,8 @@ class ProcessExecutor:
             ExecutorGone: as the port says.
         """
         may_end = self._patience.grants(time.monotonic())
-        # Only a model that asks somebody else goes on with a trace.
-        traced = work.traceparents if self._model.is_url else []
+        # Only a remote model continues a trace.
+        traced = work.traceparents if self._model.is_remote else []
         frame = encode(structs.replace(work, traceparents=traced, may_end=may_end))
         with self._sending:
             child = self._child

@@ -11,15 +11,14 @@ What a model's author imports stands in `bunch`. Exceptions that concern models,
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from typing import Any
 
 from bunch import InputRejected, InvalidInput, Model, Output, TransientError
+from config.model_files.schemes import resolve, scheme_of
 from config.secrets import masking
 from config.secrets.masking import names_of
 from config.settings import ModelSettings
-from workers.models.function import FunctionModel
-from workers.models.interface import what_is_wrong, what_is_wrong_with_function
 
 __all__ = [
     "InputRejected",
@@ -29,11 +28,12 @@ __all__ = [
     "Output",
     "TransientError",
     "UpstreamError",
+    "construct",
     "effective_version",
     "load_model",
+    "loader_of",
 ]
 
-MAX_FUNCTION_BATCH = 100
 _DEFAULT_VERSION = "1"
 
 
@@ -52,46 +52,19 @@ class LoadError(Exception):
     """`source` or `options` of a model cannot be used as they are."""
 
 
-def load_model(settings: ModelSettings) -> Model:
-    """Find and construct the model; `load` and `warmup` are the caller's to call.
+def loader_of(settings: ModelSettings) -> Callable[[ModelSettings], Model]:
+    """The function that makes the model, by the scheme of its source. It is imported now: before the author's modules.
 
-    Raises:
-        LoadError: the source leads nowhere, to something that is no model, or does not go with the other
-        settings.
+    It raises `LoadError` where the source leads nowhere, to something that is no model, or does not go with the other
+    settings; `load` and `warmup` are the caller's to call.
     """
-    source = settings.source
-    if settings.is_url:
-        from workers.models.http import HttpModel
-
-        defaults = {"url": source, "timeout_ms": settings.timeout_ms}
-        api: Model = _construct(HttpModel, source, defaults | settings.options)
-        return api
-    found = _find(source)
-    if isinstance(found, type):
-        missing = [name for name in ("load", "predict") if not callable(getattr(found, name, None))]
-        if missing:
-            raise LoadError(f"{source} is a class without {' and '.join(missing)}(); see the model interface")
-        model: Model = _construct(found, source, settings.options)
-        _require(source, what_is_wrong(model))
-        return model
-    if not callable(found):
-        raise LoadError(f"{source} is a {type(found).__name__}; it must be a class or a function")
-    if settings.options:
-        raise LoadError(
-            f"{source} is a function, which takes no options; make it a class, or remove {names_of(settings.options)}"
-        )
-    if settings.max_batch_size > MAX_FUNCTION_BATCH:
-        raise LoadError(
-            f"{source} is a function, which takes 1 to {MAX_FUNCTION_BATCH} strings; "
-            f"max_batch_size is {settings.max_batch_size}, set it to {MAX_FUNCTION_BATCH} or less"
-        )
-    _require(source, what_is_wrong_with_function(found))
-    return FunctionModel(found)
+    load: Callable[[ModelSettings], Model] = resolve(scheme_of(settings.source).loader)
+    return load
 
 
-def _require(source: str, wrong: str | None) -> None:
-    if wrong:
-        raise LoadError(f"{source}: {wrong}")
+def load_model(settings: ModelSettings) -> Model:
+    """Find and construct the model, as `loader_of` has it."""
+    return loader_of(settings)(settings)
 
 
 def effective_version(settings: ModelSettings, own: str) -> str:
@@ -99,24 +72,8 @@ def effective_version(settings: ModelSettings, own: str) -> str:
     return own if own and settings.version == _DEFAULT_VERSION else settings.version
 
 
-def _find(source: str) -> Any:
-    module_name, _, attribute = source.partition(":")
-    if not attribute:
-        raise LoadError(f'{source!r} must be "package.module:Name" or an http(s) URL')
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # Missing may also be something that the module itself imports: then its own traceback says more.
-        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise LoadError(f"no module {error.name!r} for {source!r}; check PYTHONPATH") from None
-        raise
-    try:
-        return getattr(module, attribute)
-    except AttributeError:
-        raise LoadError(f"module {module_name!r} has no {attribute!r}") from None
-
-
-def _construct(kind: type[Any], source: str, options: dict[str, Any]) -> Any:
+def construct(kind: type[Any], source: str, options: dict[str, Any]) -> Any:
+    """An object of the class, made with the `options` of bunch.toml. Raises LoadError: it does not take them."""
     try:
         return kind(**options)
     except TypeError as error:

@@ -17,8 +17,9 @@ import httpx
 import msgspec
 
 from config.secrets.secret_settings import NoSecret, header_values
+from config.settings import ModelSettings
 from tasks.protocol.disclosure import without_secrets
-from workers.models import LoadError, TransientError, UpstreamError
+from workers.models import LoadError, Model, TransientError, UpstreamError, construct
 
 MAX_EXCERPT = 300
 # Cut to the excerpt afterwards: of half a secret nobody would know that it is one.
@@ -36,6 +37,13 @@ class ApiError(UpstreamError):
 
 class ApiUnavailable(ApiError, TransientError):
     """The API did not answer, or not now."""
+
+
+def load(settings: ModelSettings) -> Model:
+    """The API at the source. Raises LoadError: its options are wrong."""
+    defaults = {"url": settings.source, "timeout_ms": settings.timeout_ms}
+    model: Model = construct(HttpModel, settings.source, defaults | settings.options)
+    return model
 
 
 class _Answer(msgspec.Struct):

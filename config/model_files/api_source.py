@@ -1,0 +1,50 @@
+"""A fixed HTTP API as a model's source: its options, checked before anything is sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from config.auth import is_loopback
+from config.errors import Problem
+from config.secrets.masking import MASK
+from config.secrets.secret_settings import header_problem
+
+_CREDENTIAL = re.compile(r"authorization|cookie|api[-_]?key|token|secret|password", re.IGNORECASE)
+
+
+def read_options(where: str, options: dict[str, Any], folder: Path, problems: list[Problem]) -> dict[str, Any]:
+    """Read `options.headers`: relative files are looked up from the folder of `bunch.toml`."""
+    headers = options.get("headers")
+    if headers is None:
+        return options
+    if not isinstance(headers, dict):
+        problems.append(Problem(f"{where} options.headers", MASK, "must be a table of header names and values"))
+        return options
+    found = {name: header_problem(value) for name, value in headers.items()}
+    problems += [Problem(f"{where} options.headers.{name}", MASK, fix) for name, fix in found.items() if fix]
+    absolute = {
+        name: {"file": str(folder.resolve() / value["file"])} if isinstance(value, dict) and "file" in value else value
+        for name, value in headers.items()
+        if not found[name]
+    }
+    return {**options, "headers": absolute}
+
+
+def cautions(where: str, address: str, options: Mapping[str, Any]) -> Iterator[Problem]:
+    """The warnings about an API at `address`, each with its remedy. No secret is shown."""
+    url = urlsplit(address)
+    headers = options.get("headers", {})
+    named = [*headers, url.query] if isinstance(headers, dict) else [url.query]
+    has_credential = bool(url.username or url.password) or any(_CREDENTIAL.search(each) for each in named)
+    if has_credential and url.scheme == "http" and not is_loopback(url.hostname or ""):
+        yield Problem(f"{where} source", f"http://{url.hostname}", "its credential is sent unencrypted; use https://")
+    if options.get("verify", True) is False:
+        yield Problem(
+            f"{where} options",
+            "verify = false",
+            "anyone on the network path can read and change everything, the credential too; remove verify",
+        )
