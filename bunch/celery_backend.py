@@ -6,7 +6,7 @@ Results are written and read exactly as in `celery.backends.redis`, so both kind
 Only waiting differs:
 
     celery.backends.redis                                  here
-    each message wakes every waiting greenlet                it wakes those that wait for this result
+    each message wakes every waiting greenlet              it wakes those that wait for this result
     after 20 failed attempts to reconnect waiting ends     Redis may be away for any time; a `timeout` still holds
     a lost message is never noticed                        the stored keys are read again, the last time at the timeout
     a SUBSCRIBE for each task that is sent                 for each result that is waited for

@@ -118,7 +118,7 @@ def test_a_dying_worker_is_seen(look: Callable[..., Any], stack: Stack, tmp_path
         victim = stack.pids("worker")[0]
         os.kill(victim, signal.SIGSTOP)
         try:
-            seen.wait_for("document.querySelector('#findings').textContent.includes('1 of 2 workers')")
+            seen.wait_for("document.querySelector('#findings').textContent.includes('1 of the 2 workers')")
             seen.wait_for("document.querySelector('[data-tile=Workers] dd').textContent.startsWith('1 ')")
             assert serious(seen.page) == []
             picture(seen.page, "ops-worker-dies-desktop-light", tmp_path, history_s=5)
