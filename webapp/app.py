@@ -27,7 +27,6 @@ from werkzeug.exceptions import HTTPException, NotFound
 
 from config.redis import connect
 from config.settings import Settings, load_settings
-from config.tiers import Tier
 from tasks.accounts.ledger import LedgerBuffer, LedgerStream
 from tasks.client.client import Client
 from tasks.client.client_limit import ClientLimit
@@ -253,9 +252,9 @@ def make_services(settings: Settings, redis: Redis | None = None, routes: Sequen
     record = DoorRecord(batch_log) if settings.explain == "on" else None
     told = [each.answered for each in (ledger, record) if each is not None]
 
-    def answered(out: Outgoing, tier: Tier) -> None:
+    def answered(out: Outgoing) -> None:
         for each in told:
-            each(out, tier)
+            each(out)
 
     client = Client(settings, redis, on_answered=answered)
     return Services(

@@ -79,6 +79,6 @@ def _error(byte: int, detail: bytes, out: Outgoing) -> Refused | IdempotencyConf
         return IdempotencyConflict("this Idempotency-Key was used for a different request; use a new one")
     retry_ms, remaining, whole_ms = (int(part) for part in detail.split(b";"))
     quota = out.quota
-    message = status.text.format(model=out.model, rpm=quota.rpm if quota else 0)
+    message = status.text.format(model=out.submission.model, rpm=quota.rpm if quota else 0)
     limits = (quota.rpm, quota.burst, remaining, whole_ms / 1000) if quota else None
     return status.error(message, retry_ms / 1000, status.reason, limits)

@@ -53,7 +53,7 @@ class Client:
         settings: Settings,
         redis: Redis,
         shard: Shard | None = None,
-        on_answered: Callable[[Outgoing, Tier], None] = lambda out, tier: None,
+        on_answered: Callable[[Outgoing], None] = lambda out: None,
     ) -> None:
         self._settings = settings
         self._on_answered = on_answered
@@ -75,7 +75,6 @@ class Client:
         self._canceller = Canceller(redis, self._keys)
         self._charge = redis.register_script(CHARGE.text)
         self._queues = {(name, tier): self._keys.queue(name, tier) for name in settings.models for tier in Tier}
-        self._tiers = {queue: tier for (_, tier), queue in self._queues.items()}
         self._quotas = Quotas(settings)
         self._recogniser = Deduplicator(settings, self._keys)
         self._sync_result_ttl_ms = min(settings.sync_result_ttl_ms, settings.result_ttl_ms)
@@ -101,22 +100,15 @@ class Client:
         timeout_ms = max(1, int(submission.timeout_s * 1000))
         out = Outgoing(
             task_id,
-            model,
+            submission,
             self._queues[model, tier],
-            submission.input,
-            submission.parameters,
             timeout_ms,
             min(self._queue_timeouts[tier], timeout_ms),
             self._sync_result_ttl_ms if submission.waits and not key else self._settings.result_ttl_ms,
             not submission.waits or bool(request_id or key),
             self._keys.request(_scoped(request_id, owner)) if request_id else "",
             self._quotas.of(caller),
-            owner,
-            request_id,
-            submission.traceparent,
             once,
-            submission.tracestate,
-            submission.client_id,
         )
         rest = self._writer.rest(out, time.time())
         # Only once nothing can fail any more, since after a failure nobody would forget it.
@@ -210,8 +202,8 @@ class Client:
         return known.decode() if known else request_id
 
     def _answered(self, out: Outgoing) -> None:
-        CACHE_HITS.labels(out.model).inc()
-        self._on_answered(out, self._tiers[out.queue])
+        CACHE_HITS.labels(out.submission.model).inc()
+        self._on_answered(out)
 
     def _take_back(self, task_ids: Sequence[str]) -> bool:
         longest_ms = self._settings.request_timeout_ms

@@ -151,7 +151,7 @@ class Outbox:
             number = classes.get(kind)
             if number is None:
                 number = classes[kind] = len(classes) + 1
-                model = models.setdefault(out.model, len(models) + 1)
+                model = models.setdefault(out.submission.model, len(models) + 1)
                 about += self._rules.of_class(out, model, quotas)
             # Neighbours' common fields are sent once, as a `RunRow`: a word more for each costs Redis as much as it
             # costs us.

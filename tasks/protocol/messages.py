@@ -24,7 +24,7 @@ from batching.request import Request
 from config.keys import REPLY_PREFIX, TASK_NAME
 from config.tiers import TIERS
 from tasks.client.dedup import DedupIdentity, read_mark
-from tasks.client.submission import NO_PARAMETERS
+from tasks.client.submission import NO_PARAMETERS, Submission
 from tasks.protocol.caller import valid_client_id
 from tasks.protocol.compression import decompress
 from tasks.protocol.kombu_types import marked
@@ -38,28 +38,18 @@ _decode = msgspec.json.decode
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """One request on its way to a queue.
-
-    `input` and `parameters` are JSON bytes. Times are milliseconds from now, since only Redis' clock counts.
-    """
+    """One request on its way to a queue. Times are milliseconds from now, since only Redis' clock counts."""
 
     task_id: str
-    model: str
+    submission: Submission
     queue: str
-    input: bytes
-    parameters: bytes
     deadline_ms: int
     queue_limit_ms: int
     result_ttl_ms: int
     tracked: bool = True
     request_key: str = ""
     quota: Quota | None = None
-    owner: str = ""
-    request_id: str = ""
-    traceparent: str = ""
     once: DedupIdentity | None = None
-    tracestate: str = ""
-    client_id: str = ""
 
 
 class MessageWriter:
@@ -75,30 +65,31 @@ class MessageWriter:
 
         The optional fields of protocol 2 are left out: two hundred bytes that would be written to disk twice.
         """
-        task_id = out.task_id
+        task_id, asked = out.task_id, out.submission
+        owner = asked.caller.owner
         tag = NO_KEY if out.quota is None else out.quota.tag
         body = (
-            f'[[{out.input.decode()}],{{"parameters":{out.parameters.decode()}}},'
+            f'[[{asked.input.decode()}],{{"parameters":{asked.parameters.decode()}}},'
             '{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
         )
         # Rounded up to whole seconds: Bunch uses the fast header, this one is for other Celery workers.
         # The worker needs the owner for the ledger only.
-        owned = f'"bunch_owner":{_encode(out.owner).decode()},' if out.owner else ""
+        owned = f'"bunch_owner":{_encode(owner).decode()},' if owner else ""
         # The fields that scripts and workers must find again are at a fixed place.
         mark = out.once.mark if out.once is not None else ""
         once = f'"bunch_once":"{mark}",' if mark else ""
         if self._seal is not None:
-            seal = self._seal.sign(task_id, out.owner, mark, self._channel, out.parameters, out.input)
+            seal = self._seal.sign(task_id, owner, mark, self._channel, asked.parameters, asked.input)
             owned += f'"bunch_seal":"{seal}",'
         expires = _iso_second(int(now_epoch_s + out.deadline_ms / 1000) + 1)
         # Both were validated when they were taken from the caller: nothing in them needs escaping.
-        more = f',"traceparent":"{out.traceparent}"' if out.traceparent else ""
-        if out.client_id:
-            more += f',"bunch_client":{_encode(out.client_id).decode()}'
-        if out.tracestate:
-            more += f',"tracestate":{_encode(out.tracestate).decode()}'
-        if out.request_id:
-            more += f',"request_id":"{out.request_id}"'
+        more = f',"traceparent":"{asked.traceparent}"' if asked.traceparent else ""
+        if asked.client_id:
+            more += f',"bunch_client":{_encode(asked.client_id).decode()}'
+        if asked.tracestate:
+            more += f',"tracestate":{_encode(asked.tracestate).decode()}'
+        if asked.request_id:
+            more += f',"request_id":"{asked.request_id}"'
         return (
             f'{out.tracked:d};{out.result_ttl_ms:09d};{tag};{task_id}",{once}{owned}"lang":"py","task":"{TASK_NAME}",'
             f'"id":"{task_id}","root_id":"{task_id}","parent_id":null,"group":null,"expires":"{expires}",'

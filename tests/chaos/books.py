@@ -19,7 +19,8 @@ from config.tiers import Tier
 from tasks.client.admission_args import AdmissionArgs
 from tasks.client.outbox import Outbox, Posted
 from tasks.client.router import Pending
-from tasks.client.submission import NO_PARAMETERS
+from tasks.client.submission import Submission
+from tasks.protocol.caller import ANYBODY
 from tasks.protocol.messages import MessageWriter, Outgoing
 
 KEYS = Shard()
@@ -91,9 +92,8 @@ class Ledger:
         queue, nobody = KEYS.queue(self._model, tier), cast("Pending", None)
         posted = []
         for number in numbers:
-            out = Outgoing(
-                f"task-{number}", self._model, queue, b"%d" % number, NO_PARAMETERS, LONG_MS, LONG_MS, LONG_MS
-            )
+            submission = Submission(self._model, ANYBODY[tier], b"%d" % number, LONG_MS / 1000)
+            out = Outgoing(f"task-{number}", submission, queue, LONG_MS, LONG_MS, LONG_MS)
             posted.append(Posted(out, self._writer.rest(out, time.time()), nobody, receipt=False))
         assert self._outbox._flush(posted) == b"0" * len(posted)
         self.sent.update(each.out.task_id for each in posted)

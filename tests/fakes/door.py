@@ -17,8 +17,9 @@ from tasks.client.admission_args import AdmissionArgs
 from tasks.client.admission_codes import refusals
 from tasks.client.outbox import Outbox, Posted
 from tasks.client.router import Pending
-from tasks.client.submission import NO_PARAMETERS
+from tasks.client.submission import Submission
 from tasks.errors import Refused
+from tasks.protocol.caller import ANYBODY
 from tasks.protocol.messages import MessageWriter, Outgoing
 from tasks.protocol.quota import Quota
 
@@ -56,9 +57,9 @@ class Door:
     def request(self, tier: Tier, quota: Quota | None = None, timeout_ms: int = 10_000) -> Outgoing:
         task_id = f"{self.name}-{next(_numbers)}"
         limit_ms = min(timeout_ms, self._settings.queue_timeout_of(tier))
-        return Outgoing(
-            task_id, MODEL, KEYS.queue(MODEL, tier), b"1", NO_PARAMETERS, timeout_ms, limit_ms, 60_000, False, "", quota
-        )
+        submission = Submission(MODEL, ANYBODY[tier], b"1", timeout_ms / 1000)
+        queue = KEYS.queue(MODEL, tier)
+        return Outgoing(task_id, submission, queue, timeout_ms, limit_ms, 60_000, tracked=False, quota=quota)
 
     def flush(self, batch: Sequence[Outgoing]) -> list[Refused | None]:
         now = time.time() + self._skew_s

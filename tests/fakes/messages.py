@@ -12,7 +12,8 @@ from batching.claim.store import Entry, Verdict
 from batching.fast_header import HEAD
 from config.keys import TASK_NAME, Shard
 from config.tiers import Tier
-from tasks.client.submission import NO_PARAMETERS
+from tasks.client.submission import NO_PARAMETERS, Submission
+from tasks.protocol.caller import ANYBODY
 from tasks.protocol.messages import MessageWriter, Outgoing
 from tests.fakes.store import epoch_ms
 
@@ -34,10 +35,9 @@ def our_message(
 ) -> bytes:
     """What `submit.lua` queues for a frontend."""
     now = epoch_ms()
-    out = Outgoing(
-        task_id, model, Shard().queue(model, tier), input, parameters,
-        deadline_in_ms, limit_in_ms, result_ttl_ms, tracked,
-    )  # fmt: skip
+    submission = Submission(model, ANYBODY[tier], input, deadline_in_ms / 1000, parameters)
+    queue = Shard().queue(model, tier)
+    out = Outgoing(task_id, submission, queue, deadline_in_ms, limit_in_ms, result_ttl_ms, tracked)
     head = f"{now + deadline_in_ms:013d};{now + limit_in_ms:013d};{now:013d};{attempt:02d};{lost};"
     return HEAD + head.encode() + MessageWriter(reply_to).rest(out, now / 1000)
 

@@ -22,8 +22,8 @@ def call(request_id: str = "") -> HttpRequest:
     return HttpRequest({"HTTP_X_REQUEST_ID": request_id} if request_id else {})
 
 
-def asked(tier: Tier = Tier.PAID) -> Submission:
-    return Submission("m", ANYBODY[tier], b"1", 1.0)
+def asked(tier: Tier = Tier.PAID, request_id: str = "") -> Submission:
+    return Submission("m", ANYBODY[tier], b"1", 1.0, request_id=request_id)
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def test_a_refusal_is_explained_by_either_id(redis: Redis, door: DoorRecord) -> 
 
 
 def test_an_answer_from_the_cache_is_explained(redis: Redis, door: DoorRecord) -> None:
-    out = Outgoing(new_id(), "m", "bunch.m.paid", b"1", b"{}", 1, 1, 1, request_id="case-10")
-    door.answered(out, Tier.PAID)
+    out = Outgoing(new_id(), asked(request_id="case-10"), "bunch.m.paid", 1, 1, 1)
+    door.answered(out)
     door.flush()
     about = explain(redis, ["m"], "case-10")
     assert about is not None

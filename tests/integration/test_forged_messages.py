@@ -15,7 +15,10 @@ from batching.fast_header import HEAD
 from config.keys import RESULT_PREFIX, Shard
 from config.secrets.message_keys import message_keys
 from config.settings import Settings
+from config.tiers import Tier
 from tasks.client.dedup import DedupIdentity
+from tasks.client.submission import Submission
+from tasks.protocol.caller import Caller
 from tasks.protocol.messages import MessageWriter, Outgoing
 from tasks.protocol.seal import Seal
 from tests.fakes.messages import celery_message
@@ -69,16 +72,14 @@ def client(valkey: PrivateValkey) -> Iterator[Celery]:
 def from_frontend(task_id: str, question: str = "", *, secret: str = SECRET, value: str = "hers") -> bytes:
     """A request of alice's, as `submit.lua` queues it."""
     seal = Seal(message_keys(Settings(models={}, message_secret=secret))) if secret else None
+    submission = Submission("echo", Caller("", "alice", Tier.PAID), json.dumps(value).encode(), 60.0)
     out = Outgoing(
         task_id,
-        "echo",
+        submission,
         QUEUE,
-        json.dumps(value).encode(),
-        b"{}",
         60_000,
         60_000,
         60_000,
-        owner="alice",
         once=DedupIdentity(question=question, keep_ms=60_000) if question else None,
     )
     now = epoch_ms()

@@ -10,9 +10,10 @@ import pytest
 from config.settings import Settings
 from config.tiers import Tier
 from tasks.client.admission_codes import Status, refusals
-from tasks.client.submission import NO_PARAMETERS
+from tasks.client.submission import Submission
 from tasks.errors import RateLimited, Refused, ServiceOverloaded
 from tasks.observability.metrics import SHED
+from tasks.protocol.caller import ANYBODY
 from tasks.protocol.messages import Outgoing
 from tasks.protocol.quota import Quota
 from webapp.errors import bunch_error_answer
@@ -22,7 +23,8 @@ QUOTA = Quota.of("key-1", 600, 30)
 
 
 def out(quota: Quota | None = None) -> Outgoing:
-    return Outgoing("id", "m", "bunch.m.free", b"1", NO_PARAMETERS, 1000, 1000, 1000, quota=quota)
+    submission = Submission("m", ANYBODY[Tier.FREE], b"1", 1.0)
+    return Outgoing("id", submission, "bunch.m.free", 1000, 1000, 1000, quota=quota)
 
 
 def test_each_refusal_finds_its_request() -> None:

@@ -134,7 +134,7 @@ def test_a_call_of_many_is_another_with_one_more() -> None:
 
 
 def test_what_the_script_says_of_them() -> None:
-    out = [Outgoing("id", "m", "bunch.m.paid", b"1", NO_PARAMETERS, 1, 1, 1) for _ in range(3)]
+    out = [Outgoing("id", asking(), "bunch.m.paid", 1, 1, 1) for _ in range(3)]
     queued, conflict, repeated = refusals(b"078\n0;0;0,an-id;5;0", out)
     assert queued is None
     assert isinstance(conflict, IdempotencyConflict)

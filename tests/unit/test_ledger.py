@@ -162,8 +162,8 @@ def test_a_frontend_notes_what_was_refused_at_the_door(stream: Stream, buffer: L
 
 
 def test_an_answer_from_the_cache_is_a_request_that_took_no_attempt(stream: Stream, buffer: LedgerBuffer) -> None:
-    out = Outgoing("id", "echo", "bunch.echo.free", b"1", b"{}", 1, 1, 1, owner="acme")
-    DoorLedger(buffer).answered(out, Tier.FREE)
+    out = Outgoing("id", Submission("echo", Caller("key", "acme", Tier.FREE), b"1", 1.0), "bunch.echo.free", 1, 1, 1)
+    DoorLedger(buffer).answered(out)
     buffer.flush()
     (row,) = stream.rows
     assert (row.id, row.owner, row.tier, row.model, row.status) == ("id", "acme", "free", "echo", "completed")

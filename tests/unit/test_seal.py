@@ -15,7 +15,10 @@ from batching.ports import UnreadableMessage
 from config.errors import SettingsError
 from config.secrets.message_keys import fingerprint, message_keys
 from config.settings import Settings
+from config.tiers import Tier
 from tasks.client.dedup import DedupIdentity
+from tasks.client.submission import Submission
+from tasks.protocol.caller import Caller
 from tasks.protocol.messages import MessageWriter, Outgoing, read_message
 from tasks.protocol.quota import Quota
 from tasks.protocol.seal import Seal
@@ -35,15 +38,12 @@ values = st.recursive(
 def message(seal: Seal | None = None, input: bytes = b'"x"', owner: str = "alice", parameters: bytes = b"{}") -> bytes:
     out = Outgoing(
         "00000000-0000-8000-a000-000000000001",
-        "m",
+        Submission("m", Caller("key", owner, Tier.PAID), input, 1.0, parameters),
         "bunch.m.paid",
-        input,
-        parameters,
         1000,
         1000,
         60_000,
         quota=Quota.of("key", 60, 1),
-        owner=owner,
         once=DedupIdentity(question="q" * 32, keep_ms=5),
     )
     return HEAD + TIMES + MessageWriter("bunch:reply:here", seal).rest(out, 1.0)

@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batching.fast_header import HEAD
+from config.tiers import Tier
+from tasks.client.submission import Submission
 from tasks.protocol import traceparent
+from tasks.protocol.caller import ANYBODY
 from tasks.protocol.messages import MessageWriter, Outgoing, read_message
 from tests.fakes.messages import celery_message, entry
 from webapp.request import HttpRequest
@@ -53,7 +56,8 @@ def test_ours_is_valid_and_sampled(trace_id: int, span_id: int) -> None:
 
 
 def message(**fields: str) -> bytes:
-    out = Outgoing("some-id", "m", "bunch.m.paid", b"1", b"{}", 1000, 1000, 1000, **fields)
+    submission = Submission("m", ANYBODY[Tier.PAID], b"1", 1.0, **fields)  # type: ignore[arg-type]
+    out = Outgoing("some-id", submission, "bunch.m.paid", 1000, 1000, 1000)
     return HEAD + b"0000000001000;0000000001000;0000000000001;00;0;" + MessageWriter("bunch:reply:x").rest(out, 1.0)
 
 

@@ -6,7 +6,6 @@ import time
 
 import gevent
 
-from config.tiers import Tier
 from tasks.accounts.ledger import COMPLETED, REFUSED, LedgerBuffer, RowGroup
 from tasks.client.client import new_id
 from tasks.client.submission import Submission
@@ -34,21 +33,19 @@ class DoorLedger:
         if error.code not in AT_THE_DOOR:
             return
         now_ms, latency_ms = int(time.time() * 1000), round(seconds * 1000)
-        # Under an id of its own, since the task's was never told to anybody.
-        row = RowGroup(
-            [new_id()],
-            [now_ms - latency_ms],
-            submission.caller.owner,
-            submission.tier.value,
-            submission.model,
-            *(REFUSED, now_ms, 0, error.code, submission.client_id or None),
-        )
-        self._buffer.note(row)
+        # Under a new id: the caller never got the task's.
+        self._note(new_id(), now_ms - latency_ms, submission, REFUSED, now_ms, error.code)
 
-    def answered(self, out: Outgoing, tier: Tier) -> None:
+    def answered(self, out: Outgoing) -> None:
         now_ms = int(time.time() * 1000)
-        ended = (out.owner, tier.value, out.model, COMPLETED, now_ms, 0, None, out.client_id or None)
-        self._buffer.note(RowGroup([out.task_id], [now_ms], *ended))
+        self._note(out.task_id, now_ms, out.submission, COMPLETED, now_ms, None)
+
+    def _note(
+        self, task_id: str, created_ms: int, submission: Submission, status: str, now_ms: int, code: str | None
+    ) -> None:
+        owner, tier = submission.caller.owner, submission.tier.value
+        ended = (status, now_ms, 0, code, submission.client_id or None)
+        self._buffer.note(RowGroup([task_id], [created_ms], owner, tier, submission.model, *ended))
 
     def _flush_forever(self) -> None:
         while True:

@@ -10,7 +10,6 @@ from collections import deque
 
 from redis.exceptions import RedisError
 
-from config.tiers import Tier
 from tasks.client.submission import Submission
 from tasks.errors import BunchError
 from tasks.observability.batch_log import BatchLog, BatchRecord, Member
@@ -47,10 +46,10 @@ class DoorRecord:
         )
         self._noted.append((submission.model, why, member))
 
-    def answered(self, out: Outgoing, tier: Tier) -> None:
-        self._noted.append(
-            (out.model, ANSWERED, Member(out.task_id, tier.rank, 0, code="OK", request_id=out.request_id))
-        )
+    def answered(self, out: Outgoing) -> None:
+        asked = out.submission
+        member = Member(out.task_id, asked.tier.rank, 0, code="OK", request_id=asked.request_id)
+        self._noted.append((asked.model, ANSWERED, member))
 
     def flush(self) -> None:
         """Write the notes. Raises RedisError; then they are kept for the next flush."""
