@@ -1,4 +1,4 @@
-"""From a model's settings to its policy."""
+"""Makes a model's policy from its settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def make_policy(model: ModelSettings) -> NamedPolicy:
     """The policy that bunch.toml names for a model.
 
     Raises:
-        SettingsError: its `policy_options` are none of this policy's.
+        SettingsError: its `policy_options` are not options of this policy.
     """
     try:
         return make(model.policy, model.max_batch_size, model.max_wait_s, model.policy_options)

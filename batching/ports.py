@@ -1,4 +1,4 @@
-"""What the claim loop needs from outside the core: the wire format, and somebody to tell."""
+"""The ports of the claim loop to the outside: the wire format, canvas follow-ups, and observers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from batching.request import Failed, Outcome, Request
 
 
 class UnreadableMessage(Exception):
-    """A message on a queue is not a task of ours in any protocol that we know.
+    """A message on a queue is not one of our tasks in any protocol that we know.
 
-    `task_id` is empty if it names none. `canvas` is the whole message when something was to follow after the task.
+    `task_id` is empty if it has none. `canvas` is the whole message if callbacks follow the task.
     """
 
     def __init__(self, why: str, task_id: str = "", canvas: bytes = b"") -> None:
@@ -29,12 +29,12 @@ class UnreadableMessage(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchInfo:
-    """What every request of a batch has in common.
+    """The properties that all requests of a batch share.
 
     `claimed_ms` is Redis time, `compute_s` 0 before the model ran, `passes` above 1 when it ran in parts. `wait_s` is
-    how long it waited in hand for the one before it, `turn_s` how long its executor then had it: what of that is not
-    compute went into encoding, decoding and the way there and back. `collapsed` of its requests were not computed, but
-    answered by an equal one's output.
+    the time that it waited in hand for the batch before it, `turn_s` the time that its executor then had it: compute,
+    encoding, decoding and the pipe. `collapsed` of its requests were not computed, but answered by the output of an
+    equal request.
     """
 
     batch_id: str
@@ -51,7 +51,7 @@ class BatchInfo:
     collapsed: int = 0
 
     def waited_s(self, request: Request) -> float:
-        """How long a member had waited when it was claimed; nothing, if its sender gave no time."""
+        """The time that a request had waited when it was claimed; 0 if its sender gave no time."""
         return max(0, self.claimed_ms - request.enqueued_ms) / 1000 if request.enqueued_ms else 0.0
 
 
@@ -77,28 +77,28 @@ class Codec(Protocol):
     def encode(self, request: Request, outcome: Outcome, batch: BatchInfo) -> Settled: ...
 
     def dead_letter(self, request: Request, failure: Failed, batch: BatchInfo) -> bytes:
-        """What an operator should know of a request that was given up, as JSON."""
+        """The record of a request that was given up, for operators, as JSON."""
 
 
 class FollowUp(Protocol):
-    """What Celery owes to a task's canvas (`link`, `chain`, `chord`, …) once it has ended."""
+    """Sends what Celery's canvas (`link`, `chain`, `chord`, …) requires after a task has ended."""
 
     def follow(self, request: Request, outcome: Outcome) -> None:
-        """Send what comes next; before the result is stored, as Celery does. Raises what the broker raises."""
+        """Send the next tasks; before the result is stored, as Celery does. Raises the broker's errors."""
 
 
 class Observer(Protocol):
-    """Told what happened, on the loop's own threads: it must be quick and must not raise."""
+    """Is notified of events on the loop's own threads: it must be quick and must not raise."""
 
     def claimed(self, requests: Sequence[Request], batch: BatchInfo) -> None: ...
 
     def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None: ...
 
     def retried(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
-        """Put aside, to be tried again; the rest of the batch is told of by `finished`."""
+        """The requests were put aside, to be tried again; `finished` reports the rest of the batch."""
 
     def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
-        """The batch is back in its queues."""
+        """The requests of the batch are back in their queues."""
 
 
 class NoFollowUp:
@@ -109,16 +109,16 @@ class NoFollowUp:
 
 
 class NullObserver:
-    """Nobody listens."""
+    """An observer that ignores everything."""
 
     def claimed(self, requests: Sequence[Request], batch: BatchInfo) -> None:
-        """Nothing to tell."""
+        """Ignored."""
 
     def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
-        """Nothing to tell."""
+        """Ignored."""
 
     def retried(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
-        """Nothing to tell."""
+        """Ignored."""
 
     def returned(self, requests: Sequence[Request], batch: BatchInfo, why: str) -> None:
-        """Nothing to tell."""
+        """Ignored."""

@@ -1,4 +1,4 @@
-"""A request as the worker sees it, what can become of it, and a batch of them on its way to the model and back.
+"""A request as the worker sees it, its possible outcomes, and a batch on its way to the model and back.
 
 Request ──executor──▶ Ok        the model's output for this input
                     │ Rejected  the model refused this input (422); its neighbours are unharmed
@@ -9,7 +9,7 @@ Request ──executor──▶ Ok        the model's output for this input
     claim loop ──Work──▶ executor, and its process
                ◀──Done──
 
-A worker and its executor's process send each other these very values (`workers.executor.ipc`), as MessagePack arrays.
+A worker and its executor's process exchange these values (`workers.executor.ipc`) as MessagePack arrays.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from config.tiers import Tier
 class Request(msgspec.Struct, eq=False):
     """One claimed message, decoded as far as the worker needs it.
 
-    `input` and `parameters` stay JSON bytes: only the executor, on a core of its own, turns them into objects.
-    Times are Redis time in milliseconds since the epoch, because frontends and workers may disagree about theirs;
-    0 means that the sender gave none. `attempt` counts from 1; `lost` is how many executors died with it inside.
-    `sent_ms` is by the clock of the frontend that sent it, for `explain` alone.
+    `input` and `parameters` stay JSON bytes: only the executor, on a core of its own, decodes them.
+    Times are Redis time in milliseconds since the epoch, because the clocks of frontends and workers may differ; 0
+    means that the sender gave none. `attempt` counts from 1; `lost` is the number of executors that died with it
+    inside. `sent_ms` is from the clock of the frontend that sent it, for `explain` alone.
     A `result_ttl_ms` of 0 stores no result. `canvas` is the whole message, when something follows after this task.
-    Of a request that is not `tracked`, nobody knows the id before it has ended. `owner` is empty with auth off.
-    `request_id` is the caller's own name for it, if it gave one; `traceparent` is the W3C trace that it belongs to,
-    `tracestate` what vendors have added to that. `client_id` is which of its clients asked, if its caller said so.
-    `question` is what others may ask too, or empty; its answer is kept for `keep_ms`.
-    A `sealed` one is known to come from a frontend of ours; a `foreign` one does not, and its result takes no other's
-    place (`tasks.protocol.seal`).
+    If it is not `tracked`, nobody knows its id before it has ended. `owner` is empty with auth off. `request_id` is the
+    caller's own id, if it gave one; `traceparent` is its W3C trace, `tracestate` the vendors' additions. `client_id` is
+    the client of the owner, if the caller named one. `question` identifies equal requests, or is empty; its answer is
+    cached for `keep_ms`.
+    A `sealed` request is known to come from a frontend of ours; a `foreign` one does not, and its result replaces no
+    other one (`tasks.protocol.seal`).
     """
 
     id: str
@@ -64,7 +64,7 @@ class Request(msgspec.Struct, eq=False):
     foreign: bool = False
 
 
-# Ours in the metadata of an answer: a model's own of these names are left out.
+# Our own names in the metadata of an answer: a model's members with these names are left out.
 OWN_METADATA = frozenset(
     {
         *("latency_ms", "reply_ms", "admission_ms", "queue_ms", "batch_wait_ms", "transfer_ms", "compute_ms", "reason"),
@@ -74,9 +74,10 @@ OWN_METADATA = frozenset(
 
 
 class Ok(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """`output` is JSON bytes, encoded by the executor and never decoded again on the way to the caller.
+    """The model's output. `output` is JSON bytes, encoded by the executor and never decoded again on the way to the
+    caller.
 
-    `metadata` has members of a JSON object, one behind the other: what the model adds to the metadata of the answer.
+    `metadata` has members of a JSON object, one after the other, which the model adds to the metadata of the answer.
     """
 
     output: bytes
@@ -91,10 +92,10 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Words(str, Enum):
-    """Whose words a failure's message and traceback are, which decides who may read them (`tasks.protocol.disclosure`).
+    """The origin of a failure's message and traceback, which decides who may read them (`tasks.protocol.disclosure`).
 
-    `ours` are this project's, for everybody. `input` are the model's about this one input. `call` are the model's about
-    a call with several inputs, or what an API said that we asked: they may hold anybody's data.
+    `ours` is a text of this project, for everybody. `input` is the model's text about this one input. `call` is its
+    text about a call with several inputs, or the text of a remote API: it may contain any caller's data.
     """
 
     OURS = "ours"
@@ -105,8 +106,8 @@ class Words(str, Enum):
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """An error that is not the caller's. `code` is one of the contract's; `retryable`: it may pass the next time.
 
-    `message` and `traceback` are all that is known, as log and dead letter have it. `public` is what a caller is told
-    in place of a message that is not for callers; empty: that the model failed, and no more.
+    `message` and `traceback` have all that is known, for log and dead letter. `public` is the text for callers, in
+    place of a message that is not for them; empty: callers only learn that the model failed.
     """
 
     message: str
@@ -134,12 +135,12 @@ Outcome: TypeAlias = Ok | Rejected | Failed | Expired | Cancelled
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A batch on its way in: n inputs and n parameters as JSON bytes.
+    """A batch for the executor: n inputs and n parameters as JSON bytes.
 
-    `safe_size` is the largest part of it that the device's memory is known to have room for, None while any will do.
+    `safe_size` is the largest part that is known to fit into the device's memory, None while no limit is known.
     `suspect`: an executor's process has ended with these inputs inside. `last_try`: some of them are not tried again.
-    `traceparents` are the requests' own, n of them or none. `may_end`: the process may ask to be replaced, instead of
-    answering what it has; the executor decides that.
+    `traceparents` are those of the requests, n of them or none. `may_end`: the process may ask to be replaced instead
+    of answering; the executor decides that.
     """
 
     batch_id: str
@@ -153,11 +154,11 @@ class Work(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A batch on its way out: exactly one outcome per input, in order.
+    """A finished batch: exactly one outcome per input, in order.
 
-    `passes` is how often the model was called: once, or more where the batch was run in parts to find a culprit.
-    `safe_size` is what the device's memory turned out to have room for, None unless it ran out in this very batch.
-    `collapsed` is how many of its requests were answered by an equal one's output.
+    `passes` is the number of calls of the model: more than one when the batch was run in parts to find a culprit.
+    `safe_size` is the size that fitted into the device's memory, None unless memory ran out in this batch. `collapsed`
+    is the number of requests that were answered by the output of an equal one.
     """
 
     batch_id: str

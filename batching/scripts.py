@@ -1,13 +1,12 @@
 """The Lua scripts: one file each in `lua/`, one atomic job each, the stamp's layout in front of all.
 
-What two scripts share, or what is a rule of its own beside its Python twin, is a part: a file of local names that is
-put in front of a script. The server makes a function anew each time that a script runs, so a script gets those names of
-its parts alone that it uses; the others are blank lines in its text.
+Code that two scripts share, or a rule with a Python twin, is a part: a file of local names that is put in front of a
+script. The server creates functions again each time that a script runs, so a script gets only those names of its parts
+that it uses; the others are blank lines in its text.
 
-A script reads what it is given by name: `KEYS.lease`, `ARGV.size`, `ARGV[at + ClassRow.rank]`. The names are the
-fields of the named tuples that the caller sends. It says what its caller reads by name, too: `Status.RATE`. Numbers and
-codes are put into the text here, once: a name costs nothing at run time, and one that nobody declares is an error
-before the script is ever sent.
+A script reads its arguments by name: `KEYS.lease`, `ARGV.size`, `ARGV[at + ClassRow.rank]`. The names are the fields of
+the named tuples that the caller sends. It returns codes by name, too: `Status.RATE`. Names are replaced by numbers and
+codes here, once: a name costs nothing at run time, and an undeclared name is an error before the script is ever sent.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _WIDTH = "width"
 
 
 class UnknownNameError(NameError):
-    """A script reads something that its caller does not declare."""
+    """A script uses a name that its caller does not declare."""
 
 
 def folder_of(module_file: str) -> Path:
@@ -78,7 +77,7 @@ class LuaScript:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The layout of the stamp, the parts, and the script itself."""
+        """The files of the script: the layout of the fast header, the parts, and the script itself."""
         places = (
             folder / f"{each}.lua"
             for each in (*self.parts, self.name)

@@ -1,4 +1,4 @@
-"""When a batch leaves, and how large: pure rules over values. No clock, no Redis, no logging in here."""
+"""Policies: when a batch leaves, and how large. Pure rules over values, without clock, Redis or logging."""
 
 from batching.policy.adaptive import Adaptive
 from batching.policy.admission import Admission, Form, Pressure, Shed

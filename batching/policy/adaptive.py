@@ -1,4 +1,4 @@
-"""The default: go when the executor is free, but let the callers who have just been answered come back first."""
+"""The default policy: dispatch when the executor is free, but wait briefly for returning callers."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ from batching.policy.deadlines import SURE, plan
 from batching.policy.idle import ahead
 from batching.policy.slo import sparing
 
-# A batch that is quicker than this costs the worker and Redis as much as the model: gathering a little always pays.
+# When a batch is quicker than this, it costs the worker and Redis as much as the model: a short wait always pays.
 _QUICK_S = 0.01
 # How long to wait for returning callers, as a multiple of the median return time.
 _LAST = 1.5
-# Of the usual share, and at most, where the number of callers is not known.
+# The share of the usual wait, and its maximum, when the number of callers is not known.
 _LESS = 2 / 3
 _LESS_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """`WhenIdle`, with a bounded moment of gathering after each batch, and with an eye on deadlines.
+    """`WhenIdle` with a bounded wait after each batch, and with regard to deadlines.
 
-    Callers who wait for an answer before they ask again come back all at once, just after a batch. `WhenIdle` sends the
-    first of them off alone, and all the others wait for a batch of one: with 64 such callers and a batch of 50 ms that
-    halves the throughput. So, while fewer wait than there are such callers, the executor waits for more: at most a
-    share `gather` of what a batch takes, no longer than one batch more would take, and never over `max_wait_s`. Whether
-    there are such callers is learnt: of late, the middle request of a batch must have come just after a batch had
-    ended. Independent callers come at any time, and are not waited for. How many they are is seen when a batch ends:
-    those in it, and those who wait. Where two halves in turn serve them sooner, a batch holds half of them.
+    Callers in a closed loop send their next request when they are answered, so they all return just after a batch.
+    `WhenIdle` dispatches the first of them alone, and the others wait for a batch of one: with 64 such callers and a
+    batch of 50 ms that halves the throughput. So, while fewer requests wait than there are such callers, the executor
+    waits for more: at most a share `gather` of the time of a batch, no longer than one more batch would take, and never
+    over `max_wait_s`. Whether there are such callers is learned: recently, the middle request of a batch must have come
+    just after a batch had ended. Independent callers come at any time, and are not waited for. The number of callers is
+    counted when a batch ends: the requests in it, and those that wait. Where two alternating halves are served sooner,
+    a batch holds half of the callers.
 
-    Callers who come together are waited for in the same way, from the first of them on, where that has been the rule of
-    late: else the first of a burst would go alone, and all the others wait for a batch of one.
+    Bursts are waited for in the same way, from their first request on, if recent requests mostly came in bursts:
+    otherwise the first of a burst would be dispatched alone, and the others would wait for a batch of one.
 
     The cost is bounded by the same share. A lone caller pays nothing.
 
-    With deadlines a batch is kept small enough for the earliest, unless it would then fall behind, and who cannot be in
-    time any more is refused: `batching.policy.deadlines`. With other executors idle, what waits is shared with them.
+    With deadlines, a batch is small enough for the earliest one, unless the executor would then fall behind, and
+    requests that cannot be in time are refused (`batching.policy.deadlines`). With other executors idle, the waiting
+    requests are shared with them.
     """
 
     name: ClassVar[str] = "adaptive"
@@ -68,9 +70,10 @@ class Adaptive:
         return self._go(queue, now, most) if now >= due else Wait(until=due)
 
     def _most(self, queue: QueueView) -> int:
-        """Of a batch: the maximum, or half of the callers who come back, where two batches in turn serve them sooner.
+        """The maximum size of a batch, or half of the returning callers where two alternating batches are served
+        sooner.
 
-        While one half computes the other comes back, and no executor waits for it; but each batch has its fixed cost.
+        While one half computes, the other returns, and the executor never waits; but each batch has its fixed cost.
         """
         learnt, most = queue.learnt, self.max_batch_size
         if learnt.closed_loop_share < 0.5 or learnt.time.weight < SURE:
@@ -80,7 +83,9 @@ class Adaptive:
         return half if half < every and half * every_s > every * learnt.time.predict(half) else most
 
     def _wanted(self, queue: QueueView, most: int) -> int:
-        """All who are known, where they come back; else as many as came of late."""
+        """The number of requests to wait for: all known callers when they return, otherwise as many as came
+        recently.
+        """
         learnt = queue.learnt
         return min(most, learnt.callers if learnt.closed_loop_share >= 0.5 and learnt.callers else queue.recent)
 
@@ -92,12 +97,12 @@ class Adaptive:
         time = queue.learnt.time
         if time.weight < SURE:
             return self._share_s(queue)
-        # Who is left behind costs one batch more; its fixed part is the most that waiting can save.
+        # Leaving callers behind costs one more batch; its fixed part is the most that waiting can save.
         share_s = min(self.gather * time.predict(wanted), time.a_s)
         return min(max(self.least_s, share_s), self.max_wait_s)
 
     def _share_s(self, queue: QueueView) -> float:
-        """Where it is not known how many come. A long wait would see to it that many do, whoever they are."""
+        """The longest wait when the number of callers is not known: shorter, since a long wait would gather many itself."""
         return min(max(self.least_s, _LESS * self.gather * queue.batch_s), self.max_wait_s, _LESS_S)
 
     def _go(self, queue: QueueView, now: float, most: int) -> Dispatch:
@@ -107,7 +112,7 @@ class Adaptive:
         size = planned.size
         if queue.depth is not None and queue.idle:
             share = math.ceil(queue.depth / (1 + queue.idle))
-            # Each batch has a cost beside the model's, so only where the smaller one is done notably sooner.
+            # Each batch has a cost besides the model's, so a smaller one must be done notably sooner.
             if queue.learnt.time.b_s * (min(queue.depth, size) - share) > self.least_s:
                 size = min(size, share)
         small = planned.size < min(most, queue.depth or 0)

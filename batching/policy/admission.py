@@ -1,15 +1,15 @@
-"""Whether one more request is let in, by what waits already and how fast it is served.
+"""Admission control: decides whether a request is let in, by the queue and the measured throughput.
 
-rate      = requests a second that the fleet can do: what its healthy executors were measured at
-capacity  = rate × headroom (0.7): what is promised
-waits too much   a tier's threshold, as the time that `capacity` needs for all that waits, or as a count
+rate      = requests per second that the fleet can serve: the measured throughput of its healthy executors
+capacity  = rate × headroom (0.7): the promised throughput
+waits too much   a tier's threshold, as the time that `capacity` needs to drain the queue, or as a count
 share            a caller's own requests count twice: with one caller alone half of the threshold is left to the others,
-                 who are never refused for what somebody else has queued (dynamic thresholds: Choudhury and Hahne, 1998)
+                 who are never refused for another caller's requests (dynamic thresholds: Choudhury and Hahne, 1998)
 hopeless         it would not be served before its deadline or its queue limit
 
-While no rate has been measured nothing is predicted, and nobody is refused on a prediction. Who is refused is told when
-the rule that refused will let one in again, if what goes on now goes on.
-`tasks/lua/pressure.lua` and `later.lua` are the same arithmetic; tests hold the two together.
+Until a rate has been measured nothing is predicted, and nobody is refused on a prediction. A refusal says when the same
+rule will let a request in again, if the load stays as it is.
+`tasks/lua/pressure.lua` and `later.lua` have the same arithmetic; tests prove that both agree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from batching.policy.tiers import AGED_SHARE, DEFAULT_AGEING_S, DEFAULT_SHARES
 
 
 class Shed(str, Enum):
-    """Why a request was refused; the value is the label of `bunch_shed_total`."""
+    """The reason of a refusal; the value is the label of `bunch_shed_total`."""
 
     QUEUE_FULL = "queue_full"
     RATE = "rate"
@@ -35,7 +35,7 @@ class Shed(str, Enum):
 
 
 class Form(str, Enum):
-    """How a tier's threshold is meant: the time to drain what waits, its number, or not at all."""
+    """The unit of a tier's threshold: the time to drain the queue, its depth, or no threshold."""
 
     DRAIN = "drain"
     DEPTH = "depth"
@@ -44,10 +44,11 @@ class Form(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """A model at one moment: what waits per tier, highest first, and requests a second let in of late.
+    """The load of a model at one time: waiting requests per tier, highest first, and recently admitted requests per
+    second.
 
-    `rate` is 0 while none has been measured; `first_s` is what a batch of one takes, `full_s` one of `full`. `steady`
-    is what has come per tier in each of the last seconds: a burst is in `arrivals` alone.
+    `rate` is 0 until it has been measured; `first_s` is the time of a batch of one, `full_s` that of a batch of `full`.
+    `steady` is the rate per tier that arrived in each of the last seconds: a burst is in `arrivals` alone.
     """
 
     depths: tuple[int, ...]
@@ -64,18 +65,18 @@ class Pressure:
 
     @property
     def batch_s(self) -> float:
-        """What a batch of as many as wait takes."""
+        """The time of a batch of all waiting requests, at most a full one."""
         return self.first_s + (self.full_s - self.first_s) * min(1.0, self.waiting / self.full)
 
 
-# What a refused caller is told when nothing can be foretold, and at most.
+# The delay that a refused caller gets when nothing can be predicted, and the maximum.
 LATER_S = 1.0
 MOST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The rule. `thresholds` are per tier, in seconds (`DRAIN`) or requests (`DEPTH`); infinite: none."""
+    """The admission rule. `thresholds` are per tier, in seconds (`DRAIN`) or requests (`DEPTH`); infinite: none."""
 
     form: Form = Form.DRAIN
     thresholds: tuple[float, ...] = (math.inf, 1.5, 0.5)
@@ -84,10 +85,10 @@ class Admission:
     ageing_s: float = DEFAULT_AGEING_S
 
     def wait_s(self, pressure: Pressure, rank: int) -> float:
-        """How long until what waits now, of this tier and those above it, is served; 0 while no rate is known.
+        """The time until the waiting requests of this tier and those above it are served; 0 while no rate is known.
 
-        Higher tiers go first, also those requests that come meanwhile, and lower ones take their shares. A tier that
-        has aged is sure of its larger share, whatever the others do.
+        Requests of higher tiers go first, including later ones, and lower tiers take their shares. A tier that has aged
+        is sure of its larger share, whatever the others do.
         """
         rate, depths = pressure.rate, pressure.depths
         if rate <= 0:
@@ -100,7 +101,7 @@ class Admission:
         return min(by_preference, self.ageing_s + depths[rank] / (AGED_SHARE * rate))
 
     def room(self, pressure: Pressure, rank: int, queue_limit_s: float) -> float:
-        """How many may wait, in all tiers together, for one more of this tier to be let in; infinite: any number."""
+        """The number of requests that may wait, in all tiers, for one more of this tier to be let in; infinite: any."""
         threshold = self.thresholds[rank]
         capacity = pressure.rate * self.headroom
         if self.form is Form.OFF:
@@ -111,13 +112,15 @@ class Admission:
             return -1.0 if over else threshold
         if pressure.rate <= 0:
             return math.inf
-        # Without a threshold the queue limit is one: what would wait longer is expired.
+        # Without a threshold, the queue limit is one: a request that would wait longer expires.
         return threshold * capacity if threshold < math.inf else queue_limit_s * pressure.rate
 
     def judge(
         self, pressure: Pressure, rank: int, *, own: int, keyed: bool, deadline_s: float, queue_limit_s: float
     ) -> Shed | None:
-        """Refuse one more request, or None. `own` is what waits already of the same key in the same tier."""
+        """The reason to refuse one more request, or None. `own` is how many of the same key already wait in the same
+        tier.
+        """
         waiting = sum(pressure.depths)
         room = self.room(pressure, rank, queue_limit_s)
         if waiting > room and self.thresholds[rank] < math.inf:
@@ -127,34 +130,34 @@ class Admission:
         wait_s = self.wait_s(pressure, rank)
         if self.form is Form.OFF or not wait_s:
             return None
-        # Its own batch is about as large as what waits.
+        # Its own batch is about as large as the queue.
         return Shed.DEADLINE if wait_s > queue_limit_s or wait_s + pressure.batch_s > deadline_s else None
 
     def retry_s(
         self, pressure: Pressure, rank: int, why: Shed, *, own: int, limit: int, deadline_s: float, queue_limit_s: float
     ) -> float:
-        """When `why`, a reason of `judge`'s or `QUEUE_FULL` with `limit`, lets one in again.
+        """The seconds until `why`, a reason of `judge`'s or `QUEUE_FULL` with `limit`, lets a request in again.
 
-        Of `RATE` and `MEMORY` others know more; here it is only that they may pass.
+        `RATE` and `MEMORY` are decided elsewhere; here they only get the shortest delay.
         """
         if pressure.rate <= 0 or self.form is Form.OFF or why in {Shed.RATE, Shed.MEMORY}:
             return LATER_S
         room = self.room(pressure, rank, queue_limit_s)
         match why:
             case Shed.PRESSURE if room < 0:
-                # More comes than is promised: a second later it may be less.
+                # More arrives than the capacity; in a second it may be less.
                 seconds = LATER_S
             case Shed.PRESSURE:
                 each = _a_batch(pressure) * _lessens(pressure, rank, 0.0)
                 seconds = _claims_s(pressure, pressure.waiting - math.floor(room), each)
             case Shed.SHARE:
-                # The others of its tier are let in meanwhile, and what it has itself counts twice.
+                # Others of its tier are let in meanwhile, and its own requests count twice.
                 mine = min(1.0, own / max(1, pressure.waiting))
                 each = _a_batch(pressure) * _lessens(pressure, rank, 1 - mine) * (1 + mine)
                 seconds = _claims_s(pressure, pressure.waiting + own - math.floor(room), each)
             case Shed.QUEUE_FULL:
                 ahead, size = sum(pressure.depths[:rank]), _a_batch(pressure)
-                # Behind a higher tier that fills batches it has the share of one that has aged.
+                # Behind a higher tier that fills batches, it has the share of an aged tier.
                 each = size - ahead if ahead < size else AGED_SHARE * size
                 seconds = _claims_s(pressure, pressure.depths[rank] - limit + 1, each)
             case _:
@@ -162,15 +165,15 @@ class Admission:
         return max(0.001, min(MOST_S, seconds))
 
     def _hopeless_s(self, pressure: Pressure, rank: int, deadline_s: float, queue_limit_s: float) -> float:
-        """Its wait grows shorter by a second a second, until there is time enough for it and its batch."""
+        """The seconds until a request is not hopeless: its wait shrinks by one second per second."""
         wait_s = self.wait_s(replace(pressure, arrivals=pressure.steady), rank)
-        # The batch that it would be in then is as large as what waits then.
+        # Its batch would then be as large as the queue.
         time_s = deadline_s - pressure.full_s
         if time_s * pressure.rate < pressure.full:
             more = (pressure.full_s - pressure.first_s) * pressure.rate / pressure.full
             time_s = (deadline_s - pressure.first_s) / (1 + more)
         time_s = min(time_s, queue_limit_s)
-        # A deadline that no batch keeps is no matter of time.
+        # No wait helps when even an empty queue cannot meet the deadline.
         if time_s <= 0:
             return max(wait_s, LATER_S)
         return max(0.0, wait_s - time_s) + _claims_s(pressure, 1, 1.0)
@@ -181,7 +184,7 @@ def _a_batch(pressure: Pressure) -> float:
 
 
 def _lessens(pressure: Pressure, rank: int, others: float) -> float:
-    """The part of the rate that lessens what waits, while the tiers above go on as they have; never none."""
+    """The part of the rate that shortens the queue while the tiers above continue as they are; never zero."""
     left = pressure.rate
     for each in pressure.steady[:rank]:
         left -= each
@@ -189,7 +192,7 @@ def _lessens(pressure: Pressure, rank: int, others: float) -> float:
 
 
 def _claims_s(pressure: Pressure, excess: int, each: float) -> float:
-    """Until `excess` have left, `each` with every batch; one is half over, on average."""
+    """The seconds until `excess` requests have left, `each` with every batch; on average half a batch is done."""
     interval_s = pressure.full / pressure.rate
     if pressure.full_s > 0:
         interval_s *= pressure.batch_s / pressure.full_s

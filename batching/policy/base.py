@@ -1,4 +1,4 @@
-"""The vocabulary of every policy: what it sees, and what it can say."""
+"""The vocabulary of every policy: the views that it gets, and the decisions that it returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batching.policy.learning.timing import UNKNOWN_TIME, BatchTime
 
 
 class Reason(str, Enum):
-    """Why a batch left; a label of `bunch_batches_total`."""
+    """The reason why a batch was dispatched; a label of `bunch_batches_total`."""
 
     FULL = "full"
     DELAY = "delay"
@@ -21,15 +21,16 @@ class Reason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What one executor's claim loop has learnt of one model; `batching.policy.learning.learner.Learner` makes it.
+    """The figures that one executor's claim loop has learned about one model, made by
+    `batching.policy.learning.learner`.
 
-    `rate` is arrivals per second of late, as this executor sees them: with others on the same queue, between its share
-    and the whole. `utilisation` is the share of time that it computes. `closed_loop_share` is the recent share of
-    batches whose callers had come just after a batch had ended, as callers do who wait for one answer before they ask
-    again. `crowding` is the recent share of batches half of whose requests came with the first one, or as soon as it
-    had left. `callers` is how many there were when the last batch ended: those in it, and those who waited; 0 when
-    nobody has looked at once. `median_return_s` is the median time from that end until a caller is back. `memory` is
-    the policy's own, see `Learning`.
+    `rate` is the recent arrivals per second as this executor sees them; with other executors on the queue, it is
+    between its share and the whole. `utilisation` is the share of time that it computes. `closed_loop_share` is the
+    recent share of batches whose requests came just after a batch had ended, as they do in a closed loop. `crowding` is
+    the recent share of batches half of whose requests came with the first one, or as soon as it had left. `callers` is
+    the number of callers when the last batch ended: the requests in it, and those that waited; 0 without a look at that
+    time. `median_return_s` is the median time from that end until a caller is back. `memory` is the policy's own state,
+    see `Learning`.
     """
 
     rate: float = 0.0
@@ -47,13 +48,13 @@ NOTHING_LEARNT = Learnt()
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """What waits for one model, and what its executor has in hand.
+    """The queue of one model, and the batches that its executor has in hand.
 
-    `depth` is None when nobody has looked yet: a policy that does not care saves a look. `oldest_at`, `due_at` and
-    `free_at` are seconds on the clock that `decide` is given as `now`. `due_at` is the earliest deadline known among
-    those that wait; `free_at` is when the executor will be free, or, with nothing in hand, when it last came free.
-    `batch_s` is how long a batch has taken of late, `recent` the larger size of the last two; `idle` counts the
-    *other* executors of this model in this worker that have nothing in hand.
+    `depth` is None before a look: a policy that does not need it saves the look. `oldest_at`, `due_at` and `free_at`
+    are seconds on the clock of `now` in `decide`. `due_at` is the earliest known deadline of the waiting requests;
+    `free_at` is when the executor will be free, or, with nothing in hand, when it last came free. `batch_s` is the
+    recent time of a batch, `recent` the larger size of the last two; `idle` counts the *other* executors of this model
+    in this worker that have nothing in hand.
     """
 
     depth: int | None
@@ -69,7 +70,7 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Claim up to `size` requests now. Those whose deadline is nearer than `margin_s` are refused instead."""
+    """Claim up to `size` requests now. Requests whose deadline is nearer than `margin_s` are refused instead."""
 
     size: int
     reason: Reason
@@ -78,14 +79,14 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do before `until`, unless requests arrive or the executor comes free. Infinite: only then."""
+    """Do nothing until `until`, unless requests arrive or the executor comes free. Infinite: wait only for these."""
 
     until: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Ask again with the depth."""
+    """Look at the queue, and decide again with its depth."""
 
 
 Decision: TypeAlias = Dispatch | Wait | Look
@@ -118,8 +119,8 @@ class Policy(Protocol):
 class NamedPolicy(Policy, Protocol):
     """A policy that bunch.toml can name: a dataclass whose fields are what an operator can set.
 
-    `name` is the one in `config.policies`. The first field is `max_batch_size`. A policy that waits has `max_wait_s`,
-    with the default that its source uses. Every other field has a default as well, and a range in its annotation.
+    `name` is its name in `config.policies`. The first field is `max_batch_size`. A policy that waits has `max_wait_s`,
+    with the default of its source. Every other field has a default as well, and a range in its annotation.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -131,7 +132,9 @@ class NamedPolicy(Policy, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A batch that has just left, for policies that learn. `waited_s` is its oldest request's time in the queue."""
+    """A batch that has just been claimed, for policies that learn. `waited_s` is the time of its oldest request in the
+    queue.
+    """
 
     at: float
     size: int
@@ -140,9 +143,9 @@ class Claimed:
 
 @runtime_checkable
 class Learning(Protocol):
-    """A policy with a state of its own. It is a value too: `learn` makes the next one, views carry it as `memory`.
+    """A policy with state. The policy is a value too: `learn` makes the next state, and views carry it as `memory`.
 
-    `memory` may be None, or what another policy has left behind.
+    `memory` may be None, or the state of another policy.
     """
 
     def learn(self, memory: object, batch: Claimed) -> object: ...

@@ -1,8 +1,8 @@
-"""How large a batch may be for the deadlines in it, and who is not worth starting any more.
+"""Batch sizes for the deadlines of a queue, and the requests that are hopeless.
 
-From Nexus (Shen et al., SOSP 2019), "early drop": under overload a server that gives each request its last chance runs
-ever smaller batches and falls further behind. So the size is at least the one that keeps up with the arrivals, and who
-would not be done with a batch of that size is refused, while there is time for its caller to do something else.
+The rule is "early drop" of Nexus (Shen et al., SOSP 2019): under overload, a server that gives each request its last
+chance runs ever smaller batches and falls further behind. So the size is at least the one that keeps up with the
+arrivals, and a request that would be late in a batch of that size is refused, while its caller has time to react.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from dataclasses import dataclass
 
 from batching.policy.base import QueueView
 
-# A line through fewer batches refuses nobody.
+# A line through fewer batches refuses nothing.
 SURE = 5.0
-# An executor that has done nothing for so long runs whatever there is: an estimate that refuses everybody would never
-# be corrected.
+# An executor that has been idle this long runs any request: an estimate that refuses everything would never be
+# corrected.
 STALE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """At most `size` now, without those whose deadline is nearer than `margin_s`; by `close_at` at the latest."""
+    """Claim at most `size` now, without requests whose deadline is nearer than `margin_s`; wait until `close_at` at
+    most.
+    """
 
     size: int
     margin_s: float
@@ -29,9 +31,10 @@ class Plan:
 
 
 def plan(queue: QueueView, now: float, max_batch_size: int, due_at: float, spare: float = 1.1) -> Plan:
-    """For a free executor. `due_at` is the earliest deadline; `spare` times the arrivals must be kept up with.
+    """The plan for a free executor. `due_at` is the earliest deadline; the size keeps up with `spare` times the
+    arrivals.
 
-    Without a deadline, or before enough is known of the model, nothing is smaller than it could be and nobody refused.
+    Without a deadline, or before enough is known of the model, the size is not reduced and nothing is refused.
     """
     time = queue.learnt.time
     depth = max_batch_size if queue.depth is None else queue.depth

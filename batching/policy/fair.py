@@ -1,9 +1,9 @@
-"""Whose requests go into a batch when more wait than it has places: round robin over the callers' keys.
+"""Fair queueing: shares the places of a batch between callers' keys by round robin.
 
 Every key gets one place, then every key a second, until the places are used up (fair queueing: Nagle, 1987; with
-requests of equal size deficit round robin comes to the same). A key with few requests is served as if it were alone;
-what such keys leave goes to those with many. Nothing is kept from batch to batch: whoever was left out has waited
-longest the next time. `batching/lua/fair.lua` is the same rule; tests hold the two together.
+requests of equal size, deficit round robin gives the same). A key with few requests is served as if it were alone; the
+places that such keys leave go to keys with many. There is no state between batches: a request that was left out has
+waited longest the next time. `batching/lua/fair.lua` is the same rule; tests prove that both agree.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 
 def fair_pick(keys: Sequence[str], places: int) -> list[int]:
-    """Which of the waiting get a place: positions in `keys`, which is in the order of waiting, the longest first.
+    """The waiting requests that get a place: indices into `keys`, which is in the order of waiting, longest first.
 
     Returns:
-        min(places, len(keys)) positions, ascending: within a key always its oldest.
+        min(places, len(keys)) indices, ascending; within a key the oldest requests.
     """
     turns: list[int] = []
     seen: Counter[str] = Counter()

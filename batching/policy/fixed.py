@@ -1,4 +1,4 @@
-"""Wait or full: the rule of the published designs (64 requests or 50 ms)."""
+"""A fixed window: dispatch a full batch, or after a time (64 requests or 50 ms in the published designs)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batching.policy.window import in_window
 
 @dataclass(frozen=True, slots=True)
 class FixedWindow:
-    """Go when the batch is full, or when its oldest request has waited `max_wait_s`."""
+    """Dispatch when the batch is full, or when its oldest request has waited `max_wait_s`."""
 
     name: ClassVar[str] = "fixed"
 

@@ -1,4 +1,4 @@
-"""Go when the executor is free; fill up while it is busy."""
+"""Dispatch when the executor is free; gather while it is busy."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from batching.policy.base import Decision, Dispatch, Look, QueueView, Reason, Si
 
 @dataclass(frozen=True, slots=True)
 class WhenIdle:
-    """The executor is never left idle while something waits: continuous batching at the grain of a batch.
+    """Continuous batching at the level of batches: the executor is never idle while requests wait.
 
-    While it computes, waiting requests gather, so batches grow with the load by themselves and a lone request waits
-    for nobody. One full batch is claimed `lead_s` ahead of the executor coming free, which hides the cost of claiming;
-    a batch that is not full is never claimed ahead, since it could still grow.
+    While it computes, requests gather, so batches grow with the load, and a lone request does not wait. A full batch is
+    claimed `lead_s` before the executor comes free, which hides the cost of claiming. A batch that is not full is never
+    claimed ahead, since it could still grow.
     """
 
     name: ClassVar[str] = "idle"
@@ -32,9 +32,9 @@ class WhenIdle:
 
 
 def ahead(queue: QueueView, now: float, max_batch_size: int, lead_s: float) -> Decision:
-    """What to do while the executor computes: a full batch behind it, just before it is free, or nothing.
+    """The decision while the executor computes: a full batch shortly before it is free, or nothing.
 
-    Batches about as short as the lead are not worth it: there is no waiting to hide.
+    It does not pay for batches about as short as the lead.
     """
     if queue.in_hand > 1 or queue.batch_s < 2 * lead_s:
         return Wait()

@@ -1,14 +1,14 @@
-"""How many workers there should be: up fast, down slowly (the published designs' rules, and the time to drain).
+"""The number of workers that a load needs: up fast, down slowly (the rules of the published designs, and drain time).
 
     waiting > 500 for 30 s        + 3        waiting > 100 for 60 s         + 1
     use > 85 % for 5 min          + 1        drain > 10 s for 15 s          as many as bring it back to 10 s
     use < 40 % for 15 min         − 10 %, at least one, once in 5 min
 
-A queue that is gone within a second is no backlog, however long it is: 500 waiting are nothing to 32 GPUs.
+A queue that drains within a second is not a backlog, whatever its depth: 500 requests are little for 32 GPUs.
 
-A condition must have lasted, so since when it has is part of the state, and a change begins all of them anew. Who was
-started takes its time to load a model: until then nothing more is started for the same backlog, unless the fleet is
-below its least. `decide_scale` is a function: state and signals in, decision and state out.
+A condition must last for a time, so its start is part of the state, and a change resets all conditions. A new worker
+takes time to load its models: until then no more are started for the same backlog, unless the fleet is below its
+minimum. `decide_scale` is a function: state and signals in, decision and state out.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """The fleet at one moment.
+    """The fleet at one time.
 
-    `depth` is what waits, `drain_s` how long it will take (0: nothing waits, or nobody knows), `use` the part of what
-    the fleet could do in full batches that it does; how busy executors are says less, since one that takes small
-    batches as soon as it is free is always busy. `ready` workers serve, `starting` ones are on their way.
+    `depth` is the number of waiting requests, `drain_s` the time to drain them (0: none, or not known). `use` is the
+    served rate as a share of the rate with full batches; busy time says less, since an executor that takes small
+    batches as soon as it is free is always busy. `ready` workers serve, `starting` ones do not yet.
     """
 
     depth: int
@@ -35,7 +35,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """More than `depth` waiting for `for_s`: `add` workers."""
+    """More than `depth` waiting for `for_s` seconds: add `add` workers."""
 
     depth: int
     for_s: float
@@ -47,12 +47,12 @@ class ScalingRules:
     """The thresholds, each checked against the others.
 
     Args:
-        cold_start_s: from the start of a worker until it serves.
-        down_share: of the fleet, at once; between a tenth and a fifth by the designs.
-        after_down_s: after a change, before the next one down.
-        soon_s: what is drained within it is no backlog.
-        most_added: at once, whatever the backlog.
-        forget_s: a silence of the signals after which nothing has lasted.
+        cold_start_s: time from the start of a worker until it serves.
+        down_share: share of the fleet that is removed at once; a tenth to a fifth in the designs.
+        after_down_s: time from a change to the next scale-down.
+        soon_s: a queue that drains within this time is not a backlog.
+        most_added: maximum number of workers added at once.
+        forget_s: a gap in the signals after which all conditions start over.
     """
 
     least: int = 1
@@ -86,7 +86,7 @@ class ScalingRules:
 
 @dataclass(frozen=True, slots=True)
 class ScalingState:
-    """Since when each condition has held (None: it does not), and when the fleet was changed last."""
+    """The times since when each condition has held (None: it does not), and of the last change of the fleet."""
 
     seen_at: float = -math.inf
     deep_since: tuple[float | None, ...] = ()
@@ -99,14 +99,14 @@ class ScalingState:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`wanted` workers; `reason` is empty when that is what there is."""
+    """The decision: `wanted` workers; `reason` is empty when there is no change."""
 
     wanted: int
     reason: str = ""
 
 
 def decide_scale(rules: ScalingRules, signals: Signals, state: ScalingState, now: float) -> tuple[Scale, ScalingState]:
-    """One decision, and the state to bring along to the next. Time in seconds on any one clock."""
+    """One decision, and the state for the next one. Times in seconds on any one clock."""
     state = _observe(rules, signals, state, now)
     fleet = signals.ready + signals.starting
     wanted, reason = _wanted(rules, signals, state, fleet, now)
@@ -114,7 +114,7 @@ def decide_scale(rules: ScalingRules, signals: Signals, state: ScalingState, now
     if wanted == fleet:
         return Scale(fleet), state
     grown_at = now if wanted > fleet else state.grown_at
-    # The conditions begin anew: the same backlog must not be answered twice.
+    # Conditions start over: the same backlog must not be answered twice.
     return Scale(wanted, reason), ScalingState(
         seen_at=now, deep_since=(None,) * len(rules.steps), changed_at=now, grown_at=grown_at
     )
@@ -144,21 +144,22 @@ def _wanted(rules: ScalingRules, signals: Signals, state: ScalingState, fleet: i
             max(fleet, rules.least), rules.most
         ), f"{fleet} workers are outside the allowed {rules.least} to {rules.most}"
     if signals.starting and now - state.grown_at < 2 * rules.cold_start_s:
-        # What has been asked for is not there yet; only twice its time, since one that never comes must not hold it up.
+        # Workers that were asked for are not ready yet. Wait at most twice their time, since one that never starts must
+        # not block scaling.
         return fleet, ""
     added, reason = _more(rules, signals, state, now)
     if added:
         return fleet + added, reason
     if _lasted(state.idle_since, rules.idle_for_s, now) and now - state.changed_at >= rules.after_down_s:
         fewer = max(1, math.floor(rules.down_share * fleet))
-        # Those that stay must not be busy at once, or they would be called back.
+        # The remaining workers must not be busy at once, or the fleet would grow again.
         if fleet > fewer and signals.use * fleet / (fleet - fewer) < rules.busy:
             return fleet - fewer, f"under {rules.idle:.0%} busy for {rules.idle_for_s:.0f} s"
     return fleet, ""
 
 
 def _more(rules: ScalingRules, signals: Signals, state: ScalingState, now: float) -> tuple[int, str]:
-    """The largest that any rule asks for."""
+    """The largest increase that any rule asks for."""
     asked: list[tuple[int, str]] = []
     if _lasted(state.slow_since, rules.drain_for_s, now):
         short = math.inf if signals.drain_s == math.inf else signals.ready * (signals.drain_s / rules.drain_s - 1)

@@ -1,4 +1,4 @@
-"""Size and moment from the deadlines of those who wait, and from what a batch is known to take."""
+"""Size and time of a batch from the deadlines of its requests and the learned time of a batch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from batching.policy.idle import ahead
 
 @dataclass(frozen=True, slots=True)
 class SloAware:
-    """Wait for a batch of an efficient size as long as all deadlines allow it, and no longer than `max_wait_s`.
+    """Wait for a batch of an efficient size as long as all deadlines allow it, and at most `max_wait_s`.
 
-    Efficient is the smallest size with which the executor keeps up with the arrivals. The batch closes when the
-    earliest deadline leaves just the time that it is going to take (`a + b·n` and twice its usual deviation); it is
-    kept small enough for that deadline, unless it would then fall behind; and who cannot be in time any more is
-    refused. Deadlines are the callers' own, of every tier, or `slo_s` after they came, whichever is sooner; only by
-    their own is anybody refused.
+    The efficient size is the smallest with which the executor keeps up with the arrivals. The batch is dispatched when
+    the earliest deadline leaves just its predicted time (`a + b·n` and twice its usual deviation). It is small enough
+    for that deadline, unless the executor would then fall behind, and requests that cannot be in time are refused. A
+    deadline is the caller's own or `slo_s` after the arrival, whichever is sooner; only the caller's own leads to a
+    refusal.
 
     Sources: Clipper (Crankshaw et al., NSDI 2017) sizes batches by a latency objective; Nexus (SOSP 2019) drops early;
     Clockwork (Gujarati et al., OSDI 2020) refuses by predicted time, since a model's time is predictable.
@@ -55,7 +55,7 @@ class SloAware:
 
 
 def sparing(decision: Decision, queue: QueueView, now: float) -> Decision:
-    """A batch that is claimed ahead, without those who would be late after both."""
+    """A batch that is claimed ahead, without requests that would be late after both batches."""
     if not isinstance(decision, Dispatch) or math.isinf(queue.due_at) or queue.learnt.time.weight < SURE:
         return decision
     margin_s = max(0.0, queue.free_at - now) + queue.learnt.time.predict(decision.size)

@@ -1,9 +1,9 @@
-"""How the places of one batch are shared between the tiers.
+"""Shares the places of one batch between the tiers.
 
 Strict preference for the higher tier, except for a guaranteed share of each lower tier that waits, so that none
 starves. The share is small at first and grows when the tier's oldest request has *aged*. A share of less than one place
 is saved up over batches (deficit round robin: Shreedhar and Varghese, 1996), so that the guarantee holds for a batch
-size of one as well. `lua/tiers.lua` is the same rule; tests hold the two together.
+size of one as well. `lua/tiers.lua` is the same rule; tests prove that both agree.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Of each batch, while a higher tier fills it: paid keeps a fifth, free a tenth.
+# Shares of each batch while a higher tier fills it: paid keeps a fifth, free a tenth.
 DEFAULT_SHARES: tuple[float, ...] = (0.0, 0.2, 0.1)
-# Of each batch, for each lower tier whose oldest request has waited for so long; the highest keeps what is left.
+# Share of each batch for each lower tier whose oldest request has waited this long; the highest tier keeps the rest.
 AGED_SHARE = 0.35
 DEFAULT_AGEING_S = 0.5
 
@@ -28,7 +28,7 @@ class Allocation:
 
 
 def guaranteed(shares: Sequence[float], aged: Sequence[bool]) -> tuple[float, ...]:
-    """The shares as they stand when the oldest requests of some tiers have aged."""
+    """The shares of the lower tiers, when the oldest requests of some tiers have aged."""
     return tuple(max(share, AGED_SHARE) if old else share for share, old in zip(shares, aged, strict=True))
 
 
@@ -49,7 +49,7 @@ def allocate(
     left = size
     for i in tiers:
         if i > top and depths[i] > 0:
-            # One more than a batch holds: of two tiers that are due at once, the one that has to wait loses nothing.
+            # One more than a batch holds: when two tiers are due at once, the one that has to wait loses nothing.
             saved[i] = min(credits[i] + shares[i] * size, size + 1.0)
             takes[i] = min(math.floor(saved[i] + 1e-9), depths[i], left)
             left -= takes[i]

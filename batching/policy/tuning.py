@@ -1,4 +1,4 @@
-"""A policy by its name, and another value of it while it runs.
+"""Makes a policy from its name, and changes its values while it runs.
 
 Names and keys are those of `bunch.toml` and of `manage.py tune`: milliseconds where a policy has seconds.
 """
@@ -19,7 +19,7 @@ _LONGEST_S = 60.0
 
 
 class TuneError(ValueError):
-    """Some of the changes are none for this policy; nothing was changed. `problems` has a sentence for each."""
+    """Some of the changes are not valid for this policy; nothing was changed. `problems` has a sentence for each."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__(problems)
@@ -30,10 +30,10 @@ class TuneError(ValueError):
 
 
 def make(name: str, max_batch_size: int, max_wait_s: float | None, options: Mapping[str, Any]) -> NamedPolicy:
-    """The policy called `name`, with whatever `options` say beside the two settings that all have.
+    """The policy called `name`, with `options` besides the two settings that all policies have.
 
     Raises:
-        TuneError: no such policy, or options that it does not have.
+        TuneError: the policy does not exist, or does not have these options.
     """
     if name not in POLICIES:
         raise TuneError((f"policy={name}: must be one of {', '.join(POLICIES)}",))
@@ -43,13 +43,13 @@ def make(name: str, max_batch_size: int, max_wait_s: float | None, options: Mapp
 
 
 def default_max_wait_s(name: str) -> float:
-    """The wait of a policy where bunch.toml gives no `max_wait_ms`; 0 for one that never waits."""
+    """The default wait of a policy, where bunch.toml gives no `max_wait_ms`; 0 for a policy that never waits."""
     field = _class_of(POLICIES[name]).__dataclass_fields__.get("max_wait_s")
     return cast("float", field.default) if field else 0.0
 
 
 def name_of(policy: object) -> str:
-    """As bunch.toml calls it."""
+    """The policy's name in bunch.toml."""
     return getattr(policy, "name", type(policy).__name__)
 
 
@@ -70,7 +70,7 @@ def _ranges(kind: type) -> dict[str, Within]:
 
 
 def knobs(policy: NamedPolicy) -> dict[str, float]:
-    """Every key that `retuned` takes for this policy, with its value now."""
+    """Every key that `retuned` accepts for this policy, with its current value."""
     return {
         _key(field.name): value * 1000 if field.name.endswith("_s") else value
         for field in fields(policy)
@@ -79,12 +79,12 @@ def knobs(policy: NamedPolicy) -> dict[str, float]:
 
 
 def retuned(policy: NamedPolicy, changes: Mapping[str, Any]) -> NamedPolicy:
-    """`policy` with other values, `{"max_wait_ms": 20, "max_batch_size": 32}`; strings are read as numbers.
+    """The policy with changed values, such as `{"max_wait_ms": 20, "max_batch_size": 32}`; strings are read as numbers.
 
     `{"policy": "slo"}` makes it another policy, with the same `max_batch_size` and, where it has one, `max_wait_ms`.
 
     Raises:
-        TuneError: a key that this policy has not, or a value out of its range. Nothing is changed then.
+        TuneError: a key that this policy does not have, or a value out of its range. Then nothing is changed.
     """
     rest = {key: value for key, value in changes.items() if key != "policy"}
     if "policy" in changes and changes["policy"] != name_of(policy):
@@ -115,7 +115,7 @@ def _read(field: Field[Any], ranges: Mapping[str, Within], value: Any) -> float:
     except (TypeError, ValueError):
         raise ValueError("must be a number") from None
     if field.name.endswith("_s"):
-        # No objective is an infinite one; no other time is.
+        # An infinite objective means none; no other time may be infinite.
         endless = field.default == math.inf and number == math.inf
         if not (0 <= number <= _LONGEST_S * 1000 or endless):
             raise ValueError(f"must be milliseconds from 0 to {_LONGEST_S * 1000:.0f}")

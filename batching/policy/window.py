@@ -1,4 +1,4 @@
-"""What the policies with a window have in common: full, or over, or too late for somebody's deadline."""
+"""The rule that the policies with a window share: a full batch, the end of the window, or a deadline."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from batching.policy.idle import ahead
 def in_window(
     queue: QueueView, now: float, *, size: int, wait_s: float, lead_s: float, keep_deadlines: bool = True
 ) -> Decision:
-    """Go when `size` wait, or when the oldest has waited `wait_s`; with `keep_deadlines`, soon enough for all of them.
+    """Dispatch when `size` wait, or when the oldest has waited `wait_s`; with `keep_deadlines`, soon enough for all of
+    them.
 
-    Ahead of the executor coming free (`lead_s`) only a full batch goes, as in `WhenIdle`.
+    Before the executor is free (`lead_s`), only a full batch is dispatched, as in `WhenIdle`.
     """
     if queue.in_hand > 0:
         return ahead(queue, now, size, lead_s)
@@ -21,7 +22,7 @@ def in_window(
         return Dispatch(size, Reason.FULL)
     if queue.depth == 0:
         return Wait()
-    # From the oldest request, not from the last flush: a timer's phase would let a request wait anywhere
+    # Counted from the oldest request, not from the last flush: with a timer's phase a request could wait any time
     # between nothing and the whole window.
     due = queue.oldest_at + wait_s
     reason = Reason.DELAY

@@ -1,1 +1,1 @@
-"""What follows a failure: a retry, an open breaker, the search for the request that kills executors."""
+"""Rules for failures: retries, the circuit breaker, and the search for the request that kills executors."""

@@ -1,7 +1,7 @@
-"""A circuit breaker: a model that keeps failing gets no more requests, until a small batch shows that it is well again.
+"""A circuit breaker: a model that keeps failing gets no more requests, until a small batch shows that it works again.
 
-Nygard, "Release It!" (2007): closed, open, half-open. Requests wait in their queue meanwhile, where another worker may
-take them, instead of using up their attempts here.
+States: closed, open, half-open (Nygard, "Release It!", 2007). While it is open, requests wait in their queue, where
+another worker may take them, instead of using up their attempts here.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Breaker:
         return self._state
 
     def permits(self, now: float) -> int:
-        """How large a batch may be claimed: all, a probe while half-open (one at a time), or none.
+        """The size of a batch that may be claimed: the maximum, a probe while half-open (one at a time), or 0.
 
-        Asking takes no probe: whoever finds an empty queue may wait there for the request that shows whether the model
-        is well. Before the claim, `take` says the same again, and takes it.
+        Asking does not take the probe: a loop with an empty queue may wait for the request that will be the probe.
+        Before the claim, `take` returns the same, and takes the probe.
         """
         if self._state is BreakerState.CLOSED:
             return self._full_size
@@ -61,7 +61,7 @@ class Breaker:
         return 0
 
     def take(self, now: float) -> int:
-        """`permits`, for a claim that follows at once; the next probe waits for this one's outcome."""
+        """`permits`, for a claim that follows at once; the next probe waits for the outcome of this one."""
         permitted = self.permits(now)
         if permitted and self._state is BreakerState.HALF_OPEN:
             # A probe whose requests were all cancelled reports nothing; so the next is allowed after the same pause.
@@ -70,11 +70,11 @@ class Breaker:
         return permitted
 
     def found_nothing(self) -> None:
-        """The claim came back empty: its probe is still to be taken."""
+        """The claim came back empty, so its probe is still to be taken."""
         self._probing = False
 
     def record(self, now: float, *, ok: bool) -> None:
-        """A batch came back with at least one good outcome, or with none."""
+        """Record that a batch came back with at least one good outcome (`ok`), or with none."""
         if ok:
             self._state = BreakerState.CLOSED
             self._in_a_row = 0
@@ -89,7 +89,7 @@ class Breaker:
         self._until = now + self._open_s
 
     def reset(self) -> None:
-        """An operator says that the model is well."""
+        """Close the breaker, when an operator reports that the model works."""
         self._state = BreakerState.CLOSED
         self._in_a_row = 0
         self._open_s = self._first_open_s

@@ -1,4 +1,4 @@
-"""Whether, and after what pause, a failed request is tried again."""
+"""Decides whether, and after which pause, a failed request is tried again."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from batching.policy.faults.suspects import rounds
 
-# Beyond this, deliveries that ended with their worker's death are no longer put down to bad luck.
+# With more deliveries that ended with their worker's death than this, it is no longer considered bad luck.
 MAX_DELIVERIES = 20
-# The stamp counts no further.
+# The fast header has one digit for it.
 MOST_LOSSES = 9
 
 
@@ -16,8 +16,8 @@ MOST_LOSSES = 9
 class RetryPolicy:
     """Exponential back-off with full jitter (Brooker, "Exponential Backoff And Jitter", AWS 2015).
 
-    `max_attempts` counts the first try too. A pause that would end at or after the caller's deadline is none: the
-    request fails at once, with its real reason, instead of with a time-out later.
+    `max_attempts` includes the first try. If the pause would end at or after the caller's deadline, the request fails
+    at once with its real reason, instead of with a timeout later.
     """
 
     max_attempts: int
@@ -25,7 +25,7 @@ class RetryPolicy:
     cap_s: float = 5.0
 
     def pause(self, attempt: int, left_s: float, jitter: float) -> float | None:
-        """Seconds before the next try, or None to give up.
+        """The seconds before the next try, or None to give up.
 
         Args:
             attempt: the number of the try that failed, from 1.
@@ -38,10 +38,10 @@ class RetryPolicy:
         return pause_s if pause_s < left_s else None
 
     def exhausted(self, attempt: int, lost: int) -> bool:
-        """Whether a request about to be tried for the `attempt`-th time has used up its chances.
+        """Return whether a request about to be tried for the `attempt`-th time has used up its attempts.
 
-        Of executors it may have killed, `lost` counts those that died with it inside. Attempts that failed otherwise
-        do not count with them: whoever has been lost among others must have its turn alone.
+        `lost` counts the executors that died with it inside. Attempts that failed otherwise are counted separately,
+        since a request that was lost among others must get its try alone.
         """
         if lost > rounds(self.max_attempts):
             return True

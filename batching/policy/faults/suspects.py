@@ -1,10 +1,10 @@
-"""Finding the request that kills executors, without failing those that were beside it.
+"""Finds the request that kills executors, without failing its neighbours.
 
-A dead executor tells nothing about which of its batch's members it died of, so all of them are suspects. They are tried
-again among themselves, in batches that shrink with each loss, the last time alone: then a death convicts.
+The death of an executor does not tell which request of the batch was the cause, so all of them are suspects. They are
+tried again among themselves, in batches that shrink with each loss, the last time alone: then a death convicts.
 
-A process that can say by itself that it is done for (`workers.executor.faults.health`) convicts the first suspect that
-it had alone. The members of its batch count as lost so often that they are alone the next time.
+A process that reports its own failure (`workers.executor.faults.health`) convicts the first suspect that it had alone.
+The members of its batch count as lost so often that they are alone the next time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def suspect_sizes(max_batch_size: int, max_attempts: int) -> tuple[int, ...]:
 
 
 def rounds(max_attempts: int) -> int:
-    """How many losses a request has behind it when it runs alone. With `max_attempts` 1 there is one more try, alone:
-    its neighbours must not fail for it.
+    """The number of losses after which a request runs alone. With `max_attempts` 1 there is one more try, alone: its
+    neighbours must not fail for it.
     """
     return max(1, max_attempts - 1)

@@ -1,1 +1,1 @@
-"""What is measured on the way: arrivals, the time of a batch, throughput by size."""
+"""Measurements of the claim loop: arrivals, the time of a batch, throughput by size."""

@@ -1,4 +1,4 @@
-"""What a claim loop learns from what it does anyway: looks, claims and finished batches.
+"""Measures arrivals, batch times and callers from what a claim loop does anyway: looks, claims and finished batches.
 
     look, claim ──▶ rate of arrivals          finished ──▶ a + b·n, utilisation
     claim ──▶ whether callers come back, and when; whether they come together; the policy's own memory
@@ -12,23 +12,24 @@ from __future__ import annotations
 from batching.policy.base import NOTHING_LEARNT, Claimed, Learning, Learnt, Policy
 from batching.policy.learning.timing import BatchTime
 
-# Long enough for a rate that a window of 100 ms can rest on, short enough for a burst of a second.
+# Long enough for a rate that a window of 100 ms can rely on, short enough to follow a burst of a second.
 RATE_HALF_LIFE_S = 0.25
 USE_HALF_LIFE_S = 2.0
 # About eight batches.
 _HABIT_GAIN = 1 / 8
-# About four: crowds are few.
+# About four: bursts are few.
 _CROWDING_GAIN = 1 / 4
-# Of a batch's time: who comes so soon after a batch's end has been waiting for it, so soon after another one, with it.
+# As shares of a batch's time: a request that comes so soon after a batch's end has waited for it; so soon after another
+# request, it came with it.
 _SOON = 0.25
-# Of it: nobody who was answered then can be back already.
+# As a share of a batch's time: within it, no answered caller can have returned.
 _AT_ONCE = 0.1
-# So many batches after they were counted, the callers may be others.
+# After this many batches, the number of callers may have changed.
 _UNCOUNTED = 2
 
 
 class Learner:
-    """Time is an argument, in seconds on any one clock. For one claim loop: its feeder looks and claims, its collector
+    """The learner of one claim loop. Times are seconds on any one clock. The feeder looks and claims, the collector
     finishes; neither needs the other's numbers at once, so there is no lock.
     """
 
@@ -41,14 +42,14 @@ class Learner:
         self._crowding = NOTHING_LEARNT.crowding
         self._callers = 0
         self._median_return_s = 0.0
-        # The size of the batch that has ended last, until the callers are counted; how often they could not be.
+        # The size of the last batch, until the callers are counted; and how often they could not be.
         self._answered = 0
         self._uncounted = 0
-        # The batch before: when it left, and whether the half of it had come together.
+        # The previous batch: when it left, and whether half of it had come together.
         self._left_at: float | None = None
         self._together = False
         self._memory: object = None
-        # Requests that have been seen to arrive: those taken, and those that wait.
+        # Requests that have arrived: those taken, and those that wait.
         self._taken = 0
         self._arrived = 0
         self._counted_at: float | None = None
@@ -64,7 +65,7 @@ class Learner:
     @policy.setter
     def policy(self, policy: Policy) -> None:
         self._policy = policy
-        # Asked once, and not for every batch: it takes Python as long as the rest of a claim here.
+        # Evaluated once and not for every batch: here it would cost as much as the rest of a claim.
         self._learning = policy if isinstance(policy, Learning) else None
 
     @property
@@ -77,7 +78,9 @@ class Learner:
         self._publish()
 
     def claimed(self, size: int, left: int, waited_s: float, middle_s: float, now: float) -> None:
-        """A batch leaves `left` behind; its oldest request has waited `waited_s`, its middle one `middle_s`."""
+        """A batch was claimed and leaves `left` behind; its oldest request has waited `waited_s`, its middle one
+        `middle_s`.
+        """
         self._count_callers(size + left, now)
         self._taken += size
         self._count(left, now)
@@ -89,7 +92,7 @@ class Learner:
         self._publish()
 
     def finished(self, size: int, took_s: float, now: float, *, regular: bool = True) -> None:
-        """A batch has computed for `took_s`. `regular`: it ran as it was, nothing failed."""
+        """A batch has computed for `took_s`. `regular`: it ran as a whole, and nothing failed."""
         if regular:
             self._time = self._time.observe(size, took_s)
         self._ended_before, self._ended_at = self._ended_at, now
@@ -104,7 +107,7 @@ class Learner:
         arrived = self._taken + depth
         if self._counted_at is not None and now > self._counted_at:
             spent_s = now - self._counted_at
-            # Another executor may have taken what was counted as waiting here.
+            # Another executor may have taken requests that were counted as waiting here.
             came = max(0, arrived - self._arrived)
             self._rate += _gain(spent_s, RATE_HALF_LIFE_S) * (came / spent_s - self._rate)
         elif self._counted_at is not None and arrived > self._arrived:
@@ -112,7 +115,9 @@ class Learner:
         self._arrived, self._counted_at = arrived, now
 
     def _count_callers(self, depth: int, now: float) -> None:
-        """Those just answered, and those who wait: but only before the first can have come back."""
+        """Count the callers: those just answered, and those that wait. It is exact only before the first can have
+        returned.
+        """
         if self._answered:
             if now - self._ended_at <= _AT_ONCE * self._time.predict(1):
                 self._callers, self._uncounted = self._answered + depth, 0
@@ -123,7 +128,7 @@ class Learner:
             self._answered = 0
 
     def _count_crowding(self, size: int, waited_s: float, middle_s: float, now: float) -> None:
-        """Of the batch before: only now is it known who came right behind it."""
+        """Count whether the previous batch came in a burst: only now is it known who came right behind it."""
         soon_s = _SOON * self._time.predict(1)
         if self._left_at is not None:
             together = self._together or 0 <= now - middle_s - self._left_at <= soon_s
@@ -131,10 +136,12 @@ class Learner:
         self._left_at, self._together = now, size > 1 and waited_s - middle_s <= soon_s
 
     def _came_soon(self, size: int, came_at: float) -> float:
-        """1 if the middle one of `size` requests came right after a batch had ended, which may have been as large."""
+        """1 if the middle one of `size` requests came right after a batch had ended that may have been as large, else
+        0.
+        """
         lag_s, of_s = came_at - self._ended_at, self._time.predict(size)
         if lag_s < 0:
-            # It came while the last batch computed.
+            # It came while the last batch was computing.
             lag_s, of_s = came_at - self._ended_before, max(of_s, self._ended_at - self._ended_before)
         if not 0 <= lag_s <= _SOON * of_s:
             return 0.0
@@ -155,5 +162,5 @@ class Learner:
 
 
 def _gain(spent_s: float, half_life_s: float) -> float:
-    """The weight of what was seen over `spent_s` beside all that was before."""
+    """The weight of an observation over `spent_s` compared with all before it."""
     return float(1 - 0.5 ** (spent_s / half_life_s))

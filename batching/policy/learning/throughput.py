@@ -1,12 +1,12 @@
-"""How fast an executor is, from the batches that it has run.
+"""The throughput of an executor, measured from the batches that it has run.
 
-A batch of n takes a fixed time and a time per item. What counts for a queue is the rate of *full* batches, while at low
-load only small ones are seen; so a line is fitted through (size, seconds), with old batches forgotten.
+A batch of n takes a fixed time and a time per item. A queue is drained by *full* batches, while at low load only small
+ones are seen. So a line is fitted through (size, seconds), and old batches are forgotten.
 
-`BatchTime` fits a line as well, and is another estimator on purpose. A policy wants the time inside the executor, at
-once and up to date: `BatchTime` believes its first batch until a second one contradicts it, and begins anew when the
-device has changed. On this one callers are refused: it counts claims and pipe too, says nothing before it is sure, and
-never falls back into knowing nothing, since without a rate the door is open.
+`BatchTime` fits a line as well, and is a different estimator on purpose. A policy needs the time inside the executor,
+at once and up to date: `BatchTime` trusts its first batch until a second one contradicts it, and starts over when the
+device has changed. This estimator is the basis of refusals: it includes claims and pipe, gives no rate before it is
+sure, and never loses its rate again, since without a rate every request is let in.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _FORGET = 1 / 16
-"""Each batch weighs a sixteenth less than the next: a change shows within a dozen batches."""
+"""The weight of each new batch: a change shows within a dozen batches."""
 _OUTLIER = 4.0
 _KNOWN_AFTER = 4
-"""The first batch is not counted, since it pays for what a model does once; three more make a measurement."""
+"""The first batch is not counted, since it includes one-time costs of the model; three more make a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Weighted sums over the batches seen: the empty one has seen none."""
+    """Weighted sums over the batches seen; the default is empty."""
 
     seen: int = 0
     weight: float = 0.0
@@ -32,9 +32,9 @@ class Throughput:
     xy: float = 0.0
 
     def observe(self, size: int, seconds: float) -> Throughput:
-        """After a batch of `size` that occupied the executor for `seconds`.
+        """The sums after a batch of `size` that occupied the executor for `seconds`.
 
-        One stall of the machine must not pass for a slow model: what is far off is taken as somewhat off, so that a
+        One stall of the machine must not look like a slow model: an outlier counts as a smaller deviation, so that a
         lasting change still shows, a few batches later.
         """
         if not self.seen:
@@ -57,11 +57,10 @@ class Throughput:
         return self.seen >= _KNOWN_AFTER
 
     def seconds(self, size: int) -> float:
-        """How long a batch of `size` takes; 0 while that is not known.
+        """The time of a batch of `size`; 0 while it is not known.
 
-        Between "the same for any size" and "in proportion to its size", which is as far as sizes can be believed that
-        nobody has seen. When all were of one size nothing tells these apart, and the first is taken: nobody is refused
-        on account of a guess.
+        The estimate for an unseen size is bounded by "the same for any size" and "in proportion to its size". When all
+        batches had one size, nothing tells these apart, and the first is taken: nobody is refused because of a guess.
         """
         if not self.known:
             return 0.0
@@ -74,6 +73,6 @@ class Throughput:
         return mean_y + slope * (size - mean_x)
 
     def rate(self, max_batch_size: int) -> float:
-        """Requests a second in full batches; 0 while that is not known."""
+        """Requests per second in full batches; 0 while that is not known."""
         seconds = self.seconds(max_batch_size)
         return max_batch_size / seconds if seconds > 0 else 0.0

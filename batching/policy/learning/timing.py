@@ -1,15 +1,14 @@
-"""How long a batch of n takes, learnt while it runs: a + b·n.
+"""The time of a batch of n, a + b·n, learned while it runs.
 
-Weighted least squares over sums, so that nothing is kept of the past but five numbers. Five things are added to the
-textbook:
+Weighted least squares over sums, so that only five numbers are kept. Five things are added to the textbook method:
 
 - *forgetting*: a batch counts less by `_KEEP` with each one after it, so the line follows a device that warms up;
 - *outliers*: a time far from the line (a garbage collection, a page fault) counts as if it were only `_FAR` spreads
   away (Huber, "Robust Estimation of a Location Parameter", 1964);
-- *drift*: when the deviations of one side add up they are no outliers but another device, and the past goes (CUSUM:
-  Page, "Continuous Inspection Schemes", 1954);
-- *a cold start*: the first batches are slow, never fast, so one of under half the expected time replaces them;
-- *sizes that never vary* say nothing about the slope: it is held to where it was, weakly (a ridge).
+- *drift*: when deviations to one side add up, they are not outliers but a changed device, and the past is dropped
+  (CUSUM: Page, "Continuous Inspection Schemes", 1954);
+- *a cold start*: first batches are slow, never fast, so one of under half the expected time replaces them;
+- *sizes that never vary* say nothing about the slope: it is weakly held to its previous value (a ridge).
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ _RIDGE = 1e-3
 _COLD = 3.0
 _LITTLE = 0.1
 _ANY_SIZE = 1 << 30
-# Timers and schedulers: a spread below this is not believed.
+# Timers and schedulers: a spread below this is not trusted.
 _LEAST_SPREAD = 0.01
 _WARM_WEIGHT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTime:
-    """A line through the batches seen, as a value. `a_s` and `b_s` are never below 0; `spread_s` is a mean deviation.
+    """A line through the batches seen. `a_s` and `b_s` are never below 0; `spread_s` is the mean deviation.
 
-    `weight` says how much is known: 0 nothing, then the number of batches, up to 1 / (1 - 0.98) = 50.
+    `weight` is the amount of evidence: 0 for none, then the number of batches, up to 1 / (1 - 0.98) = 50.
     """
 
     a_s: float = 0.0
@@ -49,7 +48,7 @@ class BatchTime:
 
     @classmethod
     def warm(cls, a_s: float, b_s: float, max_batch_size: int) -> BatchTime:
-        """From an earlier run, or a guess: gives way to about as many batches as it is made of, two."""
+        """A line from an earlier run, or a guess. It has the weight of two batches, and gives way as soon."""
         half = max_batch_size / 2
         return cls(a_s, b_s, 0.0, _WARM_WEIGHT, half, a_s + b_s * half, half * half / 3, b_s * half * half / 3)
 
@@ -62,11 +61,11 @@ class BatchTime:
         return self.a_s + self.b_s * size
 
     def late(self, size: int) -> float:
-        """Seconds that a batch of `size` seldom exceeds."""
+        """The seconds that a batch of `size` seldom exceeds."""
         return self.predict(size) + 2 * self.spread_s
 
     def fits(self, seconds: float) -> int:
-        """The largest batch that is seldom longer than `seconds`; 0 when not even one is that quick."""
+        """The largest batch that seldom takes longer than `seconds`; 0 when not even one request is that quick."""
         left_s = seconds - 2 * self.spread_s - self.a_s
         if left_s < 0:
             return 0
@@ -76,14 +75,14 @@ class BatchTime:
         return int(left_s / self.b_s + 1e-9)
 
     def keeps_up(self, rate: float, max_batch_size: int) -> int:
-        """The smallest batch with which one executor serves `rate` requests a second; at most the maximum."""
+        """The smallest batch size with which one executor serves `rate` requests per second; at most the maximum."""
         spare = 1 - rate * self.b_s
         if spare <= 0:
             return max_batch_size
         return max(1, min(max_batch_size, math.ceil(rate * self.a_s / spare)))
 
     def observe(self, size: int, seconds: float) -> BatchTime:
-        """The line with one more batch in it."""
+        """The line with one more batch."""
         if not self.known:
             return _first(size, seconds)
         if self.weight <= _COLD and seconds < self.predict(size) / 2:
@@ -126,12 +125,12 @@ class BatchTime:
         above: float = 0.0,
         below: float = 0.0,
     ) -> BatchTime:
-        """The line that these sums make, its slope held to this one's."""
+        """The line for these sums, its slope held to this one's."""
         ridge = _RIDGE * weight
         b_s = max(0.0, (cov + ridge * self.b_s) / (var_n + ridge))
         a_s = mean_s - b_s * mean_n
         if a_s < 0:
-            # In proportion to the size: a line cannot start below nothing.
+            # In proportion to the size: a line cannot start below zero.
             a_s, b_s = 0.0, mean_s / mean_n
         return BatchTime(a_s, b_s, spread_s, weight, mean_n, mean_s, var_n, cov, above, below)
 

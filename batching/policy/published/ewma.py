@@ -1,4 +1,4 @@
-"""The window follows the rate of arrivals: short when it is quiet, long when batches will fill."""
+"""A window that follows the arrival rate: short when it is quiet, long when batches will fill."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from batching.policy.window import in_window
 
 @dataclass(frozen=True, slots=True)
 class EwmaWindow:
-    """Wait for the share of `max_wait_s` that equals the share of a batch which would come in it.
+    """Wait for a share of `max_wait_s`, equal to the share of a batch that would arrive in it.
 
-    With few arrivals there is nothing to wait for; with more than a batch in `max_wait_s` the whole window is used, and
-    the batch is full before it ends. In between the two are joined by a straight line: no rate at which the wait jumps.
+    With few arrivals there is nothing to wait for. With more than a batch in `max_wait_s` the whole window is used, and
+    the batch is full before it ends. In between the wait grows linearly, so it never jumps.
     """
 
     name: ClassVar[str] = "ewma"

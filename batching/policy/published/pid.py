@@ -1,4 +1,4 @@
-"""A controller of the window, on the time that requests wait."""
+"""A PID controller of the window, on the waiting time of requests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import ClassVar
 from batching.policy.base import Claimed, Decision, Gain, QueueView, Size
 from batching.policy.window import in_window
 
-# After a quiet hour the integral must not take in an hour at once.
+# After a quiet hour, the integral must not take in an hour at once.
 _LONGEST_STEP_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """The state: the window now, the integral, and the last measurement."""
+    """The state of the controller: the window, the integral, and the last measurement."""
 
     window_s: float
     integral_s: float
@@ -24,12 +24,12 @@ class Controller:
 
 @dataclass(frozen=True, slots=True)
 class PidWindow:
-    """Hold the oldest request's wait at `target_s`: PID, textbook form, once for each batch.
+    """Keep the wait of the oldest request at `target_s`: PID in textbook form, one step per batch.
 
-    Waited less than the set point: there is room for larger batches, the window grows; more: it shrinks, down to
-    nothing, which is `WhenIdle`. The window stays within 0 and `max_wait_s`. Against wind-up the integral is held there
-    too, and only moves while that moves the window (clamping: Åström and Hägglund, "Advanced PID Control", 2006). The
-    derivative is of the measurement, so that a new set point gives no kick.
+    When requests waited less than the set point, the window grows for larger batches; when they waited more, it
+    shrinks, down to 0, which is `WhenIdle`. The window stays within 0 and `max_wait_s`. Against wind-up the integral
+    has the same limits, and only moves while that moves the window (clamping: Åström and Hägglund, "Advanced PID
+    Control", 2006). The derivative is of the measurement, so that a new set point gives no kick.
 
     Beyond saturation a longer window would help, not a shorter one; but there batches are full before any window ends.
     """

@@ -1,4 +1,4 @@
-"""Leave early when those who are still to come will not fill the batch in time."""
+"""Dispatch early when later arrivals will not fill the batch in time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Annotated, ClassVar
 from batching.policy.base import Decision, Dispatch, QueueView, Reason, Size, Wait, Within
 from batching.policy.window import in_window
 
-# How many expected gaps without an arrival before the forecast is made anew.
+# The number of expected gaps without an arrival after which the forecast is made again.
 _GAPS = 2.0
 _LEAST_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class Speculative:
-    """`FixedWindow`, as long as the rate of arrivals makes it likely that the window will end with a full batch.
+    """`FixedWindow`, as long as the arrival rate makes it likely that the window ends with a full batch.
 
-    `sure` is how many standard deviations of a Poisson count the forecast may lack: 0 waits when filling is as likely
-    as not, 1 also when it would take some luck.
+    `sure` is the number of standard deviations of a Poisson count by which the forecast may fall short: 0 waits when
+    filling is as likely as not, 1 also when it would take some luck.
     """
 
     name: ClassVar[str] = "speculative"
@@ -36,5 +36,5 @@ class Speculative:
         coming = rate * (decision.until - now)
         if coming + self.sure * coming**0.5 < self.max_batch_size - queue.depth:
             return Dispatch(self.max_batch_size, Reason.IDLE)
-        # If they stay away the rate is seen to fall, so ask again before the window ends.
+        # Without arrivals the rate falls, so ask again before the window ends.
         return Wait(until=min(decision.until, now + max(_LEAST_S, _GAPS / rate)))

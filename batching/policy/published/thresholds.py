@@ -1,4 +1,4 @@
-"""Three steps of size and window, by queue depth and utilisation: a table that people can read and argue about."""
+"""Three steps of size and window, chosen by queue depth and utilisation: a table that people can read and discuss."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from batching.policy.window import in_window
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Quiet: 16 or 30 ms. Busy: 64 or 100 ms. Else: 32 or 50 ms. Never over `max_batch_size` and `max_wait_s`.
+    """Quiet: 16 or 30 ms. Busy: 64 or 100 ms. Otherwise: 32 or 50 ms. Never over `max_batch_size` and `max_wait_s`.
 
-    Quiet is utilisation below `quiet_use` and depth below `quiet_depth`; busy is either above its other mark.
+    Quiet is utilisation below `quiet_use` and depth below `quiet_depth`; busy is either of them above its upper
+    threshold.
     """
 
     name: ClassVar[str] = "thresholds"
