@@ -1,5 +1,5 @@
-"""How many GPUs a load needs: the published designs' formulas first, then the same question put to the simulator.
+"""The number of GPUs that a load needs: by the published designs' formulas, and by simulation.
 
-`formulas` is arithmetic, `search` finds the smallest fleet that holds an objective in virtual time, `plan` joins the
-two, and `designs` are the published designs as scenarios, with what they claim.
+`formulas` is arithmetic, `search` finds the smallest fleet that meets an objective in virtual time, `plan` joins the
+two, and `designs` has the published designs as scenarios, with their claims.
 """

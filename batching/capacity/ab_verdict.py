@@ -1,4 +1,4 @@
-"""Whether a change has done any good: two stretches of the running system, before it and after it."""
+"""Judges a change of the running system by two measurements, before and after it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from dataclasses import dataclass
 
 from batching.capacity.search import Objective
 
-# Below this many requests a percentile is one request's.
+# With fewer requests than this, a percentile depends on a single request.
 ENOUGH = 100
-# Of the load before: further off, the two say nothing about each other.
+# As a share of the load before: with a larger difference the two cannot be compared.
 _SAME_LOAD = 0.25
 _WORSE_LATENCY = 1.1
-# Standard deviations that two counts may lie apart by chance, and what is not worth a change anyway.
+# Standard deviations that two counts may differ by chance, and the difference that is too small to matter.
 _BY_CHANCE = 2.0
 _LITTLE = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """`asked` requests ended within `seconds`, `lost` of them unanswered; latencies are of the others, sorted."""
+    """One measurement: `asked` requests ended within `seconds`, `lost` of them without an answer; latencies are of the
+    others, sorted.
+    """
 
     seconds: float
     asked: int
@@ -42,14 +44,14 @@ class Watched:
         return self.in_time / self.asked if self.asked else 1.0
 
     def at_ms(self, fraction: float) -> float | None:
-        """A percentile of those answered, by the nearest rank; None when nobody was."""
+        """A percentile of the answered requests, by the nearest rank; None when there were none."""
         if not self.took_s:
             return None
         return self.took_s[max(0, math.ceil(fraction * len(self.took_s)) - 1)] * 1000
 
 
 def watched(took_s: Sequence[float], *, lost: int, mean_batch: float, seconds: float, slo_s: float) -> Watched:
-    """From the latencies of those that were answered, in any order."""
+    """A measurement from the latencies of the answered requests, in any order."""
     in_time = sum(each <= slo_s for each in took_s)
     return Watched(seconds, len(took_s) + lost, lost, in_time, sorted(took_s), mean_batch)
 
@@ -61,9 +63,10 @@ class Verdict:
 
 
 def judge(before: Watched, after: Watched, objective: Objective) -> Verdict:
-    """Keep a change, unless it has made things worse, or nobody can tell.
+    """Keep a change, unless it has made things worse, or there is too little data.
 
-    Worse is a smaller part in time, by more than chance; or, with that the same, a percentile that is a tenth longer.
+    Worse means a smaller fraction in time, by more than chance; or, at the same fraction, a percentile that is a tenth
+    higher.
     """
     if min(before.asked, after.asked) < ENOUGH:
         return Verdict(
@@ -89,6 +92,6 @@ def judge(before: Watched, after: Watched, objective: Objective) -> Verdict:
 
 
 def _deviation(before: Watched, after: Watched) -> float:
-    """Of the difference between two parts, if both were the same."""
+    """The standard deviation of the difference of the two fractions, if both were the same."""
     part = (before.in_time + after.in_time) / (before.asked + after.asked)
     return math.sqrt(part * (1 - part) * (1 / before.asked + 1 / after.asked))

@@ -1,8 +1,8 @@
-"""The published designs as scenarios: their load, their model, their fleet, their objective.
+"""The published designs as scenarios: load, model, fleet and objective.
 
-Times of a batch are fixed, as the designs count them, whatever its size. Beside even (Poisson) traffic each meets
-*uneven* traffic of the same mean: a fifth above it and a fifth below it in turn, ten seconds each. Any day has such
-seconds, and a fleet at 98 % has nothing left for them.
+The time of a batch is fixed, as in the designs, whatever its size. Each design runs with even (Poisson) traffic, and
+with *uneven* traffic of the same mean: a fifth above it and a fifth below it in turn, ten seconds each. Real traffic
+varies like that, and a fleet at 98 % has no capacity left for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from batching.capacity.search import Objective, smallest_fleet
 from batching.policy import Policy
 from batching.simulator import Affine, Overheads, Poisson, Report, Scenario, Steps, simulate
 
-# Makes what makes an executor's policy: name, largest batch, longest wait in seconds.
+# Makes a factory of an executor's policy from: name, maximum batch size, maximum wait in seconds.
 Maker = Callable[[str, int, float], Callable[[], Policy]]
 
 _UNEVEN = 0.2
@@ -26,7 +26,7 @@ _DURATION_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """`overhead_s` is what the design itself adds to a batch's time (transfer, batching)."""
+    """A published design. `overhead_s` is the time that it adds to a batch itself (transfer, batching)."""
 
     name: str
     what: str
@@ -41,12 +41,12 @@ class Design:
 
     @property
     def rate(self) -> float:
-        """Of one GPU, as the design counts it."""
+        """Requests per second of one GPU, by the design's own formula."""
         return rate_of_one(self.max_batch_size, self.batch_s, self.overhead_s)
 
     @property
     def use(self) -> float:
-        """Of the fleet, at the mean rate, if every batch is full."""
+        """The utilisation of the fleet at the mean rate, if every batch is full."""
         return self.rps / (self.gpus * rate_of_one(self.max_batch_size, self.batch_s))
 
     def scenario(self, policy: Callable[[], Policy], *, uneven: bool, overheads: Overheads) -> Scenario:
@@ -146,7 +146,7 @@ DESIGNS: tuple[Design, ...] = (
         tiers=(0.05, 0.25, 0.70),
         overhead_s=0.02,
     ),
-    # Its own rule, 320/s a GPU at 70 %, at the two loads that it names without a fleet.
+    # The design's own rule, 320/s per GPU at 70 %, for the two loads that it gives without a fleet.
     Design(
         name="E, at 5,000",
         what="5,000/s, 100 ms per batch of 32, 23 GPUs, p95 < 200 ms",
@@ -172,7 +172,9 @@ DESIGNS: tuple[Design, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One policy at one design. `smallest` is None when no fleet up to twice the design's and more holds it."""
+    """The result of one policy for one design. `smallest` is None when no fleet up to twice the design's size meets the
+    objective.
+    """
 
     policy: str
     even: Report
@@ -185,7 +187,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A design, what its formulas say, what theory adds, and what each policy does with it."""
+    """A design, the results of its formulas and of queueing theory, and the outcome of each policy."""
 
     design: Design
     raw: int
@@ -195,9 +197,9 @@ class Replay:
 
 
 def replay(design: Design, policies: Sequence[str], make: Maker, overheads: Overheads, seed: int = 1) -> Replay:
-    """Run the design's fleet, and find the smallest, under every policy."""
+    """Simulate the design's fleet, and find the smallest one, under every policy."""
     outcomes = {}
-    # A fleet that is overloaded by the mean need not be tried.
+    # A fleet that is overloaded at the mean rate need not be tried.
     least = gpus_for(design.rps, rate_of_one(design.max_batch_size, design.batch_s), 1.0)
     most = max(2 * design.gpus, 3 * least)
     for name in policies:

@@ -1,4 +1,6 @@
-"""What a load needs: GPUs, web processes, Redis, money. Formulas first, then confirmed in virtual time."""
+"""The resources that a load needs: GPUs, web processes, Redis, money. Formulas first, then confirmed in virtual
+time.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,15 @@ from batching.simulator import Overheads, Poisson, Report, Scenario, Service, si
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked for.
+    """The load to plan for.
 
     Args:
-        gb_cost: of each 10^9 bytes that leave for the callers, in the currency of `gpu_hour_cost`.
-        web_rps: requests a second that one web process takes at full load.
-        retention_s: how long results are kept; `payload_bytes`: an input, and an output of the same size.
-        headroom: how far a GPU is planned to be used.
-        most: the largest fleet worth thinking about.
-        requests: how many a simulation is long: a percentile of fewer is coarser, and sooner found.
+        gb_cost: price of 10^9 bytes sent to callers, in the currency of `gpu_hour_cost`.
+        web_rps: requests per second of one web process at full load.
+        retention_s: how long results are kept; `payload_bytes` is the size of an input, and of an output.
+        headroom: planned utilisation of a GPU.
+        most: largest fleet to consider.
+        requests: number of requests per simulation: fewer are faster, and give coarser percentiles.
     """
 
     rps: float
@@ -54,7 +56,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The answer. `gpus` holds the objective with the headroom, `smallest` without any, `raw` is rate / rate of one."""
+    """The plan. `gpus` meets the objective with the headroom, `smallest` without, `raw` is rate / rate of one GPU."""
 
     feasible: bool
     why: str

@@ -1,4 +1,4 @@
-"""The smallest fleet that holds an objective, found in virtual time."""
+"""Finds the smallest fleet that meets an objective, in virtual time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Objective:
     fraction: float = 0.99
 
     def is_held(self, report: Report) -> bool:
-        """Those that were refused, or not answered at all, count as late."""
+        """Return whether the objective is met. Requests that were refused or not answered count as late."""
         return self.attainment(report) >= self.fraction
 
     def attainment(self, report: Report) -> float:
-        """The part of the requests offered that were answered in time."""
+        """The fraction of the offered requests that were answered in time."""
         in_time = sum(int((each <= self.slo_s).sum()) for each in report.latencies_s)
         counted = sum(len(each) for each in report.latencies_s)
         lost = report.requests - report.answered
@@ -35,10 +35,10 @@ class Found:
 
 
 def smallest_fleet(scenario: Scenario, objective: Objective, *, least: int, most: int, seed: int = 1) -> Found | None:
-    """By doubling, then halving: more GPUs never hold less. None: not even `most` do.
+    """The smallest fleet, by doubling, then bisection: more GPUs never do worse. None: not even `most` meet it.
 
     Args:
-        least: below it the fleet is overloaded anyway, and a run would only show for how long.
+        least: the smallest fleet to try; a smaller one is overloaded anyway.
     """
     tried: dict[int, Report] = {}
 
@@ -51,7 +51,7 @@ def smallest_fleet(scenario: Scenario, objective: Objective, *, least: int, most
 
 
 def first(holds: Callable[[int], bool], least: int, most: int) -> int | None:
-    """The smallest n from `least` to `most` with `holds(n)`, for a `holds` that stays true once it is."""
+    """The smallest n from `least` to `most` with `holds(n)`, for a `holds` that stays true from there on."""
     fails, works, step = least - 1, least, 1
     while not holds(works):
         if works >= most:
@@ -67,5 +67,5 @@ def first(holds: Callable[[int], bool], least: int, most: int) -> int | None:
 
 
 def long_enough(rps: float, slo_s: float, requests: int) -> float:
-    """Virtual seconds that show a percentile: many requests, and many times the objective."""
+    """Virtual seconds that are long enough for a percentile: many requests, and many times the objective."""
     return min(600.0, max(requests / rps, 40 * slo_s, 10.0)) if math.isfinite(slo_s) else 60.0

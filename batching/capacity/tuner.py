@@ -1,11 +1,11 @@
-"""Which policy, size and wait hold an objective best, for arrivals that were recorded and a model that was measured.
+"""Finds the policy, size and wait that meet an objective best, for recorded arrivals and a measured model.
 
     every policy × size × wait ──the busiest stretch──▶ the best few ──the whole record──▶ the best
                                                                               ▲              │
                                                                               └─ its neighbours, while they are better
 
-Every setting meets the same requests, so two trials differ by the setting alone. The setting that holds now is among
-the tried, and stays unless another is better by more than rounding.
+Every candidate gets the same requests, so two trials differ by the settings alone. The current settings are among the
+candidates, and stay unless others are better by more than rounding.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from batching.policy import POLICIES, NamedPolicy, default_max_wait_s, make
 from batching.simulator import Recorded, Report, Scenario, simulate
 
 WAITS_MS = (2, 5, 10, 20, 50, 100)
-# The largest batch, halved so often.
+# How often the largest batch is halved.
 _HALVINGS = 4
-# Of the rough round: enough for a percentile to part the hopeless from the rest.
+# Requests of the first round: enough to separate hopeless candidates from the rest.
 _ROUGH_REQUESTS = 2_000
 _FINALISTS = 10
 _CLIMBS = 6
-# Steps to the neighbours of the best.
+# Steps to the neighbours of the best candidate.
 _STEPS = (2 / 3, 1.5)
-# Latencies within 5 %, and one request in 500 in time or late, are the same: no simulation is better than that.
+# Latencies within 5 %, and a difference of one request in 500, count as the same: no simulation is more accurate.
 _SAME_LATENCY = 1.05
 _SAME_ATTAINMENT = 0.002
 _WITHOUT_WAIT = "idle"
@@ -38,7 +38,7 @@ _WITHOUT_WAIT = "idle"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What can be tuned: a policy, its two settings, and what it has beside them. `max_wait_ms` None: its default."""
+    """A candidate: a policy, its size and wait, and its other options. `max_wait_ms` None: the policy's default."""
 
     policy: str
     max_batch_size: int
@@ -46,7 +46,7 @@ class Candidate:
     options: tuple[tuple[str, float], ...] = ()
 
     def make(self) -> NamedPolicy:
-        """Raises TuneError for options that the policy does not have."""
+        """Make the policy. Raises TuneError for options that it does not have."""
         wait_s = None if self.max_wait_ms is None else self.max_wait_ms / 1000
         return make(self.policy, self.max_batch_size, wait_s, dict(self.options))
 
@@ -60,7 +60,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """One setting on the whole record. `tail_ms` is the objective's percentile of all who came, infinite if lost."""
+    """One candidate on the whole record. `tail_ms` is the objective's percentile of all requests, infinite if they were
+    lost.
+    """
 
     candidate: Candidate
     report: Report
@@ -72,15 +74,15 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked.
+    """The input of a search.
 
     Args:
-        scenario: arrivals, service, fleet, limits; its policy is replaced by each candidate's.
-        current: what holds now.
-        sizes: the largest batches to try; `sizes_up_to` makes the usual ones.
+        scenario: arrivals, service, fleet, limits; its policy is replaced by that of each candidate.
+        current: the current settings.
+        sizes: the maximum batch sizes to try; `sizes_up_to` makes the usual ones.
         waits_ms: the waits to try, whole milliseconds as bunch.toml has them.
-        options: what a policy has beside its two settings, whatever is tried.
-        busier: a setting that would also hold so many times the load is preferred to one that would not.
+        options: further options of each policy, the same for all candidates.
+        busier: settings that also meet the objective at this multiple of the load are preferred.
     """
 
     scenario: Scenario
@@ -96,7 +98,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The answer. `best` is `current` when nothing is better; `tried` counts settings, `requests` what they served."""
+    """The result. `best` is `current` when nothing is better; `tried` counts candidates, `requests` those simulated."""
 
     current: Trial
     best: Trial
@@ -105,7 +107,7 @@ class Found:
 
     @property
     def why(self) -> str:
-        """For people, in one sentence."""
+        """The reason for the result, in one sentence."""
         now, best = self.current, self.best
         if best.candidate == now.candidate:
             return f"none of {self.tried} settings is better than the current ones" + (
@@ -122,12 +124,12 @@ class Found:
 
 
 def sizes_up_to(most: int) -> tuple[int, ...]:
-    """`most`, and its halves; the largest first, since a larger one is safer in a burst that the record lacks."""
+    """`most` and its halves, largest first, since a larger size is safer in a burst that the record lacks."""
     return tuple(dict.fromkeys(max(1, most >> halvings) for halvings in range(_HALVINGS + 1)))
 
 
 def candidates(question: Question) -> Iterator[Candidate]:
-    """What is tried roughly: the current one first, then every policy with every size and wait; each once."""
+    """The candidates of the first round: the current one, then every policy with every size and wait; each once."""
     slo_ms = question.objective.slo_s * 1000
     waits = sorted({min(wait, int(slo_ms)) for wait in question.waits_ms})
     seen = {question.current}
@@ -135,7 +137,7 @@ def candidates(question: Question) -> Iterator[Candidate]:
     for policy, size in itertools.product(question.policies, question.sizes):
         options = dict(question.options.get(policy, {}))
         if policy == "slo":
-            # Of the callers' deadlines it knows by itself, not of the objective.
+            # The policy knows the callers' deadlines, not the objective.
             options["slo_ms"] = slo_ms
         for wait_ms in [None] if policy == _WITHOUT_WAIT else waits:
             each = Candidate(policy, size, wait_ms, tuple(sorted(options.items())))
@@ -145,10 +147,10 @@ def candidates(question: Question) -> Iterator[Candidate]:
 
 
 def pick(trials: Iterable[Trial]) -> Trial:
-    """The best; of those that are as good, the first.
+    """The best trial; the first of equal ones.
 
-    Who holds the objective at a busier hour, too, before who holds it now, before who has the most in time; of these,
-    the quickest at its percentile.
+    Trials that meet the objective also at a busier hour come first, then those that meet it now, then those with the
+    largest fraction in time; among equals the lowest percentile wins.
     """
     left = list(trials)
     left = [each for each in left if each.holds] or left
@@ -161,7 +163,7 @@ def pick(trials: Iterable[Trial]) -> Trial:
 
 
 def tune(question: Question) -> Found:
-    """Pure: the same question has the same answer, to the last digit."""
+    """Run the search. Pure: the same question has the same result, to the last digit."""
     trials = _Trials(question)
     rough = _busiest(question.scenario)
     left = [trials.rough(each, rough) for each in candidates(question)]
@@ -169,7 +171,7 @@ def tune(question: Question) -> Found:
     while left and len(finalists) < _FINALISTS:
         finalists.append(pick(left))
         left.remove(finalists[-1])
-    # What holds now comes first, so it stays where nothing is better.
+    # The current settings come first, so they stay when nothing is better.
     best = pick([trials.whole(each) for each in (question.current, *(each.candidate for each in finalists))])
     for _ in range(_CLIMBS):
         better = pick([best, *map(trials.whole, _neighbours(best.candidate, question))])
@@ -180,7 +182,7 @@ def tune(question: Question) -> Found:
 
 
 class _Trials:
-    """Runs settings, each once."""
+    """Runs candidates, each once."""
 
     def __init__(self, question: Question) -> None:
         self.requests = 0
@@ -222,7 +224,7 @@ class _Trials:
 
 
 def _neighbours(candidate: Candidate, question: Question) -> Iterable[Candidate]:
-    """A step up and down, of each of the two; within what may be tried."""
+    """One step up and down of size and wait, within the values that may be tried."""
     for step in _STEPS:
         size = round(candidate.max_batch_size * step)
         if min(question.sizes) <= size <= max(question.sizes):
@@ -234,7 +236,7 @@ def _neighbours(candidate: Candidate, question: Question) -> Iterable[Candidate]
 
 
 def _busiest(scenario: Scenario) -> Scenario:
-    """The stretch of the record in which so many requests came soonest; the whole of a short one."""
+    """The stretch of the record in which `_ROUGH_REQUESTS` requests came fastest; the whole record if it is short."""
     recorded = _recorded(scenario)
     at = np.asarray(recorded.at_s)
     if len(at) <= _ROUGH_REQUESTS:
@@ -261,7 +263,7 @@ def _recorded(scenario: Scenario) -> Recorded:
 
 
 def _tail_ms(report: Report, fraction: float) -> float:
-    """By the nearest rank, of all who came: who was refused or never answered waits for ever."""
+    """The percentile by the nearest rank, of all requests: a refused or unanswered one counts as infinite."""
     took = np.sort(np.concatenate(report.latencies_s))
     came = len(took) + report.requests - report.answered
     place = max(0, math.ceil(fraction * came) - 1)

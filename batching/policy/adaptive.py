@@ -102,7 +102,7 @@ class Adaptive:
         return min(max(self.least_s, share_s), self.max_wait_s)
 
     def _share_s(self, queue: QueueView) -> float:
-        """The longest wait when the number of callers is not known: shorter, since a long wait would gather many itself."""
+        """The longest wait when the number of callers is not known: a longer one would gather many itself."""
         return min(max(self.least_s, _LESS * self.gather * queue.batch_s), self.max_wait_s, _LESS_S)
 
     def _go(self, queue: QueueView, now: float, most: int) -> Dispatch:

@@ -1,11 +1,11 @@
-"""The batcher in virtual time: the worker's own policies, tiers, retries and breakers, millions of requests in seconds.
+"""The batcher in virtual time: the worker's own policies, tiers, retries and breakers; millions of requests in seconds.
 
     arrivals ──▶ gate ──▶ tier queues ──claim──▶ feeder ◀── policy.decide ──▶ executor ──▶ replies ──▶ report
                           allocate, suspects     breaker                      service, faults
 
-Nothing here is a model of a rule: the rules are the objects of `batching.policy`, asked at the moments at which
-`batching.claim.loop.ClaimLoop` asks them. What is modelled is everything else: when requests come (`arrivals`), how
-long a batch takes (`service`), what breaks (`faults`), and what each step of the way costs (`Overheads`).
+No rule is modelled here: the rules are the objects of `batching.policy`, called when `batching.claim.loop.ClaimLoop`
+calls them. Everything else is modelled: when requests arrive (`arrivals`), how long a batch takes (`service`), which
+faults occur (`faults`), and the cost of each step (`Overheads`).
 
     report = simulate(
         Scenario(
@@ -33,8 +33,8 @@ long a batch takes (`service`), what breaks (`faults`), and what each step of th
 | `engine` | `simulate`: the events |
 | `report` | `Report`: percentiles, goodput, utilisation, refusals |
 
-What a policy is shown, and what is learnt of a look, a claim and a batch's end, is `batching.claim.loop_state`'s, which
-the worker's loop has as well.
+The views of a policy, and the learning from looks, claims and finished batches, are those of
+`batching.claim.loop_state`, which the worker's loop uses as well.
 
 The same scenario and seed give the same report, to the last digit.
 """

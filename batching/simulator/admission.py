@@ -1,4 +1,4 @@
-"""The frontend's admission rule behind the `Gate` port, with the figures that it would be shown."""
+"""The frontend's admission rule behind the `Gate` port, with the figures that the frontend would see."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batching.simulator.scenario import Scenario
 
 
 class AdmissionGate:
-    """`Admission` for one scenario. What was let in is counted by whole seconds, as `submit.lua` counts it."""
+    """`Admission` for one scenario. Admitted requests are counted per whole second, as `submit.lua` counts them."""
 
     def __init__(self, rule: Admission, scenario: Scenario) -> None:
         full = scenario.max_batch_size

@@ -1,7 +1,7 @@
-"""When requests come. Open processes give all their times at once; a closed loop (`Callers`) is run by the engine.
+"""Arrival processes. Open ones give all their times at once; a closed loop (`Callers`) is run by the engine.
 
-A Poisson process stands for many independent callers. A non-homogeneous one is made by thinning (Lewis and Shedler,
-1979): times at the highest rate, each kept with the probability rate(t) / highest rate.
+A Poisson process models many independent callers. A non-homogeneous one is made by thinning (Lewis and Shedler, 1979):
+times at the highest rate, each kept with the probability rate(t) / highest rate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Times = NDArray[np.float64]
 
 
 class Arrivals(Protocol):
-    """A process of arrivals."""
+    """An arrival process."""
 
     def times(self, duration_s: float, random: np.random.Generator) -> Times:
         """Seconds from the start, ascending, all below `duration_s`."""
@@ -109,7 +109,7 @@ class OnOff:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What has really happened: times in seconds from the first, and each one's rank where the record knows it."""
+    """Recorded arrivals: times in seconds from the first, and the rank of each where the record has it."""
 
     at_s: Sequence[float]
     ranks: Sequence[int] | None = None
@@ -121,21 +121,21 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """A closed loop: so many callers, each of whom asks again `think_s` after its answer."""
+    """A closed loop: a number of callers, each of whom sends its next request `think_s` after its answer."""
 
     callers: int
     think_s: float = 0.0
 
     def times(self, duration_s: float, random: np.random.Generator) -> Times:
-        """The first request of each: they do not start in step."""
+        """The first request of each caller; they do not start in step."""
         return np.sort(random.random(self.callers) * min(0.01, duration_s))
 
 
 def read_trace(path: Path) -> Recorded:
-    """A record of arrivals: JSON lines or CSV with a header, with `at_ms` (or `at_s`) and, if known, `tier`.
+    """Read recorded arrivals: JSON lines, or CSV with a header, with `at_ms` (or `at_s`) and optionally `tier`.
 
     Raises:
-        ValueError: naming the line that is not right.
+        ValueError: names the wrong line.
     """
     with path.open(encoding="utf-8", newline="") as file:
         rows = (

@@ -1,4 +1,4 @@
-"""A fleet that grows and shrinks while it runs, by the rules of `batching.policy.scaling`, in virtual time."""
+"""A fleet that scales while it runs, by the rules of `batching.policy.scaling`, in virtual time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from batching.simulator.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """What came of it; `changes` are moment, executors wanted from then on, and why."""
+    """The result; `changes` are time, wanted executors from then on, and the reason."""
 
     report: Report
     changes: tuple[tuple[float, int, str], ...]
 
 
 def simulate_elastic(scenario: Scenario, rules: ScalingRules, *, seed: int = 1, every_s: float = 5.0) -> Elastic:
-    """Run `scenario`, asking the rules at intervals; a new executor serves after `rules.cold_start_s`."""
+    """Run `scenario`, applying the rules at intervals; a new executor serves after `rules.cold_start_s`."""
     simulation = Simulation(scenario, seed)
     rate_of_one = scenario.max_batch_size / scenario.service.seconds(scenario.max_batch_size)
     fleet = _Fleet(simulation, rules, rate_of_one, every_s, scenario.duration_s)

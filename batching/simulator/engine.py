@@ -1,4 +1,4 @@
-"""The events, in the order in which the real loop's threads would meet them.
+"""The events of a simulation, in the order in which the threads of the real loop would see them.
 
     turn ── Look ──look_s──▶ looked ──┐
       │                               ▼
@@ -7,8 +7,8 @@
       │                           └─▶ turn, with the claim's view     └─▶ turn, if it waited for the executor
       └── Wait ──▶ an alarm; the executor; or the bell, if nothing is in hand
 
-An event is a tuple on one heap: time, serial number, function, feeder, epoch, argument. Arrivals are none: a feeder
-that works finds what has come when it looks, and only one that waits at the bell is woken by the next.
+An event is a tuple on one heap: time, serial number, function, feeder, epoch, argument. Arrivals are not events: a
+working feeder finds them when it looks, and only a feeder that waits at the bell is woken by the next one.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from batching.simulator.scenario import Scenario
 
 
 class Stuck(Exception):
-    """A policy asks for a look with the depth before its eyes: the real loop would spin."""
+    """A policy asks for a look right after a look: the real loop would spin."""
 
 
 def simulate(scenario: Scenario, seed: int = 1) -> Report:
-    """Run it. The same scenario and seed give the same report.
+    """Run a scenario. The same scenario and seed give the same report.
 
     Raises:
         Stuck: the policy would make the real loop spin.
@@ -43,7 +43,7 @@ def simulate(scenario: Scenario, seed: int = 1) -> Report:
 
 
 class Simulation:
-    """One run. `at_intervals` and `add`/`drain` are for what changes the fleet while it runs."""
+    """One run. `at_intervals`, `add` and `drain` are for callers that change the fleet while it runs."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.now = 0.0
@@ -56,7 +56,7 @@ class Simulation:
         self._heap: list[tuple[float, int, Callable[..., None], Feeder, int, Any]] = []
         self._serial = 0
         self._at_bell: deque[tuple[Feeder, int]] = deque()
-        # How many arrivals have rung the bell and been heard: who comes later finds its token.
+        # The number of arrivals whose ring has been heard: a feeder that comes later finds the token.
         self._heard = 0
         self._seconds: dict[int, float] = {}
         self._served = Served()
@@ -82,13 +82,13 @@ class Simulation:
         return report(self._scenario, self.queues, self.feeders, self._served, self.now)
 
     def add(self, ready_at: float) -> None:
-        """One more executor, which takes batches from `ready_at` on."""
+        """Add an executor, which takes batches from `ready_at` on."""
         feeder = Feeder(len(self.feeders), self._scenario.policy(), ready_at, self.feeders)
         self.feeders.append(feeder)
         self._push(ready_at, self._up, feeder)
 
     def drain(self, feeder: Feeder) -> None:
-        """It claims no more, and is gone when nothing is in hand."""
+        """The feeder claims no more, and is removed when nothing is in hand."""
         feeder.draining = True
         if feeder.at is not At.WORK and not feeder.state.in_hand:
             feeder.epoch += 1
@@ -156,7 +156,7 @@ class Simulation:
             else:
                 self._at_bell.append((feeder, feeder.epoch))
                 if not (queues.depth or queues.delayed):
-                    # With nothing that could come due, only an arrival changes anything.
+                    # Without a deadline, only an arrival changes anything.
                     return
         self._push(pause.at, self._alarm, feeder)
 
@@ -166,7 +166,7 @@ class Simulation:
             self._turn(feeder, None)
 
     def _ring(self) -> None:
-        """Who has waited longest at the bell is woken, if anybody still waits there."""
+        """Wake the feeder that has waited longest at the bell, if any."""
         while self._at_bell:
             feeder, epoch = self._at_bell.popleft()
             if epoch == feeder.epoch:
@@ -209,7 +209,7 @@ class Simulation:
     def _done(self, feeder: Feeder, _epoch: int, _argument: Any) -> None:
         batch, *behind = feeder.state.in_hand
         if behind:
-            # It started when the one in front ended.
+            # It started when the batch in front of it ended.
             self._compute(feeder, behind[0], self.now - self._costs.collect_s)
         failed = self._faults is not None and self._draws.fails(self.now)
         feeder.state.finished(batch, batch.size, self.now, ok=not failed)
@@ -238,7 +238,9 @@ class Simulation:
         self._come_back(batch.requests(), begun + item_s, item_s)
 
     def _come_back(self, requests: list[tuple[int, int]], at: float, item_s: float = 0.0) -> None:
-        """The callers of a closed loop ask again, one after the other: what answers them takes their requests, too."""
+        """The callers of a closed loop send their next requests one after the other: the process that answers them also
+        takes their requests.
+        """
         if self._callers is None:
             return
         costs = self._costs
@@ -251,7 +253,7 @@ class Simulation:
             again += item_s + costs.submit_item_s
 
     def _lost(self, feeder: Feeder, _epoch: int, _argument: Any) -> None:
-        """The executor has died with a batch inside."""
+        """The executor died with a batch inside."""
         assert self._faults is not None
         feeder.breaker.record(self.now, ok=False)
         inside, *behind = feeder.state.in_hand

@@ -1,4 +1,4 @@
-"""What breaks."""
+"""Faults of a simulated fleet."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """None by default.
+    """The faults; by default there are none.
 
     Args:
-        crash_every_s: mean time of computing between two deaths of an executor (exponential). What was inside comes
-            back as suspects, what was behind it uncounted.
-        restart_s: until a dead executor takes batches again.
-        error_rate: the part of batches that raise a transient error; its members are tried again after a pause.
-        outage_s: from when to when every batch fails that way, which opens the breakers.
-        slow_rate: the part of batches that take `slow_factor` times as long.
+        crash_every_s: mean computing time between two deaths of an executor (exponential). The batch inside comes
+            back as suspects, the batch behind it uncounted.
+        restart_s: time until a dead executor takes batches again.
+        error_rate: fraction of batches with a transient error; their requests are tried again after a pause.
+        outage_s: start and end of an outage in which every batch fails that way, which opens the breakers.
+        slow_rate: fraction of batches that take `slow_factor` times as long.
         timeout_s: a batch that takes longer is killed with its executor.
-        max_attempts: of a request, as in `bunch.toml`.
+        max_attempts: maximum number of tries of a request, as in `bunch.toml`.
     """
 
     crash_every_s: float = math.inf

@@ -1,4 +1,4 @@
-"""One executor of the simulator, with the state that its claim loop has in the worker too."""
+"""One executor of the simulator, with the same state that its claim loop has in the worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batching.simulator.queues import Batch
 
 
 class At(Enum):
-    """Where a feeder's thread is."""
+    """The place of a feeder's thread."""
 
     WORK = "work"  # looking, claiming, or about to decide
     EXECUTOR = Until.EXECUTOR
@@ -30,13 +30,13 @@ class Feeder:
     )
 
     def __init__(self, number: int, policy: Policy, started_at: float = 0.0, peers: Sequence[Feeder] = ()) -> None:
-        """`peers` are all loops of its worker, itself among them; in the simulator there is one worker."""
+        """`peers` are all loops of its worker, including itself; in the simulator there is one worker."""
         self.number = number
         self.peers = peers
         self.state: LoopState[Batch] = LoopState(policy, started_at)
         self.breaker = Breaker()
         self.at = At.DOWN
-        # Counts the waits, so that an alarm of one that is over is known as such.
+        # Counts the waits, so that an alarm of an earlier wait is recognised.
         self.epoch = 0
         self.started_at = started_at
         self.busy_s = 0.0
@@ -49,7 +49,7 @@ class Feeder:
         return not self.state.in_hand and self.at not in {At.DOWN, At.GONE}
 
     def decide(self, view: Waiting | None, now: float) -> Decision:
-        """`view` is None when nobody has looked."""
+        """The policy's decision. `view` is None without a look."""
         peers = self.peers
         idle = sum(each.is_idle for each in peers if each is not self) if len(peers) > 1 else 0
         return self.state.decide(view, now, idle)

@@ -1,7 +1,7 @@
-"""What is drawn: arrivals, tiers and deadlines before a run, jitter and faults as it goes.
+"""Random inputs: arrivals, tiers and deadlines before a run; jitter and faults while it runs.
 
-Each comes from a stream of its own, so a change of one (another policy, another fault) leaves the others as they were:
-two runs meet the same requests.
+Each has a random stream of its own, so a change of one (another policy, another fault) does not change the others: two
+runs get the same requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Draws:
         return 1 + self.jitter * (2 * next(self._spreads) - 1)
 
     def way_back(self) -> tuple[float, float]:
-        """What each request of a batch adds until the first is answered, and from one answer to the next."""
+        """The time per request until the first answer of a batch, and the time from one answer to the next."""
         ways = self.ways_back
         return ways[int(next(self._back) * len(ways))] if len(ways) > 1 else ways[0]
 
@@ -47,7 +47,7 @@ class Draws:
         return [next(self._chances) for _ in range(count)]
 
     def trouble(self, seconds: float) -> tuple[float, bool]:
-        """How long a batch really occupies its executor, and whether the executor dies of it."""
+        """The time that a batch really occupies its executor, and whether the executor dies of it."""
         faults = self._faults
         if faults.slow_rate and next(self._chances) < faults.slow_rate:
             seconds *= faults.slow_factor
@@ -59,7 +59,7 @@ class Draws:
         return (faults.timeout_s, True) if seconds > faults.timeout_s else (seconds, False)
 
     def fails(self, now: float) -> bool:
-        """Whether a batch that ends now raises a transient error."""
+        """Return whether a batch that ends now raises a transient error."""
         start, end = self._faults.outage_s
         return start <= now < end or bool(self._faults.error_rate and next(self._chances) < self._faults.error_rate)
 
@@ -74,7 +74,7 @@ class Draws:
 
 
 def make_queues(scenario: Scenario, draws: Draws) -> Queues:
-    """The lanes with every arrival that is known beforehand."""
+    """The lanes, with every arrival that is known beforehand."""
     arrivals = scenario.arrivals
     costs = scenario.overheads
     calls = arrivals.times(scenario.duration_s, draws.arrivals)
@@ -115,7 +115,7 @@ def make_queues(scenario: Scenario, draws: Draws) -> Queues:
 
 
 def _in_turn(calls: Times, item_s: float) -> Times:
-    """When each is through at a server that needs `item_s` for one: Lindley's recursion, unrolled."""
+    """The times at which each is done at a server that needs `item_s` for one: Lindley's recursion, unrolled."""
     if not item_s:
         return calls
     before = item_s * np.arange(len(calls))

@@ -1,8 +1,8 @@
-"""The queues of one model, a lane per tier, and the claim as `lua/claim.lua` makes it.
+"""The queues of one model, one lane per tier, and the claim as `lua/claim.lua` makes it.
 
-A lane is a list of arrival times, the future ones too; `seen` of them have come and `head` have been taken. So a batch
-is a few numbers (lane, from, to), whatever its size, and nothing is done per request. What comes back after a fault
-stands before the head, one by one, with its attempts.
+A lane is a list of arrival times, including future ones; `seen` of them have arrived and `head` have been taken. So a
+batch is a few numbers (lane, from, to), whatever its size, and nothing is done per request. Requests that come back
+after a fault are kept before the head, one by one, with their attempts.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from batching.policy import DEFAULT_SHARES, Allocation, RetryPolicy, allocate, s
 from batching.policy.tiers import DEFAULT_AGEING_S, guaranteed
 from batching.simulator.scenario import Gate
 
-# Arrivals between two claims are few: a short search first.
+# There are few arrivals between two claims, so a short search comes first.
 _NEAR = 64
 _FIRST_TRY = (1, 0)
 
 
 @dataclass(slots=True)
 class Lane:
-    """One tier. Times are those at which requests reach the queue.
+    """One tier. The times are those at which requests reach the queue.
 
-    `called` are those at which their callers asked, where that is not the same time before for all. `limit_s` is how
-    long one may wait there, `deadline_s` how long its caller waits; `deadlines` are moments, where callers differ.
+    `called` are the times at which their callers sent them, where the delay is not the same for all. `limit_s` is the
+    longest wait in the queue, `deadline_s` that of the caller; `deadlines` are absolute times, where callers differ.
     """
 
     times: list[float]
@@ -42,7 +42,7 @@ class Lane:
     front: deque[int] = field(default_factory=deque)
 
     def arrive(self, now: float) -> None:
-        """Count what has come."""
+        """Count the requests that have arrived."""
         seen, times = self.seen, self.times
         if seen == len(times) or times[seen] > now:
             return
@@ -51,7 +51,7 @@ class Lane:
         self.seen = found if found < near else bisect_right(times, now, near)
 
     def oldest(self) -> float:
-        """When what waits longest came; infinite when nothing waits."""
+        """The arrival time of the oldest waiting request; infinite when none waits."""
         if self.front:
             return self.times[self.front[0]]
         return self.times[self.head] if self.head < self.seen else math.inf
@@ -65,13 +65,13 @@ class Lane:
 
 @dataclass(slots=True)
 class Batch:
-    """What one claim has taken: runs of a lane (rank, from, to), and single requests that had been back.
+    """The requests of one claim: runs of a lane (rank, from, to), and single requests that had come back.
 
-    `settled` are those that came out with it and need no model: expired, or given up.
+    `settled` are requests that came out with it and need no model: expired, or given up.
     """
 
     size: int = 0
-    # When its first and its middle request came.
+    # The arrival times of its first and its middle request.
     first_at: float = 0.0
     middle_at: float = 0.0
     runs: list[tuple[int, int, int]] = field(default_factory=list)
@@ -79,15 +79,15 @@ class Batch:
     settled: list[tuple[int, int]] = field(default_factory=list)
 
     def requests(self) -> list[tuple[int, int]]:
-        """Each one, as (rank, index)."""
+        """Each request, as (rank, index)."""
         return [(rank, index) for rank, first, end in self.runs for index in range(first, end)] + self.singles
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What became of the requests, per rank, and how many.
+    """The outcomes of the requests, per rank, and their numbers.
 
-    Runs of those answered: from, to, the moment before the first answer, and from one to the next.
+    Runs of answered requests: from, to, the time before the first answer, and the time from one answer to the next.
     """
 
     answered: list[list[tuple[int, int, float, float]]] = field(default_factory=lambda: [[], [], []])
@@ -121,8 +121,8 @@ class Queues:
         self._incoming = incoming
         self._let_in = 0
         self._margin_s = 0.0
-        # Of this moment: how many have come in all, how many wait and since when (minus infinity: none), and when the
-        # next one comes (infinite: none).
+        # At this time: the number of arrivals, the number of waiting requests and since when (minus infinity: none),
+        # and the next arrival (infinite: none).
         self.seen = 0
         self.depth = 0
         self.oldest = -math.inf
@@ -131,7 +131,9 @@ class Queues:
         self._note()
 
     def arrive(self, now: float) -> None:
-        """Count what has come since. Cheap when nothing has: it is asked at every step."""
+        """Count the requests that have arrived since. It is called at every step, so it is cheap when there are
+        none.
+        """
         if now < self.next_arrival:
             return
         if self._gate is not None:
@@ -144,7 +146,7 @@ class Queues:
         return [lane.seen - lane.head + len(lane.front) for lane in self.lanes]
 
     def add(self, rank: int, at: float, called: float) -> None:
-        """A caller asks again, later: for closed loops."""
+        """Add a later request of a caller, for closed loops."""
         lane = self.lanes[rank]
         place = bisect_right(lane.times, at, lo=lane.seen)
         lane.times.insert(place, at)
@@ -157,9 +159,9 @@ class Queues:
         return Waiting(self.depth, self.oldest, self.due)
 
     def claim(self, now: float, size: int, margin_s: float = 0.0) -> Batch:
-        """Take up to `size`, shared between the tiers; what is late goes out as well, and does not count.
+        """Take up to `size`, shared between the tiers. Late requests come out as well, and do not count.
 
-        Late is also whose deadline is nearer than `margin_s`.
+        A request whose deadline is nearer than `margin_s` is late, too.
         """
         self._margin_s = margin_s
         self.arrive(now)
@@ -213,7 +215,7 @@ class Queues:
         self._note()
 
     def retry(self, now: float, batch: Batch, jitters: Sequence[float]) -> list[tuple[int, int]]:
-        """After a transient error: each is put aside for its pause; returns those that are given up instead."""
+        """Put requests aside for their pauses after a transient error; returns those that are given up instead."""
         given_up = []
         for (rank, index), jitter in zip(batch.requests(), jitters, strict=True):
             attempt, lost = self.history.get((rank, index), _FIRST_TRY)
@@ -228,7 +230,7 @@ class Queues:
         return given_up
 
     def wake_delayed(self, now: float) -> None:
-        """Those whose pause is over stand at the head again."""
+        """Return requests whose pause is over to the head."""
         if not self.delayed or self.delayed[0][0] > now:
             return
         while self.delayed and self.delayed[0][0] <= now:
@@ -278,7 +280,7 @@ class Queues:
             lane.seen += 1
 
     def _take(self, rank: int, want: int, now: float, batch: Batch) -> int:
-        """The next `want` of a lane that are not late; how many were."""
+        """Take the next `want` requests of a lane that are not late; returns how many there were."""
         lane = self.lanes[rank]
         if lane.deadlines is not None:
             return self._take_singly(rank, want, now, batch)
@@ -320,12 +322,12 @@ class Queues:
         return late
 
     def _suspect_limit(self, rank: int, index: int) -> int:
-        """The size of a batch that this request may be in, as a suspect; 0: it is none."""
+        """The size of a batch that this request may be in as a suspect; 0: it is not a suspect."""
         lost = self.history.get((rank, index), _FIRST_TRY)[1]
         return self._suspects[min(lost, len(self._suspects)) - 1] if lost else 0
 
     def _claim_troubled(self, now: float, size: int) -> Batch:
-        """As `claim`, one by one: something has come back. Suspects run by themselves, in ever smaller batches."""
+        """`claim` one by one, when requests have come back. Suspects run separately, in ever smaller batches."""
         only = -1
         for rank, lane in enumerate(self.lanes):
             limit = self._suspect_limit(rank, lane.front[0]) if lane.front else 0
@@ -358,7 +360,9 @@ class Queues:
         return batch
 
     def _settle_early(self, rank: int, index: int, now: float) -> bool:
-        """What needs no model any more. Who has been in a batch has waited its turn: only its deadline counts."""
+        """Settle a request that needs no model any more. For one that has been in a batch only the deadline counts, not
+        the queue limit.
+        """
         attempt, lost = self.history.get((rank, index), _FIRST_TRY)
         lane = self.lanes[rank]
         if lane.deadline(index) <= now + self._margin_s or (attempt == 1 and lane.is_late(index, now)):

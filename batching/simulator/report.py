@@ -1,4 +1,4 @@
-"""What a run was like."""
+"""The report of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from config.tiers import TIERS
 
 @dataclass(slots=True)
 class Served:
-    """Batches as (start, size), and when drained executors went."""
+    """Batches as (start, size), and the end of drained executors."""
 
     batches: list[tuple[float, int]] = field(default_factory=list)
     gone: dict[int, float] = field(default_factory=dict)
@@ -27,9 +27,9 @@ class Served:
 class Report:
     """Rates per second, latencies in milliseconds (None: nothing was answered), the rest as counts.
 
-    `goodput_rps` counts the answers within the objective and their callers' deadlines. `utilisation` is of the time
-    that executors were there. `unanswered` still waited at the end of the drain. `latencies_s` and `arrived_s` are for
-    plots, of every counted answer, per tier (highest first).
+    `goodput_rps` counts answers within the objective and the caller's deadline. `utilisation` is a share of the
+    executors' lifetime. `unanswered` requests still waited at the end of the drain. `latencies_s` and `arrived_s` are
+    for plots, of every counted answer, per tier (highest first).
     """
 
     name: str
@@ -58,7 +58,7 @@ class Report:
 
 
 def report(scenario: Scenario, queues: Queues, feeders: Sequence[Feeder], served: Served, ended_at: float) -> Report:
-    """Percentiles by the nearest rank, as `manage.py bench` has them."""
+    """The report; percentiles by the nearest rank, as in `manage.py bench`."""
     submit_s, since = scenario.overheads.submit_s, scenario.warm_up_s
     latencies, arrived, good, last = [], [], 0, scenario.duration_s
     for lane, runs in zip(queues.lanes, queues.ledger.answered, strict=True):
@@ -113,7 +113,7 @@ def report(scenario: Scenario, queues: Queues, feeders: Sequence[Feeder], served
 def _answers(
     lane: Lane, runs: Sequence[tuple[int, int, float, float]], submit_s: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Of each answered request: when its caller called, how long it took, and how long before its deadline."""
+    """For each answered request: when its caller sent it, its latency, and the time left to its deadline."""
     if not runs:
         return np.empty(0), np.empty(0), np.empty(0)
     table = np.array(runs)
@@ -122,7 +122,7 @@ def _answers(
     starts = np.repeat(first - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
     index = starts + np.arange(lengths.sum())
     came = np.asarray(lane.times)[index]
-    # Answers of a batch go out one after the other.
+    # The answers of a batch are sent one after the other.
     place = index - np.repeat(first, lengths) + 1
     answered_at = np.repeat(table[:, 2], lengths) + np.repeat(table[:, 3], lengths) * place
     deadline = came + lane.deadline_s if lane.deadlines is None else np.asarray(lane.deadlines)[index]

@@ -1,4 +1,4 @@
-"""One run: what comes, what serves it, and by which rules."""
+"""The description of one run: its load, its fleet and its rules."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from batching.simulator.service import Service
 
 
 class Gate(Protocol):
-    """Who is let in; an admission policy behind this port decides on each arrival."""
+    """An admission policy that decides on each arrival."""
 
     def refuses(self, now: float, rank: int, depths: Sequence[int]) -> str | None:
-        """The reason of a refusal, or None. `depths` is what waits per tier, highest first."""
+        """The reason of a refusal, or None. `depths` are the waiting requests per tier, highest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What each step costs beside the model, in seconds. The default is an ideal machine on which nothing costs.
+    """The cost of each step besides the model, in seconds. By default nothing costs anything.
 
     Args:
-        submit_s: from the caller to the queue: HTTP, outbox, the submit script.
-        submit_item_s: between one request and the next of those that come together: a frontend takes them in turn.
+        submit_s: from the caller to the queue (HTTP, outbox, the submit script).
+        submit_item_s: between simultaneous requests: a frontend handles them in turn.
         look_s: reading the depths.
-        claim_s: from the decision to the batch's arrival in the executor: script, parsing, pipe.
-        claim_item_s: and what each request of the batch adds to that; nothing where another one computes meanwhile.
-        collect_s: from the end of a batch until the feeder knows of it.
-        reply_s: from then until the first caller has its answer: finish script, reply, HTTP.
-        finish_item_s: and what each request of the batch adds to that: outcomes are stored as a whole.
+        claim_s: from the decision to the batch's arrival in the executor (script, parsing, pipe).
+        claim_item_s: the addition per request of the batch; none while another batch computes.
+        collect_s: from the end of a batch until the feeder knows it.
+        reply_s: from then until the first caller has its answer (finish script, reply, HTTP).
+        finish_item_s: the addition per request of the batch, since outcomes are stored as a whole.
         reply_item_s: between one answer of a batch and the next.
-        ways_back: (`finish_item_s`, `reply_item_s`) of real batches; one of them is drawn for each batch and counts
-            in place of those two. A machine does not answer each batch alike, and who is answered late asks late.
+        ways_back: pairs (`finish_item_s`, `reply_item_s`) of real batches; one is drawn for each batch and replaces
+            those two. Batches are not answered alike, and a caller that is answered late sends its next request late.
     """
 
     submit_s: float = 0.0
@@ -52,19 +52,19 @@ class Overheads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Everything about a run but its seed.
+    """All settings of a run, except its seed.
 
     Args:
-        policy: makes the policy of one executor; each has its own, as in a worker.
-        max_batch_size: of the policy, for what else depends on it (suspects).
-        executors: how many serve; a model's instances over all workers.
-        tiers: the mix of arrivals by tier, highest first; sums to 1.
-        deadlines_s: per tier the shortest and the longest time that callers give (uniform); infinite: none.
-        queue_timeout_s: what has waited so long is dropped at the claim.
-        slo_s: an answer within it is good, if it is within the caller's deadline too.
-        gate: makes the admission of this scenario; None: everybody is let in.
-        warm_up_s: arrivals before it are served and not counted.
-        drain_s: after the last arrival, until what still waits is left unanswered.
+        policy: factory of the policy of one executor; each has its own, as in a worker.
+        max_batch_size: that of the policy, for other rules that depend on it (suspects).
+        executors: number of executors; a model's instances over all workers.
+        tiers: shares of the arrivals by tier, highest first; they sum to 1.
+        deadlines_s: per tier the shortest and the longest deadline of callers (uniform); infinite: none.
+        queue_timeout_s: requests that have waited this long are dropped at the claim.
+        slo_s: an answer within it counts for goodput, if it is within the caller's deadline too.
+        gate: factory of the admission rule; None: every request is let in.
+        warm_up_s: earlier arrivals are served but not counted.
+        drain_s: time after the last arrival, after which waiting requests stay unanswered.
     """
 
     arrivals: Arrivals

@@ -1,4 +1,4 @@
-"""How long a batch takes."""
+"""The time of a batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class Service(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """`batch_s` + `item_s`·n: what a GPU does until it is full. With `item_s` 0 every batch takes the same time."""
+    """`batch_s` + `item_s`·n: the behaviour of a GPU until it is full. With `item_s` 0 every batch takes the same
+    time.
+    """
 
     batch_s: float
     item_s: float = 0.0
@@ -31,7 +33,7 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A table of sizes and seconds, straight lines between them; beyond its ends in proportion to the nearest."""
+    """A table of sizes and seconds, with linear interpolation; outside of it in proportion to the nearest entry."""
 
     table: Mapping[int, float]
     jitter: float = 0.0

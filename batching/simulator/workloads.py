@@ -1,4 +1,4 @@
-"""The workloads on which the policies are compared, and what counts on each."""
+"""The workloads for the comparison of the policies, and the figures that count for each."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from batching.simulator.service import Affine, Service
 MAX_BATCH_SIZE = 64
 # A GPU-like model: at most 64 / 52 ms = 1,231 requests a second.
 MODEL = Affine(batch_s=0.020, item_s=0.0005, jitter=0.05)
-# Where a batch of any size takes about the same: 64 / 56 ms = 1,143 a second.
+# A batch of any size takes about the same time: 64 / 56 ms = 1,143 requests a second.
 FLAT_MODEL = Affine(batch_s=0.050, item_s=0.0001, jitter=0.05)
-# What a request costs beside the model on a small machine with two cores, Redis included.
+# Overhead of a request besides the model on a small machine with two cores, Redis included.
 OVERHEADS = Overheads(
     submit_s=0.0010, look_s=0.0003, claim_s=0.0006, collect_s=0.0003, reply_s=0.0010, reply_item_s=0.00002
 )
-# One on which other things run, too: how 24 batches of 64 were answered there, from the quickest way back to the
-# slowest (0.3 to 13 ms), as `tests.benchmarks.virtual` measures it.
+# A machine that also runs other programs: the answer times of 24 batches of 64, from the fastest to the slowest (0.3 to
+# 13 ms), as `tests.benchmarks.virtual` measures them.
 _WAYS_BACK_US = (
     *((3, 1), (20, 1), (9, 17), (39, 0), (40, 1), (0, 49), (20, 33), (25, 33), (31, 33), (37, 33), (38, 33), (39, 33)),
     *((60, 17), (0, 80), (67, 17), (86, 0), (38, 49), (91, 1), (102, 0), (113, 0), (40, 80), (68, 80), (55, 112)),
@@ -39,7 +39,7 @@ UNEVEN = replace(
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A number of a report that says how well it went. `sign` 1: more is better; -1: less."""
+    """A figure of a report that measures success. `sign` 1: higher is better; -1: lower."""
 
     name: str
     unit: str
@@ -47,7 +47,7 @@ class Measure:
     sign: int
 
     def behind(self, value: float, best: float) -> float:
-        """How much worse than the best, as a share of it; below 0: better."""
+        """The loss against the best, as a share of it; below 0: better."""
         return self.sign * (best - value) / best if best else 0.0
 
 
@@ -64,7 +64,7 @@ GOODPUT = Measure("in time", "/s", lambda report: report.goodput_rps, 1)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`deadlines_s` are the shortest and the longest that callers give."""
+    """A workload. `deadlines_s` are the shortest and the longest deadline of callers."""
 
     name: str
     says: str
