@@ -76,7 +76,7 @@ def test_an_output_over_the_limit_never_leaves_the_process(start: Start) -> None
     small, huge = run(executor, "small", "x" * 5000)
     assert small == "small"
     assert isinstance(huge, Failed)
-    assert "at most 1000 are taken" in huge.message
+    assert "the limit is 1000" in huge.message
 
 
 @pytest.mark.parametrize(
