@@ -2,9 +2,9 @@
 
     OPTIONS, or any request ──Origin: allowed?──▶ the application ──▶ its answer, and who may read it
 
-No page may unless `BUNCH_CORS_ORIGINS` names its origin: without that no answer has any of these headers, so a browser
-does not show the page an answer, and does not even send it a JSON body. Named origins may use the callers' endpoints;
-the operators' endpoints are for the page that is served here.
+No page may unless `BUNCH_CORS_ORIGINS` names its origin. Without that no answer has any of these headers, and a browser
+shows the page no answer and does not even send it a JSON body. Named origins may use the callers' endpoints; the
+operators' endpoints are for the page that is served here.
 """
 
 from __future__ import annotations

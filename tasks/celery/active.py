@@ -2,8 +2,8 @@
 
 Celery iterates over `celery.worker.state.active_requests` on its main thread: for `inspect active`, and when it has
 lost its broker (`Consumer.on_close`). If another thread changes a `WeakSet` meanwhile, that raises `RuntimeError`,
-which in the second place ends the worker. The set is read rarely, but batches come and go by the hundred a second: so a
-batch is added as a whole, and the objects that Celery wants for its requests are made when somebody reads them.
+which in the second place ends the worker. The set is read rarely, but batches come and go by the hundred a second. So a
+batch is added as a whole, and the objects that Celery wants for its requests are made when the set is read.
 """
 
 from __future__ import annotations

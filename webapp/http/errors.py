@@ -13,8 +13,8 @@ RequestRefusedError                 answered in the contract's error shape, then
 ClientGoneError                     the client has disconnected or stopped reading; there is nobody to answer
 WaitExpiredError                    the reaper ended a wait on the socket; never leaves `connection`
 
-Every refusal closes the connection: if the end of a request is in doubt, the bytes that follow may be the rest of it,
-and a server that reads them as a request can be made to answer one client with another's (request smuggling).
+Every refusal closes the connection. If the end of a request is in doubt, the bytes that follow may be the rest of it. A
+server that reads them as a request can be made to answer one client with another's (request smuggling).
 """
 
 from __future__ import annotations
