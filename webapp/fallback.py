@@ -146,7 +146,7 @@ class FallbackModel:
         output = _encode(outputs[0])
         if len(output) > self._max_output_bytes:
             raise InferenceFailed(
-                f"the model's output is {len(output)} bytes of JSON; at most {self._max_output_bytes} are allowed"
+                f"the model's output is {len(output)} bytes of JSON; the limit is {self._max_output_bytes}"
             )
         return output
 
