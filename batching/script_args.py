@@ -68,7 +68,7 @@ class FinishArgs(NamedTuple):
 
 
 class OutcomeRun(NamedTuple):
-    """What neighbours have in common; `outcomes` of them follow, with so many `words` each."""
+    """Fields that neighbouring outcomes share; `outcomes` of them follow, with `words` words each."""
 
     ttl_ms: int
     channel: int

@@ -57,7 +57,7 @@ class LuaScript:
 
     @cached_property
     def text(self) -> str:
-        """As the server gets it. Raises UnknownNameError."""
+        """The text that is sent to the server. Raises UnknownNameError."""
         values: dict[str, Mapping[str, object]] = {row.__name__: _numbers(row) for row in self.rows}
         values |= {"KEYS": _numbers(*self.keys), "ARGV": _numbers(*self.args)}
         values |= {codes.__name__: {each.name: f"'{each.code}'" for each in codes} for codes in self.codes}  # type: ignore[attr-defined]

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _TICK_S = 1.0
 # How soon a result is found that was published between the first read and the start of the subscription.
 _LOOK_AT_NEW_S = 1.0
-# How soon a dead subscription is noticed (a firewall's table, a host that vanished).
+# How soon a dead subscription is noticed (a firewall that dropped it, a host that vanished).
 _LOOK_AT_ALL_S = 10.0
 _RETRY_S = 0.5
 _LONGEST_WAIT_FOR_CONNECTION_S = 5.0

@@ -1,1 +1,1 @@
-"""What only writes documentation."""
+"""Programs that only write documentation."""

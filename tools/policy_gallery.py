@@ -1,6 +1,6 @@
 """`python -m tools.policy_gallery`: every policy on every workload, as pictures and a table in docs/policies.md.
 
-The same seed gives the same files, so a change of a rule shows as a change of them.
+The same seed gives the same files, so a changed rule shows as a change of the files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _QUANTILES = np.concatenate([np.linspace(0, 0.98, 25), 1 - np.logspace(-1.7, -4,
 
 
 def run(workload: Workload, policy: str, seed: int = SEED) -> Report:
-    """One policy, with the settings that a model has which names nothing but the policy."""
+    """Run one policy, with the settings of a model that sets only its policy."""
     return simulate(
         Scenario(
             name=workload.name,
@@ -45,7 +45,7 @@ def run(workload: Workload, policy: str, seed: int = SEED) -> Report:
 
 
 def behind_best(workload: Workload, reports: Mapping[str, Report], policy: str = "adaptive") -> float:
-    """How far `policy` is behind the best of the others, as a share; below 0: ahead."""
+    """The distance of `policy` from the best of the others, as a share; below 0: ahead."""
     measure = workload.measure
     values = {name: measure.of(report) for name, report in reports.items()}
     best = max((value for name, value in values.items() if name != policy), key=lambda value: measure.sign * value)
@@ -53,13 +53,13 @@ def behind_best(workload: Workload, reports: Mapping[str, Report], policy: str =
 
 
 def picture(workload: Workload, reports: Mapping[str, Report], path: Path) -> None:
-    """The tail of the latencies: who waits longer than so many milliseconds."""
+    """Draw the tail of the latencies: the fraction of requests that take longer than a number of milliseconds."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    # Without these two every run would write another file.
+    # Without these two, every run would write a different file.
     mpl.rcParams["svg.hashsalt"] = "bunch"
-    # Text as text, which is much smaller.
+    # Text as text, which makes much smaller files.
     mpl.rcParams["svg.fonttype"] = "none"
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     axes = figure.subplots()
@@ -75,7 +75,7 @@ def picture(workload: Workload, reports: Mapping[str, Report], path: Path) -> No
 
 
 def table(rows: Mapping[Workload, Mapping[str, Report]]) -> str:
-    """Markdown: a row for each workload, a column for each policy, the best one in bold."""
+    """Markdown with a row per workload and a column per policy, the best in bold."""
     lines = [
         "| workload | counts | "
         + " | ".join(f"`{name}`" for name in POLICIES)
@@ -96,7 +96,7 @@ def table(rows: Mapping[Workload, Mapping[str, Report]]) -> str:
 
 
 def main() -> None:
-    """Run all, draw all, and put the table into the page."""
+    """Run all policies on all workloads, draw them, and write the table into the page."""
     PICTURES.mkdir(exist_ok=True)
     rows: dict[Workload, dict[str, Report]] = {}
     for workload in WORKLOADS:

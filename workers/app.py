@@ -28,7 +28,7 @@ def make_worker_app(settings: Settings) -> Celery:
     app = make_app(settings, result_backend=backend_url(settings.redis_url, guarded_backend.BACKEND))
     app.conf.task_queues = queues = model_queues(settings)
     app.bunch_queues = {each.name for each in queues}
-    # Where a callback goes that names no queue: where its sender, with Celery's defaults, has its own workers.
+    # The queue of callbacks that name none: Celery's default, where their sender has its own workers.
     app.conf.task_default_queue = CELERY_QUEUE
     app.steps["consumer"].add(BatchingStep)
     app.bunch_settings = settings
@@ -44,7 +44,7 @@ def make_worker_app(settings: Settings) -> Celery:
 def _never_called(input: Any, parameters: dict[str, Any] | None = None) -> Any:
     """`bunch.infer`, registered so that `inspect registered` and Flower name it.
 
-    The bootstep claims its messages before any pool sees them; a worker without the bootstep has no model to ask.
+    The bootstep claims its messages before any pool gets them; a worker without the bootstep has no model.
     """
     raise RuntimeError("bunch.infer runs in batches; start the worker with `manage.py worker`")
 

@@ -2,10 +2,10 @@
 
     bunch:controls:<model> ──read at start, with each heartbeat, and when told──▶ Reconciler ─▶ loops, executors
 
-It claims nothing until it has read the desired state once: a pause must survive the restart of everybody.
+It claims nothing until it has read the desired state once: a pause must survive a restart of all processes.
 
-A reload goes through the fleet one executor at a time, whoever holds `bunch:reloading:<model>`: hold its loop, let it
-finish what is in hand, start the new child, claim again. The first that does not load ends the reload for all.
+A reload goes through the fleet one executor at a time, by the worker that holds `bunch:reloading:<model>`: hold the
+loop, finish its batches, start the new child, claim again. The first one that does not load ends the reload for all.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class ReloadableExecutor(Protocol):
     def error(self) -> str | None: ...
     @property
     def loaded(self) -> ModelSettings | None:
-        """What the child that is ready now was started from."""
+        """The settings of the child that is ready now."""
 
     def replace(self, model: ModelSettings) -> None:
-        """Have the child finish what it has, and go on with one that is started from `model`."""
+        """Let the child finish its batches, and replace it by one for `model`."""
 
 
 @dataclass(slots=True)
 class _Served:
-    """One model as this worker serves it. `generation` is the reload that it has done, refused or begun."""
+    """One model as this worker serves it. `generation` is the last reload that it has done, refused or begun."""
 
     configured: ModelSettings
     running: ModelSettings
@@ -66,7 +66,7 @@ class _Served:
 
 
 class Reconciler:
-    """Of one worker. `sync` may be called from any thread."""
+    """The reconciler of one worker. `sync` may be called from any thread."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Reconciler:
         return self._draining
 
     def configured(self) -> dict[str, ModelSettings]:
-        """As the file said when each model was last started from it."""
+        """The settings of the file when each model was last started from it."""
         return {name: served.configured for name, served in self._models.items()}
 
     @property
@@ -105,22 +105,22 @@ class Reconciler:
         return [loop for served in self._models.values() for loop, _ in served.pairs]
 
     def stop(self) -> None:
-        """The worker is going: a reload that is under way leaves its executor to it."""
+        """The worker stops: a reload that is under way leaves its executor as it is."""
         self._stopping.set()
 
     def drain(self) -> None:
-        """Claim nothing more; what is in hand is finished. The worker stays, for a `resume` or its end."""
+        """Claim nothing more, and finish the batches in hand. The worker keeps running, until a `resume` or its end."""
         self._draining = True
         for loop in self.loops:
             loop.gate.hold()
 
     def resume(self) -> None:
-        """The end of a drain."""
+        """End a drain."""
         self._draining = False
         self._release()
 
     def sync(self) -> None:
-        """Read the desired state and follow it. Raises RedisError; everything stays as it is then."""
+        """Read the desired state and apply it. Raises RedisError, and then everything stays as it is."""
         desired = self._controls.read(self._models)
         with self._lock:
             for name, served in self._models.items():
@@ -130,14 +130,14 @@ class Reconciler:
                 self._release()
 
     def restart(self) -> None:
-        """This worker's executors anew, from what the file says now; nobody else's."""
+        """Restart only this worker's executors, with the current settings of the file."""
         with self._lock:
             for served in self._models.values():
                 if not served.reloading:
                     self._begin(served, None)
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Each model as it is served now, for people: JSON through and through."""
+        """Each model as it is served now, as JSON values."""
         return {name: _described(served) for name, served in self._models.items()}
 
     def _release(self) -> None:
@@ -157,7 +157,7 @@ class Reconciler:
         served.desired = desired
         generation = desired.reload.generation
         if first:
-            # Its children may be starting already, from the file: what a reload has changed since is not in there.
+            # Its children may be starting already, from the file, which lacks the changes of a reload.
             served.generation = generation
             target = with_desired(served.configured, desired)
             if not _same_child(target, served.running):
@@ -211,7 +211,7 @@ class Reconciler:
                 logger.error("%s: reload refused; the previous version keeps running: %s", executor.name, error)
                 if generation is not None:
                     self._controls.refuse(target.name, generation, error[-2000:])
-                # Those that had loaded go back too: a fleet of two kinds answers nobody the same twice.
+                # Executors that had loaded go back too: a mixed fleet would give two kinds of answers.
                 for other_loop, other in served.pairs:
                     if other is executor or (other.loaded and not _same_child(other.loaded, before)):
                         self._reload_one(other_loop, other, before)
@@ -220,10 +220,10 @@ class Reconciler:
         return True
 
     def _reload_one(self, loop: ClaimLoop, executor: ReloadableExecutor, target: ModelSettings) -> str | None:
-        """Why it did not load; None when it did."""
+        """Reload one executor; returns the reason why it did not load, or None."""
         loop.gate.hold()
         try:
-            # What cannot be finished is ended by its own time limit, and given back.
+            # A batch that does not finish is ended by its own time limit, and given back.
             while not loop.wait_empty(_POLL_S * 5):
                 if self._stopping.is_set():
                     return "the worker is stopping"
@@ -242,7 +242,7 @@ class Reconciler:
 
     @contextlib.contextmanager
     def _turn(self, model: str) -> Iterator[bool]:
-        """This worker's turn to be an executor short; whether it came before the worker had to stop."""
+        """Hold this worker's turn to be one executor short; yields whether it came before the worker had to stop."""
         key = self._keys.reloading(model)
         ours = False
         while not self._stopping.is_set():
@@ -269,7 +269,7 @@ class Reconciler:
                 self._redis.pexpire(key, _LOCK_MS)
 
     def _is_overtaken(self, model: str, generation: int) -> bool:
-        """Refused by another worker meanwhile, or replaced by a later reload, which `sync` will begin."""
+        """Return whether another worker has refused it, or a later reload has replaced it, which `sync` will begin."""
         now = self._controls.read((model,))[model]
         return now.is_refused or now.reload.generation != generation
 

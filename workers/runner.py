@@ -1,9 +1,9 @@
-"""Everything that one batching worker runs: an executor and a claim loop per GPU, and the heartbeat.
+"""The parts of one batching worker: an executor and a claim loop per GPU, and the heartbeat.
 
 WorkerRunner ──┬─ minilm/0:  ProcessExecutor ◀─▶ ClaimLoop
                ├─ minilm/1:  ProcessExecutor ◀─▶ ClaimLoop
                ├─ echo/0:    …
-               └─ heartbeat: beats, tells what runs, gives back what dead workers held, flushes metrics
+               └─ heartbeat: beats, reports its state, gives back leases of dead workers, flushes metrics
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ from workers.reconciler import Reconciler
 logger = logging.getLogger(__name__)
 
 BEAT_EVERY_S = 1.0
-# With nothing to do the metrics hardly change, and each look at them goes over all that there are.
+# When idle, the metrics hardly change, and reading them covers all of them.
 IDLE_BEATS = 5
-# Beyond what Redis' time-outs add up to in one round of the heart: only a thread that hangs is so late.
+# Longer than the Redis timeouts of one round of the heartbeat together: only a hanging thread is this late.
 _HEART_STANDS_STILL_S = 60.0
-# For a claim that is under way to come back, so that it can be given back too.
+# Time for a claim that is under way to return, so that it can be given back too.
 COLD_GRACE_S = 0.5
-# Two threads a loop hand work to each other across Redis and a pipe; at CPython's default of 5 ms, whichever waits for
-# the interpreter would wait longer than a whole batch takes.
+# The two threads of a loop pass work to each other across Redis and a pipe. At CPython's default of 5 ms, the one that
+# waits for the interpreter would wait longer than a whole batch takes.
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -85,7 +85,7 @@ class WorkerRunner:
         self._started_at = time.time()
         self._state = "running"
         self._stop = threading.Event()
-        # Frontends must not count on an executor that has just died: then the heart does not wait for its next beat.
+        # Frontends must not count on an executor that has just died, so the heartbeat does not wait for its next time.
         self._news = threading.Event()
         batch_log = BatchLog(self._redis, max_bytes=settings.explain_max_bytes)
         on_lost = batch_log.lost if settings.explain == "on" else None
@@ -103,7 +103,7 @@ class WorkerRunner:
         self._ledger = LedgerObserver(LedgerBuffer(LedgerStream(self._redis))) if settings.keeps_ledger else None
         self._tracer: Any = None
         if settings.otlp_endpoint:
-            # Here, not at the top: OpenTelemetry is loaded only where it is wanted.
+            # Imported here: OpenTelemetry is loaded only where it is used.
             from tasks.observers.tracing import BatchTracer
 
             self._tracer = BatchTracer(settings)
@@ -192,7 +192,7 @@ class WorkerRunner:
             loop.stop_claiming()
 
     def stop(self, *, cold: bool = False) -> None:
-        """Answer what is in the executors (`cold`: not even that), give back the rest, leave the register.
+        """Finish the batches in the executors (`cold`: not even those), give back the rest, and deregister.
 
         Safe to call twice.
         """
@@ -221,7 +221,9 @@ class WorkerRunner:
             logger.warning("could not deregister this worker; the others will deregister it: %s", error)
 
     def reset(self, model: str) -> dict[str, Any]:
-        """Forget what faults have taught of a model; what that was. Raises KeyError for one that is not run here."""
+        """Forget what was learned from a model's faults; returns what it was. Raises KeyError for a model not run
+        here.
+        """
         breaker = self._breakers[model]
         loops = [loop for (each, _), loop in zip(self._executors, self._loops, strict=True) if each.name == model]
         learned = [loop.state.safe_size for loop in loops if loop.state.safe_size is not None]
@@ -239,17 +241,17 @@ class WorkerRunner:
         return {**row, "in_hand": in_hand, "serving": self.reconciler.describe(), "learnt": learnt}
 
     def explain(self, name: str) -> dict[str, Any] | None:
-        """What is known of a request; raises RedisError."""
+        """The history of a request; raises RedisError."""
         return explain(self._redis, self._settings.models, name)
 
     @property
     def name(self) -> str:
-        """What Celery calls this worker; its id before Celery does."""
+        """Celery's name of this worker; its id before Celery has one."""
         return getattr(self.consumer, "hostname", None) or self.worker_id
 
     @property
     def models(self) -> Mapping[str, ModelSettings]:
-        """As they were configured when the worker started."""
+        """The models, as they were configured when the worker started."""
         return self._settings.models
 
     @property
@@ -268,7 +270,7 @@ class WorkerRunner:
         )
 
     def _shared_devices(self) -> list[str]:
-        # Two models on one GPU are what was asked for; two executors of the same one seldom are.
+        # Two models on one GPU are usually intended; two executors of the same model seldom are.
         return [
             line
             for model in self._settings.models.values()
@@ -281,7 +283,7 @@ class WorkerRunner:
         return Observers(self._telemetry, *others) if others else self._telemetry
 
     def _models_of_the_file(self) -> Mapping[str, ModelSettings]:
-        """As the file says now: what a reload goes by."""
+        """The models of the file as it is now, for a reload."""
         return load_settings(config_file=self._settings.config_file or None).models
 
     def _dispatcher(self) -> Any:
@@ -319,7 +321,7 @@ class WorkerRunner:
             self._news.wait(BEAT_EVERY_S)
 
     def _announce_loads(self) -> None:
-        """What a model has answered before it was loaded anew, wherever, is not given to anybody any more."""
+        """Start a new epoch of a model after a load, so that cached answers from before are not given any more."""
         for model, executor in self._executors:
             starts = executor.restarts
             if executor.state is ExecutorState.READY and self._announced.get(executor.name) != starts:
@@ -330,7 +332,7 @@ class WorkerRunner:
         return {executor.name: executor.pid for _, executor in self._executors if executor.pid}
 
     def _paces(self) -> dict[str, ModelThroughput]:
-        """What each model's executors can do; none can when the worker drains or is on its way out."""
+        """The throughput of each model's executors; none when the worker drains or stops."""
         running = self._state == "running" and not self.reconciler.draining
         paces: dict[str, ModelThroughput] = {}
         for name, model in self._settings.models.items():
@@ -394,5 +396,5 @@ def _in_parallel(calls: list[Callable[[], None]]) -> None:
 
 
 def _speed(pace: Throughput, size: int) -> tuple[float | None, float | None]:
-    """Milliseconds of a batch of one, and requests a second in batches of `size`."""
+    """Milliseconds of a batch of one, and requests per second in batches of `size`."""
     return (round(pace.seconds(1) * 1000, 1), round(pace.rate(size), 1)) if pace.known else (None, None)

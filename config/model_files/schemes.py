@@ -93,7 +93,7 @@ def scheme_of(source: str) -> Scheme:
 
 
 def forms(of: Callable[[Scheme], object] = lambda scheme: True) -> str:
-    """How a source may be written, for an error message: those of the rows for which `of` is true."""
+    """The ways to write a source, for an error message: those of the rows for which `of` is true."""
     return " or ".join(dict.fromkeys(each.form for each in SCHEMES.values() if of(each)))
 
 

@@ -1,1 +1,1 @@
-"""The worker as Celery sees it: control commands, canvas, STARTED, result backend, pools."""
+"""The worker's side towards Celery: control commands, canvas, STARTED, result backend, pools."""

@@ -4,8 +4,8 @@
     Cancelled ▶ the rest of the chain and the chord end as revoked
     any other ▶ the rest of the chain and the chord fail ──▶ errbacks
 
-A batch bypasses Celery's tracer, which would do this (`celery.app.trace.build_tracer`). The few requests that ask
-for it go through here one by one; a `group` needs nothing, its members are ordinary tasks.
+A batch bypasses Celery's tracer, which would do this (`celery.app.trace.build_tracer`). The few requests that need it
+are handled here one by one. A `group` needs nothing: its members are ordinary tasks.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class CanvasFollowUp:
         """Send callbacks, the rest of the chain and the chord's count. At least once: a crash before the result is
         stored repeats it with the request, and so does a broker that fails half-way.
         """
-        # Celery asks for `delivery_info` before it sends an errback (`Backend._call_task_errbacks`).
+        # Celery needs `delivery_info` before it sends an errback (`Backend._call_task_errbacks`).
         context = Context({"delivery_info": {}, **read_canvas(request.canvas)})
         backend = self._app.backend
         kept = request.result_ttl_ms > 0
         if isinstance(outcome, Ok):
             value = msgspec.json.decode(outcome.output)
             self._send_next(context, value)
-            # The last of a chord's members joins the others and itself by their stored results
-            # (`RedisBackend.on_chord_part_return`), so this one cannot wait for its batch to be finished.
+            # The last member of a chord joins all members by their stored results
+            # (`RedisBackend.on_chord_part_return`), so its own result cannot wait for the end of its batch.
             backend.mark_as_done(request.id, value, request=context, store_result=kept and bool(context.chord))
         elif isinstance(outcome, Cancelled):
             backend.mark_as_failure(
@@ -63,7 +63,7 @@ class CanvasFollowUp:
     def _send_next(self, context: Context, value: Any) -> None:
         family = {"parent_id": context.id, "root_id": context.root_id or context.id}
         callbacks = [signature(each, app=self._app) for each in context.callbacks or ()]
-        # A group among them apart, as Celery's tracer does it: inside another group it would become a chord.
+        # A group among them is sent separately, as Celery's tracer does: inside another group it would become a chord.
         groups = [each for each in callbacks if isinstance(each, group)]
         single = [each for each in callbacks if not isinstance(each, group)]
         for each in (*groups, *([group(single, app=self._app)] if len(single) > 1 else single)):

@@ -1,21 +1,21 @@
-"""Celery's remote control in Bunch's words: `celery -A tasks.app control pause minilm`, `manage.py pause minilm`.
+"""Remote-control commands of Bunch: `celery -A tasks.app control pause minilm`, `manage.py pause minilm`.
 
 | command | does |
 |---|---|
-| `bunch_stats` | this worker: executors, what it serves each model with, what is paused or tuned |
-| `explain ID…` | one request's life each, as `tasks.observability.explain` tells it |
-| `pause MODEL [TIER]` | no more claims of it, in the whole fleet |
-| `resume [MODEL [TIER]]` | claims again; without a model: the end of a drain |
-| `drain` | this worker claims nothing more and finishes what it has |
-| `tune MODEL key=value…` | another policy, batch size or window, in the whole fleet |
-| `reload_model MODEL [key=value…]` | every executor anew, one at a time, from the file or another source |
-| `reset_faults MODEL` | its breaker closed, the batch size that its memory had room for forgotten |
-| `pool_restart` | Celery's word for it: this worker's executors anew, one at a time |
+| `bunch_stats` | this worker: its executors, the settings of each model, paused and tuned ones |
+| `explain ID…` | the history of each request, from `tasks.observability.explain` |
+| `pause MODEL [TIER]` | claims nothing more of it, in the whole fleet |
+| `resume [MODEL [TIER]]` | claims again; without a model: ends a drain |
+| `drain` | this worker claims nothing more and finishes its batches |
+| `tune MODEL key=value…` | changes policy, batch size or window, in the whole fleet |
+| `reload_model MODEL [key=value…]` | restarts every executor, one at a time, from the file or another source |
+| `reset_faults MODEL` | closes its breaker and forgets its safe batch size |
+| `pool_restart` | Celery's command: restarts this worker's executors, one at a time |
 
-Commands of Celery's own that have no effect on batches say so (`NO_EFFECT`), where Celery would say "ok".
+Celery's own commands that have no effect on batches reply so (`NO_EFFECT`), where Celery would reply "ok".
 
-They run on the worker's main thread, which no batch keeps busy: each is a round trip or two to Redis. What concerns the
-fleet is written down first, then followed at once by whoever heard it, and with the next heartbeat by everybody else.
+Commands run on the worker's main thread, which batches do not use: each is one or two round trips to Redis. A change
+for the fleet is stored first; workers that get the command apply it at once, the others with their next heartbeat.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from workers.runner import WorkerRunner
 Reply = dict[str, Any]
 
 _CLAIMED = "model queues are claimed in batches, not consumed"
-# What Celery answers with "ok", and what does it instead.
+# Celery would reply "ok" to these; the text says what to use instead.
 NO_EFFECT: Mapping[str, str] = MappingProxyType(
     {
         "add_consumer": f"{_CLAIMED}, those of the worker's own models; `manage.py resume MODEL` ends a pause",
@@ -52,7 +52,7 @@ NO_EFFECT: Mapping[str, str] = MappingProxyType(
 
 
 class NoEffectStep(bootsteps.Step):
-    """In the worker alone: for whoever only asks, Celery's commands are what they were. Goes after `OwnQueuesStep`."""
+    """Replaces Celery's commands in the worker only, so clients still know them. It runs after `OwnQueuesStep`."""
 
     requires = ("tasks.celery.own_queues:OwnQueuesStep",)
 
@@ -69,13 +69,15 @@ def _without_effect(name: str, why: str) -> Callable[..., Reply]:
 
 
 def _command(name: str) -> Callable[[Callable[..., Reply]], Callable[..., Reply]]:
-    """In Celery's panel, as `tasks.celery.control_commands` lists it."""
+    """Register in Celery's panel, as `tasks.celery.control_commands` lists it."""
     register: Callable[[Callable[..., Reply]], Callable[..., Reply]] = Panel.register(**COMMANDS[name].options(name))
     return register
 
 
 def _replies(command: Callable[..., object]) -> Callable[..., Reply]:
-    """`{"ok": …}`, or `{"error": …}` for what its sender can mend; Celery would reply with the exception's `repr`."""
+    """Reply `{"ok": …}`, or `{"error": …}` for an error of the sender; Celery would reply with the exception's
+    `repr`.
+    """
 
     @wraps(command)
     def replying(state: Any, *args: Any, **options: Any) -> Reply:
@@ -89,13 +91,13 @@ def _replies(command: Callable[..., object]) -> Callable[..., Reply]:
 
 @_command("bunch_stats")
 def bunch_stats(state: Any, **_: Any) -> Reply:
-    """What this worker runs, serves, and was asked for."""
+    """The worker's executors, models and desired state."""
     return _runner(state).info()
 
 
 @_command("explain")
 def explain_requests(state: Any, ids: Iterable[str] = (), **_: Any) -> Reply:
-    """Where the time of requests went, by request id or task id."""
+    """Show where the time of requests went, by request id or task id."""
     names = [ids] if isinstance(ids, str) else list(ids)
     return {each: _runner(state).explain(each) for each in names}
 
@@ -126,7 +128,7 @@ def resume(state: Any, model: str | None = None, tier: str | None = None, **_: A
 @_command("drain")
 @_replies
 def drain(state: Any, **_: Any) -> str:
-    """Claim nothing more in this worker, and finish what it has in hand."""
+    """Claim nothing more in this worker, and finish its batches."""
     runner = _runner(state)
     runner.reconciler.drain()
     in_hand = sum(loop.in_hand for loop in runner.reconciler.loops)
@@ -136,7 +138,7 @@ def drain(state: Any, **_: Any) -> str:
 @_command("tune")
 @_replies
 def tune(state: Any, model: str, changes: Mapping[str, Any] | Iterable[str] = (), **_: Any) -> Any:
-    """Change what the policy of a model goes by; an empty value: back to what the file says."""
+    """Change settings of a model's policy; an empty value restores that of the file."""
     runner = _serving(state, model)
     DesiredState(runner.redis).tune(runner.models[model], _changes(model, changes))
     runner.reconciler.sync()
@@ -146,10 +148,10 @@ def tune(state: Any, model: str, changes: Mapping[str, Any] | Iterable[str] = ()
 @_command("reload_model")
 @_replies
 def reload_model(state: Any, model: str, changes: Mapping[str, Any] | Iterable[str] = (), **more: Any) -> str:
-    """Start the executors of a model anew, one at a time."""
+    """Restart the executors of a model, one at a time."""
     runner = _serving(state, model)
     controls = DesiredState(runner.redis)
-    # One reload for the whole fleet, however many workers hear of it.
+    # One reload for the whole fleet, however many workers get the command.
     generation = more.get("generation")
     if generation is None or controls.read((model,))[model].reload.generation < int(generation):
         generation = controls.reload(model, _changes(model, changes)).generation
@@ -160,14 +162,14 @@ def reload_model(state: Any, model: str, changes: Mapping[str, Any] | Iterable[s
 @_command("pool_restart")
 @_replies
 def pool_restart(state: Any, **_: Any) -> str:
-    """Start the executors of this worker anew, one at a time."""
+    """Restart the executors of this worker, one at a time."""
     _runner(state).reconciler.restart()
     return "restart of the executors begins"
 
 
 @_command(RESET_FAULTS)
 def reset_faults(state: Any, model: str, **_: Any) -> Reply:
-    """Close a model's circuit breaker and forget the batch size that its memory had room for."""
+    """Close a model's circuit breaker and forget its safe batch size."""
     try:
         return {"ok": "reset", **_serving(state, model).reset(model)}
     except BadChange as error:

@@ -1,7 +1,7 @@
-"""Celery's result backend of a worker, which writes over no result of a frontend's request.
+"""The Celery result backend of a worker, which never replaces the result of a frontend's request.
 
-What a plain client's message asks for beyond its own outcome goes this way: the states of a chain's later steps and of
-a chord (`celery.backends.base.Backend.mark_as_failure`). Their ids are whatever that client has put there.
+Celery stores the states of a chain's later steps and of a chord this way
+(`celery.backends.base.Backend.mark_as_failure`). Their ids come from the client's message, and may be any.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BACKEND = f"{__name__}:GuardedBackend"
 
 
 class GuardedBackend(RedisBackend):
-    """As `batching/lua/finish.lua` does it for the outcomes of batches."""
+    """Applies the rule of `batching/lua/finish.lua` to states that Celery stores."""
 
     def _store_result(self, task_id: str, result: Any, state: str, *args: Any, **options: Any) -> Any:
         if is_of_a_frontend(self.get(self.get_key_for_task(task_id)) or b""):

@@ -1,4 +1,4 @@
-"""What a claim loop has learnt of its model, as `inspect stats` shows it."""
+"""The learned figures of a claim loop, for `inspect stats`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from batching.policy import Learner, name_of
 
 
 def shown(learner: Learner) -> dict[str, Any]:
-    """For `inspect stats`, in milliseconds: a batch of n takes `batch_ms` + `item_ms`·n, give or take `spread_ms`.
+    """The figures in milliseconds: a batch of n takes `batch_ms` + `item_ms`·n, ± `spread_ms`.
 
-    `batches` is how many that rests on, older ones counting less; `size` and `size_spread` say of which sizes.
+    `batches` is the number of batches behind them, older ones counting less; `size` and `size_spread` describe their
+    sizes.
     """
     learnt = learner.learnt
     line = learnt.time

@@ -1,8 +1,8 @@
-"""STARTED for the requests of plain Celery clients.
+"""Writes STARTED for the requests of plain Celery clients.
 
-Our own frontend's requests have a state from the moment they are queued, and the claim script moves it on. A plain
-client's have none, and then Celery's `revoke` takes for waiting what the model is computing already: each worker that
-hears of it writes REVOKED over an answer that is about to come (`celery.worker.control._revoke`).
+Requests of our frontend have a state from when they are queued, and the claim script updates it. Requests of a plain
+client have none, and without one Celery's `revoke` considers a running task as waiting: each worker that gets the
+command writes REVOKED over the result that is about to come (`celery.worker.control._revoke`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class StartedMarks:
-    """One round trip for a batch that has such requests in it, none for any other."""
+    """One round trip for a batch with such requests, none for any other batch."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -35,7 +35,7 @@ class StartedMarks:
             return
         pipeline = self._redis.pipeline(transaction=False)
         for each in theirs:
-            # Never over a state that is there: it may be an end.
+            # Never over an existing state: it may be the result.
             pipeline.set(RESULT_PREFIX + each.id, self._state(each.id), px=each.result_ttl_ms, nx=True)
         try:
             pipeline.execute()

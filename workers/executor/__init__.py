@@ -1,1 +1,1 @@
-"""The executor: a child process per model instance, the parent's side and the child's."""
+"""The executor: a child process per model instance, with the parent's side and the child's."""

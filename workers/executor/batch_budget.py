@@ -1,8 +1,8 @@
-"""Passes by cost: a budget, in tokens or whatever a model counts, beside the number of inputs.
+"""Splits a batch by cost: a budget, in tokens or any unit of the model, besides the number of inputs.
 
-A model says what an input costs (`cost(input) -> int`); `max_batch_cost` of bunch.toml is what one call of `predict`
-may cost in all. A claimed batch over it is run in several calls. Only the executor's process has the model, so only
-there can it be counted, and neither frontend nor worker pays for it.
+A model defines the cost of an input (`cost(input) -> int`); `max_batch_cost` of bunch.toml is the maximum of one call
+of `predict`. A claimed batch over it runs in several calls. Only the executor's process has the model, so the cost is
+counted there, at no expense of frontend and worker.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one call may cost.
+    """The budget of one call.
 
     Args:
-        cost: the model's own.
+        cost: the model's function.
         most: the budget of a call. A single input over it is run alone.
-        grouped: put inputs of similar cost into the same call, and count each as the dearest of its call: for models
-            that pad to the longest.
+        grouped: put inputs of similar cost into the same call, and count each as the most expensive of its call: for
+            models that pad to the longest.
     """
 
     cost: Callable[[Any], int]
@@ -28,15 +28,17 @@ class Budget:
     grouped: bool = False
 
     def parts(self, members: Sequence[int], costs: Sequence[int]) -> list[list[int]]:
-        """Members in parts of at most `most`, in the order of arrival unless grouped; `costs[n]` is of `members[n]`."""
+        """Split the members into parts of at most `most`, in the order of arrival unless grouped; `costs[n]` is that of
+        `members[n]`.
+        """
         pairs = list(zip(members, costs, strict=True))
         if self.grouped:
-            # Cheap ones first: they need not wait for the others' calls.
+            # Cheap ones first: they need not wait for the calls of the others.
             pairs.sort(key=lambda pair: pair[1])
         parts: list[list[int]] = []
         spent = 0
         for member, cost in pairs:
-            # Sorted, so the next is always the dearest.
+            # Sorted, so the next one is always the most expensive.
             after = (len(parts[-1]) + 1) * cost if parts and self.grouped else spent + cost
             if parts and after <= self.most:
                 parts[-1].append(member)
@@ -48,7 +50,7 @@ class Budget:
 
 
 def cut(members: list[int], safe_size: int | None) -> list[list[int]]:
-    """Into parts that memory has room for; the last one is run first."""
+    """Split into parts that fit into memory; the last one is run first."""
     if not members:
         return []
     size = safe_size or len(members)

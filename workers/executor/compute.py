@@ -1,22 +1,22 @@
-"""One batch through one model: decode, predict, and exactly one outcome per input, whatever the model does.
+"""Computes one batch with one model: decode, predict, and exactly one outcome per input, whatever the model does.
 
     inputs ──decode──▶ refuse? ──▶ predict ──▶ one output each ──encode──▶ JSON bytes
               │          │           │             │                │
               rejected   rejected    raised:       contract broken: that item's error
                                      halve it      all of the pass  (or it *is* an exception)
 
-An exception says nothing about which input it is for, so the batch is run again in halves, down to the culprit, which
-alone fails: about 2·log2(n) extra passes for each. A model that fails whatever it is given is told by that: no pass has
-come through after so many, and the rest fails with it. Out of memory is halved too, and the worker is told which size
-had room, unless the halves lead to one input that is too large by itself. An error that may pass is not halved, but put
-to the worker, which tries all of it again; on the last try it is halved like any other.
+An exception does not say which input caused it, so the batch runs again in halves, down to the culprit, which alone
+fails: about 2·log2(n) extra passes for each. A model that fails for every input is recognised by the number of passes
+without a success, and the rest fails with it. Out of memory is halved too, and the worker is told the size that fitted,
+unless the halves lead to one input that is too large by itself. A transient error is not halved, but returned to the
+worker, which tries the whole batch again; on the last try it is halved like any other.
 
-What poisons the process is not halved: the rest would fail of it too (`workers.executor.faults.health`).
+An error that poisons the process is not halved: the rest would fail too (`workers.executor.faults.health`).
 
-What was said of a call with several inputs may quote any of them, and is marked so: no caller reads it
+The error of a call with several inputs may quote any of them, and is marked so: no caller can read it
 (`tasks.protocol.disclosure`).
 
-Runs in the executor's child process. Nothing here holds on to an exception: its frames would hold the batch's tensors.
+It runs in the executor's process. Nothing here keeps an exception: its frames would keep the batch's tensors.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class BatchComputer:
     """Runs a loaded model over batches of JSON.
 
     Args:
-        refuse: what to say to an input that must not reach the model, or None.
-        on_pass: called before each call of predict but a batch's first: the batch is alive, its time starts anew.
-        budget: what one call may cost, or None.
-        collapse: equal inputs with equal parameters go to the model once, and share what comes of it.
-        watched: whether its process can be poisoned. One that only asks somebody else cannot.
-        max_output_bytes: of one output, as JSON; 0: any size.
-        continue_trace: told, before each call, the trace that it is part of, or an empty text.
+        refuse: the refusal of an input that must not reach the model, or None.
+        on_pass: called before each call of predict except the first of a batch: the batch is alive, its time restarts.
+        budget: the budget of one call, or None.
+        collapse: equal inputs with equal parameters are computed once, and share the outcome.
+        watched: whether the process can be poisoned. One that only calls a remote API cannot.
+        max_output_bytes: limit of one output, as JSON; 0: any size.
+        continue_trace: called before each call with the trace that it is part of, or "".
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class BatchComputer:
         self._continue_trace = continue_trace
 
     def decode(self, work: Work) -> Batch:
-        """Touches no code of the model, so another thread may do it meanwhile."""
+        """Decode a batch. It uses no code of the model, so another thread may run it meanwhile."""
         return Batch(work, self._decode, collapse=self._collapse)
 
     def compute(self, batch: Batch) -> tuple[Done | None, Fault | None]:
-        """What came of the batch, once, and why this process is done for, if it is.
+        """The outcomes of the batch, and the fault of this process, if any.
 
-        With a fault that is not settled there are no outcomes.
+        A fault that is not settled comes without outcomes.
         """
         work, health = batch.work, self._health
         fault = health.before(suspect=work.suspect) if health and work.may_end else None
@@ -95,7 +95,7 @@ class BatchComputer:
             return done, None
         if not fault.settled:
             return None, fault
-        # What had come through before the fault showed is not to be trusted.
+        # Outputs that were computed before the fault showed are not trusted.
         through = [each for each in batch.members if isinstance(batch.known[each], Ok)]
         batch.fail(through, ItemError(LAST_WORDS[fault.cause]))
         return structs.replace(done, outcomes=batch.outcomes()), fault
@@ -118,7 +118,7 @@ class BatchComputer:
             if error is None:
                 barren = 0
                 continue
-            # One input refused by raising is an answer as well: the model works.
+            # A refusal of one input by an exception is an answer as well: the model works.
             barren = 0 if error.rejected and len(members) == 1 else barren + 1
             if error.out_of_memory:
                 # Too large even alone: that is the input's fault, and says nothing about how many others fit.
@@ -127,7 +127,7 @@ class BatchComputer:
             if len(members) == 1 or hopeless or barren > barren_limit(len(batch.members), error):
                 batch.fail(members, error if len(members) == 1 else _of_the_call(error))
                 if hopeless or len(members) > 1:
-                    # Not for one input's sake: the rest would fail in the same way.
+                    # Not because of one input: the rest would fail in the same way.
                     for rest in parts:
                         batch.fail(rest, _of_the_call(error))
                     break
@@ -137,13 +137,13 @@ class BatchComputer:
         return Done(work.batch_id, compute_s, batch.outcomes(), passes, learned, len(batch.same))
 
     def _affordable(self, batch: Batch) -> list[list[int]]:
-        """Into parts that keep to the budget; the first one is run first."""
+        """Split into parts within the budget; the first one is run first."""
         if self._budget is None or not batch.members:
             return [batch.members]
         return self._budget.parts(*batch.weighed(self._budget.cost))
 
     def _predict(self, batch: Batch, members: list[int]) -> ItemError | None:
-        """One call of the model; what it raised, if it did."""
+        """Call the model once; returns its error, if any."""
         if self._continue_trace is not None:
             self._continue_trace(batch.trace_of(members))
         try:
@@ -165,7 +165,7 @@ class BatchComputer:
         return None
 
     def _retry(self, sample: Sample) -> ItemError | None:
-        """An input that came through before, once more; what failed, if anything did."""
+        """Run an input again that succeeded before; returns the error, if any."""
         self._on_pass()
         again = Batch(Work("", [sample[0]], [sample[1]]), self._decode)
         error = self._predict(again, again.members)
@@ -190,7 +190,7 @@ def _loads(raw: bytes) -> Any:
 
 
 class Batch:
-    """The inputs of one batch, and what is known of each. `members` are those that reach the model."""
+    """The inputs of one batch, and the state of each. `members` are those that reach the model."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class Batch:
         self._decode = decode
         self._decoded: dict[int, tuple[Any, dict[str, Any]]] = {}
         self.known: dict[int, Ok | ItemError] = {}
-        # Index → that of the first input like it.
+        # Index → index of the first equal input.
         self.same = _repeats(self._raw) if collapse else {}
         for index, (value, options) in enumerate(self._raw):
             if index in self.same:
@@ -214,18 +214,18 @@ class Batch:
             except Exception as error:  # noqa: BLE001 - a refusal, or no memory for it: nobody else's affair
                 self.known[index] = describe(error)
         self.members = list(self._decoded)
-        # Whether the model returned anything but one output each, which says that it could compute.
+        # Whether the model returned a wrong number of outputs, which proves that it could compute.
         self.miscounted = False
 
     def fresh(self, members: list[int]) -> tuple[list[Any], list[dict[str, Any]]]:
-        """Inputs and parameters that no call has seen: what a model does to its inputs stays in that call."""
+        """Inputs and parameters that no call has seen: a model's changes of its inputs stay within that call."""
         pairs = [
             self._decoded.pop(index) if index in self._decoded else self._decode(*self._raw[index]) for index in members
         ]
         return [value for value, _ in pairs], [options for _, options in pairs]
 
     def weighed(self, cost: Callable[[Any], int]) -> tuple[list[int], list[int]]:
-        """Members and the cost of each; one that cannot be weighed fails alone, and is a member no more."""
+        """The members and the cost of each; an input whose cost cannot be computed fails alone, and is removed."""
         costs = []
         for index in self.members:
             try:
@@ -241,7 +241,7 @@ class Batch:
             self.known[index] = error
 
     def trace_of(self, members: list[int]) -> str:
-        """The trace of a call with these: that of the first one that is recorded, else the first; empty without any.
+        """The trace of a call with these members: that of the first recorded one, else the first; empty without any.
 
         A call has one parent. The others' traces have the worker's own spans of the batch, which are linked.
         """
@@ -260,11 +260,11 @@ class Batch:
 
 
 def _repeats(raw: Sequence[tuple[bytes, bytes]]) -> dict[int, int]:
-    """Of each pair that was there before: where it was first. Spelling counts; frontends have one for each value."""
+    """For each repeated pair, the index of its first occurrence. Spelling counts; frontends use one for each value."""
     first: dict[tuple[bytes, bytes], int] = {}
     return {index: seen for index, pair in enumerate(raw) if (seen := first.setdefault(pair, index)) != index}
 
 
 def _of_the_call(error: ItemError) -> ItemError:
-    """As an outcome of inputs that it may not be about: nobody's refusal, and no caller's to read."""
+    """An error as the outcome of inputs that it may not be about: not a refusal, and not readable by callers."""
     return structs.replace(error, rejected=False, exc_type=ItemError("").exc_type, words=Words.CALL)

@@ -1,4 +1,4 @@
-"""What a model forks: a process of its own, which must neither act for the executor nor ignore what it would ignore.
+"""Keeps a process that a model forks apart from the executor: it must not act for the executor, nor ignore its signals.
 
     os.fork() in a model ──▶ copy: signals as they were before us, our socket closed
                                    └ comes back out of the model, by a return or an exception ──▶ ends
@@ -23,14 +23,16 @@ _executor_pid = 0
 
 
 def keep_apart(sock: socket.socket, before: Mapping[int, Any]) -> None:
-    """Call once in the executor's process. `before` has the handlers that signals had, by number."""
+    """Install the rules; call it once in the executor's process. `before` has the previous signal handlers, by
+    number.
+    """
     global _executor_pid  # noqa: PLW0603 - the process is what this is about
     _executor_pid = os.getpid()
 
     forking = threading.local()
 
     def hold_signals() -> None:
-        # One that reaches the copy before it has its own handlers would be swallowed by ours.
+        # A signal that arrives before the copy has its own handlers would be ignored by ours.
         forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, before)
 
     def let_signals_come() -> None:
@@ -47,7 +49,9 @@ def keep_apart(sock: socket.socket, before: Mapping[int, Any]) -> None:
 
 
 def end_if_forked(error: BaseException | None = None) -> None:
-    """Return in the executor's process alone, and where there is none. `error` is what ended the model's code."""
+    """Return only in the executor's process, or when none is set up. `error` is the exception that ended the model's
+    code.
+    """
     if _executor_pid in {0, os.getpid()}:
         return
     status = 0

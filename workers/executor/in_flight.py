@@ -1,4 +1,4 @@
-"""The batches in a child's hands: answered in the order in which they were handed over, and timed one after another."""
+"""The batches that a child holds: answered in the order in which they were sent, and timed one after another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.executor.time_limit import TimeLimit
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """`since` is when it came to the front: only that one is being computed."""
+    """`since` is when it came to the front: only the front batch is being computed."""
 
     batch_id: str
     size: int
@@ -21,7 +21,9 @@ class _Batch:
 
 
 class InFlight:
-    """One thread gives and takes back, another does the rest. Times are seconds on any one clock."""
+    """The batches in the child. One thread adds and takes back, another does the rest. Times are seconds on any one
+    clock.
+    """
 
     def __init__(self, limit: TimeLimit) -> None:
         self.limit = limit
@@ -34,18 +36,18 @@ class InFlight:
         self._batches.append(_Batch(batch_id, size, now))
 
     def take_back(self, batch_id: str) -> None:
-        """One that the child never had whole: the last that was given."""
+        """Remove the last batch, which the child never got as a whole."""
         self._batches.remove(next(each for each in self._batches if each.batch_id == batch_id))
 
     def touch(self, now: float) -> None:
-        """The one in front is alive, and its time starts anew."""
+        """The front batch is alive, and its time restarts."""
         self._batches[0].since = now
 
     def done(self, done: Done, now: float) -> None:
-        """The one in front is answered.
+        """The front batch is answered.
 
         Raises:
-            BrokenFrames: this is not its answer, or has not one outcome per input.
+            BrokenFrames: this is not its answer, or it does not have one outcome per input.
         """
         front = self._batches[0]
         if done.batch_id != front.batch_id or len(done.outcomes) != front.size:
@@ -57,19 +59,19 @@ class InFlight:
             self._batches[0].since = now
 
     def left(self, now: float) -> float:
-        """What of its time the one in front has left; with none, what any will have."""
+        """The time that the front batch has left; without batches, the limit of any batch."""
         with contextlib.suppress(IndexError):
             return self._batches[0].since + self.limit.seconds - now
         return self.limit.seconds
 
     def overdue(self) -> str:
-        """The one in front has had its time: why it is killed."""
+        """The error text of the front batch, whose time is over."""
         text = f"the batch ran longer than {self.limit}"
         self.limit = self.limit.exceeded()
         return text
 
     def drop_all(self) -> list[str]:
-        """The ids of those that are left, the one in front first."""
+        """The ids of the remaining batches, the front one first."""
         left = [each.batch_id for each in self._batches]
         self._batches.clear()
         return left

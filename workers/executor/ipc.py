@@ -1,4 +1,4 @@
-"""What a worker and its executor's child process say to each other, and how it is cut into frames.
+"""The messages between a worker and its executor's process, and their framing.
 
     parent ──Start──▶ child        once: what to load
     parent ◀──Ready── child        loaded
@@ -10,8 +10,8 @@
 
 `Work` and `Done` are those of the port (`batching.request`).
 
-A frame is eight bytes of length and a MessagePack body, over a socket pair that no one else holds. Each
-direction has one sender and one reader. End of file means that the other side is gone.
+A frame is eight bytes of length and a MessagePack body, over a socket pair that no other process has. Each direction
+has one sender and one reader. End of file means that the other side is gone.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from config.logging import encodable
 from config.settings import ModelSettings
 
 HEADER = struct.Struct("!Q")
-# Nothing that fits a machine's memory comes near; a length beyond it is something else writing to our
+# Nothing that fits into a machine's memory is as long; a longer length means that another program writes to our
 # descriptor.
 MAX_FRAME = 1 << 40
 _READ_SIZE = 1 << 18
 
 
 class BrokenFrames(Exception):
-    """What arrived is not a frame of ours: the two sides have lost each other."""
+    """The received bytes are not a frame: the two sides are out of step."""
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
     model: ModelSettings
     name: str
     parent_pid: int
-    # As the file system has them: a folder's name need not be text.
+    # As the file system has them: the name of a folder need not be valid text.
     path: list[bytes]
     log_level: int
     log_format: str = "text"
@@ -56,15 +56,15 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class NotReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`final`: another try would end in the same way, since the source leads to no model."""
+    """The model is not loaded. `final`: another try would fail in the same way, since the source leads to no model."""
 
     error: str
     final: bool = False
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Why a process is done for. `cause`: `device` or `barren`. `settled`: it stands behind its batch's outcomes;
-    otherwise there are none, and whose fault it is must be found in a fresh process. `reached`: the batch had begun.
+    """The reason why a process must be replaced. `cause`: `device` or `barren`. `settled`: its batch's outcomes stand;
+    otherwise there are none, and the culprit must be found in a new process. `reached`: the batch had begun.
     """
 
     cause: str
@@ -74,7 +74,7 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Passing(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The batch at the front is run once more, in parts: it is alive, and its time starts anew."""
+    """The front batch runs again, in parts: it is alive, and its time restarts."""
 
 
 ToChild = Start | Work
@@ -84,7 +84,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: ToChild | ToParent) -> bytearray:
-    """The whole frame, ready for `sendall`, whatever texts a model has made."""
+    """The whole frame, ready for `sendall`; texts of a model that UTF-8 cannot encode are escaped."""
     frame = bytearray(HEADER.size)
     try:
         _encoder.encode_into(message, frame, HEADER.size)
@@ -97,7 +97,7 @@ def encode(message: ToChild | ToParent) -> bytearray:
 
 
 def _encodable(value: Any) -> Any:
-    """The same with every lone surrogate, which no encoding has, written out: of a message as lists and texts."""
+    """The same lists and texts with every lone surrogate escaped, since no encoding has them."""
     if isinstance(value, str):
         return encodable(value)
     if isinstance(value, list | tuple):
@@ -108,7 +108,7 @@ def _encodable(value: Any) -> Any:
 
 
 class FrameReader:
-    """Cuts what a socket delivers into messages of `kind`."""
+    """Splits the bytes of a socket into messages of `kind`."""
 
     def __init__(self, sock: socket.socket, kind: Any) -> None:
         self._sock = sock
@@ -118,7 +118,7 @@ class FrameReader:
         self.eof = False
 
     def next(self) -> Any | None:
-        """Block for the next message; None at end of file, also in the middle of a frame.
+        """Block for the next message; None at end of file, even in the middle of a frame.
 
         Raises:
             BrokenFrames: what arrived is no message.
@@ -132,7 +132,7 @@ class FrameReader:
             self._fill(0)
 
     def available(self) -> Iterator[Any]:
-        """Every message that has arrived, without blocking; then `eof` says whether more can come.
+        """Yield every message that has arrived, without blocking; then `eof` says whether more can come.
 
         Raises:
             BrokenFrames: what arrived is no message; those before it have been yielded.

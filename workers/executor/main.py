@@ -1,7 +1,7 @@
 """The executor's child process: loads one model and answers batches until its pipe ends.
 
-Started by `workers.executor.process.ChildProcess`, never by hand. Standard output and error are the worker's own; what
-the model prints goes there, and the protocol has a socket to itself.
+It is started by `workers.executor.process.ChildProcess`, never by hand. Standard output and error are the worker's own,
+for the model's prints; the protocol has a socket of its own.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from workers.models.function import FunctionModel
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
-# For whoever watches processes from outside; the worker has been told why.
+# For programs that watch processes from outside; the worker has been told the reason.
 _FAULTY = 70
 
 
 def main(descriptor: int) -> None:
-    """Serve over the socket with this descriptor; returns when the parent has closed its side."""
-    # The parent gone before an answer: nobody is left to be told.
+    """Serve on the socket with this descriptor; returns when the parent has closed its side."""
+    # The parent ended before the answer, so nobody is left to be told.
     with socket.socket(fileno=descriptor) as sock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         _serve(sock)
 
 
 def _serve(sock: socket.socket) -> None:
-    # Inherited across exec on purpose, once. A process that the model starts must not hold our pipe open.
+    # Inherited across exec on purpose, once. A process that the model starts must not keep our pipe open.
     sock.set_inheritable(False)
     faulthandler.enable()
     keep_apart(sock, _leave_signals_to_the_parent())
@@ -68,7 +68,7 @@ def _serve(sock: socket.socket) -> None:
         sock.sendall(encode(NotReady(str(error) if final else format_traceback(error), final)))
         return
     end_if_forked()
-    # What loading made stays until the end: the collector need not walk it in the middle of a batch.
+    # Objects made by loading stay until the end: the collector must not walk them in the middle of a batch.
     gc.collect()
     gc.freeze()
     sock.sendall(encode(Ready(version)))
@@ -85,9 +85,10 @@ def _serve(sock: socket.socket) -> None:
 
 
 def _decoded_ahead(reader: FrameReader, computer: BatchComputer) -> Iterator[Batch]:
-    """Every batch that arrives, decoded by a thread while the model runs the one before: a GPU waits for no JSON.
+    """Yield every batch that arrives, decoded by a thread while the model runs the previous one, so a GPU never waits
+    for JSON.
 
-    Its worker sends one batch ahead and no more, which bounds what lies here.
+    The worker sends at most one batch ahead, which bounds the memory here.
     """
     ahead: SimpleQueue[Batch | BaseException | None] = SimpleQueue()
 
@@ -142,9 +143,11 @@ def _budget(start: Start, model: Any) -> Budget | None:
 
 
 def _leave_signals_to_the_parent() -> dict[int, Any]:
-    """Ctrl-C and TERM reach whole process groups; only the parent knows what is still to be answered.
+    """Ignore Ctrl-C and TERM, which reach whole process groups: only the parent knows which batches are still to be
+    answered.
 
-    Handlers rather than SIG_IGN, which programs that the model starts would inherit. Returns those that were there.
+    Handlers are used rather than SIG_IGN, which programs that the model starts would inherit. Returns the previous
+    ones.
     """
     return {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -158,7 +161,7 @@ def _die_with(parent_pid: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
-        # It died before the line above.
+        # The parent died before the line above.
         os._exit(1)
 
 
@@ -171,7 +174,7 @@ def _configure_output(start: Start) -> None:
 
 
 class _NamesItself(logging.Filter):
-    """Says in each line which executor it is from: the child writes into its worker's log."""
+    """Adds the executor's name to each record: the child writes into its worker's log."""
 
     def __init__(self, executor: str) -> None:
         super().__init__()

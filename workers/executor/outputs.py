@@ -1,4 +1,4 @@
-"""What a model returns, as one strict JSON text for each input, or as words about what is wrong with it.
+"""Converts a model's return value to one strict JSON text per input, or to an error text.
 
 predict ──▶ a list, an array or a tensor ──as_list──▶ n outputs ──outcome_of──▶ Ok: JSON bytes
               anything else: nobody's                      │  Output ──▶ value, and metadata_of
@@ -24,10 +24,10 @@ _SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
 def as_list(outputs: object, count: int) -> list[Any] | str:
-    """The outputs of `count` inputs, or what is wrong with what `predict` has returned for them.
+    """The outputs of `count` inputs, or the error text if `predict` has returned something else.
 
-    A dict has a length too, and a generator may even yield the right number: only a list, and an array by its first
-    dimension, say plainly which output belongs to which input. Raises whatever an array's own code raises.
+    A dict has a length too, and a generator may yield the right number; but only a list, and an array by its first
+    dimension, define which output belongs to which input. Raises whatever an array's own code raises.
     """
     if not isinstance(outputs, list):
         kind = type(outputs).__name__
@@ -52,9 +52,9 @@ def as_list(outputs: object, count: int) -> list[Any] | str:
 
 
 def outcome_of(output: object, max_bytes: int = 0) -> Ok | ItemError:
-    """One output, and what it brings along, as the caller gets them. `max_bytes` as in `encode_output`.
+    """The outcome of one output with its metadata. `max_bytes` as in `encode_output`.
 
-    Raises whatever the output's own code raises when it is asked what it is.
+    Raises whatever the output's own code raises when its type is checked.
     """
     metadata = b""
     if isinstance(output, Output):
@@ -67,7 +67,7 @@ def outcome_of(output: object, max_bytes: int = 0) -> Ok | ItemError:
 
 
 def encode_output(output: object, max_bytes: int = 0) -> bytes | ItemError:
-    """One output as strict JSON, or why it cannot be. `max_bytes` 0: of any size."""
+    """One output as strict JSON, or the reason why it cannot be. `max_bytes` 0: any size."""
     if isinstance(output, BaseException):
         return describe(output)
     try:
@@ -75,7 +75,7 @@ def encode_output(output: object, max_bytes: int = 0) -> bytes | ItemError:
         wrong = _wrong_with(output, encoded, max_bytes)
     except BaseException as error:  # noqa: BLE001  (a model's objects may raise anything)
         why = describe(error)
-        # A tensor's values are fetched here, so an error of the call that made them may be met only now.
+        # The values of a tensor are fetched here, so an asynchronous error of the call may show only now.
         message = f"the model's output is not JSON: {why.message}"
         return ItemError(message, device_fault=why.device_fault, words=Words.INPUT)
     return encoded if wrong is None else ItemError(f"the model's output {wrong}")
@@ -84,7 +84,7 @@ def encode_output(output: object, max_bytes: int = 0) -> bytes | ItemError:
 def _wrong_with(output: object, encoded: bytes, max_bytes: int) -> str | None:
     if 0 < max_bytes < len(encoded):
         return f"is {len(encoded)} bytes of JSON; the limit is {max_bytes}"
-    # msgspec writes NaN and the infinities as null; the bytes tell cheaply that there is none.
+    # msgspec writes NaN and the infinities as null; the bytes show cheaply that there is none.
     if b"null" in encoded and _has_non_finite(msgspec.to_builtins(output, enc_hook=_to_list)):
         return "holds NaN or Infinity, which JSON cannot carry"
     if too_deep(encoded):
@@ -95,7 +95,9 @@ def _wrong_with(output: object, encoded: bytes, max_bytes: int) -> str | None:
 
 
 def metadata_of(output: Output) -> bytes | ItemError:
-    """The members of a JSON object, one behind the other and without its braces, or why they cannot be told."""
+    """The members of a JSON object, one after the other and without its braces, or the reason why they cannot be
+    encoded.
+    """
     metadata = output.metadata
     if not isinstance(metadata, Mapping) or not all(isinstance(name, str) for name in metadata):
         return ItemError("the metadata of the model's output must be a dict with strings as keys")
@@ -110,8 +112,8 @@ def metadata_of(output: Output) -> bytes | ItemError:
 
 
 def _doubled_name(output: object, encoded: bytes) -> str | None:
-    """A name that stands twice in one object: of the keys 1 and "1", say. None, if there is none."""
-    # Read back, one of the two is lost. A large whole number may change, too.
+    """A name that appears twice in one object, for example of the keys 1 and "1"; None if there is none."""
+    # Read back, one of the two is lost. A large integer may change, too.
     if _is_plain(output) or len(_encoder.encode(msgspec.json.decode(encoded))) == len(encoded):
         return None
     pending = [msgspec.to_builtins(output, enc_hook=_to_list)]
@@ -129,7 +131,7 @@ def _doubled_name(output: object, encoded: bytes) -> str | None:
 
 
 def _is_plain(output: object) -> bool:
-    """Whether it is of Python's own types, with texts as keys: nearly every output, and soon seen."""
+    """Return whether it has only Python's own types, with strings as keys: nearly every output, and quick to check."""
     pending = [output]
     for each in pending:
         kind = type(each)
@@ -147,19 +149,19 @@ def _is_plain(output: object) -> bool:
 
 
 def _as_name(key: object) -> str:
-    """A key of a dict as the encoder writes it."""
+    """A dict's key as the encoder writes it."""
     return next(iter(msgspec.json.decode(_encoder.encode({key: None}), type=dict[str, None])))
 
 
 def _to_list(value: Any) -> Any:
-    """For numpy arrays and scalars, torch tensors and whatever else can say itself as lists, at any depth."""
+    """Converts numpy arrays and scalars, torch tensors and anything else with `tolist`, at any depth."""
     to_list = getattr(value, "tolist", None)
     if to_list is None or isinstance(value, type):
         raise TypeError(f"{type(value).__name__} has no JSON form")
     listed = to_list()
     if type(listed) is not type(value):
         return listed
-    # Numpy's long double gives itself. So does a complex one, which is no number of JSON's.
+    # numpy's long double returns itself; so does a complex one, which JSON does not have.
     if not hasattr(value, "as_integer_ratio"):
         raise TypeError(f"{type(value).__name__} has no JSON form")
     return float(value)

@@ -1,8 +1,8 @@
-"""One child process of an executor, from its start to its death. Knows nothing about batches.
+"""One child process of an executor, from its start to its death. It knows nothing about batches.
 
 The child is a fresh interpreter (`subprocess`, one inherited descriptor) and not a `multiprocessing` process,
 not even a spawned one: that would run the parent's main module again in the child, be it `celery worker` or
-`manage.py`. And it is no fork: CUDA does not survive one.
+`manage.py`. And it is not a fork: CUDA does not survive one.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from config.settings import ModelSettings
 from workers.executor.ipc import BrokenFrames, FrameReader, NotReady, Ready, Start, ToParent, encode
 
 _ROOT = str(ROOT)
-# The arguments after it are for whoever reads `ps`, too.
+# The arguments after it are for readers of `ps`, too.
 _BOOT = "import sys; sys.path.insert(0, sys.argv[2]); from workers.executor.main import main; main(int(sys.argv[3]))"
 _BUFFER_BYTES = 1 << 20
 
 
-# A child that was told to end has nothing more to answer: only its own clean-up, for instance of CUDA.
+# A child that was told to end has only its own clean-up left, for instance of CUDA.
 EXIT_GRACE_S = 2.0
 
 
 class StartFailed(Exception):
-    """The child did not become ready; says why, for the model's author. `final`: no other try will."""
+    """The child did not become ready; the text is for the model's author. `final`: no other try will succeed."""
 
     def __init__(self, why: str, final: bool = False) -> None:
         super().__init__(why, final)
@@ -57,10 +57,11 @@ class Death:
 
 
 class ChildProcess:
-    """Constructing starts it. One thread reads, waits and kills; another may write. `folder` is that of bunch.toml.
+    """A child process; constructing starts it. One thread reads, waits and kills; another may write. `folder` is that
+    of bunch.toml.
 
     Raises:
-        OSError: no process, or no descriptors, to be had.
+        OSError: no process or no descriptors are available.
     """
 
     def __init__(
@@ -72,13 +73,13 @@ class ChildProcess:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
             try:
                 self._process = subprocess.Popen(
-                    # -P: not even a moment with the working directory in front.
+                    # -P: the working directory is never first on the path.
                     [sys.executable, "-P", "-c", _BOOT, f"bunch executor {name}", _ROOT, str(theirs.fileno())],
                     env=executor_environment() | ({} if placement.visible is None else {VISIBLE: placement.visible}),
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
-                    # A session of its own: Ctrl-C in a terminal does not reach it, and whatever the model
-                    # starts can be killed along with it.
+                    # A session of its own: Ctrl-C in a terminal does not reach it, and processes that the model starts
+                    # can be killed along with it.
                     start_new_session=True,
                 )
             except OSError:
@@ -86,7 +87,7 @@ class ChildProcess:
                 raise
         self._sock = ours
         self._reader = FrameReader(ours, ToParent)
-        # The end of the pipe is not enough: a process that the model started may hold it open.
+        # The end of the pipe is not enough: a process that the model started may keep it open.
         self._death = _open_pidfd(self._process.pid)
         self._oom_kills = oom_kills()
         start = Start(
@@ -106,7 +107,7 @@ class ChildProcess:
         return self._process.pid
 
     def watch(self, poll: select.poll) -> None:
-        """Have `poll` return when there is something to read, or when the child is dead."""
+        """Make `poll` return when there is something to read, or when the child is dead."""
         poll.register(self._sock, select.POLLIN)
         if self._death is not None:
             poll.register(self._death, select.POLLIN)
@@ -125,7 +126,7 @@ class ChildProcess:
         while (left := deadline - time.monotonic()) > 0:
             if any(descriptor == stop for descriptor, _ in poll.poll(milliseconds(left))):
                 return None
-            # Before what it wrote is read, or a last word could fall between the two looks.
+            # Checked before its messages are read, or a last message could arrive between the two.
             gone = self.gone
             try:
                 for message in self.messages():
@@ -143,7 +144,7 @@ class ChildProcess:
         )
 
     def write(self, frame: bytearray) -> None:
-        """Blocks while the child reads nothing and the buffer is full, until `hang_up` at the latest.
+        """Write a frame. Blocks while the child reads nothing and the buffer is full, at the latest until `kill`.
 
         Raises:
             OSError: not all of the frame was taken, so the child never saw it.
@@ -151,34 +152,36 @@ class ChildProcess:
         self._sock.sendall(frame)
 
     def messages(self) -> Iterator[ToParent]:
-        """What has arrived, without blocking.
+        """The messages that have arrived, without blocking.
 
         Raises:
-            BrokenFrames: the child, or something in it, wrote what is no message.
+            BrokenFrames: the child, or something in it, wrote bytes that are not a message.
         """
         return self._reader.available()
 
     @property
     def gone(self) -> bool:
-        """Whether nothing more will come: it is dead, or has closed its pipe."""
+        """Return whether nothing more will come: it is dead, or has closed its pipe."""
         return self._reader.eof or self._is_zombie()
 
     def close_input(self) -> None:
-        """Let it finish what it has, then end."""
+        """Let it finish its batches, then end."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 
     def kill(self) -> None:
-        """It and all it started; a blocked writer is released. What it wrote before can still be read."""
+        """Kill it and all processes that it started; a blocked writer is released. Its earlier messages can still be
+        read.
+        """
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
-        # Until it is waited for it is at least a zombie, so the number cannot be another's.
+        # Until it is waited for, it is at least a zombie, so its number cannot be reused.
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is dead, within that time. It stays a zombie."""
+        """Return whether it dies within that time. It stays a zombie."""
         deadline = time.monotonic() + timeout_s
         while not self._is_zombie():
             left = deadline - time.monotonic()
@@ -191,13 +194,13 @@ class ChildProcess:
         return True
 
     def bury(self) -> Death:
-        """Kill what is left of it, and wait; how it died."""
+        """Kill the rest of it, and wait; returns how it died."""
         self.kill()
         code = self._process.wait()
         if code >= 0:
             return Death(Cause.EXIT, f"the process exited with status {code}")
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
-            # Not whom: that is in the kernel's log, which is seldom open to us.
+            # The killed process is only named in the kernel's log, which we can seldom read.
             text = "the process was killed by SIGKILL, and the kernel's OOM killer was active at that time"
             return Death(Cause.MEMORY, text)
         try:
@@ -216,7 +219,7 @@ class ChildProcess:
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
-            # Somebody else in this process waited for it.
+            # Another thread in this process has waited for it.
             return True
 
 
@@ -229,5 +232,7 @@ def _open_pidfd(pid: int) -> int | None:
 
 
 def milliseconds(seconds: float) -> int:
-    """For `poll`: rounded up, as waking just before the time means spinning until it; and within a C int."""
+    """Milliseconds for `poll`: rounded up, since waking just before the time would spin until then; and within a C
+    int.
+    """
     return math.ceil(min(max(0.0, seconds), 3600.0) * 1000)

@@ -1,12 +1,11 @@
-"""The real executor: a child process per instance, watched by one thread from start to death and over again.
+"""The real executor: a child process per instance, supervised by one thread from start to death, again and again.
 
     feeder thread ────send────▶ socket ───▶ child: predict
     collector thread ◀─receive─ queue ◀──── supervisor thread ◀── socket, the child's death, the clock
 
-The supervisor alone starts, reads, times and buries the child, one child at a time, so what it reports is in
-order: every batch that was answered, then the death with what was inside. It sleeps in one `poll`, whose
-timeout is exact without being woken for each batch: a batch handed over during the sleep cannot be overdue
-before the sleep ends.
+Only the supervisor starts, reads, times and buries the child, one child at a time, so its events are in order: every
+batch that was answered, then the death with the batch inside. It sleeps in one `poll`, whose timeout is exact without
+being woken for each batch: a batch that is sent during the sleep cannot be overdue before the sleep ends.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ class ProcessExecutor:
     """`batching.claim.executor.Executor` over child processes.
 
     Args:
-        folder: of bunch.toml; first on the model's path.
-        max_output_bytes: of one output, as JSON; 0: any size.
+        folder: the folder of bunch.toml; first on the model's path.
+        max_output_bytes: limit of one output, as JSON; 0: any size.
         on_change: called without arguments after every change of state, from the supervisor's thread.
         on_loaded: called with the seconds that each successful start took, likewise.
         on_replaced: called with the cause when a child that had been ready is gone and another is to follow, likewise.
@@ -87,13 +86,13 @@ class ProcessExecutor:
         self._child: ChildProcess | None = None
         self._pid: int | None = None
         self._handed = InFlight(TimeLimit.of(model))
-        # Held while a frame is written. The supervisor takes it before it reports a death, so that by then
-        # each batch has either been handed over whole or been taken back by its sender.
+        # Held while a frame is written. The supervisor takes it before it reports a death, so that by then each batch
+        # has either been sent as a whole or been taken back by its sender.
         self._sending = threading.Lock()
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._backoff_s = FIRST_BACKOFF_S
         self._patience = Patience()
-        # Why the child is done for, if it is.
+        # The reason why the child must be replaced, if any.
         self._fault: Fault | None = None
         self._stop_at: float | None = None
         self._stop_pipe: tuple[int, int] | None = None
@@ -109,7 +108,7 @@ class ProcessExecutor:
 
     @property
     def error(self) -> str | None:
-        """Why the last start failed; while a child is being replaced, why."""
+        """The error of the last start; while a child is being replaced, the reason."""
         return self._error
 
     @property
@@ -122,12 +121,12 @@ class ProcessExecutor:
 
     @property
     def restarts(self) -> int:
-        """How often a child was started again, after deaths and after failed starts."""
+        """The number of restarts, after deaths and after failed starts."""
         return max(0, self._starts - 1)
 
     @property
     def loaded(self) -> ModelSettings | None:
-        """What the child was started from that is ready now; None while none is."""
+        """The settings of the child that is ready now; None while none is."""
         return self._loaded
 
     @property
@@ -135,7 +134,7 @@ class ProcessExecutor:
         return effective_version(self._model, self._version)
 
     def start(self) -> None:
-        """As the port says. Starting again is a no-op; a stopped executor stays stopped."""
+        """Start the supervisor. Starting again is a no-op; a stopped executor stays stopped."""
         with self._changed:
             if self._thread is not None or self._stop_at is not None:
                 return
@@ -151,10 +150,10 @@ class ProcessExecutor:
             return self._state is ExecutorState.READY
 
     def send(self, work: Work) -> None:
-        """Hand over a batch. Blocks only while the child is stopped, or its model lets no other thread of it run.
+        """Send a batch. Blocks only while the child is stopped, or its model lets none of its other threads run.
 
         Raises:
-            ExecutorGone: as the port says.
+            ExecutorGone: no living child could take it.
         """
         may_end = self._patience.grants(time.monotonic())
         # Only a remote model continues a trace.
@@ -164,7 +163,7 @@ class ProcessExecutor:
             child = self._child
             if child is None:
                 raise ExecutorGone(f"{self.name} is {self._state.value}")
-            # Before the first byte: its answer may be there before `write` returns.
+            # Before the first byte: the answer may arrive before `write` returns.
             self._handed.give(work.batch_id, len(work.inputs), time.monotonic())
             try:
                 child.write(frame)
@@ -173,7 +172,7 @@ class ProcessExecutor:
                 raise ExecutorGone(f"{self.name} died") from error
 
     def replace(self, model: ModelSettings) -> None:
-        """Have the child finish what it has, and go on with one that is started from `model`. Returns at once."""
+        """Let the child finish its batches, and replace it by one for `model`. Returns at once."""
         with self._sending:
             self._model = model
             self._handed.limit = TimeLimit.of(model)
@@ -194,7 +193,7 @@ class ProcessExecutor:
         self._events.put(None)
 
     def stop(self, timeout_s: float) -> None:
-        """As the port says; what was in the child's hands and is not done by then comes as a `Lost`."""
+        """Stop; batches that the child has not finished by then are reported as `Lost`."""
         with self._changed:
             if self._stop_at is None:
                 self._stop_at = time.monotonic() + timeout_s
@@ -214,7 +213,7 @@ class ProcessExecutor:
                 self._start_failed(f"cannot start a process: {error}")
             except Exception:
                 logger.exception("%s: supervisor", self.name)
-            # What leads to no model is not tried again, but for another source, or the same after a reload.
+            # A source that leads to no model is not tried again until it changes or is reloaded.
             while self._stop_at is None and self._hopeless is self._model:
                 self._poll().poll(milliseconds(_LOOK_FOR_RELOAD_S))
             if self._stop_at is None and self._hopeless is None:
@@ -237,7 +236,7 @@ class ProcessExecutor:
         self._pid = child.pid
         try:
             ready = child.await_ready(model.start_timeout_s, self._stop_pipe[0] if self._stop_pipe else None)
-            # Replaced while it was starting: then the next one counts.
+            # It was replaced while it was starting: then the next child counts.
             if ready is not None and model is self._model:
                 self._version = ready.version
                 self._tell(self._on_loaded, time.monotonic() - began)
@@ -255,14 +254,14 @@ class ProcessExecutor:
         again = (
             "it starts again when the model is reloaded" if self._hopeless else f"next try in {self._backoff_s:.1f} s"
         )
-        # Said once; the state goes on saying it.
+        # Logged once; the state keeps showing it.
         level = logging.DEBUG if error == self._error else logging.ERROR
         logger.log(level, "%s: the executor did not start; %s: %s", self.name, again, error.rstrip())
         self._error = self.last_error = error
         self._become(ExecutorState.FAILED)
 
     def _serve(self, child: ChildProcess, model: ModelSettings) -> None:
-        """From ready to death. Whatever ends this, no batch is left without an event."""
+        """Serve from ready to death. However it ends, no batch is left without an event."""
         self._error = None
         self._fault = None
         with self._sending:
@@ -278,7 +277,7 @@ class ProcessExecutor:
             self._report_death(child, death)
 
     def _answer_until_gone(self, child: ChildProcess) -> Death:
-        """Pass on answers until the child is gone or must go; why."""
+        """Forward answers until the child is gone or must be killed; returns the death."""
         poll = self._poll(child)
         stopping = False
         while True:
@@ -306,7 +305,7 @@ class ProcessExecutor:
                     child.close_input()
 
     def _cause_of_death(self, child: ChildProcess) -> Death:
-        # The pipe ends a moment before the process does, and longer when it has things to clean up.
+        # The pipe ends a moment before the process does, and longer when it has to clean up.
         grace_s = EXIT_GRACE_S if self._stop_at is None else self._stop_at - time.monotonic()
         if child.wait(min(EXIT_GRACE_S, grace_s)):
             return child.bury()
@@ -317,13 +316,13 @@ class ProcessExecutor:
         replaced = self._stop_at is None and self._child is None
         self._child = None
         self._loaded = None
-        # First of all: whoever hears of the death and then waits for READY must wait for the next child.
+        # First, because a thread that gets the death and then waits for READY must wait for the next child.
         if self._stop_at is None:
             self._error = None if replaced else death.reason
             self._become(ExecutorState.STARTING)
         child.kill()
         with self._sending:
-            # What it finished between the last look and its death still counts.
+            # Batches that it finished between the last look and its death still count.
             with contextlib.suppress(BrokenFrames):
                 for message in child.messages():
                     self._answered(message)
@@ -332,7 +331,7 @@ class ProcessExecutor:
         told = death.reason
         if fault is not None:
             self._patience = self._patience.replaced(time.monotonic())
-            # In the model's own words, which are for operators alone.
+            # In the model's own text, which is for operators only.
             told = f"{told}: {fault.reason}"
         if self._stop_at is None:
             self._tell(self._on_replaced, Cause.RELOAD if replaced else death.cause)
@@ -346,10 +345,10 @@ class ProcessExecutor:
             self._events.put(Lost(inside, tuple(left), death.reason, death.cause))
 
     def _answered(self, message: ToParent) -> None:
-        """One batch is done, or is gone through in parts; or the child is done for.
+        """A batch is done or runs in parts, or the child must be replaced.
 
         Raises:
-            BrokenFrames: it is not the one whose turn it was, or has not one outcome per input.
+            BrokenFrames: it is not the front batch, or does not have one outcome per input.
         """
         now = time.monotonic()
         if isinstance(message, Done) and self._handed:
@@ -366,13 +365,13 @@ class ProcessExecutor:
         elif isinstance(message, Passing) and self._handed:
             self._handed.touch(now)
         elif isinstance(message, Fault):
-            # What it has in hand goes back.
+            # Its batches are given back.
             self._fault = message
         else:
             raise BrokenFrames(f"unexpected {type(message).__name__}")
 
     def _time_left(self, stopping: bool) -> float:
-        """Until the front batch is overdue, or the stop is; idle, what any batch has (see the module)."""
+        """The time until the front batch or the stop is overdue; idle, the limit of any batch (see the module)."""
         left_s = self._handed.left(now := time.monotonic())
         if stopping and self._stop_at is not None:
             left_s = min(left_s, self._stop_at - now)

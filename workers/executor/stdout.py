@@ -3,7 +3,7 @@
     text   the worker's own descriptor, line by line
     json   TextIOWrapper ─▶ BufferedWriter ─▶ PrintedLines ─▶ logging, a record for each line
 
-`fileno()` is the descriptor in both: what a program that the model starts writes there goes past us, as it is.
+`fileno()` is the descriptor in both: output of programs that the model starts is written there directly, as it is.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _ENDS = re.compile(rb"\r\n|\n|\r")
 
 
 class PrintedLines(io.RawIOBase):
-    """Hands on each line, and what is longer than `LONGEST_LINE` in parts. Takes a time that grows with the text alone.
+    """Passes on each line, and lines longer than `LONGEST_LINE` in parts. Its time is linear in the length of the text.
 
     Args:
-        to: gets the lines, at INFO.
-        descriptor: what `fileno` says.
+        to: the logger that gets the lines, at INFO.
+        descriptor: the value of `fileno`.
     """
 
     def __init__(self, to: logging.Logger, descriptor: int) -> None:
@@ -67,11 +67,11 @@ class PrintedLines(io.RawIOBase):
 
 
 def make_stdout_tell(log_format: str) -> None:
-    """Have `sys.stdout` of this process write each line as it ends, whatever text it holds and whoever takes it."""
+    """Make `sys.stdout` of this process write each line as it ends, whatever its text and its destination."""
     # A worker's log is often a file: without this, prints would come late, or never when the child is killed.
     keep_talking()
     if log_format == "json":
-        # What the model prints would be no JSON.
+        # The model's prints would not be JSON.
         raw = PrintedLines(logging.getLogger("stdout"), sys.stdout.fileno())
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True

@@ -1,8 +1,8 @@
-"""How long one batch may compute: always a fixed time, or sooner a multiple of what batches take.
+"""The time limit of a batch: a fixed time, or a multiple of recent batch times if that is shorter.
 
-The multiple is of the longest of late: a model that is done in 50 ms need not be waited for 3 s when it hangs. It says
-nothing before the first batch, nor after a batch that was killed for it until another has come through: else a model
-that has become slower, whose batches are all killed, would never be known to be.
+The multiple is that of the longest recent batch: for a model that takes 50 ms, a hang need not last 3 s. It does not
+apply before the first batch, nor after a batch was killed for it until another one has succeeded: otherwise a model
+that has become slower would have all its batches killed for ever.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 
 from config.schema import ModelSettings
 
-# Below it a machine that is busy with something else looks like a model that hangs.
+# Below this, a machine that is busy with other work looks like a hanging model.
 LEAST_S = 1.0
-# A batch that is not repeated is forgotten in about fifty others.
+# A long batch that is not repeated is forgotten after about fifty others.
 _FADES = 0.98
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """A value. `factor` 0: the fixed time alone; `longest_s` 0: not known."""
+    """The limit, as a value. `factor` 0: only the fixed time; `longest_s` 0: not known."""
 
     timeout_s: float
     factor: float = 0.0
@@ -36,11 +36,11 @@ class TimeLimit:
         return min(self.timeout_s, max(LEAST_S, self.factor * self.longest_s))
 
     def computed(self, seconds: float) -> TimeLimit:
-        """A batch came through in one pass."""
+        """The limit after a batch that succeeded in one pass."""
         return replace(self, longest_s=max(seconds, _FADES * self.longest_s)) if self.factor else self
 
     def exceeded(self) -> TimeLimit:
-        """A batch was killed for its time."""
+        """The limit after a batch was killed for its time."""
         return replace(self, longest_s=0.0)
 
     def __str__(self) -> str:

@@ -1,12 +1,12 @@
-"""Models: from `source` in bunch.toml to an object that predicts.
+"""Loading of models: from `source` in bunch.toml to an object that predicts.
 
     Model.load(device) once in the executor's process, then Model.predict(inputs, parameters) for every batch
 
-What a model's author imports stands in `bunch`. Exceptions that concern models, beside those:
+The names for a model's author are in `bunch`. Further exceptions about models:
 
     Exception
     ├── LoadError          the source in bunch.toml does not lead to a model; says what would
-    └── UpstreamError      an API that the model asks failed; what it said is no caller's to read, `public` is
+    └── UpstreamError      an API that the model calls failed; callers get `public`, not the API's text
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _DEFAULT_VERSION = "1"
 
 
 class UpstreamError(Exception):
-    """`message` is for log and dead letter. `public` is what callers are told: nothing that came from the API."""
+    """A failed API. `message` is for log and dead letter. `public` is the text for callers: nothing that came from the
+    API.
+    """
 
     def __init__(self, message: str, public: str) -> None:
         super().__init__(message, public)
@@ -53,27 +55,27 @@ class LoadError(Exception):
 
 
 def loader_of(settings: ModelSettings) -> Callable[[ModelSettings], Model]:
-    """The function that makes the model, by the scheme of its source. It is imported now: before the author's modules.
+    """The function that makes the model, by the scheme of its source. It is imported now, before the author's modules.
 
-    It raises `LoadError` where the source leads nowhere, to something that is no model, or does not go with the other
-    settings; `load` and `warmup` are the caller's to call.
+    It raises `LoadError` when the source leads to no model, or does not fit the other settings. The caller calls `load`
+    and `warmup`.
     """
     load: Callable[[ModelSettings], Model] = resolve(scheme_of(settings.source).loader)
     return load
 
 
 def load_model(settings: ModelSettings) -> Model:
-    """Find and construct the model, as `loader_of` has it."""
+    """Find and construct the model with `loader_of`."""
     return loader_of(settings)(settings)
 
 
 def effective_version(settings: ModelSettings, own: str) -> str:
-    """What callers are told: bunch.toml's `version`, or the model's own where the file has the default."""
+    """The version that callers see: bunch.toml's `version`, or the model's own where the file has the default."""
     return own if own and settings.version == _DEFAULT_VERSION else settings.version
 
 
 def construct(kind: type[Any], source: str, options: dict[str, Any]) -> Any:
-    """An object of the class, made with the `options` of bunch.toml. Raises LoadError: it does not take them."""
+    """An object of the class, made with the `options` of bunch.toml. Raises LoadError if it does not accept them."""
     try:
         return kind(**options)
     except TypeError as error:

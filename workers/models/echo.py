@@ -1,4 +1,4 @@
-"""The smallest model: what comes in goes out. For measuring everything around a model."""
+"""The smallest model: it returns its inputs. It is used to measure everything around a model."""
 
 from __future__ import annotations
 

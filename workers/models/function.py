@@ -9,20 +9,20 @@ from bunch import InvalidInput
 
 
 class FunctionModel:
-    """Hands each batch to the function; it is never called with anything but strings, nor with none."""
+    """Passes each batch to the function, which is never called with anything but strings, nor with an empty list."""
 
     def __init__(self, function: Callable[[list[str]], list[str]]) -> None:
         self._function = function
 
     def load(self, device: str) -> None:
-        """Nothing to do: importing the function loaded whatever it needs."""
+        """Do nothing: importing the function has loaded everything it needs."""
 
     def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
         return self._function(inputs)
 
     @staticmethod
     def refuse(value: object) -> InvalidInput | None:
-        """Asked for each input on its own, so that a neighbour's wrong type costs the others nothing."""
+        """Called for each input by itself, so that one with a wrong type does not affect its neighbours."""
         if isinstance(value, str):
             return None
         return InvalidInput(f"this model takes strings; the input is {_json_kind(value)}")

@@ -1,11 +1,10 @@
-"""A fixed API as a model: one POST per batch.
+"""A remote API as a model: one POST per batch.
 
     {"inputs": […], "parameters": […]}  ──POST──▶  API  ──▶  {"outputs": […]}   one per input, in order
 
-The call succeeds or fails as a whole. An API that is not reached in time, or says that it cannot now (429, 5xx), is
-asked again after a pause; any other answer but 2xx is an error like a model's own, so the batch is asked for in parts
-until the input that the API cannot take is found. What the API says goes to the log and the dead letter, without the
-headers that it was sent; callers are told its status.
+The call succeeds or fails as a whole. After a timeout, 429 or 5xx the call is retried after a pause. Any other status
+except 2xx is an error like a model's own, so the batch is sent in parts until the input that the API refuses is found.
+The API's text goes to the log and the dead letter, without the headers of the request; callers get its status.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tasks.protocol.disclosure import without_secrets
 from workers.models import LoadError, Model, TransientError, UpstreamError, construct
 
 MAX_EXCERPT = 300
-# Cut to the excerpt afterwards: of half a secret nobody would know that it is one.
+# Shortened only afterwards: half of a secret would not be recognised as one.
 MAX_READ = 65_536
 # Gives up before the executor's own time limit would kill the process: a slow API is not a broken executor.
 _SHARE_OF_TIMEOUT = 0.9
@@ -36,11 +35,11 @@ class ApiError(UpstreamError):
 
 
 class ApiUnavailable(ApiError, TransientError):
-    """The API did not answer, or not now."""
+    """The API did not answer, or reported that it cannot now."""
 
 
 def load(settings: ModelSettings) -> Model:
-    """The API at the source. Raises LoadError: its options are wrong."""
+    """The model for the API at the source. Raises LoadError: its options are wrong."""
     defaults = {"url": settings.source, "timeout_ms": settings.timeout_ms}
     model: Model = construct(HttpModel, settings.source, defaults | settings.options)
     return model
@@ -54,11 +53,11 @@ class HttpModel:
     """Calls `url` over one kept-alive connection.
 
     Args:
-        timeout_ms: of one batch; `[models.<name>] timeout_ms` unless `options` has its own.
+        timeout_ms: timeout of one batch; `[models.<name>] timeout_ms` unless `options` has its own.
         headers: sent with every call, for instance an Authorization; a value is a text, `{ env = "NAME" }` or
             `{ file = "path" }`, and read when the model is made.
         verify: False accepts any TLS certificate.
-        transport: another way to the API than a network, for tests.
+        transport: replaces the network, for tests.
     """
 
     _client: httpx.Client
@@ -84,7 +83,7 @@ class HttpModel:
         self._transport = transport
 
     def load(self, device: str) -> None:
-        """Opens nothing: an API that is down at this moment may be up for the first batch."""
+        """Open nothing: an API that is down now may be up for the first batch."""
         # One line per call at INFO would be one line per batch.
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self._client = httpx.Client(
@@ -92,14 +91,14 @@ class HttpModel:
         )
 
     def continue_trace(self, traceparent: str) -> None:
-        """Which trace the next calls are part of, as a W3C `traceparent`; empty: none."""
+        """Set the trace of the next calls, as a W3C `traceparent`; empty: none."""
         self._trace = {"traceparent": traceparent} if traceparent else {}
 
     def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
         """The API's outputs.
 
         Raises:
-            ApiError: it refused, failed, was too slow, could not be reached or answered something else.
+            ApiError: it refused, failed, was too slow, could not be reached, or returned something else.
         """
         try:
             answer = self._client.post(
@@ -109,7 +108,7 @@ class HttpModel:
             )
         except httpx.HTTPError as error:
             public = f"the model's API could not be called: {type(error).__name__}"
-            # Not `from`: what the library says of a header that it refuses has the header's value in it.
+            # Not `from`: the library's error about a refused header contains the header's value.
             raise ApiUnavailable(self._logged(f"{public}: {error}"), public) from None
         if not answer.is_success:
             public = f"the model's API answered {answer.status_code}"

@@ -19,7 +19,7 @@ def load(settings: ModelSettings) -> Model:
     """Construct an object of the class, or give the function the interface of one.
 
     Raises:
-        LoadError: there is none, it is no model, or does not go with the other settings.
+        LoadError: the source leads to no model, or does not fit the other settings.
     """
     source = settings.source
     found = _find(source)
@@ -57,7 +57,7 @@ def _find(source: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # Missing may also be something that the module itself imports: then its own traceback says more.
+        # The missing name may also be one that the module itself imports: then its own traceback says more.
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise LoadError(f"no module {error.name!r} for {source!r}; check PYTHONPATH") from None
         raise

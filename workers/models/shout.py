@@ -1,8 +1,8 @@
-"""The shipped example of a function as a model: `source = "workers.models.shout:batchstring"`."""
+"""An example of a function as a model: `source = "workers.models.shout:batchstring"`."""
 
 from __future__ import annotations
 
 
 def batchstring(inputs: list[str]) -> list[str]:
-    """Upper case. Takes and returns 1 to 100 strings."""
+    """Return the strings in upper case; 1 to 100 of them."""
     return [text.upper() for text in inputs]

@@ -1,4 +1,4 @@
-"""A stand-in for a GPU: takes the time that a GPU would take, and echoes."""
+"""A stand-in for a GPU: it takes as long as a GPU would, and returns its inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Simulated:
-    """A batch of n takes `batch_ms` + `item_ms`·n, give or take `jitter`.
+    """A batch of n takes `batch_ms` + `item_ms`·n, ± `jitter`.
 
     Args:
         jitter: 0.1 spreads each batch evenly over ±10 % of its time.
@@ -43,6 +43,6 @@ class Simulated:
         return inputs
 
     def duration_s(self, count: int) -> float:
-        """How long the next batch of `count` takes."""
+        """The time of the next batch of `count`."""
         planned = self._batch_s + self._item_s * count
         return planned * (1 + self._random.uniform(-self._jitter, self._jitter)) if self._jitter else planned

@@ -1,1 +1,1 @@
-"""What a failed call shows: an exception's text, a device fault, a process that is no good any more."""
+"""Findings from a failed call: the exception's text, a device fault, a poisoned process."""

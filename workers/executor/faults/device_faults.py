@@ -1,7 +1,7 @@
 """Device faults: errors after which every later call of this process to its device fails too.
 
 A device-side assert, an illegal address, a failed launch or an uncorrectable memory error poisons the context of the
-process. The device itself is asked where torch is loaded and uses CUDA; elsewhere an exception's words tell.
+process. Where torch is loaded and uses CUDA, the device is asked; otherwise the exception's text decides.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-# As CUDA's runtime and driver name them, and as torch words them.
+# As CUDA's runtime and driver name them, and as torch writes them.
 _NAMED = re.compile(
     r"cudaError(Assert|IllegalAddress|IllegalInstruction|InvalidAddressSpace|InvalidPc|HardwareStackError"
     r"|MisalignedAddress|LaunchFailure|LaunchTimeout|ECCUncorrectable|ContextIsDestroyed)"
@@ -21,28 +21,30 @@ _NAMED = re.compile(
     r"|device-side assert|illegal memory access|unspecified launch failure|uncorrectable ECC error"
 )
 _WORDED = re.compile(r"\b(CUDA|HIP) error\b|\bCUDA failure\b")
-# Anybody else's exception may quote its input, and with it whatever a caller has written.
+# Other exceptions may quote their input, and so any text of a caller.
 _LIBRARIES = frozenset(
     {"cupy", "cupy_backends", "jax", "jaxlib", "numba", "onnxruntime", "pycuda", "tensorflow", "torch"}
 )
-# A model may wrap what it met in an exception of its own.
+# A model may wrap the error in an exception of its own.
 _MAX_CHAIN = 8
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Whether the device has failed, and not the model over this input. Out of memory is no such fault."""
+    """Return whether the device has failed, rather than the model on this input. Out of memory is not a device
+    fault.
+    """
     answers = device_answers()
     return any(_says_so(each) for each in _chain(error)) if answers is None else not answers[0]
 
 
 def device_answers() -> tuple[bool, str] | None:
-    """Wait until the device has done all that it was given: whether it could, or what it said. None: nothing to ask.
+    """Wait until the device has done its work: whether it could, and its error. None: there is no device to ask.
 
-    An asynchronous error surfaces here, instead of in somebody else's call.
+    An asynchronous error shows here, instead of in another call.
     """
-    # By its name: whether a model uses torch is the model's business, and only models import it.
+    # By its name: only models decide whether to import torch.
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    # Half imported by another thread, it has not everything yet.
+    # While another thread imports it, parts are missing.
     if not getattr(cuda, "is_initialized", lambda: False)():
         return None
     try:

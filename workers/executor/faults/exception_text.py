@@ -1,4 +1,4 @@
-"""An exception of a model, in words that travel."""
+"""Converts an exception of a model to text that can be sent."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MAX_MESSAGE = 2_000
 MAX_TRACEBACK = 16_000
 _FULL = re.compile(r"out of memory|can't allocate memory|not enough memory|_ALLOC_FAILED")
 
-# Of the wire, not of Python: readers decide by these names, so a model's own class names stay inside the
+# Names of the wire format, not of Python: readers depend on these names, so a model's own class names stay inside the
 # message.
 REJECTED = "InputRejected"
 INVALID = "InvalidInput"
 
 
 class ItemError(msgspec.Struct, frozen=True):
-    """Why one input, or a whole batch, has no output. `rejected`: the model refused, nothing broke.
+    """The reason why an input, or a whole batch, has no output. `rejected`: the model refused, nothing broke.
 
     `words` and `public` as in `batching.request.Failed`.
     """
@@ -38,13 +38,13 @@ class ItemError(msgspec.Struct, frozen=True):
     device_fault: bool = False
 
     def outcome(self) -> Rejected | Failed:
-        """The outcome of the input, as its worker is told."""
+        """The outcome of the input for the worker."""
         if self.rejected:
             return Rejected(self.message, self.exc_type)
         return Failed(
             self.message,
             traceback=self.traceback,
-            # Alone in its batch and still too large: another time there may be room.
+            # Alone in its batch and still too large: at another time there may be memory.
             retryable=self.retryable or self.out_of_memory,
             words=self.words,
             public=self.public,
@@ -65,7 +65,7 @@ def describe(error: BaseException) -> ItemError:
     out_of_memory = isinstance(error, MemoryError) or name == "OutOfMemoryError" or _is_full(error, text)
     return ItemError(
         message[:MAX_MESSAGE],
-        # Of an API that did not answer as it should, it is all ours.
+        # For an API that did not answer as it should, the text is all ours.
         traceback=format_traceback(error) if error.__traceback__ and not isinstance(error, UpstreamError) else None,
         retryable=isinstance(error, TransientError | ConnectionError | TimeoutError),
         out_of_memory=out_of_memory,
@@ -76,11 +76,11 @@ def describe(error: BaseException) -> ItemError:
 
 
 def _is_full(error: BaseException, text: str) -> bool:
-    """Torch's CPU allocator, and CUDA's libraries, say so in words alone."""
+    """Torch's CPU allocator and CUDA's libraries report it only in the text."""
     return isinstance(error, RuntimeError) and _FULL.search(text) is not None
 
 
 def format_traceback(error: BaseException) -> str:
-    """The end of it, where the cause is, when it is very long."""
+    """The traceback; of a very long one the end, where the cause is."""
     text = "".join(traceback.format_exception(error))
     return text if len(text) <= MAX_TRACEBACK else f"…{text[-MAX_TRACEBACK:]}"

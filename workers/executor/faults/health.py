@@ -1,17 +1,16 @@
-"""What an executor's process has shown of itself: whether the next batch can be computed here, or a fresh one must.
+"""Decides whether an executor's process can compute the next batch, or must be replaced.
 
     batch ──▶ predict ──▶ a device fault                          ──▶ this process is done for
                         │ nothing at all came through, and        ──▶ the same
                         │ neither does what came through before
                         └ anything else                           ──▶ goes on
 
-Errors of a device are asynchronous: one may surface in the call *after* the one that caused it. So a batch of one is
+Errors of a device are asynchronous: one may show in the call *after* the one that caused it. So a batch of one is
 convicted only if the process was seen to work right before it; otherwise its members are suspects, to be computed in a
-fresh process. A suspect is followed by a second call there, in which what it has done would surface.
+new process. A suspect is followed by a second call there, in which its error would show.
 
-A process that has never computed anything cannot be told from one whose model is broken. There a barren batch of
-several, or the second barren one in a row, asks for a fresh process; `workers.executor.faults.recovery` bounds how
-often it gets one.
+A process that has never computed anything looks like one with a broken model. There a barren batch of several, or the
+second barren one in a row, asks for a new process; `workers.executor.faults.recovery` limits how often it gets one.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from workers.executor.faults.device_faults import device_answers
 from workers.executor.faults.exception_text import ItemError
 from workers.executor.ipc import Fault
 
-# To whoever had an output from a process that then turned out to be done for.
+# The error of inputs that had an output, from a process that then turned out to be poisoned.
 LAST_WORDS = {
     "device": "the device failed while it computed this input",
     "barren": "after this input the model could not compute anything",
 }
 
-# Input and parameters, as they came.
+# Input and parameters, as they arrived.
 Sample = tuple[bytes, bytes]
 
 
 class Harvest:
-    """What came of the inputs of one batch that reached the model.
+    """The results of the inputs of one batch that reached the model.
 
     Args:
-        members: their places in `raw`.
-        known: by the same places, output or error of each.
-        miscounted: the model returned anything but one output each.
+        members: their indices in `raw`.
+        known: the output or error of each, by the same indices.
+        miscounted: the model did not return one output each.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Harvest:
         self.is_barren = False
         outcomes = [known[each] for each in members]
         if set(map(type, outcomes)) == {Ok}:
-            # As nearly always, and at once.
+            # Nearly always true, so checked first.
             return
         self.sample = next((raw[each] for each in members if isinstance(known[each], Ok)), None)
         errors = [each for each in outcomes if isinstance(each, ItemError)]
@@ -73,21 +72,23 @@ class Harvest:
 
 
 class Health:
-    """Of one process.
+    """The health of one process.
 
     Args:
-        retry: run one input through the model again; the error that the model raised, if it did.
+        retry: runs one input through the model again; returns the model's error, if any.
     """
 
     def __init__(self, retry: Callable[[Sample], ItemError | None]) -> None:
         self._retry = retry
-        # Whether it has been seen to work since the last batch; a fresh one counts as that.
+        # Whether it has been seen to work since the last batch; a new process counts as working.
         self._proven = True
         self._sample: Sample | None = None
         self._barren = False
 
     def before(self, *, suspect: bool) -> Fault | None:
-        """Why a batch must not be computed here; for suspects alone, who must not be charged with others' faults."""
+        """The reason why a batch must not be computed here; only for suspects, which must not be blamed for other
+        faults.
+        """
         if not suspect or self._proven or self._sample is None:
             return None
         error = self._fails_again(self._sample)
@@ -97,11 +98,11 @@ class Health:
         return Fault(_cause(error), error.message, reached=False)
 
     def after(self, harvest: Harvest, *, suspect: bool, may_end: bool = True) -> Fault | None:
-        """Why this process is done for; None if it goes on. With a settled fault the batch is charged with it."""
+        """The reason why this process must be replaced; None if it goes on. A settled fault is the batch's own."""
         fault = self._fault_of(harvest, suspect=suspect)
         if fault is None or fault.settled or may_end:
             return fault
-        # There is no use in a fresh process. In one whose device has failed there is none either.
+        # A new process does not help. Where the device has failed, nothing helps.
         return structs.replace(fault, settled=True) if fault.cause == "device" else None
 
     def _fault_of(self, harvest: Harvest, *, suspect: bool) -> Fault | None:
@@ -133,9 +134,9 @@ def _cause(error: ItemError) -> str:
 
 
 def barren_limit(size: int, error: ItemError) -> int:
-    """How many passes in a row may fail before it is the model's fault: the way down to one culprit, twice.
+    """The number of passes in a row that may fail before the model is at fault: the way down to one culprit, twice.
 
-    Of errors that may pass half as many: in an outage each pass takes its whole time-out.
+    Half as many for transient errors: in an outage each pass takes its whole timeout.
     """
     if size == 1:
         return 1

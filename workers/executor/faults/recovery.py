@@ -1,8 +1,8 @@
-"""How often an executor's process is replaced in the hope that a fresh one does better.
+"""Limits how often an executor's process is replaced because it computes nothing.
 
-Replacements after which nothing is computed speak for a broken model. A few in a row are granted, since each process
-may have met a poisoning input first of all; from then on one after each pause, which doubles. In between, the outcomes
-of a batch are answered as they are: failures, at once and with their reason.
+Replacements without a later output indicate a broken model. A few in a row are granted, since each process may have got
+a poisoning input first; after that one per pause, and the pause doubles. In between, the outcomes of a batch are
+returned as they are: failures, at once and with their reason.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Patience:
     until: float = 0.0
 
     def grants(self, now: float) -> bool:
-        """Whether one more is worth its while."""
+        """Return whether another replacement is allowed now."""
         return self.fruitless < FRUITLESS or now >= self.until
 
     def replaced(self, now: float) -> Patience:
         fruitless = self.fruitless + 1
-        # Bounded before it is a number that no float can hold.
+        # Bounded first, because no float holds the power.
         pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(16, max(0, fruitless - FRUITLESS)))
         return Patience(fruitless, now + pause_s)
