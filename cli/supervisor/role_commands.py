@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from config.environ import ROOT
+from config.model_files.schemes import scheme_of
 from config.secrets.private_files import kept_secret, make_private
-from config.secrets.secret_settings import names_in_environment
 from config.settings import Settings, is_loopback
 
 # -P: the folder from which somebody starts us may have its own `tasks.py` and `config.py`.
@@ -83,7 +83,7 @@ def flower_environment(settings: Settings) -> dict[str, str]:
 def asked_for_by_headers(settings: Settings) -> frozenset[str]:
     """The variables that frontends themselves need: those of APIs that they may call directly."""
     direct = [model for model in settings.models.values() if model.direct]
-    return frozenset().union(*(names_in_environment(model.options.get("headers", {})) for model in direct))
+    return frozenset().union(*(scheme_of(model.source).variables(model.options) for model in direct))
 
 
 def _celery(app: str, command: str, name: str, settings: Settings, *options: str) -> tuple[str, ...]:

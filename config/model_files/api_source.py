@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from config.auth import is_loopback
 from config.errors import Problem
 from config.secrets.masking import MASK
-from config.secrets.secret_settings import header_problem
+from config.secrets.secret_settings import header_problem, names_in_environment
 
 _CREDENTIAL = re.compile(r"authorization|cookie|api[-_]?key|token|secret|password", re.IGNORECASE)
 
@@ -32,6 +32,11 @@ def read_options(where: str, options: dict[str, Any], folder: Path, problems: li
         if not found[name]
     }
     return {**options, "headers": absolute}
+
+
+def variables(options: Mapping[str, Any]) -> frozenset[str]:
+    """The environment variables that hold credentials for the API."""
+    return names_in_environment(options.get("headers", {}))
 
 
 def cautions(where: str, address: str, options: Mapping[str, Any]) -> Iterator[Problem]:

@@ -48,6 +48,7 @@ class Scheme:
         read_options: checks the `options` of the table `where`, and resolves paths relative to the folder of
             bunch.toml.
         cautions: what works with these options but is risky.
+        variables: the environment variables that these options refer to, for whoever calls the model.
         takes_strings: whether a model takes nothing but strings, as far as the source and the import path tell without
             running any of it.
     """
@@ -59,6 +60,7 @@ class Scheme:
     direct: str = ""
     read_options: Callable[[str, Options, Path, list[Problem]], Options] = _as_they_are
     cautions: Callable[[str, str, Mapping[str, Any]], Iterator[Problem]] = _no_cautions
+    variables: Callable[[Mapping[str, Any]], frozenset[str]] = lambda options: frozenset()
     takes_strings: Callable[[str, Sequence[str]], bool] = lambda source, path: False
 
 
@@ -70,6 +72,7 @@ _API = Scheme(
     direct="webapp.fallback:FallbackModel",
     read_options=api_source.read_options,
     cautions=api_source.cautions,
+    variables=api_source.variables,
 )
 IMPORTED = ""
 """The scheme of a source without one: a class or a function that is imported."""

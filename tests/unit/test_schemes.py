@@ -6,8 +6,9 @@ import inspect
 
 import pytest
 
+from cli.supervisor.role_commands import asked_for_by_headers
 from config.model_files.schemes import IMPORTED, SCHEMES, Scheme, forms, resolve, scheme_of
-from config.settings import ModelSettings
+from config.settings import ModelSettings, Settings
 from webapp.fallback import FallbackModel
 from workers.models import LoadError, load_model
 
@@ -50,3 +51,14 @@ def test_what_a_row_names_is_there(scheme: Scheme) -> None:
 def test_an_error_names_each_form_once() -> None:
     assert forms() == '"package.module:Name" or an http(s) URL of a fixed API'
     assert forms(lambda scheme: scheme.direct) == "an http(s) URL of a fixed API"
+
+
+def test_frontends_get_the_variables_of_the_apis_that_they_may_call_themselves() -> None:
+    options = {"headers": {"Authorization": {"env": "API_TOKEN"}, "Accept": "application/json"}}
+    models = {
+        name: ModelSettings(name=name, source=source, direct=direct, options=options)
+        for name, source, direct in [("api", "https://example.org", True), ("queued", "https://example.org", False)]
+    }
+    assert asked_for_by_headers(Settings(models=models)) == {"API_TOKEN"}
+    assert asked_for_by_headers(Settings(models={"queued": models["queued"]})) == frozenset()
+    assert SCHEMES[IMPORTED].variables(options) == frozenset(), "a class reads its options itself"
