@@ -16,6 +16,7 @@ from config.settings import load_settings
 from tasks.errors import InvalidInput
 from webapp.api.openapi import describe
 from webapp.input_schemas import InputSchemas, declared_by
+from webapp.routes import ROUTES
 
 MODEL = '[models.m]\nsource = "workers.models.echo:Echo"\n'
 TEXT = {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}}
@@ -125,7 +126,7 @@ def test_the_description_holds_bodies_to_it(default: str) -> None:
     schema = {"$defs": {"text": {"type": "string"}}, "properties": {"text": {"$ref": "#/$defs/text"}}}
     models = {"m": model(input_schema=schema, parameters_schema={"maxProperties": 1})}
     models["other"] = ModelSettings(name="other", source="a:B")
-    document = describe(Settings(models=models, default_model=default))
+    document = describe(Settings(models=models, default_model=default), ROUTES)
 
     def takes(body: str, **fields: object) -> bool:
         whole = {"$ref": f"#/components/schemas/{body}", "components": document["components"]}

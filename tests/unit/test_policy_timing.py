@@ -104,3 +104,11 @@ def test_the_size_that_keeps_up_does(line: tuple[float, float], rate: float) -> 
     assert 1 <= size <= MAX
     if size < MAX:
         assert size / time.predict(size) >= rate * (1 - 1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(1, MAX), st.sampled_from([0.0, 1e-12, 0.02])), min_size=2, max_size=200))
+def test_batches_may_take_no_time_at_all(batches: list[tuple[int, float]]) -> None:
+    time = BatchTime()
+    for size, seconds in batches:
+        time = time.observe(size, seconds)
+    assert 0 <= time.predict(MAX) < 1

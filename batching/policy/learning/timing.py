@@ -25,6 +25,8 @@ _LITTLE = 0.1
 _ANY_SIZE = 1 << 30
 # Timers and schedulers: a spread below this is not trusted.
 _LEAST_SPREAD = 0.01
+# No clock here tells shorter times apart: batches may even take none.
+_LEAST_S = 1e-9
 _WARM_WEIGHT = 1.0
 
 
@@ -88,7 +90,7 @@ class BatchTime:
         if self.weight <= _COLD and seconds < self.predict(size) / 2:
             return _first(size, seconds)
         off_s = seconds - self.predict(size)
-        usual_s = max(self.spread_s, _LEAST_SPREAD * self.mean_s)
+        usual_s = max(self.spread_s, _LEAST_SPREAD * self.mean_s, _LEAST_S)
         off = min(max(off_s / usual_s, -_FAR), _FAR)
         above, below = max(0.0, self.above + off - 1), max(0.0, self.below - off - 1)
         if self.weight > _COLD:
