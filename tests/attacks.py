@@ -1,7 +1,7 @@
-"""`python -m tests.attacks`: all that strangers and neighbours may try, against real servers, and what came of it.
+"""`python -m tests.attacks`: runs all tests whose cases are attacks, against real servers, and reports the results.
 
-Runs those tests whose cases are attacks, and says for each kind how many were sent and whether all were refused as they
-should be. Exit 0 when they were. `--quick` leaves out what needs a whole stack.
+For each kind of attack it prints how many were sent, and whether all were refused. Exit 0 when they were. `--quick`
+leaves out the tests that need a whole stack.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WITH_A_STACK: dict[str, Sequence[str]] = {
 
 
 class Tally:
-    """A pytest plugin: how the cases of each file ended."""
+    """A pytest plugin that counts the outcomes of the cases of each file."""
 
     def __init__(self) -> None:
         self.sent: Counter[str] = Counter()

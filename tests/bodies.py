@@ -1,4 +1,4 @@
-"""Bodies whose shape costs whoever reads them as much as their size allows: each a function of its size in bytes."""
+"""Bodies that cost their reader as much as their size allows, each as a function of its size in bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _text(unit: bytes) -> Callable[[int], bytes]:
 
 
 def _doubled_at_the_end(size: int) -> bytes:
-    """One name twice among as many as there is room for: what made the first search for it quadratic."""
+    """One name twice among as many names as fit: the case that made the first search for duplicates quadratic."""
     return _numbered(b'"%06x":0', b"{", b',"000000":0}')(size)
 
 
@@ -39,7 +39,7 @@ def _many_doubled(size: int) -> bytes:
 
 
 def _nested(size: int) -> bytes:
-    """Just short of as deep as is allowed, again and again, up to as many arrays as are."""
+    """Arrays nested almost as deep as allowed, again and again, up to the allowed number of arrays."""
     return _filled(b"[" * 150 + b"]" * 150)(min(size, 190_000))
 
 

@@ -1,4 +1,4 @@
-"""What tests serve, as `bunch.toml` has it."""
+"""Configurations for tests, as `bunch.toml` text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import re
 
 
 def uncached(config: str) -> str:
-    """Each model without a cache, but for those that say whether they have one.
+    """The configuration with `cache = false` for each model that does not set it.
 
-    Tests and benchmarks ask the same over and over, and mean to have it computed each time; the systems that Bunch is
-    measured beside have no cache.
+    Tests and benchmarks repeat the same requests, and need each of them computed; the compared systems have no cache.
     """
     tables = re.split(r"(?m)^(?=\[)", config)
     return "".join(map(_uncached, tables))

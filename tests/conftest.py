@@ -1,6 +1,6 @@
 """Shared fixtures: a private Valkey on a free port, for every test that wants a real one.
 
-And in which order the tests run: when several processes share them out by file (`make test`), the longest should not
+It also sets the order of the tests: when several processes share them by file (`make test`), the longest should not
 come last.
 """
 
@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(path: Path) -> int:
-    """Stable: within a folder nothing changes its place."""
+    """The rank of a file; stable, so the order within a folder stays."""
     folders = ("e2e", "chaos", "integration")
     return folders.index(path.parent.name) if path.parent.name in folders else len(folders)
 
@@ -46,6 +46,6 @@ def redis(valkey: PrivateValkey) -> Iterator[Redis]:
 
 
 def pytest_configure() -> None:
-    """A shell without job control has what it starts in the background ignore Ctrl-C, and so all of its children."""
+    """Restore SIGINT: a shell without job control makes background processes and their children ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

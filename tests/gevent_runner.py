@@ -1,4 +1,4 @@
-"""Plays the scenarios of `tests/gevent_scenarios`, from a process that gevent has not patched."""
+"""Runs the scenarios of `tests/gevent_scenarios`, from a process that gevent has not patched."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GeventRunner:
             assert self._process.wait(30) == 0
 
     def run(self, url: str, module: ModuleType, scenario: str) -> str:
-        """Return what the scenario printed; fail as it fails."""
+        """Run a scenario and return its output; it fails as the scenario fails."""
         output = self._folder / f"{scenario}.txt"
         process = self._process
         assert process.stdin is not None

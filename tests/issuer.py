@@ -1,4 +1,4 @@
-"""An issuer of tokens: keys of every kind, a JWKS with their public halves, and the forgeries that somebody may try."""
+"""An issuer of tokens: keys of every kind, a JWKS with their public halves, and forgeries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ec_key(number: int = 0) -> ec.EllipticCurvePrivateKey:
 
 
 def jwks(*, rsa_keys: dict[str, int] | None = None, ec_keys: dict[str, int] | None = None) -> bytes:
-    """By key id, which number of key."""
+    """A JWKS with key id → number of the key."""
     keys: list[dict[str, Any]] = []
     for key_id, number in ({"rsa-0": 0} if rsa_keys is None else rsa_keys).items():
         keys.append({**RSAAlgorithm.to_jwk(rsa_key(number).public_key(), as_dict=True), "kid": key_id, "use": "sig"})
@@ -40,14 +40,14 @@ def jwks(*, rsa_keys: dict[str, int] | None = None, ec_keys: dict[str, int] | No
 
 
 def write_jwks(path: Path, **keys: Any) -> None:
-    """As an issuer replaces it: at once."""
+    """Replace the file atomically, as an issuer does."""
     beside = path.with_suffix(".new")
     beside.write_bytes(jwks(**keys))
     beside.rename(path)
 
 
 def claims(now: float, **others: Any) -> dict[str, Any]:
-    """Good ones, unless `others` says otherwise; None leaves a claim out."""
+    """Valid claims, changed by `others`; None leaves a claim out."""
     good = {"sub": "alice", "aud": AUDIENCE, "iss": ISSUER, "exp": int(now) + 300, "tier": "paid"}
     return {name: value for name, value in (good | others).items() if value is not None}
 
@@ -64,13 +64,13 @@ def unsigned(now: float, spelling: str = "none") -> str:
 
 
 def confused(now: float) -> str:
-    """HS256 with the issuer's RSA public key, which everybody has, as the secret."""
+    """HS256 with the issuer's public RSA key, which everybody has, as the secret."""
     public = rsa_key().public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     return signed_with(public, {"alg": "HS256", "typ": "JWT", "kid": "rsa-0"}, claims(now))
 
 
 def bringing_its_own_key(now: float) -> str:
-    """The key to check it with in its own header."""
+    """A token with the key for its own verification in its header."""
     public = RSAAlgorithm.to_jwk(rsa_key(99).public_key(), as_dict=True)
     return jwt.encode(claims(now), rsa_key(99), "RS256", headers={"jwk": public, "jku": "https://evil.example/jwks"})
 

@@ -1,4 +1,4 @@
-"""A model that does as each input tells it, for tests that drive a whole stack from the outside."""
+"""A model that does what each input tells it, for tests that control a whole stack from outside."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOOK_EVERY_S = 0.02
 
 
 class Tensorlike:
-    """Has a length and a shape, and is no list: as a tensor would be."""
+    """Has a length and a shape, and is not a list: like a tensor."""
 
     def __init__(self, values: list[Any]) -> None:
         self._values = values
@@ -71,9 +71,9 @@ class Moody:
 
 
 class Counting:
-    """Echoes `[input, how many inputs it has seen in all]`; an object with `sleep` makes the batch take so long.
+    """Echoes `[input, number of inputs so far]`; an object with `sleep` makes the batch take that long.
 
-    With `tokens`, that is in the metadata of the output, beside names that are not the model's to give.
+    With `tokens`, that is in the metadata of the output, together with names that a model may not set.
     """
 
     def load(self, device: str) -> None:
@@ -128,7 +128,7 @@ BROKEN_SHAPES = tuple(shape for shape in SHAPES if shape != "array")
 
 
 class Wordy:
-    """Says as much as it is asked for: a number of characters in, a text of that length out."""
+    """Returns a text of the length that the input gives."""
 
     def load(self, device: str) -> None:
         """Nothing to load."""

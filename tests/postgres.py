@@ -27,7 +27,7 @@ _ADMINS_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/local/
 
 
 class PrivatePostgres:
-    """One server with any number of databases. Skips the test that asks for it where none can be started as root."""
+    """One server with any number of databases. Skips the test where root has no other user to start it with."""
 
     def __init__(self) -> None:
         if os.geteuid() == 0:
@@ -45,7 +45,7 @@ class PrivatePostgres:
         self._server.psql(f"CREATE DATABASE {database};")
 
     def new_database(self) -> str:
-        """The URL of an empty one."""
+        """Create an empty database; returns its URL."""
         self._databases += 1
         self.create(f"bunch{self._databases}")
         return self.url(f"bunch{self._databases}")

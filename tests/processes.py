@@ -1,4 +1,4 @@
-"""What a test asks of processes that are not its own."""
+"""Checks of processes for tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def alive(pid: int) -> bool:
-    """Running; a zombie that nobody has waited for yet is dead."""
+    """Return whether it runs; a zombie that nobody has waited for yet is dead."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):

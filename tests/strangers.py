@@ -1,9 +1,9 @@
-"""Clients who begin and do not go on: they hold a connection for as long as the server lets them, and take another.
+"""Clients that begin requests and do not finish them: they hold a connection as long as possible, and open another.
 
     python -m tests.strangers PORT COUNT SECONDS [AUTHORIZATION]
 
-A third each says nothing, stops in the middle of a large body, and dribbles a body in chunks of one byte. Prints, as
-JSON, how many connections were open at once, and how often one was closed and taken again.
+A third each sends nothing, stops in the middle of a large body, and sends a body in chunks of one byte. It prints as
+JSON how many connections were open at once, and how often one was closed and opened again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _head(fields: str, credential: str) -> bytes:
 
 
 class Stranger:
-    """One of them; `kind` is its number modulo three."""
+    """One client; `kind` is its number modulo three."""
 
     def __init__(self, port: int, kind: int, credential: str) -> None:
         self.kind = kind
@@ -43,7 +43,7 @@ class Stranger:
         )  # fmt: skip
 
     def send(self) -> None:
-        """What the server takes of its beginning."""
+        """Send as much of its beginning as the server accepts."""
         with contextlib.suppress(OSError):
             while self._unsent:
                 self._unsent = self._unsent[self.socket.send(self._unsent) :]
@@ -54,7 +54,7 @@ class Stranger:
                 self.socket.send(b"1\r\na\r\n")
 
     def is_closed(self) -> bool:
-        """Whatever it was told is read and forgotten."""
+        """Return whether the server has closed the connection; its answer is read and dropped."""
         try:
             return not self.socket.recv(_WASTE)
         except BlockingIOError:
@@ -64,7 +64,7 @@ class Stranger:
 
 
 def besiege(port: int, count: int, seconds: float, credential: str = "") -> dict[str, int]:
-    """`count` of them for so long. Returns `most_open` and `replaced`."""
+    """Run `count` of them for `seconds`. Returns `most_open` and `replaced`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, count + 100)), hard))
     selector = selectors.DefaultSelector()

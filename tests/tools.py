@@ -1,4 +1,4 @@
-"""Programs that some tests need and pip does not bring: found, installed from Debian where we may, or skipped aloud."""
+"""Programs that some tests need and pip does not install: found, installed from Debian where possible, or skipped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _found(program: str, package: str) -> str | None:
 
 
 def tool(program: str, package: str) -> str:
-    """The path of `program`; the test is skipped where it is not to be had."""
+    """The path of `program`; the test is skipped where it is not available."""
     found = _found(program, package)
     if found is None:
         pytest.skip(f"NOT TESTED: {program} is missing; apt-get install {package}")

@@ -38,7 +38,7 @@ class PrivateValkey:
         return self._process.pid
 
     def start(self, *more: str) -> None:
-        """With more arguments, for this life of it alone."""
+        """Start the server, with more arguments for this start only."""
         self._process = subprocess.Popen(
             [
                 str(get_binary_path()),

@@ -1,4 +1,4 @@
-"""Waiting, in a test, for something to come true."""
+"""Waits, in a test, until something becomes true."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Found = TypeVar("Found")
 def wait_until(
     condition: Callable[[], Found], what: str | Callable[[], object] = "", *, patience_s: float = PATIENCE_S
 ) -> Found:
-    """What `condition` returned, as soon as that is true.
+    """The value of `condition`, as soon as it is true.
 
-    `what` says what is waited for; or is asked, once it has not come, for what there is to see. Under gevent's patched
+    `what` describes the condition; or is called after a timeout for a description of the state. Under gevent's patched
     `time` other greenlets run meanwhile.
 
     Raises:
@@ -37,6 +37,6 @@ def wait_until(
 
 
 def _place(condition: Callable[[], object]) -> str:
-    """Where a condition without a name stands, which no traceback of the waiting shows."""
+    """The source line of a condition without a name, which no traceback of the wait shows."""
     code = getattr(condition, "__code__", None)
     return f"the condition of {code.co_filename}:{code.co_firstlineno}" if code else repr(condition)

@@ -1,1 +1,1 @@
-"""Bunch against the serving systems that people would otherwise use, on one machine, side by side."""
+"""Compares Bunch with other serving systems, on one machine, side by side."""

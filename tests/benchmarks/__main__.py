@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks`: Bunch and each rival in turn, driven by wrk, shown side by side."""
+"""`python -m tests.benchmarks`: drives Bunch and each rival in turn with wrk, and shows the results side by side."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def main(
 
 
 def _prepare(systems: Sequence[System]) -> tuple[list[System], dict[str, str]]:
-    """Those that can run here, and why the others cannot."""
+    """The systems that can run here, and the reasons why the others cannot."""
     prepared, failures = [], {}
     for system in systems:
         try:

@@ -57,7 +57,7 @@ _PATIENCE_S = 30.0
 class Bunch(System):
     """One web process, one worker, one executor, an embedded Valkey.
 
-    On two cores, which the load generator shares, a second web process takes more than it gives: 9,680 requests/s
+    On two cores, which the load generator shares, a second web process costs more than it gains: 9,680 requests/s
     against 10,970 (no-op model, 256 connections, two rounds in turns).
 
     Without a cache, as all the others are.
@@ -107,12 +107,14 @@ options = {{ batch_ms = {batch_ms}, item_ms = {item_ms} }}
         )
 
     def environment(self) -> dict[str, str]:
-        """Of its processes, and of commands that shall find them."""
+        """The environment of its processes, and of commands that must find them."""
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
         return inherited | {"BUNCH_STATE_DIR": str(self.folder / "state")}
 
     def wait_ready(self) -> None:
-        """`/readyz` answers 200 and misses no model: Redis is there and each model has a healthy worker."""
+        """Wait until `/readyz` answers 200 and lists no missing model: Redis is up and each model has a healthy
+        worker.
+        """
         until = time.monotonic() + self.start_limit_s
         last: object = None
         while time.monotonic() < until:
@@ -149,7 +151,7 @@ options = {{ batch_ms = {batch_ms}, item_ms = {item_ms} }}
         return [int(process["pid"]) for process in self.status()["processes"] if process["role"] == "web"]
 
     def make_key(self) -> str:
-        """An API key of the tier `paid` that every frontend knows."""
+        """Create an API key of the tier `paid`, and wait until every frontend knows it."""
         command = [sys.executable, "manage.py", "keys", "create", "--tier", "paid", "--json"]
         done = subprocess.run(
             command, cwd=ROOT, env=self.environment(), capture_output=True, text=True, check=True, timeout=_PATIENCE_S
@@ -174,7 +176,9 @@ options = {{ batch_ms = {batch_ms}, item_ms = {item_ms} }}
 
 
 class GuardedBunch(Bunch):
-    """With what a server for strangers needs: API keys, limits, a ledger in SQLite. The rivals have none of that."""
+    """Bunch with the settings of a public server: API keys, limits, a ledger in SQLite. The rivals have none of
+    these.
+    """
 
     name = "bunch_guarded"
 

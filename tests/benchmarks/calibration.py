@@ -1,8 +1,8 @@
-"""What the machinery costs on this machine: `Overheads` for the simulator, measured apart from what it is to foretell.
+"""Measures the overhead on this machine: `Overheads` for the simulator, from other loads than those that it predicts.
 
-Three loads: now and then a request for a model that takes no time (the fixed part of a request's way), and batches of
-64 of a model of 50 ms, sent at once and by callers who wait (what each request of a batch adds to each stretch of the
-way, and how the callers of each batch came back).
+Three loads: single requests to a model that takes no time (the fixed overhead), and batches of 64 of a model of 50 ms,
+sent at once and by callers in a closed loop (the overhead per request of a batch in each stage, and how the callers of
+each batch returned).
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ options = {{ batch_ms = {FLAT_MS}, item_ms = 0 }}
 
 
 def calibrate(url: str, redis: Redis) -> Overheads:
-    """What the machinery costs: a lone request's way, and what each of 64 in a batch adds to each stretch of it."""
+    """Measure the overheads: those of a lone request, and those that each of 64 requests of a batch adds to each
+    stage.
+    """
     drive(url, "echo", Callers(1), 2.0)
     # Seldom, so that everything has gone to sleep between two, as it does under the loads compared.
     seldom = drive(url, "echo", Recorded(np.arange(0, 5, 0.07).tolist()), 5.0)
@@ -89,10 +91,10 @@ def calibrate(url: str, redis: Redis) -> Overheads:
 
 
 def returns(records: Sequence[BatchRecord]) -> list[tuple[float, float]]:
-    """How callers came back: seconds from a batch's end until the first was in the queue, and from one to the next.
+    """The returns of callers: seconds from a batch's end until the first was in the queue, and from one to the next.
 
     Args:
-        records: batches of a closed loop, in order; each is made of all who were in the one before it.
+        records: batches of a closed loop, in order; each has all the callers of the one before it.
     """
     found = []
     for before, after in itertools.pairwise(records):
@@ -107,18 +109,18 @@ def returns(records: Sequence[BatchRecord]) -> list[tuple[float, float]]:
 
 
 def ways_back(came: Sequence[tuple[float, float]], in_s: float, finish_s: float) -> list[tuple[float, float]]:
-    """What of their returns is the answers' way: `Overheads.ways_back`.
+    """The part of the returns that is the time of the answers: `Overheads.ways_back`.
 
     Args:
-        in_s: what a request costs until it is in the queue.
-        finish_s: what it usually costs until its batch is stored; a first who is later than usual makes that longer.
+        in_s: time of a request until it is in the queue.
+        finish_s: usual time until its batch is stored; a later first answer makes it longer.
     """
     usual_s = median(first for first, _ in came)
     return [(max(0.0, finish_s + (first - usual_s) / MAX), max(0.0, apart - in_s)) for first, apart in came]
 
 
 def _records(redis: Redis, run: Run) -> list[BatchRecord]:
-    """What the workers have written down of the full batches of a run, in order."""
+    """The records of the full batches of a run, in order."""
     ids = {each.batch_id for each in run.answers}
     found = [each for each in BatchLog(redis).records() if each.id in ids and len(each.members) == MAX]
     return sorted(found, key=lambda each: each.claimed_ms)
@@ -136,7 +138,7 @@ def _batches(run: Run) -> list[list[Answer]]:
 
 
 def pooled(found: Sequence[Overheads]) -> Overheads:
-    """Of several calibrations: the median of each cost, and the ways back of all."""
+    """The result of several calibrations: the median of each cost, and the ways back of all."""
     ways = tuple(way for each in found for way in each.ways_back)
     costs = {
         field.name: median(getattr(each, field.name) for each in found)
@@ -147,7 +149,7 @@ def pooled(found: Sequence[Overheads]) -> Overheads:
 
 
 def drive(url: str, model: str, arrivals: Arrivals, duration_s: float) -> Run:
-    """Send one load to one model; the bodies of the answers are kept for those of `flat`."""
+    """Send one load to one model; for the `flat` model the bodies of the answers are kept."""
     run = Run(keep_bodies=model == "flat")
 
     def body(number: int) -> bytes:

@@ -1,10 +1,10 @@
-"""`python -m tests.benchmarks.greedy`: what twenty callers notice of one that asks for twenty times its share.
+"""`python -m tests.benchmarks.greedy`: the effect on twenty callers of one that sends twenty times its share.
 
     twenty keys of one tier, together two thirds of ─┬─ alone
     what the executors can do                        └─ beside a key that asks for 20/21 of it: 162 % in all
 
-By turns, in the same stack, so that a drift of the machine meets both alike. Their limits are out of reach: what is
-measured is the share at the door and the turns at the claim, not the rate that a key may ask at. The same comparison in
+The two alternate in the same stack, so that a drift of the machine affects both alike. The rate limits are never
+reached: the fair shares at admission and claim are measured, not the rate limit of a key. The same comparison in
 virtual time, exact and without HTTP, is in `tests/integration/test_admission.py`.
 """
 
@@ -49,7 +49,7 @@ _PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Either side in one run. `served` is the part of its requests that were answered with 200."""
+    """One side of one run. `served` is the fraction of its requests that were answered with 200."""
 
     run: str
     who: str
@@ -61,7 +61,7 @@ class Row:
 
 
 def make_keys(bunch: Bunch, count: int) -> list[str]:
-    """Secrets of `count` keys that every frontend takes."""
+    """Secrets of `count` keys that every frontend accepts."""
     secrets = [_make_key(bunch) for _ in range(count)]
     until = time.monotonic() + _PATIENCE_S
     while not asyncio.run(_all_known(bunch, secrets)):
@@ -79,7 +79,7 @@ def _make_key(bunch: Bunch) -> str:
 
 
 async def _all_known(bunch: Bunch, secrets: Sequence[str]) -> bool:
-    """Asked often enough that it was not the same frontend each time."""
+    """Return whether all keys are known; each is tried several times, so that it reaches different frontends."""
     run = await _load(bunch, callers_of(secrets, ""), CAPACITY_RPS / 3, 2.0)
     return all(each.status != 401 for each in run.answers)
 
@@ -126,7 +126,7 @@ def _row(name: str, who: str, answers: Sequence[Answer], seconds: float) -> Row:
 
 
 def in_the_middle(rows: Sequence[Row]) -> Row:
-    """Of one side's rounds, each figure's median."""
+    """The medians of each figure over the rounds of one side."""
     codes = sum((Counter(row.codes) for row in rows), Counter())
     offered, served, p50, p95 = (
         median(getattr(row, name) for row in rows) for name in ("offered_rps", "served", "p50_ms", "p95_ms")

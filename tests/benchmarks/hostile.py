@@ -1,10 +1,10 @@
-"""`python -m tests.benchmarks.hostile [bodies|strangers]`: what a known caller notices of those who mean harm.
+"""`python -m tests.benchmarks.hostile [bodies|strangers]`: the effect of hostile clients on a known caller.
 
     bodies      20 bodies of 1 MiB a second, of every shape in `tests.bodies` in turn, with a good key
     strangers   2,000 connections that say nothing, stop inside a body, or dribble chunks of one byte
 
-One web process, no-op model. The known caller has four connections and asks 100 times a second, first alone, then
-beside them: its p99, and what the web process's memory has grown by.
+One web process, no-op model. The known caller has four connections and sends 100 requests per second, first alone, then
+beside them: its p99, and the growth of the web process's memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PROBES, _PROBE_EVERY_S = 4, 0.04
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """By the known caller."""
+    """The figures of the known caller."""
 
     count: int
     p50_ms: float
@@ -80,7 +80,7 @@ def probe(port: int, credential: str, seconds: float) -> Seen:
 
 
 async def throw(port: int, credential: str, seconds: float, rate: float) -> dict[str, int]:
-    """Hostile bodies at a steady rate, whatever becomes of them: how often each status came."""
+    """Send hostile bodies at a steady rate; returns the number of each status."""
     bodies = [("/v1/inference", make(_BODY_BYTES)) for make in SHAPES.values()]
     bodies += [("/v1/inference/bulk", make(_BODY_BYTES)) for make in BULK.values()]
     codes: Counter[str] = Counter()
@@ -111,7 +111,7 @@ async def throw(port: int, credential: str, seconds: float, rate: float) -> dict
 
 
 def _web_process(bunch: Bunch) -> psutil.Process:
-    """The one that serves, not the one that watches it."""
+    """The process that serves, not the one that supervises it."""
     (pid,) = (each["pid"] for each in bunch.status()["processes"] if each["role"] == "web")
     (worker,) = psutil.Process(pid).children()
     return worker

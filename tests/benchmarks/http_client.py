@@ -1,4 +1,4 @@
-"""A small keep-alive HTTP/1.1 client for POST, light enough that the generator is not what is measured."""
+"""A small keep-alive HTTP/1.1 client for POST, light enough that the generator is not the limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 class Connection:
     """One keep-alive connection; one request at a time.
 
-    Raises `OSError` or `asyncio.IncompleteReadError` when the connection breaks; it is of no use then.
+    Raises `OSError` or `asyncio.IncompleteReadError` when the connection breaks; then it cannot be used any more.
     """
 
     def __init__(self, base_url: str, path: str, credential: str = "") -> None:
@@ -46,7 +46,7 @@ class Connection:
         return int(status_line.split(" ", 2)[1]), answer
 
     def has_answer(self) -> bool:
-        """Whether anything has come back for a request that was only sent."""
+        """Return whether an answer has begun to arrive for a request that was sent with `send`."""
         # StreamReader keeps what has arrived in a buffer that it has no public word for.
         return self._reader is not None and bool(self._reader._buffer or self._reader.at_eof())  # type: ignore[attr-defined]
 

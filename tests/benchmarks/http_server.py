@@ -1,10 +1,10 @@
-"""The web server alone: our gunicorn worker beside gunicorn's two gevent workers, one process each, in one run.
+"""Benchmarks the web server alone: our gunicorn worker and gunicorn's two gevent workers, one process each, in one run.
 
     python -m tests.benchmarks.http_server [--rounds 3] [--duration 4] [--connections 64] [--json]
 
-A bare WSGI function and a Flask view answer `{}`; `wrk` asks with one thread. The rounds go through all servers in
-turn, so that a machine that is busy for a while slows them all. CPU per request, the worker's own, is what remains
-comparable when it is.
+A bare WSGI function and a Flask view answer `{}`; `wrk` runs with one thread. The rounds go through all servers in
+turn, so that a machine that is busy for a while slows them all. The worker's CPU per request stays comparable even
+then.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""`python -m tests.benchmarks.identity`: what it costs to know who asks, to hold it to limits, and to write it down.
+"""`python -m tests.benchmarks.identity`: the cost of authentication, rate limits and the ledger.
 
-The same stack with the no-op model in each of five ways, in turn within each round, so that a drift of the machine
-meets all alike; medians over the rounds are compared. Processor time for each request is told by role: it says where a
-cost arises, and a machine that is busy with something else changes it less than it changes the rate. `scripts` is the
-part of Redis' that scripts took, as Redis counts it. Whoever has a credential has limits too, which are checked and
-never reached here. A token is checked once and then remembered, as with any client that keeps it.
+The same stack with the no-op model in each of five configurations, in turn within each round, so that a drift of the
+machine affects all alike; medians over the rounds are compared. CPU time per request is given by role: it shows where a
+cost arises, and other load on the machine changes it less than it changes the rate. `scripts` is the part of Redis' CPU
+time that scripts took, as Redis counts it. Callers with a credential have limits too, which are checked and never
+reached here. A token is verified once and then cached, as with any client that keeps it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SCRIPTS = "scripts"
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run measured; `cpu_us` is processor time a request, by role, and of scripts in Redis."""
+    """The figures of one run; `cpu_us` is CPU time per request, by role, and of scripts in Redis."""
 
     load: Load
     cpu_us: dict[str, float]
@@ -103,7 +103,7 @@ def _cpu_seconds(bunch: Bunch) -> dict[str, float]:
 
 
 def _credential(way: str, bunch: Bunch) -> str:
-    """One that every frontend takes."""
+    """A credential that every frontend accepts."""
     if way in {NOTHING, OFF}:
         return ""
     if way == TOKENS:

@@ -33,12 +33,12 @@ class WrkMissingError(click.ClickException):
 
 
 class WrkFailedError(Exception):
-    """`wrk` ended without a summary; says what it printed."""
+    """`wrk` ended without a summary; the text has its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one run of `wrk` measured."""
+    """The figures of one run of `wrk`."""
 
     rps: float
     p50_ms: float
@@ -50,7 +50,7 @@ class Load:
 
 
 def ensure_wrk() -> str:
-    """The path of `wrk`, installed from Debian when it is missing and we may. Raises `WrkMissingError`."""
+    """The path of `wrk`, installed from Debian when it is missing and this user may. Raises `WrkMissingError`."""
     if shutil.which("wrk") is None and os.geteuid() == 0 and shutil.which("apt-get"):
         logger.warning("wrk is missing: installing Debian's")
         subprocess.run(["apt-get", "install", "--yes", "--quiet", "wrk"], check=False, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""The rounds: every system in turn within a round, so that a drift of the machine meets all of them alike."""
+"""The rounds: every system in turn within a round, so that a drift of the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SETTLE_LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured."""
+    """The plan of a measurement."""
 
     models: Sequence[Model]
     connections: Sequence[int]
@@ -45,7 +45,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Outcome:
-    """All samples, and why a system is missing."""
+    """All samples, and the reasons why systems are missing."""
 
     samples: list[Sample] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
@@ -96,7 +96,9 @@ def _measure_one(plan: Plan, system: System, model: Model, number: int, wrk: str
 
 
 def _settle(system: System) -> None:
-    """Until what the generator left behind in the system's queue is done; it would count against the next run."""
+    """Wait until the requests that the generator left in the system's queue are done; they would count against the next
+    run.
+    """
     wait_until_it_answers(
         system.url, system.shape, dead=system.processes.dead, limit_s=_SETTLE_LIMIT_S, ask_limit_s=30.0
     )

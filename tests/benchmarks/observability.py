@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks.observability`: what it costs to be watched, at full speed.
+"""`python -m tests.benchmarks.observability`: the cost of metrics, events, logs and traces at full speed.
 
 The same stack with the no-op model, once for each way of being watched: with nothing counted (twice: how far those two
 are apart is what the measurement cannot see), by default, with Flower beside it as `up` starts it, with all that an
@@ -39,7 +39,7 @@ WAYS = (OFF, AGAIN, DEFAULT, FLOWER, ON, ALL)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One timed run. `cpu_us`: microseconds of processor for each request."""
+    """One timed run. `cpu_us`: microseconds of CPU per request."""
 
     rps: float
     cpu_us: float
@@ -95,7 +95,7 @@ def _measure(bunch: Bunch, wrk: str, connections: int, duration_s: int) -> Sampl
 
 
 def _settled(bunch: Bunch) -> float:
-    """Its processor time once it has nothing left to do: spans of the last run are still exported for a while."""
+    """Its CPU time once it is idle: spans of the last run are exported for a while."""
     now = bunch.processes.cpu_s()
     for _ in range(20):
         time.sleep(0.1)
@@ -120,7 +120,7 @@ def _running(way: str, endpoint: str) -> Iterator[Bunch]:
 
 @contextlib.contextmanager
 def _watched(bunch: Bunch) -> Iterator[None]:
-    """Somebody looks at `/ops`, and has asked the workers for their events."""
+    """`/ops` is open in a browser, and has enabled the workers' events."""
     subprocess.run(
         [sys.executable, "-m", "celery", "-b", bunch.redis_url(), "control", "enable_events"],
         cwd=ROOT, check=False, capture_output=True, timeout=30,

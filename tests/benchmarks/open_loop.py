@@ -1,7 +1,7 @@
-"""Requests that arrive by their own clock (Poisson), whether or not the system has answered the last ones.
+"""Open-loop load: requests arrive by their own clock (Poisson), independent of the answers.
 
-A closed loop slows down with the system it measures and so never asks while it is slow. Here a latency counts from the
-moment the request was due, not from when it could be sent, so a stall is felt by every request that it met
+A closed loop slows down with the system that it measures, so it sends few requests while that is slow. Here a latency
+counts from the due time of the request, not from when it was sent, so a stall affects every request that was due in it
 (no coordinated omission).
 """
 
@@ -21,7 +21,7 @@ from tests.benchmarks.shapes import Shape
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Of the requests that were answered right; `late_ms` is how far the generator itself fell behind, at worst."""
+    """Latencies of the requests with right answers; `late_ms` is the largest delay of the generator itself."""
 
     offered_rps: float
     answered: int
@@ -42,10 +42,11 @@ def arrivals(rate: float, duration_s: float, seed: int) -> Iterator[float]:
 
 
 def ideal_p50_ms(due: Sequence[float], *, batch_s: float, max_batch_size: int) -> float:
-    """The median latency of a server that costs nothing itself: it takes what waits as soon as the model is free.
+    """The median latency of an ideal server without overhead: it takes all waiting requests as soon as the model is
+    free.
 
-    Most of what a caller waits beyond the model's own time is the batch that is inside when the request comes. No
-    batcher with one model can spare it that; what a real system adds is what it takes above this.
+    Most of the wait beyond the model's own time is for the batch that is running when the request comes. No batcher
+    with one model can avoid that; the overhead of a real system is the rest above this.
     """
     latencies = []
     free_at = 0.0
@@ -62,7 +63,7 @@ def ideal_p50_ms(due: Sequence[float], *, batch_s: float, max_batch_size: int) -
 
 
 def open_loop(base_url: str, shape: Shape, *, rate: float, duration_s: float, seed: int = 1) -> Latencies:
-    """Offer `rate` requests/s for `duration_s`, then wait for what is still out (at most 30 s)."""
+    """Offer `rate` requests/s for `duration_s`, then wait for outstanding answers (at most 30 s)."""
     return asyncio.run(_run(base_url, shape, rate, duration_s, seed))
 
 

@@ -1,9 +1,10 @@
-"""`python -m tests.benchmarks.overload`: what each tier gets when more arrives than the executors can do.
+"""`python -m tests.benchmarks.overload`: the service of each tier when more requests arrive than the executors can
+serve.
 
 mix    150 % of capacity, 70 % free, 25 % paid, 5 % enterprise, against enterprise alone at its own rate
 half   90 % of capacity in that mix; half of the executors are killed and need four seconds to come back
 
-Capacity is known, since the model is a stand-in: so many executors, so many milliseconds for a batch of so many.
+The capacity is known, since the model is a stand-in with a fixed time per batch.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ load_ms = {RELOAD_S * 1000:.0f}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One tier in one run. `served` is the part of its requests that were answered with 200."""
+    """One tier in one run. `served` is the fraction of its requests that were answered with 200."""
 
     run: str
     tier: str
@@ -75,7 +76,7 @@ class Served(Bunch):
 async def load_mix(
     url: str, mix: Mix, rps: float, seconds: float, *, kill: Sequence[int] = (), kill_at_s: float = 0.0
 ) -> Run:
-    """Poisson arrivals of a mix; `kill` are processes to be killed on the way."""
+    """Send Poisson arrivals of a mix; the processes in `kill` are killed meanwhile."""
     run = Run()
 
     def body(number: int) -> bytes:
@@ -99,7 +100,7 @@ def answers_of(run: Run, tier: Tier) -> list[Answer]:
 
 
 def rows_of(name: str, run: Run, mix: Mix, seconds: float, after_s: float = 0.0) -> list[Row]:
-    """By tier, of the answers to requests that came later than `after_s`."""
+    """Rows by tier, for requests that were due later than `after_s`."""
     found = []
     for tier in TIERS:
         if tier not in mix:
@@ -115,7 +116,7 @@ def rows_of(name: str, run: Run, mix: Mix, seconds: float, after_s: float = 0.0)
 
 
 def came_s(answer: Answer) -> float:
-    """When the request was due, from the start of the run."""
+    """The due time of the request, in seconds from the start of the run."""
     return answer.finished_s - answer.latency_s
 
 
@@ -125,7 +126,7 @@ def _ms(ordered: Sequence[float], fraction: float) -> float | None:
 
 
 def goodput(run: Run, from_s: float, to_s: float) -> float:
-    """Answers a second between two moments of a run, as a part of capacity."""
+    """Answers per second between two times of a run, as a fraction of the capacity."""
     served = sum(each.status == 200 and from_s <= each.finished_s < to_s for each in run.answers)
     return served / (to_s - from_s) / CAPACITY_RPS
 
@@ -145,7 +146,7 @@ def report(rows: Sequence[Row]) -> str:
 
 
 def refused_by_second(run: Run, tier: Tier, seconds: int) -> list[float]:
-    """The part of a tier's requests of each second that was not answered with 200."""
+    """For each second, the fraction of a tier's requests that was not answered with 200."""
     parts = []
     for second in range(seconds):
         mine = [each for each in answers_of(run, tier) if int(came_s(each)) == second]

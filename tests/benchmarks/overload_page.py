@@ -1,4 +1,4 @@
-"""What `tests.benchmarks.overload` measured, as a picture and as a block of docs/benchmarks.md."""
+"""The results of `tests.benchmarks.overload` as a picture and as a block of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SOME = 0.02
 
 
 def draw(path: Path, over: Run, half: Run, seconds: int, killed_at_s: float) -> None:
-    """Per second and tier: answers, refusals, and how long answers took; PNG or SVG, by the file's ending."""
+    """Draw answers, refusals and latencies per second and tier; PNG or SVG, by the suffix of the file."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -62,7 +62,7 @@ def _draw_tier(rates: Any, refused: Any, latencies: Any, run: Run, tier: Tier, s
 
 
 def fill(page: Path, rows: Sequence[Row], over_goodput: float, half: Run, seconds: int) -> None:
-    """Replace what stands between the marks. Raises ValueError: the page has none."""
+    """Replace the text between the marks. Raises ValueError: the page has none."""
     text = page.read_text(encoding="utf-8")
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)

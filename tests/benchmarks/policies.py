@@ -1,7 +1,7 @@
-"""The policies on the running system: one stack, the same model once under each policy, each measured in its turn.
+"""Benchmarks the policies on a running system: one stack, the same model once under each policy, measured in turn.
 
 `python -m tests.benchmarks.policies` measures `simulated` (20 ms + 0.5 ms·n) at low load, saturated and under bursts;
-with `--minilm` a real model at 80 % of what it can do. Every number is one of `manage.py bench`.
+with `--minilm` a real model at 80 % of its capacity. Every number is from `manage.py bench`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One kind of load, and the number of `manage.py bench` that it is for."""
+    """One kind of load, and the figure of `manage.py bench` that counts for it."""
 
     name: str
     options: tuple[str, ...]
@@ -81,7 +81,7 @@ def serving(template: str, policies: Sequence[str]) -> Bunch:
 
 
 def simulated(policies: Sequence[str], rounds: int, names: Sequence[str]) -> None:
-    """Prints a row for each policy and load, the rounds beside each other."""
+    """Print a row for each policy and load, with the rounds side by side."""
     results: dict[tuple[str, str], list[float]] = {}
     loads = [load for load in LOADS if load.name in names]
     stack = serving(SIMULATED, policies)
@@ -101,7 +101,9 @@ def simulated(policies: Sequence[str], rounds: int, names: Sequence[str]) -> Non
 
 
 def minilm(policies: Sequence[str], rounds: int) -> None:
-    """The learnt line beside the measured one, and who keeps an objective at 80 % of what the model can do."""
+    """Compare the learned line with the measured one, and the policies with an objective at 80 % of the model's
+    capacity.
+    """
     stack = serving(MINILM, policies)
     try:
         for size in SIZES:
@@ -126,7 +128,7 @@ def minilm(policies: Sequence[str], rounds: int) -> None:
 
 
 def learnt(stack: Bunch) -> dict[str, Any]:
-    """What the worker's claim loops have learnt, from `inspect stats`."""
+    """The figures that the worker's claim loops have learned, from `inspect stats`."""
     from celery import Celery
 
     with Celery(broker=stack.redis_url()) as app:
@@ -138,7 +140,7 @@ def learnt(stack: Bunch) -> dict[str, Any]:
 
 
 def measure() -> dict[int, float]:
-    """The same texts through the model itself, in this process: milliseconds by batch size, the median of seven."""
+    """Run the same texts through the model in this process: milliseconds by batch size, the median of seven."""
     from workers.models.minilm import MiniLM
 
     model = MiniLM()
@@ -157,7 +159,7 @@ def measure() -> dict[int, float]:
 
 
 def main() -> None:
-    """Arguments in, tables out."""
+    """Read the arguments and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policies", nargs="+", default=["adaptive", "fixed", "idle"])
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,7 +1,8 @@
-"""What the policies cost the worker: every decision of one batch and all that is learnt from it, without anything else.
+"""`python -m tests.benchmarks.policy_cost`: the worker's cost of a policy, for all decisions and the learning of one
+batch.
 
-`python -m tests.benchmarks.policy_cost`. A batch is one look, three decisions (empty hands, with the depth, ahead of
-the executor), a claim and its end, as `batching.claim.loop.ClaimLoop` makes them.
+A batch is one look, three decisions (with empty hands, with the depth, ahead of the executor), a claim and its end, as
+`batching.claim.loop.ClaimLoop` makes them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def cost_us(policy: NamedPolicy, size: int) -> float:
 
 
 def main() -> None:
-    """A row for each policy."""
+    """Print a row for each policy."""
     print("policy         µs a batch of 1   of 64   µs a request, batches of 64")
     for name in POLICIES:
         policy = make(name, 64, None, {})

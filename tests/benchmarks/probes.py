@@ -5,7 +5,7 @@
     pair       Bunch: 1,000 requests/s, one at a time against batched, from an open loop
     single     p50 with one connection and the no-op model
     redis      Bunch: Redis commands per request, counted with INFO commandstats
-    waiting    Bunch: CPU of the frontend with 500 callers who wait and nothing to do
+    waiting    Bunch: CPU of an idle frontend with 500 waiting callers
 """  # noqa: D301 - click wants the character itself: it keeps the lines below it as they are
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _calls(client: redis.Redis) -> dict[str, int]:
 
 
 def added_latency(system: System, duration_s: int) -> dict[str, Any]:
-    """What callers wait beyond the 50 ms model's own time at half of its limit, and beyond an ideal batcher's."""
+    """The wait of callers beyond the 50 ms model's own time, at half of its limit, and beyond an ideal batcher's."""
     limit = MODEL_LIMIT_RPS["50ms"]
     assert limit is not None
     with system.running("50ms"):
@@ -85,7 +85,7 @@ def added_latency(system: System, duration_s: int) -> dict[str, Any]:
 
 
 def unbatched_and_batched(duration_s: int) -> dict[str, Any]:
-    """The same model at the same load, which it can only hold in batches: 2 ms a batch and 0.1 ms an item."""
+    """The same model at the same load, which it can only sustain in batches: 2 ms per batch and 0.1 ms per item."""
     found = {}
     for name, max_batch_size in (("one at a time", 1), ("batched", 64)):
         bunch = Bunch()
@@ -99,7 +99,7 @@ def unbatched_and_batched(duration_s: int) -> dict[str, Any]:
 
 
 def single_connection(system: System, duration_s: int) -> dict[str, Any]:
-    """One caller, the no-op model."""
+    """One caller and the no-op model."""
     with system.running("noop"):
         verify_echo(system.url, system.shape)
         run_wrk(ensure_wrk(), system.url, system.shape, connections=1, duration_s=2)

@@ -1,4 +1,4 @@
-"""Child processes of one run of one system, and the end of every one of them.
+"""The child processes of one run of one system, and the end of every one of them.
 
 Some systems start processes that leave their session (Ray's daemons do), so a process group is not enough to
 find them all. Each run therefore puts a mark of its own into the environment, which every descendant inherits.
@@ -22,7 +22,7 @@ _MARK = "BENCH_RUN_ID"
 
 
 def free_port() -> int:
-    """A TCP port on the loopback that nothing listens on now."""
+    """A free TCP port on the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -51,13 +51,13 @@ class Processes:
         self._children.append((name, child))
 
     def dead(self) -> list[str]:
-        """The names of the children that have ended, though nobody asked them to."""
+        """The names of the children that have ended without being asked."""
         return [f"{name} (exit {child.returncode})" for name, child in self._children if child.poll() is not None]
 
     def cpu_s(self) -> float:
-        """Processor seconds that the children and all below them have used since each of them started.
+        """CPU seconds that the children and all their descendants have used since each of them started.
 
-        By descent, not by the mark: Valkey writes its title over its environment.
+        Descendants are found by parent, not by the mark: Valkey overwrites its environment with its title.
         """
         spent = 0.0
         for _, child in self._children:
@@ -73,7 +73,7 @@ class Processes:
         return self.folder / f"{name}.log"
 
     def log_tail(self, lines: int = 30) -> str:
-        """The end of every child's log, for a person who wants to know why it failed."""
+        """The end of every child's log, to find the reason of a failure."""
         parts = []
         for name, _ in self._children:
             text = self.log_path(name).read_text(errors="replace").splitlines()[-lines:]
@@ -81,7 +81,7 @@ class Processes:
         return "\n".join(parts)
 
     def stop(self, grace_s: float = 10.0) -> None:
-        """SIGTERM to the children, last started first; after `grace_s` for each, SIGKILL to whatever is left."""
+        """Send SIGTERM to the children, last started first; after `grace_s` for each, SIGKILL to the rest."""
         for _, child in reversed(self._children):
             # Only the child itself: supervisors end their own children in the order that they need.
             child.terminate()

@@ -1,6 +1,6 @@
-"""What the record of requests costs: `python -m tests.benchmarks.record_cost`. A Valkey of its own, no stack.
+"""`python -m tests.benchmarks.record_cost`: the cost of the record of requests. A Valkey of its own, no stack.
 
-Bytes are what Redis says that the stream takes, divided by its requests; its time is from `INFO commandstats`.
+Bytes are the memory of the stream as Redis reports it, divided by its requests; the time is from `INFO commandstats`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Medians, ratios and how they are shown: tables, JSON, and a plot where matplotlib is installed."""
+"""Medians and ratios as tables, JSON, and a plot where matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _grid(lines: Sequence[Sequence[str]]) -> str:
 
 
 def as_json(plan: Plan, outcome: Outcome, versions: dict[str, str]) -> dict[str, Any]:
-    """Everything: the machine, the plan, each sample, the medians, the failures."""
+    """All data: the machine, the plan, each sample, the medians, the failures."""
     return {
         "machine": {
             "cpus": os.cpu_count(),

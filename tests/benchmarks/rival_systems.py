@@ -1,7 +1,7 @@
-"""The rivals, each started as its own documentation would have it for one model instance on one machine.
+"""The rivals, each started as its own documentation recommends for one model instance on one machine.
 
 The same for all: two processes (or threads) for HTTP where the system allows a choice, one model instance,
-batches of up to 64, access logs off, keep-alive on. What differs is said where it differs.
+batches of up to 64, access logs off, keep-alive on. Differences are noted at each system.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CeleryBatches(FlaskCelery):
 
 
 class LitServe(Rival):
-    """LitServe as its first pages have it: one inference worker, and as many API servers as workers."""
+    """LitServe as its first pages show it: one inference worker, and as many API servers as workers."""
 
     name = "litserve"
     shape = input_output("/predict")
@@ -66,7 +66,7 @@ class LitServe(Rival):
 
 
 class TunedLitServe(LitServe):
-    """LitServe with what its page on speed advises: a second API server, and the fast queue."""
+    """LitServe as its page on speed advises: a second API server, and the fast queue."""
 
     name = "litserve_tuned"
     home = "litserve"
@@ -154,7 +154,7 @@ class Triton(Rival):
     def _repository(self) -> Path:
         """The model repository with the stand-in beside the model: the stub's Python ignores PYTHONPATH.
 
-        (Its packages it takes from the virtual environment of the `python3` that it finds first on PATH.)
+        (It takes its packages from the virtual environment of the first `python3` on PATH.)
         """
         folder = self.folder / "repository"
         shutil.copytree(self.source / "repository", folder)
@@ -162,7 +162,7 @@ class Triton(Rival):
         return folder
 
     def _backends(self, triton: Path) -> Path:
-        """A backend folder with this Python's stub beside the backend, where Triton looks for it."""
+        """A backend folder with the stub of this Python beside the backend, where Triton looks for it."""
         folder = self.folder / "backends"
         shutil.copytree(triton / "backends", folder)
         version = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -1,4 +1,4 @@
-"""Ways that are compared by turns, and where a benchmark says how far it is."""
+"""Alternates the ways that are compared, and logs a benchmark's progress."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 
 
 def say_on_stderr() -> None:
-    """Progress; the results go to stdout."""
+    """Log progress on stderr; the results go to stdout."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
 
 
 def by_turns(ways: Sequence[str], rounds: int) -> Iterator[tuple[int, Sequence[str]]]:
-    """Each round's number, from 1, and its order: there and back again, so that who comes first in a round has no
-    advantage over the rounds.
+    """The number of each round, from 1, and its order, which alternates so that no way has an advantage over the
+    rounds.
     """
     for number in range(1, rounds + 1):
         yield number, ways if number % 2 else ways[::-1]

@@ -1,4 +1,4 @@
-"""How one input string is put to each kind of system, and how its answer is read back."""
+"""The form of a request to each kind of system, and of its answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A POST body is `prefix + input + suffix`; inputs here never need JSON escapes. `credential` is a bearer's."""
+    """A POST body is `prefix + input + suffix`; inputs here never need JSON escapes. `credential` is a bearer token."""
 
     path: str
     prefix: str

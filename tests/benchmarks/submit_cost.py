@@ -1,7 +1,7 @@
-"""`python -m tests.benchmarks.submit_cost`: µs of Redis' time that a request costs in `submit.lua`, by what is on.
+"""`python -m tests.benchmarks.submit_cost`: µs of Redis' time per request in `submit.lua`, by enabled features.
 
-A flush is what an outbox would send, sent again and again under new ids to a Valkey of its own. Ways take turns in
-short blocks, so that a drift of the machine meets all alike; the lower quartile of the blocks is told
+A flush is a call as an outbox makes it, repeated under new ids on a Valkey of its own. The ways alternate in short
+blocks, so that a drift of the machine affects all alike; the result is the lower quartile of the blocks
 (`INFO commandstats`).
 """
 
@@ -33,7 +33,7 @@ _PIPELINE = 20
 
 @dataclass
 class Flush:
-    """What one way sends."""
+    """The call of one way."""
 
     script: str
     keys: Sequence[str]
@@ -42,7 +42,7 @@ class Flush:
 
 
 class _Caught:
-    """Stands where an outbox has its line to Redis, and keeps what goes over it."""
+    """Replaces an outbox's connection to Redis, and records its calls."""
 
     flush: Flush
 
@@ -54,7 +54,7 @@ class _Caught:
         return b"0" * self.size
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 def flush_of(redis: Redis, way: str, size: int) -> Flush:
@@ -70,7 +70,7 @@ def flush_of(redis: Redis, way: str, size: int) -> Flush:
 
 
 def run_block(redis: Redis, flush: Flush, number: int, flushes: int) -> float:
-    """Mean µs of a flush; the queue is emptied after each, as workers would."""
+    """Mean µs per flush; the queue is emptied after each, as workers would do."""
     sha = redis.script_load(flush.script)
     # The fleet has a rate, so that thresholds are looked at.
     WorkerRegistry(redis, 5.0).beat("w1", b"{}", {MODEL: ModelThroughput(2, 500.0, 0.02, 0.05)})

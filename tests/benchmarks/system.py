@@ -1,4 +1,4 @@
-"""A system under test: how it is started, where it listens, how it is asked and how it is stopped."""
+"""A system under test: its start and stop, its address, and the form of its requests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class System(abc.ABC):
 
     @property
     def folder(self) -> Path:
-        """This run's own folder: logs and whatever the system writes. Gone after `stop()`."""
+        """The folder of this run, for logs and files of the system. Removed by `stop()`."""
         if self._folder is None:
             raise RuntimeError(f"{self.name} is not started")
         return self._folder
@@ -57,14 +57,14 @@ class System(abc.ABC):
         return self._processes
 
     def prepare(self) -> None:  # noqa: B027 - to have nothing to prepare is common enough
-        """Whatever takes long and is needed once. Raises `venvs.VenvFailedError`."""
+        """Do slow work that is needed once. Raises `venvs.VenvFailedError`."""
 
     @abc.abstractmethod
     def launch(self, model: Model) -> None:
         """Start the processes; do not wait for them."""
 
     def wait_ready(self) -> None:
-        """Until the first right answer. Raises `verify.NotReadyError`."""
+        """Wait until the first right answer. Raises `verify.NotReadyError`."""
         wait_until_it_answers(self.url, self.shape, dead=self.processes.dead, limit_s=self.start_limit_s)
 
     def open_run(self) -> None:
@@ -75,7 +75,7 @@ class System(abc.ABC):
         self._processes = Processes(self._folder)
 
     def start(self, model: Model) -> None:
-        """Start and wait until it answers; `stop()` is for the caller to call, also after a failure."""
+        """Start and wait until it answers. The caller calls `stop()`, also after a failure."""
         self.open_run()
         self.launch(model)
         self.wait_ready()
@@ -91,7 +91,7 @@ class System(abc.ABC):
 
     @contextlib.contextmanager
     def running(self, model: Model) -> Iterator[None]:
-        """`with system.running("noop"):`; the logs' ends are added to whatever goes wrong inside."""
+        """`with system.running("noop"):`; the ends of the logs are added to any error inside."""
         try:
             self.start(model)
             yield
@@ -118,7 +118,7 @@ class Rival(System):
         return RIVALS / (self.home or self.name)
 
     def env(self, model: Model) -> dict[str, str]:
-        """Its own interpreter first on PATH, and what `rivals/stand_in.py` reads."""
+        """The environment with its own interpreter first on PATH, and the variables of `rivals/stand_in.py`."""
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("BUNCH_", "PYTHON"))}
         return inherited | {
             "PATH": f"{Path(self.python).parent}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -132,7 +132,7 @@ class Rival(System):
         }
 
     def run(self, name: str, *command: str, env: dict[str, str]) -> None:
-        """One process of the system, in its run's folder."""
+        """Start one process of the system, in the folder of its run."""
         self.processes.start(name, command, cwd=self.folder, env=env)
 
 

@@ -16,7 +16,7 @@ VENVS = Path(__file__).parents[2] / "var" / "bench" / "venvs"
 
 
 class VenvFailedError(Exception):
-    """A rival's packages could not be installed; says which rival, and pip's last words."""
+    """A rival's packages could not be installed; the text has the rival and the end of pip's output."""
 
 
 def python_of(name: str) -> Path:
@@ -42,5 +42,5 @@ def _run(name: str, *command: str) -> None:
 
 
 def pins_of(name: str) -> str:
-    """What the rival is measured at: the versions its `requirements.txt` pins, on one line."""
+    """The pinned versions of the rival's `requirements.txt`, on one line."""
     return " ".join((RIVALS / name / "requirements.txt").read_text().split())

@@ -1,4 +1,4 @@
-"""Before anything is timed: does every caller get the answer to its own question, 64 at a time?"""
+"""Checks before a measurement that every caller gets the answer to its own request, 64 at a time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _BAD_ANSWERS = (ValueError, KeyError, IndexError, TypeError)
 
 
 class WrongAnswerError(Exception):
-    """A system did not echo; says what was asked and what came back."""
+    """A system did not echo; the text has the request and the answer."""
 
 
 class NotReadyError(Exception):
-    """A system did not give a first right answer in time, or ended instead."""
+    """A system did not give a first right answer in time, or ended."""
 
 
 async def _ask(connection: Connection, shape: Shape, text: str) -> None:
@@ -35,7 +35,7 @@ async def _ask(connection: Connection, shape: Shape, text: str) -> None:
 def wait_until_it_answers(
     base_url: str, shape: Shape, *, dead: Callable[[], list[str]], limit_s: float, ask_limit_s: float = 10.0
 ) -> None:
-    """Ask until the first right answer. Raises `NotReadyError`, at once when a process has ended."""
+    """Send requests until the first right answer. Raises `NotReadyError`, at once when a process has ended."""
     asyncio.run(_wait(base_url, shape, dead, limit_s, ask_limit_s))
 
 
@@ -62,7 +62,7 @@ async def _wait(base_url: str, shape: Shape, dead: Callable[[], list[str]], limi
 def verify_echo(base_url: str, shape: Shape, *, callers: int = 64, each: int = 4) -> None:
     """`callers` concurrent connections, `each` distinct requests on every one.
 
-    Raises `WrongAnswerError` on a wrong answer, and what `Connection` raises on none.
+    Raises `WrongAnswerError` on a wrong answer, and the errors of `Connection` on none.
     """
     asyncio.run(_verify(base_url, shape, callers, each))
 

@@ -1,10 +1,10 @@
 """`python -m tests.benchmarks.virtual`: the same workloads on the running system and in virtual time, side by side.
 
-The model is `simulated`: 20 ms + 0.5 ms an item, up to 64, all times `--scale`. The larger the scale, the less the
-machine's own noise says; at 1 nothing else may run on it. For each policy the system is started and driven with
-arrivals drawn beforehand, between two calibrations (`tests.benchmarks.calibration`): loads that are *not* among those
-compared say what the machinery costs on this machine. Then the simulator is given the very same moments, and the costs
-of all calibrations together.
+The model is `simulated`: 20 ms + 0.5 ms per item, up to 64, all times `--scale`. The larger the scale, the smaller the
+effect of the machine's noise; at 1 nothing else may run on it. For each policy the system is started and driven with
+arrivals drawn beforehand, between two calibrations (`tests.benchmarks.calibration`): other loads than those compared
+give the overheads of this machine. Then the simulator gets exactly the same arrivals, and the overheads of all
+calibrations together.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def off(self) -> float:
-        """How far the simulator is from the real system, as a part of the real figure."""
+        """The difference of the simulator from the real system, as a fraction of the real figure."""
         return self.simulated / self.real - 1
 
 
@@ -135,7 +135,7 @@ def measure(
 
 
 def draw(workload: Workload, duration_s: float, round_number: int) -> Arrivals:
-    """What both meet: moments drawn beforehand, or callers."""
+    """The load of both: arrivals drawn beforehand, or callers."""
     if isinstance(workload.arrivals, Callers):
         return workload.arrivals
     return Recorded(workload.arrivals.times(duration_s, np.random.default_rng(round_number)).tolist())
@@ -147,7 +147,7 @@ def _real(url: str, policy: str, workload: Workload, duration_s: float, rounds: 
 
 
 def foretell(real: Measured, scale: float, overheads: Overheads, duration_s: float) -> list[Row]:
-    """The rows of a load that has been measured, beside what the simulator says of the same arrivals."""
+    """The rows of a measured load, with the simulator's figures for the same arrivals."""
     simulated = [
         _simulated(draw(real.workload, duration_s, each), real.policy, scale, overheads, duration_s)
         for each in range(len(real.rounds))
@@ -197,7 +197,7 @@ def _simulated(
 
 
 def table(rows: Sequence[Row]) -> str:
-    """As markdown, for docs/benchmarks.md."""
+    """Markdown for docs/benchmarks.md."""
     lines = ["| workload | policy | figure | real | simulated | off |", "|---|---|---|---|---|---|"]
     lines += [
         f"| {row.workload} | `{row.policy}` | {row.figure} | {row.real:,.1f} | {row.simulated:,.1f} | {row.off:+.1%} |"

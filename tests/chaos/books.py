@@ -1,4 +1,4 @@
-"""Every request in one place: a producer that knows what it has sent, and an atomic look at where it all is."""
+"""Accounts for every request: a producer that records what it has sent, and an atomic look at where each request is."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ return {queued, leased, delayed, states, redis.call('ZRANGE', 'bunch:dead', 0, -
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """Task ids by where they are, at one instant; `attempts` of the queued, in their order."""
+    """Task ids by their place, at one time; `attempts` of the queued ones, in their order."""
 
     queued: list[str]
     attempts: list[int]
@@ -61,7 +61,7 @@ class Books:
     dead: set[str]
 
     def check(self, sent: set[str]) -> None:
-        """Each one sent is in exactly one place."""
+        """Check that each request is in exactly one place."""
         waiting = self.queued + self.leased + self.delayed
         doubled = [each for each, count in Counter(waiting).items() if count > 1]
         assert doubled == [], "in two places"
@@ -76,7 +76,7 @@ class Books:
 
 
 class Ledger:
-    """Sends tracked requests of one model with the script that frontends use, and keeps the books."""
+    """Sends tracked requests of one model with the script that frontends use, and accounts for them."""
 
     def __init__(self, redis: Redis, model: str) -> None:
         self._model = model
@@ -88,7 +88,7 @@ class Ledger:
         self.sent: set[str] = set()
 
     def send(self, numbers: Sequence[int], tier: Tier = Tier.PAID) -> None:
-        """One flush. The task id of each input has its number in it."""
+        """Send one flush. The task id of each input contains its number."""
         queue, nobody = KEYS.queue(self._model, tier), cast("Pending", None)
         posted = []
         for number in numbers:
@@ -99,7 +99,7 @@ class Ledger:
         self.sent.update(each.out.task_id for each in posted)
 
     def look(self) -> Books:
-        """All of it in one script: nothing moves meanwhile."""
+        """Read all places in one script, so nothing moves meanwhile."""
         names = (*KEYS.queues(self._model), KEYS.delayed(self._model))
         queued, leased, delayed, states, dead = self._line.script(self._look, names, (RESULT_PREFIX,))
         by_status: dict[bytes, set[str]] = {}

@@ -1,4 +1,4 @@
-"""A steady load of distinct questions from another thread; every answer is held against its question."""
+"""A steady load of distinct requests from another thread; every answer is checked against its request."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ HUNG_AFTER_S = 3.0
 
 
 def question(number: int) -> dict[str, Any]:
-    """Another one for each number, that no other can be mistaken for."""
+    """A request that differs for each number."""
     return {"number": number, "salt": hashlib.md5(b"%d" % number, usedforsecurity=False).hexdigest()}
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one caller got. Times are `perf_counter`'s; `code` is `OK`, the contract's code, or `BROKEN`."""
+    """One caller's answer. Times are `perf_counter`'s; `code` is `OK`, the contract's code, or `BROKEN`."""
 
     number: int
     asked_at: float
@@ -49,7 +49,7 @@ class Told:
 
 @dataclass(slots=True)
 class _Answers(Run):
-    """Looks at each answer as it comes, instead of keeping it."""
+    """Checks each answer as it comes, instead of keeping it."""
 
     told: list[Told] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ class _Answers(Run):
 
 
 class _Crowd(Load):
-    """Load, until it is told to leave."""
+    """A load that runs until it is stopped."""
 
     leaving = False
     asked: dict[int, float]
@@ -96,7 +96,7 @@ class _Crowd(Load):
 
 
 class Callers:
-    """`count` callers, each asking again `pause_s` after its last answer, until the block ends."""
+    """`count` callers, each sending its next request `pause_s` after its last answer, until the block ends."""
 
     def __init__(
         self, url: str, model: str, *, count: int = 24, pause_s: float = 0.02, timeout_s: float = 10.0
@@ -130,19 +130,19 @@ class Callers:
 
     @property
     def longest_wait_s(self) -> float:
-        """Of those who wait now."""
+        """The longest wait among callers that wait now."""
         now = time.perf_counter()
         return max((now - at for at in list(self._crowd.asked.values())), default=0.0)
 
     def since(self, at: float) -> list[Told]:
-        """Those told after `at`."""
+        """Answers that came after `at`."""
         return [each for each in list(self.told) if each.told_at >= at]
 
     def codes(self) -> Counter[str]:
         return Counter(each.code for each in self.told)
 
     def check(self) -> None:
-        """Everyone was told something, in time, and nobody got an answer that is not his."""
+        """Check that every caller got an answer in time, and nobody got another caller's."""
         assert self._run.wrong == []
         assert len(self.told) == self.asked
         assert len({each.number for each in self.told}) == self.asked

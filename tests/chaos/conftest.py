@@ -1,7 +1,7 @@
 """One stack for all tests here that can share it.
 
-The short form is part of all tests. `CHAOS_FAULTS=50` (`make chaos`) asks for the long one: so many faults, and as many
-more as each test makes of it; `CHAOS_SEED` for another order of things.
+The short form is part of all tests. `CHAOS_FAULTS=50` (`make chaos`) selects the long one with that many faults, and
+correspondingly more in each test; `CHAOS_SEED` selects another order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture
 def whole(stage: Stage) -> Stage:
-    """The stack, with what an earlier test broke in working order again."""
+    """The stack, repaired after an earlier test."""
     stage.heal()
     return stage
 

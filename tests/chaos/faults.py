@@ -1,4 +1,4 @@
-"""The faults, one function each, and how long the callers felt them."""
+"""The faults, one function each, and how long they affected the callers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOW_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a fault may touch. `far` is a proxy that one worker and one frontend have before their Redis."""
+    """The processes that a fault may affect. `far` is a proxy between one worker and one frontend and their Redis."""
 
     stage: Stage
     far: LossyProxy
@@ -50,7 +50,7 @@ def kill_redis(scene: Scene) -> None:
 
 
 def stop_worker(scene: Scene) -> None:
-    """For longer than a lease lives without its worker."""
+    """Stop a worker for longer than the lease TTL."""
     stopped_for(scene.stage.pid(scene.rng.choice(("worker1", "worker2"))), LEASE_TTL_S + 2.0)
 
 
@@ -59,7 +59,7 @@ def stop_redis(scene: Scene) -> None:
 
 
 def stop_redis_for_a_minute(scene: Scene) -> None:
-    """Longer than every time limit between here and there."""
+    """Stop Redis for longer than every time limit."""
     stopped_for(scene.stage.pid("valkey"), 60.0)
 
 
@@ -76,7 +76,7 @@ def pause_clients(scene: Scene) -> None:
 
 
 def fill_memory(scene: Scene) -> None:
-    """No room for anything that is written."""
+    """Leave no memory for writes."""
     with scene.stage.redis() as redis:
         redis.config_set("maxmemory", 1)
         time.sleep(2.0)
@@ -84,7 +84,7 @@ def fill_memory(scene: Scene) -> None:
 
 
 def demote_redis(scene: Scene) -> None:
-    """It refuses writes, as the replica of a master that nobody reaches."""
+    """Make Redis refuse writes, like the replica of an unreachable master."""
     with scene.stage.redis() as redis:
         redis.replicaof("127.0.0.1", str(free_port()))
         time.sleep(2.0)
@@ -124,7 +124,7 @@ DEADLY = {kill_worker.__name__, kill_redis.__name__}
 
 @dataclass(frozen=True, slots=True)
 class Felt:
-    """One fault as its callers had it. `recovery_s` runs from its end to the end of the last call that suffered."""
+    """The effect of one fault. `recovery_s` runs from its end to the end of the last call that failed or was slow."""
 
     name: str
     lasted_s: float
@@ -161,7 +161,7 @@ def _suffered(callers: Iterable[Callers], began: float) -> Iterable[Told]:
 
 
 def table(felt: list[Felt]) -> str:
-    """Recovery by kind, worst last; what the suffering callers were told ("OK": an answer, but a slow one)."""
+    """Recovery times by kind, worst last, with the codes of the affected callers ("OK": an answer, but a slow one)."""
     lines = [f"{'fault':20} {'count':>5} {'median s':>8} {'worst s':>8}  suffered"]
     for name in dict.fromkeys(each.name for each in felt):
         mine = [each for each in felt if each.name == name]
@@ -177,7 +177,7 @@ def table(felt: list[Felt]) -> str:
 
 
 def mentions(path: Path, text: str) -> int:
-    """How often a log says so."""
+    """Count the occurrences of a text in a log."""
     return path.read_text(errors="replace").count(text) if path.exists() else 0
 
 

@@ -1,4 +1,4 @@
-"""Workers without a supervisor, on a Redis of the test's own."""
+"""Workers without a supervisor, on a Redis that belongs to the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEASE_TTL_S = 1.0
 
 
 class LoneWorkers:
-    """Each is started, killed and ended by the test; `end` kills what is left."""
+    """Each worker is started, killed and ended by the test; `end` kills the rest."""
 
     def __init__(self, folder: Path, config: str, url: str, redis: Redis, **settings: object) -> None:
         self._config = folder / "bunch.toml"
@@ -51,12 +51,12 @@ class LoneWorkers:
         return process
 
     def ready(self) -> list[subprocess.Popen[bytes]]:
-        """Those that compute."""
+        """The workers that are ready."""
         pids = {row.pid for row in self._fleet.healthy() if all(each.state == "ready" for each in row.models)}
         return [each for each in self._processes if each.pid in pids and each.poll() is None]
 
     def states(self) -> list[str]:
-        """What each says of itself."""
+        """The state that each worker reports."""
         return [row.state for row in self._fleet.workers()]
 
     def kill(self, victim: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Models for the chaos tests: what they do to their executor is told by their inputs, or by a file."""
+"""Models for the chaos tests, whose inputs, or a file, control what they do to their executor."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def _strike(curse: str | None) -> None:
 
 
 class Poisoned:
-    """Echoes, as a process on a GPU does: an input `{"poison": …}` breaks every later call too, and nothing mends it.
+    """Echoes like a process on a GPU: an input `{"poison": …}` breaks every later call too, and only a new process
+    helps.
 
     | poison     | what it does                                                      |
     |------------|-------------------------------------------------------------------|
@@ -102,7 +103,7 @@ _POISONS: dict[str, Exception] = {
 
 
 class Tally:
-    """Echoes one input at a time, each once `gate` exists, and adds a line to `tally` for each that it has seen."""
+    """Echoes one input at a time, each once `gate` exists, and adds a line to `tally` for each input that it gets."""
 
     def __init__(self, gate: str, tally: str) -> None:
         self._gate = Path(gate)
@@ -121,7 +122,7 @@ class Tally:
 
 
 class Fickle:
-    """Echoes numbers: a third of the time it asks to be asked again, and every fiftieth number it cannot do."""
+    """Echoes numbers: a third of the calls raise a transient error, and every fiftieth number always fails."""
 
     def load(self, device: str) -> None:
         """Nothing to load."""
@@ -138,7 +139,7 @@ def _answer(number: int) -> object:
 
 
 class Broken:
-    """Fails whatever it is given."""
+    """Fails for every input."""
 
     def load(self, device: str) -> None:
         """Nothing to load."""

@@ -1,4 +1,4 @@
-"""The stack that the chaos tests break: two frontends, two workers, an embedded Valkey; and its vital signs."""
+"""The stack that the chaos tests break (two frontends, two workers, an embedded Valkey), and its vital signs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FEW = (
 
 
 class Stage(Stack):
-    """What `Stack` does, and what a test that kills processes needs to know of them."""
+    """`Stack` with what a test needs that kills processes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, CONFIG.format(folder=folder))
@@ -82,7 +82,7 @@ class Stage(Stack):
         )
 
     def beside(self, role: str, name: str, *options: str, **settings: object) -> subprocess.Popen[bytes]:
-        """A role that `up` knows nothing of, with a log like those it has; the caller ends it."""
+        """Start a role outside of `up`, with a log like the others; the caller ends it."""
         extra = {f"BUNCH_{key.upper()}": str(value) for key, value in settings.items()}
         with (self.state_dir / "log" / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
@@ -102,7 +102,7 @@ class Stage(Stack):
         return [each.pid for row in self.workers() for each in row.models if each.model == model and each.pid]
 
     def is_whole(self) -> bool:
-        """Everything runs, and each worker of `up` has each model ready."""
+        """Return whether everything runs, and each worker of `up` has each model ready."""
         rows = self.rows()
         if any(row.state != "running" or row.pid is None or not psutil.pid_exists(row.pid) for row in rows):
             return False
@@ -119,7 +119,9 @@ class Stage(Stack):
         wait_until(self.is_whole, what="all processes run and all models are ready")
 
     def waiting_callers(self) -> list[int]:
-        """How many each frontend has, by its own account; whichever is asked answers for itself."""
+        """The number of waiting callers per frontend, as it reports them itself; the frontend that gets the request
+        answers.
+        """
         found: dict[str, int] = {}
         for _ in range(200):
             status, body = get("127.0.0.1", self.port, "/healthz")
@@ -131,13 +133,13 @@ class Stage(Stack):
         return list(found.values())
 
     def lasting_keys(self) -> set[str]:
-        """Keys that would be there for ever, but for those that are few by their nature."""
+        """Keys that never expire, except those that are few by design."""
         with self.redis() as redis:
             names = [each.decode() for each in redis.scan_iter("*", 1000) if redis.ttl(each) == -1]
         return {each for each in names if not each.startswith(FEW)}
 
     def left_in_redis(self) -> dict[str, object]:
-        """Whatever of the requests is neither finished nor forgotten: empty when all is done."""
+        """Data of requests that are neither finished nor forgotten: empty when all is done."""
         with self.redis() as redis:
             return left_in(redis)
 
@@ -158,7 +160,7 @@ def send(pid: int | None, number: int) -> None:
 
 
 def stopped_for(pid: int | None, seconds: float, then: Callable[[], object] = lambda: None) -> None:
-    """As if swapped out, or on a machine that hangs."""
+    """Stop a process for a time, as if it were swapped out, or on a machine that hangs."""
     send(pid, signal.SIGSTOP)
     try:
         time.sleep(seconds)

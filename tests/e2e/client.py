@@ -1,4 +1,4 @@
-"""A plain HTTP client for the tests: JSON in, JSON out, one connection a call."""
+"""A plain HTTP client for the tests: JSON in, JSON out, one connection per call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Answer:
 
     @property
     def error(self) -> str:
-        """The contract's code of an error; checks the shape that all of them have."""
+        """The contract's code of an error; it also checks the form that all errors have."""
         document = self.json
         assert document.keys() - {"retry_after_ms"} == {"error", "message", "request_id"}, document
         assert document["message"]
@@ -48,7 +48,7 @@ class Api:
     def call(
         self, method: str, path: str, document: object = _ABSENT, *, raw: bytes | None = None, **headers: str
     ) -> Answer:
-        """`headers` by their names with `_` for `-`; `raw` is a body that is sent as it is."""
+        """Send one request. `headers` are named with `_` for `-`; `raw` is a body that is sent as it is."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if document is not _ABSENT:
             raw = json.dumps(document).encode()
@@ -73,15 +73,15 @@ class Api:
         return self.post("/v1/inference", {"input": input, **({"model": model} if model else {}), **fields})
 
     def soon(self, input: object, model: str | None = None, **fields: Any) -> Future[Answer]:
-        """The same without waiting for it."""
+        """`infer` without waiting for the answer."""
         return self._pool.submit(self.infer, input, model, **fields)
 
     def aside(self, path: str, document: object, **headers: str) -> Future[Answer]:
-        """A POST without waiting for it."""
+        """A POST without waiting for its answer."""
         return self._pool.submit(self.post, path, document, **headers)
 
     def all(self, inputs: Sequence[object], model: str | None = None, **fields: Any) -> list[Answer]:
-        """All of them at the same time."""
+        """Send all of them at the same time."""
         return [each.result() for each in [self.soon(each, model, **fields) for each in inputs]]
 
     def later(self, input: object, model: str | None = None, **fields: Any) -> str:

@@ -40,8 +40,8 @@ def api(stack: Stack) -> Iterator[Api]:
 def well(api: Api, stack: Stack) -> Api:
     """The API of a stack in which nothing is broken any more.
 
-    A breaker that an earlier test has opened is reset: good requests may all go to the other worker. What workers say
-    of themselves is up to a heartbeat old, so it counts from the second one on: the first may have been on its way.
+    A breaker that an earlier test has opened is reset: good requests may all go to the other worker. Reports of workers
+    are up to a heartbeat old, so they count from the second one on: the first may have been on its way.
     """
     with stack.redis() as redis:
 
@@ -73,7 +73,7 @@ def store(stack: Stack) -> Iterator[Redis]:
 
 @pytest.fixture
 def gate(tmp_path: Path, api: Api) -> Iterator[Gate]:
-    """Closed at first, and opened at the end of the test at the latest."""
+    """A gate, closed at first and opened at the latest at the end of the test."""
     each = Gate(tmp_path / "gate", api)
     yield each
     each.open()

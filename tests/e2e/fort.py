@@ -1,4 +1,4 @@
-"""A stack with auth on, two owners and two operators, and what an attacker needs to talk to it."""
+"""A stack with auth on, two owners and two operators, and the tools of an attacker."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Fort:
         return json.loads(done.stdout)
 
     def create(self, name: str, *options: str) -> str:
-        """A new key's id."""
+        """Create a key; returns its id."""
         made = self.keys("create", *options)
         self.secrets[name] = made["secret"]
         return str(made["id"])
@@ -80,9 +80,10 @@ class Fort:
         return self.call(method, path, body if method == "POST" else None, bearer(self.secrets[name]))
 
     def is_known(self, name: str) -> set[bool]:
-        """Whether each frontend knows the key: connections that are open at the same time are spread over all of them.
+        """Return, for each frontend, whether it knows the key: connections that are open at the same time reach all of
+        them.
 
-        By asking for what is not there, which no limit of a key counts.
+        It requests an unknown path, which no limit of a key counts.
         """
         with contextlib.ExitStack() as opened:
             connections = []

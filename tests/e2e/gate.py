@@ -1,4 +1,4 @@
-"""A gate in front of the `moody` model, so that a test decides when its executors go on."""
+"""A gate in front of the `moody` model, with which a test decides when its executors go on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXECUTORS = 2
 
 
 class Gate:
-    """An input that is `wish` is held, with its whole batch, until the gate is opened."""
+    """The input `wish` is held, with its whole batch, until the gate is opened."""
 
     def __init__(self, path: Path, api: Api) -> None:
         self._path = path
@@ -21,14 +21,14 @@ class Gate:
         self.wish = {"hold": str(path)}
 
     def occupy(self) -> None:
-        """Hold every executor: what comes now stays in the queue, unless it is as much as a full batch."""
+        """Hold every executor: later requests stay in the queue, unless they fill a batch."""
         for _ in range(EXECUTORS):
             task_id = self._api.later(self.wish, "moody")
             wait_until(partial(self._started, task_id), what="an executor is held")
             self._held.append(task_id)
 
     def open(self) -> None:
-        """Let all go on; what held the executors must end well."""
+        """Let all go on; the requests that held the executors must succeed."""
         self._path.touch()
         held, self._held = self._held, []
         assert all(self._api.result(task_id, wait_ms=9000)["status"] == "SUCCESS" for task_id in held)

@@ -1,4 +1,4 @@
-"""Bodies and heads that are meant to hurt, and what each is answered."""
+"""Hostile bodies and heads, and the answer to each."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ max_wait_ms = 1500
 
 
 class Stack:
-    """`start` returns when it answers; `stop` when nothing of it is left, or raises."""
+    """A stack. `start` returns when it answers; `stop` returns when nothing of it is left, or raises."""
 
     def __init__(
         self, folder: Path, models: str = MODELS, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
@@ -148,7 +148,7 @@ class Stack:
     def spawn(
         self, *arguments: str, stdout: int | IO[bytes] = subprocess.DEVNULL, **settings: object
     ) -> subprocess.Popen[bytes]:
-        """Another `manage.py` command beside the stack; the caller ends it."""
+        """Start another `manage.py` command beside the stack; the caller ends it."""
         extra = {f"BUNCH_{key.upper()}": str(value) for key, value in settings.items()}
         return subprocess.Popen(
             [sys.executable, "manage.py", *arguments],
@@ -156,7 +156,7 @@ class Stack:
         )  # fmt: skip
 
     def logs(self) -> str:
-        """All that its processes have said, for a test that failed."""
+        """All output of its processes, for a test that failed."""
         parts = [self._output, *sorted((self.state_dir / "log").glob("*.log"))]
         return "\n".join(f"--- {part.name}\n{part.read_text(errors='replace')[-6000:]}" for part in parts)
 
@@ -164,7 +164,7 @@ class Stack:
         self.process.send_signal(signal.SIGTERM)
 
     def stop(self) -> None:
-        """SIGTERM, then look for what it should have taken along."""
+        """Send SIGTERM, then look for processes that it should have ended."""
         if self._process is None:
             return
         below = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []

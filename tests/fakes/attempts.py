@@ -1,4 +1,4 @@
-"""Attempts and losses as the scripts count them: in a message's stamp, or in its headers."""
+"""Attempts and losses as the scripts count them: in the fast header of a message, or in its headers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def losses(message: bytes) -> int:
 
 
 def with_attempt(message: bytes, losses: int) -> bytes:
-    """One more delivery that failed, spliced in; `losses`: it has so many behind it then, at least."""
+    """The message with one more failed delivery; `losses`: it then has at least this many losses."""
     stamp = read_fast_header(message)
     if stamp is not None:
         more = stamp._replace(

@@ -1,4 +1,4 @@
-"""A claim loop with everything around it in memory, and in the hands of the test."""
+"""A claim loop with everything around it in memory, under control of the test."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def done(work: Work, outcomes: list[Ok | Rejected | Failed], **more: Any) -> Don
 
 
 class ScriptedExecutor:
-    """Answers each batch at once as `answer` says, on the feeder's own thread; None: it is still computing.
+    """Answers each batch at once with `answer`, on the feeder's own thread; None: it is still computing.
 
-    `say` lets a test tell the loop of any event, at any time.
+    With `say` a test sends the loop any event, at any time.
     """
 
     name = "scripted/0"
@@ -98,7 +98,7 @@ class ScriptedExecutor:
 
 @dataclass(frozen=True)
 class Eager:
-    """Whatever waits, up to two batches in hand."""
+    """A policy that dispatches all waiting requests, up to two batches in hand."""
 
     size: int = 4
 
@@ -110,7 +110,7 @@ class Eager:
 
 @dataclass
 class Witness:
-    """`batching.ports.Observer` that writes down what it is told."""
+    """A `batching.ports.Observer` that records its calls."""
 
     claims: list[tuple[BatchInfo, list[Request]]] = field(default_factory=list)
     ends: list[tuple[Request, Outcome]] = field(default_factory=list)
@@ -130,12 +130,12 @@ class Witness:
         self.returns += requests
 
     def tries(self, task_id: str) -> list[tuple[int, int]]:
-        """Attempt and losses, at each time that the request was handed to the executor."""
+        """Attempt and losses at each time that the request was sent to the executor."""
         return [(each.attempt, each.lost) for _, batch in self.claims for each in batch if each.id == task_id]
 
 
 class Rig:
-    """`start` it after the first messages are in, for batches that do not depend on the scheduler."""
+    """A rig. `start` it after the first messages are queued, for batches that do not depend on the scheduler."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Rig:
         self.executor.stop(0.0)
 
     def put(self, *task_ids: str, tier: Tier = Tier.PAID, **options: Any) -> None:
-        """Each with its own id as its input."""
+        """Queue requests, each with its own id as its input."""
         for task_id in task_ids:
             self.put_raw(our_message(task_id, msgspec.json.encode(task_id), tier=tier, **options), tier)
 
@@ -185,7 +185,7 @@ class Rig:
         self.store.put(MODEL, tier, message)
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Wait for a change of the store that makes it true."""
+        """Wait until a change of the store makes the condition true."""
         deadline = time.monotonic() + LONG_S
         with self.store.changed:
             # Not everything that a condition may ask for notifies the store's own waiters.
@@ -193,7 +193,7 @@ class Rig:
                 assert time.monotonic() < deadline, "it never came true"
 
     def settled(self, *task_ids: str) -> list[Reply]:
-        """The results of all of them, once they are there."""
+        """The results of all of them, once they are stored."""
         keys = [Shard().result(each) for each in task_ids]
         self.until(lambda: all(key in self.store.results for key in keys))
         return [decode_reply(self.store.results[key]) for key in keys]
@@ -204,7 +204,7 @@ class Rig:
         return decode_error(reply.result), decode_details(reply.bunch)
 
     def executor_inputs(self) -> list[Any]:
-        """All that reached the executor, in order."""
+        """All inputs that reached the executor, in order."""
         return [msgspec.json.decode(each) for work in self.executor.taken for each in work.inputs]
 
     @property

@@ -35,7 +35,7 @@ def settings_for(**values: object) -> Settings:
 
 
 class Door:
-    """One frontend's, whose own clock may be wrong by `skew_s`."""
+    """The door of one frontend, whose own clock may be wrong by `skew_s`."""
 
     def __init__(self, redis: Redis, name: str = "door", skew_s: float = 0.0, **settings: object) -> None:
         self.redis = redis
@@ -51,7 +51,7 @@ class Door:
     def send(
         self, tier: Tier = Tier.PAID, count: int = 1, *, quota: Quota | None = None, timeout_ms: int = 10_000
     ) -> list[Refused | None]:
-        """One flush of `count` requests: for each None, or why it was refused."""
+        """Send one flush of `count` requests; for each None, or the reason of its refusal."""
         return self.flush([self.request(tier, quota, timeout_ms) for _ in range(count)])
 
     def request(self, tier: Tier, quota: Quota | None = None, timeout_ms: int = 10_000) -> Outgoing:
@@ -80,6 +80,6 @@ def reasons(answers: Iterable[Refused | None]) -> list[str]:
 
 
 def beat(redis: Redis, pace: ModelThroughput, worker: str = "w1") -> None:
-    """A worker of that pace, seen at once."""
+    """Register a worker with that throughput, visible at once."""
     WorkerRegistry(redis, 5.0).beat(worker, b"{}", {MODEL: pace})
     redis.delete(KEYS.capacity(MODEL))

@@ -1,4 +1,4 @@
-"""A child for the supervisor: writes down what happens to it, and has a child of its own.
+"""A child for the supervisor: it records events, and has a child of its own.
 
 python dummy_child.py NAME RECORD [--stop-when FILE] [--deaf] [--die] [--say TEXT]
 """

@@ -28,7 +28,7 @@ class InlineExecutor:
     """`batching.claim.executor.Executor` around a predict function.
 
     Args:
-        load: called at every start until it does not raise, with a short pause between.
+        load: called at every start until it does not raise, with short pauses.
     """
 
     def __init__(self, predict: Predict, *, name: str = "inline/0", load: Callable[[], None] = lambda: None) -> None:

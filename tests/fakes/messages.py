@@ -1,4 +1,4 @@
-"""Messages as they lie in a queue: ours, and a plain Celery client's."""
+"""Messages as they are stored in a queue: ours, and those of a plain Celery client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def our_message(
     lost: int = 0,
     reply_to: str = "bunch:reply:here",
 ) -> bytes:
-    """What `submit.lua` queues for a frontend."""
+    """The message that `submit.lua` queues for a frontend."""
     now = epoch_ms()
     submission = Submission(model, ANYBODY[tier], input, deadline_in_ms / 1000, parameters)
     queue = Shard().queue(model, tier)
@@ -51,7 +51,7 @@ def celery_message(
     protocol: int = 2,
     **options: Any,
 ) -> bytes:
-    """What a Celery client without a line of ours in it sends; through kombu's own memory transport."""
+    """The message of a plain Celery client; made with kombu's own memory transport."""
     app = Celery("plain", broker="memory://", set_as_current=False)
     app.conf.update(broker_transport_options={"body_encoding": body_encoding}, task_protocol=protocol)
     queue = f"plain-{uuid.uuid4()}"

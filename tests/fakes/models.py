@@ -1,4 +1,4 @@
-"""Models that do as each input tells them, so that a test can drive one from the outside."""
+"""Models that do what each input tells them, so that a test can control one from outside."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workers.models import InputRejected
 
 
 class Puppet:
-    """Echoes; an input `{"do": what, …}` makes it do that first. Shown in `ACTIONS`."""
+    """Echoes; an input `{"do": what, …}` makes it do that first. `ACTIONS` has them all."""
 
     def load(self, device: str) -> None:
         self.device = device
@@ -31,7 +31,7 @@ class Puppet:
 
 
 class Placed:
-    """Says what it was told to load to, and what CUDA would show it."""
+    """Returns the device that it was loaded to, and the GPUs that CUDA would show it."""
 
     def load(self, device: str) -> None:
         self._device = device
@@ -81,7 +81,7 @@ SKIPPED = object()
 
 
 def _hold(value: dict[str, Any]) -> Any:
-    """Say in `<path>.begun` that the batch is inside; go on when `path` exists."""
+    """Write `<path>.begun` when the batch is inside; go on when `path` exists."""
     gate = Path(value["path"])
     gate.with_suffix(".begun").touch()
     while not gate.exists():
@@ -102,14 +102,14 @@ def _print(value: dict[str, Any]) -> Any:
 
 
 def _leave_child(value: dict[str, Any]) -> Any:
-    """Start a process that inherits every descriptor that it can, tell its id, and die before it."""
+    """Start a process that inherits every descriptor it can, report its id, and die before it."""
     child = subprocess.Popen(["sleep", "600"], close_fds=False)
     Path(value["path"]).write_text(str(child.pid))
     os._exit(4)
 
 
 def _fork_holding_all(value: dict[str, Any]) -> Any:
-    """A fork has the pipe too, whatever was done against it."""
+    """A fork has the pipe too, in spite of all precautions."""
     pid = os.fork()
     if pid == 0:
         time.sleep(600)
@@ -123,7 +123,7 @@ def _raise(value: dict[str, Any]) -> Any:
 
 
 def _gorge(value: dict[str, Any]) -> Any:
-    """Take memory until there is none."""
+    """Allocate memory until there is none."""
     hoard = []
     while True:
         hoard.append(bytearray(value["bytes"]))

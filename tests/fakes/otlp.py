@@ -1,4 +1,4 @@
-"""A small OTLP collector: takes spans over HTTP, as Jaeger does, and keeps them."""
+"""A small OTLP collector: it receives spans over HTTP, as Jaeger does, and keeps them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ReceivedSpan:
 
 @dataclass
 class Collector:
-    """`endpoint` is what BUNCH_OTLP_ENDPOINT is set to."""
+    """The collector. `endpoint` is the value for BUNCH_OTLP_ENDPOINT."""
 
     endpoint: str = ""
     spans: list[ReceivedSpan] = field(default_factory=list)
@@ -60,7 +60,7 @@ def collector() -> Iterator[Collector]:
             self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     received.endpoint = f"http://127.0.0.1:{server.server_address[1]}"

@@ -1,4 +1,4 @@
-"""A Celery app that has never heard of Bunch, with a task of the same name."""
+"""A plain Celery app without Bunch, with a task of the same name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of Redis: it can lose a reply, cut connections, or let them go dead without a word."""
+"""A TCP proxy in front of Redis: it can lose a reply, cut connections, or silently stop forwarding."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class LossyProxy:
             thread.join(10)
 
     def lose_reply_to(self, command: bytes) -> None:
-        """To the next one that holds these bytes; its connection ends instead."""
+        """Lose the reply to the next command that contains these bytes; its connection ends instead."""
         self._victim = command
 
     def cut(self) -> int:
-        """End every connection; how many there were."""
+        """End every connection; returns how many there were."""
         links = tuple(self._links)
         for link in links:
             link.cut()
         return len(links)
 
     def deaden(self) -> int:
-        """Through the connections of now nothing goes any more, and neither end is told; new ones are well."""
+        """Silently stop forwarding on all current connections; new ones work."""
         links = tuple(self._links)
         for link in links:
             link.dead = True
@@ -57,7 +57,7 @@ class LossyProxy:
                 self._serving[-1].start()
 
     def _serve(self, client: socket.socket) -> None:
-        """One connection, from here to its end; the replies have a thread beside this one."""
+        """Forward one connection to its end; the replies have a thread beside this one."""
         with client, contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port)) as server:
             link = _Link(client, server)
             self._links.add(link)

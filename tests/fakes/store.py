@@ -62,11 +62,11 @@ class _Model:
 
 
 class MemoryBatchStore:
-    """`batching.claim.store.BatchStore`, and what a test needs to put in and to look at.
+    """A `batching.claim.store.BatchStore`, with methods for a test to fill and inspect it.
 
     Args:
-        before, after: told the name of each call, before it has its effect and after; what they raise, the caller
-            gets: a Redis that is away, and one whose reply was lost.
+        before, after: called with the name of each call, before and after its effect. The caller gets their errors:
+            a Redis that is away, and one whose reply was lost.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class MemoryBatchStore:
         self._models: dict[str, _Model] = {}
 
     def put(self, model: str, tier: Tier, message: bytes) -> None:
-        """As a frontend does it: to the tail of the queue, and ring."""
+        """Queue a message as a frontend does: at the tail of the queue, with a ring."""
         with self.changed:
             here = self._model(model)
             here.queues[tier.rank].insert(0, message)
@@ -101,7 +101,7 @@ class MemoryBatchStore:
             self.changed.notify_all()
 
     def queued(self, model: str, tier: Tier) -> list[bytes]:
-        """Head first."""
+        """The queued messages, head first."""
         with self.changed:
             return self._model(model).queues[tier.rank][::-1]
 
@@ -109,7 +109,7 @@ class MemoryBatchStore:
         return len(self._model(model).delayed)
 
     def end_pauses(self, model: str) -> None:
-        """All that was put aside is due."""
+        """Make all requests that were put aside due."""
         with self.changed:
             here = self._model(model)
             here.delayed = dict.fromkeys(here.delayed, 0)
@@ -210,7 +210,7 @@ class MemoryBatchStore:
         return rung
 
     def leave_bell(self) -> None:
-        """Nothing is asked between two calls."""
+        """Do nothing: there is no open BLPOP."""
 
     def ring(self, model: str) -> None:
         with self.changed:
@@ -346,7 +346,7 @@ class MemoryBatchStore:
 
 
 def _bring_to_the_front(queue: list[bytes], want: int) -> None:
-    """Those whose turn it is, by key; the last of the list is its front."""
+    """Move the messages whose turn it is, by key, to the front, which is the end of the list."""
     if len(queue) <= want or want >= _WINDOW:
         return
     keys = [_key(message) for message in queue[-min(len(queue), _WINDOW) :][::-1]]

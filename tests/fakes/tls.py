@@ -1,4 +1,4 @@
-"""TLS in front of a plain server, by certificates that are made for the test."""
+"""TLS in front of a plain server, with certificates that are made for the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _A_DAY = dt.timedelta(days=1)
 
 
 class Authority:
-    """A certificate authority of its own: `ca` is the file to trust it by."""
+    """A certificate authority: `ca` is the file to trust it by."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -98,7 +98,7 @@ class TlsProxy:
 
     @staticmethod
     def _forward(client: ssl.SSLSocket, server: socket.socket) -> None:
-        """By one thread: a TLS connection is not for two at once."""
+        """Forward in one thread: a TLS connection cannot be used by two at once."""
         while True:
             for source, target in ((client, server), (server, client)):
                 with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""A worker without Celery and without a model: claims, answers as each input asks for, finishes."""
+"""A worker without Celery and without a model: it claims, answers as each input requests, and finishes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BY_VERDICT: dict[Verdict, Callable[[], Outcome]] = {Verdict.EXPIRED: Expired, V
 
 
 def answer(value: Any) -> Outcome:
-    """What `{"do": …}` asks for; anything else is echoed."""
+    """The outcome that `{"do": …}` requests; anything else is echoed."""
     wish = value.get("do") if isinstance(value, dict) else None
     match wish:
         case "reject":
@@ -37,14 +37,14 @@ def answer(value: Any) -> Outcome:
 
 
 def serve(store: RedisBatchStore, model: str, batch_id: str, size: int = 64) -> int:
-    """Claim a batch and answer it; how many requests there were."""
+    """Claim a batch and answer it; returns the number of requests."""
     claim = store.claim(model, batch_id, size)
     finish(store, claim, model)
     return len(claim.entries)
 
 
 def finish(store: RedisBatchStore, claim: Claim, model: str = "m") -> None:
-    """`{"do": "vanish"}` is never answered, and of `{"do": "whisper"}` nobody is told."""
+    """Store the outcomes. `{"do": "vanish"}` is never answered, and for `{"do": "whisper"}` no reply is sent."""
     if not claim.entries:
         return
     info = BatchInfo(claim.batch_id, model, "1", len(claim.entries), Reason.IDLE, claim.view.now_ms, 0.001)
@@ -63,7 +63,7 @@ def finish(store: RedisBatchStore, claim: Claim, model: str = "m") -> None:
 
 
 class StandInWorker(threading.Thread):
-    """Serves one model until stopped; a Redis that is away is waited for."""
+    """Serves one model until stopped; it waits for a Redis that is away."""
 
     def __init__(self, url: str, model: str = "m") -> None:
         super().__init__(name=f"stand-in for {model}", daemon=True)

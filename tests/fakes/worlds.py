@@ -1,4 +1,4 @@
-"""A batch store, real or in memory, with the hands and eyes of a test beside it."""
+"""A batch store, real or in memory, with methods for a test to fill and inspect it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PAUSE_MS = 55_000
 
 
 class World(Protocol):
-    """A store, and the hands and eyes of a test beside it."""
+    """A store, and a test's access to it."""
 
     store: BatchStore
 
     def put(self, message: bytes, tier: Tier) -> None: ...
     def queued(self, tier: Tier) -> list[bytes]:
-        """Head first."""
+        """The queued messages, head first."""
 
     def set_state(self, task_id: str, status: str) -> None: ...
     def results(self, task_ids: list[str]) -> list[bytes | None]: ...

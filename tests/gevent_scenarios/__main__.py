@@ -1,4 +1,4 @@
-"""Plays scenarios, each in a fork of this process: a line `REDIS_URL MODULE SCENARIO OUTPUT` on standard input plays
+"""Runs scenarios, each in a fork of this process. A line `REDIS_URL MODULE SCENARIO OUTPUT` on standard input starts
 one. Two lines on standard output answer it: the process id, and the exit status when it has ended.
 
 Forks, because starting an interpreter with all its imports takes longer than most scenarios.

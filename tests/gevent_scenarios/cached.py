@@ -1,4 +1,4 @@
-"""Answers that are kept, and given to whoever asks the same."""
+"""Cached answers, and the requests that get them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ANN = Caller("k1", "ann", Tier.PAID)
 
 
 def computed(frontend: FrontendFixture, value: Any, **options: Any) -> Reply:
-    """Asked, and answered by the model."""
+    """Send a request and check that the model answered it."""
     pending = frontend.submit(value, KEPT, **options)
     wait_until(lambda: frontend.serve(KEPT), "somebody asks the model")
     return frontend.client.wait(pending)
 
 
 def kept(frontend: FrontendFixture, value: Any, **options: Any) -> Reply:
-    """Asked, and answered without a model."""
+    """Send a request and check that the cache answered it."""
     reply = frontend.client.wait(frontend.submit(value, KEPT, **options))
     assert frontend.depth(KEPT) == 0
     return reply

@@ -1,4 +1,4 @@
-"""Celery's own way of asking for results under gevent, with `bunch.celery_backend`: in time, and leaving nothing."""
+"""Celery's own result API under gevent with `bunch.celery_backend`: it is in time, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CHANNEL = "celery-task-meta-"
 
 
 def app_of(url: str) -> Celery:
-    """A stranger's, but for the setting."""
+    """The app of another program, except for the setting."""
     return Celery("a-stranger", broker=url, backend=f"bunch.celery_backend:BunchBackend+{url}", set_as_current=False)
 
 
 def later(frontend: FrontendFixture, value: object, model: str = NOBODY) -> str:
-    """The id of a task that is queued."""
+    """Queue a task; returns its id."""
     return frontend.client.receipt(frontend.submit(value, model, waits=False))
 
 
@@ -44,7 +44,7 @@ def raised(result: AsyncResult | GroupResult, timeout_s: float) -> Exception:
 
 
 def waited_for(redis: Redis) -> list[str]:
-    """The ids whose channel somebody listens to."""
+    """The ids with a subscriber on their channel."""
     channels = redis.pubsub_channels(f"{CHANNEL}*")
     return [each.decode().removeprefix(CHANNEL) for each in channels if isinstance(each, bytes)]
 

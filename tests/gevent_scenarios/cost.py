@@ -1,4 +1,4 @@
-"""What waiting costs. In Celery each reply wakes every greenlet that waits for any (celery/celery#4999)."""
+"""The cost of waiting. In Celery each reply wakes every greenlet that waits for any (celery/celery#4999)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def idle_waiters_cost_nothing_while_others_are_answered(frontend: FrontendFixtur
 
 
 def load(frontend: FrontendFixture, callers: int, rounds: int) -> float:
-    """CPU seconds of this process per request; the worker is another."""
+    """CPU seconds of this process per request; the worker is another process."""
 
     def caller(number: int) -> None:
         for _ in range(rounds):

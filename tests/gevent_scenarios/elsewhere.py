@@ -1,4 +1,4 @@
-"""With a Celery at the other end that has no line of Bunch in it; the tests start it, or are it."""
+"""Scenarios with a plain Celery at the other end; the tests start it, or are it."""
 
 from __future__ import annotations
 

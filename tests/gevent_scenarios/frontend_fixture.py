@@ -1,4 +1,4 @@
-"""A frontend process as the scenarios see it."""
+"""The frontend process of the scenarios."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def settings_for(url: str) -> Settings:
 
 
 class FrontendFixture:
-    """One frontend's client, started; and a Redis client of the scenario's own."""
+    """The started client of one frontend, and a Redis client for the scenario."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -59,7 +59,7 @@ class FrontendFixture:
         wait_until(lambda: self.client.router.connected)
 
     def make_client(self) -> Client:
-        """Another frontend, as far as Redis can tell; it may take a moment until it listens."""
+        """Another frontend, from the view of Redis; it may take a moment until it listens."""
         client = Client(self.settings, connect(self.url))
         client.start()
         self._clients.append(client)
@@ -73,11 +73,11 @@ class FrontendFixture:
         return self.client.submit(asking(model, msgspec.json.encode(value), timeout_s=timeout_s, **options))
 
     def ask(self, value: Any, model: str = SERVED, timeout_s: float = LONG_S, **options: Any) -> Any:
-        """Submit and wait: the output."""
+        """Submit and wait; returns the output."""
         return output(self.client.wait(self.submit(value, model, timeout_s, **options)))
 
     def serve(self, model: str = NOBODY) -> int:
-        """Be the worker, once."""
+        """Act as the worker for one batch."""
         self._batches += 1
         return serve(self.store, model, f"scenario-{self._batches}", 1000)
 
@@ -88,7 +88,7 @@ class FrontendFixture:
         return self.store.look(model).depths
 
     def waiting(self) -> int:
-        """How many wait for an answer that somebody else has asked for, themselves included."""
+        """The number of callers that wait for an answer to a shared question, including the first."""
         joined = sum(map(self.redis.hlen, self.redis.keys("bunch:joined:*")))
         return len(self.redis.keys("bunch:asked:*")) + joined
 
@@ -97,13 +97,13 @@ class FrontendFixture:
         return self.store.claim(model, f"scenario-{self._batches}", 64)
 
     def turn(self, model: str) -> Sequence[Entry]:
-        """As `serve`; what there was."""
+        """Act as the worker, as in `serve`; returns the claimed entries."""
         claimed = self.claim(model)
         finish(self.store, claimed, model)
         return claimed.entries
 
     def channels(self) -> list[str]:
-        """Somebody listens there; that every frontend hears of what is taken back goes without saying."""
+        """Channels with a subscriber, without the one for revoked requests, which every frontend has."""
         heard = cast("list[bytes]", self.redis.pubsub_channels())
         return sorted(each.decode() for each in heard if each != REVOKED_CHANNEL.encode())
 
@@ -117,7 +117,7 @@ def asking(
     caller: Caller | None = None,
     **options: Any,
 ) -> Submission:
-    """Of nobody in particular, unless `caller` says whose."""
+    """A submission without a caller, unless `caller` is given."""
     return Submission(model, caller or ANYBODY[tier], input, timeout_s, **options)
 
 
@@ -126,7 +126,7 @@ def output(reply: Reply) -> Any:
 
 
 def error_of(call: Callable[[], Any]) -> BunchError:
-    """What it raised."""
+    """The error that the call raised."""
     try:
         got = call()
     except BunchError as error:
@@ -135,7 +135,7 @@ def error_of(call: Callable[[], Any]) -> BunchError:
 
 
 def wait_all(frontend: FrontendFixture, pendings: Iterable[Pending]) -> list[Reply | BunchError]:
-    """Every answer in order, an error in the place of the request that it belongs to."""
+    """Every answer in order, with an error in the place of its request."""
     answers: list[Reply | BunchError] = []
     for pending in pendings:
         try:
@@ -146,7 +146,7 @@ def wait_all(frontend: FrontendFixture, pendings: Iterable[Pending]) -> list[Rep
 
 
 def all_of(calls: Iterable[Callable[[], Any]]) -> list[Any]:
-    """Each in a greenlet of its own; their results in order. The first error is raised."""
+    """Run each in a greenlet of its own; returns their results in order. The first error is raised."""
     greenlets = [gevent.spawn(call) for call in calls]
     done: Sequence[gevent.Greenlet[..., Any]] = gevent.joinall(greenlets, timeout=2 * LONG_S, raise_error=True)
     assert len(done) == len(greenlets), "some never returned"

@@ -1,4 +1,4 @@
-"""Callers who give an Idempotency-Key, and use it again."""
+"""Callers that reuse an Idempotency-Key."""
 
 from __future__ import annotations
 

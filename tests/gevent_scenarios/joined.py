@@ -1,4 +1,4 @@
-"""Callers who ask the same at the same time: one is computed, and each gets what is right for it."""
+"""Equal requests at the same time: one is computed, and each caller gets what is right for it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ask(
 
 
 def asked(frontend: FrontendFixture, tier: Tier = Tier.PAID, **options: Any) -> Pending:
-    """The same, and it has reached Redis."""
+    """Send the same request, and wait until it has reached Redis."""
     before = frontend.waiting()
     pending = ask(frontend, tier, **options)
     wait_until(lambda: frontend.waiting() > before, "it is among those who wait")
@@ -49,7 +49,7 @@ def asked(frontend: FrontendFixture, tier: Tier = Tier.PAID, **options: Any) -> 
 
 
 def later(frontend: FrontendFixture, **options: Any) -> str:
-    """The task id of one who polls."""
+    """Send the same request as a polling caller; returns its task id."""
     before = frontend.waiting()
     task_id = frontend.client.receipt(ask(frontend, waits=False, **options))
     wait_until(lambda: frontend.waiting() > before)

@@ -1,4 +1,4 @@
-"""Callers with a key, and what they are told when they ask for too much."""
+"""Callers with a key, and their refusals when they send too much."""
 
 from __future__ import annotations
 

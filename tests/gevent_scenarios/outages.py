@@ -1,4 +1,4 @@
-"""Redis goes, hangs, comes back, or does the work and loses the reply: each scenario has a server of its own."""
+"""Redis stops, hangs, comes back, or loses a reply: each scenario has a server of its own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def own_server() -> Iterator[tuple[PrivateValkey, FrontendFixture]]:
 
 @contextmanager
 def hanging(valkey: PrivateValkey) -> Iterator[None]:
-    """It holds its connections, and answers nothing."""
+    """Make it keep its connections and answer nothing."""
     os.kill(valkey.pid, signal.SIGSTOP)
     try:
         yield

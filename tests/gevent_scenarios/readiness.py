@@ -1,5 +1,5 @@
-"""Which models are served, as `/readyz` says it and as callers are told: the whole frontend, with workers that only say
-that they are there.
+"""The models that are served, as `/readyz` and callers see them: the whole frontend, with workers that only
+register.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def frontend_app(settings: Settings) -> Iterator[FlaskClient]:
 
 
 def says(redis: Redis, **states: str) -> None:
-    """A worker's heartbeat: model → state of its one executor."""
+    """Register a worker's heartbeat: model → state of its one executor."""
     rows = tuple(ExecutorRow(model, f"{model}/0", state) for model, state in states.items())
     row = WorkerRow("w1", "host", 1, 0.0, rows)
     WorkerRegistry(redis, lease_ttl_s=60.0).beat(row.id, msgspec.json.encode(row))
 
 
 def looks(redis: Redis) -> int:
-    """How often anybody has read the register of workers."""
+    """The number of reads of the register of workers."""
     return int(redis.info("commandstats").get("cmdstat_zrange", {"calls": 0})["calls"])
 
 

@@ -1,4 +1,4 @@
-"""Real Celery worker processes: ours over a private Valkey, and plain ones that know nothing of Bunch."""
+"""Real Celery worker processes: ours over a private Valkey, and plain ones without Bunch."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def bunch_worker(
 
 
 def plain_worker(folder: Path, url: str, name: str = "plain", *arguments: str, **environment: str) -> CeleryProcess:
-    """A worker of `tests.integration.celery_plain`, which has no line of Bunch in it."""
+    """A worker of `tests.integration.celery_plain`, without Bunch."""
     return CeleryProcess(
         folder,
         name,
@@ -116,19 +116,19 @@ def wait_for_models(redis: Redis, *models: str) -> None:
 
 
 def plain_client(url: str, **settings: Any) -> Celery:
-    """A Celery app as somebody else has it: a broker, a backend, defaults for the rest."""
+    """A plain Celery app of another program: a broker, a backend, defaults for the rest."""
     app = Celery("somebody", broker=url, backend=url, set_as_current=False)
     app.conf.update(broker_connection_retry_on_startup=True, **settings)
     return app
 
 
 def infer(app: Celery, *input: Any, queue: str = "bunch.echo.paid", **options: Any) -> Any:
-    """`bunch.infer` as a signature of a client that has no such task."""
+    """A signature of `bunch.infer` from a client that has no such task."""
     return app.signature(TASK_NAME, args=input, options={"queue": queue, **options})
 
 
 def close_client(app: Celery) -> None:
-    """Without what its results would try when they are collected: to unsubscribe, from a server that is gone."""
+    """Close the client without the unsubscribes that its results would send to a stopped server when collected."""
     consumer = app.backend.result_consumer
     consumer.stop()
     consumer.subscribed_to.clear()

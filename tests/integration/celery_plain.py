@@ -1,4 +1,6 @@
-"""Somebody else's Celery app: its tasks write each call into the Redis list `seen:<name>`, so that a test can count."""
+"""Another program's Celery app: its tasks record each call in the Redis list `seen:<name>`, so that a test can
+count.
+"""
 
 from __future__ import annotations
 
@@ -45,5 +47,5 @@ def total(values: list[float], name: str) -> float:
 
 @app.task(name="plain.failed")
 def failed(task_id: str, name: str) -> None:
-    """`link_error` in its plain form: the failed task's id in front of its own arguments."""
+    """`link_error` in its plain form: the failed task's id comes before its own arguments."""
     _note(name, task_id)

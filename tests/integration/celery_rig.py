@@ -1,4 +1,4 @@
-"""A plain client, a plain worker, and a real worker of ours between them; shared by the tests of Celery's features."""
+"""A plain client, a plain worker, and a real worker of ours between them, shared by the tests of Celery's features."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ cache = false
 
 
 class Rig:
-    """The client, what the model has seen, and what the plain worker's tasks have noted."""
+    """The client, the inputs that the model got, and the records of the plain worker's tasks."""
 
     def __init__(self, folder: Path, valkey: PrivateValkey, seen: Path) -> None:
         self.folder = folder
@@ -42,22 +42,22 @@ class Rig:
         self._seen = seen
 
     def infer(self, *value: Any, **options: Any) -> Any:
-        """`bunch.infer` as a signature; without a value it takes what comes before it."""
+        """A signature of `bunch.infer`; without a value it takes the result of the task before it."""
         return infer(self.client, *value, **options)
 
     def task(self, name: str, *args: Any, **options: Any) -> Any:
-        """A task of the plain worker as a signature."""
+        """A signature of a task of the plain worker."""
         return self.client.signature(f"plain.{name}", args=args, options=options)
 
     def computed(self) -> list[Any]:
-        """Every input that the model was given, once for each time."""
+        """Every input that the model got, once per time."""
         return [json.loads(line) for line in self._seen.read_text().splitlines()] if self._seen.exists() else []
 
     def noted(self, name: str) -> list[Any]:
         return [json.loads(raw) for raw in self.redis.lrange(f"seen:{name}", 0, -1)]
 
     def settle(self) -> None:
-        """Everything that was sent so far has been worked off: what has not happened by now, does not."""
+        """Wait until everything that was sent so far is done: what has not happened by now does not happen."""
         for signature in (self.infer("last"), self.task("note", "last", "settle")):
             signature.apply_async().get(timeout=PATIENCE_S)
 
@@ -70,8 +70,8 @@ class Rig:
 
     @contextmanager
     def occupied(self) -> Iterator[Any]:
-        """The model is busy with one task, so what is sent meanwhile waits in its queue: less than a full batch is
-        never claimed ahead.
+        """Keep the model busy with one task, so that later requests wait in its queue: less than a full batch is never
+        claimed ahead.
         """
         gate = self.folder / uuid.uuid4().hex
         held = self.infer({"hold": str(gate)}).apply_async()
@@ -89,7 +89,7 @@ class Rig:
 
 @contextmanager
 def running(folder: Path, **plain: str) -> Iterator[Rig]:
-    """`plain` is the plain worker's environment."""
+    """Start the rig. `plain` is the plain worker's environment."""
     server = PrivateValkey()
     server.start()
     seen = folder / "seen.jsonl"

@@ -1,4 +1,4 @@
-"""A model that writes down every input it sees, so that a test knows what was computed, and how often."""
+"""A model that records every input, so that a test knows what was computed, and how often."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers.models import InputRejected
 
 
 class Witness:
-    """Echoes. `{"hold": path}` takes until there is a file, `{"raise": text}` breaks the batch, `{"reject": text}` is
+    """Echoes. `{"hold": path}` waits until the file exists, `{"raise": text}` fails the batch, `{"reject": text}` is
     refused.
     """
 

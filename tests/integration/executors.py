@@ -55,7 +55,7 @@ def work(batch_id: str, *inputs: Any) -> Work:
 
 
 def run(executor: ProcessExecutor, *inputs: Any) -> list[Any]:
-    """What the inputs become, decoded."""
+    """The decoded outputs of the inputs."""
     executor.send(work("only", *inputs))
     done = executor.receive(LONG_S)
     assert isinstance(done, Done), done

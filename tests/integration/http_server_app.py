@@ -19,7 +19,7 @@ _SHOWN = (str, int, bool)
 
 
 class App:
-    """WSGI, and what the server asks before it receives a body."""
+    """A WSGI application, with the server's hooks before a body is received."""
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
@@ -90,7 +90,7 @@ def _closing(_environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 
 def _events(_environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """Sends an event, then waits for a second request to come by before it sends the next."""
+    """Send an event, then wait for a second request before the next event."""
     start_response("200 OK", [("Content-Type", "text/event-stream")])
     yield b"data: 1\n\n"
     seen = _state["calls"]
@@ -179,7 +179,7 @@ def _says_close(_environ: dict[str, Any], start_response: Any) -> Iterable[bytes
 
 
 def _until_gone(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """Waits for its client to hang up, for a second at most."""
+    """Wait until the client hangs up, for a second at most."""
     for _ in range(100):
         if environ["bunch.disconnected"]():
             _state["noticed"] += 1
@@ -194,7 +194,7 @@ def _sleep(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 
 def _until(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """Makes `PATH.here`, and answers once there is `PATH`."""
+    """Create `PATH.here`, and answer once `PATH` exists."""
     path = Path(environ["QUERY_STRING"])
     path.with_suffix(".here").touch()
     while not path.exists():
@@ -203,13 +203,13 @@ def _until(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 
 def _block(_environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """Holds the whole process, as no application should."""
+    """Block the whole process, as no application should."""
     signal.sigtimedwait([signal.SIGUSR2], 60)
     return _json(start_response, "awake")
 
 
 def _cooperates(_environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """Whether the plain library's sleep, imported before the worker was forked, lets others run."""
+    """Return whether the standard library's sleep, imported before the worker was forked, lets other greenlets run."""
     ran: list[int] = []
     gevent.spawn(ran.append, 1)
     time.sleep(0.01)

@@ -37,7 +37,7 @@ class Gone(Exception):
 
 
 class Client:
-    """One connection. Reads responses strictly: one whose end is unclear is a failure."""
+    """One connection. It reads responses strictly: one with an unclear end is a failure."""
 
     def __init__(self, port: int, unix_path: Path | None = None) -> None:
         if unix_path is None:
@@ -87,7 +87,7 @@ class Client:
         assert self.exactly(2) == b"\r\n"
 
     def until(self, end: bytes) -> bytes:
-        """What comes before `end`, which is read too."""
+        """The bytes before `end`, which is read too."""
         while end not in self._buffer:
             self._more()
         found, self._buffer = self._buffer.split(end, 1)
@@ -108,7 +108,7 @@ class Client:
         return found
 
     def is_closed(self) -> bool:
-        """Whether the server ends the connection with nothing more to say. Waits for it."""
+        """Wait until the server closes the connection; return whether it sent nothing more."""
         return self.rest() == b""
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class Server:
         return Client(self.port)
 
     def state(self) -> dict[str, int]:
-        """The application's counters, which asking for does not change."""
+        """The application's counters; the request for them does not change them."""
         with self.client() as client:
             return dict(client.get("/state").json)
 

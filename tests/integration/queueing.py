@@ -1,4 +1,4 @@
-"""Messages of ours put into a queue by hand, for tests of the scripts that take them out."""
+"""Queues our messages by hand, for tests of the scripts that take them out."""
 
 from __future__ import annotations
 

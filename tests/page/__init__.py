@@ -1,1 +1,1 @@
-"""The operations page in a real browser: `make page`. Needs Chromium; says so aloud where there is none."""
+"""Tests of the operations page in a real browser: `make page`. They need Chromium, and report when there is none."""

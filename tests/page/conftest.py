@@ -1,4 +1,4 @@
-"""A stack of its own, and a headless Chromium that remembers what went wrong in its console."""
+"""A stack of its own, and a headless Chromium that records the errors of its console."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def api(stack: Stack) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Not for longer: its event loop counts as running meanwhile, and other tests have loops of their own."""
+    """Closed after each module: its event loop counts as running meanwhile, and other tests have loops of their own."""
     path = chromium()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
@@ -66,14 +66,16 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Seen:
-    """An open page, what its console complained of, and what it asked of whom."""
+    """An open page, the errors of its console, and its requests."""
 
     page: Page
     complaints: list[str] = field(default_factory=list)
     hosts: set[str] = field(default_factory=set)
 
     def wait_for(self, script: str) -> None:
-        """Until the expression holds. Not `wait_for_function`: that evaluates in the page, whose policy forbids it."""
+        """Wait until the expression is true. Not `wait_for_function`: that evaluates in the page, whose policy forbids
+        it.
+        """
         wait_until(lambda: self.page.evaluate(script), what=script, patience_s=30.0)
 
     def text(self, selector: str) -> str:
@@ -82,7 +84,7 @@ class Seen:
 
 @contextmanager
 def opened(browser: Browser, url: str, size: str = "desktop", scheme: Any = "light") -> Iterator[Seen]:
-    """The page as it shows its first figures."""
+    """The page, once it shows its first figures."""
     width, height = SIZES[size]
     context = browser.new_context(
         viewport={"width": width, "height": height},

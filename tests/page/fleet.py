@@ -1,4 +1,4 @@
-"""A fleet of any size for the page to show: a real frontend over a private Valkey, into which a thread writes what
+"""A fleet of any size for the page: a real frontend over a private Valkey, to which a thread writes the reports that
 workers with so many models would.
 """
 
@@ -45,7 +45,7 @@ KeyError: 'weights'
 
 
 class Sums:
-    """What all processes of one stack have counted; another fleet of this process has its own."""
+    """Counters of all processes of one stack; another fleet of this process has its own."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -67,7 +67,7 @@ class Sums:
 
 
 class ShownFleet:
-    """Two workers with `count` models, `active` of which are asked for. Attributes may be changed while it runs."""
+    """Two workers with `count` models, of which `active` get requests. Attributes may be changed while it runs."""
 
     def __init__(self, folder: Path, count: int, active: int) -> None:
         self.models = [f"{'embed' if n % 2 else 'rerank'}-{n:02d}" for n in range(count)]
@@ -114,7 +114,7 @@ class ShownFleet:
 
     @contextmanager
     def hung(self) -> Iterator[None]:
-        """Redis, as if its machine had stalled."""
+        """Stop Redis, as if its machine had stalled."""
         os.kill(self.valkey.pid, signal.SIGSTOP)
         try:
             yield

@@ -1,4 +1,4 @@
-"""A batch through the executor's arithmetic, in this process."""
+"""Computes a batch with the executor's code, in this process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Model:
 
 
 def work(*raw: bytes, parameters: Sequence[bytes] = (), **about: Any) -> Work:
-    """Inputs as JSON, each with parameters or all without."""
+    """A batch of JSON inputs, each with parameters or all without."""
     return Work("b", list(raw), list(parameters) or [b"{}"] * len(raw), **about)
 
 
 def run(computer: BatchComputer, *raw: bytes, parameters: Sequence[bytes] = (), **about: Any) -> Done:
-    """A batch that ends no process."""
+    """Compute a batch that ends no process."""
     done, fault = computer.compute(computer.decode(work(*raw, parameters=parameters, **about)))
     assert done is not None
     assert fault is None
@@ -39,5 +39,5 @@ def compute(predict: Predict, *inputs: Any, parameters: Sequence[bytes] = ()) ->
 
 
 def outputs(done: Done) -> list[bytes]:
-    """Those of the inputs that have one."""
+    """The outputs of the inputs that have one."""
     return [each.output for each in done.outcomes if isinstance(each, Ok)]

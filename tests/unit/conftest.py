@@ -1,4 +1,4 @@
-"""Fixtures of more than one file here."""
+"""Fixtures that several files here share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fakes.claim_rig import Make, Rig
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """`make(…)` a rig; stopped afterwards."""
+    """`make(…)` makes a rig; it is stopped afterwards."""
     made: list[Rig] = []
 
     def build(*args: Any, **options: Any) -> Rig:

@@ -38,7 +38,7 @@ class StandIn:
 
 
 def load() -> StandIn:
-    """The model that the benchmark asked for (`BENCH_MODEL`)."""
+    """The model that the benchmark selected (`BENCH_MODEL`)."""
     return StandIn(os.environ["BENCH_MODEL"])
 
 

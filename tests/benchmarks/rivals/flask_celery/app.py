@@ -1,4 +1,4 @@
-"""Flask + plain Celery: what most people have before they have batching.
+"""Flask + plain Celery: a common setup without batching.
 
     wrk ──▶ gunicorn, 2 gevent workers ──apply_async──▶ Redis ──▶ one Celery worker
                         ▲                                              │
