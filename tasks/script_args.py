@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from batching.scripts import LuaScript, folder_of
@@ -36,10 +37,20 @@ class DedupKeys(NamedTuple):
 
 
 class FlushArgs(NamedTuple):
-    models: int
-    tiers: int
-    classes: int
+    """Before the messages: a `FlushHeader` in MessagePack, as one word costs Redis less than each field as a word."""
+
+    header: bytes
+
+
+class FlushHeader(NamedTuple):
+    """What a flush is. Rows and rules are arrays in the order of their tuples."""
+
     channel: str
+    rules: RuleArgs
+    shares: Sequence[float]
+    depth_limits: Sequence[int]
+    classes: Sequence[ClassRow]
+    runs: Sequence[RunRow]
 
 
 class RuleArgs(NamedTuple):
@@ -63,7 +74,7 @@ class ClassRow(NamedTuple):
     burst: int
     tag: str
     tier: str
-    kept: int
+    kept: bool
 
 
 class RunRow(NamedTuple):
@@ -179,12 +190,12 @@ class Increment(NamedTuple):
 
 
 _FOLDER = folder_of(__file__)
-_SUBMIT_ROWS = (ModelKeys, TierKeys, DedupKeys, ClassRow, RunRow)
+_SUBMIT_ROWS = (ModelKeys, TierKeys, DedupKeys, FlushHeader, RuleArgs, ClassRow, RunRow)
 
 
 def _submit(*thresholds: str) -> LuaScript:
     parts = ("gcra", *thresholds, "dedup_marks", "dedup", "judge")
-    return LuaScript("submit", _FOLDER, parts, (FlushKeys,), (FlushArgs, RuleArgs), _SUBMIT_ROWS, (Status,))
+    return LuaScript("submit", _FOLDER, parts, (FlushKeys,), (FlushArgs,), _SUBMIT_ROWS, (Status,))
 
 
 SUBMIT = _submit("pressure", "capacity", "later")

@@ -54,7 +54,7 @@ class AdmissionArgs:
         quota = out.quota
         rank, threshold = self._ranks[out.queue]
         tier = "" if out.once is None else TIERS[rank - 1].value
-        kept = int(out.submission.model in self._kept)
+        kept = out.submission.model in self._kept
         if quota is None:
             return ClassRow(model, rank, threshold, *_NO_QUOTA, tier, kept)
         number = quotas.setdefault(quota.key_id, len(quotas) + 1)

@@ -30,12 +30,14 @@ from tasks.client.admission_codes import QUEUED, answered, refusals
 from tasks.client.router import Pending
 from tasks.errors import BackendUnavailable, BunchError
 from tasks.protocol.messages import Outgoing
-from tasks.script_args import FlushArgs, FlushKeys, RunRow
+from tasks.script_args import ClassRow, FlushArgs, FlushHeader, FlushKeys, RunRow
 
 logger = logging.getLogger(__name__)
 
 MAX_FLUSH = 512
 MAX_FLUSH_BYTES = 4 * 1024 * 1024
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Posted(msgspec.Struct):
@@ -136,11 +138,13 @@ class Outbox:
         classes: dict[object, int] = {}
         quotas: dict[str, int] = {}
         keys = [*FlushKeys(flush=self._keys.flush(f"{self._name}:{self.flushes}"), arrivals=self._keys.arrivals())]
-        about: list[object] = []
-        args: list[Any] = []
+        rows: list[ClassRow] = []
+        # Neighbours' common fields are sent once: each run, and where its messages begin.
+        runs: list[tuple[int, int, int, int]] = []
+        starts: list[int] = []
+        messages: list[Any] = []
         known = False
         run: tuple[int, int, int, int] | tuple[()] = ()
-        count_at = 0
         for item in batch:
             out = item.out
             kind: object = out.queue if out.quota is None else (out.queue, out.quota.key_id)
@@ -152,27 +156,33 @@ class Outbox:
             if number is None:
                 number = classes[kind] = len(classes) + 1
                 model = models.setdefault(out.submission.model, len(models) + 1)
-                about += self._rules.of_class(out, model, quotas)
-            # Neighbours' common fields are sent once, as a `RunRow`: a word more for each costs Redis as much as it
-            # costs us.
+                rows.append(self._rules.of_class(out, model, quotas))
             shared = (number, out.deadline_ms, out.queue_limit_ms, 2 if named else 1)
             if shared != run:
                 run = shared
-                count_at = len(args) + len(run)
-                args += RunRow(*run, messages=0)
-            args[count_at] += 1
+                runs.append(shared)
+                starts.append(len(messages))
             if named:
-                args.append(named)
-            args.append(item.rest)
+                messages.append(named)
+            messages.append(item.rest)
         for name in models:
             keys += self._rules.keys_of(name)
         keys += [self._keys.quota(key_id) for key_id in quotas]
         if known:
             keys += self._rules.known_keys
-        head = FlushArgs(models=len(models), tiers=len(self._rules.shares), classes=len(classes), channel=self._channel)
-        depths = [self._rules.depth_limit(name) for name in models]
-        every = (*head, *self._rules.general, *self._rules.shares, *depths, *about, *args)
-        return cast("bytes", self._line.script(self._script, keys, every))
+        header = FlushHeader(
+            channel=self._channel,
+            rules=self._rules.general,
+            shares=self._rules.shares,
+            depth_limits=[self._rules.depth_limit(name) for name in models],
+            classes=rows,
+            runs=[
+                RunRow(*each, messages=(end - start) // each[3])
+                for each, start, end in zip(runs, starts, [*starts[1:], len(messages)], strict=True)
+            ],
+        )
+        args = (*FlushArgs(header=_encode(header)), *messages)
+        return cast("bytes", self._line.script(self._script, keys, args))
 
     def _report(self, batch: list[Posted], answer: bytes) -> None:
         if answer.strip(QUEUED):

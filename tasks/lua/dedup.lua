@@ -12,10 +12,10 @@ local SEARCHED = 512
 -- As in batching/lua/reply.lua.
 local HEARD_MS = 10000
 
--- Read the mark and the cached answer of each question from `at` on, into `flush`; false where there is none. One
--- command for all, as a call costs more than the lookup. Likewise into `flush`: `names`, the prefixes of the names;
--- `lasts`, how long new marks are kept; and `lead`, which leaves one.
-local function read_questions(flush, at)
+-- Read the mark and the cached answer of each question from run `r` on, which begins at `first`, into `flush`; false
+-- where there is none. One command for all, as a call costs more than the lookup. Likewise into `flush`: `names`, the
+-- prefixes of the names; `lasts`, how long new marks are kept; and `lead`, which leaves one.
+local function read_questions(flush, r, first)
   local prefixes = #KEYS - DedupKeys.width
   local names = {
     asked = KEYS[prefixes + DedupKeys.asked] .. ':', joined = KEYS[prefixes + DedupKeys.joined] .. ':',
@@ -34,13 +34,13 @@ local function read_questions(flush, at)
     end
     questions[#questions + 1], editions[#editions + 1] = question, model.kept_in or names.cached
   end
-  while at < #ARGV do
-    local class, first = flush.classes[tonumber(ARGV[at + RunRow.number])], at + RunRow.width + 1
-    local after = first + ARGV[at + RunRow.words] * ARGV[at + RunRow.messages]
+  for number = r, #flush.runs do
+    local run = flush.runs[number]
+    local class, after = flush.classes[run[RunRow.number]], first + run[RunRow.words] * run[RunRow.messages]
     if class.once then
       for i = first, after - 1, 2 do note(ARGV[i], class) end
     end
-    at = after - 1
+    first = after
   end
   for from = 1, #questions, 256 do
     local wanted, last, n = {}, math.min(from + 255, #questions), 0

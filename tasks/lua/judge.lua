@@ -1,8 +1,8 @@
 -- Judges the requests of a flush: all of a run at once, or one by one.
 --
 -- `flush` is what they share: now and clock_us (ms and µs), form, rule, most_memory, channel, prefix (how much of its
--- message a request lacks in front), classes, statuses and details (the answer), and the states of quotas: tats, and
--- which of them are spent.
+-- message a request lacks in front), classes, runs, statuses and details (the answer), and the states of quotas: tats,
+-- and which of them are spent.
 
 -- The state of a quota, shared by a caller's models and tiers.
 local function tat_of(flush, class)
@@ -53,8 +53,8 @@ local function track(flush, rest, deadline, request_key)
 end
 
 -- Returns the function that judges a run one by one. It is made for the first run that is not obviously admitted, which
--- begins at `at`: the common case must not pay for these functions.
-local function judging(flush, at)
+-- is number `r` and begins at `first_word`: the common case must not pay for these functions.
+local function judging(flush, r, first_word)
   local LATER_MS = 1000
   local form, rule, most_memory, clock_us = flush.form, flush.rule, flush.most_memory, flush.clock_us
   local statuses, details, tats, spent = flush.statuses, flush.details, flush.tats, flush.spent
@@ -116,7 +116,7 @@ local function judging(flush, at)
   -- For a flush in which some requests may be repeats.
   local marks, answers, known_before
   if flush.any_once then
-    read_questions(flush, at)
+    read_questions(flush, r, first_word)
     marks, answers = flush.marks, flush.answers
     flush.over_rate, flush.track, flush.id_of = over_rate, track, id_of
     function flush.refused(class, deadline, queue_limit)

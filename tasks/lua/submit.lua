@@ -6,15 +6,14 @@
 --       then per quota: its state (string)
 --       then, if any may be a repeat, DedupKeys, prefixes of names: asked: marks; joined: waiting requests;
 --       cached: cached answers
--- ARGV  models; tiers; classes: how many follow; channel: for replies
---       form: of the thresholds; headroom; max_memory: the fraction of Redis' memory that may be used; ageing_ms;
---       aged_share: share of an aged tier; then the shares of the tiers
---       then per model: depth limit of each of its queues
---       then per class (model, tier and quota) a ClassRow: model, rank: numbers of the model and the tier; threshold;
+-- ARGV  header: a FlushHeader in MessagePack: channel: for replies; rules: RuleArgs, form: of the thresholds; headroom;
+--       max_memory: the fraction of Redis' memory that may be used; ageing_ms; aged_share: share of an aged tier;
+--       shares: of the tiers; depth_limits: of each model's queues; classes; runs
+--       A class (model, tier and quota) is a ClassRow: model, rank: numbers of the model and the tier; threshold;
 --       quota: its number (0: none); interval_us; burst; tag: of its key; tier: its name if its requests may be
---       repeats, else ''; kept: '1' if answers of its model are cached
---       then per run of messages that have these in common a RunRow: number: of the class; deadline_ms, queue_limit_ms:
---       from now; words: of a message; messages: how many follow
+--       repeats, else ''; kept: whether answers of its model are cached
+--       A run of messages that have these in common is a RunRow: number: of the class; deadline_ms, queue_limit_ms:
+--       from now; words: of a message; messages: how many
 --       then per message: if it has two words, the key for the caller's own request id ('' if it gave none), and the
 --       rest of the message from the fast header's tracked mark on. Where requests may be repeats, instead of that key:
 --       the question ('' if it is not shared), and if it has any of them, on lines of their own, that key, the name of
@@ -29,27 +28,27 @@ if known then return known end
 
 local clock_us = now_us()
 local now = math.floor(clock_us / 1000)
-local models_count, tiers, classes_count = tonumber(ARGV.models), tonumber(ARGV.tiers), tonumber(ARGV.classes)
-local form = ARGV.form
+local header = cmsgpack.unpack(ARGV.header)
+local rules, shares = header[FlushHeader.rules], header[FlushHeader.shares]
+local limits, rows = header[FlushHeader.depth_limits], header[FlushHeader.classes]
+local tiers, form = #shares, rules[RuleArgs.form]
 local rule = false
 if form ~= 'off' then
   rule = {
-    form = form, headroom = tonumber(ARGV.headroom), ageing_ms = tonumber(ARGV.ageing_ms),
-    aged_share = tonumber(ARGV.aged_share),
-    shares = {tonumber(ARGV[ARGV.width + 1]), tonumber(ARGV[ARGV.width + 2]), tonumber(ARGV[ARGV.width + 3])},
+    form = form, headroom = rules[RuleArgs.headroom], ageing_ms = rules[RuleArgs.ageing_ms],
+    aged_share = rules[RuleArgs.aged_share], shares = shares,
   }
 end
-local at = ARGV.width + tiers
 
 local models = {}
 local key = KEYS.width
-for m = 1, models_count do
+for m = 1, #limits do
   local model = {
     -- The keys of tier i are after KEYS[tiers_at + TierKeys.width * i].
     bell = KEYS[key + ModelKeys.bell], tiers_at = key + ModelKeys.width - TierKeys.width,
     edition_key = KEYS[key + ModelKeys.edition], kept_in = false,
     -- All fields at once, since a table that grows is reallocated.
-    depths = {}, fresh = {}, waiting = 0, limit = tonumber(ARGV[at + m]), keyed = false,
+    depths = {}, fresh = {}, waiting = 0, limit = limits[m], keyed = false,
     rate = 0, first_ms = 0, full_ms = 0, full = 1, memory = 0, fall = 0, arrivals = false, steady = false,
   }
   if form ~= 'off' then
@@ -62,11 +61,11 @@ for m = 1, models_count do
   models[m] = model
   key = key + ModelKeys.width + TierKeys.width * tiers
 end
-at = at + models_count
 
 local classes, any_once = {}, false
-for c = 1, classes_count do
-  local model, rank = models[tonumber(ARGV[at + ClassRow.model])], tonumber(ARGV[at + ClassRow.rank])
+for c = 1, #rows do
+  local row = rows[c]
+  local model, rank, once = models[row[ClassRow.model]], row[ClassRow.rank], row[ClassRow.tier]
   local depth = model.depths[rank]
   if not depth then
     -- Without thresholds only a request's own queue matters to it.
@@ -80,16 +79,15 @@ for c = 1, classes_count do
   end
   local class = {
     model = model, rank = rank, added = 0, own = 0,
-    threshold = tonumber(ARGV[at + ClassRow.threshold]), quota = tonumber(ARGV[at + ClassRow.quota]),
+    threshold = row[ClassRow.threshold], quota = row[ClassRow.quota],
     by_preference = 0, by_age = 0, state = false, interval = 0, burst = 0, tag = false, head = '', calm = -1,
     fresh = fresh,
-    once = ARGV[at + ClassRow.tier] ~= '' and ARGV[at + ClassRow.tier], kept = ARGV[at + ClassRow.kept] == '1',
-    marked = '', mark = '',
+    once = once ~= '' and once, kept = row[ClassRow.kept], marked = '', mark = '',
   }
   if model.rate > 0 then class.by_preference, class.by_age = drain_factors(model, rule, rank) end
   if class.quota > 0 then
-    class.state, class.tag, model.keyed = KEYS[key + class.quota], ARGV[at + ClassRow.tag], model.keyed or {}
-    class.interval, class.burst = tonumber(ARGV[at + ClassRow.interval_us]), tonumber(ARGV[at + ClassRow.burst])
+    class.state, class.tag, model.keyed = KEYS[key + class.quota], row[ClassRow.tag], model.keyed or {}
+    class.interval, class.burst = row[ClassRow.interval_us], row[ClassRow.burst]
     model.keyed[rank] = true
     if depth > 0 then
       local held = KEYS[model.tiers_at + TierKeys.width * rank + TierKeys.held]
@@ -98,23 +96,22 @@ for c = 1, classes_count do
   end
   classes[c] = class
   any_once = any_once or class.once
-  at = at + ClassRow.width
 end
 
 local flush = {
-  now = now, clock_us = clock_us, form = form, rule = rule, most_memory = tonumber(ARGV.max_memory),
-  channel = ARGV.channel, prefix = TRACKED - 1, classes = classes, any_once = any_once,
-  statuses = {}, details = {}, tats = {}, spent = {},
+  now = now, clock_us = clock_us, form = form, rule = rule, most_memory = rules[RuleArgs.max_memory],
+  channel = header[FlushHeader.channel], prefix = TRACKED - 1, classes = classes, runs = header[FlushHeader.runs],
+  any_once = any_once,  statuses = {}, details = {}, tats = {}, spent = {},
   lasts = false, names = false, marks = false, conclude = false,
 }
 local statuses, details, tats = flush.statuses, flush.details, flush.tats
 local judge_one_by_one
 
-while at < #ARGV do
-  local class = classes[tonumber(ARGV[at + RunRow.number])]
-  local words, count = tonumber(ARGV[at + RunRow.words]), tonumber(ARGV[at + RunRow.messages])
-  local deadline, limit = tonumber(ARGV[at + RunRow.deadline_ms]), tonumber(ARGV[at + RunRow.queue_limit_ms])
-  local first = at + RunRow.width + 1
+local first = ARGV.width + 1
+for r = 1, #flush.runs do
+  local run = flush.runs[r]
+  local class, words, count = classes[run[RunRow.number]], run[RunRow.words], run[RunRow.messages]
+  local deadline, limit = run[RunRow.deadline_ms], run[RunRow.queue_limit_ms]
   local after = first + words * count
   local model = class.model
   local head = string.format('%s%013d;%013d;%013d;00;0;', HEAD, now + deadline, now + limit, now)
@@ -133,14 +130,14 @@ while at < #ARGV do
     depths[rank], model.waiting = depths[rank] + count, model.waiting + count
     statuses[#statuses + 1] = string.rep(Status.QUEUED, count)
   else
-    judge_one_by_one = judge_one_by_one or judging(flush, at)
+    judge_one_by_one = judge_one_by_one or judging(flush, r, first)
     judge_one_by_one(class, deadline, limit, first, after - 1, words, head)
   end
-  at = after - 1
+  first = after
 end
 
 local counted = KEYS.arrivals .. string.format('%.0f', math.floor(now / 1000))
-for m = 1, models_count do
+for m = 1, #limits do
   local model = models[m]
   local any = false
   for rank, fresh in pairs(model.fresh) do
@@ -158,7 +155,7 @@ for m = 1, models_count do
   end
   if any and redis.call('EXISTS', model.bell) == 0 then redis.call('LPUSH', model.bell, 1) end
 end
-for c = 1, classes_count do
+for c = 1, #classes do
   local class = classes[c]
   if class.added > 0 then
     local held = KEYS[class.model.tiers_at + TierKeys.width * class.rank + TierKeys.held]
