@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pytest
 
-# Kind -> where its cases are; those of a whole stack after the others.
+# Kind → files of its cases; those that need a whole stack come last.
 ALONE: dict[str, Sequence[str]] = {
     "request smuggling and rubbish": ("tests/integration/test_http_server_refusals.py", "tests/unit/test_http_head.py"),
     "chunks and trailers": ("tests/unit/test_http_chunked.py",),

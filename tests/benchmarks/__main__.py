@@ -73,7 +73,7 @@ def main(
     json_path: Path | None,
 ) -> None:
     say_on_stderr()
-    # A polite kill must stop the systems as Ctrl-C does.
+    # SIGTERM must stop the systems as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     wrk = ensure_wrk()
 

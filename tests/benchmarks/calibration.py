@@ -25,9 +25,9 @@ from tasks.observability.batch_log import BatchLog, BatchRecord
 
 MAX = 64
 TIMEOUT_S = 9.0
-# Of the model by which batches of 64 are measured.
+# The model for batches of 64.
 FLAT_MS = 50.0
-# For bunch.toml.
+# The configuration, as bunch.toml text.
 MODELS = f"""
 [models.echo]
 source = "workers.models.echo:Echo"
@@ -47,26 +47,26 @@ def calibrate(url: str, redis: Redis) -> Overheads:
     stage.
     """
     drive(url, "echo", Callers(1), 2.0)
-    # Seldom, so that everything has gone to sleep between two, as it does under the loads compared.
+    # At long intervals, so that everything is idle before each, as it is under the compared loads.
     seldom = drive(url, "echo", Recorded(np.arange(0, 5, 0.07).tolist()), 5.0)
     fixed_s = median(each.latency_s for each in seldom.answers)
     once = drive(url, "flat", Recorded(np.repeat(np.arange(0, 4, 0.3), MAX).tolist()), 4.0)
-    # The first of a batch waits in the queue for the last.
+    # The first request of a batch waits in the queue for the last.
     in_s = median(max(map(_queue_s, batch)) for batch in _batches(once)) / MAX
     first_s = median(min(each.latency_s for each in batch) for batch in _batches(once))
     both_s = max(0.0, (first_s - FLAT_MS / 1000 - fixed_s) / MAX - in_s)
-    # What of it is after the model, the workers have written down.
+    # The workers have recorded the part after the model.
     stored_ms = [each.reply_ms for each in _records(redis, once)]
     finish_s = min(both_s, median(stored_ms) / 1000 / MAX)
     loop = drive(url, "flat", Callers(MAX), 8.0)
     came = returns(_records(redis, loop))
-    # Those who come back one after the other are not taken in faster than that.
+    # Callers that return one after the other are not accepted faster than that.
     in_s = min(in_s, median(apart for _, apart in came))
     ways = ways_back(came, in_s, finish_s)
     out_s = median(each for _, each in ways)
     ends = sorted(min(each.finished_s for each in batch) for batch in _batches(loop) if len(batch) == MAX)
     cycle_s = median(after - before for before, after in itertools.pairwise(ends))
-    # What is left of a turn of the loop; and no more than callers who do not wait for each other have shown.
+    # The rest of a turn of the loop, at most the difference that independent callers have shown.
     claim_s = min(both_s - finish_s, max(0.0, (cycle_s - FLAT_MS / 1000 - fixed_s) / MAX - in_s - finish_s - out_s))
     each_us = " + ".join(f"{each * 1e6:.0f}" for each in (in_s, claim_s, finish_s, out_s))
     late_ms = np.quantile([finish + out for finish, out in ways], [0.05, 0.95]) * MAX * 1000
@@ -75,7 +75,7 @@ def calibrate(url: str, redis: Redis) -> Overheads:
         f"{len(ways)} batches of {MAX} were answered within {late_ms[0]:.1f} to {late_ms[1]:.1f} ms",
         err=True,
     )
-    # How the fixed part is shared out moves no figure by more than itself: the order is that of the steps' own work.
+    # The split of the fixed part changes no figure by more than itself; its order is that of the work of the steps.
     return Overheads(
         submit_s=0.3 * fixed_s,
         submit_item_s=in_s,

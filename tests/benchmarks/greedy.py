@@ -156,7 +156,7 @@ def main(rounds: int, seconds: int) -> None:
         *ordinary, greedy = make_keys(bunch, ORDINARY + 1)
         measure(bunch, ordinary, greedy, 3)
         for number in range(rounds):
-            # There and back again.
+            # Alternate the order.
             for asking in ("", greedy) if number % 2 == 0 else (greedy, ""):
                 rows += measure(bunch, ordinary, asking, seconds)
     finally:

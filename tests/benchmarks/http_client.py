@@ -47,7 +47,7 @@ class Connection:
 
     def has_answer(self) -> bool:
         """Return whether an answer has begun to arrive for a request that was sent with `send`."""
-        # StreamReader keeps what has arrived in a buffer that it has no public word for.
+        # StreamReader has no public access to its buffer.
         return self._reader is not None and bool(self._reader._buffer or self._reader.at_eof())  # type: ignore[attr-defined]
 
     @staticmethod

@@ -21,9 +21,9 @@ from tests.benchmarks.shapes import Shape
 
 logger = logging.getLogger(__name__)
 
-# Long enough that a slow system's answers are measured and not merely counted as lost.
+# Long enough that answers of a slow system are measured rather than counted as lost.
 _TIMEOUT_S = 10
-# A sentence; the published designs count with 2 KB, in and out.
+# A sentence; the published designs assume 2 KB, in and out.
 SMALL_BYTES, LARGE_BYTES = 60, 2048
 _SCRIPT = Path(__file__).parent / "wrk" / "infer.lua"
 
@@ -89,7 +89,7 @@ def parse(stdout: str, stderr: str = "") -> Load:
     if not lines:
         raise WrkFailedError((stdout + stderr)[-2000:])
     raw: dict[str, int] = json.loads(lines[-1])
-    # An answer with an error status is an answer to wrk, but not one that a caller can use.
+    # wrk counts a response with an error status as an answer, but callers cannot use it.
     good = raw["requests"] - raw["status"]
     return Load(
         rps=good / (raw["duration_us"] / 1e6),

@@ -14,8 +14,8 @@ from tests.benchmarks.verify import verify_echo, wait_until_it_answers
 
 logger = logging.getLogger(__name__)
 
-# How long the work of callers that are gone may take before the next level begins: a system that computes
-# 256 requests of 50 ms one by one needs 13 s.
+# The time for work that earlier callers left behind, before the next level begins: a system that computes 256 requests
+# of 50 ms one by one needs 13 s.
 _SETTLE_LIMIT_S = 60.0
 
 

@@ -69,7 +69,7 @@ def main(rounds: int, duration: int, connections: int) -> None:
 
 def _row(way: str, samples: list[Sample], base: list[Sample]) -> str:
     cells = [f"{way:32}"]
-    # The better quartile: the first of processor time, the last of requests a second.
+    # The better quartile: the first for CPU time, the last for requests per second.
     for name, unit, better in (("cpu_us", "µs of CPU", 0), ("rps", "requests/s", 2)):
         own, off = ([getattr(each, name) for each in samples], [getattr(each, name) for each in base])
         for what, place in (("median", 1), ("undisturbed", better)):
@@ -128,7 +128,7 @@ def _watched(bunch: Bunch) -> Iterator[None]:
     stream = urllib.request.urlopen(f"{bunch.url}/ops/events", timeout=30)
 
     def read() -> None:
-        # Closed by the other thread, in the middle of a read: http.client has no word for that.
+        # Closed by the other thread in the middle of a read, for which http.client has no error of its own.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             while stream.readline():
                 pass

@@ -162,7 +162,7 @@ def measure(url: str, mix: Mix, rps: float, seconds: float, **options: Any) -> R
 @click.option("--seconds", default=20, show_default=True, type=click.IntRange(10))
 @click.option("--docs", is_flag=True, help="Put table and picture into docs/benchmarks.md.")
 def main(seconds: int, docs: bool) -> None:
-    # Here: that module draws what this one measures.
+    # Imported here, because that module draws the results of this one.
     from tests.benchmarks import overload_page
 
     rows: list[Row] = []

@@ -13,9 +13,9 @@ from config.tiers import TIERS, Tier
 from tests.benchmarks.overload import Row, answers_of, came_s, refused_by_second
 
 _BEGIN, _END = "<!-- overload: begin -->", "<!-- overload: end -->"
-# Told apart by a colour-blind reader too.
+# Colours that a colour-blind reader can tell apart, too.
 _COLORS = {Tier.ENTERPRISE: "#0072b2", Tier.PAID: "#e69f00", Tier.FREE: "#999999"}
-# Fewer refusals than these a second are chance.
+# Fewer refusals per second than this are chance.
 _SOME = 0.02
 
 
@@ -24,7 +24,7 @@ def draw(path: Path, over: Run, half: Run, seconds: int, killed_at_s: float) -> 
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    # Text as text, which is much smaller; and no other file for the same figures.
+    # Text as text, which is much smaller; and the same file for the same figures.
     mpl.rcParams["svg.fonttype"] = "none"
     mpl.rcParams["svg.hashsalt"] = "bunch"
     figure = Figure(figsize=(10, 6.5), layout="constrained")

@@ -45,8 +45,8 @@ class Load:
 LOADS = (
     Load("low", ("--rps=5", "--duration=10"), "p50_ms"),
     Load("saturated", ("--concurrency=256", "--duration=5", "--warmup=1"), "rps"),
-    # The warm-up is for what a policy learns of its callers. The times of bursts are Poisson's: of those two a second
-    # one in ten meets another, which is what the p99 then tells of.
+    # During the warm-up a policy learns about its callers. Bursts come at Poisson times: of two per second, one in ten
+    # meets another, which determines the p99.
     Load("bursts", ("--rps=24", "--burst=24", "--duration=15", "--warmup=2"), "p99_ms"),
     Load("two bursts a second", ("--rps=96", "--burst=48", "--duration=8", "--warmup=2"), "p99_ms"),
 )
@@ -116,7 +116,8 @@ def minilm(policies: Sequence[str], rounds: int) -> None:
         slo_ms = round(2.5 * measured[SIZES[-1]])
         print(f"\nanswered within {slo_ms} ms at 80 % of the most that 128 callers got just before:")
         for turn in range(rounds):
-            # Anew in each round, and each policy first in turn: other work on the machine takes from what it can do.
+            # Measured again in each round, with each policy first in turn: other work on the machine reduces the
+            # capacity.
             rate = 0.8 * bench(stack, policies[0], "--concurrency=128", "--duration=5", "--warmup=2")["rps"]
             print(f"{rate:.0f} requests/s")
             for policy in (*policies[turn % len(policies) :], *policies[: turn % len(policies)]):

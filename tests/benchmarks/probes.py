@@ -34,7 +34,7 @@ from tests.benchmarks.verify import verify_echo
 
 logger = logging.getLogger("tests.benchmarks")
 
-# The commands with which clients run scripts; what a script calls inside Redis is counted besides.
+# The commands with which clients run scripts; commands inside a script are counted separately.
 _SCRIPT_CALLS = frozenset({"eval", "evalsha", "eval_ro", "evalsha_ro", "fcall", "fcall_ro"})
 _WAITING_CALLERS = 500
 _WATCHED_S = 10.0

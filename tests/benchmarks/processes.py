@@ -93,15 +93,15 @@ class Processes:
         self._children.clear()
 
     def _kill_marked(self) -> None:
-        # Twice or more, because a process may have forked between our look and our kill.
+        # At least twice, because a process may have forked between the listing and the kill.
         for attempt in range(20):
             marked = self.marked()
             if not marked:
                 return
             for process in marked:
                 with contextlib.suppress(psutil.Error):
-                    # multiprocessing's trackers end by themselves after those that they serve, and remove the
-                    # semaphores of the dead from /dev/shm.
+                    # multiprocessing's trackers end by themselves after their processes, and remove the semaphores of
+                    # dead ones from /dev/shm.
                     if attempt or "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
                         process.send_signal(signal.SIGKILL)
             psutil.wait_procs(marked, timeout=2.0)

@@ -27,7 +27,7 @@ class FlaskCelery(OnRedis):
     name = "flask_celery"
     shape = input_output("/infer")
 
-    # The pool that a plain worker with one model wants: nothing between the consumer and the task.
+    # The usual pool of a plain worker with one model: nothing between the consumer and the task.
     worker_options: ClassVar[tuple[str, ...]] = ("--pool=solo",)
 
     def launch(self, model: Model) -> None:
@@ -51,7 +51,7 @@ class CeleryBatches(FlaskCelery):
     """celery-batches behind the same Flask."""
 
     name = "celery_batches"
-    # A process for the model, so that the consumer can collect the next batch while one is computed.
+    # A separate process for the model, so that the consumer can collect the next batch during the computation.
     worker_options = ("--pool=prefork",)
 
 
@@ -120,7 +120,7 @@ class Mosec(Rival):
                 "--port",
                 str(self.port),
             ),
-            # 3 s per request by default; a flood of 256 behind the 50 ms model must not run into it.
+            # The default is 3 s per request; 256 simultaneous requests to the 50 ms model must not reach it.
             *("--timeout", _TIMEOUT_MS, "--log-level", "warning"),
             env=self.env(model),
         )
@@ -135,7 +135,7 @@ class Triton(Rival):
     def launch(self, model: Model) -> None:
         packages = Path(sysconfig.get_path("purelib", vars={"base": str(Path(self.python).parents[1])}))
         triton = packages / "pytriton" / "tritonserver"
-        # libcudart and the others that the wheel brings; libpython is where this interpreter's build put it.
+        # libcudart and others that the wheel contains; libpython is where the build of this interpreter put it.
         libraries = [str(packages / "nvidia_pytriton.libs"), sysconfig.get_config_var("LIBDIR") or ""]
         self.run(
             "server",

@@ -59,7 +59,7 @@ class _Caught:
 
 def flush_of(redis: Redis, way: str, size: int) -> Flush:
     admission, keys = _WAYS[way]
-    # Out of reach, so that nobody is refused.
+    # Never reached, so that no request is refused.
     quotas = [Quota.of(f"k{number}", 1_000_000, 100_000) for number in range(keys)]
     door = Door(redis, admission=admission)
     line = _Caught(size)
@@ -72,7 +72,7 @@ def flush_of(redis: Redis, way: str, size: int) -> Flush:
 def run_block(redis: Redis, flush: Flush, number: int, flushes: int) -> float:
     """Mean µs per flush; the queue is emptied after each, as workers would do."""
     sha = redis.script_load(flush.script)
-    # The fleet has a rate, so that thresholds are looked at.
+    # The fleet has a rate, so that thresholds are evaluated.
     WorkerRegistry(redis, 5.0).beat("w1", b"{}", {MODEL: ModelThroughput(2, 500.0, 0.02, 0.05)})
     queue = KEYS.queue(MODEL, Tier.PAID)
     redis.config_resetstat()

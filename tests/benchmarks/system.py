@@ -21,7 +21,7 @@ from tests.benchmarks.verify import wait_until_it_answers
 Model = Literal["noop", "50ms"]
 MODELS: tuple[Model, ...] = ("noop", "50ms")
 
-# One batch of 64 each 50 ms; the no-op model has no limit of its own.
+# One batch of 64 per 50 ms; the no-op model has no limit of its own.
 MODEL_LIMIT_RPS: dict[Model, float | None] = {"noop": None, "50ms": 64 / 0.05}
 
 
@@ -29,7 +29,7 @@ class System(abc.ABC):
     """Serves one model at a time between `start()` and `stop()`."""
 
     name: ClassVar[str]
-    # The system whose folder and virtual environment this one uses; its own when empty.
+    # The system whose folder and virtual environment this one uses; empty: its own.
     home: ClassVar[str] = ""
     shape: Shape
     start_limit_s: ClassVar[float] = 90.0
@@ -70,7 +70,7 @@ class System(abc.ABC):
     def open_run(self) -> None:
         """A free port and an empty folder for the processes to come."""
         self.port = free_port()
-        # Short and outside the checkout: unix socket paths are limited to 107 bytes, and Ray's are long.
+        # Short and outside the checkout: paths of Unix sockets are limited to 107 bytes, and Ray's are long.
         self._folder = Path(tempfile.mkdtemp(prefix="bb-"))
         self._processes = Processes(self._folder)
 

@@ -30,7 +30,7 @@ def python_of(name: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         _run(name, sys.executable, "-m", "venv", str(folder))
         _run(name, str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "-r", str(requirements))
-        # Last, so that an installation that was cut short is begun again.
+        # Written last, so that an interrupted installation is repeated.
         stamp.write_text(wanted)
     return folder / "bin" / "python"
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from cli.loadgen.load import NO_ANSWER, Load, Run, _Connection
 
-# What a caller may be told while things break, by the contract.
+# The error codes that the contract allows while things break.
 HONEST = {
     "BACKEND_UNAVAILABLE",
     "DEADLINE_EXCEEDED",
@@ -23,7 +23,7 @@ HONEST = {
     "SERVICE_OVERLOADED",
     "SHUTTING_DOWN",
 }
-# Beyond its deadline, on a machine that has other things to do.
+# Time beyond its deadline, for a machine with other work.
 HUNG_AFTER_S = 3.0
 
 

@@ -16,7 +16,7 @@ from tests.chaos.stage import LEASE_TTL_S, Stage, send, stopped_for
 from tests.fakes.proxy import LossyProxy
 from tests.valkey import free_port
 
-# An answer takes 40 ms here while all is well, and up to this when Python processes start beside it.
+# An answer takes 40 ms here normally, and up to this when Python processes start on the same machine.
 SLOW_S = 1.0
 
 
@@ -29,7 +29,7 @@ class Scene:
     rng: random.Random
 
 
-# Strikes, and returns when it is over: what is broken from then on must heal by itself.
+# Causes the fault, and returns when it is over: from then on everything must recover by itself.
 Fault = Callable[[Scene], None]
 
 
@@ -114,11 +114,11 @@ ALL: tuple[Fault, ...] = (
     deaden_connections,
 )
 
-# Once at the end of the long form.
+# Once, at the end of the long form.
 LAST: Fault = stop_redis_for_a_minute
-# One of each family, and those that are soon over.
+# One of each family, and the short ones.
 SHORT: tuple[Fault, ...] = (kill_executor, kill_worker, kill_frontend, kill_redis, kill_clients, cut_connections)
-# Of these `up` has to start something again.
+# After these, `up` has to start a process again.
 DEADLY = {kill_worker.__name__, kill_redis.__name__}
 
 
@@ -143,7 +143,7 @@ def deregister(fault: Fault, scene: Scene, callers: list[Callers], patience_s: f
         assert now - ended < patience_s, f"callers still suffer from {fault.__name__}"
         time.sleep(0.1)
         told_at = [each.told_at for each in _suffered(callers, began)]
-        # A caller who has waited for long suffers, though nothing is known of it yet.
+        # A caller that has waited for long is affected, though its outcome is not known yet.
         quiet_since = max([ended, *told_at, *(now for crowd in callers if crowd.longest_wait_s > SLOW_S)])
     hit = list(_suffered(callers, began))
     codes: dict[str, int] = {}

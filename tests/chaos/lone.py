@@ -66,7 +66,7 @@ class LoneWorkers:
 
     def end(self) -> None:
         for each in self._processes:
-            # One that was stopped by the test takes no other signal before this one, but SIGKILL.
+            # A worker that the test has stopped takes no other signal before this one, except SIGKILL.
             each.send_signal(signal.SIGCONT) if each.poll() is None else None
             each.kill()
             each.wait()

@@ -36,7 +36,7 @@ class Cursed:
         self._repaired = Path(repaired)
 
     def load(self, device: str) -> None:
-        # A crash here is the plan; its core file would be of no use to anyone.
+        # A crash is intended here; its core file would be useless.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
@@ -59,7 +59,7 @@ def _strike(curse: str | None) -> None:
             while True:
                 hoard.append(bytearray(_MOUTHFUL_BYTES))
         case "devour":
-            # In its place: there is no telling whom else it would kill on the machine that runs the tests.
+            # In its place, since the kernel might kill any other process on the machine that runs the tests.
             _ = [bytearray(_MOUTHFUL_BYTES) for _ in range(_FULL)]
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -50,7 +50,7 @@ max_batch_size = 1
 timeout_ms = 120000
 """
 MODELS = ("steady", "cursed", "tally")
-# A handful for each model, tier or worker, or bounded by count; and kombu's own.
+# A handful per model, tier or worker, or bounded by count; and kombu's own.
 FEW = (
     *("bunch:workers", "bunch:share:", "bunch:bell:", "bunch:metrics", "bunch:dead", "bunch:cancelled"),
     *("bunch:edition:", "_kombu.binding", "bunch.ops"),
@@ -74,7 +74,7 @@ class Stage(Stack):
             "--web-workers=2",
             "--workers=2",
             "--no-flower",
-            # With executors dying all the time, no prediction is worth anything.
+            # While executors die all the time, predictions are worthless.
             admission="off",
             queue_timeout_ms=60_000,
             request_timeout_ms=60_000,

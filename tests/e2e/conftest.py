@@ -22,8 +22,8 @@ KEYS = Shard()
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     each = Stack(tmp_path_factory.mktemp("stack"))
     try:
-        # What is refused at the door, or waits for two seconds while the machine stands still, never reaches what most
-        # tests look at; `test_overload` has a stack of its own.
+        # Most tests must not meet refusals at admission, or a queue limit of two seconds while the machine stands
+        # still; `test_overload` has a stack of its own.
         yield each.start("--web-workers=2", "--workers=2", "--no-flower", admission="off", queue_timeout_ms=10_000)
         each.stop()
     finally:

@@ -188,7 +188,7 @@ class Rig:
         """Wait until a change of the store makes the condition true."""
         deadline = time.monotonic() + LONG_S
         with self.store.changed:
-            # Not everything that a condition may ask for notifies the store's own waiters.
+            # Not everything that a condition may check notifies the store's waiters.
             while not self.store.changed.wait_for(condition, 0.02):
                 assert time.monotonic() < deadline, "it never came true"
 

@@ -41,7 +41,7 @@ def main() -> None:
         print(given.say, flush=True)
     if given.die:
         raise RuntimeError("this child cannot live")
-    # Deaf to TERM, so that only a signal to the whole group ends it.
+    # Ignores TERM, so that only a signal to the whole group ends it.
     ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     subprocess.Popen([sys.executable, "-S", "-c", ignore])
     write("started")

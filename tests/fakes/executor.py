@@ -41,7 +41,7 @@ class InlineExecutor:
         self._changed = threading.Condition()
         self._work: deque[Work] = deque()
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        # A thread cannot be killed: one that is not of the current generation is dead to the executor.
+        # A thread cannot be killed: one of an earlier generation is ignored.
         self._generation = 0
         self._started = False
 
@@ -136,7 +136,7 @@ class InlineExecutor:
                     self._changed.notify_all()
                 if fault is not None:
                     self._die(fault.reason, Cause(fault.cause), answered=fault.settled or not fault.reached)
-                    # A fresh process knows nothing of what the last one has seen.
+                    # A new process knows nothing about the last one.
                     self._computer = BatchComputer(_Function(self._predict), watched=True)
                     self._spawn()
                     return

@@ -96,7 +96,7 @@ class _Link:
         self.dead = False
 
     def cut(self) -> None:
-        # Not closed: a thread may be reading, and the number would be given away under its hands.
+        # Not closed: a thread may be reading, and the descriptor's number would be reused.
         _hang_up(self.client)
         _hang_up(self.server)
 

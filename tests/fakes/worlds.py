@@ -16,7 +16,7 @@ from tests.fakes.store import Letter, MemoryBatchStore, epoch_ms, state_of
 KEYS = Shard()
 MODEL = "m"
 HOUR_MS = 3_600_000
-# Of a retry: longer than any test, shorter than what is no longer believed.
+# The pause of a retry: longer than any test, shorter than the limit of a plausible pause.
 PAUSE_MS = 55_000
 
 
@@ -76,7 +76,7 @@ class MemoryWorld:
 class RedisWorld:
     def __init__(self, redis: Redis) -> None:
         self.store = RedisBatchStore(redis, "w1")
-        # redis-py types every answer for both of its ways to decode.
+        # redis-py types every reply for both of its ways to decode.
         self._redis = cast("Any", redis)
         self._listener = self._redis.pubsub(ignore_subscribe_messages=True)
         self._listener.psubscribe("bunch:reply:*", "the-end")

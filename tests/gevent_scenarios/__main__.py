@@ -6,7 +6,7 @@ Forks, because starting an interpreter with all its imports takes longer than mo
 
 from __future__ import annotations
 
-# Before anything else is imported, as gunicorn's gevent worker does it.
+# Before anything else is imported, as gunicorn's gevent worker does.
 from gevent import monkey
 
 monkey.patch_all()
@@ -22,7 +22,7 @@ import gevent  # noqa: E402
 import tasks.app  # noqa: E402, F401
 from tests.gevent_scenarios.frontend_fixture import FrontendFixture  # noqa: E402
 
-# The plain ones: gevent's would start an event loop in here, and every fork would inherit it.
+# The unpatched ones: gevent's would start an event loop here, and every fork would inherit it.
 _fork = monkey.get_original("os", "fork")
 _waitpid = monkey.get_original("os", "waitpid")
 

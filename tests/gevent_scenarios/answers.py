@@ -42,7 +42,7 @@ def every_answer_belongs_to_its_question(frontend: FrontendFixture) -> None:
 
     all_of(partial(caller, number) for number in range(300))
     assert frontend.client.router.size == 0
-    # One flush for all that a turn of the event loop submits, not one each.
+    # One flush for all requests of a turn of the event loop, not one each.
     assert frontend.client.outbox.flushes < 2100 / 3
 
 

@@ -114,7 +114,7 @@ def failures_are_not_kept(frontend: FrontendFixture) -> None:
             error_of(partial(frontend.client.wait, pending))
     late = error_of(partial(frontend.ask, "x", KEPT, 0.1))
     assert isinstance(late, DeadlineExceeded)
-    # A caller is told a moment before its time is over.
+    # A caller gets its answer a moment before its deadline.
     gevent.sleep(0.1)
     wait_until(lambda: frontend.serve(KEPT))
     assert not frontend.redis.keys("bunch:cached:*")

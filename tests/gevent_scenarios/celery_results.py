@@ -109,7 +109,7 @@ def a_message_wakes_only_those_that_wait_for_its_result(frontend: FrontendFixtur
     began = time.monotonic()
     finish(frontend.store, claim)
     waiting[0].get(timeout=15)
-    # Each also looks up once a second, to call `on_interval`.
+    # Each also wakes once a second, to call `on_interval`.
     assert woken.count(first) >= 1
     assert len(woken) <= 20 * (1 + int(time.monotonic() - began))
     frontend.serve()
@@ -135,7 +135,7 @@ def a_timeout_is_celerys_own_and_leaves_nothing(frontend: FrontendFixture) -> No
     for timeout_s in (0, 0.01, 0.3):
         assert type(raised(AsyncResult(task_id, app=app), timeout_s)) is CeleryTimeoutError
     nothing_is_left(frontend, app)
-    # One and the same may be asked again.
+    # The same result may be waited for again.
     result = AsyncResult(task_id, app=app)
     assert type(raised(result, 0.1)) is CeleryTimeoutError
     frontend.serve()
@@ -203,7 +203,7 @@ def a_groups_timeout_is_for_all_of_it(frontend: FrontendFixture) -> None:
     helper = gevent.spawn(trickle)
     began = time.monotonic()
     assert type(raised(group, 1.0)) is CeleryTimeoutError
-    # Not a second more for each of its forty.
+    # Not one second more for each of its forty members.
     assert time.monotonic() - began < 5
     helper.kill()
     nothing_is_left(frontend, app)
@@ -247,7 +247,7 @@ def an_outage_ends_no_wait_and_no_timeout_waits_for_its_end(_: FrontendFixture) 
         for task_id in ("before", "meanwhile"):
             store.store_result(task_id, task_id.upper(), "SUCCESS")
         assert (before.get(timeout=60), meanwhile.get(timeout=60)) == ("BEFORE", "MEANWHILE")
-        # The reader lives on.
+        # The reader greenlet is still alive.
         store.store_result("after", 1, "SUCCESS")
         assert AsyncResult("after", app=app).get(timeout=30.0) == 1
         nothing_is_left(frontend, app)
@@ -271,6 +271,6 @@ def without_the_setting_it_is_celerys_own(frontend: FrontendFixture) -> None:
     wait_until(lambda: waited_for(frontend.redis) == [task_id])
     frontend.serve()
     assert waiting.get(timeout=15) == {"echo": "x"}
-    # Before the interpreter goes: Celery's finalizer of a result wants a living greenlet.
+    # Before the interpreter exits: Celery's finalizer of a result needs a living greenlet.
     del waiting
     gc.collect()

@@ -53,5 +53,5 @@ def connections_do_not_grow_with_the_callers(frontend: FrontendFixture) -> None:
     """celery/celery#6819: a backend, its pool and its subscription for every greenlet."""
     all_of(partial(frontend.ask, i) for i in range(500))
     mine = [each for each in frontend.redis.client_list() if each["db"] == "0"]
-    # Ours, the worker's, the test's: a handful each.
+    # Connections of the frontend, the worker and the test: a handful each.
     assert len(mine) < 25

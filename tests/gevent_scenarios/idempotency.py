@@ -96,7 +96,7 @@ def a_refusal_of_the_model_is_an_outcome(frontend: FrontendFixture) -> None:
 def what_was_never_run_may_be_asked_for_again(frontend: FrontendFixture) -> None:
     late = error_of(partial(frontend.ask, "x", NOBODY, 0.2, idempotency_key=KEY))
     assert isinstance(late, DeadlineExceeded)
-    # A caller is told a moment before its time is over.
+    # A caller gets its answer a moment before its deadline.
     gevent.sleep(0.1)
     # The first is found to be too late; then the second is the first.
     wait_until(frontend.serve)

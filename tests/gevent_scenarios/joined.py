@@ -177,7 +177,7 @@ def each_has_its_own_deadline(frontend: FrontendFixture) -> None:
     polling = later(frontend, timeout_s=0.3)
     for each in (first, hasty):
         assert isinstance(error_of(partial(frontend.client.wait, each)), DeadlineExceeded)
-    # A caller is told a moment before its time is over.
+    # A caller gets its answer a moment before its deadline.
     gevent.sleep(0.1)
     (entry,) = frontend.turn(SHARED)
     assert entry.verdict is Verdict.EXPIRED
@@ -243,7 +243,7 @@ def a_dead_worker_costs_nobody_an_answer(frontend: FrontendFixture) -> None:
     claimed = frontend.claim(SHARED)
     pendings.append(asked(frontend))
     frontend.store.give_back(SHARED, claimed.batch_id, Blame.ATTEMPT)
-    # What it had finished all the same comes too late.
+    # The result that it finished nevertheless comes too late.
     finish(frontend.store, claimed, SHARED)
     assert frontend.depths(SHARED) == (0, 1, 0)
     assert frontend.waiting() == 4

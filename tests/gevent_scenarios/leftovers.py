@@ -32,7 +32,7 @@ def ten_thousand_requests_of_which_a_fifth_time_out(frontend: FrontendFixture) -
     gevent.sleep(0.2)
     before = objects()
     load(frontend, rounds=50)
-    # What nobody waits for any more is answered all the same.
+    # Requests that nobody waits for any more are answered nevertheless.
     while frontend.serve():
         pass
     gevent.sleep(0.2)
@@ -91,7 +91,7 @@ def a_killed_caller_leaves_nothing(frontend: FrontendFixture) -> None:
     gevent.killall(waiting)
     assert frontend.client.router.size == 0
     wait_until(lambda: frontend.channels() == [frontend.client.router.channel])
-    # Their answers are nobody's.
+    # Nobody waits for their answers.
     frontend.serve()
     assert frontend.ask("still well") == {"echo": "still well"}
 

@@ -76,10 +76,10 @@ def a_redis_that_is_gone_is_told_at_once_and_used_again_as_soon_as_it_is_back(_:
                 quickly(partial(frontend.client.result, "some-id"))
                 quickly(partial(frontend.client.cancel, "some-id"))
             assert frontend.client.router.size == 0
-            # Long enough for every retry that gives up after a number of times.
+            # Longer than every retry that gives up after a number of tries.
             gevent.sleep(1.5)
             valkey.start()
-            # The very first, without a restart, and without waiting for its deadline.
+            # The very first one, without a restart, and without waiting for its deadline.
             began = time.monotonic()
             assert frontend.ask("after", timeout_s=20.0) == {"echo": "after"}
             assert time.monotonic() - began < 10
@@ -108,7 +108,7 @@ def answers_stored_during_an_outage_of_the_subscription_are_found(_: FrontendFix
     with own_server() as (_valkey, frontend):
         pendings = [frontend.submit(i, NOBODY) for i in range(20)]
         wait_until(lambda: frontend.depth() == 20)
-        # Nobody may subscribe, everything else goes on.
+        # Nobody may subscribe; everything else works.
         frontend.redis.config_set("maxclients", len(frontend.redis.client_list()) - 1)
         frontend.redis.client_kill_filter(_type="pubsub")
         frontend.serve()
@@ -137,7 +137,7 @@ def deadlines_hold_while_redis_hangs(_: FrontendFixture) -> None:
 def what_nobody_waits_for_any_more_is_not_queued_late(_: FrontendFixture) -> None:
     with own_server() as (valkey, frontend):
         with hanging(valkey):
-            # The first is on its way to Redis already; the others are still here.
+            # The first one is on its way to Redis already; the others are still here.
             first = frontend.submit("first", NOBODY, timeout_s=20.0)
             gevent.sleep(0.05)
             late = [frontend.submit(i, NOBODY, timeout_s=0.2) for i in range(5)]

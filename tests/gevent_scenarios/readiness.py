@@ -135,7 +135,7 @@ def a_model_that_was_never_loaded_is_refused_at_once(frontend: FrontendFixture) 
             assert answer["retry_after_ms"] >= 1000
         assert frontend.depth() == frontend.depth(SERVED) == 0
 
-        # The very first request after it has been loaded, whatever has been seen a moment before.
+        # The very first request after the load, whatever was cached a moment before.
         frontend.redis.incr(KEYS.edition(NOBODY))
         assert post(client, "/v1/inference", {"input": 1, "model": NOBODY}, Prefer="respond-async")[0] == 202
         says(frontend.redis, **{SERVED: "ready"})

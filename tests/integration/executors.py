@@ -18,7 +18,7 @@ from workers.executor.process_executor import ProcessExecutor
 LONG_S = 30.0
 ROOT = Path(__file__).resolve().parents[2]
 Start = Callable[..., ProcessExecutor]
-# What is the executor's own, and no setting of its model.
+# Options of the executor itself, not settings of its model.
 OWN = ("machine", "max_output_bytes", "on_change", "on_loaded", "on_replaced")
 
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 from tests.waiting import wait_until
 
 _ROOT = Path(__file__).parents[2]
-# Far more than anything here takes: it turns a hang into a failure.
+# Much longer than anything here takes: it turns a hang into a failure.
 PATIENCE_S = 80.0
 
 

@@ -12,8 +12,8 @@ import time
 
 MAX_BATCH_SIZE = 64
 
-# How long a batcher may hold a request back to fill its batch, for the rivals that have such a setting: long
-# enough to fill, short beside a model of tens of milliseconds. Where one had to differ, its folder says why.
+# The longest time that a batcher may hold a request back to fill its batch, for the rivals with such a setting: long
+# enough to fill, short compared with a model of tens of milliseconds. Exceptions are explained in the rival's folder.
 MAX_QUEUE_DELAY_MS = 5
 
 _BATCH_SECONDS = {"noop": 0.0, "50ms": 0.05}
@@ -31,7 +31,7 @@ class StandIn:
         if len(inputs) > MAX_BATCH_SIZE:
             raise ValueError(f"a batch of {len(inputs)} is over the maximum of {MAX_BATCH_SIZE}")
         if self.batch_s:
-            # sleep() gives the GIL up, as a call into a GPU's driver does.
+            # sleep() releases the GIL, as a call into a GPU's driver does.
             with self._busy:
                 time.sleep(self.batch_s)
         return list(inputs)

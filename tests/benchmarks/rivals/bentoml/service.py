@@ -22,8 +22,8 @@ class Inference:
     def __init__(self) -> None:
         self.model = load()
 
-    # max_latency_ms is where BentoML starts to drop requests with 503, not how long it waits to fill a batch
-    # (that it learns), so it stands far above what 256 callers can see.
+    # Above max_latency_ms BentoML drops requests with 503; it does not set the wait for a full batch (BentoML learns
+    # that). So it is far above the latencies of 256 callers.
     @bentoml.api(batchable=True, max_batch_size=MAX_BATCH_SIZE, max_latency_ms=30_000)
     def infer(self, inputs: list[str]) -> list[str]:
         return self.model.predict(inputs)

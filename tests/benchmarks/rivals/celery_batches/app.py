@@ -29,7 +29,7 @@ web = Flask(__name__)
 # interval is only a wait, so it is short.
 @celery.task(name="infer", base=Batches, flush_every=MAX_BATCH_SIZE, flush_interval=max(0.01, 1.2 * model.batch_s))
 def infer(requests: list[Any]) -> None:
-    # A flush by the timer may hold more than flush_every.
+    # A flush by the timer may have more than flush_every requests.
     for start in range(0, len(requests), MAX_BATCH_SIZE):
         members = requests[start : start + MAX_BATCH_SIZE]
         outputs = model.predict([member.args[0] for member in members])

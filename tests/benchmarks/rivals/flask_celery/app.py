@@ -18,7 +18,7 @@ from stand_in import load
 celery = Celery("rival", broker=os.environ["BENCH_REDIS_URL"], backend=os.environ["BENCH_REDIS_URL"])
 celery.conf.update(
     result_expires=600,
-    # The default of 4 would let the worker fetch a few messages at a time; more keeps it busy.
+    # With the default of 4 the worker would fetch only a few messages at a time; more keeps it busy.
     worker_prefetch_multiplier=64,
     worker_hijack_root_logger=False,
 )

@@ -33,7 +33,7 @@ class Inference(litserve.LitAPI):
 
 if __name__ == "__main__":
     api = Inference(max_batch_size=MAX_BATCH_SIZE, batch_timeout=MAX_QUEUE_DELAY_MS / 1000)
-    # What its documentation advises above 100 requests/s.
+    # Its documentation recommends this above 100 requests/s.
     tuned = "BENCH_TUNED" in os.environ
     server = litserve.LitServer(api, accelerator="cpu", devices=1, workers_per_device=1, timeout=60, fast_queue=tuned)
     server.run(

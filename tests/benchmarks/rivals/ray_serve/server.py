@@ -15,14 +15,14 @@ from ray import serve
 from stand_in import MAX_BATCH_SIZE, MAX_QUEUE_DELAY_MS, load, port
 from starlette.requests import Request
 
-# Ray closes a batch when its wait is over even though the model is still busy with the last one, so a wait
-# shorter than the model's own time makes small batches that queue up: at 64 callers of the 50 ms model 67
-# requests/s instead of 214. The price is that wait again for a single caller.
+# Ray closes a batch when its wait is over even though the model is still busy with the last one. So a wait shorter than
+# the model's own time makes small batches that queue up: with 64 callers of the 50 ms model 67 requests/s instead of
+# 214. The price is that wait for a single caller.
 BATCH_WAIT_S = max(MAX_QUEUE_DELAY_MS / 1000, load().batch_s)
 
 
-# max_ongoing_requests is 5 by default, less than one batch; Ray's documentation asks for at least a batch.
-# Twelve batches' worth lets 256 callers reach the replica's queue instead of waiting in the proxy's.
+# max_ongoing_requests is 5 by default, less than one batch; Ray's documentation recommends at least a batch. With
+# twelve batches, 256 callers reach the replica's queue instead of waiting in the proxy's.
 @serve.deployment(num_replicas=1, max_ongoing_requests=12 * MAX_BATCH_SIZE, ray_actor_options={"num_cpus": 1})
 class Inference:
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Inference:
     async def infer(self, inputs: list[str]) -> list[str]:
         if not self.model.batch_s:
             return self.model.predict(inputs)
-        # In a thread, or the replica could take no request in while the model computes.
+        # In a thread, or the replica could accept no request while the model computes.
         return await asyncio.to_thread(self.model.predict, inputs)
 
     async def __call__(self, request: Request) -> dict[str, str]:
