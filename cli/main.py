@@ -72,7 +72,7 @@ def describe(error: Exception) -> str:
     if isinstance(error, SettingsError):
         return "the settings are invalid:\n" + "\n".join(f"  {problem}" for problem in error.problems)
     text = printable(" ".join(str(error).split())) or "no details given"
-    known = type(error).__module__.split(".")[0] in {"batching", "config", "tasks", "workers"}
+    known = type(error).__module__.split(".")[0] in {"batching", "cli", "config", "tasks", "workers"}
     return text if known else f"{type(error).__name__}: {text}"
 
 

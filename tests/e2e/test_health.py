@@ -76,7 +76,7 @@ def stopped(talking: Stack) -> Iterator[object]:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_what_runs_works_and_is_ready(talking: Stack, role: str) -> None:
-    assert said(talking.manage("health", role)) == (0, f"{role} works")
+    assert said(talking.manage("health", role)) == (0, f"{role} is alive")
     wait_until(lambda: talking.manage("health", role, "--ready").returncode == 0, what="it is ready")
 
 
@@ -103,7 +103,7 @@ def test_what_was_never_started_is_not_alive(talking: Stack, tmp_path_factory: p
     elsewhere = Stack(tmp_path_factory.mktemp("elsewhere"), MODELS)
     code, why = said(elsewhere.manage("health", "worker"))
     assert code == 1
-    assert "no worker runs" in why
+    assert "no worker process is registered" in why
 
 
 def test_logs_have_what_models_print(talking: Stack) -> None:
