@@ -93,9 +93,9 @@ def main(
     keep(outcome)
     found = report.rows(outcome.samples)
     click.echo(report.tables(found))
-    click.echo(f"written: {path}")
+    click.echo(f"wrote {path}")
     if report.plot(found, path.with_suffix(".png")):
-        click.echo(f"written: {path.with_suffix('.png')}")
+        click.echo(f"wrote {path.with_suffix('.png')}")
     else:
         click.echo("no plot: matplotlib is not installed")
     for name, why in outcome.failures.items():

@@ -191,7 +191,7 @@ def main(seconds: int, docs: bool) -> None:
     path.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     picture = ROOT / "docs" / "images" / "overload.svg" if docs else path.with_suffix(".png")
     overload_page.draw(picture, over, half, seconds, KILL_AT_S)
-    click.echo(f"written: {picture}")
+    click.echo(f"wrote {picture}")
     if docs:
         overload_page.fill(ROOT / "docs" / "benchmarks.md", rows, goodput(over, 2, seconds - 1), half, seconds)
 

@@ -178,7 +178,7 @@ def test_the_second_signal_kills_what_still_drains(up: DummyUp) -> None:
 
     # Its own stop timeout is a minute.
     assert up.process.wait(20) == 1
-    assert "killed what had not finished" in up.text()
+    assert "killed the processes that had not finished" in up.text()
     assert up.left() == []
 
 
