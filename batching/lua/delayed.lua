@@ -29,6 +29,8 @@ end
 
 -- Requests whose pause is over go to the head of their queue. `first` is the number of the first queue in KEYS.
 local function wake_delayed(delayed, first, now)
+  -- Nearly always: nothing is put aside, and an empty set does not exist.
+  if redis.call('EXISTS', delayed) == 0 then return end
   local due = redis.call('ZRANGEBYSCORE', delayed, '-inf', string.format('%.0f', now), 'LIMIT', 0, 128)
   if #due == 0 then due = retries_from_the_future(delayed, now) end
   for i = 1, #due do
