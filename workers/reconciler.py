@@ -22,8 +22,8 @@ import msgspec
 from redis import Redis
 from redis.exceptions import RedisError
 
-from batching.claim.executor import ExecutorState
 from batching.claim.loop import ClaimLoop
+from batching.executor import ExecutorState
 from batching.policy import Policy
 from config.keys import Shard
 from config.secrets import masking

@@ -25,7 +25,6 @@ from celery.worker import state as worker_state
 from redis import Redis
 from redis.exceptions import RedisError
 
-from batching.claim.executor import ExecutorState
 from batching.claim.idle_watch import IdleWatch
 from batching.claim.loop import ClaimLoop
 from batching.claim.priorities import PriorityLists
@@ -33,6 +32,7 @@ from batching.claim.registry import ModelThroughput, WorkerRegistry, make_worker
 from batching.claim.shared_breaker import SharedBreaker
 from batching.claim.store import Keep, RedisBatchStore
 from batching.claim.strays import Strays
+from batching.executor import ExecutorState
 from batching.policy import Throughput
 from batching.policy_settings import make_policy
 from batching.ports import FollowUp, Observer

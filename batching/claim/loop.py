@@ -25,7 +25,6 @@ from collections.abc import Callable, Sequence
 from redis.exceptions import RedisError
 
 from batching.claim.claim_switch import ClaimSwitch
-from batching.claim.executor import Executor, ExecutorGone, ExecutorState, Lost
 from batching.claim.idle_watch import IdleWatch
 from batching.claim.in_hand import Hands, InHand
 from batching.claim.loop_state import TICK_S, LoopState, Pause, Until, Waiting
@@ -33,6 +32,7 @@ from batching.claim.settler import Settler
 from batching.claim.shared_breaker import SharedBreaker
 from batching.claim.store import BatchStore, Blame, Claim, View
 from batching.claim.triage import Triage
+from batching.executor import Executor, ExecutorGone, ExecutorState, Lost
 from batching.policy import BreakerState, Decision, Dispatch, Look, Policy, Reason, RetryPolicy, Wait
 from batching.ports import BatchInfo, Codec, FollowUp, LoopModel, NoFollowUp, Observer
 from batching.request import Done, Failed, Request, Work

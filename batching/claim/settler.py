@@ -23,9 +23,9 @@ from kombu.exceptions import OperationalError
 from msgspec import structs
 from redis.exceptions import RedisError
 
-from batching.claim.executor import Lost
 from batching.claim.store import BatchStore, Blame, Settled
 from batching.coalescing import Finished, others_of
+from batching.executor import Lost
 from batching.policy import RetryPolicy
 from batching.policy.faults.suspects import rounds
 from batching.ports import BatchInfo, Codec, FollowUp, Observer

@@ -14,7 +14,7 @@ from typing import Any
 
 from celery.worker import state as worker_state
 
-from batching.claim.executor import Cause
+from batching.executor import Cause
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Outcome, Request
 from config.keys import TASK_NAME, Shard

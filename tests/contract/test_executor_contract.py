@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.claim.executor import Event, Executor, ExecutorGone, ExecutorState, Lost
+from batching.executor import Event, Executor, ExecutorGone, ExecutorState, Lost
 from batching.request import Done, Failed, Ok, Rejected, Work
 from config.settings import ModelSettings
 from tests.fakes.executor import InlineExecutor

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from batching.claim.executor import Event, ExecutorGone, ExecutorState
 from batching.claim.idle_watch import IdleWatch
 from batching.claim.loop import ClaimLoop
+from batching.executor import Event, ExecutorGone, ExecutorState
 from batching.policy import Decision, Dispatch, Look, Policy, QueueView, Reason, Wait, WhenIdle
 from batching.ports import BatchInfo, Codec
 from batching.request import Done, Failed, Ok, Outcome, Rejected, Request, Work

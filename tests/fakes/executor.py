@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from batching.claim.executor import Cause, Event, ExecutorGone, ExecutorState, Lost
+from batching.executor import Cause, Event, ExecutorGone, ExecutorState, Lost
 from batching.request import Work
 from workers.executor.compute import BatchComputer
 
@@ -25,7 +25,7 @@ class _Function:
 
 
 class InlineExecutor:
-    """`batching.claim.executor.Executor` around a predict function.
+    """`batching.executor.Executor` around a predict function.
 
     Args:
         load: called at every start until it does not raise, with short pauses.

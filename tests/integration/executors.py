@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.claim.executor import Lost
+from batching.executor import Lost
 from batching.request import Done, Ok, Work
 from config.settings import ModelSettings
 from workers.executor.process_executor import ProcessExecutor

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.claim.executor import Cause, ExecutorGone, ExecutorState
+from batching.executor import Cause, ExecutorGone, ExecutorState
 from batching.request import Done, Failed, Work
 from config.process.devices import Machine
 from tests.integration import executors

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from batching.claim.executor import ExecutorState
+from batching.executor import ExecutorState
 from config.settings import ModelSettings
 from tests.integration import executors
 from tests.integration.executors import LONG_S, Start

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.claim.executor import Lost
+from batching.executor import Lost
 from batching.policy import Breaker, BreakerState, Decision, Dispatch, FixedWindow, QueueView, Reason
 from batching.request import Done, Failed, Ok, Outcome, Rejected, Request, Work
 from config.keys import Shard

@@ -14,8 +14,8 @@ import pytest
 from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from batching.claim.executor import Lost
 from batching.claim.store import Settled
+from batching.executor import Lost
 from batching.policy import Breaker, WhenIdle
 from batching.ports import BatchInfo
 from batching.request import Done, Failed, Ok, Outcome, Rejected, Request, Work

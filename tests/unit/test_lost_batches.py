@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from batching.claim.executor import Cause, Event, Lost
+from batching.executor import Cause, Event, Lost
 from batching.request import Done, Failed, Work
 from tests.fakes.claim_rig import Make, Rig, ScriptedExecutor, done, echo
 

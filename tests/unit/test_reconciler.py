@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from batching.claim.executor import ExecutorState
+from batching.executor import ExecutorState
 from config.settings import ModelSettings
 from config.tiers import TIERS, Tier
 from tasks.fleet.desired_state import Desired, Reload

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from redis.exceptions import RedisError
 
-from batching.claim.executor import ExecutorState
+from batching.executor import ExecutorState
 from config.keys import REPLY_PREFIX
 from tasks.fleet.registry_reader import (
     BREAKER_STATES,

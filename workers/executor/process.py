@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from batching.claim.executor import Cause
+from batching.executor import Cause
 from config.environ import ROOT, executor_environment
 from config.logging import current_format
 from config.model_files.import_path import model_path

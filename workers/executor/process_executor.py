@@ -3,9 +3,9 @@
     feeder thread ────send────▶ socket ───▶ child: predict
     collector thread ◀─receive─ queue ◀──── supervisor thread ◀── socket, the child's death, the clock
 
-Only the supervisor starts, reads, times and buries the child, one child at a time, so its events are in order: every
-batch that was answered, then the death with the batch inside. It sleeps in one `poll`, whose timeout is exact without
-being woken for each batch: a batch that is sent during the sleep cannot be overdue before the sleep ends.
+Only the supervisor starts, reads, times and buries the child, one at a time, so its events are in order: every batch
+that was answered, then the death with the batch inside. It sleeps in one `poll`: a batch that is sent meanwhile cannot
+be overdue before the sleep ends, so its timeout is exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from batching.claim.executor import Cause, Event, ExecutorGone, ExecutorState, Lost
+from batching.executor import Cause, Event, ExecutorGone, ExecutorState, Lost
 from batching.request import Done, Failed, Work
 from config.logging import encodable
 from config.process.devices import Machine, Placement, place, this_machine
@@ -45,14 +45,14 @@ _FAULTS = {
 
 
 class ProcessExecutor:
-    """`batching.claim.executor.Executor` over child processes.
+    """`batching.executor.Executor` over child processes.
 
     Args:
-        folder: the folder of bunch.toml; first on the model's path.
-        max_output_bytes: limit of one output, as JSON; 0: any size.
-        on_change: called without arguments after every change of state, from the supervisor's thread.
-        on_loaded: called with the seconds that each successful start took, likewise.
-        on_replaced: called with the cause when a child that had been ready is gone and another is to follow, likewise.
+        folder: the folder of bunch.toml, first on the model's path.
+        max_output_bytes: limit of one output as JSON; 0: any size.
+        on_change: called after every change of state. All three are called in the supervisor's thread.
+        on_loaded: called with the seconds that each successful start took.
+        on_replaced: called with the cause when a child that had been ready is gone, and another is to follow.
     """
 
     def __init__(
@@ -373,9 +373,7 @@ class ProcessExecutor:
     def _time_left(self, stopping: bool) -> float:
         """The time until the front batch or the stop is overdue; idle, the limit of any batch (see the module)."""
         left_s = self._handed.left(now := time.monotonic())
-        if stopping and self._stop_at is not None:
-            left_s = min(left_s, self._stop_at - now)
-        return left_s
+        return min(left_s, self._stop_at - now) if stopping and self._stop_at is not None else left_s
 
     def _poll(self, child: ChildProcess | None = None, *, stop: bool = True) -> select.poll:
         poll = select.poll()
@@ -398,4 +396,4 @@ class ProcessExecutor:
             try:
                 listener(*about)
             except Exception:
-                logger.exception("%s: on_change", self.name)
+                logger.exception("%s: a listener failed", self.name)
