@@ -232,7 +232,7 @@ def test_gives_up_on_a_child_that_cannot_start_and_shows_why(up: DummyUp) -> Non
     assert up.process.wait(PATIENCE_S) == 1
 
     assert "worker1 | RuntimeError: this child cannot live" in up.text()
-    assert "Error: worker1 does not start" in up.text()
+    assert "Error: worker1 could not be started" in up.text()
     assert "web ended" in up.record()
 
 
