@@ -17,6 +17,8 @@ import msgspec
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
+import batching.script_args
+import tasks.script_args
 from batching.policy import POLICIES, Shed, knobs, make
 from config.schema import ModelSettings, Settings
 from config.secrets.secret_settings import FILE, SECRET_FIELDS
@@ -280,3 +282,9 @@ def test_every_message_that_an_operators_page_quotes_is_written_by_us(page: str)
         # `N`, `…` and values stand for what is filled in.
         pieces = re.split(r"…|\bN\b|: |\b[A-Z]{3,}\b|\w+ = \d+|\w*\d+(?: min)?", message)
         assert all(piece.strip() in texts for piece in pieces), message
+
+
+def test_every_script_is_among_what_is_atomic_and_every_row_is_a_script() -> None:
+    section = EVERYTHING["architecture.md"].partition("## What is atomic\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)\.lua` \|", section, re.MULTILINE)
+    assert sorted(rows) == sorted({each.name for each in (*batching.script_args.ALL, *tasks.script_args.ALL)})
