@@ -43,7 +43,7 @@ class FlushArgs(NamedTuple):
 
 
 class FlushHeader(NamedTuple):
-    """What a flush is. Rows and rules are arrays in the order of their tuples."""
+    """The header of a flush. Rows and rules are arrays in the order of their tuples."""
 
     channel: str
     rules: RuleArgs

@@ -85,12 +85,12 @@ class RouteTable:
         return iter(self._routes)
 
     def access_of(self, path: str) -> Access:
-        """Who may call a path. An unknown path is for identified callers, so that strangers learn nothing of it."""
+        """Return who may call a path. An unknown one is for identified callers, so that strangers learn nothing of it."""
         route = self._find(path)
         return Access.TENANT if route is None else route.access
 
     def open_to_pages(self, path: str) -> bool:
-        """Whether pages of the sites in `BUNCH_CORS_ORIGINS` may call a path."""
+        """Return whether pages of the sites in `BUNCH_CORS_ORIGINS` may call a path."""
         route = self._find(path)
         return route is None or (bool(route.name) and route.access in {Access.PUBLIC, Access.TENANT})
 

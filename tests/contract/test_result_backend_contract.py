@@ -1,4 +1,4 @@
-"""What a Celery program expects of its result backend, of Celery's Redis backend and of ours alike.
+"""The contract of a result backend with a Celery program: Celery's Redis backend and ours.
 
 Outside gevent; `tests/gevent_scenarios/celery_results.py` has what is to be said under it, and
 `tests/integration/test_celery_backend.py` a chord and the results of batched tasks.

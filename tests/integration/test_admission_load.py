@@ -40,7 +40,7 @@ QUOTA = Quota.of("k", 600, BURST)
 
 
 class Told(NamedTuple):
-    """What one frontend saw; Redis time in µs before and after its first and its last flush."""
+    """The record of one frontend; Redis time in µs before and after its first and its last flush."""
 
     let_in: int
     first_us: tuple[float, float]

@@ -67,7 +67,7 @@ class Call:
 
 
 class Monitor:
-    """What the scripts of a server do from now on."""
+    """The commands that the scripts of a server run from now on."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = cast("Any", redis)

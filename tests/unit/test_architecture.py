@@ -1,4 +1,4 @@
-"""What docs/architecture.md and the design promise of the source tree."""
+"""Promises of docs/architecture.md and of the design about the source tree."""
 
 from __future__ import annotations
 
