@@ -85,7 +85,7 @@ class RouteTable:
         return iter(self._routes)
 
     def access_of(self, path: str) -> Access:
-        """Return who may call a path. An unknown one is for identified callers, so that strangers learn nothing of it."""
+        """Return who may call a path. An unknown one is for identified callers, so strangers learn nothing of it."""
         route = self._find(path)
         return Access.TENANT if route is None else route.access
 
