@@ -50,6 +50,17 @@ class Script:
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
+class Call:
+    """A script with its keys and arguments, encoded once, for a call that is made again and again."""
+
+    __slots__ = ("command", "packed", "script")
+
+    def __init__(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> None:
+        self.script = script
+        self.command = ("EVALSHA", script.sha, len(keys), *keys, *args)
+        self.packed = pack_command(self.command)
+
+
 class Line:
     """One connection for one owner, for the hot path: no pool, no client in between.
 
@@ -67,21 +78,26 @@ class Line:
 
     def script(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run a script. Raises RedisError."""
-        return self._call(("EVALSHA", script.sha, len(keys), *keys, *args), script)
+        command = ("EVALSHA", script.sha, len(keys), *keys, *args)
+        return self._call(command, pack_command(command), script)
+
+    def again(self, call: Call) -> Any:
+        """Run a script with the same keys and arguments as before. Raises RedisError."""
+        return self._call(call.command, call.packed, call.script)
 
     def command(self, *command: Any) -> Any:
         """Run a command. Raises RedisError."""
-        return self._call(command, None)
+        return self._call(command, pack_command(command), None)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
 
-    def _call(self, command: tuple[Any, ...], script: Script | None) -> Any:
+    def _call(self, command: tuple[Any, ...], packed: bytes, script: Script | None) -> Any:
         reused = self._connection is not None
         try:
-            return self._exchange(command, script)
+            return self._exchange(command, packed, script)
         except RedisConnectionError:
             self.close()
             if not reused:
@@ -91,19 +107,18 @@ class Line:
             self.close()
             raise
         try:
-            return self._exchange(command, script)
+            return self._exchange(command, packed, script)
         except BaseException:
             # As above.
             self.close()
             raise
 
-    def _exchange(self, command: tuple[Any, ...], script: Script | None) -> Any:
+    def _exchange(self, command: tuple[Any, ...], packed: bytes, script: Script | None) -> Any:
         if self._connection is None:
             self._connection = dedicated_connection(self._pool)
         connection = self._connection
-        # redis-py's own `send_command` copies all arguments twice on the way to the same function.
-        packed = (pack_command(command),)
-        connection.send_packed_command(packed, check_health=False)
+        # redis-py's own `send_command` copies all arguments twice on the way to `pack_command`.
+        connection.send_packed_command((packed,), check_health=False)
         try:
             return connection.read_response()
         except NoScriptError:
@@ -111,7 +126,7 @@ class Line:
             connection.send_command("SCRIPT", "LOAD", script.source)
             connection.read_response()
             try:
-                connection.send_packed_command(packed, check_health=False)
+                connection.send_packed_command((packed,), check_health=False)
                 return connection.read_response()
             except NoScriptError:
                 # The script was flushed in between (SCRIPT FLUSH, a failover): EVAL with the source cannot be.
@@ -138,4 +153,4 @@ def dedicated_connection(pool: Any) -> Any:
     return connection
 
 
-__all__ = ["Line", "RedisError", "Script", "connect", "dedicated_connection", "will_repeat"]
+__all__ = ["Call", "Line", "RedisError", "Script", "connect", "dedicated_connection", "will_repeat"]

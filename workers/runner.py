@@ -63,8 +63,9 @@ from workers.reconciler import Reconciler
 logger = logging.getLogger(__name__)
 
 BEAT_EVERY_S = 1.0
-# When idle, the metrics hardly change, and reading them covers all of them.
-IDLE_BEATS = 5
+# When all loops are idle, the metrics hardly change. Their last work has been written, since a loop counts as idle
+# only seconds after it.
+IDLE_BEATS = 10
 # Longer than the Redis timeouts of one round of the heartbeat together: only a hanging thread is this late.
 _HEART_STANDS_STILL_S = 60.0
 # Time for a claim that is under way to return, so that it can be given back too.
@@ -334,16 +335,15 @@ class WorkerRunner:
     def _paces(self) -> dict[str, ModelThroughput]:
         """The throughput of each model's executors; none when the worker drains or stops."""
         running = self._state == "running" and not self.reconciler.draining
+        pairs: dict[str, list[tuple[ProcessExecutor, ClaimLoop]]] = {name: [] for name in self._settings.models}
+        for (model, executor), loop in zip(self._executors, self._loops, strict=True):
+            pairs[model.name].append((executor, loop))
         paces: dict[str, ModelThroughput] = {}
         for name, model in self._settings.models.items():
-            mine = [
-                (executor, loop)
-                for (each, executor), loop in zip(self._executors, self._loops, strict=True)
-                if each.name == name
-            ]
-            ready = sum(running and executor.state is ExecutorState.READY for executor, _ in mine)
-            safe = min((loop.state.safe_size or model.max_batch_size for _, loop in mine), default=model.max_batch_size)
-            paces[name] = model_pace(ready, [loop.state.pace for _, loop in mine], safe)
+            ready = sum(running and executor.state is ExecutorState.READY for executor, _ in pairs[name])
+            states = [loop.state for _, loop in pairs[name]]
+            safe = min((state.safe_size or model.max_batch_size for state in states), default=model.max_batch_size)
+            paces[name] = model_pace(ready, [state.pace for state in states], safe)
         return paces
 
     def _describe(self, *, measure: bool = False) -> WorkerRow:

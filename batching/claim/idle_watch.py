@@ -2,10 +2,12 @@
 
     loop ──join──▶ still at its own bell ──next round──▶ held ──a ring, or something seen──▶ at its own bell again
                                                           │
-              watch: BLPOP over the bells of all held, then one `peek` over their queues, LOOK_EVERY_S apart
+              watch: BLPOP over the bells of all held, then one `peek` over their queues, LOOK_EVERY_S apart,
+                     QUIET_LOOK_EVERY_S when none of them has had work for QUIET_AFTER_S
 
 A loop with work waits by itself, since a hand-over between threads costs a lone caller a tenth of a millisecond. Thirty
-idle models that wait by themselves would ask Redis 360 times a second; held here, they ask twelve times together.
+idle models that wait by themselves would ask Redis 360 times a second; held here, they ask twelve times together,
+and after half a minute five times: then only what came without a ring, from a plain Celery client, waits for a look.
 
 No ring is lost. A loop stays at its own bell until the watch holds it. When the watch draws a token for a model whose
 loops have all left, it returns the token to the bell, where another worker may wait.
@@ -30,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 # A loop without work for this long is held. Longer than the pause of a client that sends once a second.
 COLD_AFTER_S = 2.0
+# What the looks cost is most of what an idle worker costs.
+QUIET_AFTER_S = 30.0
+QUIET_LOOK_EVERY_S = 0.2
 _MAX_BACKOFF_S = 1.0
 
 
@@ -106,6 +111,8 @@ class IdleWatch:
         self._held: list[Seat] = []
         self._stopping = False
         self._looked_at = 0.0
+        # When a loop last joined, or had work.
+        self._stirred_at = 0.0
         self._thread = threading.Thread(target=self._run, name="idle watch", daemon=True)
 
     def start(self) -> None:
@@ -169,10 +176,12 @@ class IdleWatch:
         models = self._gather()
         if not models:
             return
-        rung = self.store.wait_for_bells(models, LOOK_EVERY_S)
+        quiet = self.clock() - self._stirred_at >= QUIET_AFTER_S
+        look_every_s = QUIET_LOOK_EVERY_S if quiet else LOOK_EVERY_S
+        rung = self.store.wait_for_bells(models, look_every_s)
         if rung is not None and not self._wake_one(rung):
             self.store.ring(rung)
-        if rung is None or self.clock() - self._looked_at >= LOOK_EVERY_S:
+        if rung is None or self.clock() - self._looked_at >= look_every_s:
             self._look()
 
     def _gather(self) -> list[str]:
@@ -181,6 +190,8 @@ class IdleWatch:
             self._changed.wait_for(lambda: self._stopping or self._held or self._joining)
             joined, self._joining = self._joining, []
             self._held += joined
+            if joined:
+                self._stirred_at = self.clock()
             for seat in joined:
                 seat.hold(self.clock())
             return list(dict.fromkeys(seat.model for seat in self._held))

@@ -14,7 +14,7 @@ from redis import Redis
 
 from batching.script_args import GATHER, GatherArgs
 from config.keys import Shard
-from config.redis import Line, Script
+from config.redis import Call, Line, Script
 from config.tiers import TIERS
 
 _MOST_AT_ONCE = 1000
@@ -28,19 +28,20 @@ class PriorityLists:
     def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
         self._line = Line(redis)
         self._keys = shard or Shard()
-        self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        self._call: tuple[tuple[str, ...], Call | None] = ((), None)
 
     def gather(self, models: Iterable[str]) -> int:
         """Move the messages of all `models` to their queues; returns how many. Raises RedisError."""
-        names = self._names_of(tuple(models))
-        args = GatherArgs(queues=len(TIERS), lists=_LISTS, max_moved=_MOST_AT_ONCE)
-        return cast("int", self._line.script(_GATHER, names, args)) if names else 0
+        call = self._call_for(tuple(models))
+        return cast("int", self._line.again(call)) if call else 0
 
-    def _names_of(self, models: tuple[str, ...]) -> tuple[str, ...]:
-        """The same hundreds of keys every second, so they are cached."""
-        if self._names[0] != models:
-            self._names = models, tuple(chain.from_iterable(map(self._names_of_one, models)))
-        return self._names[1]
+    def _call_for(self, models: tuple[str, ...]) -> Call | None:
+        """The same hundreds of keys every second, so they are cached. None without models."""
+        if self._call[0] != models:
+            names = tuple(chain.from_iterable(map(self._names_of_one, models)))
+            args = GatherArgs(queues=len(TIERS), lists=_LISTS, max_moved=_MOST_AT_ONCE)
+            self._call = models, Call(_GATHER, names, args)
+        return self._call[1]
 
     def _names_of_one(self, model: str) -> Iterator[str]:
         yield self._keys.bell(model)

@@ -44,7 +44,7 @@ from batching.script_args import (
     PutAsideKeys,
 )
 from config.keys import Shard, model_of_bell
-from config.redis import Line, Script
+from config.redis import Call, Line, Script
 from config.schema import MAX_BATCH_BYTES
 from config.tiers import TIERS
 
@@ -209,7 +209,7 @@ class RedisBatchStore:
         self._keep = keep
         self._ageing_ms = int(ageing_s * 1000)
         self._look = Script(LOOK.text)
-        self._waiting: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+        self._last_peek: tuple[Mapping[str, AbstractSet[int]], tuple[str, ...], Call] | None = None
         self._peek = Script(PEEK.text)
         self._claim = Script(CLAIM.text)
         self._finish = Script(FINISH.text)
@@ -352,18 +352,18 @@ class RedisBatchStore:
         self._line.command("LPUSH", self._keys.bell(model), 1)
 
     def peek(self, paused: Mapping[str, AbstractSet[int]]) -> AbstractSet[str]:
-        models = tuple(paused)
-        found = self._line.script(
-            self._peek, self._waiting_of(models), (*PeekArgs(queues=len(TIERS)), *map(_open, paused.values()))
-        )
-        return {models[number - 1] for number in found}
+        models, call = self._peek_of(paused)
+        return {models[number - 1] for number in self._line.again(call)}
 
-    def _waiting_of(self, models: tuple[str, ...]) -> tuple[str, ...]:
-        """The same keys again and again for an idle worker, so they are cached."""
-        if self._waiting is None or self._waiting[0] != models:
+    def _peek_of(self, paused: Mapping[str, AbstractSet[int]]) -> tuple[tuple[str, ...], Call]:
+        """An idle worker asks about the same queues again and again, so the call is cached."""
+        last = self._last_peek
+        if last is None or last[0] != paused:
+            models = tuple(paused)
             names = ((self._keys.delayed(model), *self._keys.queues(model)) for model in models)
-            self._waiting = models, tuple(chain.from_iterable(names))
-        return self._waiting[1]
+            args = (*PeekArgs(queues=len(TIERS)), *map(_open, paused.values()))
+            last = self._last_peek = dict(paused), models, Call(self._peek, tuple(chain.from_iterable(names)), args)
+        return last[1:]
 
 
 def _open(paused: AbstractSet[int]) -> str:

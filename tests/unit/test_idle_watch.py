@@ -122,6 +122,21 @@ def test_what_nobody_rang_for_is_seen_and_wakes_every_loop_of_its_model(world: W
     assert world.left == ["b", "b"]
 
 
+def test_after_a_quiet_time_it_looks_less_often_and_hears_a_ring_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.idle("a")
+    world.idle("b")
+    monkeypatch.setattr("batching.claim.idle_watch.QUIET_AFTER_S", 0.0)
+    monkeypatch.setattr("batching.claim.idle_watch.QUIET_LOOK_EVERY_S", LONG_S)
+    before = world.calls["peek"]
+    world.put_silently("a")
+    world.store.ring("b")
+    world.until(lambda: world.left)
+    assert world.left[0] == "b"
+    assert world.calls["peek"] <= before + 1
+
+
 def test_what_waits_in_a_paused_tier_wakes_nobody(world: World) -> None:
     world.idle("a", paused=frozenset({Tier.PAID.rank}))
     world.put_silently("a", Tier.PAID)
