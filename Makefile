@@ -28,7 +28,7 @@ test: $(DEV) | $(TEST_TMP) ## All tests
 	@$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 check: lint | $(TEST_TMP) ## Format, lint, types, import contracts and unit tests but the slow ones
-	@$(PYTEST) -q -n $(TEST_PROCESSES) --dist loadfile -m "not slow" tests/unit
+	@$(PYTEST) -q -n $(TEST_PROCESSES) --dist loadfile -m "not slow" --hypothesis-profile=quick tests/unit
 
 lint: $(DEV)
 	@$(BIN)/ruff format --check --quiet . || { echo "run: make format"; exit 1; }

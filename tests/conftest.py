@@ -10,10 +10,14 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from redis import Redis
 
 from tests.valkey import PrivateValkey
+
+# `make check` tries fewer examples than `make test`.
+hypothesis.settings.register_profile("quick", max_examples=20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

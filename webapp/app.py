@@ -167,6 +167,9 @@ def _answered(handler: Handler, access: Access, services: Services, call: HttpRe
         return error_answer(
             "INTERNAL", "internal error; the server's log has it under this request id", call.request_id
         )
+    finally:
+        if call.turn is not None:
+            call.turn.leave()
 
 
 def _refusal(error: BunchError | ApiError, request_id: str) -> HttpResponse:

@@ -75,7 +75,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def read_body(call: HttpRequest, decoder: msgspec.json.Decoder[Body], large: BodyBudget) -> Body:
-    """Read the body as `decoder`'s type.
+    """Read the body as `decoder`'s type. A large one begins its call's turn.
 
     Raises:
         ServiceOverloaded: too many large bodies wait for their turn.
@@ -83,10 +83,9 @@ def read_body(call: HttpRequest, decoder: msgspec.json.Decoder[Body], large: Bod
     """
     _require_json(call)
     raw = call.body()
-    if len(raw) < LARGE_BYTES:
-        return _decoded(raw, decoder)
-    with large.turn(len(raw)):
-        return _decoded(raw, decoder)
+    if len(raw) >= LARGE_BYTES:
+        call.turn = large.turn()
+    return _decoded(raw, decoder)
 
 
 def _decoded(raw: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:

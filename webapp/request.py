@@ -14,6 +14,7 @@ import msgspec
 from tasks.client.client import new_id
 from tasks.protocol.caller import Caller
 from tasks.protocol.traceparent import valid, valid_state
+from webapp.body_budget import Turn
 from webapp.http.forwarded import NOTED, was_forwarded
 
 JSON = "application/json"
@@ -69,10 +70,11 @@ class HttpStream(HttpResponse, frozen=True):
 
 class HttpRequest:
     """One HTTP request over its WSGI environment. `caller` is set once the caller is identified, `client_id` once a
-    body was read that names the caller's client.
+    body was read that names the caller's client. `turn` is the turn of a large body, from when it is read until its
+    request is in the outbox, at the latest until the handler returns.
     """
 
-    __slots__ = ("_environ", "_request_id", "caller", "caller_request_id", "client_id")
+    __slots__ = ("_environ", "_request_id", "caller", "caller_request_id", "client_id", "turn")
 
     caller: Caller
 
@@ -83,6 +85,7 @@ class HttpRequest:
         self.caller_request_id = given if given and _REQUEST_ID.fullmatch(given) else ""
         self._request_id = self.caller_request_id
         self.client_id = ""
+        self.turn: Turn | None = None
 
     @property
     def request_id(self) -> str:

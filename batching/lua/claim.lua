@@ -18,6 +18,10 @@ local QUEUES = KEYS.width
 local MAX_DROPPED = 256
 -- How deep a claim looks for callers who have little in the queue, when others have much.
 local WINDOW = 512
+-- And how many bytes it reads there, beyond those of a batch: what is read and not taken is written back.
+local WINDOW_BYTES = 16 * 1024 * 1024
+-- Messages of a first read, whose sizes are only guessed.
+local STEP = 8
 
 local now = now_ms()
 local count = (#KEYS - QUEUES) / 2
@@ -60,9 +64,10 @@ local function paused(i)
   return tonumber(ARGV[SHARES + i]) < 0
 end
 local only
-local aged = {}
+local aged, heads = {}, {}
 for i = 1, count do
   local head = not paused(i) and redis.call('LINDEX', KEYS[QUEUES + i], -1)
+  heads[i] = head and #head or 1
   local ours = head and stamped(head)
   local limit = head and suspect_size(head, ours)
   if limit then
@@ -100,11 +105,37 @@ if contended then
   end
 end
 
--- The next of a queue; when more wait than are wanted, shared out fairly among the keys that sent them.
+-- Up to `most` messages from the head of a queue, and their bytes. It reads in steps, and stops once it has `room`
+-- bytes: a claim costs what it takes, not what waits. `usual`: the bytes of a message, as far as is known.
+local function pop_messages(queue, most, room, usual)
+  local messages, read = {}, 0
+  local step = STEP
+  repeat
+    step = math.min(step, most - #messages, math.max(1, math.floor((room - read) / usual)))
+    local next_ones = redis.call('RPOP', queue, step) or {}
+    for j = 1, #next_ones do
+      messages[#messages + 1] = next_ones[j]
+      read = read + #next_ones[j]
+    end
+    local ended = #next_ones < step
+    usual, step = read / #messages, 4 * #messages
+  until ended or #messages == most or read > room
+  return messages, read
+end
+
+-- How many of each key no longer wait, by queue.
+local held = {}
+local any_cancelled = redis.call('EXISTS', KEYS.cancelled) == 1
+local entries, dropped, taken, bytes = {}, 0, 0, 0
+local closed = false
+
+-- The next of a queue; when more wait than are wanted or fit, shared out fairly among the keys that sent them.
 local function next_of(i, want)
   local queue = KEYS[QUEUES + i]
-  local messages = redis.call('RPOP', queue, want)
-  if not messages or only or depths[i] <= want then return messages end
+  local room = most_bytes - bytes
+  local messages, length = pop_messages(queue, want, room, heads[i])
+  if #messages == 0 then return nil end
+  if only or (depths[i] <= want and length <= room) then return messages end
   local keys, seen, named, twice, several = {}, {}, false, false, false
   for j = 1, #messages do
     local key = key_of(messages[j])
@@ -116,29 +147,37 @@ local function next_of(i, want)
   if not several and tonumber(redis.call('HGET', KEYS[QUEUES + count + i], keys[1]) or 0) >= depths[i] then
     return messages
   end
-  local behind = redis.call('RPOP', queue, WINDOW - want)
-  if not behind then return messages end
+  local behind, more = pop_messages(queue, WINDOW - #messages, room + WINDOW_BYTES - length, length / #messages)
+  if #behind == 0 and length <= room then return messages end
   for j = 1, #behind do
-    messages[want + j] = behind[j]
-    keys[want + j] = key_of(behind[j])
+    messages[#messages + 1] = behind[j]
+    keys[#keys + 1] = key_of(behind[j])
   end
   local picked = fair_pick(keys, want)
-  local chosen, left = {}, {}
+  local chosen, left, finish, sums = {}, {}, {}, {}
   for j = 1, #messages do
-    if picked[j] then chosen[#chosen + 1] = messages[j] end
+    if picked[j] then
+      chosen[#chosen + 1] = j
+      sums[keys[j]] = (sums[keys[j]] or 0) + #messages[j]
+      finish[j] = sums[keys[j]]
+    end
   end
+  -- They do not all fit: fair by bytes then, with the oldest first, which nobody may overtake for ever.
+  if length + more > room then
+    finish[chosen[1]] = 0
+    table.sort(chosen, function(a, b)
+      if finish[a] ~= finish[b] then return finish[a] < finish[b] end
+      return a < b
+    end)
+  end
+  for j = 1, #chosen do chosen[j] = messages[chosen[j]] end
   for j = #messages, 1, -1 do
     if not picked[j] then left[#left + 1] = messages[j] end
   end
-  redis.call('RPUSH', queue, unpack(left))
+  if #left > 0 then redis.call('RPUSH', queue, unpack(left)) end
   return chosen
 end
 
--- How many of each key no longer wait, by queue.
-local held = {}
-local any_cancelled = redis.call('EXISTS', KEYS.cancelled) == 1
-local entries, dropped, taken, bytes = {}, 0, 0, 0
-local closed = false
 -- Of the last stamp that was found good.
 local read, limit, deadline, caller
 local function pop(i, want)

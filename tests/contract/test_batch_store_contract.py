@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import msgspec
 import pytest
 
@@ -375,6 +377,37 @@ def test_peeking_sees_a_retry_once_its_pause_is_over(world: World) -> None:
     assert world.store.peek({MODEL: frozenset()}) == set()
     world.end_pauses()
     assert world.store.peek({MODEL: frozenset()}) == {MODEL}
+
+
+def test_megabytes_of_one_key_do_not_make_another_key_wait(world: World) -> None:
+    filling = b"x" * (3 * MAX_BATCH_BYTES // 8)
+    for number in range(10):
+        world.put(ours(f"a{number}", key="aaaaaaaa")[:-1] + b',"more":"' + filling + b'"}', Tier.PAID)
+    for number in range(3):
+        world.put(ours(f"b{number}", key="bbbbbbbb"), Tier.PAID)
+    claims = [names(world.store.claim(MODEL, f"batch{number}", 64)) for number in range(6)]
+    assert claims == [["a0", "b0", "b1", "b2", "a1"], ["a2", "a3"], ["a4", "a5"], ["a6", "a7"], ["a8", "a9"], []]
+
+
+def test_bytes_of_others_do_not_make_the_oldest_wait_for_ever(world: World) -> None:
+    def of(size: int, name: str, key: str) -> bytes:
+        return ours(name, key=key * 8)[:-1] + b',"more":"' + b"x" * size + b'"}'
+
+    world.put(of(MAX_BATCH_BYTES // 2, "a", "a"), Tier.PAID)
+    for number in range(8):
+        world.put(of(MAX_BATCH_BYTES // 5, f"b{number}", "b"), Tier.PAID)
+    assert names(world.store.claim(MODEL, "batch", 4)) == ["a", "b0", "b1"]
+
+
+def test_a_claim_reads_so_many_bytes_and_no_more(world: World) -> None:
+    filling = b"x" * MAX_BATCH_BYTES
+    for number in range(12):
+        world.put(ours(f"a{number:02d}", key="aaaaaaaa")[:-1] + b',"more":"' + filling + b'"}', Tier.PAID)
+    world.put(ours("b0", key="bbbbbbbb"), Tier.PAID)
+    claims = [names(world.store.claim(MODEL, f"batch{number:02d}", 4)) for number in range(13)]
+    assert sorted(chain(*claims)) == [*(f"a{number:02d}" for number in range(12)), "b0"]
+    assert [each for each in chain(*claims) if each != "b0"] == [f"a{number:02d}" for number in range(12)]
+    assert all(len(each) <= 2 for each in claims)
 
 
 def test_a_batch_has_so_many_bytes_or_one_message(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from tests.fakes.attempts import losses, with_attempt
 _MAX_INLINE = 65536
 _MAX_DROPPED = 256
 _WINDOW = 512
+_WINDOW_BYTES = 16 * 1024 * 1024
 
 
 def epoch_ms() -> int:
@@ -269,7 +271,7 @@ class MemoryBatchStore:
                 if not chosen:
                     chosen = want
                     if suspects is None:
-                        _bring_to_the_front(queue, want)
+                        _bring_to_the_front(queue, want, max_bytes - read)
                 chosen -= 1
                 here_limit = limit(queue[-1])
                 read += len(queue[-1])
@@ -345,19 +347,42 @@ class MemoryBatchStore:
         self.replies += replies.items()
 
 
-def _bring_to_the_front(queue: list[bytes], want: int) -> None:
-    """Move the messages whose turn it is, by key, to the front, which is the end of the list."""
-    if len(queue) <= want or want >= _WINDOW:
+def _bring_to_the_front(queue: list[bytes], want: int, room: int) -> None:
+    """Move the messages whose turn it is, by key, to the front, which is the end of the list.
+
+    `room`: the bytes of messages that fit into the batch.
+    """
+    window = _window(queue, room + _WINDOW_BYTES)
+    fits = sum(map(len, window)) <= room
+    if (len(queue) <= want and fits) or want >= _WINDOW:
         return
-    keys = [_key(message) for message in queue[-min(len(queue), _WINDOW) :][::-1]]
+    keys = [_key(message) for message in window]
     first = keys[:want]
     if set(first) == {NO_KEY} or len(set(first)) == want:
         return
-    picked = set(fair_pick(keys, want))
-    window = queue[-len(keys) :][::-1]
-    chosen = [each for position, each in enumerate(window) if position in picked]
-    left = [each for position, each in enumerate(window) if position not in picked]
-    queue[-len(keys) :] = (chosen + left)[::-1]
+    chosen = fair_pick(keys, want)
+    if not fits:
+        finish: dict[int, int] = {}
+        sums: Counter[str] = Counter()
+        for position in chosen:
+            sums[keys[position]] += len(window[position])
+            finish[position] = sums[keys[position]]
+        finish[chosen[0]] = 0
+        chosen.sort(key=finish.__getitem__)
+    left = [each for position, each in enumerate(window) if position not in set(chosen)]
+    queue[-len(keys) :] = ([window[position] for position in chosen] + left)[::-1]
+
+
+def _window(queue: Sequence[bytes], most_bytes: int) -> list[bytes]:
+    """The messages that a claim looks at, first come first."""
+    window: list[bytes] = []
+    read = 0
+    for message in reversed(queue[-_WINDOW:]):
+        if window and read > most_bytes:
+            break
+        window.append(message)
+        read += len(message)
+    return window
 
 
 def _key(message: bytes) -> str:

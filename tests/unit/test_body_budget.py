@@ -8,7 +8,7 @@ import pytest
 from config.tiers import Tier
 from tasks.errors import RateLimited, ServiceOverloaded
 from tasks.protocol.caller import ANYBODY, Caller
-from webapp.body_budget import LARGE_BYTES, MAX_WAITING, BodyBudget
+from webapp.body_budget import MAX_IN_FLIGHT_BYTES, MAX_WAITING, BodyBudget
 
 _ALICE = Caller("key", "alice", Tier.PAID)
 
@@ -20,7 +20,7 @@ def test_one_at_a_time() -> None:
 
     def read() -> None:
         nonlocal inside, most
-        with large.turn(LARGE_BYTES):
+        with large.turn():
             inside += 1
             most = max(most, inside)
             gevent.idle()
@@ -30,20 +30,54 @@ def test_one_at_a_time() -> None:
     assert most == 1
 
 
-def test_small_ones_do_not_wait() -> None:
+def test_its_turn_ends_once() -> None:
     large = BodyBudget(lambda _: 0.0)
-    with large.turn(LARGE_BYTES), large.turn(LARGE_BYTES - 1):
-        pass
+    with large.turn() as turn:
+        turn.end()
+        waiting = gevent.spawn(large.turn)
+        gevent.sleep(0.01)
+        turn.end()
+    assert waiting.ready()
+    with gevent.Timeout(0.05, False):
+        large.turn()
+        pytest.fail("two had their turn at once")
+
+
+def test_the_next_waits_until_there_is_room_in_the_queue() -> None:
+    large = BodyBudget(lambda _: 0.0)
+    first = large.turn()
+    first.end(in_flight=MAX_IN_FLIGHT_BYTES - 1)
+    second = large.turn()
+    second.end(in_flight=1)
+    waiting = gevent.spawn(large.turn)
+    gevent.sleep(0.02)
+    assert not waiting.ready()
+    first.leave()
+    first.leave()
+    waiting.join(1)
+    waiting.get(block=False).leave()
+    second.leave()
+
+
+def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webapp.body_budget.MAX_WAIT_S", 0.02)
+    large = BodyBudget(lambda _: 0.0)
+    with large.turn() as turn:
+        turn.end(in_flight=MAX_IN_FLIGHT_BYTES)
+        for _ in range(2):
+            with pytest.raises(ServiceOverloaded):
+                large.turn()
+    large.turn().leave()
 
 
 def test_no_more_wait_than_there_is_memory_for() -> None:
     large = BodyBudget(lambda _: 0.0)
 
     def read() -> None:
-        with large.turn(LARGE_BYTES):
+        with large.turn():
             pass
 
-    with large.turn(LARGE_BYTES):
+    with large.turn():
         waiting = [gevent.spawn(read) for _ in range(MAX_WAITING)]
         gevent.idle()
         with pytest.raises(ServiceOverloaded):

@@ -57,8 +57,7 @@ def infer(services: Services, call: HttpRequest) -> HttpResponse:
     model = model_name(settings, body.model)
     declared = services.declared.get(model)
     if declared is not None:
-        with services.large.turn(call.body_bytes):
-            declared.check(body.input, body.parameters)
+        declared.check(body.input, body.parameters)
     prefer = call.header("HTTP_PREFER")
     waits = prefer is None or not _prefers_async(prefer)
     value = as_json(body.input)
@@ -95,8 +94,7 @@ def predict(services: Services, call: HttpRequest) -> HttpResponse:
     model = model_name(services.settings, body.model_id)
     declared = services.declared.get(model)
     if declared is not None:
-        with services.large.turn(call.body_bytes):
-            declared.check(body.input_data, None, name="input_data")
+        declared.check(body.input_data, None, name="input_data")
     return _plain(services, call, model, as_json(body.input_data), started)
 
 
@@ -107,8 +105,7 @@ def simple(services: Services, call: HttpRequest) -> HttpResponse:
     model = model_name(services.settings, None)
     declared = services.declared.get(model)
     if declared is not None:
-        with services.large.turn(call.body_bytes):
-            declared.check(body.input, None)
+        declared.check(body.input, None)
     return _plain(services, call, model, as_json(body.input), started)
 
 
@@ -128,12 +125,14 @@ def bulk(services: Services, call: HttpRequest) -> HttpResponse:
         raise ApiError(
             "INVALID_INPUT", f"parameters: they are sent with each input; at most {most} bytes with this many inputs"
         )
-    submissions = one_each(whole, [as_json(each) for each in _by_turns(body.inputs)])
+    submissions = one_each(whole, [as_json(each) for each in _yielding(body.inputs)])
     client = services.client
     pendings = [
         client.submit(submission) if refusal is None else None
-        for submission, refusal in _by_turns(list(zip(submissions, refusals, strict=True)))
+        for submission, refusal in _yielding(list(zip(submissions, refusals, strict=True)))
     ]
+    if call.turn is not None:
+        call.turn.end(in_flight=sum(len(each.input) for each in submissions))
     results = []
     errors: list[BunchError] = []
     tier = whole.tier
@@ -172,9 +171,8 @@ def _refusals(services: Services, call: HttpRequest, model: str, body: BulkBody)
     declared = services.declared.get(model)
     if declared is None:
         return [refused] * len(body.inputs)
-    with services.large.turn(call.body_bytes):
-        declared.check_parameters(body.parameters)
-        wrong = declared.refusals(body.inputs)
+    declared.check_parameters(body.parameters)
+    wrong = declared.refusals(body.inputs)
     if any(wrong) and call.body_bytes >= COUNTED_BYTES:
         # Inputs that are queued count by themselves.
         services.large.refused(call.caller)
@@ -189,7 +187,7 @@ def _refusal(services: Services, call: HttpRequest, model: str, count: int = 1) 
     return services.clients.refusal(call.caller.owner, call.client_id, count)
 
 
-def _by_turns(items: Sequence[Item]) -> Iterator[Item]:
+def _yielding(items: Sequence[Item]) -> Iterator[Item]:
     """Yield now and then: a bulk call may prepare a thousand requests here, and others must not wait for that."""
     for number, item in enumerate(items):
         if number % _AT_ONCE == _AT_ONCE - 1:
@@ -237,6 +235,8 @@ def _run(
         if refusal is not None:
             raise refusal
         pending = services.client.submit(submission)
+        if call.turn is not None:
+            call.turn.end(in_flight=len(submission.input))
         if not submission.idempotency_key:
             # With a key it may turn out to be another task.
             call.became(pending.task_id)
