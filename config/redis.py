@@ -7,6 +7,7 @@ message, so the caller decides what may be repeated.
 from __future__ import annotations
 
 import hashlib
+import select
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,9 +114,12 @@ class Line:
             self.close()
             raise
 
+    def _open(self) -> Any:
+        return dedicated_connection(self._pool)
+
     def _exchange(self, command: tuple[Any, ...], packed: bytes, script: Script | None) -> Any:
         if self._connection is None:
-            self._connection = dedicated_connection(self._pool)
+            self._connection = self._open()
         connection = self._connection
         # redis-py's own `send_command` copies all arguments twice on the way to `pack_command`.
         connection.send_packed_command((packed,), check_health=False)
@@ -132,6 +136,59 @@ class Line:
                 # The script was flushed in between (SCRIPT FLUSH, a failover): EVAL with the source cannot be.
                 connection.send_command("EVAL", script.source, *command[2:])
                 return connection.read_response()
+
+
+class TrackedLine(Line):
+    """A `Line` that is told when a key changes which it has read: `fileno` is readable then, until `heard`.
+
+    The server remembers the keys that were read over this connection (also by a script, also missing ones), and
+    announces the first change of each on a second connection: https://redis.io/docs/latest/commands/client-tracking/.
+    """
+
+    def __init__(self, redis: Redis) -> None:
+        super().__init__(redis)
+        self._feed: Any = None
+
+    @property
+    def fileno(self) -> int | None:
+        """None while there is no connection, or the server or an ACL forbids it."""
+        return self._feed._sock.fileno() if self._feed is not None else None  # noqa: SLF001 - redis-py has no other way
+
+    def heard(self) -> None:
+        """Forget the changes that were announced so far. To be called before keys are read again."""
+        if self._feed is None:
+            return
+        try:
+            while select.select((self._feed._sock,), (), (), 0)[0]:  # noqa: SLF001 - as above
+                if not self._feed._sock.recv(65536):  # noqa: SLF001 - as above
+                    raise OSError("closed")
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        super().close()
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.disconnect()
+
+    def _open(self) -> Any:
+        connection, feed = super()._open(), super()._open()
+        try:
+            feed.send_command("CLIENT", "ID")
+            number = feed.read_response()
+            feed.send_command("SUBSCRIBE", "__redis__:invalidate")
+            feed.read_response()
+            connection.send_command("CLIENT", "TRACKING", "ON", "REDIRECT", number)
+            connection.read_response()
+        except ResponseError:
+            feed.disconnect()
+        except BaseException:
+            feed.disconnect()
+            connection.disconnect()
+            raise
+        else:
+            self._feed = feed
+        return connection
 
 
 # Errors that report a passing state of the server; where redis-py has a class for one, it is no ResponseError.
@@ -153,4 +210,4 @@ def dedicated_connection(pool: Any) -> Any:
     return connection
 
 
-__all__ = ["Call", "Line", "RedisError", "Script", "connect", "dedicated_connection", "will_repeat"]
+__all__ = ["Call", "Line", "RedisError", "Script", "TrackedLine", "connect", "dedicated_connection", "will_repeat"]

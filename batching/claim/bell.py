@@ -27,13 +27,17 @@ class Bell:
         self._connection: Any = None
         self._readable = select.poll()
         self._asked: Sequence[str] = ()
+        self._leave_for: int | None = None
 
-    def wait(self, keys: Sequence[str], timeout_s: float, ask_s: float = 0.0) -> str | None:
+    def wait(
+        self, keys: Sequence[str], timeout_s: float, ask_s: float = 0.0, leave_for: int | None = None
+    ) -> str | None:
         """The list of `keys` that had a token within `timeout_s`, or since the previous wait ended; None without one.
 
         `ask_s`: how long one BLPOP stays open across waits for the same keys; it must be shorter than the client's
-        timeout. Raises RedisError.
+        timeout. `leave_for`: a file descriptor; the wait ends without a token once it is readable. Raises RedisError.
         """
+        self._leave_for = leave_for
         reused = self._connection is not None
         try:
             return self._wait(keys, max(timeout_s, 0.001), ask_s)
@@ -75,7 +79,7 @@ class Bell:
         """The list in which the open BLPOP found a token; None if there was no answer by then, and it stays open."""
         left_s = max(until - time.monotonic(), 0.0)
         # An idle worker comes here a dozen times a second, and redis-py makes two exceptions of a timeout.
-        if not self._readable.poll(left_s * 1000):
+        if not self._rings(left_s):
             return None
         try:
             left_s = max(until - time.monotonic(), 0.0)
@@ -84,3 +88,14 @@ class Bell:
             return None
         self._asked = ()
         return None if popped is None else popped[0].decode()
+
+    def _rings(self, left_s: float) -> bool:
+        """Return whether the BLPOP is answered, after at most `left_s`."""
+        if self._leave_for is None:
+            return bool(self._readable.poll(left_s * 1000))
+        self._readable.register(self._leave_for, select.POLLIN)
+        try:
+            ready = self._readable.poll(left_s * 1000)
+        finally:
+            self._readable.unregister(self._leave_for)
+        return any(each != self._leave_for for each, _ in ready)

@@ -2,12 +2,11 @@
 
     loop ──join──▶ still at its own bell ──next round──▶ held ──a ring, or something seen──▶ at its own bell again
                                                           │
-              watch: BLPOP over the bells of all held, then one `peek` over their queues, LOOK_EVERY_S apart,
-                     QUIET_LOOK_EVERY_S when none of them has had work for QUIET_AFTER_S
+              watch: BLPOP over the bells of all held; one `peek` over their queues when Redis says that one of them
+                     has changed, and every TOLD_LOOK_EVERY_S. If Redis cannot say so: every LOOK_EVERY_S
 
 A loop with work waits by itself, since a hand-over between threads costs a lone caller a tenth of a millisecond. Thirty
-idle models that wait by themselves would ask Redis 360 times a second; held here, they ask twelve times together,
-and after half a minute five times: then only what came without a ring, from a plain Celery client, waits for a look.
+idle models that wait by themselves would ask Redis 360 times a second; held here, they ask four times together.
 
 No ring is lost. A loop stays at its own bell until the watch holds it. When the watch draws a token for a model whose
 loops have all left, it returns the token to the bell, where another worker may wait.
@@ -32,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 # A loop without work for this long is held. Longer than the pause of a client that sends once a second.
 COLD_AFTER_S = 2.0
-# What the looks cost is most of what an idle worker costs.
-QUIET_AFTER_S = 30.0
-QUIET_LOOK_EVERY_S = 0.2
+# What the looks cost is most of what an idle worker costs. They are needed for pauses that end, and in case an
+# announcement is lost.
+TOLD_LOOK_EVERY_S = 0.25
 _MAX_BACKOFF_S = 1.0
 
 
@@ -111,8 +110,8 @@ class IdleWatch:
         self._held: list[Seat] = []
         self._stopping = False
         self._looked_at = 0.0
-        # When a loop last joined, or had work.
-        self._stirred_at = 0.0
+        # A queue that keeps changing without work for anybody, such as one of a paused tier, is not followed.
+        self._in_vain = False
         self._thread = threading.Thread(target=self._run, name="idle watch", daemon=True)
 
     def start(self) -> None:
@@ -176,13 +175,15 @@ class IdleWatch:
         models = self._gather()
         if not models:
             return
-        quiet = self.clock() - self._stirred_at >= QUIET_AFTER_S
-        look_every_s = QUIET_LOOK_EVERY_S if quiet else LOOK_EVERY_S
-        rung = self.store.wait_for_bells(models, look_every_s)
+        told = self.store.is_told and not self._in_vain
+        every_s = TOLD_LOOK_EVERY_S if told else LOOK_EVERY_S
+        began = self.clock()
+        rung = (self.store.wait_for_changes if told else self.store.wait_for_bells)(models, every_s)
         if rung is not None and not self._wake_one(rung):
             self.store.ring(rung)
-        if rung is None or self.clock() - self._looked_at >= look_every_s:
-            self._look()
+        if rung is None or self.clock() - self._looked_at >= every_s:
+            told_early = told and rung is None and self.clock() - began < every_s / 2
+            self._in_vain = not self._look() and told_early
 
     def _gather(self) -> list[str]:
         """Hold the loops that have joined, and return the models to wait for. Blocks while there are none."""
@@ -190,17 +191,20 @@ class IdleWatch:
             self._changed.wait_for(lambda: self._stopping or self._held or self._joining)
             joined, self._joining = self._joining, []
             self._held += joined
-            if joined:
-                self._stirred_at = self.clock()
             for seat in joined:
                 seat.hold(self.clock())
+        if joined:
+            # Nothing is announced of a queue before it has been looked at.
+            self._look()
+        with self._changed:
             return list(dict.fromkeys(seat.model for seat in self._held))
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
+        """Wake the loops for whose models something waits; returns whether there were any. Raises RedisError."""
         with self._changed:
             paused = {seat.model: seat.paused for seat in self._held}
         if not paused:
-            return
+            return False
         waiting = self.store.peek(paused)
         self._looked_at = self.clock()
         with self._changed:
@@ -209,6 +213,7 @@ class IdleWatch:
             for seat in self._held:
                 seat.empty_at = self._looked_at
         _let_go(found)
+        return bool(found)
 
     def _wake_one(self, model: str) -> bool:
         """Wake one of the model's loops; returns whether there was one. One token is for one loop.

@@ -44,7 +44,7 @@ from batching.script_args import (
     PutAsideKeys,
 )
 from config.keys import Shard, model_of_bell
-from config.redis import Call, Line, Script
+from config.redis import Call, Line, Script, TrackedLine
 from config.schema import MAX_BATCH_BYTES
 from config.tiers import TIERS
 
@@ -179,6 +179,16 @@ class BatchStore(Protocol):
     def wait_for_bells(self, models: Sequence[str], timeout_s: float) -> str | None:
         """Block until a producer rings for one of the models, for at most `timeout_s`; returns which."""
 
+    @property
+    def is_told(self) -> bool:
+        """True if `wait_for_changes` ends when something comes to a queue that `peek` has looked at."""
+
+    def wait_for_changes(self, models: Sequence[str], timeout_s: float) -> str | None:
+        """`wait_for_bells`, and return None early when something has changed since the last `peek`.
+
+        For the thread that peeks alone.
+        """
+
     def leave_bell(self) -> None:
         """The calling thread does not wait for a while: end its open BLPOP."""
 
@@ -211,6 +221,7 @@ class RedisBatchStore:
         self._look = Script(LOOK.text)
         self._last_peek: tuple[Mapping[str, AbstractSet[int]], tuple[str, ...], Call] | None = None
         self._peek = Script(PEEK.text)
+        self._lookout = TrackedLine(redis)
         self._claim = Script(CLAIM.text)
         self._finish = Script(FINISH.text)
         self._put_aside = Script(PUT_ASIDE.text)
@@ -335,11 +346,21 @@ class RedisBatchStore:
         return give_back(self._line, self._keys, self._worker_id, model, batch_id, blame, losses)
 
     def wait_for_bells(self, models: Sequence[str], timeout_s: float) -> str | None:
+        return self._wait(models, timeout_s)
+
+    @property
+    def is_told(self) -> bool:
+        return self._lookout.fileno is not None
+
+    def wait_for_changes(self, models: Sequence[str], timeout_s: float) -> str | None:
+        return self._wait(models, timeout_s, self._lookout.fileno)
+
+    def _wait(self, models: Sequence[str], timeout_s: float, leave_for: int | None = None) -> str | None:
         bell: Bell | None = getattr(self._lines, "bell", None)
         if bell is None:
             bell = self._lines.bell = Bell(self._redis)
         ask_s = 0.0 if len(models) == 1 else _ASK_S
-        rung = bell.wait([*map(self._keys.bell, models)], timeout_s, ask_s)
+        rung = bell.wait([*map(self._keys.bell, models)], timeout_s, ask_s, leave_for)
         return None if rung is None else model_of_bell(rung, self._keys.tag)
 
     def leave_bell(self) -> None:
@@ -353,7 +374,9 @@ class RedisBatchStore:
 
     def peek(self, paused: Mapping[str, AbstractSet[int]]) -> AbstractSet[str]:
         models, call = self._peek_of(paused)
-        return {models[number - 1] for number in self._line.again(call)}
+        # First, so that what changes from now on is announced again.
+        self._lookout.heard()
+        return {models[number - 1] for number in self._lookout.again(call)}
 
     def _peek_of(self, paused: Mapping[str, AbstractSet[int]]) -> tuple[tuple[str, ...], Call]:
         """An idle worker asks about the same queues again and again, so the call is cached."""

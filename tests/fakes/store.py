@@ -202,6 +202,13 @@ class MemoryBatchStore:
         self.after("give_back")
         return len(slots) if lease is not None else -1
 
+    @property
+    def is_told(self) -> bool:
+        return False
+
+    def wait_for_changes(self, models: Sequence[str], timeout_s: float) -> str | None:
+        return self.wait_for_bells(models, timeout_s)
+
     def wait_for_bells(self, models: Sequence[str], timeout_s: float) -> str | None:
         self.before("wait_for_bells")
         with self.changed:

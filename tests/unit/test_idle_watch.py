@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -122,21 +123,39 @@ def test_what_nobody_rang_for_is_seen_and_wakes_every_loop_of_its_model(world: W
     assert world.left == ["b", "b"]
 
 
-def test_after_a_quiet_time_it_looks_less_often_and_hears_a_ring_at_once(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_announced_is_looked_at_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.idle("a")
-    world.idle("b")
-    monkeypatch.setattr("batching.claim.idle_watch.QUIET_AFTER_S", 0.0)
-    monkeypatch.setattr("batching.claim.idle_watch.QUIET_LOOK_EVERY_S", 0.5)
-    # The round that is under way may still look.
-    before = world.calls["wait_for_bells"]
-    world.until(lambda: world.calls["wait_for_bells"] > before + 1)
+    announced = _announce(world, monkeypatch)
     world.put_silently("a")
-    world.store.ring("b")
+    announced()
     world.until(lambda: world.left)
-    assert world.left == ["b"]
-    world.until(lambda: len(world.left) == 2)
+
+
+def test_announcements_without_work_are_not_followed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.idle("a", paused=frozenset({Tier.PAID.rank}))
+    monkeypatch.setattr("batching.claim.idle_watch.LOOK_EVERY_S", 0.2)
+    announced = _announce(world, monkeypatch)
+    before = world.calls["peek"]
+    began = time.monotonic()
+    while time.monotonic() < began + 0.5:
+        announced()
+        time.sleep(0.001)
+    assert world.calls["peek"] - before <= 2 * (time.monotonic() - began) / 0.2 + 2
+
+
+def _announce(world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let the store be told of changes; the result tells it of one."""
+    changed = threading.Event()
+
+    def wait_for_changes(models: Sequence[str], timeout_s: float) -> str | None:
+        changed.wait(timeout_s)
+        changed.clear()
+        return None
+
+    monkeypatch.setattr("batching.claim.idle_watch.TOLD_LOOK_EVERY_S", LONG_S)
+    monkeypatch.setattr(world.store, "wait_for_changes", wait_for_changes)
+    monkeypatch.setattr(type(world.store), "is_told", True)
+    return changed.set
 
 
 def test_what_waits_in_a_paused_tier_wakes_nobody(world: World) -> None:
