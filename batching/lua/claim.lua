@@ -162,13 +162,24 @@ local function next_of(i, want)
       finish[j] = sums[keys[j]]
     end
   end
-  -- They do not all fit: fair by bytes then, with the oldest first, which nobody may overtake for ever.
+  -- They do not all fit: fair by bytes then, but the oldest first, so that nobody is overtaken for ever.
   if length + more > room then
     finish[chosen[1]] = 0
     table.sort(chosen, function(a, b)
       if finish[a] ~= finish[b] then return finish[a] < finish[b] end
       return a < b
     end)
+    local sum, fitting = 0, 0
+    for j = 1, #chosen do
+      sum = sum + #messages[chosen[j]]
+      if sum > room and (j > 1 or #entries > 0) then break end
+      fitting = j
+    end
+    closed = fitting < #chosen
+    for j = #chosen, fitting + 1, -1 do
+      picked[chosen[j]] = false
+      chosen[j] = nil
+    end
   end
   for j = 1, #chosen do chosen[j] = messages[chosen[j]] end
   for j = #messages, 1, -1 do

@@ -399,6 +399,24 @@ def test_bytes_of_others_do_not_make_the_oldest_wait_for_ever(world: World) -> N
     assert names(world.store.claim(MODEL, "batch", 4)) == ["a", "b0", "b1"]
 
 
+def test_two_keys_with_many_do_not_starve_the_large_one_of_a_third(world: World) -> None:
+    def of(size: int, name: str, key: str) -> bytes:
+        return ours(name, key=key * 8)[:-1] + b',"more":"' + b"x" * size + b'"}'
+
+    for number in range(40):
+        if number == 3:
+            world.put(of(MAX_BATCH_BYTES * 3 // 4, "large", "c"), Tier.PAID)
+        world.put(of(MAX_BATCH_BYTES // 10, f"{number}", "ab"[number % 2]), Tier.PAID)
+    claims: list[list[str]] = []
+    while not claims or claims[-1]:
+        claims.append(names(world.store.claim(MODEL, f"batch{len(claims)}", 64)))
+    assert sorted(chain(*claims)) == sorted(["large", *map(str, range(40))])
+    assert "large" in claims[1]
+    for key in (0, 1):
+        order = [int(each) for each in chain(*claims) if each != "large" and int(each) % 2 == key]
+        assert order == sorted(order)
+
+
 def test_a_claim_reads_so_many_bytes_and_no_more(world: World) -> None:
     filling = b"x" * MAX_BATCH_BYTES
     for number in range(12):

@@ -273,13 +273,17 @@ class MemoryBatchStore:
         def pop(rank: int, want: int) -> int:
             nonlocal size, closed, taken, dropped, read
             queue = here.queues[rank]
-            chosen = 0
+            chosen, last = 0, False
             while want > 0 and dropped < _MAX_DROPPED and queue and not closed:
                 if not chosen:
                     chosen = want
                     if suspects is None:
-                        _bring_to_the_front(queue, want, max_bytes - read)
+                        chosen, last = _bring_to_the_front(queue, want, max_bytes - read, alone=not slots)
+                    if not chosen:
+                        closed = True
+                        return 0
                 chosen -= 1
+                closed = last and not chosen
                 here_limit = limit(queue[-1])
                 read += len(queue[-1])
                 too_much = read > max_bytes and bool(slots)
@@ -354,30 +358,45 @@ class MemoryBatchStore:
         self.replies += replies.items()
 
 
-def _bring_to_the_front(queue: list[bytes], want: int, room: int) -> None:
+def _bring_to_the_front(queue: list[bytes], want: int, room: int, *, alone: bool) -> tuple[int, bool]:
     """Move the messages whose turn it is, by key, to the front, which is the end of the list.
 
-    `room`: the bytes of messages that fit into the batch.
+    `room`: the bytes of messages that fit into the batch; an empty one (`alone`) takes one message whatever its size.
+    Returns how many messages to take, and whether they are the batch's last.
     """
     window = _window(queue, room + _WINDOW_BYTES)
     fits = sum(map(len, window)) <= room
     if (len(queue) <= want and fits) or want >= _WINDOW:
-        return
+        return want, False
     keys = [_key(message) for message in window]
     first = keys[:want]
     if set(first) == {NO_KEY} or len(set(first)) == want:
-        return
+        return want, False
     chosen = fair_pick(keys, want)
-    if not fits:
-        finish: dict[int, int] = {}
-        sums: Counter[str] = Counter()
-        for position in chosen:
-            sums[keys[position]] += len(window[position])
-            finish[position] = sums[keys[position]]
-        finish[chosen[0]] = 0
-        chosen.sort(key=finish.__getitem__)
-    left = [each for position, each in enumerate(window) if position not in set(chosen)]
-    queue[-len(keys) :] = ([window[position] for position in chosen] + left)[::-1]
+    taken = chosen if fits else _fitting(chosen, window, keys, room, alone=alone)
+    left = [each for position, each in enumerate(window) if position not in set(taken)]
+    queue[-len(keys) :] = ([window[position] for position in taken] + left)[::-1]
+    return len(taken), len(taken) < len(chosen)
+
+
+def _fitting(
+    chosen: Sequence[int], window: Sequence[bytes], keys: Sequence[str], room: int, *, alone: bool
+) -> list[int]:
+    """Those of `chosen` that fit, in their order: the oldest, then by the bytes of their key up to them."""
+    finish: dict[int, int] = {}
+    sums: Counter[str] = Counter()
+    for position in chosen:
+        sums[keys[position]] += len(window[position])
+        finish[position] = sums[keys[position]]
+    finish[chosen[0]] = 0
+    taken: list[int] = []
+    read = 0
+    for position in sorted(chosen, key=finish.__getitem__):
+        read += len(window[position])
+        if read > room and (taken or not alone):
+            break
+        taken.append(position)
+    return taken
 
 
 def _window(queue: Sequence[bytes], most_bytes: int) -> list[bytes]:
