@@ -158,8 +158,10 @@ class TrackedLine(Line):
         """Forget the changes that were announced so far. To be called before keys are read again."""
         if self._feed is None:
             return
+        readable = select.poll()
+        readable.register(self._feed._sock, select.POLLIN)  # noqa: SLF001 - as above
         try:
-            while select.select((self._feed._sock,), (), (), 0)[0]:  # noqa: SLF001 - as above
+            while readable.poll(0):
                 if not self._feed._sock.recv(65536):  # noqa: SLF001 - as above
                     raise OSError("closed")
         except OSError:
@@ -172,7 +174,17 @@ class TrackedLine(Line):
             feed.disconnect()
 
     def _open(self) -> Any:
-        connection, feed = super()._open(), super()._open()
+        connection = super()._open()
+        try:
+            self._feed = self._track(connection)
+        except BaseException:
+            connection.disconnect()
+            raise
+        return connection
+
+    def _track(self, connection: Any) -> Any:
+        """The connection on which changes are announced; None where that is forbidden."""
+        feed = super()._open()
         try:
             feed.send_command("CLIENT", "ID")
             number = feed.read_response()
@@ -180,15 +192,12 @@ class TrackedLine(Line):
             feed.read_response()
             connection.send_command("CLIENT", "TRACKING", "ON", "REDIRECT", number)
             connection.read_response()
-        except ResponseError:
+        except BaseException as error:
             feed.disconnect()
-        except BaseException:
-            feed.disconnect()
-            connection.disconnect()
+            if isinstance(error, ResponseError) and will_repeat(error):
+                return None
             raise
-        else:
-            self._feed = feed
-        return connection
+        return feed
 
 
 # Errors that report a passing state of the server; where redis-py has a class for one, it is no ResponseError.

@@ -158,6 +158,9 @@ def _answered(handler: Handler, access: Access, services: Services, call: HttpRe
             call.caller = caller = services.identity.identify(call, access)
         return handler(services, call)
     except (BunchError, ApiError) as error:
+        if call.turn is not None:
+            # Others need not wait for what is asked of Redis here.
+            call.turn.end()
         if caller is not None and error.code in _REFUSED and call.body_bytes >= COUNTED_BYTES:
             return _counted(error, services, call, caller)
         return _refusal(error, call.request_id)

@@ -6,13 +6,14 @@
 
 A mebibyte of JSON takes milliseconds to prepare, and a hundred of them if somebody has shaped it for that. So large
 bodies are prepared one at a time, with a pause after each that is as long as the work took: half of the loop's time
-stays for other requests. Redis and the workers work as hard on them. So of the large requests whose callers wait, only
-some megabytes are in the queue at a time, and the others wait here, where waiting costs nothing.
+stays for other requests. Redis and the workers work as hard on them. So of the large requests of a key whose callers
+wait, only some megabytes are in the queue at a time, and the others wait here, where waiting costs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from time import monotonic, process_time
 from typing import Self
 
@@ -21,7 +22,7 @@ from gevent.event import Event
 from gevent.lock import Semaphore
 
 from config.schema import MAX_BATCH_BYTES
-from tasks.errors import RateLimited, ServiceOverloaded
+from tasks.errors import CallerGone, RateLimited, ServiceOverloaded
 from tasks.protocol.caller import Caller
 
 LARGE_BYTES = 64 * 1024
@@ -32,15 +33,33 @@ COUNTED_BYTES = 16 * 1024
 MAX_IN_FLIGHT_BYTES = 4 * MAX_BATCH_BYTES
 # Each one holds a whole body in memory.
 MAX_WAITING = 32
+MAX_WAITING_OF_A_KEY = MAX_WAITING // 2
 MAX_WAIT_S = 5.0
 _MAX_KEYS = 4096
+
+
+@dataclass(slots=True)
+class _Key:
+    """What one key has here: bodies that wait, and the bytes of its requests that are not answered."""
+
+    waiting: int = 0
+    in_flight: int = 0
+    has_room: Event = field(default_factory=Event)
+
+    def add(self, in_flight: int) -> None:
+        self.in_flight += in_flight
+        if self.in_flight < MAX_IN_FLIGHT_BYTES:
+            self.has_room.set()
+        else:
+            self.has_room.clear()
 
 
 class Turn:
     """The turn of one large body; others wait until it has ended. Both methods may be called twice."""
 
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, budget: BodyBudget, key_id: str) -> None:
         self._budget = budget
+        self._key_id = key_id
         # CPU time of this process: other work of the machine is no reason to pause.
         self._began = process_time()
         self._ended = False
@@ -51,13 +70,14 @@ class Turn:
         if not self._ended:
             self._ended = True
             self._in_flight = in_flight
-            self._budget.rest(process_time() - self._began, in_flight)
+            self._budget.rest(process_time() - self._began, self._key_id, in_flight)
 
     def leave(self) -> None:
         """The request is answered."""
         self.end()
         in_flight, self._in_flight = self._in_flight, 0
-        self._budget.landed(in_flight)
+        if in_flight:
+            self._budget.landed(self._key_id, in_flight)
 
     def __enter__(self) -> Self:
         return self
@@ -76,45 +96,72 @@ class BodyBudget:
         self._turn = Semaphore(1)
         self._rested_at = 0.0
         self._waiting = 0
-        self._in_flight = 0
-        self._has_room = Event()
-        self._has_room.set()
+        # Only keys that have something here.
+        self._keys: dict[str, _Key] = {}
         # Monotonic time until which a key may send no large body.
         self._closed: dict[str, float] = {}
 
-    def turn(self) -> Turn:
-        """Wait for the turn of a large body. Raises ServiceOverloaded if too many wait, or it waits for too long."""
-        if self._waiting >= MAX_WAITING:
+    def turn(self, key_id: str, hung_up: Callable[[], bool] | None = None) -> Turn:
+        """Wait for the turn of a large body of a key.
+
+        Raises:
+            ServiceOverloaded: too many wait, or it has waited for `MAX_WAIT_S`.
+            CallerGone: `hung_up` says that nobody waits for it any more.
+        """
+        until = monotonic() + MAX_WAIT_S
+        known = self._keys.get(key_id)
+        if self._waiting >= MAX_WAITING or (known is not None and known.waiting >= MAX_WAITING_OF_A_KEY):
             raise _too_many()
+        key = known or self._new_key(key_id)
         self._waiting += 1
+        key.waiting += 1
         try:
-            if not self._turn.acquire(timeout=MAX_WAIT_S):
-                raise _too_many()
+            self._wait(key, until)
             try:
-                # The holder of the turn is the only one who waits for this.
-                if not self._has_room.wait(timeout=MAX_WAIT_S):
-                    raise _too_many()
                 gevent.sleep(max(0.0, self._rested_at - monotonic()))
+                if hung_up is not None and hung_up():
+                    raise CallerGone("the caller has disconnected")
             except BaseException:
                 self._turn.release()
                 raise
         finally:
             self._waiting -= 1
-        return Turn(self)
+            key.waiting -= 1
+            self._forget_idle(key_id, key)
+        return Turn(self, key_id)
 
-    def rest(self, seconds: float, in_flight: int) -> None:
+    def _wait(self, key: _Key, until: float) -> None:
+        """Return with the turn taken, and room for the key's next request. Raises ServiceOverloaded."""
+        while key.has_room.wait(timeout=max(0.0, until - monotonic())):
+            if not self._turn.acquire(timeout=max(0.0, until - monotonic())):
+                break
+            if key.has_room.is_set():
+                return
+            # Others of the same key came first.
+            self._turn.release()
+        raise _too_many()
+
+    def _new_key(self, key_id: str) -> _Key:
+        key = self._keys[key_id] = _Key()
+        key.has_room.set()
+        return key
+
+    def _forget_idle(self, key_id: str, key: _Key) -> None:
+        if not key.waiting and not key.in_flight:
+            self._keys.pop(key_id, None)
+
+    def rest(self, seconds: float, key_id: str, in_flight: int) -> None:
         """Called by a turn that ends."""
         self._rested_at = monotonic() + seconds
-        self._in_flight += in_flight
-        if self._in_flight >= MAX_IN_FLIGHT_BYTES:
-            self._has_room.clear()
+        if in_flight:
+            (self._keys.get(key_id) or self._new_key(key_id)).add(in_flight)
         self._turn.release()
 
-    def landed(self, in_flight: int) -> None:
+    def landed(self, key_id: str, in_flight: int) -> None:
         """Called by a turn whose request is answered."""
-        self._in_flight -= in_flight
-        if self._in_flight < MAX_IN_FLIGHT_BYTES:
-            self._has_room.set()
+        key = self._keys[key_id]
+        key.add(-in_flight)
+        self._forget_idle(key_id, key)
 
     def admit(self, caller: Caller) -> None:
         """Check a caller before its body is received. Raises RateLimited while its key had too many refused."""

@@ -79,12 +79,13 @@ def read_body(call: HttpRequest, decoder: msgspec.json.Decoder[Body], large: Bod
 
     Raises:
         ServiceOverloaded: too many large bodies wait for their turn.
+        CallerGone: the caller has disconnected meanwhile.
         ApiError: UNSUPPORTED_MEDIA_TYPE, INVALID_JSON, or INVALID_INPUT naming the field.
     """
     _require_json(call)
     raw = call.body()
     if len(raw) >= LARGE_BYTES:
-        call.turn = large.turn()
+        call.turn = large.turn(call.key_id, call.hung_up)
     return _decoded(raw, decoder)
 
 

@@ -70,8 +70,8 @@ class HttpStream(HttpResponse, frozen=True):
 
 class HttpRequest:
     """One HTTP request over its WSGI environment. `caller` is set once the caller is identified, `client_id` once a
-    body was read that names the caller's client. `turn` is the turn of a large body, from when it is read until its
-    request is in the outbox, at the latest until the handler returns.
+    body was read that names the caller's client. `turn` is the turn of a large body: it ends when its request is in the
+    outbox, and is left when the handler returns.
     """
 
     __slots__ = ("_environ", "_request_id", "caller", "caller_request_id", "client_id", "turn")
@@ -152,6 +152,12 @@ class HttpRequest:
         # Our server notes it in the environ; an environ of another server is checked here.
         noted: str | None = self._environ.get(NOTED)
         return was_forwarded(self._environ) if noted is None else noted == "1"
+
+    @property
+    def key_id(self) -> str:
+        """The caller's key; empty for one without a key, or before it is identified."""
+        caller: Caller | None = getattr(self, "caller", None)
+        return caller.key_id if caller is not None else ""
 
     @property
     def hung_up(self) -> Callable[[], bool] | None:

@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 
 # A loop without work for this long is held. Longer than the pause of a client that sends once a second.
 COLD_AFTER_S = 2.0
+# Whoever a ring has woken claims what was announced with it within this time.
+_RING_FIRST_S = 0.005
+# A queue that keeps changing without work for anybody, such as one of a paused tier, is not followed for so many looks.
+_NOT_FOLLOWED = 8
 # What the looks cost is most of what an idle worker costs. They are needed for pauses that end, and in case an
 # announcement is lost.
 TOLD_LOOK_EVERY_S = 0.25
@@ -110,8 +114,7 @@ class IdleWatch:
         self._held: list[Seat] = []
         self._stopping = False
         self._looked_at = 0.0
-        # A queue that keeps changing without work for anybody, such as one of a paused tier, is not followed.
-        self._in_vain = False
+        self._not_followed = 0
         self._thread = threading.Thread(target=self._run, name="idle watch", daemon=True)
 
     def start(self) -> None:
@@ -175,15 +178,22 @@ class IdleWatch:
         models = self._gather()
         if not models:
             return
-        told = self.store.is_told and not self._in_vain
+        told = self.store.is_told and not self._not_followed
         every_s = TOLD_LOOK_EVERY_S if told else LOOK_EVERY_S
         began = self.clock()
         rung = (self.store.wait_for_changes if told else self.store.wait_for_bells)(models, every_s)
         if rung is not None and not self._wake_one(rung):
             self.store.ring(rung)
-        if rung is None or self.clock() - self._looked_at >= every_s:
-            told_early = told and rung is None and self.clock() - began < every_s / 2
-            self._in_vain = not self._look() and told_early
+        if rung is not None and self.clock() - self._looked_at < every_s:
+            return
+        was_announced = told and rung is None and self.clock() - began < every_s / 2
+        if was_announced:
+            self._pause(_RING_FIRST_S)
+        found = self._look()
+        if was_announced and not found:
+            self._not_followed = _NOT_FOLLOWED
+        elif self._not_followed:
+            self._not_followed -= 1
 
     def _gather(self) -> list[str]:
         """Hold the loops that have joined, and return the models to wait for. Blocks while there are none."""

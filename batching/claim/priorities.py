@@ -40,7 +40,7 @@ class PriorityLists:
         if self._call[0] != models:
             names = tuple(chain.from_iterable(map(self._names_of_one, models)))
             args = GatherArgs(queues=len(TIERS), lists=_LISTS, max_moved=_MOST_AT_ONCE)
-            self._call = models, Call(_GATHER, names, args)
+            self._call = models, Call(_GATHER, names, args) if names else None
         return self._call[1]
 
     def _names_of_one(self, model: str) -> Iterator[str]:

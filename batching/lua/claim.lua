@@ -22,6 +22,7 @@ local WINDOW = 512
 local WINDOW_BYTES = 16 * 1024 * 1024
 -- Messages of a first read, whose sizes are only guessed.
 local STEP = 8
+local MOST_AT_ONCE = 32
 
 local now = now_ms()
 local count = (#KEYS - QUEUES) / 2
@@ -118,7 +119,7 @@ local function pop_messages(queue, most, room, usual)
       read = read + #next_ones[j]
     end
     local ended = #next_ones < step
-    usual, step = read / #messages, 4 * #messages
+    usual, step = read / #messages, math.min(4 * #messages, MOST_AT_ONCE)
   until ended or #messages == most or read > room
   return messages, read
 end
@@ -133,7 +134,7 @@ local closed = false
 local function next_of(i, want)
   local queue = KEYS[QUEUES + i]
   local room = most_bytes - bytes
-  local messages, length = pop_messages(queue, want, room, heads[i])
+  local messages, length = pop_messages(queue, want, room, heads[i] or 1)
   if #messages == 0 then return nil end
   if only or (depths[i] <= want and length <= room) then return messages end
   local keys, seen, named, twice, several = {}, {}, false, false, false
@@ -142,8 +143,10 @@ local function next_of(i, want)
     named, twice, several = named or key ~= NO_KEY, twice or seen[key], several or (j > 1 and key ~= keys[1])
     keys[j], seen[key] = key, true
   end
-  -- No keys at all, or one request of each already, or nobody else's behind these.
-  if not (named and twice) or want >= WINDOW then return messages end
+  -- No keys at all.
+  if not named or want >= WINDOW then return messages end
+  -- What fits by number and by bytes, or is one alone, needs no fairness.
+  if not twice and (length <= room or #messages == 1) then return messages end
   if not several and tonumber(redis.call('HGET', KEYS[QUEUES + count + i], keys[1]) or 0) >= depths[i] then
     return messages
   end
@@ -258,7 +261,7 @@ for i = 1, count do short = short + pop(i, takes[i]) end
 -- Places freed by the expired and cancelled go to whoever still waits.
 if dropped > 0 then
   for i = 1, count do
-    if short > 0 and not paused(i) then short = pop(i, short) end
+    if short > 0 and not paused(i) and (not only or only == i) then short = pop(i, short) end
   end
 end
 

@@ -389,6 +389,25 @@ def test_megabytes_of_one_key_do_not_make_another_key_wait(world: World) -> None
     assert claims == [["a0", "b0", "b1", "b2", "a1"], ["a2", "a3"], ["a4", "a5"], ["a6", "a7"], ["a8", "a9"], []]
 
 
+def test_keys_that_alternate_are_shared_by_bytes_too(world: World) -> None:
+    filling = b"x" * (3 * MAX_BATCH_BYTES // 4)
+    for number in range(6):
+        world.put(ours(f"{number}", key="ab"[number % 2] * 8)[:-1] + b',"more":"' + filling + b'"}', Tier.PAID)
+    world.put(ours("small", key="cccccccc"), Tier.PAID)
+    assert names(world.store.claim(MODEL, "batch", 64)) == ["0", "small"]
+
+
+def test_a_suspect_that_was_cancelled_leaves_the_other_queues_alone(world: World) -> None:
+    for name in "ab":
+        world.put(ours(name), Tier.ENTERPRISE)
+    world.put(ours("c"), Tier.FREE)
+    world.store.claim(MODEL, "b1", 2)
+    world.store.give_back(MODEL, "b1", Blame.SUSPECT)
+    world.cancel("a")
+    claims = [names(world.store.claim(MODEL, f"again{number}", 8)) for number in range(4)]
+    assert sorted(chain(*claims)) == ["a", "b", "c"]
+
+
 def test_bytes_of_others_do_not_make_the_oldest_wait_for_ever(world: World) -> None:
     def of(size: int, name: str, key: str) -> bytes:
         return ours(name, key=key * 8)[:-1] + b',"more":"' + b"x" * size + b'"}'

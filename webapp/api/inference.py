@@ -132,7 +132,8 @@ def bulk(services: Services, call: HttpRequest) -> HttpResponse:
         for submission, refusal in _yielding(list(zip(submissions, refusals, strict=True)))
     ]
     if call.turn is not None:
-        call.turn.end(in_flight=sum(len(each.input) for each in submissions))
+        queued = [each for each, pending in zip(submissions, pendings, strict=True) if pending is not None]
+        call.turn.end(in_flight=sum(len(each.input) + len(each.parameters) for each in queued))
     results = []
     errors: list[BunchError] = []
     tier = whole.tier
@@ -236,7 +237,7 @@ def _run(
             raise refusal
         pending = services.client.submit(submission)
         if call.turn is not None:
-            call.turn.end(in_flight=len(submission.input))
+            call.turn.end(in_flight=len(submission.input) + len(submission.parameters))
         if not submission.idempotency_key:
             # With a key it may turn out to be another task.
             call.became(pending.task_id)
