@@ -138,15 +138,20 @@ local function next_of(i, want)
   if #messages == 0 then return nil end
   if only or (depths[i] <= want and length <= room) then return messages end
   local keys, seen, named, twice, several = {}, {}, false, false, false
+  local before, first = 0, 0
   for j = 1, #messages do
     local key = key_of(messages[j])
-    named, twice, several = named or key ~= NO_KEY, twice or seen[key], several or (j > 1 and key ~= keys[1])
+    several = several or (j > 1 and key ~= keys[1])
+    -- Those that would be taken if nothing were shared, and the one that did not fit.
+    if before <= room then
+      named, twice, first = named or key ~= NO_KEY, twice or seen[key], j
+      before = before + #messages[j]
+    end
     keys[j], seen[key] = key, true
   end
-  -- No keys at all.
   if not named or want >= WINDOW then return messages end
-  -- What fits by number and by bytes, or is one alone, needs no fairness.
-  if not twice and (length <= room or #messages == 1) then return messages end
+  -- They all fit, and are of different keys; or the first alone is too much.
+  if (length <= room and not twice) or (length > room and first == 1) then return messages end
   if not several and tonumber(redis.call('HGET', KEYS[QUEUES + count + i], keys[1]) or 0) >= depths[i] then
     return messages
   end
@@ -208,7 +213,7 @@ local function pop(i, want)
       local ours = stamped(message)
       local limit_here = suspect_size(message, ours)
       bytes = bytes + #message
-      if (limit_here ~= nil) ~= (only ~= nil) or (limit_here and taken >= limit_here)
+      if (limit_here ~= nil) ~= (only ~= nil) or (limit_here and (taken >= limit_here or taken >= size))
         or (bytes > most_bytes and #entries > 0) then
         -- A suspect among others, the other way round, or too much: it and what stands behind it wait for the next
         -- batch.
@@ -261,7 +266,7 @@ for i = 1, count do short = short + pop(i, takes[i]) end
 -- Places freed by the expired and cancelled go to whoever still waits.
 if dropped > 0 then
   for i = 1, count do
-    if short > 0 and not paused(i) and (not only or only == i) then short = pop(i, short) end
+    if short > 0 and not paused(i) then short = pop(i, short) end
   end
 end
 

@@ -10,6 +10,7 @@ from redis import Redis
 
 from batching.claim.store import BatchStore, Blame
 from batching.fast_header import NO_KEY
+from config.schema import MAX_BATCH_BYTES
 from config.tiers import TIERS
 from tests.fakes.store import epoch_ms
 from tests.fakes.worlds import HOUR_MS, MODEL, PAUSE_MS, MemoryWorld, RedisWorld, World, foreign, name_of, ours, settled
@@ -42,6 +43,7 @@ class Trace:
         # Aged, or never: between the two worlds no time passes that counts.
         born = rng.choice((1000, epoch_ms() + HOUR_MS))
         key = rng.choice((NO_KEY, "0000000a", "0000000b", "0000000c"))
+        size = rng.choice((0, 0, 100, 5_000))
         for _ in range(rng.choice((1, 1, 5, 30))):
             task_id = f"t{self._count}"
             self._count += 1
@@ -49,6 +51,7 @@ class Trace:
                 task_id, expired=rng.random() < 0.1, tracked=rng.random() < 0.5, enqueued=born + self._count, key=key,
                 due_in_ms=rng.choice((HOUR_MS // 2, 2 * HOUR_MS)),
             )  # fmt: skip
+            message = message[:-1] + b',"more":"%b"}' % (b"x" * size)
             for world in self._worlds:
                 world.put(message, tier)
                 world.set_state(task_id, "PENDING")
@@ -68,7 +71,11 @@ class Trace:
         size = rng.choice((1, 2, 7, 16, 64))
         attempts = rng.choice((1, 3, 4))
         margin_ms = rng.choice((0, 0, HOUR_MS))
-        claims = [world.store.claim(MODEL, batch_id, size, attempts, margin_ms=margin_ms) for world in self._worlds]
+        most = rng.choice((MAX_BATCH_BYTES, MAX_BATCH_BYTES, 1, 3_000, 12_000))
+        claims = [
+            world.store.claim(MODEL, batch_id, size, attempts, margin_ms=margin_ms, max_bytes=most)
+            for world in self._worlds
+        ]
         if claims[0].entries:
             self._batches[batch_id] = [(each.position, name_of(each.message)) for each in claims[0].entries]
         return [(claim.entries, claim.view.depths, claim.view.oldest_ms) for claim in claims]
@@ -107,7 +114,7 @@ class Trace:
         ]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 def test_both_stores_lead_the_same_life(redis: Redis, seed: int) -> None:
     real = RedisWorld(redis)
     trace = Trace(random.Random(seed), [real, MemoryWorld()])

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -369,8 +370,12 @@ def _bring_to_the_front(queue: list[bytes], want: int, room: int, *, alone: bool
     if (len(queue) <= want and fits) or want >= _WINDOW:
         return want, False
     keys = [_key(message) for message in window]
-    first = keys[:want]
-    if set(first) == {NO_KEY} or len(set(first)) == want:
+    before = [0, *accumulate(map(len, window))]
+    # Those that would be taken if nothing were shared, and the one that did not fit.
+    first = [key for key, read in zip(keys[:want], before, strict=False) if read <= room]
+    if set(first) == {NO_KEY}:
+        return want, False
+    if len(set(first)) == want if before[len(first)] <= room else len(first) == 1:
         return want, False
     chosen = fair_pick(keys, want)
     taken = chosen if fits else _fitting(chosen, window, keys, room, alone=alone)
