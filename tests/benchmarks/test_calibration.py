@@ -1,4 +1,4 @@
-"""What the calibration makes of a closed loop's batches."""
+"""The calibration, from a closed loop's batches."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def workers(valkey: PrivateValkey, redis: Redis, tmp_path: Path) -> Iterator[Lon
 
 
 def computed(folder: Path) -> int:
-    """How many inputs the model has been given, each time anew."""
+    """The number of inputs that the model has been given."""
     return len((folder / "tally").read_text().splitlines())
 
 

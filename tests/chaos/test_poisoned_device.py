@@ -49,7 +49,7 @@ def api(stack: Stack) -> Iterator[Api]:
 
 
 def replacements(api: Api, model: str) -> dict[str, int]:
-    """How many processes were replaced so far, by reason."""
+    """The number of processes that were replaced so far, by reason."""
     text = api.get("/metrics").body.decode()
     rows = re.findall(
         rf'^bunch_executor_replacements_total\{{model="{model}",reason="(\w+)"\}} (\S+)$', text, re.MULTILINE

@@ -1,4 +1,4 @@
-"""How a worker and `up` leave: what is in the model is answered or given back, and nothing stays leased."""
+"""A worker and `up` leave: what is in the model is answered or given back, and nothing stays leased."""
 
 from __future__ import annotations
 

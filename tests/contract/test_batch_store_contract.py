@@ -1,4 +1,4 @@
-"""What every batch store does, the real one and its twin."""
+"""The contract of a batch store, for the real one and its twin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every executor does, the real one and its twin."""
+"""The contract of an executor, for the real one and its twin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers and neighbours may try, and what it gets them: a table, against real processes with auth on."""
+"""A table of what strangers and neighbours try, and what it gets them, against real processes with auth on."""
 
 from __future__ import annotations
 

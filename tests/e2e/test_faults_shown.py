@@ -1,4 +1,4 @@
-"""What faults have taught the workers is seen wherever an operator looks, and can be taken back."""
+"""An operator sees wherever he looks what faults have taught the workers, and can take it back."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Page:
 
 
 class Memory(threading.Thread):
-    """Of a process, every half second while the block runs: (seconds, bytes)."""
+    """The memory of a process, every half second while the block runs: (seconds, bytes)."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)

@@ -63,7 +63,7 @@ def test_what_is_public_stays_so(api: Api, headers: dict[str, str]) -> None:
 
 
 def test_a_connection_is_judged_by_each_of_its_requests(api: Api) -> None:
-    """What the server remembers of a connection's heads is not taken for a request that differs."""
+    """The server remembers a connection's heads, but takes none for a request that differs."""
     connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=60)
     for number in range(4):
         for headers, expected in (({}, 200), ({"X-Forwarded-For": "192.0.2.1"}, 403), ({"X-Nothing-New": "1"}, 200)):

@@ -67,7 +67,7 @@ def test_a_model_without_a_cache_computes_each(api: Api, question: str) -> None:
 
 
 def total(api: Api, name: str) -> float:
-    """Of all models."""
+    """The counts of all models."""
     lines = re.findall(rf"^{name}{{.*}} (.*)$", api.get("/metrics").body.decode(), re.MULTILINE)
     return sum(map(float, lines))
 
@@ -150,7 +150,7 @@ def asked(store: Redis) -> set[bytes]:
 
 
 def waiting(store: Redis, before: set[bytes]) -> int:
-    """Who asks, and who waits with them, of questions that are new since."""
+    """The requests that are new since, and those that wait with them."""
     ours = asked(store) - before
     return len(ours) + sum(store.hlen(name.replace(b":asked:", b":joined:", 1)) for name in ours)
 

@@ -1,4 +1,4 @@
-"""What operators look at: metrics, Flower, Celery's remote control."""
+"""The tools of operators: metrics, Flower, Celery's remote control."""
 
 from __future__ import annotations
 

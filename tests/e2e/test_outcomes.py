@@ -1,4 +1,4 @@
-"""What becomes of each request in a batch: its own outcome, whatever its neighbours do."""
+"""Each request in a batch gets its own outcome, whatever its neighbours do."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_what_waits_too_long_in_the_queue_is_not_computed(own: Stack) -> None:
 def test_lower_tiers_are_shut_out_by_a_long_queue_above_them_and_keep_their_share_beside_a_short_one(
     own: Stack,
 ) -> None:
-    """What docs/oncall.md says of a tier that starves, and what it says to do."""
+    """A tier that starves shows as docs/oncall.md says, and the advice there helps."""
     answers = offer(own, 2.0, 4.0, MOSTLY_ENTERPRISE)
     late = {tier: [each for each in mine if came_s(each) > 2.0] for tier, mine in answers.items()}
     assert served(late[Tier.ENTERPRISE]) > 0.3

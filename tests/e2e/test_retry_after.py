@@ -1,4 +1,4 @@
-"""What refused callers of a running stack are told, against when the rule lets somebody in again."""
+"""Refused callers of a running stack are told when the rule lets somebody in again."""
 
 from __future__ import annotations
 

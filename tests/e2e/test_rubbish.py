@@ -36,7 +36,7 @@ def pushed(store: Redis) -> int:
 
 
 def executors(store: Redis) -> list[tuple[str, str, int | None, int]]:
-    """Who they are; another process or a restart shows."""
+    """The processes' identities; another process or a restart shows."""
     return sorted(
         (row.id, each.executor, each.pid, each.restarts) for row in Fleet(store).workers() for each in row.models
     )

@@ -99,7 +99,7 @@ def together(calls: list[Any]) -> list[Any]:
 
 
 def all_told(own: Stack, api: Api, owners: list[dict[str, str]], model: str) -> list[str]:
-    """What alice and bob read, whichever way they ask and look."""
+    """The texts that alice and bob read, whichever way they ask and look."""
     values = inputs(model)
 
     def waiting(n: int) -> str:

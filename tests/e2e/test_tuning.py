@@ -86,7 +86,7 @@ def test_the_tuner_finds_what_holds_and_the_system_confirms_it(stack: Stack, slo
 
 
 def is_as_given(measured: dict[str, float]) -> bool:
-    """What a usual batch takes: 50 ms + 0.1 ms·n, and what a busy machine adds.
+    """The time of a usual batch: 50 ms + 0.1 ms·n, and what a busy machine adds.
 
     Its two parts are anybody's guess while all batches hold about as many.
     """

@@ -1,4 +1,4 @@
-"""What the submit script lets in, on a real server."""
+"""The submit script lets requests in and refuses them, on a real server."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_the_time_to_come_again_is_about_the_truth(redis: Redis, tier: Tier) -> 
     door.send(Tier.ENTERPRISE, 240)
 
     def as_ever() -> None:
-        """What has come in each of the last seconds is expected of the next ones."""
+        """As much as came in each of the last seconds is expected of the next ones."""
         redis.delete(KEYS.capacity(MODEL), *(KEYS.arrivals(redis.time()[0] - ago) for ago in range(5)))
         for ago in range(5):
             redis.hset(KEYS.arrivals(redis.time()[0] - ago), KEYS.queue(MODEL, Tier.ENTERPRISE), enterprise_per_s)
@@ -262,7 +262,7 @@ def test_the_time_to_come_again_is_about_the_truth(redis: Redis, tier: Tier) -> 
 
 def test_only_where_somebody_else_waits_more_are_taken_than_are_wanted(redis: Redis, door: Door) -> None:
     def taken() -> int:
-        """How often the claim of a batch of eight took from a queue; that many it takes at once."""
+        """The number of times that the claim of a batch of eight took from a queue; it takes eight at once."""
         redis.config_resetstat()
         claimed.append(store.claim(MODEL, f"b{len(claimed)}", 8))
         commands = cast("dict[str, dict[str, int]]", redis.info("commandstats"))

@@ -55,7 +55,7 @@ def beat(redis: Redis, *busy: float) -> None:
 
 
 def serve(redis: Redis, batches: int, size: int, seconds: float) -> None:
-    """What workers would have added to the shared sums."""
+    """The sums that workers would have added."""
     for name, by in (
         ("bunch_batch_size_count", batches),
         ("bunch_batch_size_sum", batches * size),

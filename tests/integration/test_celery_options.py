@@ -1,4 +1,4 @@
-"""What a plain client may say of one task: when, until when, how, and no more. And what is refused, loudly."""
+"""The options of a task that a plain client may give: when, until when, how. Others are refused, loudly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators ask for, as it is kept: it outlives whoever was told."""
+"""The desired state is kept: it outlives whoever was told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a frontend refuses or answers by itself is in the record of requests, too."""
+"""Requests that a frontend refuses or answers by itself are in the record, too."""
 
 from __future__ import annotations
 

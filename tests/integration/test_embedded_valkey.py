@@ -113,7 +113,7 @@ def test_the_server_of_compose_is_bounded_has_a_password_and_shows_it_to_nobody(
 
 
 def test_memory_that_it_no_longer_uses_is_bounded_whatever_sizes_it_has_held(tmp_path: Path) -> None:
-    """Of each size that its allocator keeps at hand, thousands at once."""
+    """Thousands of values at once, of each size that its allocator keeps at hand."""
     server = EmbeddedValkey(tmp_path, free_port(), "memory")
     with running(server.prepare(), server.tcp_url, **server.environment) as redis:
         process = psutil.Process(redis.info("server")["process_id"])

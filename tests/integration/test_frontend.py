@@ -48,7 +48,7 @@ def worker(valkey: PrivateValkey) -> Iterator[StandInWorker]:
 
 @pytest.fixture
 def url(valkey: PrivateValkey, redis: Redis, worker: StandInWorker) -> str:
-    """Of an empty database, with a worker."""
+    """A frontend of an empty database, with a worker."""
     return valkey.url
 
 
@@ -89,7 +89,7 @@ def test_outages(runner: GeventRunner, valkey: PrivateValkey, scenario: str) -> 
 
 @scenarios(readiness)
 def test_readiness(runner: GeventRunner, redis: Redis, valkey: PrivateValkey, scenario: str) -> None:
-    """Of an empty database, without a worker."""
+    """A frontend of an empty database, without a worker."""
     runner.run(valkey.url, readiness, scenario)
 
 

@@ -1,4 +1,4 @@
-"""What the web server does with requests that are in order, over a raw socket."""
+"""The web server serves requests that are in order, over a raw socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long, and how much, one client may take: with limits short enough to wait for."""
+"""The limits of one client in time and bytes, short enough here to wait for."""
 
 from __future__ import annotations
 

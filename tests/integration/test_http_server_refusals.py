@@ -1,4 +1,4 @@
-"""What the web server refuses: rubbish, and anything whose end two readers could see in different places."""
+"""The web server refuses rubbish, and anything whose end two readers could see in different places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be seen from outside: single writes, races with the reaper, two listeners' turns. In this process."""
+"""Single writes, races with the reaper, two listeners' turns: in this process, since nobody sees them from outside."""
 
 from __future__ import annotations
 

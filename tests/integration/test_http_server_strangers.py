@@ -1,4 +1,4 @@
-"""Who begins and does not go on: places, memory and framing that one may take of a worker, and who gives way."""
+"""Clients that begin and do not go on: the places and memory that they may take of a worker, and who gives way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much room kept answers take, on a real server."""
+"""The room that kept answers take, on a real server."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
 
 
 def test_a_burst_arrives_at_once() -> None:
-    """Of five, no one waits for another: the server sees all of them before it has answered the first."""
+    """None of five waits for another: the server sees all of them before it has answered the first."""
     waiting = most = 0
 
     async def handler(body: dict[str, Any]) -> tuple[int, bytes]:

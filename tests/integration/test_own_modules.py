@@ -1,4 +1,4 @@
-"""What a model's author has beside bunch.toml under a name that is also ours: each side imports its own."""
+"""A module beside bunch.toml may have a name that is also ours: each side imports its own."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(folder: Path, valkey: PrivateValkey) -> Iterator[Any]:
-    """Of an ops worker and one that serves `echo`."""
+    """The queues of an ops worker and of one that serves `echo`."""
     ours, ops = bunch_worker(folder, valkey, ECHO), worker(folder, valkey, "tasks.app", "bunch.ops", "ops")
     app = plain_client(valkey.url)
     try:

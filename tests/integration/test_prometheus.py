@@ -1,4 +1,4 @@
-"""What docker/ gives to Prometheus and Grafana, against Prometheus' own tool and against what is exposed."""
+"""The files of docker/ for Prometheus and Grafana, against Prometheus' own tool and against what is exposed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other workers forget, or lose, when their connections to Redis break (known of celery-batches and kombu)."""
+"""Connections to Redis break: other workers forget or lose things then (known of celery-batches and kombu)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_waits_and_what_comes_is_answered_after_each_reconnect(rig: Rig, se
 
 
 def queues(rig: Rig) -> set[str]:
-    """What our worker consumes. Asked by another process: kombu shares connections, and here they have been cut."""
+    """The queues that our worker consumes, asked by another process: kombu shares connections, which are cut here."""
 
     def ask() -> str:
         command = [sys.executable, "-m", "celery", f"--broker={rig.url}", "inspect", "active_queues", "--json"]

@@ -1,4 +1,4 @@
-"""What Redis refuses for what it is, not for a state of its own that passes: neighbours are answered, nothing hangs."""
+"""Redis refuses an outcome for what it is, not for a passing state: neighbours are answered, nothing hangs."""
 
 from __future__ import annotations
 

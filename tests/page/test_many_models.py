@@ -40,7 +40,7 @@ def settled(seen: Seen, models: int) -> None:
 
 
 def reachable(seen: Seen, selector: str) -> bool:
-    """Whether its right edge is inside the window without anything being pushed sideways."""
+    """True if its right edge is inside the window without anything being pushed sideways."""
     edges = f"[...document.querySelectorAll({selector!r})].map((each) => each.getBoundingClientRect().right)"
     return bool(seen.page.evaluate(f"Math.max(...{edges}) <= innerWidth"))
 

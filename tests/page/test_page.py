@@ -1,4 +1,4 @@
-"""What a person sees, hears from a screen reader, and can do with a keyboard."""
+"""The page as a person sees it, hears it from a screen reader, and uses it with a keyboard."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def picture(page: Page, name: str, tmp_path: Path, history_s: float = 0, whole: 
 
 
 def serious(page: Page) -> list[str]:
-    """What axe finds: rule and element."""
+    """The findings of axe: rule and element."""
     found = Axe().run(page).response["violations"]
     return [
         f"{each['id']} ({each['impact']}): {node['html'][:120]}: {node['failureSummary']}"

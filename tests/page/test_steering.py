@@ -1,4 +1,4 @@
-"""What is changed from the page: said first, done when told, by keyboard alone; and one request explained."""
+"""Changes from the page: said first, done when told, by keyboard alone; and one request explained."""
 
 from __future__ import annotations
 

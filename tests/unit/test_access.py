@@ -93,7 +93,7 @@ def test_a_service_token_is_asked_for_wherever_it_is_set() -> None:
     ],
 )
 def test_who_is_an_operator(auth: str, host: str, token: str, nothing: str, wrong: str, right: str) -> None:
-    """Whether callers have to say who they are makes no difference."""
+    """It makes no difference whether callers have to say who they are."""
     settings = Settings(auth=auth, http_host=host, service_token=token)
     identity = NoAuth(settings) if auth == "off" else Bearer(settings, None, None, KeySet(settings))
     sent = {"": nothing, "Bearer wrong": wrong, "Bearer é": wrong, f"Basic {TOKEN}": wrong, f"Bearer {TOKEN}": right}

@@ -1,4 +1,4 @@
-"""How long a child waits to be started again."""
+"""The pause before a child is started again."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_a_replay_finds_who_holds_a_design() -> None:
 
 
 def test_a_fleet_without_headroom_does_not_survive_uneven_traffic() -> None:
-    """What the designs' arithmetic leaves out: 97.7 % on average is 117 % for ten seconds."""
+    """The designs' arithmetic leaves bursts out: 97.7 % on average is 117 % for ten seconds."""
     design = _small(DESIGNS[0])
     even, uneven = (
         simulate(design.scenario(lambda: WhenIdle(64), uneven=each, overheads=Overheads())) for each in (False, True)

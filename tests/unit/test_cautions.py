@@ -1,4 +1,4 @@
-"""What `check` warns of: settings that work and are dangerous."""
+"""`check` warns of settings that work and are dangerous."""
 
 from __future__ import annotations
 

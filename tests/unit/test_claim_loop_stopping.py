@@ -1,4 +1,4 @@
-"""How a claim loop ends: what is inside is answered, what is not goes back."""
+"""A claim loop ends: what is inside is answered, what is not goes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the executor's child does with a batch; no process involved."""
+"""The work of the executor's child on a batch; no process involved."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ def test_refused_inputs_stay_refused_when_their_neighbours_fail() -> None:
 
 
 def seen_by(predict: Predict, *inputs: Any, parameters: Sequence[bytes] = ()) -> tuple[list[Any], Done]:
-    """What reached a model that collapses, in all of its calls, and what came of it."""
+    """The inputs that reached a model that collapses, in all of its calls, and the outcomes."""
     seen: list[Any] = []
 
     def watched(values: list[Any], options: list[dict[str, Any]]) -> Any:

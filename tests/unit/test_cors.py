@@ -1,4 +1,4 @@
-"""Which pages of other sites may call, and what a browser is told of it."""
+"""The pages of other sites that may call, and what a browser is told of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE, ELSEWHERE = "https://app.example", "https://else.example"
 
 
 def ask(method: str, path: str, origin: str | None, origins: str = HERE, **headers: str) -> TestResponse:
-    """Of a frontend whose Redis is away: none of this asks for it."""
+    """The answers of a frontend whose Redis is away: none of this asks for it."""
     settings = Settings(auth="keys", cors_origins=origins, redis_url="redis://127.0.0.1:1/0")
     sent: dict[str, Any] = {**headers, **({"Origin": origin} if origin else {})}
     return create_app(make_services(settings)).test_client().open(path, method=method, headers=sent)

@@ -1,4 +1,4 @@
-"""Which errors are the device's, by their words and, where torch is in use, by asking it."""
+"""Errors of the device are recognised by their words and, where torch is in use, by asking it."""
 
 from __future__ import annotations
 

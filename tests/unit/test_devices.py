@@ -1,4 +1,4 @@
-"""Which GPU each executor gets, and what `auto` is, on machines that are not at hand."""
+"""The GPU of each executor, and the meaning of `auto`, on machines that are not at hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told what of a failure, from what a model raises to what stands in a result."""
+"""Each reader is told of a failure what he may know, from the model's exception to the stored result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Model:
 
 
 def results(model: Any, *inputs: Any, disclosure: Disclosure = TO_CALLERS) -> tuple[list[str], list[str]]:
-    """Of each input, sent by an owner of its own, the stored result and the dead letter, if there is one."""
+    """The stored result of each input, sent by an owner of its own, and the dead letter, if there is one."""
     raw = [msgspec.json.encode(each) for each in inputs]
     codec = CeleryCodec(1000, disclosure)
     told, buried = [], []

@@ -1,4 +1,4 @@
-"""What docker/ says, against the code that it is about. No engine is needed; whether it builds is another matter."""
+"""The files of docker/ against the code that they are about. No engine is needed; building them is another matter."""
 
 from __future__ import annotations
 

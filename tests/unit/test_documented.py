@@ -59,7 +59,7 @@ FOREIGN = {
 
 
 def section(page: str, heading: str) -> str:
-    """What stands under one heading, subsections left out."""
+    """The text under one heading, without its subsections."""
     found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", EVERYTHING[page], re.MULTILINE | re.DOTALL)
     assert found, f"{page} has no section {heading!r}"
     return found[1]

@@ -1,4 +1,4 @@
-"""Which variables reach which role: no other program's, no other role's secrets, and all that a model may need."""
+"""The variables that reach each role: no other program's, no other role's secrets, and all that a model may need."""
 
 from __future__ import annotations
 

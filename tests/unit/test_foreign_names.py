@@ -23,7 +23,7 @@ def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def service(name: str, address: str, ports: dict[str, tuple[int, str]]) -> dict[str, str]:
-    """What kubelet's `envvars.FromServices` makes of one Service: `ports` are name → (number, protocol)."""
+    """The variables that kubelet's `envvars.FromServices` makes of a Service: `ports` are name → (number, protocol)."""
     prefix = name.upper().replace("-", "_")
     host = f"[{address}]" if ":" in address else address
     first, protocol = next(iter(ports.values()))

@@ -62,7 +62,7 @@ class Computed(NamedTuple):
 
 
 def failed(computed: Computed) -> list[bool]:
-    """Of each input, if they are answered at all."""
+    """The outcome of each input, if they are answered at all."""
     return [isinstance(each, Failed) for each in computed.done.outcomes] if computed.done else []
 
 
@@ -247,7 +247,7 @@ def test_nobody_but_the_culprits_fails_and_each_costs_one_process(culprits: set[
 
 
 def granted(patience: Patience, now: float, step_s: float, times: int) -> int:
-    """How many replacements a model gets that never computes anything, if it asks once every `step_s`."""
+    """The number of replacements that a model gets which never computes anything and asks once every `step_s`."""
     count = 0
     for n in range(times):
         if patience.grants(now + n * step_s):

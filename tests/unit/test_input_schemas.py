@@ -1,4 +1,4 @@
-"""What a model declares about its requests: read with the settings, compiled once, held against each request."""
+"""A model's declarations about its requests: read with the settings, compiled once, held against each request."""
 
 from __future__ import annotations
 

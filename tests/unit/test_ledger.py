@@ -1,4 +1,4 @@
-"""What a worker and a frontend write down of a request."""
+"""The ledger's entries of a worker and of a frontend."""
 
 from __future__ import annotations
 

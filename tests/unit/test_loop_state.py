@@ -29,7 +29,7 @@ class Witness:
 
 
 def shown(state: LoopState[Any], now: float, queue: Waiting | None = NOTHING, idle: int = 0) -> QueueView:
-    """What the policy sees now."""
+    """The view of the policy now."""
     state.learner.policy = witness = Witness()
     state.decide(queue, now, idle)
     return witness.shown[0]

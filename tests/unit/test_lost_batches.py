@@ -1,4 +1,4 @@
-"""What becomes of a batch whose process ended: whoever was alone in it for the last time fails with the reason."""
+"""A batch whose process ended: whoever was alone in it for the last time fails with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be shown of a value: never any part of a secret, however it is written."""
+"""A value as it may be shown: never any part of a secret, however it is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operations page says first."""
+"""The first lines of the operations page."""
 
 from __future__ import annotations
 

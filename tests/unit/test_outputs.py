@@ -1,4 +1,4 @@
-"""What a model may return for an input, as JSON; and what it may not."""
+"""The outputs that a model may return for an input, as JSON, and those that it may not."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_odd_numbers_and_keys_become_json(output: Any, encoded: bytes) -> None:
 
 
 class Malicious:
-    """What a model's own class may do when it is asked for its values."""
+    """A model's own class may do anything when it is asked for its values."""
 
     def tolist(self) -> Any:
         raise SystemExit("the program is over")

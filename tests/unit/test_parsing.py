@@ -1,4 +1,4 @@
-"""What `webapp.parsing` takes for a body, and how it refuses the rest."""
+"""The bodies that `webapp.parsing` takes, and its refusals of the rest."""
 
 from __future__ import annotations
 

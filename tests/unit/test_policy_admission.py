@@ -1,4 +1,4 @@
-"""Who is let in: the thresholds, a caller's share, and what is hopeless."""
+"""Admission: the thresholds, a caller's share, and what is hopeless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a claim loop learns: the rate, how busy it is, whether callers come back; and the controller that learns too."""
+"""A claim loop learns the rate, how busy it is, and whether callers come back; one controller learns, too."""
 
 from __future__ import annotations
 

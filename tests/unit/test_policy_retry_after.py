@@ -1,4 +1,4 @@
-"""What a refused caller is told, against when the rule lets one in again: queues drained in virtual time."""
+"""The time that a refused caller is told, against when the rule lets one in again: queues drained in virtual time."""
 
 from __future__ import annotations
 

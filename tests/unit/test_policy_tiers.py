@@ -1,4 +1,4 @@
-"""How a batch is shared between the tiers."""
+"""The tiers' shares of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in a state folder is its user's alone; what does not belong to Bunch is not touched."""
+"""A state folder is its user's alone; what does not belong to Bunch is not touched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between hosts, as the register of processes has it."""
+"""Differences between hosts, in the register of processes."""
 
 from __future__ import annotations
 

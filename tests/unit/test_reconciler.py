@@ -1,4 +1,4 @@
-"""How a worker follows its operators: loops held, paused and tuned, executors replaced one at a time."""
+"""A worker follows its operators: loops are held, paused and tuned, executors replaced one at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be run is refused under the id that it names; what kombu and Celery would run is run."""
+"""A message that cannot be run is refused under the id that it names; what kombu and Celery would run is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows after a task: for whom it is sent, when, and for whom not."""
+"""The tasks that follow after a task: for whom they are sent, when, and for whom not."""
 
 from __future__ import annotations
 

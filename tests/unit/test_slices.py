@@ -1,4 +1,4 @@
-"""How outcomes are divided among calls of Redis by their bytes."""
+"""Outcomes are divided among calls of Redis by their bytes."""
 
 from __future__ import annotations
 

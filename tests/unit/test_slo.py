@@ -22,7 +22,7 @@ OBJECTIVE = slo.Objective(latency_s=1.0, target=0.99)
 
 
 def test_the_callers_own_faults_are_those_with_4xx() -> None:
-    """Of the codes that there are; some of the contract's come with other parts."""
+    """The error codes that there are; some of the contract's come with other parts."""
     assert {code for code, status in STATUS_OF.items() if status < 500} <= slo.CALLERS_OWN
     assert not slo.CALLERS_OWN & {code for code, status in STATUS_OF.items() if status >= 500}
     assert {code for code in BY_CODE if STATUS_OF[code] < 500} <= slo.CALLERS_OWN

@@ -1,4 +1,4 @@
-"""What a model's source is, seen without running it."""
+"""The kind of a model's source, seen without running it."""
 
 from __future__ import annotations
 

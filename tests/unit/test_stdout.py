@@ -1,4 +1,4 @@
-"""What a model prints, as its process hands it on."""
+"""The lines that a model prints, as its process hands them on."""
 
 from __future__ import annotations
 

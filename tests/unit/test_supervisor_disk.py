@@ -1,4 +1,4 @@
-"""What `up` does when it cannot write: go on, say so once, and say when it is over."""
+"""`up` on a full disk: it goes on, says so once, and says when it is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a child's log a person is shown."""
+"""The lines of a child's log that a person is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `up` shows of its children: each thing once, and of a long record its beginning and its end."""
+"""The screen of `up`: each thing once, and of a long record its beginning and its end."""
 
 from __future__ import annotations
 

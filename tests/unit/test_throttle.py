@@ -1,4 +1,4 @@
-"""How long a wrong credential waits."""
+"""The wait after a wrong credential."""
 
 from __future__ import annotations
 

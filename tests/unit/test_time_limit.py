@@ -1,4 +1,4 @@
-"""How long a batch may compute, and what is learnt of it."""
+"""The time that a batch may compute, learnt from others."""
 
 from __future__ import annotations
 
