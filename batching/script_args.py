@@ -27,6 +27,7 @@ class ClaimKeys(NamedTuple):
     cancelled: str
     share: str
     delayed: str
+    bell: str
 
 
 class ClaimArgs(NamedTuple):

@@ -197,9 +197,15 @@ class ClaimLoop:
             permitted = self._breaker.take(self._clock())
             if permitted:
                 return self._dispatch(self.state.limited(decision, permitted))
-        if isinstance(decision, Wait):
-            self._pause(self.state.pause(decision, self._clock()), endless=decision.until == math.inf)
-        return None
+        return self._wait(decision, view) if isinstance(decision, Wait) else None
+
+    def _wait(self, decision: Wait, view: View | None) -> View | None:
+        """Wait as decided. Returns the view if it still says that there is nothing to claim; None: look again."""
+        pause = self.state.pause(decision, self._clock())
+        self._pause(pause, endless=decision.until == math.inf)
+        # Whatever has come since has rung. With many callers something has, and a claim at once is sooner.
+        empty = pause.ends is Until.EXECUTOR and view is not None and view.depth == 0 and self.state.was_alone
+        return view if empty else None
 
     def _decide(self, view: View | None) -> Decision:
         now = self._clock()

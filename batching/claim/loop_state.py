@@ -82,6 +82,11 @@ class LoopState(Generic[B]):
         self._more_waits = False
         self._sizes = (0, 0)
 
+    @property
+    def was_alone(self) -> bool:
+        """True if the last batches were of one request and nothing waited behind them."""
+        return max(self._sizes) == 1 and not self._more_waits
+
     def decide(self, queue: Waiting | None, now: float, idle: int = 0) -> Decision:
         """The policy's decision. `queue` is None without a look; `idle` is the number of other idle executors."""
         learner, in_hand = self.learner, len(self.in_hand)

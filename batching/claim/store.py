@@ -261,6 +261,7 @@ class RedisBatchStore:
                     cancelled=keys.cancelled(),
                     share=keys.share(model),
                     delayed=keys.delayed(model),
+                    bell=keys.bell(model),
                 ),
                 *queues,
                 *map(keys.held, queues),

@@ -1,6 +1,7 @@
 -- Pop a batch and lease it, in one step: there is no moment at which a message is neither queued nor leased.
 --
--- KEYS  lease: list; leases: of the worker (set); workers: zset; cancelled: zset; share: hash; delayed: zset
+-- KEYS  lease: list; leases: of the worker (set); workers: zset; cancelled: zset; share: hash; delayed: zset;
+--       bell
 --       then the queues, highest tier first; then for each queue who waits in it (hash)
 -- ARGV  batch_id; worker_id; model; size; ageing_ms; aged_share: share of an aged queue; margin_ms;
 --       max_bytes: of messages, unless there is one alone
@@ -288,4 +289,8 @@ if #entries > 0 then
   redis.call('ZADD', KEYS.workers, now, ARGV.worker_id)
 end
 local after, oldest, due = view()
+-- Where something waits, there is a token: an executor that comes free may go to the bell and need not look.
+local more = false
+for i = 1, count do more = more or (after[i] > 0 and not paused(i)) end
+if more and redis.call('EXISTS', KEYS.bell) == 0 then redis.call('LPUSH', KEYS.bell, 1) end
 return {now, entries, after, oldest, due}

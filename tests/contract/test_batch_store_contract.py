@@ -360,6 +360,17 @@ def test_one_wait_for_several_bells_says_which_rang(world: World) -> None:
     assert world.store.wait_for_bells(["other"], 5.0) == "other"
 
 
+def test_a_claim_that_leaves_something_rings(world: World) -> None:
+    world.put(ours("a"), Tier.PAID)
+    world.put(ours("b"), Tier.PAID)
+    world.put(ours("c"), Tier.FREE)
+    world.store.wait_for_bells([MODEL], 0.0)
+    world.store.claim(MODEL, "b1", 1)
+    assert world.store.wait_for_bells([MODEL], 5.0) == MODEL
+    world.store.claim(MODEL, "b2", 1, paused=frozenset({Tier.FREE.rank}))
+    assert world.store.wait_for_bells([MODEL], 0.001) is None, "nobody may claim what is left"
+
+
 def test_peeking_names_the_models_that_have_something_to_claim(world: World) -> None:
     anything: frozenset[int] = frozenset()
     assert world.store.peek({"other": anything, MODEL: anything}) == set()

@@ -145,6 +145,8 @@ class MemoryBatchStore:
                 )
                 if taken:
                     self.leases[batch_id] = _Lease(model, list(taken))
+                    here = self._model(model)
+                    here.bell = here.bell or self._view(model, paused).depth > 0
             slots = self.leases[batch_id].slots if batch_id in self.leases else []
             entries = tuple(
                 Entry(position, slot.rank, slot.verdict, slot.message)

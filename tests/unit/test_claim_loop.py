@@ -314,6 +314,26 @@ def test_a_model_that_keeps_failing_gets_nothing_until_it_is_well(make: Make) ->
     assert breaker.state is BreakerState.CLOSED
 
 
+def test_a_lone_caller_costs_one_claim_a_request(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batching.claim.loop_state.LOOK_EVERY_S", 30.0)
+    monkeypatch.setattr("batching.claim.loop_state.TICK_S", 30.0)
+
+    def predict(values: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        # So long that the loop waits for the executor.
+        time.sleep(0.02)
+        return values
+
+    rig = make(InlineExecutor(predict))
+    claims: list[str] = []
+    rig.store.before = lambda call: claims.append(call) if call == "claim" else None
+    rig.start()
+    for number in range(10):
+        rig.put(str(number))
+        rig.settled(str(number))
+    # The first claim is made on trust, and may come before the first request.
+    assert len(claims) <= 11
+
+
 def test_a_half_open_breaker_waits_at_the_bell_for_the_request_that_closes_it(make: Make) -> None:
     """And not for a chance look: where another worker takes all at once, it would stay half-open for ever."""
     breaker = Breaker(failures=1, open_s=3600.0)
