@@ -40,7 +40,7 @@ _MAX_KEYS = 4096
 
 @dataclass(slots=True)
 class _Key:
-    """What one key has here: bodies that wait, and the bytes of its requests that are not answered."""
+    """One key: its bodies that wait here, and the bytes of its requests that are not answered."""
 
     waiting: int = 0
     in_flight: int = 0

@@ -35,7 +35,7 @@ def test_its_turn_ends_once() -> None:
     with large.turn("k") as turn:
         turn.end()
         waiting = gevent.spawn(large.turn, "k")
-        gevent.sleep(0.01)
+        waiting.join(1)
         turn.end()
     assert waiting.ready()
     with gevent.Timeout(0.05, False):
@@ -50,7 +50,7 @@ def test_the_next_waits_until_there_is_room_in_the_queue() -> None:
     second = large.turn("k")
     second.end(in_flight=1)
     waiting = gevent.spawn(large.turn, "k")
-    gevent.sleep(0.02)
+    gevent.idle()
     assert not waiting.ready()
     first.leave()
     first.leave()
