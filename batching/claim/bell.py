@@ -78,7 +78,7 @@ class Bell:
     def _answer(self, until: float) -> str | None:
         """The list in which the open BLPOP found a token; None if there was no answer by then, and it stays open."""
         left_s = max(until - time.monotonic(), 0.0)
-        # An idle worker comes here a dozen times a second, and redis-py makes two exceptions of a timeout.
+        # An idle worker comes here several times a second, and redis-py makes two exceptions of a timeout.
         if not self._rings(left_s):
             return None
         try:
