@@ -48,9 +48,10 @@ _TYPES: dict[str, Any] = {
 _MODEL_TYPES: dict[str, Any] = {
     field.name: field.type for field in msgspec.structs.fields(ModelSettings) if field.name != "name"
 }
-# BUNCH_CONFIG names the file; it is read before the settings in that file. The others are set for processes that we
-# start: their role, and the variables for their executors (`config.environ`).
-_OTHER_NAMES = {"config", "role", "for_models"}
+# BUNCH_CONFIG names the file; it is read before the settings in that file. BUNCH_NATIVE is read at the first import
+# (`config.native`). The others are set for processes that we start: their role, and the variables for their executors
+# (`config.environ`).
+_OTHER_NAMES = {"config", "role", "for_models", "native"}
 
 
 def file_is_named() -> bool:
@@ -137,6 +138,8 @@ def _read_environment(environ: Mapping[str, str], values: dict[str, Any], proble
             _convert(name, value, _TYPES[key], key, values, problems, strict=False)
         elif field is not None:
             files.append((name, value, field))
+        elif key == "native" and value not in {"", "on", "off"}:
+            problems.append(Problem(name, masking.shown_of_unknown(value), "must be on or off"))
         elif key not in _OTHER_NAMES:
             known = [PREFIX + each.upper() for each in _TYPES]
             problems.append(

@@ -22,6 +22,7 @@ from batching.fast_header import NO_KEY, read_fast_header, read_times
 from batching.ports import UnreadableMessage
 from batching.request import Request
 from config.keys import REPLY_PREFIX, TASK_NAME
+from config.native import hot_path
 from config.tiers import TIERS
 from tasks.client.dedup import DedupIdentity, read_mark
 from tasks.client.submission import NO_PARAMETERS, Submission
@@ -68,19 +69,16 @@ class MessageWriter:
         task_id, asked = out.task_id, out.submission
         owner = asked.caller.owner
         tag = NO_KEY if out.quota is None else out.quota.tag
-        body = (
-            f'[[{asked.input.decode()}],{{"parameters":{asked.parameters.decode()}}},'
-            '{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
-        )
-        # Rounded up to whole seconds: Bunch uses the fast header, this one is for other Celery workers.
-        # The worker needs the owner for the ledger only.
-        owned = f'"bunch_owner":{_encode(owner).decode()},' if owner else ""
         # The fields that scripts and workers must find again are at a fixed place.
         mark = out.once.mark if out.once is not None else ""
-        once = f'"bunch_once":"{mark}",' if mark else ""
+        marks = f'"bunch_once":"{mark}",' if mark else ""
+        if owner:
+            # The worker needs the owner for the ledger only.
+            marks += f'"bunch_owner":{_encode(owner).decode()},'
         if self._seal is not None:
             seal = self._seal.sign(task_id, owner, mark, self._channel, asked.parameters, asked.input)
-            owned += f'"bunch_seal":"{seal}",'
+            marks += f'"bunch_seal":"{seal}",'
+        # Rounded up to whole seconds: Bunch uses the fast header, this one is for other Celery workers.
         expires = _iso_second(int(now_epoch_s + out.deadline_ms / 1000) + 1)
         # Both were validated when they were taken from the caller: nothing in them needs escaping.
         more = f',"traceparent":"{asked.traceparent}"' if asked.traceparent else ""
@@ -90,15 +88,54 @@ class MessageWriter:
             more += f',"tracestate":{_encode(asked.tracestate).decode()}'
         if asked.request_id:
             more += f',"request_id":"{asked.request_id}"'
-        return (
-            f'{out.tracked:d};{out.result_ttl_ms:09d};{tag};{task_id}",{once}{owned}"lang":"py","task":"{TASK_NAME}",'
-            f'"id":"{task_id}","root_id":"{task_id}","parent_id":null,"group":null,"expires":"{expires}",'
-            f'"bunch_sent":{int(now_epoch_s * 1000)}{more}}},"body":{_encode(body).decode()},'
-            '"content-type":"application/json","content-encoding":"utf-8",'
-            f'"properties":{{"correlation_id":"{task_id}","reply_to":{self._reply_to},'
-            f'"delivery_info":{{"exchange":"","routing_key":"{out.queue}"}},"priority":0,"body_encoding":"utf-8",'
-            f'"delivery_tag":"{task_id}"}}}}'
-        ).encode()
+        return _message_rest(
+            out.tracked,
+            out.result_ttl_ms,
+            tag,
+            task_id,
+            marks,
+            expires,
+            int(now_epoch_s * 1000),
+            more,
+            asked.input,
+            asked.parameters,
+            self._reply_to,
+            out.queue,
+        )
+
+
+def message_rest(
+    tracked: bool,
+    ttl_ms: int,
+    tag: str,
+    task_id: str,
+    marks: str,
+    expires: str,
+    sent_ms: int,
+    more: str,
+    input: bytes,
+    parameters: bytes,
+    reply_to: str,
+    queue: str,
+) -> bytes:
+    """The message from its tracked mark on. `marks` and `more` are members of its headers, `reply_to` is JSON."""
+    body = (
+        f'[[{input.decode()}],{{"parameters":{parameters.decode()}}},'
+        '{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
+    )
+    return (
+        f'{tracked:d};{ttl_ms:09d};{tag};{task_id}",{marks}"lang":"py","task":"{TASK_NAME}",'
+        f'"id":"{task_id}","root_id":"{task_id}","parent_id":null,"group":null,"expires":"{expires}",'
+        f'"bunch_sent":{sent_ms}{more}}},"body":{_encode(body).decode()},'
+        '"content-type":"application/json","content-encoding":"utf-8",'
+        f'"properties":{{"correlation_id":"{task_id}","reply_to":{reply_to},'
+        f'"delivery_info":{{"exchange":"","routing_key":"{queue}"}},"priority":0,"body_encoding":"utf-8",'
+        f'"delivery_tag":"{task_id}"}}}}'
+    ).encode()
+
+
+# The same in C, where it was compiled.
+_message_rest = message_rest if hot_path is None else hot_path.message_rest
 
 
 @lru_cache(maxsize=64)
@@ -183,6 +220,9 @@ _UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 _envelope = msgspec.json.Decoder(_Envelope)
 _body = msgspec.json.Decoder(tuple[list[msgspec.Raw], _Keywords, _Embed])
 _protocol1 = msgspec.json.Decoder(_Protocol1)
+_one_value = msgspec.json.Decoder(msgspec.Raw)
+# Reads what `MessageWriter` writes, without parameters and a trace; None where it was not compiled.
+_read_plain: Callable[[bytes], tuple[Any, ...] | None] | None = hot_path.read_plain if hot_path is not None else None
 
 
 def read_message(entry: Entry, default_ttl_ms: int, most_bytes: int = MOST_BYTES, seal: Seal | None = None) -> Request:
@@ -198,6 +238,10 @@ def read_message(entry: Entry, default_ttl_ms: int, most_bytes: int = MOST_BYTES
             follow after the task.
     """
     raw = entry.message
+    if _read_plain is not None and (plain := _read_plain(raw)) is not None:
+        request = _plain_request(entry, seal, *plain)
+        if request is not None:
+            return request
     body: bytes | str = b""
     part = "not a task message: "
     try:
@@ -205,11 +249,9 @@ def read_message(entry: Entry, default_ttl_ms: int, most_bytes: int = MOST_BYTES
         part = ""
         body = _text(envelope, most_bytes)
         headers, args, keywords, embed = _parts(envelope, body)
-        request = _request(entry, headers, envelope.properties, args, keywords)
-        request.result_ttl_ms = 0 if headers.ignore_result else default_ttl_ms
-        _read_times(request, raw, headers)
+        request = _request(entry, headers, envelope.properties, args, keywords, default_ttl_ms)
         if seal is not None:
-            _check_seal(request, headers, seal)
+            _check_seal(request, headers.bunch_seal, headers.bunch_once, seal)
         if headers.bunch_once:
             request.question, request.keep_ms = read_mark(headers.bunch_once)
     except (UnreadableMessage, *_UNREADABLE) as error:
@@ -217,6 +259,43 @@ def read_message(entry: Entry, default_ttl_ms: int, most_bytes: int = MOST_BYTES
         raise UnreadableMessage(f"{part}{error}", who.task_id, raw if who.is_followed else b"") from error
     if embed.callbacks or embed.errbacks or embed.chain or embed.chord:
         request.canvas = raw
+    return request
+
+
+def _plain_request(
+    entry: Entry,
+    seal: Seal | None,
+    task_id: str,
+    input: bytes,
+    attempt: int,
+    lost: int,
+    enqueued_ms: int,
+    deadline_ms: int,
+    ttl_ms: int,
+    reply_to: str,
+    tracked: bool,
+    sent_ms: int,
+    once: str,
+    owner: str,
+    given_seal: str,
+) -> Request | None:
+    """The request of a message that `hot_path.read_plain` has read; None if it is to be refused, with words that the
+    other reader has.
+    """
+    times = (attempt, lost, enqueued_ms, deadline_ms, ttl_ms)
+    request = Request(task_id, TIERS[entry.rank], entry.position, input, NO_PARAMETERS, *times, reply_to)
+    request.tracked = tracked
+    request.sent_ms = sent_ms
+    try:
+        _one_value.decode(input)
+        if owner:
+            request.owner = owner
+        if seal is not None:
+            _check_seal(request, given_seal, once, seal)
+        if once:
+            request.question, request.keep_ms = read_mark(once)
+    except (UnreadableMessage, *_UNREADABLE):
+        return None
     return request
 
 
@@ -267,16 +346,14 @@ def _headers(envelope: _Envelope) -> _Headers:
 
 
 def _text(envelope: _Envelope, most_bytes: int = MOST_BYTES) -> bytes | str:
-    headers = _headers(envelope)
+    headers, properties = envelope.headers, envelope.properties
     if envelope.content_type not in _JSON:
         raise UnreadableMessage(f"content type {envelope.content_type!r}; only JSON is accepted")
-    encoding = envelope.properties.body_encoding if isinstance(envelope.properties, _Properties) else None
-    if not headers.compression and encoding != "base64":
+    compression = headers.compression if type(headers) is _Headers else None
+    if not compression and not (type(properties) is _Properties and properties.body_encoding == "base64"):
         return envelope.body
     body = base64.b64decode(envelope.body, validate=True)
-    if not headers.compression:
-        return body
-    return decompress(body, headers.compression, most_bytes)
+    return decompress(body, compression, most_bytes) if compression else body
 
 
 def _parts(envelope: _Envelope, body: bytes | str) -> tuple[_Headers, list[msgspec.Raw], _Keywords, _Embed]:
@@ -303,35 +380,58 @@ def _request(
     properties: _Properties | list[Any] | None,
     args: list[msgspec.Raw],
     keywords: _Keywords,
+    default_ttl_ms: int,
 ) -> Request:
     if headers.task != TASK_NAME:
         raise UnreadableMessage(f"task {headers.task!r} is not {TASK_NAME!r}")
-    task_id = headers.id if isinstance(headers.id, str) else str(headers.id or "")
+    task_id = headers.id if type(headers.id) is str else str(headers.id or "")
     if not task_id:
         raise UnreadableMessage("it has no task id")
-    # `send_task("bunch.infer", [input], {"parameters": …})`; the second positional argument is the parameters too.
-    twice = (args and keywords.input is not msgspec.UNSET) or (
-        len(args) > 1 and keywords.parameters is not msgspec.UNSET
-    )
-    given = args[0] if args else keywords.input
-    parameters = args[1] if len(args) > 1 else keywords.parameters
-    if given is msgspec.UNSET or len(args) > 2 or twice:
+    given, parameters = _arguments(args, keywords)
+    ttl_ms = 0 if headers.ignore_result else default_ttl_ms
+    fast = read_times(entry.message)
+    if fast is None:
+        request = Request(task_id, TIERS[entry.rank], entry.position, given, parameters, result_ttl_ms=ttl_ms)
+        _read_foreign(request, entry.message, headers)
+    else:
+        deadline_ms, _, enqueued_ms, attempt, lost, tracked, ttl_ms, *_ = fast
+        # By position, as this is done for every request: names would cost a fifth of the whole.
+        times = (attempt + 1, lost, enqueued_ms, deadline_ms, ttl_ms)
+        request = Request(task_id, TIERS[entry.rank], entry.position, given, parameters, *times)
+        request.tracked = tracked
+    if type(properties) is _Properties and properties.reply_to:
+        request.reply_to = properties.reply_to
+    request.sent_ms = headers.bunch_sent
+    if headers.bunch_owner:
+        request.owner = headers.bunch_owner
+    if headers.traceparent:
+        request.traceparent = _text_of(headers.traceparent, valid)
+    if headers.tracestate:
+        request.tracestate = _text_of(headers.tracestate, valid_state)
+    if headers.bunch_client:
+        request.client_id = _text_of(headers.bunch_client, valid_client_id)
+    if isinstance(headers.request_id, str):
+        request.request_id = headers.request_id
+    return request
+
+
+def _arguments(args: list[msgspec.Raw], keywords: _Keywords) -> tuple[bytes, bytes]:
+    """Input and parameters of `send_task("bunch.infer", [input], {"parameters": …})`; a second positional argument is
+    the parameters too.
+    """
+    given, parameters = keywords.input, keywords.parameters
+    if args:
+        twice = given is not msgspec.UNSET or (len(args) > 1 and parameters is not msgspec.UNSET)
+        if twice or len(args) > 2:
+            given = msgspec.UNSET
+        else:
+            given = args[0]
+            if len(args) > 1:
+                parameters = args[1]
+    if given is msgspec.UNSET:
         raise UnreadableMessage("bunch.infer takes one input and optional parameters")
     options = NO_PARAMETERS if parameters is msgspec.UNSET else bytes(parameters)
-    return Request(
-        id=task_id,
-        tier=TIERS[entry.rank],
-        position=entry.position,
-        input=bytes(given),
-        parameters=NO_PARAMETERS if options == b"null" else options,
-        reply_to=(properties.reply_to or "") if isinstance(properties, _Properties) else "",
-        sent_ms=headers.bunch_sent,
-        owner=headers.bunch_owner,
-        traceparent=_text_of(headers.traceparent, valid) if headers.traceparent else "",
-        tracestate=_text_of(headers.tracestate, valid_state) if headers.tracestate else "",
-        client_id=_text_of(headers.bunch_client, valid_client_id) if headers.bunch_client else "",
-        request_id=headers.request_id if isinstance(headers.request_id, str) else "",
-    )
+    return bytes(given), NO_PARAMETERS if options == b"null" else options
 
 
 def _text_of(header: Any, checked: Callable[[str], str]) -> str:
@@ -339,9 +439,8 @@ def _text_of(header: Any, checked: Callable[[str], str]) -> str:
     return checked(header) if isinstance(header, str) else ""
 
 
-def _check_seal(request: Request, headers: _Headers, seal: Seal) -> None:
+def _check_seal(request: Request, given: str, once: str, seal: Seal) -> None:
     """Refuse a message that names an owner, a shared answer or a reply address without a frontend's seal."""
-    given, once = headers.bunch_seal, headers.bunch_once
     of = (request.id, request.owner, once, request.reply_to, request.parameters, request.input)
     request.sealed = bool(given) and not request.foreign and seal.fits(given, *of)
     if request.sealed:
@@ -352,23 +451,15 @@ def _check_seal(request: Request, headers: _Headers, seal: Seal) -> None:
         request.reply_to = ""
 
 
-def _read_times(request: Request, raw: bytes, headers: _Headers) -> None:
-    fast = read_times(raw)
-    if fast is None:
-        request.foreign = True
-        request.input, request.parameters = marked(request.input), marked(request.parameters)
-        counted = _COUNTED.search(raw)
-        request.lost = int(counted[1]) if counted else 0
-        request.attempt = request.lost + 1
-        request.deadline_ms = _epoch_ms(headers.expires)
-        request.eta_ms = _epoch_ms(headers.eta)
-        return
-    request.attempt = fast.attempt + 1
-    request.lost = fast.lost
-    request.enqueued_ms = fast.enqueued_ms
-    request.deadline_ms = fast.deadline_ms
-    request.result_ttl_ms = fast.result_ttl_ms
-    request.tracked = fast.tracked
+def _read_foreign(request: Request, raw: bytes, headers: _Headers) -> None:
+    """Read what a message of a plain Celery client has in other places than ours."""
+    request.foreign = True
+    request.input, request.parameters = marked(request.input), marked(request.parameters)
+    counted = _COUNTED.search(raw)
+    request.lost = int(counted[1]) if counted else 0
+    request.attempt = request.lost + 1
+    request.deadline_ms = _epoch_ms(headers.expires)
+    request.eta_ms = _epoch_ms(headers.eta)
 
 
 def _epoch_ms(expires: str | float | None) -> int:

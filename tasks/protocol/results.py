@@ -21,12 +21,15 @@ from batching.coalescing import Coalesced
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
 from config.keys import REPLY_PREFIX
+from config.native import hot_path
+from config.tiers import TIERS
 from tasks.protocol.disclosure import Disclosure
 from tasks.protocol.messages import MOST_BYTES, read_message
 from tasks.protocol.seal import Seal
 
 _encode = msgspec.json.Encoder().encode
 _MAX_TRACEBACK = 8_000
+_TIER_NAMES = {tier: tier.value for tier in TIERS}
 
 
 class Reply(msgspec.Struct):
@@ -147,42 +150,29 @@ class CeleryCodec:
         of, common, date_done = self._common
         if of is not batch:
             _, common, date_done = self._common = (batch, _times(batch), _now_iso())
-        about = (
-            f'{{"admission_ms":{admitted_ms},"queue_ms":{waited_ms},"tier":"{request.tier.value}",'
-            f'"attempt":{request.attempt},{common}' + (f',"code":"{code}"' if code else "")
-        )
-        meta = b"".join(
-            (
-                b'{"status":"',
-                status,
-                b'","owned":true,"result":' if request.sealed else b'","result":',
-                result,
-                b',"traceback":',
-                traceback,
-                b',"children":[],"date_done":"',
-                date_done,
-                b'","task_id":',
-                _encode(request.id),
-                b',"bunch":',
-                about.encode(),
-                added,
-                b"}}",
-            )
+        if code:
+            common += f',"code":"{code}"'
+        meta = _result(
+            status,
+            request.sealed,
+            result,
+            traceback,
+            date_done,
+            request.id,
+            admitted_ms,
+            waited_ms,
+            _TIER_NAMES[request.tier],
+            request.attempt,
+            common,
+            added,
         )
         asked = None
         if request.question:
             asked = _asked(request, outcome, batch)
         reply_to = request.reply_to if request.reply_to.startswith(REPLY_PREFIX) else ""
-        return Settled(
-            request.position,
-            request.id,
-            request.result_ttl_ms,
-            reply_to,
-            meta,
-            announce=request.tracked or not reply_to,
-            asked=asked,
-            foreign=request.foreign,
-        )
+        announce = request.tracked or not reply_to
+        place = (request.position, request.id, request.result_ttl_ms, reply_to)
+        return Settled(*place, meta, b"", announce, asked, request.foreign)
 
     def dead_letter(self, request: Request, failure: Failed, batch: BatchInfo) -> bytes:
         record = DeadLetter(
@@ -199,6 +189,48 @@ class CeleryCodec:
             failed_at=time.time(),
         )
         return _encode(record)
+
+
+def result_json(
+    status: bytes,
+    owned: bool,
+    output: bytes,
+    traceback: bytes,
+    date_done: bytes,
+    task_id: str,
+    admission_ms: int,
+    queue_ms: int,
+    tier: str,
+    attempt: int,
+    common: str,
+    added: bytes,
+) -> bytes:
+    """The stored result. `output` and `traceback` are JSON, `common` and `added` members of its `bunch`; `added` is
+    empty or begins with a comma.
+    """
+    about = f'{{"admission_ms":{admission_ms},"queue_ms":{queue_ms},"tier":"{tier}","attempt":{attempt},{common}'
+    return b"".join(
+        (
+            b'{"status":"',
+            status,
+            b'","owned":true,"result":' if owned else b'","result":',
+            output,
+            b',"traceback":',
+            traceback,
+            b',"children":[],"date_done":"',
+            date_done,
+            b'","task_id":',
+            _encode(task_id),
+            b',"bunch":',
+            about.encode(),
+            added,
+            b"}}",
+        )
+    )
+
+
+# The same in C, where it was compiled.
+_result = result_json if hot_path is None else hot_path.result
 
 
 def code_of(outcome: Outcome) -> str:

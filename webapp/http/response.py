@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Protocol
 
+from config.native import hot_path
 from webapp.http.errors import error_body
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _STATUS = re.compile(r"[2-5][0-9]{2} [\t -~]*")
 _CACHE_MAX = 512
+_WITHOUT_BODY = ("204", "304")
+# Renders a whole response where nothing is special, as `Response` would; None where it was not compiled.
+_response: Callable[..., bytes | None] | None = hot_path.response if hot_path is not None else None
 
 # Added to every head as constants: browsers must not guess the content type, and nobody may cache JSON, which is about
 # somebody or about this moment.
@@ -171,6 +175,13 @@ class Response:
             self.write(body)
             self.finish()
             return
+        if _response is not None and self._goes_plainly():
+            whole = _response(self.status, self.headers, _kinds, _clock.date(), body)
+            if whole is not None:
+                self.started = self.complete = True
+                self.sent_bytes = len(body)
+                self._sink.send_last(whole)
+                return
         head = self._begin(len(body))
         if self._left is not None and self._left != len(body) and not self._bodiless:
             self._send_part(head, body)
@@ -182,6 +193,17 @@ class Response:
         else:
             self.sent_bytes = len(body)
             self._sink.send_last(head + body)
+
+    def _goes_plainly(self) -> bool:
+        """True if a body with its length follows the head, and the connection goes on: the case of `hot_path`."""
+        return (
+            self._http11
+            and self.keep_alive
+            and not self._is_head
+            and self.status is not None
+            and not self.status.startswith(_WITHOUT_BODY)
+            and not self._sink.must_close()
+        )
 
     def finish(self) -> None:
         """End the response: the application has no more data."""
@@ -222,7 +244,7 @@ class Response:
         status = self.status
         if status is None:
             raise RuntimeError("the application sent a body without calling start_response")
-        without_body = status[:3] in {"204", "304"}
+        without_body = status.startswith(_WITHOUT_BODY)
         lines = ["HTTP/1.1 " + status]
         length, close, has_date, end = self._copy_headers(lines)
         if length is not None and (not without_body or status[:3] == "304"):

@@ -23,11 +23,15 @@ class _Times(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Times).decode
 
 
-def timed(reply: Reply, latency_ms: float) -> tuple[float, tuple[tuple[str, str], ...]]:
-    """The time of the way back in ms, and the header, with `explain`'s names of the stages."""
+def times_of(reply: Reply) -> tuple[int, int, float, float, float]:
+    """Admission, queue, batch wait, transfer and compute of a reply, in ms."""
     times = _decode(reply.bunch)
-    admission, queue, compute = times.admission_ms, times.queue_ms, times.compute_ms
-    batch_wait, transfer = times.batch_wait_ms, times.transfer_ms
+    return times.admission_ms, times.queue_ms, times.batch_wait_ms, times.transfer_ms, times.compute_ms
+
+
+def header_of(latency_ms: float, times: tuple[int, int, float, float, float]) -> tuple[str, float]:
+    """The `Server-Timing` header, with `explain`'s names of the stages, and the time of the way back in ms."""
+    admission, queue, batch_wait, transfer, compute = times
     reply_ms = latency_ms - admission - queue - batch_wait - transfer - compute
     if reply_ms < 0:
         reply_ms = 0.0
@@ -35,4 +39,4 @@ def timed(reply: Reply, latency_ms: float) -> tuple[float, tuple[tuple[str, str]
         f"admission;dur={admission}, queue;dur={queue}, batch_wait;dur={batch_wait:.3f}, transfer;dur={transfer:.3f}, "
         f"compute;dur={compute:.3f}, reply;dur={reply_ms:.3f}"
     )
-    return reply_ms, (("Server-Timing", header),)
+    return header, reply_ms
