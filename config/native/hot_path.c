@@ -82,7 +82,12 @@ static void put_fixed(Buffer *b, double value) {
 /* JSON's escapes, as msgspec writes them. */
 static void put_escaped(Buffer *b, const char *data, Py_ssize_t size) {
     static const char hex[] = "0123456789abcdef";
-    if (!room(b, size * 6)) return;
+    Py_ssize_t more = 0;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        unsigned char c = data[i];
+        more += c < 0x20 ? 5 : c == '"' || c == '\\';
+    }
+    if (!room(b, size + more)) return;
     char *at = b->at;
     for (Py_ssize_t i = 0; i < size; i++) {
         unsigned char c = data[i];

@@ -305,7 +305,7 @@ def test_it_can_be_switched_off() -> None:
 
 
 def test_a_misspelt_switch_is_an_error() -> None:
-    with pytest.raises(SettingsError, match="BUNCH_NATIVE.*must be on or off"):
+    with pytest.raises(SettingsError, match=r"BUNCH_NATIVE.*must be on or off"):
         load_settings({"BUNCH_NATIVE": "no"})
 
 

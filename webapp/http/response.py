@@ -179,6 +179,7 @@ class Response:
             whole = _response(self.status, self.headers, _kinds, _clock.date(), body)
             if whole is not None:
                 self.started = self.complete = True
+                self._left = 0
                 self.sent_bytes = len(body)
                 self._sink.send_last(whole)
                 return
