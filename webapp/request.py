@@ -69,12 +69,14 @@ class HttpStream(HttpResponse, frozen=True):
 
 
 class HttpRequest:
-    """One HTTP request over its WSGI environment. `caller` is set once the caller is identified, `client_id` once a
-    body was read that names the caller's client. `turn` is the turn of a large body: it ends when its request is in the
-    outbox, and is left when the handler returns.
+    """One HTTP request over its WSGI environment.
+
+    `caller` is set once the caller is identified, `client_id` once a body was read that names the caller's client.
+    `large_body` is the body if it is a large one, and `turn` its turn: that ends when its request is in the outbox, and
+    is left when the handler returns.
     """
 
-    __slots__ = ("_environ", "_request_id", "caller", "caller_request_id", "client_id", "turn")
+    __slots__ = ("_environ", "_request_id", "caller", "caller_request_id", "client_id", "large_body", "turn")
 
     caller: Caller
 
@@ -85,6 +87,7 @@ class HttpRequest:
         self.caller_request_id = given if given and _REQUEST_ID.fullmatch(given) else ""
         self._request_id = self.caller_request_id
         self.client_id = ""
+        self.large_body = b""
         self.turn: Turn | None = None
 
     @property

@@ -7,7 +7,8 @@
 
 When Redis is away, outcomes are kept and sent again until they are stored, or the worker has to stop. When Redis
 refuses them for their content rather than for its own state, they are sent a few times more and then one by one, so
-that only the refused one is lost, and its caller gets an error. Many bytes are sent in several calls.
+that only the refused one is lost, and its caller gets an error. Many bytes are sent in several calls, and the small
+outcomes in the first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -40,6 +41,8 @@ _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
 # Redis does nothing else during a call: several megabytes take a few milliseconds.
 SLICE_BYTES = 4 * 1024 * 1024
+# Outcomes of at most this size do not wait until Redis and the frontend have taken a larger one of their batch.
+SMALL_BYTES = 64 * 1024
 # Redis refuses a value for its size at `proto-max-bulk-len`, which is never below this. Each try may take the whole
 # timeout.
 _LARGE_BYTES = 1_000_000
@@ -161,11 +164,13 @@ class Settler:
 
     def _finish(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> Finished:
         results = [self._settled(request, outcome, info) for request, outcome in outcomes]
-        if sum(len(each.result) for each in results) <= SLICE_BYTES:
+        slices = _slices([len(each.result) for each in results])
+        if len(slices) < 2:
             return self._finish_slice(outcomes, results, info, last=last)
         others: tuple[bytes, ...] = ()
-        for part in _slices([len(each.result) for each in results]):
-            taken = self._finish_slice(outcomes[part], results[part], info, last=last and part.stop == len(results))
+        for part in slices:
+            rows = [outcomes[n] for n in part], [results[n] for n in part]
+            taken = self._finish_slice(*rows, info, last=last and part is slices[-1])
             if not taken:
                 return taken
             others += taken.others
@@ -294,12 +299,22 @@ class Settler:
         return True
 
 
-def _slices(sizes: Sequence[int]) -> Iterator[slice]:
-    """Slices of neighbours of at most `SLICE_BYTES` together; a larger outcome is alone."""
-    start = held = 0
-    for index, size in enumerate(sizes):
-        if index > start and held + size > SLICE_BYTES:
-            yield slice(start, index)
-            start, held = index, 0
-        held += size
-    yield slice(start, len(sizes))
+def _slices(sizes: Sequence[int]) -> list[list[int]]:
+    """The numbers of the outcomes by calls of at most `SLICE_BYTES`, where a larger one is alone; small ones first."""
+    if sum(sizes) <= SMALL_BYTES:
+        return [list(range(len(sizes)))]
+    slices: list[list[int]] = []
+    for is_large in (False, True):
+        part: list[int] = []
+        held = 0
+        for number, size in enumerate(sizes):
+            if (size > SMALL_BYTES) is not is_large:
+                continue
+            if part and held + size > SLICE_BYTES:
+                slices.append(part)
+                part, held = [], 0
+            part.append(number)
+            held += size
+        if part:
+            slices.append(part)
+    return slices

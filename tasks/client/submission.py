@@ -52,3 +52,8 @@ class Submission(msgspec.Struct, frozen=True):
     @property
     def tier(self) -> Tier:
         return self.caller.tier
+
+    @property
+    def queued_bytes(self) -> int:
+        """The bytes of its input and parameters in the queue, as JSON within JSON: quotes and backslashes are two."""
+        return sum(len(each) + each.count(b'"') + each.count(b"\\") for each in (self.input, self.parameters))

@@ -20,7 +20,9 @@ from kombu.utils.json import loads
 from batching.ports import UnreadableMessage
 from batching.request import Request
 from config.tiers import Tier
-from tasks.protocol.messages import read_message
+from tasks.client.submission import Submission
+from tasks.protocol.caller import ANYBODY
+from tasks.protocol.messages import MessageWriter, Outgoing, read_message
 from tests.fakes.messages import celery_message, entry, our_message
 from tests.fakes.store import epoch_ms
 
@@ -247,3 +249,16 @@ def test_nothing_else_is_ever_raised(message: bytes) -> None:
     except UnreadableMessage:
         return
     assert request.id
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))), st.dictionaries(st.text('ab"\\\n'), st.text()))
+def test_the_bytes_of_a_request_in_the_queue_are_known_before_it_is_there(
+    inputs: list[str], options: dict[str, str]
+) -> None:
+    def written(submission: Submission) -> int:
+        out = Outgoing("id", submission, "bunch.m.paid", 1000, 1000, 5000)
+        return len(MessageWriter("bunch:reply:x").rest(out, 0.0))
+
+    plain = Submission("m", ANYBODY[Tier.PAID], b"1", 1.0)
+    this = msgspec.structs.replace(plain, input=msgspec.json.encode(inputs), parameters=msgspec.json.encode(options))
+    assert this.queued_bytes - plain.queued_bytes == written(this) - written(plain)

@@ -16,9 +16,9 @@ from tasks.client.dedup import call_hash
 from tasks.client.submission import Submission
 from tasks.protocol.caller import ANYBODY, Caller
 from tasks.protocol.json_structure import MAX_DEPTH
-from webapp.body_budget import BodyBudget
+from webapp.body_budget import LARGE_BYTES, BodyBudget
 from webapp.errors import ApiError
-from webapp.parsing import InferenceBody, one_each, read_body, submission_of, timeout_s
+from webapp.parsing import InferenceBody, as_json, bulk_json, input_json, one_each, read_body, submission_of, timeout_s
 from webapp.request import HttpRequest
 
 _decoder = msgspec.json.Decoder(InferenceBody)
@@ -234,3 +234,33 @@ def test_the_inputs_of_a_bulk_call_have_a_key_each_and_one_hash_of_them_all() ->
     first, second = one_each(whole, [b"1", b"1"])
     assert (first.idempotency_key, second.idempotency_key) == ("k\n0", "k\n1")
     assert first.call_hash == second.call_hash == call_hash([b"1", b"1"])
+
+
+def large(body: bytes) -> tuple[HttpRequest, InferenceBody]:
+    """A call with a large body, which was read: `body` and white space behind it."""
+    raw = body + b" " * max(0, LARGE_BYTES - len(body))
+    environ = {"CONTENT_TYPE": "application/json", "CONTENT_LENGTH": str(len(raw)), "wsgi.input": io.BytesIO(raw)}
+    call = HttpRequest(environ)
+    return call, read_body(call, msgspec.json.Decoder(InferenceBody), BodyBudget(lambda _: 0.0))
+
+
+def test_a_large_input_that_would_grow_keeps_the_caller_s_spelling() -> None:
+    written = b"[" + b",".join([b"1e15"] * 20_000) + b" ]"
+    call, body = large(b'{"\\u0069nput":%b,"parameters":{"like":%b}}' % (written, written))
+    assert len(msgspec.json.encode(body.input)) > 3 * len(written)
+    assert input_json(call, body.input) == written
+    assert input_json(call, body.parameters, "parameters") == b'{"like":%b}' % written
+    call.caller = ANYBODY[Tier.FREE]
+    assert submission_of(Settings(), call, "m", b"1", body.parameters).parameters == b'{"like":%b}' % written
+
+
+def test_a_large_input_that_does_not_grow_has_one_spelling() -> None:
+    call, body = large(b'{"input":[%b]}' % b" , ".join([b"15"] * 20_000))
+    assert input_json(call, body.input) == b"[" + b",".join([b"15"] * 20_000) + b"]"
+
+
+def test_the_inputs_of_a_large_bulk_call_are_no_larger_than_its_body() -> None:
+    inputs = [b"[%b]" % b",".join([b"1e15"] * 5_000) for _ in range(4)]
+    call, _ = large(b'{"input":0,"inputs":[%b]}' % b",".join(inputs))
+    assert bulk_json(call, [as_json(msgspec.json.decode(each)) for each in inputs]) == inputs
+    assert bulk_json(call, [b"1", b"2"]) == [b"1", b"2"]

@@ -14,7 +14,7 @@ from config.native import hot_path
 from tasks.client.router import Pending
 from tasks.client.submission import Submission
 from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict
-from webapp.body_budget import COUNTED_BYTES
+from webapp.body_budget import COUNTED_BYTES, LEAST_BYTES
 from webapp.errors import ApiError
 from webapp.observability.request_log import remember
 from webapp.observability.server_timing import header_of, times_of
@@ -24,6 +24,8 @@ from webapp.parsing import (
     PredictBody,
     SimpleBody,
     as_json,
+    bulk_json,
+    input_json,
     model_name,
     one_each,
     read_body,
@@ -61,7 +63,7 @@ def infer(services: Services, call: HttpRequest) -> HttpResponse:
         declared.check(body.input, body.parameters)
     prefer = call.header("HTTP_PREFER")
     waits = prefer is None or not _prefers_async(prefer)
-    value = as_json(body.input)
+    value = input_json(call, body.input)
     submission = submission_of(settings, call, model, value, body.parameters, body.timeout_ms, waits=waits)
     if not waits:
         return _accepted(call, _run(services, call, submission, started, services.client.receipt))
@@ -115,7 +117,7 @@ def predict(services: Services, call: HttpRequest) -> HttpResponse:
     declared = services.declared.get(model)
     if declared is not None:
         declared.check(body.input_data, None, name="input_data")
-    return _plain(services, call, model, as_json(body.input_data), started)
+    return _plain(services, call, model, input_json(call, body.input_data, "input_data"), started)
 
 
 def simple(services: Services, call: HttpRequest) -> HttpResponse:
@@ -145,7 +147,7 @@ def bulk(services: Services, call: HttpRequest) -> HttpResponse:
         raise ApiError(
             "INVALID_INPUT", f"parameters: they are sent with each input; at most {most} bytes with this many inputs"
         )
-    submissions = one_each(whole, [as_json(each) for each in _yielding(body.inputs)])
+    submissions = one_each(whole, bulk_json(call, [as_json(each) for each in _yielding(body.inputs)]))
     client = services.client
     pendings = [
         client.submit(submission) if refusal is None else None
@@ -153,7 +155,7 @@ def bulk(services: Services, call: HttpRequest) -> HttpResponse:
     ]
     if call.turn is not None:
         queued = [each for each, pending in zip(submissions, pendings, strict=True) if pending is not None]
-        call.turn.end(in_flight=sum(len(each.input) + len(each.parameters) for each in queued))
+        call.turn.end(in_flight=sum(max(each.queued_bytes, LEAST_BYTES) for each in queued))
     results = []
     errors: list[BunchError] = []
     tier = whole.tier
@@ -257,7 +259,7 @@ def _run(
             raise refusal
         pending = services.client.submit(submission)
         if call.turn is not None:
-            call.turn.end(in_flight=len(submission.input) + len(submission.parameters))
+            call.turn.end(in_flight=submission.queued_bytes)
         if not submission.idempotency_key:
             # With a key it may turn out to be another task.
             call.became(pending.task_id)
