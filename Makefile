@@ -4,8 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 RUNTIME := $(VENV)/.runtime
-# Made of the hot path's C where there is a compiler; everything works without it.
-NATIVE := $(VENV)/.native
 DEV := $(VENV)/.dev
 
 # Temporary folders of the tests stay inside the checkout.
@@ -15,24 +13,24 @@ TEST_PROCESSES ?= 3
 PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check lint format chaos flower page bench overload policies lock audit clean
+.PHONY: help native demo up test check lint format chaos flower page bench overload policies lock audit clean
 
 help: ## What can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
-demo: $(RUNTIME) $(NATIVE) ## Start everything, send 200 sentences at once, show what came back
+demo: $(RUNTIME) native ## Start everything, send 200 sentences at once, show what came back
 	@$(BIN)/python manage.py demo
 
-up: $(RUNTIME) $(NATIVE) ## The whole stack in the foreground, until Ctrl-C; ARGS="--port 9000"
+up: $(RUNTIME) native ## The whole stack in the foreground, until Ctrl-C; ARGS="--port 9000"
 	@$(BIN)/python manage.py up $(ARGS)
 
-test: $(DEV) $(NATIVE) | $(TEST_TMP) ## All tests
+test: $(DEV) native | $(TEST_TMP) ## All tests
 	@$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 check: lint | $(TEST_TMP) ## Format, lint, types, import contracts and unit tests but the slow ones
 	@$(PYTEST) -q -n $(TEST_PROCESSES) --dist loadfile -m "not slow" --hypothesis-profile=quick tests/unit
 
-lint: $(DEV) $(NATIVE)
+lint: $(DEV) native
 	@$(BIN)/ruff format --check --quiet . || { echo "run: make format"; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
@@ -42,19 +40,19 @@ lint: $(DEV) $(NATIVE)
 format: $(DEV) ## Format the code and fix what can be fixed by itself
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
-chaos: $(DEV) $(NATIVE) | $(TEST_TMP) ## The tests that kill processes; half an hour, prints recovery times; CHAOS_FAULTS=0: the short form
+chaos: $(DEV) native | $(TEST_TMP) ## The tests that kill processes; half an hour, prints recovery times; CHAOS_FAULTS=0: the short form
 	@CHAOS_FAULTS=$${CHAOS_FAULTS:-50} $(PYTEST) tests/chaos -q -rA --tb=short $(ARGS)
 
-flower: $(DEV) $(NATIVE) | $(TEST_TMP) ## 200,000 requests past a real Flower, compared with another listener; a few minutes
+flower: $(DEV) native | $(TEST_TMP) ## 200,000 requests past a real Flower, compared with another listener; a few minutes
 	@FLOWER_REQUESTS=$${FLOWER_REQUESTS:-200000} $(PYTEST) tests/e2e/test_flower.py -q -s --timeout=900 $(ARGS)
 
-page: $(DEV) $(NATIVE) | $(TEST_TMP) ## The operations page in headless Chromium; PAGE_PICTURES=docs/images keeps the pictures
+page: $(DEV) native | $(TEST_TMP) ## The operations page in headless Chromium; PAGE_PICTURES=docs/images keeps the pictures
 	@$(PYTEST) tests/page -q -rA --tb=short $(ARGS)
 
-bench: $(DEV) $(NATIVE) ## The benchmark suite, against its rivals
+bench: $(DEV) native ## The benchmark suite, against its rivals
 	@$(BIN)/python -m tests.benchmarks
 
-overload: $(DEV) $(NATIVE) ## What each tier gets when too much arrives: the picture and the table of docs/benchmarks.md
+overload: $(DEV) native ## What each tier gets when too much arrives: the picture and the table of docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.overload --docs
 
 policies: $(DEV) ## Every policy on every workload in virtual time: the pictures and the table of docs/policies.md
@@ -78,9 +76,9 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(NATIVE): config/native/hot_path.c config/native/build.py | $(VENV)/bin/python
+# The hot path in C, where there is a compiler; everything works without it.
+native: | $(VENV)/bin/python
 	@$(BIN)/python -m config.native.build
-	@touch $@
 
 $(RUNTIME): requirements.txt constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV); the first time takes a few minutes (torch)"

@@ -76,11 +76,12 @@ class _AsWritten(msgspec.Struct):
 
     input: msgspec.Raw = msgspec.Raw(b"null")
     input_data: msgspec.Raw = msgspec.Raw(b"null")
-    inputs: list[msgspec.Raw] = []
+    inputs: msgspec.Raw = msgspec.Raw(b"[]")
     parameters: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _as_written = msgspec.json.Decoder(_AsWritten)
+_each_as_written = msgspec.json.Decoder(list[msgspec.Raw])
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -297,20 +298,21 @@ def wants_fresh(call: HttpRequest) -> bool:
 def input_json(call: HttpRequest, value: object, name: str = "input") -> bytes:
     """Encode a validated member of the call's body as JSON: one canonical spelling, whatever the caller's white space.
 
-    Where a large body would grow, the caller's spelling stays: `1e15` is canonical with 18 characters, and queue,
+    In a large body the caller's spelling stays where it is shorter: `1e15` is canonical with 18 characters, and queue,
     worker and executor would work on four times the bytes.
     """
     encoded = _encode(value)
-    if not call.large_body or len(encoded) <= len(call.large_body):
-        return encoded
-    return bytes(getattr(_as_written.decode(call.large_body), name))
+    return (
+        min(encoded, bytes(getattr(_as_written.decode(call.large_body), name)), key=len) if call.large_body else encoded
+    )
 
 
 def bulk_json(call: HttpRequest, encoded: Sequence[bytes]) -> Sequence[bytes]:
     """The inputs of a bulk call by the same rule; `encoded` has their canonical spellings."""
-    if not call.large_body or sum(map(len, encoded)) <= len(call.large_body):
+    if not call.large_body:
         return encoded
-    return [bytes(each) for each in _as_written.decode(call.large_body).inputs]
+    written = _each_as_written.decode(_as_written.decode(call.large_body).inputs)
+    return [min(each, bytes(own), key=len) for each, own in zip(encoded, written, strict=True)]
 
 
 def as_json(value: object) -> bytes:

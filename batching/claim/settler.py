@@ -78,6 +78,8 @@ class Settler:
         self._follow_up = follow_up
         self._jitter = jitter
         self._giving_up = False
+        # Batches of which a part was given up: their leases must stay.
+        self._unstored: set[str] = set()
 
     def give_up_on_redis(self) -> None:
         """The worker is stopping: outcomes that Redis does not take at the next try are left to the reclaim of its
@@ -121,7 +123,7 @@ class Settler:
     def give_back(self, requests: Sequence[Request], info: BatchInfo, blame: Blame, why: str, losses: int = 1) -> None:
         extra = {"batch_id": info.batch_id, "model": info.model}
         logger.warning("%s: gave back %d requests: %s", self._name, len(requests), why, extra=extra)
-        self._until_taken(lambda: self._store.give_back(self._model, info.batch_id, blame, losses))
+        self._until_taken(info, lambda: self._store.give_back(self._model, info.batch_id, blame, losses))
         self._observer.returned(requests, info, why)
 
     def _pause(self, request: Request, outcome: Failed, now_ms: float) -> float | None:
@@ -132,7 +134,8 @@ class Settler:
 
     def _put_aside(self, again: Sequence[tuple[Request, Failed, float]], info: BatchInfo, *, last: bool) -> bool:
         pauses = [(request.position, int(pause_s * 1000)) for request, _, pause_s in again]
-        if self._until_taken(lambda: self._store.put_aside(self._model, info.batch_id, pauses, last=last)) is False:
+        call = partial(self._store.put_aside, self._model, info.batch_id, pauses, last=self._ends(info, last))
+        if self._until_taken(info, call) is False:
             self._lost_lease(info)
             return False
         self._observer.retried([request for request, _, _ in again], info, again[0][1].message)
@@ -150,7 +153,7 @@ class Settler:
                 return
             others = first.others
             for request, outcome in followed:
-                self._follow(request, outcome)
+                self._follow(request, outcome, info)
         taken = self._finish(followed or plain, info, last=last)
         if taken:
             self._tell(final, info, (*others, *taken.others))
@@ -181,7 +184,8 @@ class Settler:
     ) -> Finished:
         large = sum(len(each.result) for each in results) >= _LARGE_BYTES
         try:
-            taken = self._until_taken(lambda: self._store.finish(info.batch_id, results, last=last), large=large)
+            call = partial(self._store.finish, info.batch_id, results, last=self._ends(info, last))
+            taken = self._until_taken(info, call, large=large)
         except RefusedByRedis as refusal:
             logger.error(
                 "%s: Redis refused the results of batch %s as a whole; storing them one by one: %s",
@@ -214,24 +218,23 @@ class Settler:
             for each in (wanted, instead):
                 call = partial(self._store.finish, info.batch_id, [each], last=False)
                 try:
-                    taken = self._until_taken(call, patience=0, large=len(each.result) >= _LARGE_BYTES)
+                    taken = self._until_taken(info, call, patience=0, large=len(each.result) >= _LARGE_BYTES)
                     if isinstance(taken, Finished) and not taken:
                         return taken
                     break
                 except RefusedByRedis as refusal:
                     logger.error("%s: the outcome of request %s was not stored: %s", self._name, request.id, refusal)
-        return self._until_taken(lambda: self._store.finish(info.batch_id, (), last=last))
+        return self._until_taken(info, partial(self._store.finish, info.batch_id, (), last=self._ends(info, last)))
 
     def postpone(self, requests: Sequence[Request], info: BatchInfo, *, last: bool) -> None:
         """Put requests aside whose `eta` has not come; no attempt is counted."""
         pauses = [(request.position, max(0, request.eta_ms - info.claimed_ms)) for request in requests]
-        self._until_taken(
-            lambda: self._store.put_aside(self._model, info.batch_id, pauses, last=last, count_attempt=False)
-        )
+        of = (self._model, info.batch_id, pauses)
+        self._until_taken(info, partial(self._store.put_aside, *of, last=self._ends(info, last), count_attempt=False))
 
-    def _follow(self, request: Request, outcome: Outcome) -> None:
+    def _follow(self, request: Request, outcome: Outcome, info: BatchInfo) -> None:
         try:
-            self._until_taken(lambda: self._follow_up.follow(request, outcome))
+            self._until_taken(info, lambda: self._follow_up.follow(request, outcome))
         except Exception:
             # A signature that cannot be sent must not delay the task's own result.
             logger.exception(
@@ -255,9 +258,15 @@ class Settler:
         logger.warning("%s: the lease of a batch was lost; other workers answer its requests", self._name, extra=extra)
         self._observer.finished((), info)
 
-    def _until_taken(self, call: Callable[[], object], *, patience: int = _MAX_REFUSALS, large: bool = False) -> object:
+    def _ends(self, info: BatchInfo, last: bool) -> bool:
+        """True if the lease may end with this call: it was to be the last one, and no other was given up."""
+        return last and info.batch_id not in self._unstored
+
+    def _until_taken(
+        self, info: BatchInfo, call: Callable[[], object], *, patience: int = _MAX_REFUSALS, large: bool = False
+    ) -> object:
         """Repeat the call through a Redis outage; the scripts are safe to repeat. `large`: it may be refused for its
-        size.
+        size. Returns None if it was given up because the worker is stopping.
 
         Raises:
             RefusedByRedis: Redis refuses the call itself.
@@ -270,6 +279,7 @@ class Settler:
                 return call()
             except (RedisError, OperationalError) as error:
                 if self._giving_up:
+                    self._unstored.add(info.batch_id)
                     logger.error(
                         "%s: stopping with outcomes that are not stored; another worker runs the requests again: %s",
                         self._name,

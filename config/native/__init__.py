@@ -26,9 +26,8 @@ def source_hash() -> str:
     return hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
 
 
-def _load() -> Any:
-    if os.environ.get("BUNCH_NATIVE") == "off":
-        return None
+def load() -> Any:
+    """The library, if it is there and of this source; else None."""
     try:
         from config.native import _hot_path  # type: ignore[attr-defined]
 
@@ -38,5 +37,5 @@ def _load() -> Any:
         return None
 
 
-hot_path: Any = _load()
+hot_path: Any = None if os.environ.get("BUNCH_NATIVE") == "off" else load()
 """The compiled module; None where there is none of this source, or `BUNCH_NATIVE=off`."""

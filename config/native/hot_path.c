@@ -146,6 +146,13 @@ static int check_utf8(const char *data, Py_ssize_t size) {
     return text != NULL;
 }
 
+/* A number that is not negative and has at most fifteen digits; -1 for another, which takes the Python way. */
+static long long small(PyObject *number) {
+    int overflow = 0;
+    long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    return overflow || value < 0 || value > 999999999999999LL ? -1 : value;
+}
+
 static int wrong_number(const char *name, Py_ssize_t wanted, Py_ssize_t given) {
     if (wanted == given) return 0;
     PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments, got %zd", name, wanted, given);
@@ -153,6 +160,9 @@ static int wrong_number(const char *name, Py_ssize_t wanted, Py_ssize_t given) {
 }
 
 /* -------------------------------------------------- messages, written and read */
+
+/* As HTTP allows (`tasks.protocol.json_structure.MAX_DEPTH`). */
+enum { MOST_DEPTH = 200 };
 
 static const char BODY_END[] =
     "],{\"parameters\":{}},{\"callbacks\":null,\"errbacks\":null,\"chain\":null,\"chord\":null}]";
@@ -266,6 +276,21 @@ static void same(Reader *r, const char *text, Py_ssize_t size) {
     SKIP(r, "\"");
 }
 
+/* The most arrays and objects within each other, or more: brackets in strings count as well. */
+static int depth_of(const char *at, const char *end) {
+    int depth = 0, most = 0;
+    for (; at < end; at++) {
+        if (*at == '[' || *at == '{') {
+            if (++depth > most) most = depth;
+        } else if ((*at == ']' || *at == '}') && depth) {
+            depth--;
+        }
+    }
+    return most;
+}
+
+static int is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
 /* The JSON text within a JSON string; its escapes are undone. Whole characters of four digits take the Python way. */
 static void unescaped(Reader *r, Buffer *b) {
     if (r->at == NULL || !room(b, r->end - r->at)) {
@@ -374,13 +399,19 @@ static PyObject *read_plain(PyObject *self, PyObject *message) {
         release(b);
         Py_RETURN_NONE;
     }
+    const char *input = b->start + 2, *input_end = b->at - end_size;
+    /* Python takes the white space off, and knows how deep is too deep. */
+    if (input == input_end || is_space(*input) || is_space(input_end[-1]) || depth_of(input, input_end) > MOST_DEPTH) {
+        release(b);
+        Py_RETURN_NONE;
+    }
     if (!check_utf8(b->start, length)) {
         PyErr_Clear();
         release(b);
         Py_RETURN_NONE;
     }
     PyObject *read = Py_BuildValue(
-        "(s#y#iiLLLs#OLs#s#s#)", id, id_size, b->start + 2, length - 2 - end_size, (int)attempt + 1, (int)lost, enqueued_ms,
+        "(s#y#iiLLLs#OLs#s#s#)", id, id_size, input, input_end - input, (int)attempt + 1, (int)lost, enqueued_ms,
         deadline_ms, ttl_ms, reply_to, reply_size, tracked ? Py_True : Py_False, sent_ms, once, once_size, owner,
         owner_size, seal, seal_size);
     release(b);
@@ -400,9 +431,9 @@ static PyObject *result(PyObject *self, PyObject *const *args, Py_ssize_t count)
         if (PyBytes_AsStringAndSize(args[place[i]], &part[i], &size[i]) < 0) return NULL;
     int owned = PyObject_IsTrue(args[1]);
     const char *id = PyUnicode_AsUTF8AndSize(args[5], &id_size);
-    unsigned long long admission_ms = PyLong_AsUnsignedLongLong(args[6]), queue_ms = PyLong_AsUnsignedLongLong(args[7]),
-                       attempt = PyLong_AsUnsignedLongLong(args[9]);
+    long long admission_ms = small(args[6]), queue_ms = small(args[7]), attempt = small(args[9]);
     if (id == NULL || PyErr_Occurred()) return NULL;
+    if (admission_ms < 0 || queue_ms < 0 || attempt < 0) Py_RETURN_NONE;
     Buffer buffer, *b = &buffer;
     begin(b);
     PUT(b, "{\"status\":\"");
@@ -440,10 +471,16 @@ static PyObject *answer(PyObject *self, PyObject *const *args, Py_ssize_t count)
     double ms[6];
     for (int i = 0; i < 6; i++) {
         ms[i] = PyFloat_AsDouble(args[5 + i]);
-        if (ms[i] == -1.0 && PyErr_Occurred()) return NULL;
+        if (ms[i] == -1.0 && PyErr_Occurred()) {
+            /* A number that is too large for a double. */
+            if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return NULL;
+            PyErr_Clear();
+            Py_RETURN_NONE;
+        }
     }
-    unsigned long long admission_ms = PyLong_AsUnsignedLongLong(args[6]), queue_ms = PyLong_AsUnsignedLongLong(args[7]);
+    long long admission_ms = small(args[6]), queue_ms = small(args[7]);
     if (PyErr_Occurred()) return NULL;
+    if (admission_ms < 0 || queue_ms < 0) Py_RETURN_NONE;
     double reply_ms = ms[0] - ms[1] - ms[2] - ms[3] - ms[4] - ms[5];
     if (reply_ms < 0) reply_ms = 0.0;
     Py_buffer output, bunch;

@@ -10,6 +10,8 @@ from config.tiers import Tier
 from tasks.protocol.caller import Caller
 
 NO_PARAMETERS = b"{}"
+# Of the characters that a JSON string escapes, those that JSON itself has.
+_ESCAPED = (b'"', b"\\", b"\n", b"\r", b"\t")
 
 
 class Submission(msgspec.Struct, frozen=True):
@@ -55,5 +57,5 @@ class Submission(msgspec.Struct, frozen=True):
 
     @property
     def queued_bytes(self) -> int:
-        """The bytes of its input and parameters in the queue, as JSON within JSON: quotes and backslashes are two."""
-        return sum(len(each) + each.count(b'"') + each.count(b"\\") for each in (self.input, self.parameters))
+        """The bytes of its input and parameters in the queue, as JSON within JSON, where some characters are two."""
+        return sum(len(each) + sum(map(each.count, _ESCAPED)) for each in (self.input, self.parameters))

@@ -208,6 +208,8 @@ class _Protocol1(msgspec.Struct):
     chord: Any = None
 
 
+# Fifteen digits: the year 33658.
+_LATEST_MS = 10**15
 MOST_BYTES = 64 * 1024 * 1024
 """The limit of a decompressed body where no setting is at hand: for messages that a worker has read or refused."""
 
@@ -401,7 +403,8 @@ def _request(
         request.tracked = tracked
     if type(properties) is _Properties and properties.reply_to:
         request.reply_to = properties.reply_to
-    request.sent_ms = headers.bunch_sent
+    # Anybody can write a message, and a number of any length into it.
+    request.sent_ms = headers.bunch_sent if 0 <= headers.bunch_sent < _LATEST_MS else 0
     if headers.bunch_owner:
         request.owner = headers.bunch_owner
     if headers.traceparent:

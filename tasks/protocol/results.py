@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import msgspec
@@ -152,20 +153,9 @@ class CeleryCodec:
             _, common, date_done = self._common = (batch, _times(batch), _now_iso())
         if code:
             common += f',"code":"{code}"'
-        meta = _result(
-            status,
-            request.sealed,
-            result,
-            traceback,
-            date_done,
-            request.id,
-            admitted_ms,
-            waited_ms,
-            _TIER_NAMES[request.tier],
-            request.attempt,
-            common,
-            added,
-        )
+        head = (status, request.sealed, result, traceback, date_done, request.id)
+        parts = (*head, admitted_ms, waited_ms, _TIER_NAMES[request.tier], request.attempt, common, added)
+        meta = (_result and _result(*parts)) or result_json(*parts)
         asked = None
         if request.question:
             asked = _asked(request, outcome, batch)
@@ -229,8 +219,8 @@ def result_json(
     )
 
 
-# The same in C, where it was compiled.
-_result = result_json if hot_path is None else hot_path.result
+# The same in C; None where it was not compiled.
+_result: Callable[..., bytes | None] | None = hot_path.result if hot_path is not None else None
 
 
 def code_of(outcome: Outcome) -> str:

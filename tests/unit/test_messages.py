@@ -260,5 +260,6 @@ def test_the_bytes_of_a_request_in_the_queue_are_known_before_it_is_there(
         return len(MessageWriter("bunch:reply:x").rest(out, 0.0))
 
     plain = Submission("m", ANYBODY[Tier.PAID], b"1", 1.0)
-    this = msgspec.structs.replace(plain, input=msgspec.json.encode(inputs), parameters=msgspec.json.encode(options))
+    spelled = json.dumps(inputs, ensure_ascii=False, indent="\t").encode() + b"\r"
+    this = msgspec.structs.replace(plain, input=spelled, parameters=msgspec.json.encode(options))
     assert this.queued_bytes - plain.queued_bytes == written(this) - written(plain)

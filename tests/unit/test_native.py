@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batching.claim.store import Entry, Verdict
-from batching.ports import UnreadableMessage
-from batching.request import Request
+from batching.policy import Reason
+from batching.ports import BatchInfo, UnreadableMessage
+from batching.request import Ok, Request
 from config.environ import ROOT
 from config.errors import SettingsError
 from config.native import build, hot_path, source_hash
@@ -158,6 +159,34 @@ def test_an_input_that_is_not_one_value_is_refused_in_the_same_words(
 
 
 @COMPILED
+@pytest.mark.parametrize(
+    "input", [b" 1", b"1\n", b"[" * 990 + b"]" * 990, b"[" * 200 + b"]" * 200, b'{"a":[1,{"b":"["}]}']
+)
+def test_unusual_inputs_are_read_alike(input: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = message(input)
+    assert as_plain(read(raw)) == as_plain(read_in_python(raw, None, monkeypatch))
+
+
+@pytest.mark.parametrize("sent_ms", [-1, -(10**23), 10**15, 10**400])
+def test_a_time_that_no_clock_shows_is_none(sent_ms: int) -> None:
+    """Anybody may push a message: it must not make its batch fail for the length of a number."""
+    raw = message().replace(b'"bunch_sent":1800000000000', b'"bunch_sent":%d' % sent_ms)
+    request = read(raw)
+    assert isinstance(request, Request)
+    assert request.sent_ms == 0
+    info = BatchInfo("b", "m", "", 1, Reason.FULL, 1_800_000_000_000)
+    assert results.CeleryCodec(1000).encode(request, Ok(b"1"), info).result
+
+
+@COMPILED
+@pytest.mark.parametrize("odd", [-1, 10**15, 10**30])
+def test_numbers_out_of_range_take_the_python_way(odd: int) -> None:
+    assert hot_path.result(b"SUCCESS", True, b"1", b"null", b"d", "i", odd, 0, "free", 1, "", b"") is None
+    assert hot_path.answer("r", "t", "m", b"1", b"{}", 1.0, 0, odd, 1.0, 1.0, 1.0) is None
+    assert hot_path.answer("r", "t", "m", b"1", b"{}", 1.0, 0, 1, 10**400, 1.0, 1.0) is None
+
+
+@COMPILED
 def test_a_cut_message_is_read_to_its_end_and_no_further() -> None:
     raw = message()
     assert not any(hot_path.read_plain(raw[:cut]) for cut in range(len(raw)))
@@ -213,6 +242,7 @@ class Sink:
 
     def __init__(self) -> None:
         self.sent = b""
+        self.closes = False
 
     def send(self, data: bytes) -> None:
         self.sent += data
@@ -221,12 +251,13 @@ class Sink:
         self.sent += data
 
     def must_close(self) -> bool:
-        return False
+        return self.closes
 
 
-def sent(status: str, fields: list[tuple[str, str]], body: bytes) -> tuple[object, ...]:
+def sent(status: str, fields: list[tuple[str, str]], body: bytes, kind: str = "plain") -> tuple[object, ...]:
     sink = Sink()
-    made = Response(sink, http11=True, is_head=False, keep_alive=True)
+    sink.closes = kind == "closing"
+    made = Response(sink, http11=kind != "1.0", is_head=kind == "HEAD", keep_alive=kind != "last")
     try:
         made.start_response(status, fields)
         made.send_whole(body)
@@ -257,13 +288,14 @@ VALUES = (
     st.sampled_from(["200 OK", "204 No Content", "304 Not Modified", "200", "404 Nichts dergleichen"]),
     st.lists(st.tuples(NAMES, VALUES), max_size=4),
     st.sampled_from([b"", b"abc", b"x" * 5000]),
+    st.sampled_from(["plain", "1.0", "HEAD", "last", "closing"]),
 )
-def test_both_send_the_same_response(status: str, fields: list[tuple[str, str]], body: bytes) -> None:
+def test_both_send_the_same_response(status: str, fields: list[tuple[str, str]], body: bytes, kind: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(response, "_clock", type("Clock", (), {"date": lambda self: "Sun, 29 Nov 2026 15:00:00 GMT"})())
-        in_c = sent(status, fields, body)
+        in_c = sent(status, fields, body, kind)
         patch.setattr(response, "_response", None)
-        assert in_c == sent(status, fields, body)
+        assert in_c == sent(status, fields, body, kind)
 
 
 @COMPILED
@@ -283,6 +315,7 @@ def test_wrong_arguments_are_errors_not_crashes() -> None:
         (hot_path.read_plain, ("text",)),
         (hot_path.result, (b"S", True, "1", b"null", b"d", "i", 0, 0, "free", 1, "", b"")),
         (hot_path.answer, ("r", "t", "m", "not bytes", b"{}", 1.0, 1, 1, 1.0, 1.0, 1.0)),
+        (hot_path.result, (b"S", True, b"1", b"null", b"d", "i", 0.5, 0, "free", 1, "", b"")),
         (hot_path.answer, ("r", "t", "m", b"1", b"{}", "x", 1, 1, 1.0, 1.0, 1.0)),
         (hot_path.response, ("200 OK", [], {}, "d", "text")),
     ]
@@ -309,7 +342,9 @@ def test_a_misspelt_switch_is_an_error() -> None:
         load_settings({"BUNCH_NATIVE": "no"})
 
 
-def test_a_library_of_another_source_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@COMPILED
+@pytest.mark.parametrize(("added", "used"), [("", True), ("/* newer */", False)])
+def test_a_library_of_another_source_is_not_used(added: str, used: bool, tmp_path: Path) -> None:
     """It would write messages in the form of an older version."""
     folder = tmp_path / "config" / "native"
     folder.mkdir(parents=True)
@@ -317,22 +352,40 @@ def test_a_library_of_another_source_is_not_used(tmp_path: Path, monkeypatch: py
     for each in (ROOT / "config" / "native").glob("*.*"):
         (folder / each.name).write_bytes(each.read_bytes())
     with (folder / "hot_path.c").open("a") as source:
-        source.write("/* newer */\n")
+        source.write(added)
     done = subprocess.run(
-        [sys.executable, "-c", "from config.native import hot_path; print(hot_path)"],
-        cwd=tmp_path, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.strip() == "None"
+        [sys.executable, "-c", "from config.native import hot_path; print(hot_path is not None)"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(used)
 
 
 def test_where_nothing_can_be_compiled_the_reason_is_told_and_it_is_no_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(build, "hot_path", None)
+    monkeypatch.setattr(build, "load", lambda: None)
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     assert build.main([]) == 0
     assert "there is no C compiler" in capsys.readouterr().err
     assert build.main(["--required"]) == 1
+
+
+@COMPILED
+def test_a_source_that_does_not_compile_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise every test of this file would be skipped, and all would be green."""
+    wrong = tmp_path / "hot_path.c"
+    wrong.write_text("int main(void) { return nothing; }")
+    monkeypatch.setattr(build, "load", lambda: None)
+    monkeypatch.setattr(build, "SOURCE", wrong)
+    assert build.main([]) == 1
+    assert "was not compiled" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [wrong]
 
 
 @COMPILED
