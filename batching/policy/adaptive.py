@@ -11,8 +11,8 @@ from batching.policy.deadlines import SURE, plan
 from batching.policy.idle import ahead
 from batching.policy.slo import sparing
 
-# When a batch is quicker than this, it costs the worker and Redis as much as the model: a short wait always pays.
-_QUICK_S = 0.01
+# With an executor more, a batch must be done sooner by this much to be worth its cost besides the model's.
+_NOTABLY_S = 0.002
 # How long to wait for returning callers, as a multiple of the median return time.
 _LAST = 1.5
 # The share of the usual wait, and its maximum, when the number of callers is not known.
@@ -48,14 +48,15 @@ class Adaptive:
     max_batch_size: Size
     max_wait_s: float = 0.02
     gather: Share = 0.3
-    least_s: float = 0.002
+    least_s: float = 0.0005
     lead_s: float = 0.005
 
     def decide(self, queue: QueueView, now: float) -> Decision:
         most = self._most(queue)
         if queue.in_hand > 0:
             return sparing(ahead(queue, now, most, self.lead_s), queue, now)
-        crowded = queue.recent > 1 and queue.learnt.crowding >= 0.5 > queue.learnt.closed_loop_share
+        share_s = self._share_s(queue)
+        crowded = share_s > 0 and queue.recent > 1 and queue.learnt.crowding >= 0.5 > queue.learnt.closed_loop_share
         wanted = self._wanted(queue, most)
         due = queue.free_at + self._gathering_s(queue, wanted)
         if queue.depth is None:
@@ -65,7 +66,7 @@ class Adaptive:
         if queue.depth >= wanted:
             return self._go(queue, now, most)
         if crowded:
-            due = max(due, queue.oldest_at + self._share_s(queue))
+            due = max(due, queue.oldest_at + share_s)
         due = min(due, queue.due_at - queue.learnt.time.late(queue.depth))
         return self._go(queue, now, most) if now >= due else Wait(until=due)
 
@@ -93,17 +94,20 @@ class Adaptive:
         if wanted <= 1:
             return -math.inf
         if queue.learnt.closed_loop_share < 0.5:
-            return min(self.least_s, self.max_wait_s) if queue.batch_s < _QUICK_S else -math.inf
+            return -math.inf
         time = queue.learnt.time
         if time.weight < SURE:
             return self._share_s(queue)
         # Leaving callers behind costs one more batch; its fixed part is the most that waiting can save.
-        share_s = min(self.gather * time.predict(wanted), time.a_s)
-        return min(max(self.least_s, share_s), self.max_wait_s)
+        return self._worth(min(self.gather * time.predict(wanted), time.a_s))
 
     def _share_s(self, queue: QueueView) -> float:
         """The longest wait when the number of callers is not known: a longer one would gather many itself."""
-        return min(max(self.least_s, _LESS * self.gather * queue.batch_s), self.max_wait_s, _LESS_S)
+        return self._worth(min(_LESS * self.gather * queue.batch_s, _LESS_S))
+
+    def _worth(self, wait_s: float) -> float:
+        """The wait, or none: a shorter one than `least_s` costs as much as it can save."""
+        return min(wait_s, self.max_wait_s) if wait_s >= self.least_s else -math.inf
 
     def _go(self, queue: QueueView, now: float, most: int) -> Dispatch:
         planned = plan(queue, now, most, queue.due_at)
@@ -113,7 +117,7 @@ class Adaptive:
         if queue.depth is not None and queue.idle:
             share = math.ceil(queue.depth / (1 + queue.idle))
             # Each batch has a cost besides the model's, so a smaller one must be done notably sooner.
-            if queue.learnt.time.b_s * (min(queue.depth, size) - share) > self.least_s:
+            if queue.learnt.time.b_s * (min(queue.depth, size) - share) > _NOTABLY_S:
                 size = min(size, share)
         small = planned.size < min(most, queue.depth or 0)
         return Dispatch(size, Reason.DEADLINE if small else Reason.IDLE, planned.margin_s)

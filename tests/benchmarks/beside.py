@@ -7,7 +7,7 @@ folder of a checkout, whose `.venv` may be a link to this one's; `.` compares se
 \b
     python -m tests.benchmarks.beside ../before
     python -m tests.benchmarks.beside . --set BUNCH_NATIVE=off
-    python -m tests.benchmarks.beside . --model 'policy = "idle"'
+    python -m tests.benchmarks.beside . --model sim50 --line 'policy = "idle"'
 
 The ratio is this one's by the other's, of each pair of windows; processor time is that of a role for each request.
 """  # noqa: D301 - click wants the character itself: it keeps the lines below it as they are
@@ -35,12 +35,24 @@ ROLES = ("web", "worker", "executor", "valkey")
 _OTHER_END = Path(__file__)
 
 
-def serve(settings: Mapping[str, str], model: str) -> None:
+# As the comparison with other systems has it, also where the checkout is older.
+_SIMULATED = """
+default_model = "sim50"
+
+[models.sim50]
+source = "workers.models.simulated:Simulated"
+max_batch_size = 64
+options = { batch_ms = 50, item_ms = 0 }
+"""
+_MODELS = {"noop": NOOP, "sim50": _SIMULATED}
+
+
+def serve(settings: Mapping[str, str], model: str, line: str) -> None:
     """Run a stack of the current folder's checkout until stdin ends; prints its URL once it is ready."""
     bunch = Bunch()
     bunch.open_run()
     try:
-        bunch.launch_with(f"{NOOP}{model}\n", settings)
+        bunch.launch_with(f"{_MODELS[model]}{line}\n", settings)
         bunch.wait_ready()
         sys.stdout.write(json.dumps({"url": bunch.url}) + "\n")
         sys.stdout.flush()
@@ -61,10 +73,10 @@ class Window:
 class Stack:
     """A stack of `folder`, in a process of its own that imports from there."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str], model: str) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, str], model: str, line: str) -> None:
         self._shape = Bunch.shape
         self._process = subprocess.Popen(
-            [str(folder / ".venv/bin/python"), str(_OTHER_END), json.dumps([dict(settings), model])],
+            [str(folder / ".venv/bin/python"), str(_OTHER_END), json.dumps([dict(settings), model, line])],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(folder)},
             stdin=subprocess.PIPE,
@@ -143,15 +155,16 @@ def _pair(_context: click.Context, _parameter: click.Parameter, values: Sequence
 @click.command(help=__doc__)
 @click.argument("other", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--set", "settings", multiple=True, callback=_pair, help="A setting of the other one, NAME=VALUE.")
-@click.option("--model", default="", help="A line for the other one's model in bunch.toml.")
+@click.option("--line", default="", help="A line for the other one's model in bunch.toml.")
+@click.option("--model", type=click.Choice(list(_MODELS)), default="noop", show_default=True, help="The model of both.")
 @click.option("--connections", default="1,64,256", show_default=True, help="Numbers of connections, with commas.")
 @click.option("--windows", type=click.IntRange(2), default=10, show_default=True, help="Windows of each one.")
 @click.option("--seconds", type=click.IntRange(1), default=2, show_default=True, help="Seconds of a window.")
-def main(other: Path, settings: Any, model: str, connections: str, windows: int, seconds: int) -> None:
+def main(other: Path, settings: Any, line: str, model: str, connections: str, windows: int, seconds: int) -> None:
     wrk = ensure_wrk()
-    stacks = [Stack(Path.cwd(), {}, "")]
+    stacks = [Stack(Path.cwd(), {}, model, "")]
     try:
-        stacks.append(Stack(other.absolute(), settings, model))
+        stacks.append(Stack(other.absolute(), settings, model, line))
         for stack in stacks:
             stack.window(wrk, 64, 2)
         click.echo("callers  ratio  (quartiles)           this one      the other")

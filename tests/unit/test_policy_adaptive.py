@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,6 +121,23 @@ def test_nobody_is_waited_for_longer_than_one_batch_more_would_take(
             assert isinstance(decision, Dispatch)
         if isinstance(decision, Wait):
             assert since_s < decision.until <= bound
+
+
+@given(
+    depth=st.none() | st.integers(1, 63),
+    batch_s=st.floats(1e-6, 0.0015),
+    crowding=st.floats(0, 1),
+    closed_loop=st.floats(0, 1),
+    recent=st.integers(0, 64),
+    callers=st.integers(0, 256),
+)
+def test_a_quick_model_gets_what_waits_at_once(
+    depth: int | None, batch_s: float, crowding: float, closed_loop: float, recent: int, callers: int
+) -> None:
+    """A wait costs a look, and the time in which the frontend and the worker could both be busy."""
+    learnt = replace(known(batch_s / 2, batch_s / 128, callers), crowding=crowding, closed_loop_share=closed_loop)
+    free = QueueView(depth, oldest_at=0.0, in_hand=0, batch_s=batch_s, free_at=0.0, recent=recent, learnt=learnt)
+    assert isinstance(POLICY.decide(free, 0.0), Dispatch)
 
 
 def test_nothing_waits_nothing_to_do() -> None:
