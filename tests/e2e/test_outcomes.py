@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 
 import pytest
 
 from batching.request import OWN_METADATA
 from tests.e2e.client import Answer, Api
+from tests.e2e.stack import Stack
 from tests.models import BROKEN_SHAPES
 
 
 def batch_of(answers: list[Answer]) -> set[str]:
     """The batches that the answered ones were in."""
     return {answer.json["metadata"]["batch_id"] for answer in answers if answer.status == 200}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _breakers(stack: Stack) -> Iterator[None]:
+    """Whole batches fail here: a breaker that is half-open afterwards would let one request through as its trial."""
+    yield
+    stack.manage("reset", "quartet", f"--config={stack.config_file}")
 
 
 def test_one_refused_input_harms_none_of_its_neighbours(api: Api) -> None:
