@@ -41,17 +41,18 @@ def _first_answered(clients: list[Client]) -> Client:
     return next(each for each in clients if each.socket in ready)
 
 
-def _answer_of_one(clients: list[Client]) -> Answer:
-    """The first that comes; of those that are closed without one there is none."""
+def _told(clients: list[Client]) -> Answer | None:
+    """The first answer that comes soon; those that are closed without one have none."""
     waiting = {each.socket: each for each in clients}
     while waiting:
-        readable, _, _ = select.select(list(waiting), [], [], PATIENCE_S)
-        assert readable, "nobody is answered"
+        readable, _, _ = select.select(list(waiting), [], [], 2.0)
+        if not readable:
+            return None
         for each in readable:
             with contextlib.suppress(Gone, OSError):
                 return waiting[each].answer()
             del waiting[each]
-    raise AssertionError("all are closed, and none was answered")
+    return None
 
 
 class TestPlaces:
@@ -76,17 +77,22 @@ class TestPlaces:
             assert known.get("/").status == 200
 
     def test_nor_do_bodies_that_stop_in_the_middle_lock_anybody_out(self, server: Server) -> None:
-        with contextlib.ExitStack() as stack:
-            stalled = [stack.enter_context(server.client()) for _ in range(20)]
-            for each in stalled:
-                # One that is taken for silent, because its place is needed before it was read, is told nothing.
-                with contextlib.suppress(OSError):
-                    each.send(_beginning(10_000))
-            with server.client() as client:
-                assert client.get("/").status == 200
-            answer = _answer_of_one(stalled)
-            assert (answer.status, answer.json["error"]) == (503, "SERVICE_OVERLOADED")
-            assert answer.headers["retry-after"] == "1"
+        def besieged() -> Answer | None:
+            with contextlib.ExitStack() as stack:
+                stalled = [stack.enter_context(server.client()) for _ in range(20)]
+                for each in stalled:
+                    # One that is taken for silent, because its place is needed before it was read, is told nothing.
+                    with contextlib.suppress(OSError):
+                        each.send(_beginning(10_000))
+                with server.client() as client:
+                    assert client.get("/").status == 200
+                return _told(stalled)
+
+        # On a busy machine all who give way may be taken for silent.
+        answer = next(filter(None, (besieged() for _ in range(5))), None)
+        assert answer is not None
+        assert (answer.status, answer.json["error"]) == (503, "SERVICE_OVERLOADED")
+        assert answer.headers["retry-after"] == "1"
 
     def test_who_waits_for_an_answer_keeps_its_place(self, server: Server) -> None:
         with contextlib.ExitStack() as stack:
