@@ -9,7 +9,7 @@ from tests.benchmarks.calibration import returns, ways_back
 
 
 def record(claimed_ms: int, enqueued_ms: range) -> BatchRecord:
-    members = [Member(str(at), 1, 1, 0, at) for at in enqueued_ms]
+    members = [Member(str(at), 1, 1, 0, claimed_ms - at) for at in enqueued_ms]
     return BatchRecord(id=str(claimed_ms), model="flat", claimed_ms=claimed_ms, turn_ms=50.0, members=members)
 
 
