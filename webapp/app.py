@@ -39,7 +39,7 @@ from tasks.observability.history import History
 from tasks.observability.metrics import MetricsFlusher, SharedMetrics
 from tasks.observability.slow_log import SlowLog
 from tasks.protocol.caller import Caller
-from tasks.protocol.messages import Outgoing
+from tasks.protocol.outgoing import Outgoing
 from tasks.protocol.traceparent import trace_id
 from webapp.body_budget import COUNTED_BYTES, BodyBudget
 from webapp.cors import Cors

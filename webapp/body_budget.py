@@ -30,7 +30,7 @@ LARGE_BYTES = 64 * 1024
 COUNTED_BYTES = 16 * 1024
 """The size from which on a refused body counts: a body that fits beside a head costs less than the count."""
 LEAST_BYTES = 4 * 1024
-"""What a request of a bulk call counts for in the queue at least: a thousand short ones take as long as large ones."""
+"""The least that a request of a bulk call counts for in the queue: a thousand short ones take as long as large ones."""
 # Four batches of the default size in bytes: enough for the executors always to have a next one.
 MAX_IN_FLIGHT_BYTES = 4 * MAX_BATCH_BYTES
 # Each one holds a whole body in memory.

@@ -1,6 +1,6 @@
 """The inner functions of the hot path in C: optional, compiled by `python -m config.native.build`.
 
-    message_rest  tasks.protocol.messages    a submission ─▶ the message that `submit.lua` completes
+    message_rest  tasks.protocol.outgoing    a submission ─▶ the message that `submit.lua` completes
     read_plain    tasks.protocol.messages    a frontend's message ─▶ the fields of its request
     result        tasks.protocol.results     an outcome ─▶ the result that Celery's readers expect
     answer        webapp.api.inference       a reply ─▶ the body and the `Server-Timing` of a response

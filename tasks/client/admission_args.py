@@ -7,7 +7,7 @@ from batching.policy import AGED_SHARE, DEFAULT_SHARES
 from config.keys import Shard
 from config.settings import Settings
 from config.tiers import TIERS
-from tasks.protocol.messages import Outgoing
+from tasks.protocol.outgoing import Outgoing
 from tasks.script_args import SUBMIT, SUBMIT_WITHOUT_THRESHOLDS, ClassRow, DedupKeys, ModelKeys, RuleArgs, TierKeys
 
 _NO_QUOTA = (0, 0, 0, NO_KEY)

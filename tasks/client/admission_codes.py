@@ -12,7 +12,7 @@ from enum import Enum, unique
 from batching.policy import Shed
 from tasks.client.dedup import Repeated
 from tasks.errors import IdempotencyConflict, RateLimited, Refused, ServiceOverloaded
-from tasks.protocol.messages import Outgoing
+from tasks.protocol.outgoing import Outgoing
 
 
 class StatusRow(Enum):

@@ -28,7 +28,7 @@ from tasks.errors import BY_CODE, BackendUnavailable, BunchError, DeadlineExceed
 from tasks.observability.metrics import CACHE_HITS
 from tasks.protocol.caller import Caller
 from tasks.protocol.ids import owned_id
-from tasks.protocol.messages import MessageWriter, Outgoing
+from tasks.protocol.outgoing import MessageWriter, Outgoing
 from tasks.protocol.quota import Quotas
 from tasks.protocol.results import FINISHED, Reply, decode_details, decode_error, decode_reply
 from tasks.protocol.seal import seal_of

@@ -29,7 +29,7 @@ from tasks.client.admission_args import AdmissionArgs
 from tasks.client.admission_codes import QUEUED, answered, refusals
 from tasks.client.router import Pending
 from tasks.errors import BackendUnavailable, BunchError
-from tasks.protocol.messages import Outgoing
+from tasks.protocol.outgoing import Outgoing
 from tasks.script_args import ClassRow, FlushArgs, FlushHeader, FlushKeys, RunRow
 
 logger = logging.getLogger(__name__)

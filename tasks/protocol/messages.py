@@ -1,8 +1,8 @@
-"""Task messages: Celery protocol 2 in kombu's envelope, written and read without kombu's object layers.
+"""Reads task messages: Celery's protocols in kombu's envelope, without kombu's object layers.
 
-Written: one template with four splices (id, expiry, reply address, body), which any Celery worker can read.
-Read: our messages and any Celery client's (protocol 1 and 2; JSON; base64 or UTF-8 body; compressed or not). A message
-that cannot be a task raises `batching.ports.UnreadableMessage`, under the id that it names in any place.
+They are our own (`tasks.protocol.outgoing` writes them) and any Celery client's: protocol 1 and 2; JSON; base64 or
+UTF-8 body; compressed or not. A message that cannot be a task raises `batching.ports.UnreadableMessage`, under the id
+that it names in any place.
 """
 
 from __future__ import annotations
@@ -12,135 +12,28 @@ import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from batching.claim.store import Entry, Verdict
-from batching.fast_header import NO_KEY, read_fast_header, read_times
+from batching.fast_header import read_fast_header, read_times
 from batching.ports import UnreadableMessage
 from batching.request import Request
 from config.keys import REPLY_PREFIX, TASK_NAME
 from config.native import hot_path
 from config.tiers import TIERS
-from tasks.client.dedup import DedupIdentity, read_mark
-from tasks.client.submission import NO_PARAMETERS, Submission
+from tasks.client.dedup import read_mark
+from tasks.client.submission import NO_PARAMETERS
 from tasks.protocol.caller import valid_client_id
 from tasks.protocol.compression import decompress
 from tasks.protocol.kombu_types import marked
-from tasks.protocol.quota import Quota
 from tasks.protocol.seal import Seal
 from tasks.protocol.task_id_scan import named
 from tasks.protocol.traceparent import valid, valid_state
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
-
-
-class Outgoing(msgspec.Struct, frozen=True):
-    """One request on its way to a queue. Times are milliseconds from now, since only Redis' clock counts."""
-
-    task_id: str
-    submission: Submission
-    queue: str
-    deadline_ms: int
-    queue_limit_ms: int
-    result_ttl_ms: int
-    tracked: bool = True
-    request_key: str = ""
-    quota: Quota | None = None
-    once: DedupIdentity | None = None
-
-
-class MessageWriter:
-    """Writes the messages of one frontend process; `reply_to` is the channel that it listens on."""
-
-    def __init__(self, reply_to: str, seal: Seal | None = None) -> None:
-        self._channel = reply_to
-        self._reply_to = _encode(reply_to).decode()
-        self._seal = seal
-
-    def rest(self, out: Outgoing, now_epoch_s: float) -> bytes:
-        """The message from the tracked mark of its fast header on; the submit script writes the part before.
-
-        The optional fields of protocol 2 are left out: two hundred bytes that would be written to disk twice.
-        """
-        task_id, asked = out.task_id, out.submission
-        owner = asked.caller.owner
-        tag = NO_KEY if out.quota is None else out.quota.tag
-        # The fields that scripts and workers must find again are at a fixed place.
-        mark = out.once.mark if out.once is not None else ""
-        marks = f'"bunch_once":"{mark}",' if mark else ""
-        if owner:
-            # The worker needs the owner for the ledger only.
-            marks += f'"bunch_owner":{_encode(owner).decode()},'
-        if self._seal is not None:
-            seal = self._seal.sign(task_id, owner, mark, self._channel, asked.parameters, asked.input)
-            marks += f'"bunch_seal":"{seal}",'
-        # Rounded up to whole seconds: Bunch uses the fast header, this one is for other Celery workers.
-        expires = _iso_second(int(now_epoch_s + out.deadline_ms / 1000) + 1)
-        # Both were validated when they were taken from the caller: nothing in them needs escaping.
-        more = f',"traceparent":"{asked.traceparent}"' if asked.traceparent else ""
-        if asked.client_id:
-            more += f',"bunch_client":{_encode(asked.client_id).decode()}'
-        if asked.tracestate:
-            more += f',"tracestate":{_encode(asked.tracestate).decode()}'
-        if asked.request_id:
-            more += f',"request_id":"{asked.request_id}"'
-        return _message_rest(
-            out.tracked,
-            out.result_ttl_ms,
-            tag,
-            task_id,
-            marks,
-            expires,
-            int(now_epoch_s * 1000),
-            more,
-            asked.input,
-            asked.parameters,
-            self._reply_to,
-            out.queue,
-        )
-
-
-def message_rest(
-    tracked: bool,
-    ttl_ms: int,
-    tag: str,
-    task_id: str,
-    marks: str,
-    expires: str,
-    sent_ms: int,
-    more: str,
-    input: bytes,
-    parameters: bytes,
-    reply_to: str,
-    queue: str,
-) -> bytes:
-    """The message from its tracked mark on. `marks` and `more` are members of its headers, `reply_to` is JSON."""
-    body = (
-        f'[[{input.decode()}],{{"parameters":{parameters.decode()}}},'
-        '{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
-    )
-    return (
-        f'{tracked:d};{ttl_ms:09d};{tag};{task_id}",{marks}"lang":"py","task":"{TASK_NAME}",'
-        f'"id":"{task_id}","root_id":"{task_id}","parent_id":null,"group":null,"expires":"{expires}",'
-        f'"bunch_sent":{sent_ms}{more}}},"body":{_encode(body).decode()},'
-        '"content-type":"application/json","content-encoding":"utf-8",'
-        f'"properties":{{"correlation_id":"{task_id}","reply_to":{reply_to},'
-        f'"delivery_info":{{"exchange":"","routing_key":"{queue}"}},"priority":0,"body_encoding":"utf-8",'
-        f'"delivery_tag":"{task_id}"}}}}'
-    ).encode()
-
-
-# The same in C, where it was compiled.
-_message_rest = message_rest if hot_path is None else hot_path.message_rest
-
-
-@lru_cache(maxsize=64)
-def _iso_second(epoch_s: int) -> str:
-    return datetime.fromtimestamp(epoch_s, UTC).isoformat()
 
 
 class _Embed(msgspec.Struct):
@@ -223,7 +116,7 @@ _envelope = msgspec.json.Decoder(_Envelope)
 _body = msgspec.json.Decoder(tuple[list[msgspec.Raw], _Keywords, _Embed])
 _protocol1 = msgspec.json.Decoder(_Protocol1)
 _one_value = msgspec.json.Decoder(msgspec.Raw)
-# Reads what `MessageWriter` writes, without parameters and a trace; None where it was not compiled.
+# Reads what `outgoing.MessageWriter` writes, without parameters and a trace; None where it was not compiled.
 _read_plain: Callable[[bytes], tuple[Any, ...] | None] | None = hot_path.read_plain if hot_path is not None else None
 
 
@@ -397,7 +290,6 @@ def _request(
         _read_foreign(request, entry.message, headers)
     else:
         deadline_ms, _, enqueued_ms, attempt, lost, tracked, ttl_ms, *_ = fast
-        # By position, as this is done for every request: names would cost a fifth of the whole.
         times = (attempt + 1, lost, enqueued_ms, deadline_ms, ttl_ms)
         request = Request(task_id, TIERS[entry.rank], entry.position, given, parameters, *times)
         request.tracked = tracked

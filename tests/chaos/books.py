@@ -21,7 +21,7 @@ from tasks.client.outbox import Outbox, Posted
 from tasks.client.router import Pending
 from tasks.client.submission import Submission
 from tasks.protocol.caller import ANYBODY
-from tasks.protocol.messages import MessageWriter, Outgoing
+from tasks.protocol.outgoing import MessageWriter, Outgoing
 
 KEYS = Shard()
 LONG_MS = 3_600_000

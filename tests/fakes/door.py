@@ -20,7 +20,7 @@ from tasks.client.router import Pending
 from tasks.client.submission import Submission
 from tasks.errors import Refused
 from tasks.protocol.caller import ANYBODY
-from tasks.protocol.messages import MessageWriter, Outgoing
+from tasks.protocol.outgoing import MessageWriter, Outgoing
 from tasks.protocol.quota import Quota
 
 KEYS = Shard()

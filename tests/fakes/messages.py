@@ -14,7 +14,7 @@ from config.keys import TASK_NAME, Shard
 from config.tiers import Tier
 from tasks.client.submission import NO_PARAMETERS, Submission
 from tasks.protocol.caller import ANYBODY
-from tasks.protocol.messages import MessageWriter, Outgoing
+from tasks.protocol.outgoing import MessageWriter, Outgoing
 from tests.fakes.store import epoch_ms
 
 

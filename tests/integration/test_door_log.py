@@ -13,7 +13,7 @@ from tasks.errors import BackendUnavailable, DeadlineExceeded, ServiceOverloaded
 from tasks.observability.batch_log import BatchLog
 from tasks.observability.explain import explain
 from tasks.protocol.caller import ANYBODY
-from tasks.protocol.messages import Outgoing
+from tasks.protocol.outgoing import Outgoing
 from webapp.observability.door_log import ANSWERED, DoorRecord
 from webapp.request import HttpRequest
 

@@ -19,7 +19,7 @@ from config.tiers import Tier
 from tasks.client.dedup import DedupIdentity
 from tasks.client.submission import Submission
 from tasks.protocol.caller import Caller
-from tasks.protocol.messages import MessageWriter, Outgoing
+from tasks.protocol.outgoing import MessageWriter, Outgoing
 from tasks.protocol.seal import Seal
 from tests.fakes.messages import celery_message
 from tests.fakes.store import epoch_ms

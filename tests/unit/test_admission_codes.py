@@ -14,7 +14,7 @@ from tasks.client.submission import Submission
 from tasks.errors import RateLimited, Refused, ServiceOverloaded
 from tasks.observability.metrics import SHED
 from tasks.protocol.caller import ANYBODY
-from tasks.protocol.messages import Outgoing
+from tasks.protocol.outgoing import Outgoing
 from tasks.protocol.quota import Quota
 from webapp.errors import bunch_error_answer
 from webapp.observability.metrics import RequestTallies

@@ -17,7 +17,7 @@ from tasks.client.dedup import DedupIdentity, Deduplicator, Repeated, call_hash,
 from tasks.client.submission import NO_PARAMETERS, Submission
 from tasks.errors import IdempotencyConflict
 from tasks.protocol.caller import Caller
-from tasks.protocol.messages import Outgoing
+from tasks.protocol.outgoing import Outgoing
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)

@@ -15,7 +15,7 @@ from tasks.errors import DeadlineExceeded, InputRejected, ServiceOverloaded
 from tasks.observability import metrics
 from tasks.observers.ledger import LedgerObserver
 from tasks.protocol.caller import Caller
-from tasks.protocol.messages import Outgoing
+from tasks.protocol.outgoing import Outgoing
 from webapp.observability.door_ledger import DoorLedger
 
 

@@ -22,7 +22,8 @@ from batching.request import Request
 from config.tiers import Tier
 from tasks.client.submission import Submission
 from tasks.protocol.caller import ANYBODY
-from tasks.protocol.messages import MessageWriter, Outgoing, read_message
+from tasks.protocol.messages import read_message
+from tasks.protocol.outgoing import MessageWriter, Outgoing
 from tests.fakes.messages import celery_message, entry, our_message
 from tests.fakes.store import epoch_ms
 

@@ -27,7 +27,8 @@ from config.tiers import Tier
 from tasks.client.submission import Submission
 from tasks.protocol import messages, results
 from tasks.protocol.caller import Caller
-from tasks.protocol.messages import MessageWriter, Outgoing, message_rest, read_message
+from tasks.protocol.messages import read_message
+from tasks.protocol.outgoing import MessageWriter, Outgoing, message_rest
 from tasks.protocol.seal import Seal
 from webapp.api import inference
 from webapp.http import response

@@ -13,7 +13,8 @@ from config.tiers import Tier
 from tasks.client.submission import Submission
 from tasks.protocol import traceparent
 from tasks.protocol.caller import ANYBODY
-from tasks.protocol.messages import MessageWriter, Outgoing, read_message
+from tasks.protocol.messages import read_message
+from tasks.protocol.outgoing import MessageWriter, Outgoing
 from tests.fakes.messages import celery_message, entry
 from webapp.request import HttpRequest
 

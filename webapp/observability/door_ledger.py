@@ -10,7 +10,7 @@ from tasks.accounts.ledger import COMPLETED, REFUSED, LedgerBuffer, RowGroup
 from tasks.client.client import new_id
 from tasks.client.submission import Submission
 from tasks.errors import BunchError
-from tasks.protocol.messages import Outgoing
+from tasks.protocol.outgoing import Outgoing
 
 FLUSH_EVERY_S = 0.5
 AT_THE_DOOR = frozenset({"SERVICE_OVERLOADED", "RATE_LIMITED", "BACKEND_UNAVAILABLE", "MODEL_UNAVAILABLE"})

@@ -14,7 +14,7 @@ from tasks.client.submission import Submission
 from tasks.errors import BunchError
 from tasks.observability.batch_log import BatchLog, BatchRecord, Member
 from tasks.observability.error_summary import error_summary
-from tasks.protocol.messages import Outgoing
+from tasks.protocol.outgoing import Outgoing
 from webapp.observability.door_ledger import AT_THE_DOOR
 from webapp.request import HttpRequest
 
