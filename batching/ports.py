@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from batching.claim.store import Entry, Settled
+from batching.claim.lease import Entry
+from batching.claim.store import Settled
 from batching.policy import Reason
 from batching.request import Failed, Outcome, Request
 

@@ -155,18 +155,18 @@ class ForgetWorkerArgs(NamedTuple):
 
 LOOK = LuaScript("look", parts=("delayed", "message"), keys=(LookKeys,))
 PEEK = LuaScript("peek", parts=("delayed",), args=(PeekArgs,))
-CLAIM = LuaScript("claim", parts=("delayed", "message", "tiers", "fair"), keys=(ClaimKeys,), args=(ClaimArgs,))
+CLAIM = LuaScript("claim", parts=("delayed", "message", "lease", "tiers", "fair"), keys=(ClaimKeys,), args=(ClaimArgs,))
 FINISH = LuaScript(
     "finish",
-    parts=("reply", "dedup_marks", "coalescing"),
+    parts=("lease", "reply", "dedup_marks", "coalescing"),
     keys=(FinishKeys, AnswerKeys),
     args=(FinishArgs,),
     rows=(OutcomeRun, OutcomeWords, AnswerArgs),
 )
 PUT_ASIDE = LuaScript(
-    "put_aside", parts=("delayed", "message"), keys=(PutAsideKeys,), args=(PutAsideArgs,), rows=(Pause,)
+    "put_aside", parts=("delayed", "message", "lease"), keys=(PutAsideKeys,), args=(PutAsideArgs,), rows=(Pause,)
 )
-GIVE_BACK = LuaScript("give_back", parts=("message",), keys=(GiveBackKeys,), args=(GiveBackArgs,))
+GIVE_BACK = LuaScript("give_back", parts=("message", "lease"), keys=(GiveBackKeys,), args=(GiveBackArgs,))
 GATHER = LuaScript("gather", args=(GatherArgs,))
 BEAT = LuaScript("beat", keys=(BeatKeys,), args=(BeatArgs,))
 FORGET_WORKER = LuaScript("forget_worker", keys=(ForgetWorkerKeys,), args=(ForgetWorkerArgs,))

@@ -9,7 +9,7 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch.<model>.<tier>\x06\x16<n>` | list | a second | messages that a Celery client sent with a priority from 1 to 9 |
 | `celery-task-meta-<id>` | string | deadline + result TTL | a request's state and outcome, in Celery's form |
 | `bunch:bell:<model>` | list | at most one token | "there is new work"; idle claim loops block on it |
-| `bunch:lease:<batch>` | list | until settled or returned | header, then each claimed message behind its tier's rank |
+| `bunch:lease:<batch>` | list | until settled or returned | worker, model, marks; then messages, the last first |
 | `bunch:leases:<worker>` | set | with its leases | batch ids that a worker holds |
 | `bunch:workers` | zset | trimmed with its worker | worker id → Redis time of its last heartbeat, in ms |
 | `bunch:worker:<worker>` | string | 3 × lease TTL | a worker's report of itself, JSON |

@@ -20,6 +20,7 @@ from typing import cast
 import msgspec
 from redis import Redis
 
+from batching.claim.lease import Lease, parse_lease
 from batching.claim.store import Blame, give_back
 from batching.policy import Throughput
 from batching.script_args import BEAT, FORGET_WORKER, BeatArgs, BeatKeys, ForgetWorkerArgs, ForgetWorkerKeys
@@ -29,9 +30,9 @@ from config.redis import Line
 logger = logging.getLogger(__name__)
 
 
-# Called for each lease of a dead worker before it is given back, with the worker, the model, the batch and its entries.
 OnGone = Callable[[str], None]
-OnLost = Callable[[str, str, str, Sequence[bytes]], None]
+# Called for each lease of a dead worker before it is given back, with the worker and the batch.
+OnLost = Callable[[str, str, Lease], None]
 
 
 def make_worker_id(pid: int) -> str:
@@ -147,15 +148,13 @@ class WorkerRegistry:
         name = name_of(self._redis, self._keys, worker_id)
         for raw in cast("set[bytes]", self._redis.smembers(self._keys.leases(worker_id))):
             batch_id = raw.decode()
-            header = cast("bytes | None", self._redis.lindex(self._keys.lease(batch_id), 0))
-            if header is None:
+            lease = parse_lease(cast("list[bytes]", self._redis.lrange(self._keys.lease(batch_id), 0, -1)))
+            if lease is None:
                 self._redis.srem(self._keys.leases(worker_id), batch_id)
                 continue
-            model = header.decode().partition("\n")[2]
             if self._on_lost is not None:
-                entries = cast("list[bytes]", self._redis.lrange(self._keys.lease(batch_id), 1, -1))
-                self._on_lost(name, model, batch_id, entries)
-            returned += max(0, give_back(self._line, self._keys, worker_id, model, batch_id, Blame.ATTEMPT))
+                self._on_lost(name, batch_id, lease)
+            returned += max(0, give_back(self._line, self._keys, worker_id, lease.model, batch_id, Blame.ATTEMPT))
         struck = self.deregister(worker_id, self._ttl_ms if silent_ms is None else silent_ms)
         if struck or returned:
             logger.warning("worker %s is gone; its %d requests were queued again", name, returned)

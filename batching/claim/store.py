@@ -19,6 +19,7 @@ import msgspec
 from redis import Redis
 
 from batching.claim.bell import Bell
+from batching.claim.lease import Entry, entries_of
 from batching.coalescing import Coalesced, Finished
 from batching.outcome_rows import outcome_rows
 from batching.policy.faults.suspects import suspect_sizes
@@ -51,24 +52,6 @@ from config.tiers import TIERS
 # A wait for many models is repeated; well under the client's timeout.
 _ASK_S = 2.0
 _TIER_NAMES = ";".join(tier.value for tier in TIERS)
-
-
-class Verdict(str, Enum):
-    """The claim script's finding about a message, before it is parsed."""
-
-    RUN = "-"
-    EXPIRED = "x"
-    HOPELESS = "h"
-    CANCELLED = "c"
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """One message of a lease. `position` counts from 1, as in the lease's list."""
-
-    position: int
-    rank: int
-    verdict: Verdict
-    message: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +234,7 @@ class RedisBatchStore:
     ) -> Claim:
         keys = self._keys
         queues = keys.queues(model)
-        now, raw, depths, oldest, due = self._line.script(
+        now, marks, messages, depths, oldest, due = self._line.script(
             self._claim,
             (
                 *ClaimKeys(
@@ -281,7 +264,7 @@ class RedisBatchStore:
                 *suspect_sizes(size, max_attempts),
             ),
         )
-        return Claim(batch_id, parse_entries(raw), _view(now, depths, oldest, due, paused))
+        return Claim(batch_id, entries_of(marks, messages), _view(now, depths, oldest, due, paused))
 
     def _shares_without(self, paused: AbstractSet[int]) -> Sequence[float]:
         """The shares of the tiers; a paused tier has a negative share, which the claim script recognises."""
@@ -402,16 +385,6 @@ def give_back(line: Line, keys: Shard, worker_id: str, model: str, batch_id: str
     names = GiveBackKeys(lease=keys.lease(batch_id), leases=keys.leases(worker_id), bell=keys.bell(model))
     args = GiveBackArgs(batch_id=batch_id, blame=blame.value, losses=losses)
     return cast("int", line.script(_GIVE_BACK, (*names, *keys.queues(model)), args))
-
-
-def parse_entries(raw: Sequence[bytes]) -> tuple[Entry, ...]:
-    """Lease entries as `claim.lua` writes them: rank digit, verdict character, message."""
-    return tuple(
-        Entry(position, each[0] - 48, _VERDICTS[each[1]], each[2:]) for position, each in enumerate(raw, 1) if each
-    )
-
-
-_VERDICTS = {ord(verdict.value): verdict for verdict in Verdict}
 
 
 def _view(now: int, depths: Sequence[int], oldest: Sequence[int], due: Sequence[int], paused: AbstractSet[int]) -> View:

@@ -14,6 +14,7 @@ from typing import cast
 
 from redis import Redis
 
+from batching.claim.lease import model_of
 from batching.claim.store import Blame, give_back
 from config.keys import Shard
 from config.redis import Line
@@ -69,7 +70,7 @@ class Strays:
         if header is None:
             self._redis.srem(self._keys.leases(self._worker_id), batch_id)
             return 0
-        model = header.decode().partition("\n")[2]
+        model = model_of(header)
         # It is not known whether they have run.
         returned = max(0, give_back(self._line, self._keys, self._worker_id, model, batch_id, Blame.ATTEMPT))
         if returned:

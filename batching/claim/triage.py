@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from batching.claim.store import Claim, Entry, Verdict
+from batching.claim.lease import Entry, Verdict
+from batching.claim.store import Claim
 from batching.policy import RetryPolicy
 from batching.ports import Codec, UnreadableMessage
 from batching.request import Cancelled, Expired, Failed, Outcome, Request

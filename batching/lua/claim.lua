@@ -7,10 +7,10 @@
 --       max_bytes: of messages, unless there is one alone
 --       then the guaranteed share of each queue (0 for the highest; below 0: paused)
 --       then the size of a batch of suspects after 1, 2, … lost attempts
--- Returns {now_ms, entries, depths, oldest enqueued_ms, deadlines of those}. An entry is <rank><verdict><message>;
--- verdict '-' run it, 'x' its time has passed, 'h' its deadline is nearer than the margin, 'c' its caller took it back.
--- Those three are leased as well, since somebody must still be told, and do not count towards the size. A repeated call
--- with the same batch id returns the same entries.
+-- Returns {now_ms, marks, messages, depths, oldest enqueued_ms, deadlines of those}. The marks are those of the lease
+-- (lease.lua); verdict '-' run it, 'x' its time has passed, 'h' its deadline is nearer than the margin, 'c' its caller
+-- took it back. Those three are leased as well, since somebody must still be told, and do not count towards the size. A
+-- repeated call with the same batch id returns the same messages.
 --
 -- Whatever an executor died of may be in the batch that it had inside, so those requests are suspects: they run among
 -- themselves, in smaller batches each time, the last time alone. They stand at the head of their queue.
@@ -19,11 +19,14 @@ local QUEUES = KEYS.width
 local MAX_DROPPED = 256
 -- How deep a claim looks for callers who have little in the queue, when others have much.
 local WINDOW = 512
--- And how many bytes it reads there, beyond those of a batch: what is read and not taken is written back.
+-- And how many bytes it reads there, beyond those of a batch.
 local WINDOW_BYTES = 16 * 1024 * 1024
 -- Messages of a first read, whose sizes are only guessed.
 local STEP = 8
 local MOST_AT_ONCE = 32
+-- The size of a queue that is copied, as a multiple of what is claimed of it: up to there a copy costs less than
+-- writing the messages anew.
+local MOST_COPIED = 8
 
 local now = now_ms()
 local count = (#KEYS - QUEUES) / 2
@@ -48,8 +51,9 @@ local function view()
 end
 
 if redis.call('EXISTS', KEYS.lease) == 1 then
-  local depths, oldest, due = view()
-  return {now, redis.call('LRANGE', KEYS.lease, 1, -1), depths, oldest, due}
+  local lease, messages = redis.call('LRANGE', KEYS.lease, 0, -1), {}
+  for i = #lease, 2, -1 do messages[#messages + 1] = lease[i] end
+  return {now, marks_of(lease[1]), messages, view()}
 end
 
 wake_delayed(KEYS.delayed, QUEUES + 1, now)
@@ -88,10 +92,7 @@ for i = 1, count do
   depths[i] = (paused(i) or (only and only ~= i)) and 0 or redis.call('LLEN', KEYS[QUEUES + i])
   waiting = waiting + depths[i]
 end
-if waiting == 0 then
-  local d, o, due = view()
-  return {now, {}, d, o, due}
-end
+if waiting == 0 then return {now, '', {}, view()} end
 
 local shares, credits = {}, {}
 local contended = waiting > size
@@ -107,37 +108,61 @@ if contended then
   end
 end
 
--- Up to `most` messages from the head of a queue, and their bytes. It reads in steps, and stops once it has `room`
--- bytes: a claim costs what it takes, not what waits. `usual`: the bytes of a message, as far as is known.
-local function pop_messages(queue, most, room, usual)
-  local messages, read = {}, 0
+-- Messages of the batch that still lie at the head of their queue, by queue; `scattered`: others do not any more.
+local chosen = {}
+for i = 1, count do chosen[i] = 0 end
+local scattered = false
+
+-- Up to `most` messages behind those, and their bytes. It reads in steps, and stops once it has `room` bytes: a claim
+-- costs what it takes, not what waits. `usual`: the bytes of a message, as far as is known.
+local function read_messages(i, most, room, usual, messages)
+  local before, read = #messages, 0
   local step = STEP
   repeat
-    step = math.min(step, most - #messages, math.max(1, math.floor((room - read) / usual)))
-    local next_ones = redis.call('RPOP', queue, step) or {}
-    for j = 1, #next_ones do
+    local had = #messages - before
+    step = math.min(step, most - had, math.max(1, math.floor((room - read) / usual)))
+    local behind = chosen[i] + #messages
+    local next_ones = redis.call('LRANGE', KEYS[QUEUES + i], -behind - step, -behind - 1)
+    for j = #next_ones, 1, -1 do
       messages[#messages + 1] = next_ones[j]
       read = read + #next_ones[j]
     end
+    had = #messages - before
     local ended = #next_ones < step
-    usual, step = read / #messages, math.min(4 * #messages, MOST_AT_ONCE)
-  until ended or #messages == most or read > room
-  return messages, read
+    usual, step = read / had, math.min(4 * had, MOST_AT_ONCE)
+  until ended or had == most or read > room
+  return read
+end
+
+-- Take the picked ones of the messages that were read out of the queue; `last` is the last of them. The others are not
+-- written anew: there may be hundreds.
+local function take_out(i, picked, last)
+  local queue, first, marked = KEYS[QUEUES + i], 1, 0
+  while picked[first] do first = first + 1 end
+  if chosen[i] + first > 1 then redis.call('LTRIM', queue, 0, -chosen[i] - first) end
+  for j = first, last do
+    if picked[j] then
+      redis.call('LSET', queue, first - j - 1, SETTLED)
+      marked = marked + 1
+    end
+  end
+  if marked > 0 then redis.call('LREM', queue, -marked, SETTLED) end
+  chosen[i], scattered = 0, true
 end
 
 -- How many of each key no longer wait, by queue.
 local held = {}
 local any_cancelled = redis.call('EXISTS', KEYS.cancelled) == 1
-local entries, dropped, taken, bytes = {}, 0, 0, 0
+local entries, marks, dropped, taken, bytes = {}, {}, 0, 0, 0
 local closed = false
 
--- The next of a queue; when more wait than are wanted or fit, shared out fairly among the keys that sent them.
+-- The next of a queue, and whether they lie at its head; when more wait than are wanted or fit, shared out fairly among
+-- the keys that sent them.
 local function next_of(i, want)
-  local queue = KEYS[QUEUES + i]
-  local room = most_bytes - bytes
-  local messages, length = pop_messages(queue, want, room, heads[i] or 1)
+  local room, messages = most_bytes - bytes, {}
+  local length = read_messages(i, want, room, heads[i] or 1, messages)
   if #messages == 0 then return nil end
-  if only or (depths[i] <= want and length <= room) then return messages end
+  if only or (depths[i] <= want and length <= room) then return messages, true end
   local keys, seen, named, twice, several = {}, {}, false, false, false
   local before, first = 0, 0
   for j = 1, #messages do
@@ -150,59 +175,58 @@ local function next_of(i, want)
     end
     keys[j], seen[key] = key, true
   end
-  if not named or want >= WINDOW then return messages end
+  if not named or want >= WINDOW then return messages, true end
   -- They all fit, and are of different keys; or the first alone is too much.
-  if (length <= room and not twice) or (length > room and first == 1) then return messages end
+  if (length <= room and not twice) or (length > room and first == 1) then return messages, true end
   if not several and tonumber(redis.call('HGET', KEYS[QUEUES + count + i], keys[1]) or 0) >= depths[i] then
-    return messages
+    return messages, true
   end
-  local behind, more = pop_messages(queue, WINDOW - #messages, room + WINDOW_BYTES - length, length / #messages)
-  if #behind == 0 and length <= room then return messages end
-  for j = 1, #behind do
-    messages[#messages + 1] = behind[j]
-    keys[#keys + 1] = key_of(behind[j])
-  end
+  local at_once = #messages
+  local more = read_messages(i, WINDOW - at_once, room + WINDOW_BYTES - length, length / at_once, messages)
+  if #messages == at_once and length <= room then return messages, true end
+  for j = at_once + 1, #messages do keys[j] = key_of(messages[j]) end
   local picked = fair_pick(keys, want)
-  local chosen, left, finish, sums = {}, {}, {}, {}
+  local order, finish, sums = {}, {}, {}
   for j = 1, #messages do
     if picked[j] then
-      chosen[#chosen + 1] = j
+      order[#order + 1] = j
       sums[keys[j]] = (sums[keys[j]] or 0) + #messages[j]
       finish[j] = sums[keys[j]]
     end
   end
   -- They do not all fit: fair by bytes then, but the oldest first, so that nobody is overtaken for ever.
   if length + more > room then
-    finish[chosen[1]] = 0
-    table.sort(chosen, function(a, b)
+    finish[order[1]] = 0
+    table.sort(order, function(a, b)
       if finish[a] ~= finish[b] then return finish[a] < finish[b] end
       return a < b
     end)
     local sum, fitting = 0, 0
-    for j = 1, #chosen do
-      sum = sum + #messages[chosen[j]]
+    for j = 1, #order do
+      sum = sum + #messages[order[j]]
       if sum > room and (j > 1 or #entries > 0) then break end
       fitting = j
     end
-    closed = fitting < #chosen
-    for j = #chosen, fitting + 1, -1 do
-      picked[chosen[j]] = false
-      chosen[j] = nil
+    closed = fitting < #order
+    for j = #order, fitting + 1, -1 do
+      picked[order[j]] = false
+      order[j] = nil
     end
   end
-  for j = 1, #chosen do chosen[j] = messages[chosen[j]] end
-  for j = #messages, 1, -1 do
-    if not picked[j] then left[#left + 1] = messages[j] end
+  local fair, last, in_order = {}, 0, true
+  for j = 1, #order do
+    fair[j] = messages[order[j]]
+    last, in_order = math.max(last, order[j]), in_order and order[j] == j
   end
-  if #left > 0 then redis.call('RPUSH', queue, unpack(left)) end
-  return chosen
+  if not in_order then take_out(i, picked, last) end
+  return fair, in_order
 end
 
 -- Of the last stamp that was found good.
 local read, limit, deadline, caller
 local function pop(i, want)
   while want > 0 and dropped < MAX_DROPPED and not closed do
-    local messages = next_of(i, want)
+    local messages, at_head = next_of(i, want)
     if not messages then return want end
     local rank = (i - 1) .. ''
     local to_run = rank .. '-'
@@ -218,7 +242,9 @@ local function pop(i, want)
         or (bytes > most_bytes and #entries > 0) then
         -- A suspect among others, the other way round, or too much: it and what stands behind it wait for the next
         -- batch.
-        for k = #messages, j, -1 do redis.call('RPUSH', KEYS[QUEUES + i], messages[k]) end
+        if not at_head then
+          for k = #messages, j, -1 do redis.call('RPUSH', KEYS[QUEUES + i], messages[k]) end
+        end
         closed = true
         return 0
       end
@@ -249,13 +275,16 @@ local function pop(i, want)
           end
         end
       end
+      local place = #entries + 1
+      entries[place] = message
+      if at_head then chosen[i] = chosen[i] + 1 end
       if verdict then
         dropped = dropped + 1
-        entries[#entries + 1] = rank .. verdict .. message
+        marks[place] = rank .. verdict
       else
         want = want - 1
         taken = taken + 1
-        entries[#entries + 1] = to_run .. message
+        marks[place] = to_run
       end
     end
   end
@@ -279,11 +308,38 @@ for i, counts in pairs(held) do
   end
 end
 
-if #entries > 0 then
-  redis.call('RPUSH', KEYS.lease, ARGV.worker_id .. '\n' .. ARGV.model)
-  for i = 1, #entries, 1000 do
-    redis.call('RPUSH', KEYS.lease, unpack(entries, i, math.min(i + 999, #entries)))
+-- Move the batch into its lease. The log on disk and a replica get the commands: where the messages are the head of one
+-- queue, none of them carries a message. A copy is made of a queue that is not much larger than the batch.
+local function lease_all()
+  local queue, left
+  for i = 1, count do
+    if chosen[i] == #entries and not scattered then queue, left = KEYS[QUEUES + i], depths[i] - #entries end
   end
+  if left == 0 then
+    redis.call('RENAME', queue, KEYS.lease)
+    return
+  end
+  if queue and #entries >= STEP then
+    local whole = redis.pcall('MEMORY', 'USAGE', queue, 'SAMPLES', 0)
+    if type(whole) == 'number' and whole <= MOST_COPIED * bytes then
+      redis.call('COPY', queue, KEYS.lease)
+      redis.call('LTRIM', KEYS.lease, -#entries, -1)
+      redis.call('LTRIM', queue, 0, -#entries - 1)
+      return
+    end
+  end
+  for i = 1, count do
+    if chosen[i] > 0 then redis.call('LTRIM', KEYS[QUEUES + i], 0, -chosen[i] - 1) end
+  end
+  for i = 1, #entries, 1000 do
+    redis.call('LPUSH', KEYS.lease, unpack(entries, i, math.min(i + 999, #entries)))
+  end
+end
+
+marks = table.concat(marks)
+if #entries > 0 then
+  lease_all()
+  redis.call('LPUSH', KEYS.lease, ARGV.worker_id .. '\n' .. ARGV.model .. '\n' .. marks)
   redis.call('SADD', KEYS.leases, ARGV.batch_id)
   -- A claim is a heartbeat: no lease may exist whose worker nobody watches.
   redis.call('ZADD', KEYS.workers, now, ARGV.worker_id)
@@ -293,4 +349,4 @@ local after, oldest, due = view()
 local more = false
 for i = 1, count do more = more or (after[i] > 0 and not paused(i)) end
 if more and redis.call('EXISTS', KEYS.bell) == 0 then redis.call('LPUSH', KEYS.bell, 1) end
-return {now, entries, after, oldest, due}
+return {now, marks, entries, after, oldest, due}

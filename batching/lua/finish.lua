@@ -29,8 +29,9 @@ end
 
 local function bury(position, id, record)
   local now = now_ms()
-  local entry = redis.call('LINDEX', KEYS.lease, position)
-  redis.call('HSET', letter(id), 'message', string.sub(entry, 3), 'rank', string.sub(entry, 1, 1), 'record', record)
+  local message = redis.call('LINDEX', KEYS.lease, -position)
+  local rank = rank_at(marks_of(redis.call('LINDEX', KEYS.lease, 0)), position)
+  redis.call('HSET', letter(id), 'message', message, 'rank', rank, 'record', record)
   redis.call('ZADD', KEYS.dead, now, id)
   local surplus = redis.call('ZCARD', KEYS.dead) - tonumber(ARGV.max_dead)
   local aged = string.format('%.0f', now - ARGV.max_dead_age_ms)
@@ -42,9 +43,8 @@ local function bury(position, id, record)
   end
 end
 
--- While the lease lasts, the place of what has been settled is empty: a repeat of the call finds it so.
 local function settled_before(position)
-  return ARGV.last == '0' and redis.call('LINDEX', KEYS.lease, position) == ''
+  return ARGV.last == '0' and redis.call('LINDEX', KEYS.lease, -position) == SETTLED
 end
 
 -- Whether a frontend's request has that id: its state as scripts write it, or a result that has an owner.
@@ -60,7 +60,7 @@ local function settle(first, position, ttl, channel, record, announce, foreign)
   local id, result = ARGV[first - 1 + OutcomeWords.task_id], ARGV[first - 1 + OutcomeWords.result]
   if foreign and is_anothers(id) then
     refused[#refused + 1] = '!' .. id
-    if ARGV.last == '0' then redis.call('LSET', KEYS.lease, position, '') end
+    if ARGV.last == '0' then redis.call('LSET', KEYS.lease, -position, SETTLED) end
     return
   end
   if record ~= '' then bury(position, id, record) end
@@ -70,7 +70,7 @@ local function settle(first, position, ttl, channel, record, announce, foreign)
     if announce then redis.call('PUBLISH', key, result) end
   end
   if channel then reply(channel, id, result) end
-  if ARGV.last == '0' then redis.call('LSET', KEYS.lease, position, '') end
+  if ARGV.last == '0' then redis.call('LSET', KEYS.lease, -position, SETTLED) end
   stored = stored + 1
 end
 

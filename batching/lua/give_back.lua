@@ -6,12 +6,12 @@
 -- Returns the number given back, or -1 when the lease is gone.
 if redis.call('EXISTS', KEYS.lease) == 0 then return -1 end
 
-local entries = redis.call('LRANGE', KEYS.lease, 1, -1)
-local returned = 0
-for i = #entries, 1, -1 do
-  local entry = entries[i]
-  if #entry > 0 then
-    local rank, message = tonumber(string.sub(entry, 1, 1)), string.sub(entry, 3)
+local lease = redis.call('LRANGE', KEYS.lease, 0, -1)
+local marks, returned = marks_of(lease[1]), 0
+for i = 2, #lease do
+  local message = lease[i]
+  if message ~= SETTLED then
+    local rank = rank_at(marks, #lease - i + 1)
     local ours = stamped(message)
     if ARGV.blame ~= '0' then message = with_attempt(message, ARGV.blame == '2', tonumber(ARGV.losses)) end
     if ours and tracked(message) then

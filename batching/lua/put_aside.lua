@@ -4,19 +4,19 @@
 -- KEYS  lease; leases: of the worker; delayed: zset
 -- ARGV  batch_id; last: '1' when nothing of the batch remains, else '0'; attempt: '1' to count one
 --       then per request a Pause: position: in the lease; pause_ms
--- Returns the number put aside, or -1 when the lease is gone. A repeat finds the places empty, and does nothing.
+-- Returns the number put aside, or -1 when the lease is gone. A repeat finds them settled, and does nothing.
 if redis.call('EXISTS', KEYS.lease) == 0 then return -1 end
-local now = now_ms()
+local now, marks = now_ms(), marks_of(redis.call('LINDEX', KEYS.lease, 0))
 local count = 0
 for at = ARGV.width + 1, #ARGV, Pause.width do
-  local entry = redis.call('LINDEX', KEYS.lease, ARGV[at - 1 + Pause.position])
-  if entry and #entry > 0 then
-    local message = string.sub(entry, 3)
+  local position = ARGV[at - 1 + Pause.position]
+  local message = redis.call('LINDEX', KEYS.lease, -position)
+  if message and message ~= SETTLED then
     if ARGV.attempt == '1' then message = with_attempt(message, false) end
-    local rank = string.byte(entry) - 48
+    local rank = rank_at(marks, position)
     if ARGV.attempt == '1' then rank = retry_mark(rank) end
     redis.call('ZADD', KEYS.delayed, now + ARGV[at - 1 + Pause.pause_ms], rank .. message)
-    redis.call('LSET', KEYS.lease, ARGV[at - 1 + Pause.position], '')
+    redis.call('LSET', KEYS.lease, -position, SETTLED)
     if stamped(message) and tracked(message) then
       local id = task_id(message)
       redis.call('SET', 'celery-task-meta-' .. id, state_of(id, 'PENDING'), 'XX', 'KEEPTTL')

@@ -164,8 +164,7 @@ static int wrong_number(const char *name, Py_ssize_t wanted, Py_ssize_t given) {
 /* As HTTP allows (`tasks.protocol.json_structure.MAX_DEPTH`). */
 enum { MOST_DEPTH = 200 };
 
-static const char BODY_END[] =
-    "],{\"parameters\":{}},{\"callbacks\":null,\"errbacks\":null,\"chain\":null,\"chord\":null}]";
+static const char BODY_END[] = "],{\"parameters\":{}},{}]";
 
 /* message_rest(tracked, ttl_ms, tag, task_id, marks, expires, sent_ms, more, input, parameters, reply_to, queue) */
 static PyObject *message_rest(PyObject *self, PyObject *const *args, Py_ssize_t count) {
@@ -191,9 +190,7 @@ static PyObject *message_rest(PyObject *self, PyObject *const *args, Py_ssize_t 
     if (!put_text(b, args[4])) return abandon(b);
     PUT(b, "\"lang\":\"py\",\"task\":\"bunch.infer\",\"id\":\"");
     put(b, id, id_size);
-    PUT(b, "\",\"root_id\":\"");
-    put(b, id, id_size);
-    PUT(b, "\",\"parent_id\":null,\"group\":null,\"expires\":\"");
+    PUT(b, "\",\"expires\":\"");
     if (!put_text(b, args[5])) return abandon(b);
     PUT(b, "\",\"bunch_sent\":");
     put_number(b, sent_ms, 1);
@@ -202,10 +199,7 @@ static PyObject *message_rest(PyObject *self, PyObject *const *args, Py_ssize_t 
     put_escaped(b, input, input_size);
     PUT(b, "],{\\\"parameters\\\":");
     put_escaped(b, parameters, parameters_size);
-    PUT(b, "},{\\\"callbacks\\\":null,\\\"errbacks\\\":null,\\\"chain\\\":null,\\\"chord\\\":null}]\",\"content-type\":"
-           "\"application/json\",\"content-encoding\":\"utf-8\",\"properties\":{\"correlation_id\":\"");
-    put(b, id, id_size);
-    PUT(b, "\",\"reply_to\":");
+    PUT(b, "},{}]\",\"content-type\":\"application/json\",\"content-encoding\":\"utf-8\",\"properties\":{\"reply_to\":");
     if (!put_text(b, args[10])) return abandon(b);
     PUT(b, ",\"delivery_info\":{\"exchange\":\"\",\"routing_key\":\"");
     if (!put_text(b, args[11])) return abandon(b);
@@ -373,9 +367,7 @@ static PyObject *read_plain(PyObject *self, PyObject *message) {
     }
     SKIP(r, "lang\":\"py\",\"task\":\"bunch.infer\",\"id\":\"");
     same(r, id, id_size);
-    SKIP(r, ",\"root_id\":\"");
-    same(r, id, id_size);
-    SKIP(r, ",\"parent_id\":null,\"group\":null,\"expires\":\"");
+    SKIP(r, ",\"expires\":\"");
     plain(r, &skipped);
     SKIP(r, ",\"bunch_sent\":");
     long long sent_ms = number(r, 0);
@@ -384,9 +376,7 @@ static PyObject *read_plain(PyObject *self, PyObject *message) {
     Buffer buffer, *b = &buffer;
     begin(b);
     unescaped(r, b);
-    SKIP(r, ",\"content-type\":\"application/json\",\"content-encoding\":\"utf-8\",\"properties\":{\"correlation_id\":\"");
-    same(r, id, id_size);
-    SKIP(r, ",\"reply_to\":\"");
+    SKIP(r, ",\"content-type\":\"application/json\",\"content-encoding\":\"utf-8\",\"properties\":{\"reply_to\":\"");
     const char *reply_to = plain(r, &reply_size);
     SKIP(r, ",\"delivery_info\":{\"exchange\":\"\",\"routing_key\":\"");
     plain(r, &skipped);

@@ -21,7 +21,7 @@ from typing import cast
 import msgspec
 from redis import Redis
 
-from batching.claim.store import parse_entries
+from batching.claim.lease import Lease
 from batching.fast_header import read_fast_header
 from config.keys import Shard
 from config.tiers import TIERS
@@ -136,14 +136,14 @@ class BatchLog:
                 names = BatchLogKeys(record=self._keys.record(which), size=self._keys.record_size(which))
                 self._add(keys=names, args=[*BatchLogArgs(age_ms=age_ms, max_bytes=most), *_packed(chosen)])
 
-    def lost(self, worker: str, model: str, batch_id: str, entries: Sequence[bytes]) -> None:
-        """Record a batch whose worker died without recording it; `entries` are the lease's."""
+    def lost(self, worker: str, batch_id: str, lease: Lease) -> None:
+        """Record a batch whose worker died without recording it."""
         members: list[Member] = []
-        for entry in parse_entries(entries):
+        for entry in lease.entries:
             header = read_fast_header(entry.message)
             if header is not None:
                 members.append(Member(header.task_id, entry.rank, header.attempt + 1))
-        self.write([BatchRecord(id=batch_id, model=model, worker=worker, why="its worker died", members=members)])
+        self.write([BatchRecord(id=batch_id, model=lease.model, worker=worker, why="its worker died", members=members)])
 
     def records(self, since_ms: float = 0) -> Iterator[BatchRecord]:
         """Every batch recorded since then, within the last hour, oldest first."""

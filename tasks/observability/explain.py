@@ -17,8 +17,8 @@ from typing import Any, cast
 import msgspec
 from redis import Redis
 
+from batching.claim.lease import Lease, parse_lease
 from batching.claim.registry import name_of
-from batching.claim.store import parse_entries
 from batching.fast_header import read_fast_header
 from config.keys import Shard
 from config.tiers import TIERS
@@ -252,16 +252,16 @@ def _attempt(record: BatchRecord, mine: Member) -> dict[str, Any]:
 
 def _waits(redis: Redis, keys: Shard, models: Sequence[str], task_id: str) -> dict[str, Any] | None:
     """Find an unfinished request: in a lease, in a queue, or put aside."""
-    for worker, batch_id, header, entries in _leases(redis, keys):
-        for entry in parse_entries(entries):
+    for worker, batch_id, lease in _leases(redis, keys):
+        for entry in lease.entries:
             if _is(entry.message, task_id):
                 return {
                     "status": "running",
-                    "model": header.partition("\n")[2],
+                    "model": lease.model,
                     "tier": TIERS[entry.rank].value,
                     "attempt": _attempt_of(entry.message),
                     "where": f"in batch {batch_id} of worker {worker}",
-                    "batch": {"id": batch_id, "size": len(entries), "worker": worker, "neighbours": []},
+                    "batch": {"id": batch_id, "size": len(lease.entries), "worker": worker, "neighbours": []},
                 }
     for model in models:
         for tier in TIERS:
@@ -284,14 +284,14 @@ def _waiting(model: str, tier: str, message: bytes, where: str) -> dict[str, Any
     return {"status": "queued", "model": model, "tier": tier, "attempt": _attempt_of(message), "where": where}
 
 
-def _leases(redis: Redis, keys: Shard) -> Iterator[tuple[str, str, str, list[bytes]]]:
+def _leases(redis: Redis, keys: Shard) -> Iterator[tuple[str, str, Lease]]:
     for worker in cast("list[bytes]", redis.zrange(keys.workers(), 0, -1)):
         name = worker.decode()
         shown = name_of(redis, keys, name)
         for batch in cast("set[bytes]", redis.smembers(keys.leases(name))):
-            lease = cast("list[bytes]", redis.lrange(keys.lease(batch.decode()), 0, -1))
-            if lease:
-                yield shown, batch.decode(), lease[0].decode(), lease[1:]
+            lease = parse_lease(cast("list[bytes]", redis.lrange(keys.lease(batch.decode()), 0, -1)))
+            if lease is not None:
+                yield shown, batch.decode(), lease
 
 
 def _queued(redis: Redis, queue: str) -> Iterator[bytes]:

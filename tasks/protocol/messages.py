@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from batching.claim.store import Entry, Verdict
+from batching.claim.lease import Entry, Verdict
 from batching.fast_header import read_fast_header, read_times
 from batching.ports import UnreadableMessage
 from batching.request import Request

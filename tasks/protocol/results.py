@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import structs
 
-from batching.claim.store import Entry, Settled
+from batching.claim.lease import Entry
+from batching.claim.store import Settled
 from batching.coalescing import Coalesced
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request

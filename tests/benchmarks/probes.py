@@ -5,6 +5,7 @@
     pair       Bunch: 1,000 requests/s, one at a time against batched, from an open loop
     single     p50 with one connection and the no-op model
     redis      Bunch: Redis commands per request, counted with INFO commandstats
+    log        Bunch: bytes per request in Redis' append-only log, by command
     waiting    Bunch: CPU of an idle frontend with 500 waiting callers
 """  # noqa: D301 - click wants the character itself: it keeps the lines below it as they are
 
@@ -26,6 +27,7 @@ import redis
 from tests.benchmarks.bunch_system import Bunch
 from tests.benchmarks.http_client import Connection
 from tests.benchmarks.load import ensure_wrk, run_wrk
+from tests.benchmarks.log_bytes import log_bytes
 from tests.benchmarks.open_loop import arrivals, ideal_p50_ms, open_loop
 from tests.benchmarks.registry import SYSTEMS
 from tests.benchmarks.rounds import say_on_stderr
@@ -152,6 +154,7 @@ _OF_BUNCH: dict[str, Callable[[int], dict[str, Any]]] = {
     "redis": lambda duration_s: {
         str(connections): redis_commands(duration_s, connections) for connections in (1, 64, 256)
     },
+    "log": lambda duration_s: {str(connections): log_bytes(duration_s, connections) for connections in (1, 64, 256)},
     "pair": unbatched_and_batched,
     "waiting": lambda _duration_s: waiting_frontend(),
 }

@@ -7,7 +7,8 @@ from itertools import chain
 import msgspec
 import pytest
 
-from batching.claim.store import Blame, Settled, Verdict
+from batching.claim.lease import Verdict
+from batching.claim.store import Blame, Settled
 from batching.fast_header import read_fast_header
 from config.schema import MAX_BATCH_BYTES
 from config.tiers import Tier

@@ -8,7 +8,7 @@ from typing import Any
 from celery import Celery
 from kombu.utils.json import dumps
 
-from batching.claim.store import Entry, Verdict
+from batching.claim.lease import Entry, Verdict
 from batching.fast_header import HEAD
 from config.keys import TASK_NAME, Shard
 from config.tiers import Tier

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from batching.claim.store import Blame, Claim, Entry, Settled, Verdict, View
+from batching.claim.lease import Entry, Verdict
+from batching.claim.store import Blame, Claim, Settled, View
 from batching.coalescing import Finished
 from batching.fast_header import NO_KEY, read_fast_header
 from batching.policy import DEFAULT_AGEING_S, DEFAULT_SHARES, allocate, fair_pick, guaranteed, suspect_sizes

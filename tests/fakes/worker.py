@@ -10,7 +10,8 @@ import msgspec
 from msgspec import structs
 from redis.exceptions import RedisError
 
-from batching.claim.store import Claim, RedisBatchStore, Settled, Verdict
+from batching.claim.lease import Verdict
+from batching.claim.store import Claim, RedisBatchStore, Settled
 from batching.policy import Reason
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request

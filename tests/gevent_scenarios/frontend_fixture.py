@@ -9,7 +9,8 @@ import gevent
 import msgspec
 from redis import Redis
 
-from batching.claim.store import Claim, Entry, RedisBatchStore
+from batching.claim.lease import Entry
+from batching.claim.store import Claim, RedisBatchStore
 from config.keys import REVOKED_CHANNEL, Shard
 from config.redis import connect
 from config.settings import ModelSettings, Settings

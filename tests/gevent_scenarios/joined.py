@@ -8,7 +8,8 @@ from typing import Any, cast
 import gevent
 import msgspec
 
-from batching.claim.store import Blame, Verdict
+from batching.claim.lease import Verdict
+from batching.claim.store import Blame
 from batching.fast_header import read_fast_header
 from batching.policy import Reason
 from batching.ports import BatchInfo

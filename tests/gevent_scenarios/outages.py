@@ -11,7 +11,8 @@ from functools import partial
 
 import gevent
 
-from batching.claim.store import RedisBatchStore, Verdict
+from batching.claim.lease import Verdict
+from batching.claim.store import RedisBatchStore
 from config.redis import connect
 from tasks.client.client import Client
 from tasks.errors import BackendUnavailable, DeadlineExceeded

@@ -14,8 +14,9 @@ import msgspec
 import pytest
 from redis import Redis
 
+from batching.claim.lease import Entry
 from batching.claim.registry import ModelThroughput, WorkerRegistry
-from batching.claim.store import Claim, Entry, RedisBatchStore
+from batching.claim.store import Claim, RedisBatchStore
 from batching.fast_header import NO_KEY, read_fast_header
 from config.keys import Shard
 from config.tiers import Tier
@@ -260,24 +261,24 @@ def test_the_time_to_come_again_is_about_the_truth(redis: Redis, tier: Tier) -> 
     door.close()
 
 
-def test_only_where_somebody_else_waits_more_are_taken_than_are_wanted(redis: Redis, door: Door) -> None:
-    def taken() -> int:
-        """The number of times that the claim of a batch of eight took from a queue; it takes eight at once."""
+def test_only_where_somebody_else_waits_more_are_read_than_are_wanted(redis: Redis, door: Door) -> None:
+    def reads() -> int:
+        """The number of times that the claim of a batch of eight read from a queue; it reads eight at once."""
         redis.config_resetstat()
         claimed.append(store.claim(MODEL, f"b{len(claimed)}", 8))
         commands = cast("dict[str, dict[str, int]]", redis.info("commandstats"))
-        return commands["cmdstat_rpop"]["calls"]
+        return commands["cmdstat_lrange"]["calls"]
 
     store = RedisBatchStore(redis, "w1", ageing_s=3600)
     claimed: list[Claim] = []
     one, other = Quota.of("one", 60_000, 1000), Quota.of("other", 60_000, 1000)
     first = [door.request(Tier.PAID, one) for _ in range(60)]
     door.flush(first)
-    assert taken() == 1
+    assert reads() == 1
     assert [stamp_of(each) for each in claimed[0].entries] == [each.task_id for each in first[:8]]
     late = door.request(Tier.PAID, other)
     door.flush([late])
-    assert taken() > 1
+    assert reads() > 1
     assert [stamp_of(each) for each in claimed[1].entries] == [each.task_id for each in (*first[8:15], late)]
 
 

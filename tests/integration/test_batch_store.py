@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
+from batching.claim.lease import Verdict
 from batching.claim.registry import WorkerRegistry, make_worker_id
-from batching.claim.store import Blame, RedisBatchStore, Settled, Verdict
+from batching.claim.store import Blame, RedisBatchStore, Settled
 from batching.fast_header import HEAD, FastHeader, read_fast_header, write_fast_header
 from batching.policy import DEFAULT_SHARES, allocate
 from batching.script_args import LOOK

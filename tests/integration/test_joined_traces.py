@@ -11,7 +11,8 @@ import pytest
 from msgspec import structs
 from redis import Redis
 
-from batching.claim.store import Blame, Claim, Entry, RedisBatchStore, Verdict
+from batching.claim.lease import Entry, Verdict
+from batching.claim.store import Blame, Claim, RedisBatchStore
 from batching.coalescing import others_of
 from batching.policy import Reason
 from batching.ports import BatchInfo

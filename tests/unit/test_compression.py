@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.compression import compress, encoders
 
-from batching.claim.store import Entry, Verdict
+from batching.claim.lease import Entry, Verdict
 from batching.ports import UnreadableMessage
 from tasks.protocol.compression import TooLong, decompress
 from tasks.protocol.messages import read_message

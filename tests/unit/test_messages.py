@@ -53,12 +53,11 @@ def test_our_message_is_kombus_and_protocol_2(kombu_message) -> None:
     assert message.headers["id"] == "some-id"
     assert message.content_type == "application/json"
     assert message.properties["reply_to"] == "bunch:reply:p"
-    assert message.properties["correlation_id"] == "some-id"
     assert message.delivery_tag == "some-id"
     args, kwargs, embed = message.payload
     assert args == [{"text": "é"}]
     assert kwargs == {"parameters": {"k": 1}}
-    assert embed == {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+    assert embed == {}
 
 
 def test_our_message_makes_a_celery_request(kombu_message) -> None:
@@ -69,7 +68,7 @@ def test_our_message_makes_a_celery_request(kombu_message) -> None:
 
     message = kombu_message(our_message("some-id", b"[1,2]", deadline_in_ms=30_000))
     request = CeleryRequest(message, app=app, task=task, hostname="w@h")
-    assert (request.id, request.name, request.root_id, request.parent_id) == ("some-id", "bunch.infer", "some-id", None)
+    assert (request.id, request.name, request.root_id, request.parent_id) == ("some-id", "bunch.infer", None, None)
     assert request.request_dict["args"] == [[1, 2]]
     assert request.request_dict["kwargs"] == {"parameters": {}}
     assert request.delivery_info["routing_key"] == "bunch.m.paid"

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.claim.store import Entry, Verdict
+from batching.claim.lease import Entry, Verdict
 from batching.policy import Reason
 from batching.ports import BatchInfo, UnreadableMessage
 from batching.request import Ok, Request
@@ -45,7 +45,7 @@ JSON = st.recursive(
     max_leaves=8,
 ).map(msgspec.json.encode)
 # With this input the message has the end of a body twice.
-ENDS_EARLY = b'"a"],{"parameters":{}},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}],[[1'
+ENDS_EARLY = b'"a"],{"parameters":{}},{}],[[1'
 HEADER = b'{"headers":{"bunch":"1;1795965797782;1795965797781;1795965767782;02;1;'
 
 

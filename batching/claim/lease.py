@@ -1,0 +1,61 @@
+"""The leases of batches, as `batching/lua/lease.lua` describes their lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+import msgspec
+
+
+class Verdict(str, Enum):
+    """The claim script's finding about a message, before it is parsed."""
+
+    RUN = "-"
+    EXPIRED = "x"
+    HOPELESS = "h"
+    CANCELLED = "c"
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One message of a lease. `position` counts from 1, in the order of the claim."""
+
+    position: int
+    rank: int
+    verdict: Verdict
+    message: bytes
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """A lease as another process finds it; what has been settled is no entry any more."""
+
+    worker: str
+    model: str
+    entries: tuple[Entry, ...]
+
+
+# A place of a lease whose request is settled.
+_SETTLED = b"\0"
+_VERDICTS = {ord(verdict.value): verdict for verdict in Verdict}
+
+
+def entries_of(marks: bytes, messages: Sequence[bytes]) -> tuple[Entry, ...]:
+    """The entries of messages in the order of the claim, and their marks."""
+    return tuple(
+        Entry(position, marks[2 * position - 2] - 48, _VERDICTS[marks[2 * position - 1]], message)
+        for position, message in enumerate(messages, 1)
+        if message != _SETTLED
+    )
+
+
+def model_of(header: bytes) -> str:
+    """The model of a lease, from the first element of its list."""
+    return header.split(b"\n")[1].decode()
+
+
+def parse_lease(elements: Sequence[bytes]) -> Lease | None:
+    """A lease from all elements of its list; None if it is gone."""
+    if not elements:
+        return None
+    worker, model, marks = elements[0].split(b"\n")
+    return Lease(worker.decode(), model.decode(), entries_of(marks, elements[:0:-1]))
