@@ -156,6 +156,23 @@ local any_cancelled = redis.call('EXISTS', KEYS.cancelled) == 1
 local entries, marks, dropped, taken, bytes = {}, {}, 0, 0, 0
 local closed = false
 
+-- Whether the head of a queue is what round robin would take: nobody whose requests wait behind it has two places fewer
+-- than somebody else. `counts` has the places of each key. The counts of waiting requests may be too low: then some of
+-- the queue are nobody's, and the answer is no.
+local function is_fair(i, counts)
+  local keys, most = {}, 0
+  for key, places in pairs(counts) do
+    keys[#keys + 1], most = key, math.max(most, places)
+  end
+  local all, counted = redis.call('HMGET', KEYS[QUEUES + count + i], unpack(keys)), 0
+  for j = 1, #keys do
+    local queued, places = tonumber(all[j] or 0), counts[keys[j]]
+    if queued > places and places < most - 1 then return false end
+    counted = counted + queued
+  end
+  return counted >= depths[i]
+end
+
 -- The next of a queue, and whether they lie at its head; when more wait than are wanted or fit, shared out fairly among
 -- the keys that sent them.
 local function next_of(i, want)
@@ -163,24 +180,22 @@ local function next_of(i, want)
   local length = read_messages(i, want, room, heads[i] or 1, messages)
   if #messages == 0 then return nil end
   if only or (depths[i] <= want and length <= room) then return messages, true end
-  local keys, seen, named, twice, several = {}, {}, false, false, false
+  local keys, counts, named, twice = {}, {}, false, false
   local before, first = 0, 0
   for j = 1, #messages do
     local key = key_of(messages[j])
-    several = several or (j > 1 and key ~= keys[1])
     -- Those that would be taken if nothing were shared, and the one that did not fit.
     if before <= room then
-      named, twice, first = named or key ~= NO_KEY, twice or seen[key], j
+      named, twice, first = named or key ~= NO_KEY, twice or counts[key], j
       before = before + #messages[j]
     end
-    keys[j], seen[key] = key, true
+    keys[j], counts[key] = key, (counts[key] or 0) + 1
   end
   if not named or want >= WINDOW then return messages, true end
   -- They all fit, and are of different keys; or the first alone is too much.
   if (length <= room and not twice) or (length > room and first == 1) then return messages, true end
-  if not several and tonumber(redis.call('HGET', KEYS[QUEUES + count + i], keys[1]) or 0) >= depths[i] then
-    return messages, true
-  end
+  local whole = length <= room or counts[keys[1]] == #messages
+  if whole and chosen[i] == 0 and not scattered and is_fair(i, counts) then return messages, true end
   local at_once = #messages
   local more = read_messages(i, WINDOW - at_once, room + WINDOW_BYTES - length, length / at_once, messages)
   if #messages == at_once and length <= room then return messages, true end
@@ -300,12 +315,35 @@ if dropped > 0 then
   end
 end
 
--- What came back from a lease or a pause was not counted again, so a count may be too low, never too high for long.
-for i, counts in pairs(held) do
-  local name = KEYS[QUEUES + count + i]
-  for key, number in pairs(counts) do
-    if redis.call('HINCRBY', name, key, -number) <= 0 then redis.call('HDEL', name, key) end
+-- Lua's stack has room for so many arguments, and some more.
+local MOST_WORDS = 1000
+
+-- Count those keys' requests off. What came back from a lease or a pause was not counted again, so a count may be too
+-- low, never too high for long.
+local function count_off(name, counts, keys)
+  local all, kept, gone = redis.call('HMGET', name, unpack(keys)), {}, {}
+  for j = 1, #keys do
+    local left = tonumber(all[j] or 0) - counts[keys[j]]
+    if left > 0 then
+      kept[#kept + 1], kept[#kept + 2] = keys[j], left
+    elseif all[j] then
+      gone[#gone + 1] = keys[j]
+    end
   end
+  if #kept > 0 then redis.call('HSET', name, unpack(kept)) end
+  if #gone > 0 then redis.call('HDEL', name, unpack(gone)) end
+end
+
+for i, counts in pairs(held) do
+  local name, keys = KEYS[QUEUES + count + i], {}
+  for key in pairs(counts) do
+    keys[#keys + 1] = key
+    if #keys == MOST_WORDS then
+      count_off(name, counts, keys)
+      keys = {}
+    end
+  end
+  if #keys > 0 then count_off(name, counts, keys) end
 end
 
 -- Move the batch into its lease. The log on disk and a replica get the commands: where the messages are the head of one
@@ -331,8 +369,8 @@ local function lease_all()
   for i = 1, count do
     if chosen[i] > 0 then redis.call('LTRIM', KEYS[QUEUES + i], 0, -chosen[i] - 1) end
   end
-  for i = 1, #entries, 1000 do
-    redis.call('LPUSH', KEYS.lease, unpack(entries, i, math.min(i + 999, #entries)))
+  for i = 1, #entries, MOST_WORDS do
+    redis.call('LPUSH', KEYS.lease, unpack(entries, i, math.min(i + MOST_WORDS - 1, #entries)))
   end
 end
 
