@@ -143,6 +143,8 @@ def bench(
     if not summary.codes.get("200"):
         for status, body in sorted(run.refusals.items()):
             click.echo(f"{status or 'no answer'}: {_words(body) or 'check the server and the URL'}", err=True)
+        if not summary.requests:
+            click.echo(_why_nothing(len(run.answers), rps, warmup, duration), err=True)
         fail()
 
 
@@ -282,6 +284,18 @@ def _show(summary: Summary, latencies_s: list[float]) -> None:
     for low, high, count in bins:
         bar = "█" * round(_BAR * count / most)
         click.echo(f"{low * 1000:9.2f} – {high * 1000:9.2f} ms {count:8,} {bar}")
+
+
+def _why_nothing(sent: int, rps: float | None, warmup_s: float, duration_s: float) -> str:
+    """Say why no request was counted. Each request has an answer, or a failure, by the end of a run."""
+    if sent:
+        return f"all {sent:,} requests were sent in the warm-up of {warmup_s:g} s: give a longer --duration"
+    if rps is None:
+        return "no request was sent: the run was interrupted before the first"
+    return (
+        f"no request was sent: at --rps {rps:g} arrivals are {1 / rps:g} s apart on average, and none fell into "
+        f"{warmup_s + duration_s:g} s: give a longer --duration or a higher --rps"
+    )
 
 
 def _or_dash(value: float | None) -> float | str:

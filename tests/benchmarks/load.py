@@ -17,14 +17,13 @@ from pathlib import Path
 
 import click
 
-from tests.benchmarks.shapes import Shape
+from tests.benchmarks import cores
+from tests.benchmarks.shapes import SMALL_BYTES, Shape
 
 logger = logging.getLogger(__name__)
 
 # Long enough that answers of a slow system are measured rather than counted as lost.
 _TIMEOUT_S = 10
-# A sentence; the published designs assume 2 KB, in and out.
-SMALL_BYTES, LARGE_BYTES = 60, 2048
 _SCRIPT = Path(__file__).parent / "wrk" / "infer.lua"
 
 
@@ -64,9 +63,10 @@ def run_wrk(
     wrk: str, base_url: str, shape: Shape, *, connections: int, duration_s: int, payload_bytes: int = SMALL_BYTES
 ) -> Load:
     """Drive one system for `duration_s` with inputs of that size. Raises `WrkFailedError`."""
+    client = cores.of_this_machine().client
     command = [
         wrk,
-        f"--threads={min(2, connections)}",
+        f"--threads={min(max(2, len(client)), connections)}",
         f"--connections={connections}",
         f"--duration={duration_s}s",
         f"--timeout={_TIMEOUT_S}s",
@@ -79,7 +79,8 @@ def run_wrk(
         str(payload_bytes),
         *((shape.credential,) if shape.credential else ()),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=duration_s + 60)
+    with cores.on(client):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=duration_s + 60)
     return parse(done.stdout, done.stderr)
 
 

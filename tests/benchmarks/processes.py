@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.benchmarks import cores
+
 _MARK = "BENCH_RUN_ID"
 
 
@@ -37,8 +39,10 @@ class Processes:
         self._children: list[tuple[str, subprocess.Popen[bytes]]] = []
 
     def start(self, name: str, command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
-        """Start `command` in a session of its own; its output goes to `<folder>/<name>.log`."""
-        with self.log_path(name).open("ab") as log:
+        """Start `command` in a session of its own, on the cores of the systems; its output goes to
+        `<folder>/<name>.log`.
+        """
+        with self.log_path(name).open("ab") as log, cores.on(cores.of_this_machine().system):
             child = subprocess.Popen(
                 list(command),
                 cwd=cwd,

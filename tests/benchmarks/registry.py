@@ -28,3 +28,5 @@ _IN_ORDER: tuple[type[System], ...] = (
     Mosec,
 )
 SYSTEMS = {system.name: system for system in _IN_ORDER}
+# README's table.
+README_SYSTEMS = tuple(system.name for system in (Bunch, GuardedBunch, Triton, Mosec, FlaskCelery))

@@ -6,17 +6,20 @@ import importlib.util
 import json
 import os
 import platform
+import resource
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks.measure import Outcome, Plan, Sample
+from tests.benchmarks import cores
+from tests.benchmarks.measure import OpenSample, Outcome, Sample
+from tests.benchmarks.plan import Plan
 from tests.benchmarks.system import MODEL_LIMIT_RPS, MODELS, Model
 
 OURS = "bunch"
-_MODEL_TITLES: dict[Model, str] = {"noop": "no-op model", "50ms": "50 ms model (64 a batch)"}
+MODEL_TITLES: dict[Model, str] = {"noop": "no-op model", "50ms": "50 ms model (64 a batch)"}
 _HEAD = (
     "system",
     "requests/s",
@@ -28,6 +31,7 @@ _HEAD = (
     "Bunch/it",
     "p50 it/Bunch",
 )
+_OPEN_HEAD = ("system", "offered/s", "p50 ms", "p95 ms", "p99 ms", "failed", "late ms", "client", "Bunch/it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,58 @@ class Row:
     p50_ratio: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OpenRow:
+    """One system at half of its own load: medians over the rounds; failures summed.
+
+    `offered_ratio` is what Bunch was offered over what this system was: above 1, Bunch carried more meanwhile.
+    `client` counts the rounds in which the load generator was the limit.
+    """
+
+    system: str
+    model: Model
+    payload_bytes: int
+    rounds: int
+    offered_rps: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    failed: int
+    late_ms: float
+    client: int
+    offered_ratio: float | None = None
+
+
+def open_rows(samples: Sequence[OpenSample]) -> list[OpenRow]:
+    """One row for each (model, payload, system), the system with the lowest p50 first."""
+    found = []
+    for model, payload_bytes in sorted({(MODELS.index(each.model), each.payload_bytes) for each in samples}):
+        here = [each for each in samples if (each.model, each.payload_bytes) == (MODELS[model], payload_bytes)]
+        level = [_open_row(name, [each for each in here if each.system == name]) for name in _names(here)]
+        ours = next((row for row in level if row.system == OURS), None)
+        if ours is not None:
+            level = [replace(row, offered_ratio=ours.offered_rps / row.offered_rps) for row in level]
+        found += sorted(level, key=lambda row: row.p50_ms)
+    return found
+
+
+def _open_row(name: str, samples: Sequence[OpenSample]) -> OpenRow:
+    rounds = [sample.latencies for sample in samples]
+    return OpenRow(
+        system=name,
+        model=samples[0].model,
+        payload_bytes=samples[0].payload_bytes,
+        rounds=len(rounds),
+        offered_rps=median(each.offered_rps for each in rounds),
+        p50_ms=median(each.p50_ms for each in rounds),
+        p95_ms=median(each.p95_ms for each in rounds),
+        p99_ms=median(each.p99_ms for each in rounds),
+        failed=sum(each.failed for each in rounds),
+        late_ms=max(each.late_ms for each in rounds),
+        client=sum(each.client is not None for each in rounds),
+    )
+
+
 def rows(samples: Sequence[Sample]) -> list[Row]:
     """One row for each (model, payload, connections, system), the quickest system of a level first."""
     levels = sorted({(MODELS.index(each.model), each.payload_bytes, each.connections) for each in samples})
@@ -67,7 +123,7 @@ def rows(samples: Sequence[Sample]) -> list[Row]:
     return found
 
 
-def _names(samples: Sequence[Sample]) -> list[str]:
+def _names(samples: Sequence[Sample] | Sequence[OpenSample]) -> list[str]:
     return list(dict.fromkeys(sample.system for sample in samples))
 
 
@@ -100,21 +156,44 @@ def _compared(row: Row, ours: Row | None) -> Row:
     return Row(**values)
 
 
-def tables(found: Sequence[Row]) -> str:
-    """A table for each level."""
+def tables(found: Sequence[Row], open_found: Sequence[OpenRow] = ()) -> str:
+    """A table for each level, then one for the half load of each payload."""
     parts = []
     for level_of in dict.fromkeys((row.model, row.payload_bytes, row.connections) for row in found):
         level = [row for row in found if (row.model, row.payload_bytes, row.connections) == level_of]
         model, payload_bytes, connections = level_of
         limit = MODEL_LIMIT_RPS[model]
         rounds = max(row.rounds for row in level)
-        title = f"{_MODEL_TITLES[model]}, inputs of {payload_bytes:,} bytes, "
-        title += f"{connections} connection{'s' * (connections > 1)}, median of {rounds}"
+        title = f"{MODEL_TITLES[model]}, inputs of {payload_bytes:,} bytes, "
+        title += f"{connections:,} connection{'s' * (connections > 1)}, median of {rounds}"
         if limit:
             title += f"; the model's own limit is {min(limit, connections * limit / 64):.0f}/s"
         parts += [title, _grid([_HEAD, *(_cells(row) for row in level)]), ""]
+    for model, payload_bytes in dict.fromkeys((row.model, row.payload_bytes) for row in open_found):
+        here = [row for row in open_found if (row.model, row.payload_bytes) == (model, payload_bytes)]
+        title = f"{MODEL_TITLES[model]}, inputs of {payload_bytes:,} bytes, open loop at half load, median of "
+        parts += [f"{title}{max(row.rounds for row in here)}", _grid([_OPEN_HEAD, *map(_open_cells, here)]), ""]
     parts.append("Latencies are of the requests answered within a run; errors and timeouts are sums of all rounds.")
+    if open_found:
+        parts.append(
+            "In the open loop requests are due at half of the most that the system's closed loops gave, and a latency "
+            "counts from then.\n`client` counts the rounds in which the load generator was the limit: distrust those."
+        )
     return "\n".join(parts)
+
+
+def _open_cells(row: OpenRow) -> tuple[str, ...]:
+    return (
+        row.system,
+        f"{row.offered_rps:,.0f}",
+        f"{row.p50_ms:,.2f}",
+        f"{row.p95_ms:,.2f}",
+        f"{row.p99_ms:,.1f}",
+        str(row.failed),
+        f"{row.late_ms:,.1f}",
+        str(row.client) if row.client else "–",
+        "–" if row.offered_ratio is None else f"{row.offered_ratio:.2f}×",
+    )
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -149,6 +228,8 @@ def as_json(plan: Plan, outcome: Outcome, versions: dict[str, str]) -> dict[str,
     return {
         "machine": {
             "cpus": os.cpu_count(),
+            "cores": asdict(cores.of_this_machine()),
+            "file_descriptors": resource.getrlimit(resource.RLIMIT_NOFILE),
             "processor": _processor(),
             "system": platform.platform(),
             "python": platform.python_version(),
@@ -157,7 +238,10 @@ def as_json(plan: Plan, outcome: Outcome, versions: dict[str, str]) -> dict[str,
         "plan": asdict(plan),
         "versions": versions,
         "medians": [asdict(row) for row in rows(outcome.samples)],
+        "half_load": [asdict(row) for row in open_rows(outcome.open_samples)],
         "samples": [asdict(sample) for sample in outcome.samples],
+        "open_samples": [asdict(sample) for sample in outcome.open_samples],
+        "not_measured": [asdict(each) for each in outcome.left],
         "failures": outcome.failures,
     }
 
@@ -200,7 +284,7 @@ def plot(found: Sequence[Row], path: Path) -> bool:
         panel.set_yticks(range(len(systems)), systems)
         panel.set_xscale("log")
         panel.set_xlabel("requests/s")
-        panel.set_title(_MODEL_TITLES[model])
+        panel.set_title(MODEL_TITLES[model])
         panel.legend(title="connections")
     figure.savefig(path, dpi=120)
     return True

@@ -26,6 +26,7 @@ class FlaskCelery(OnRedis):
 
     name = "flask_celery"
     shape = input_output("/infer")
+    batches = False
 
     # The usual pool of a plain worker with one model: nothing between the consumer and the task.
     worker_options: ClassVar[tuple[str, ...]] = ("--pool=solo",)
@@ -51,6 +52,7 @@ class CeleryBatches(FlaskCelery):
     """celery-batches behind the same Flask."""
 
     name = "celery_batches"
+    batches = True
     # A separate process for the model, so that the consumer can collect the next batch during the computation.
     worker_options = ("--pool=prefork",)
 
@@ -108,6 +110,8 @@ class Mosec(Rival):
 
     name = "mosec"
     shape = input_output("/inference")
+    # It takes more than ten seconds, as Triton does, and keeps nothing.
+    stop_grace_s = 1.0
 
     def launch(self, model: Model) -> None:
         self.run(
@@ -131,6 +135,7 @@ class Triton(Rival):
 
     name = "triton"
     shape = kserve_v2("/v2/models/stand_in/infer")
+    stop_grace_s = 1.0
 
     def launch(self, model: Model) -> None:
         packages = Path(sysconfig.get_path("purelib", vars={"base": str(Path(self.python).parents[1])}))

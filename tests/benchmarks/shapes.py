@@ -7,6 +7,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+# A sentence; the published designs assume 2 KB, in and out.
+SMALL_BYTES, LARGE_BYTES = 60, 2048
+
+
+class Texts:
+    """Distinct inputs of one size, or as long as they must be to differ; as `wrk/infer.lua` makes them.
+
+    The seed differs from run to run, so that no cache ever helps.
+    """
+
+    def __init__(self, seed: str, payload_bytes: int) -> None:
+        before, after = f"sentence {seed}-", " of the benchmark"
+        self._before = before
+        self._after = "x" * (payload_bytes - len(before) - 9 - len(after)) + after
+
+    def of(self, number: int) -> str:
+        return f"{self._before}{number:09d}{self._after}"
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:

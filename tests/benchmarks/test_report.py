@@ -3,9 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.benchmarks.load import Load, parse
-from tests.benchmarks.measure import Sample
-from tests.benchmarks.open_loop import arrivals, ideal_p50_ms
-from tests.benchmarks.report import rows, tables
+from tests.benchmarks.markdown import markdown
+from tests.benchmarks.measure import OpenSample, Sample
+from tests.benchmarks.open_loop import Latencies, arrivals, ideal_p50_ms
+from tests.benchmarks.report import open_rows, rows, tables
 from tests.benchmarks.system import Model
 
 
@@ -45,6 +46,36 @@ def test_levels_of_different_payloads_are_not_mixed():
 
     assert [(row.payload_bytes, row.rps) for row in found] == [(60, 100), (2048, 50)]
     assert "inputs of 2,048 bytes" in tables(found)
+
+
+def _half(system: str, number: int, rate: float, p50_ms: float, client: str | None = None) -> OpenSample:
+    return OpenSample(
+        system, "noop", 60, number, Latencies(rate, 100, number, p50_ms, 2 * p50_ms, 3 * p50_ms, 0.1, client)
+    )
+
+
+def test_half_load_is_the_median_of_its_rounds_with_the_failures_of_all_and_the_rounds_to_distrust():
+    samples = [_half("bunch", 1, 100, 9), _half("bunch", 2, 900, 1, client="busy"), _half("bunch", 3, 300, 3)]
+    samples += [_half("mosec", number, 600, 1) for number in (1, 2, 3)]
+    theirs, ours = open_rows(samples)
+
+    assert (ours.offered_rps, ours.p50_ms, ours.p99_ms, ours.failed, ours.client) == (300, 3, 9, 6, 1)
+    assert (theirs.system, theirs.offered_ratio) == ("mosec", 0.5)
+    assert "open loop at half load" in tables([], [theirs, ours])
+
+
+def test_readmes_table_has_a_row_for_each_system_and_marks_errors_and_what_is_missing():
+    def at(connections: int, system: str, rps: float, errors: int = 0) -> Sample:
+        return replace(_sample(system, 1, rps, 2.25, errors), connections=connections)
+
+    found = rows([at(1, "bunch", 9), at(256, "bunch", 5000), at(256, "mosec", 4000, errors=1), at(1000, "mosec", 9000)])
+
+    assert markdown(found, open_rows([_half("bunch", 1, 2500, 4)])).splitlines() == [
+        "| no-op model | 1: p50 ms | 256 | 1,000 | half load: requests/s; p50, p99 ms | Bunch is, at 256 |",
+        "|---|---|---|---|---|---|",
+        "| **Bunch** (durable queue in Redis) | 2.2 | 5,000 | – | 2,500; 4.0, 12* |  |",
+        "| mosec (HTTP and queue in Rust, in memory) | – | 4,000* | 9,000 | – | 1.25× |",
+    ]
 
 
 def test_answers_with_an_error_status_are_not_counted_as_requests_served():

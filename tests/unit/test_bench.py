@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+import socket
 from io import StringIO
 from itertools import groupby
 from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from cli.loadgen.arrivals import Arrivals, Caller, cast
-from cli.loadgen.bench import callers_of
+from cli.loadgen.bench import bench, callers_of
 from cli.loadgen.client_load import judge
 from cli.loadgen.load import NO_ANSWER, Answer, Run
 from cli.loadgen.plot import kind_of, plot
@@ -57,6 +59,29 @@ def test_a_tier_with_a_key_of_its_own_does_not_name_itself() -> None:
 def test_a_mix_that_cannot_be_is_refused(mix: str, keys: tuple[str, ...]) -> None:
     with pytest.raises(click.BadParameter):
         callers_of(mix, keys)
+
+
+def _bench(*arguments: str) -> tuple[int, str]:
+    """Exit status and stderr of a run against a port where nobody listens."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        result = CliRunner().invoke(bench, ["--url", f"http://127.0.0.1:{silent.getsockname()[1]}", *arguments])
+    return result.exit_code, result.stderr
+
+
+def test_a_run_without_a_request_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Arrivals, "times", lambda *_: iter(()))
+    code, stderr = _bench("--rps=0.5", "--duration=0.1")
+    assert code == 1
+    assert "no request was sent: at --rps 0.5 arrivals are 2 s apart on average" in stderr
+    assert "give a longer --duration or a higher --rps" in stderr
+
+
+def test_a_run_whose_requests_all_fell_into_the_warm_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Arrivals, "times", lambda *_: iter([0.01, 0.02]))
+    code, stderr = _bench("--rps=10", "--warmup=30", "--duration=0.1")
+    assert code == 1
+    assert "all 2 requests were sent in the warm-up of 30 s: give a longer --duration" in stderr
 
 
 @pytest.mark.parametrize(
