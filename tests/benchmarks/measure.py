@@ -92,7 +92,9 @@ def _measure_one(plan: Plan, system: System, model: Model, number: int, wrk: str
     best: dict[int, float] = {}
     with system.running(model):
         verify_echo(system.url, system.shape)
-        for level in plan.of(model):
+        for place, level in enumerate(plan.of(model)):
+            if place:
+                _settle(system)
             logger.info("  %s", level.title)
             if level.connections is None:
                 _half_load(plan, system, level, number, best.get(level.payload_bytes, 0.0) / 2, outcome)
@@ -100,7 +102,6 @@ def _measure_one(plan: Plan, system: System, model: Model, number: int, wrk: str
                 load = _closed(plan, system, level, wrk)
                 outcome.samples.append(Sample(system.name, model, level.connections, number, load, level.payload_bytes))
                 best[level.payload_bytes] = max(best.get(level.payload_bytes, 0.0), load.rps)
-            _settle(system)
 
 
 def _closed(plan: Plan, system: System, level: Level, wrk: str) -> Load:
