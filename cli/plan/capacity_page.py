@@ -1,4 +1,4 @@
-"""Writes the table of the replayed designs into a page, between two marks."""
+"""Writes tables into a page between two marks, and the table of the replayed designs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from batching.capacity.designs import Replay
 
-_BEGIN, _END = "<!-- designs: begin -->", "<!-- designs: end -->"
 _REST = "objective met | uneven: met | smallest fleet | uneven: smallest | run, s |"
 
 
@@ -22,12 +21,21 @@ def fill(page: Path, replays: Sequence[Replay], took: Took) -> None:
     Raises:
         ValueError: the page has no marks.
     """
-    text = page.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
+    replace_section(page, "designs", table(replays, took))
+
+
+def replace_section(page: Path, name: str, text: str) -> None:
+    """Replace what stands between the marks `name: begin` and `name: end` of a page.
+
+    Raises:
+        ValueError: the page has no such marks.
+    """
+    opening, closing = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, begin, rest = page.read_text(encoding="utf-8").partition(opening)
+    _, end, after = rest.partition(closing)
     if not begin or not end:
-        raise ValueError(f"{page} has no {_BEGIN} … {_END}")
-    page.write_text(f"{before}{_BEGIN}\n{table(replays, took)}\n{_END}{after}", encoding="utf-8")
+        raise ValueError(f"{page} has no {opening} … {closing}")
+    page.write_text(f"{before}{opening}\n{text}\n{closing}{after}", encoding="utf-8")
 
 
 def table(replays: Sequence[Replay], took: Took) -> str:

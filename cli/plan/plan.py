@@ -11,6 +11,7 @@ import click
 
 from batching.capacity.designs import DESIGNS, Replay, replay
 from batching.capacity.plan import Load, Plan, plan
+from batching.capacity.processes import bounds, costs_for
 from batching.capacity.search import Objective
 from batching.simulator import Affine
 from cli.base import config_option, fail, json_option, print_json, print_table
@@ -93,23 +94,34 @@ from config.policies import POLICIES
 )
 @click.option("--designs", is_flag=True, help="Replay the published designs under every policy instead.")
 @click.option(
+    "--processes",
+    is_flag=True,
+    help="Show which process limits fleets of 1 to 8 frontends and workers instead; the model is --batch-ms.",
+)
+@click.option(
     "--write",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="--designs: write the tables into this page.",
+    help="--designs, --processes: write the tables into this page.",
 )
 @config_option
 @json_option
-def plan_command(as_json: bool, config_file: Path | None, designs: bool, write: Path | None, **options: Any) -> None:
+def plan_command(
+    as_json: bool, config_file: Path | None, designs: bool, processes: bool, write: Path | None, **options: Any
+) -> None:
     """Compute the GPUs, web processes, Redis capacity and cost for a load. Exit 1 when no fleet can serve it."""
     if designs:
         _designs(write, as_json)
         return
+    if processes:
+        _processes(options, write, as_json)
+        return
     live = measure(config_file, options["model"], options["watch"]) if options["from_live"] else None
-    found = plan(_load(options, live))
+    load = _load(options, live)
+    found = plan(load)
     if as_json:
         print_json(_json(found, live))
     else:
-        _show(found, options, live)
+        _show(found, load, live)
     if not found.feasible:
         fail()
 
@@ -144,6 +156,24 @@ def _load(options: dict[str, Any], live: LiveMeasurement | None) -> Load:
     )
 
 
+def _processes(options: dict[str, Any], write: Path | None, as_json: bool) -> None:
+    from cli.plan import processes_page
+    from cli.plan.capacity_page import replace_section
+
+    if write is not None:
+        replace_section(write, processes_page.MARK, processes_page.page_table())
+        click.echo(f"{write}: written")
+        return
+    batch_s, item_s = (options["batch_ms"] or 0.0) / 1000, options["item_ms"] / 1000
+    policy, wait_ms, size = options["policy"], options["max_wait_ms"], options["max_batch"]
+    model = processes_page.model_of(batch_s, item_s, size, policy, wait_ms) if batch_s + item_s else None
+    found = bounds(costs_for(options["payload_bytes"]), model)
+    if as_json:
+        print_json([{"frontends": size, "workers": size, **dataclasses.asdict(each)} for size, each in found.items()])
+    else:
+        click.echo(processes_page.table(found))
+
+
 def _json(found: Plan, live: LiveMeasurement | None) -> dict[str, Any]:
     answer = {
         "gpus": found.gpus,
@@ -176,7 +206,7 @@ def _json(found: Plan, live: LiveMeasurement | None) -> dict[str, Any]:
     return answer
 
 
-def _show(found: Plan, options: dict[str, Any], live: LiveMeasurement | None) -> None:
+def _show(found: Plan, load: Load, live: LiveMeasurement | None) -> None:
     if live is not None:
         click.echo(
             f"measured for {live.model}: {live.rps:,.1f} requests/s, {live.times.batch_s * 1000:.2f} ms + "
@@ -193,10 +223,15 @@ def _show(found: Plan, options: dict[str, Any], live: LiveMeasurement | None) ->
             f"{found.raw:,}, {found.by_formula:,}",
             "rate / rate of one GPU; the same divided by the headroom",
         ),
-        ("web processes", f"{found.web_processes:,}", f"rate / {options['web_rps']:,.0f} / {options['headroom']}"),
+        ("web processes", f"{found.web_processes:,}", f"rate / {load.web_rps:,.0f} / {load.headroom}"),
         ("connections", f"{found.connections:,}", "rate × latency"),
         ("Redis commands/s", f"{found.redis.commands_per_s:,.0f}", "1 per request and 45 per batch; with MSETEX fewer"),
         ("Redis calls/s", f"{found.redis.round_trips_per_s:,.0f}", "scripts and bells"),
+        (
+            "  its one thread",
+            f"{load.rps * costs_for(load.payload_bytes).redis_us / 1e6:.0%}",
+            "rate × time of a request in full batches; at 100 % no further process helps",
+        ),
         ("Redis memory", f"{found.redis.memory_bytes / 2**20:,.0f} MiB", "rate × size × retention, plus the queues"),
         ("bandwidth", f"{found.bandwidth.callers / 1e6:,.1f} MB/s", "rate × (payload + headers), each way"),
         (
@@ -207,7 +242,7 @@ def _show(found: Plan, options: dict[str, Any], live: LiveMeasurement | None) ->
         ("queueing", f"{found.queueing_wait_s * 1000:,.1f} ms", "wait of a full batch for a GPU (Allen-Cunneen)"),
     ]
     if found.cost_per_million:
-        how = "GPUs × price of an hour / requests per hour" + (" + traffic" if options["gb_cost"] else "")
+        how = "GPUs × price of an hour / requests per hour" + (" + traffic" if load.gb_cost else "")
         rows.append(("a million requests", f"{found.cost_per_million:,.2f}", how))
     print_table(rows, [("", lambda row: row[0]), ("needed", lambda row: row[1]), ("", lambda row: row[2])], empty="")
     report = found.report

@@ -70,6 +70,8 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--payload", "payloads", callback=_numbers, help="Bytes of an input, and of its output, with commas.")
 @click.option("--model", type=click.Choice([*MODELS, "both"]), help="The model, or both.")
 @click.option("--half-load/--no-half-load", default=True, show_default=True, help="Measure the open loops.")
+@click.option("--web-workers", type=click.IntRange(1), default=1, show_default=True, help="Frontends of Bunch.")
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Workers of Bunch.")
 @click.option(
     "--json", "json_path", type=click.Path(path_type=Path), help="Where to; var/bench/<time>.json without it."
 )
@@ -84,6 +86,8 @@ def main(
     payloads: list[int],
     model: str | None,
     half_load: bool,
+    web_workers: int,
+    workers: int,
     json_path: Path | None,
 ) -> None:
     say_on_stderr()
@@ -103,6 +107,9 @@ def main(
         raise click.UsageError(why)
 
     systems = systems or [SYSTEMS[name]() for name in (README_SYSTEMS if readme else SYSTEMS)]
+    for system in systems:
+        if isinstance(system, Bunch):
+            system.web_workers, system.workers = web_workers, workers
     path = json_path or ROOT / "var" / "bench" / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}.json"
     prepared, unprepared = _prepare(systems)
     versions = {
@@ -111,7 +118,8 @@ def main(
     _announce(chosen, prepared)
 
     def keep(outcome: Outcome) -> None:
-        report.write_json(path, report.as_json(chosen, outcome, versions))
+        fleet = {"web_workers": web_workers, "workers": workers}
+        report.write_json(path, report.as_json(chosen, outcome, versions) | {"bunch": fleet})
 
     outcome = measure(chosen, prepared, wrk, keep)
     outcome.failures |= unprepared

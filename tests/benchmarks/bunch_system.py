@@ -66,6 +66,9 @@ class Bunch(System):
     name = "bunch"
     shape = input_output("/v1/inference")
     start_limit_s = 120.0
+    # More of them for machines with more cores.
+    web_workers = 1
+    workers = 1
 
     def launch(self, model: Model) -> None:
         self.launch_with(_config_of(model), {})
@@ -99,7 +102,7 @@ options = {{ batch_ms = {batch_ms}, item_ms = {item_ms} }}
             "up",
             [
                 *(sys.executable, "manage.py", "up", "--port", str(self.port), "--config", str(path)),
-                *("--web-workers", "1", "--workers", "1"),
+                *("--web-workers", str(self.web_workers), "--workers", str(self.workers)),
                 *(() if flower else ("--no-flower",)),
             ],
             cwd=ROOT,

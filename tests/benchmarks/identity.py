@@ -17,12 +17,12 @@ from statistics import median
 from typing import Any, cast
 
 import click
-import psutil
 
 from config.redis import connect
 from tests import issuer
 from tests.benchmarks.bunch_system import NOOP, OUT_OF_REACH, WITH_KEYS, WITH_LEDGER, Bunch
 from tests.benchmarks.load import Load, ensure_wrk, run_wrk
+from tests.benchmarks.roles import cpu_s
 from tests.benchmarks.rounds import by_turns, say_on_stderr
 
 logger = logging.getLogger("tests.benchmarks.identity")
@@ -91,12 +91,8 @@ def _measure(way: str, wrk: str, connections: int, duration_s: int) -> Cost:
 
 
 def _cpu_seconds(bunch: Bunch) -> dict[str, float]:
-    spent = dict.fromkeys(ROLES, 0.0)
-    for row in bunch.status()["processes"]:
-        main = psutil.Process(row["pid"])
-        for process in (main, *main.children(recursive=True)):
-            times = process.cpu_times()
-            spent[row["role"]] += times.user + times.system
+    spent = cpu_s(bunch)
+    spent["worker"] += spent.pop("executor")
     with connect(bunch.redis_url()) as redis:
         scripts = cast("dict[str, Any]", redis.info("commandstats"))["cmdstat_evalsha"]
     return spent | {SCRIPTS: scripts["usec"] / 1e6}
