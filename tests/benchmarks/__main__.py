@@ -141,8 +141,8 @@ def _announce(chosen: Plan, systems: Sequence[System]) -> None:
 def _show(outcome: Outcome, path: Path, *, readme: bool) -> None:
     found, open_found = report.rows(outcome.samples), report.open_rows(outcome.open_samples)
     click.echo(report.tables(found, open_found))
-    for each in outcome.left:
-        click.echo(f"not measured: {each.system}, {each.level.title}: {each.why}")
+    for (system, why), titles in outcome.gaps().items():
+        click.echo(f"not measured: {system}: {why} ({'; '.join(titles)})")
     if readme:
         click.echo(f"\n{markdown(found, open_found)}\n")
     click.echo(f"wrote {path}")

@@ -19,15 +19,17 @@ _TITLES = {
     "bentoml": "BentoML",
     "ray_serve": "Ray Serve",
 }
+_MARKED = "\n\n\\* With errors or timeouts, or with a load generator that was late itself."
 
 
 def markdown(found: Sequence[Row], open_found: Sequence[OpenRow]) -> str:
     """A table for each model. One connection is shown by its median latency, more by requests/s, half load by both."""
-    return "\n\n".join(
+    tables = "\n\n".join(
         _table(model, [row for row in found if row.model == model], [row for row in open_found if row.model == model])
         for model in MODELS
         if any(row.model == model for row in found)
     )
+    return tables + (_MARKED if "*" in tables.replace("**", "") else "")
 
 
 def _table(model: Model, found: Sequence[Row], open_found: Sequence[OpenRow]) -> str:

@@ -62,6 +62,13 @@ class Outcome:
     left: list[Left] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
 
+    def gaps(self) -> dict[tuple[str, str], list[str]]:
+        """The levels that are missing, by system and reason."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for each in self.left:
+            found.setdefault((each.system, each.why), []).append(each.level.title)
+        return found
+
 
 def measure(plan: Plan, systems: Sequence[System], wrk: str, keep: Callable[[Outcome], None]) -> Outcome:
     """Run the plan; `keep` is called after each system, so that an interrupted run leaves what it has.

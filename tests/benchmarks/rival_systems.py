@@ -27,6 +27,8 @@ class FlaskCelery(OnRedis):
     name = "flask_celery"
     shape = input_output("/infer")
     batches = False
+    # gunicorn would wait for callers that a crowd has left behind.
+    stop_grace_s = 2.0
 
     # The usual pool of a plain worker with one model: nothing between the consumer and the task.
     worker_options: ClassVar[tuple[str, ...]] = ("--pool=solo",)

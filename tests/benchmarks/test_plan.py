@@ -76,7 +76,7 @@ def test_a_system_that_does_not_batch_skips_the_slow_model_with_the_reason(rates
     outcome = _measure(short, system)
     assert {sample.model for sample in outcome.samples} == {"noop"}
     assert {(each.level.model, each.why) for each in outcome.left} == {("50ms", ONE_BY_ONE)}
-    assert len(outcome.left) == len(short.of("50ms"))
+    assert outcome.gaps() == {("bunch", ONE_BY_ONE): [level.title for level in short.of("50ms")]}
     assert {sample.model for sample in _measure(Plan(every(connections=[1]), 1, 1, 0), system).samples} == {
         "noop",
         "50ms",
