@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from batching.capacity.designs import DESIGNS
+from batching.capacity.plan import plan
+from batching.capacity.processes import costs_for
 from batching.capacity.search import Objective
 from cli.plan import capacity_page
 from manage import cli
@@ -97,6 +100,13 @@ def test_nothing_answered_is_a_failure(tmp_path: Path) -> None:
     assert run("simulate", *SHORT, "--timeout-ms", "1").exit_code == 1
 
 
+@pytest.fixture
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that are confirmed with a few thousand requests, where a command takes 150,000 for its percentiles."""
+    monkeypatch.setattr("cli.plan.plan.plan", lambda load: plan(dataclasses.replace(load, requests=4_000)))
+
+
+@pytest.mark.usefixtures("short_runs")
 def test_plan_says_what_the_contract_says() -> None:
     usual = ("--rps", "1000", "--batch-ms", "100", "--max-batch", "32", "--percentile", "95", "--gpu-hour-cost", "2")
     result = run("plan", *usual, "--slo-ms", "200", "--json")
@@ -112,6 +122,7 @@ def test_plan_says_what_the_contract_says() -> None:
     people = run("plan", *usual, "--slo-ms", "200")
     assert "web processes" in people.stdout
     assert "1.6 MB/s" in people.stdout
+    assert f"{1000 * costs_for(1024).redis_us / 1e6:.0%}" in people.stdout
     assert "a million requests" in people.stdout
 
 

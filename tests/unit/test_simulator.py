@@ -57,7 +57,7 @@ def test_one_executor_without_batching_is_the_queue_of_the_textbook() -> None:
         arrivals=Poisson(rho / service_s),
         service=Affine(service_s),
         policy=lambda: WhenIdle(1),
-        duration_s=600.0,
+        duration_s=200.0,
     )
     report = simulate(one_by_one)
     mean_s = float(report.latencies_s[1].mean())
@@ -68,7 +68,7 @@ def test_one_executor_without_batching_is_the_queue_of_the_textbook() -> None:
 def test_several_executors_wait_less_than_one_that_is_as_fast() -> None:
     """Its executors are shared by one queue: no request waits beside a free one."""
     slow = replace(
-        BASE, arrivals=Poisson(320.0), service=Affine(0.010), policy=lambda: WhenIdle(1), executors=4, duration_s=60.0
+        BASE, arrivals=Poisson(320.0), service=Affine(0.010), policy=lambda: WhenIdle(1), executors=4, duration_s=20.0
     )
     report = simulate(slow)
     waits_s = report.latencies_s[1] - 0.010
