@@ -72,6 +72,19 @@ def test_metadata_of_an_output_is_added_and_kept_with_the_answer(api: Api) -> No
     assert [each.json["metadata"]["tokens_used"] for each in together] == [17] * 3
 
 
+def test_bulk_and_polled_results_have_what_a_model_adds_alone(api: Api) -> None:
+    question = {"tokens": 18, "nonce": uuid.uuid4().hex}
+    body = {"model": "counting", "inputs": [question, "plain"]}
+    first, again = (api.post("/v1/inference/bulk", body).json["results"] for _ in range(2))
+    for with_tokens, plain in (first, again):
+        assert with_tokens["metadata"] == {"tokens_used": 18}
+        assert with_tokens["output"][0] == question
+        assert plain.keys() == {"task_id", "output"}
+    accepted = api.post("/v1/inference", {"input": question, "model": "counting"}, Prefer="respond-async")
+    polled = api.get(accepted.headers["location"] + "?wait_ms=5000").json
+    assert (polled["status"], polled["metadata"]) == ("SUCCESS", {"tokens_used": 18})
+
+
 def test_a_model_that_broke_its_contract_goes_on(api: Api) -> None:
     api.all([{"return": "fewer"}, 1, 2, 3], "quartet")
     answers = api.all([1, 2, 3, 4], "quartet")

@@ -162,9 +162,23 @@ def test_an_output_is_what_its_reader_sees_or_an_error(output: Any) -> None:
     assert isinstance(encoded, ItemError) == bool(doubled)
 
 
+class Frame:
+    """As pandas' or TensorFlow's: an array by protocol, without `tolist`, and its shape is no tuple."""
+
+    shape = frozenset({2})
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    def __array__(self) -> Any:
+        return np.array(self._values)
+
+
 @pytest.mark.parametrize(
     ("returned", "expected"),
     [
+        (Frame([[1, 2], [3, 4]]), [b"[1,2]", b"[3,4]"]),
+        ([Frame([1, 2]), {"all": Frame([3])}], [b"[1,2]", b'{"all":[3]}']),
         (np.array([[1, 2], [3, 4]]), [b"[1,2]", b"[3,4]"]),
         (np.array([True, False]), [b"true", b"false"]),
         (np.array(["a", "b"]), [b'"a"', b'"b"']),

@@ -31,6 +31,7 @@ from tasks.protocol.results import (
     decode_error,
     decode_replies,
     decode_reply,
+    model_metadata,
 )
 from tests.fakes.messages import entry, our_message
 
@@ -229,3 +230,13 @@ def test_metadata_of_the_model_stands_beside_ours_and_under_no_name_of_ours() ->
     assert about.keys() - {"tokens_used", "content_type"} <= OWN_METADATA
     assert set(Details.__struct_fields__) <= OWN_METADATA
     assert decode_details(reply.bunch).batch_id == "batch-7"
+    assert msgspec.json.decode(model_metadata(reply.bunch)) == {"tokens_used": 3, "content_type": "image/png"}
+
+
+def test_a_result_to_which_the_model_adds_nothing_has_no_metadata_of_its_own() -> None:
+    plain = decode_reply(encoded(Ok(b"1"))).bunch
+    shared = msgspec.Raw(bytes(plain)[:-1] + b',"collapsed":true}')
+    odd = msgspec.Raw(bytes(plain).replace(b'"model_version":', b'"model_version":"\\"}", "model_version":'))
+    for bunch in (plain, shared, odd, msgspec.Raw(b"{}"), msgspec.Raw()):
+        assert model_metadata(bunch) == b""
+    assert model_metadata(msgspec.Raw(bytes(shared)[:-1] + b',"note":"}"}')) == b'{"note":"}"}'

@@ -14,6 +14,7 @@ from config.native import hot_path
 from tasks.client.router import Pending
 from tasks.client.submission import Submission
 from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict
+from webapp.api.results import output_of
 from webapp.body_budget import COUNTED_BYTES, LEAST_BYTES
 from webapp.errors import ApiError
 from webapp.observability.request_log import remember
@@ -178,7 +179,7 @@ def bulk(services: Services, call: HttpRequest) -> HttpResponse:
             results.append(_encode(failed if pending is None else {"task_id": pending.task_id, **failed}))
         else:
             services.tallies.count(model, tier, "OK", perf_counter() - started)
-            results.append(b'{"task_id":"' + reply.task_id.encode() + b'","output":' + bytes(reply.result) + b"}")
+            results.append(b'{"task_id":"' + reply.task_id.encode() + b'"' + output_of(reply) + b"}")
     _raise_common(errors, len(submissions))
     latency = f"{(perf_counter() - started) * 1000:.3f}"
     answer = (

