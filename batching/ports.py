@@ -35,7 +35,7 @@ class BatchInfo:
     `claimed_ms` is Redis time, `compute_s` 0 before the model ran, `passes` above 1 when it ran in parts. `wait_s` is
     the time that it waited in hand for the batch before it, `turn_s` the time that its executor then had it: compute,
     encoding, decoding and the pipe. `collapsed` of its requests were not computed, but answered by the output of an
-    equal request.
+    equal request. The model computed `padding` inputs besides those of the requests.
     """
 
     batch_id: str
@@ -50,6 +50,7 @@ class BatchInfo:
     wait_s: float = 0.0
     turn_s: float = 0.0
     collapsed: int = 0
+    padding: int = 0
 
     def waited_s(self, request: Request) -> float:
         """The time that a request had waited when it was claimed; 0 if its sender gave no time."""
@@ -67,6 +68,8 @@ class LoopModel(Protocol):
     def max_attempts(self) -> int: ...
     @property
     def max_batch_bytes(self) -> int: ...
+    @property
+    def batch_sizes(self) -> tuple[int, ...]: ...
 
 
 class Codec(Protocol):

@@ -158,7 +158,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     `passes` is the number of calls of the model: more than one when the batch was run in parts to find a culprit.
     `safe_size` is the size that fitted into the device's memory, None unless memory ran out in this batch. `collapsed`
-    is the number of requests that were answered by the output of an equal one.
+    is the number of requests that were answered by the output of an equal one. `padding` is the number of inputs that
+    the model got besides theirs, so that the size was one of `batch_sizes`.
     """
 
     batch_id: str
@@ -167,3 +168,4 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
     passes: int = 1
     safe_size: int | None = None
     collapsed: int = 0
+    padding: int = 0

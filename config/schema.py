@@ -39,6 +39,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_batch_bytes: PositiveInt = MAX_BATCH_BYTES
     max_batch_cost: NaturalInt = 0
     group_by_cost: bool = False
+    # The only sizes that reach the model, ascending; and the lengths to which it pads. Empty: any.
+    batch_sizes: tuple[PositiveInt, ...] = ()
+    length_buckets: tuple[PositiveInt, ...] = ()
+    # Any JSON value. None: only the model's own `warmup` is run.
+    warmup_input: Any = None
     # None: the default of the policy's class.
     max_wait_ms: NaturalInt | None = None
     policy: str = DEFAULT_POLICY

@@ -202,6 +202,8 @@ def _read_models(tables: Mapping[str, Any], folder: Path, problems: list[Problem
         if "options" in values:
             values["options"] = scheme_of(source).read_options(where, values["options"], folder, problems)
         _read_schemas(where, values, folder, problems)
+        if values.get("batch_sizes") and "max_batch_size" not in values:
+            values["max_batch_size"] = max(values["batch_sizes"])
         model = ModelSettings(name=name, **values)
         try:
             # The value travels to the executor's process, which must not be where a wrong one is found.

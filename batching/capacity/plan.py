@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from batching.batch_sizes import padded
 from batching.capacity.formulas import (
     HEADROOM,
     Bandwidth,
@@ -41,6 +42,7 @@ class Load:
     objective: Objective
     service: Service
     max_batch_size: int
+    batch_sizes: tuple[int, ...] = ()
     policy: Callable[[], Policy]
     overheads: Overheads
     gpu_hour_cost: float = 0.0
@@ -78,14 +80,14 @@ def plan(load: Load) -> Plan:
     """Pure: the same load gives the same plan."""
     overheads = load.overheads
     spent_s = overheads.submit_s + overheads.claim_s + overheads.collect_s + overheads.reply_s + overheads.reply_item_s
-    alone_s = load.service.seconds(1) + spent_s
+    alone_s = load.service.seconds(padded(1, load.batch_sizes)) + spent_s
     if alone_s > load.objective.slo_s:
         return Plan(
             feasible=False,
             why=f"one request takes {alone_s * 1000:.0f} ms, and the objective is {load.objective.slo_s * 1000:.0f} "
             "ms: more GPUs do not help; a faster model does",
         )
-    full_s = load.service.seconds(load.max_batch_size)
+    full_s = load.service.seconds(padded(load.max_batch_size, load.batch_sizes))
     rate = rate_of_one(load.max_batch_size, full_s, overheads.claim_s + overheads.collect_s)
     raw, by_formula = gpus_for(load.rps, rate, 1.0), gpus_for(load.rps, rate, load.headroom)
     scenario = Scenario(
@@ -94,6 +96,7 @@ def plan(load: Load) -> Plan:
         policy=load.policy,
         duration_s=long_enough(load.rps, load.objective.slo_s, load.requests),
         max_batch_size=load.max_batch_size,
+        batch_sizes=load.batch_sizes,
         overheads=overheads,
         slo_s=load.objective.slo_s,
         drain_s=10 * load.objective.slo_s,

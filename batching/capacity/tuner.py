@@ -123,8 +123,13 @@ class Found:
         return ", ".join(said) + ("" if best.holds else "; but no setting meets the objective")
 
 
-def sizes_up_to(most: int) -> tuple[int, ...]:
-    """`most` and its halves, largest first, since a larger size is safer in a burst that the record lacks."""
+def sizes_up_to(most: int, batch_sizes: Sequence[int] = ()) -> tuple[int, ...]:
+    """`most` and its halves, largest first, since a larger size is safer in a burst that the record lacks.
+
+    With `batch_sizes`, those of them that are at most `most`.
+    """
+    if batch_sizes:
+        return tuple(size for size in reversed(batch_sizes) if size <= most) or (batch_sizes[0],)
     return tuple(dict.fromkeys(max(1, most >> halvings) for halvings in range(_HALVINGS + 1)))
 
 
@@ -227,7 +232,8 @@ def _neighbours(candidate: Candidate, question: Question) -> Iterable[Candidate]
     """One step up and down of size and wait, within the values that may be tried."""
     for step in _STEPS:
         size = round(candidate.max_batch_size * step)
-        if min(question.sizes) <= size <= max(question.sizes):
+        # A maximum between two sizes of the model would be padded.
+        if min(question.sizes) <= size <= max(question.sizes) and not question.scenario.batch_sizes:
             yield replace(candidate, max_batch_size=size)
         if candidate.max_wait_ms:
             wait_ms = round(candidate.max_wait_ms * step)

@@ -58,6 +58,7 @@ class Hands:
             wait_s=max(0.0, now - turn_s - batch.claimed_at),
             turn_s=turn_s,
             collapsed=event.collapsed,
+            padding=event.padding,
         )
         return InHand(batch.requests, info, batch.claimed_at), now
 

@@ -65,7 +65,7 @@ class ClaimLoop:
         self._model = model
         self._executor = executor
         self._store = store
-        self.state: LoopState[InHand] = LoopState(policy)
+        self.state: LoopState[InHand] = LoopState(policy, sizes=model.batch_sizes)
         self._observer = observer
         retry = RetryPolicy(model.max_attempts)
         self._triage = Triage(model.name, codec, retry, is_revoked)
@@ -114,7 +114,7 @@ class ClaimLoop:
     def use(self, model: LoopModel, policy: Policy) -> None:
         """Use another policy, or another version of the model, from the next batch on."""
         self._model = model
-        self.state.learner.policy = policy
+        self.state.use(policy, model.batch_sizes)
 
     def wait_empty(self, timeout_s: float) -> bool:
         """Block until nothing is in hand, for at most `timeout_s`; returns whether that is so. Hold the switch

@@ -17,7 +17,18 @@ from dataclasses import replace
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
-from batching.policy import Decision, Dispatch, Learner, Policy, QueueView, Throughput, Wait
+from batching.policy import (
+    BatchTime,
+    Decision,
+    Dispatch,
+    Learner,
+    Policy,
+    QueueView,
+    StepTime,
+    Throughput,
+    Wait,
+    rounded,
+)
 
 # Every producer's flush rings, and each ring costs a look; so a wait this short ignores the bell.
 TOO_SHORT_FOR_BELLS_S = 0.003
@@ -60,16 +71,18 @@ class LoopState(Generic[B]):
 
     Args:
         free_since: the time from which the executor was ready for its first batch.
+        sizes: the only sizes with which the model is run, ascending; none: any.
     """
 
     __slots__ = (
-        *("_front_since", "_more_waits", "_row_since", "_sizes"),
+        *("_front_since", "_more_waits", "_recent", "_row_since", "_sizes"),
         *("batch_s", "in_hand", "learner", "pace", "safe_size"),
     )
 
-    def __init__(self, policy: Policy, free_since: float = 0.0) -> None:
+    def __init__(self, policy: Policy, free_since: float = 0.0, sizes: tuple[int, ...] = ()) -> None:
+        self._sizes = sizes
         # The policy is a value: a new one applies from the next decision on, and keeps all that was learned.
-        self.learner = Learner(policy)
+        self.learner = Learner(policy, _time_of(sizes))
         # In the order of computation: the first one is inside the model.
         self.in_hand: deque[B] = deque()
         self.batch_s = 0.0
@@ -80,12 +93,20 @@ class LoopState(Generic[B]):
         self._front_since = free_since
         self._row_since = free_since
         self._more_waits = False
-        self._sizes = (0, 0)
+        # The sizes of the last two batches.
+        self._recent = (0, 0)
 
     @property
     def was_alone(self) -> bool:
         """True if the last batches were of one request and nothing waited behind them."""
-        return max(self._sizes) == 1 and not self._more_waits
+        return max(self._recent) == 1 and not self._more_waits
+
+    def use(self, policy: Policy, sizes: tuple[int, ...]) -> None:
+        """Use another policy; with other sizes, the time of a batch is learned anew."""
+        self.learner.policy = policy
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self.learner.start_anew(_time_of(sizes))
 
     def decide(self, queue: Waiting | None, now: float, idle: int = 0) -> Decision:
         """The policy's decision. `queue` is None without a look; `idle` is the number of other idle executors."""
@@ -97,11 +118,14 @@ class LoopState(Generic[B]):
             in_hand=in_hand,
             free_at=self._front_since + self.batch_s if in_hand else self._front_since,
             batch_s=self.batch_s,
-            recent=max(self._sizes),
+            recent=max(self._recent),
             idle=idle,
             learnt=learner.learnt,
         )
-        return learner.policy.decide(view, now)
+        decision = learner.policy.decide(view, now)
+        if self._sizes and isinstance(decision, Dispatch):
+            return rounded(decision, view, now, self._sizes)
+        return decision
 
     def limited(self, decision: Dispatch, permitted: int) -> Dispatch:
         """The claim that is allowed: at most what the breaker permits, and what memory has room for."""
@@ -151,7 +175,7 @@ class LoopState(Generic[B]):
         if not self.in_hand:
             self._front_since = now
         self.in_hand.append(batch)
-        self._sizes = (self._sizes[1], size)
+        self._recent = (self._recent[1], size)
         self._more_waits = left > 0
 
     def finished(self, batch: B, size: int, now: float, *, passes: int = 1, ok: bool = True) -> float:
@@ -181,3 +205,7 @@ class LoopState(Generic[B]):
         self.in_hand.remove(batch)
         self._front_since = now
         self._row_since = now
+
+
+def _time_of(sizes: tuple[int, ...]) -> BatchTime | StepTime:
+    return StepTime.of(sizes) if sizes else BatchTime()

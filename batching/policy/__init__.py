@@ -23,6 +23,7 @@ from batching.policy.fixed import FixedWindow
 from batching.policy.gcra import MINUTE_US, Gcra, Take
 from batching.policy.idle import WhenIdle
 from batching.policy.learning.learner import Learner
+from batching.policy.learning.step_time import StepTime
 from batching.policy.learning.throughput import Throughput
 from batching.policy.learning.timing import BatchTime
 from batching.policy.published.ewma import EwmaWindow
@@ -30,6 +31,7 @@ from batching.policy.published.pid import PidWindow
 from batching.policy.published.speculative import Speculative
 from batching.policy.published.thresholds import Thresholds
 from batching.policy.scaling import Scale, ScalingRules, ScalingState, Signals, Step, decide_scale
+from batching.policy.shapes import rounded
 from batching.policy.slo import SloAware
 from batching.policy.tiers import AGED_SHARE, DEFAULT_AGEING_S, DEFAULT_SHARES, Allocation, allocate, guaranteed
 from batching.policy.tuning import TuneError, default_max_wait_s, knobs, make, name_of, retuned
@@ -73,6 +75,7 @@ __all__ = [
     "SloAware",
     "Speculative",
     "Step",
+    "StepTime",
     "Take",
     "Thresholds",
     "Throughput",
@@ -88,5 +91,6 @@ __all__ = [
     "make",
     "name_of",
     "retuned",
+    "rounded",
     "suspect_sizes",
 ]

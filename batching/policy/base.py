@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
+from batching.policy.learning.step_time import StepTime
 from batching.policy.learning.timing import UNKNOWN_TIME, BatchTime
 
 
@@ -39,7 +40,7 @@ class Learnt:
     crowding: float = 0.0
     callers: int = 0
     median_return_s: float = 0.0
-    time: BatchTime = UNKNOWN_TIME
+    time: BatchTime | StepTime = UNKNOWN_TIME
     memory: object = None
 
 

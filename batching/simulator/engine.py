@@ -19,6 +19,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
+from batching.batch_sizes import padded
 from batching.claim.loop_state import Pause, Until, Waiting
 from batching.policy import Decision, Dispatch, Look, Wait
 from batching.simulator.arrivals import Callers
@@ -83,7 +84,9 @@ class Simulation:
 
     def add(self, ready_at: float) -> None:
         """Add an executor, which takes batches from `ready_at` on."""
-        feeder = Feeder(len(self.feeders), self._scenario.policy(), ready_at, self.feeders)
+        sizes = self._scenario.batch_sizes
+        feeder = Feeder(len(self.feeders), self._scenario.policy(), ready_at, self.feeders, sizes)
+        feeder.shapes.update(sizes)
         self.feeders.append(feeder)
         self._push(ready_at, self._up, feeder)
 
@@ -194,9 +197,14 @@ class Simulation:
         self._turn(feeder, view)
 
     def _compute(self, feeder: Feeder, batch: Batch, at: float) -> None:
-        seconds = self._seconds.get(batch.size)
+        scenario = self._scenario
+        size = padded(batch.size, scenario.batch_sizes)
+        seconds = self._seconds.get(size)
         if seconds is None:
-            seconds = self._seconds[batch.size] = self._scenario.service.seconds(batch.size)
+            seconds = self._seconds[size] = scenario.service.seconds(size)
+        if scenario.new_size_s and size not in feeder.shapes:
+            feeder.shapes.add(size)
+            seconds += scenario.new_size_s
         if self._draws.jitter:
             seconds *= self._draws.spread()
         lost = False

@@ -25,15 +25,22 @@ class Feeder:
     """The loop of one executor, which takes batches from `started_at` on."""
 
     __slots__ = (
-        *("at", "batches", "breaker", "busy_s", "draining", "epoch", "number", "peers", "served", "started_at"),
-        "state",
+        *("at", "batches", "breaker", "busy_s", "draining", "epoch", "number", "peers", "served", "shapes"),
+        *("started_at", "state"),
     )
 
-    def __init__(self, number: int, policy: Policy, started_at: float = 0.0, peers: Sequence[Feeder] = ()) -> None:
+    def __init__(
+        self,
+        number: int,
+        policy: Policy,
+        started_at: float = 0.0,
+        peers: Sequence[Feeder] = (),
+        sizes: tuple[int, ...] = (),
+    ) -> None:
         """`peers` are all loops of its worker, including itself; in the simulator there is one worker."""
         self.number = number
         self.peers = peers
-        self.state: LoopState[Batch] = LoopState(policy, started_at)
+        self.state: LoopState[Batch] = LoopState(policy, started_at, sizes)
         self.breaker = Breaker()
         self.at = At.DOWN
         # Counts the waits, so that an alarm of an earlier wait is recognised.
@@ -42,6 +49,8 @@ class Feeder:
         self.busy_s = 0.0
         self.batches = 0
         self.served = 0
+        # The sizes that its model has run so far.
+        self.shapes: set[int] = set()
         self.draining = False
 
     @property

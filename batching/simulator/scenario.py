@@ -57,6 +57,8 @@ class Scenario:
     Args:
         policy: factory of the policy of one executor; each has its own, as in a worker.
         max_batch_size: that of the policy, for other rules that depend on it (suspects).
+        batch_sizes: the only sizes that reach the model, ascending, each warmed up before the run; none: any.
+        new_size_s: addition to the first batch of each size on each executor, for a model that compiles for it.
         executors: number of executors; a model's instances over all workers.
         tiers: shares of the arrivals by tier, highest first; they sum to 1.
         deadlines_s: per tier the shortest and the longest deadline of callers (uniform); infinite: none.
@@ -72,6 +74,8 @@ class Scenario:
     policy: Callable[[], Policy]
     duration_s: float
     max_batch_size: int = 64
+    batch_sizes: tuple[int, ...] = ()
+    new_size_s: float = 0.0
     executors: int = 1
     name: str = ""
     tiers: tuple[float, float, float] = (0.0, 1.0, 0.0)

@@ -26,6 +26,7 @@ class LiveMeasurement:
     rps: float
     times: BatchTimes
     max_batch_size: int
+    batch_sizes: tuple[int, ...] = ()
 
 
 def measure(
@@ -55,7 +56,8 @@ def measure(
         times = fit(totals)
     except NoBatches as error:
         raise click.UsageError(f"{error}, or give --batch-ms") from error
-    return LiveMeasurement(name, sum(rates) / len(rates), times, settings.models[name].max_batch_size)
+    served = settings.models[name]
+    return LiveMeasurement(name, sum(rates) / len(rates), times, served.max_batch_size, served.batch_sizes)
 
 
 def _rate(fleet: Fleet, settings: Settings, model: str) -> float:

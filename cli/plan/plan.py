@@ -137,12 +137,14 @@ def _load(options: dict[str, Any], live: LiveMeasurement | None) -> Load:
         )
     if not batch_s + item_s:
         raise click.UsageError("give the time of a batch: --batch-ms N, or measure it: --from-live")
-    size = live.max_batch_size if live else options["max_batch"]
+    sizes = options["batch_sizes"] or (live.batch_sizes if live else ())
+    size = min([live.max_batch_size if live else options["max_batch"], *sizes[-1:]])
     return Load(
         rps=rps,
         objective=Objective(options["slo_ms"] / 1000, options["percentile"] / 100),
         service=Affine(batch_s, item_s, options["jitter"]),
         max_batch_size=size,
+        batch_sizes=sizes,
         policy=make_maker(options["policy"], size, options["max_wait_ms"]),
         overheads=LOCAL,
         gpu_hour_cost=options["gpu_hour_cost"],

@@ -10,6 +10,16 @@ import click
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+def _read_sizes(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(each) for each in value.split(",")) if value else ()
+    except ValueError:
+        raise click.BadParameter("must be whole numbers, such as 1,2,4,8") from None
+    if list(sizes) != sorted(set(sizes)) or min(sizes, default=1) < 1:
+        raise click.BadParameter("must be ascending, each once, and at least 1")
+    return sizes
+
+
 def service_options(*, batch_ms: float | None, item_ms: float, max_wait_ms: float) -> Callable[[_Command], _Command]:
     """Add the options to a command with these defaults in milliseconds; None: the option is required."""
     options = (
@@ -40,6 +50,13 @@ def service_options(*, batch_ms: float | None, item_ms: float, max_wait_ms: floa
             show_default=True,
             type=click.IntRange(min=1),
             help="Maximum batch size (requests).",
+        ),
+        click.option(
+            "--batch-sizes",
+            default="",
+            callback=_read_sizes,
+            metavar="N,N,…",
+            help="The only sizes that reach the model, padded: 1,2,4,8.  [default: any]",
         ),
         click.option(
             "--max-wait-ms",

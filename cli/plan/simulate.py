@@ -118,6 +118,13 @@ class Run:
     help="Length of the run in virtual time (seconds).",
 )
 @service_options(batch_ms=20.0, item_ms=0.5, max_wait_ms=50.0)
+@click.option(
+    "--new-size-ms",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Addition to the first batch of each size, unless it is one of --batch-sizes (milliseconds).",
+)
 @click.option("--measured", help="Measured batch times by size instead (milliseconds): 1=21,8=24,64=52.")
 @click.option(
     "--executors", default=1, show_default=True, type=click.IntRange(min=1), help="Number of executors (GPUs)."
@@ -178,8 +185,9 @@ def simulate_command(policies: tuple[str, ...], seed: int, plot: Path | None, as
     Every policy gets the same requests. Goodput counts the answers within --slo-ms and within their deadline.
     """
     started = time.perf_counter()
+    most = min([options["max_batch"], *options["batch_sizes"][-1:]])
     runs = [
-        Run(name, simulate(_scenario(make_maker(name, options["max_batch"], options["max_wait_ms"]), options), seed))
+        Run(name, simulate(_scenario(make_maker(name, most, options["max_wait_ms"]), most, options), seed))
         for name in policies or POLICIES
     ]
     took_s = time.perf_counter() - started
@@ -266,7 +274,7 @@ def show(runs: list[Run]) -> None:
             click.echo(f"{run.policy} refused: {by_tier}")
 
 
-def _scenario(policy: Callable[[], Any], options: dict[str, Any]) -> Scenario:
+def _scenario(policy: Callable[[], Any], most: int, options: dict[str, Any]) -> Scenario:
     deadline_s = (options["timeout_ms"] or math.inf) / 1000
     return Scenario(
         name=options["trace"].name if options["trace"] else options["process"],
@@ -274,7 +282,9 @@ def _scenario(policy: Callable[[], Any], options: dict[str, Any]) -> Scenario:
         service=_service(options),
         policy=policy,
         duration_s=options["duration"],
-        max_batch_size=options["max_batch"],
+        max_batch_size=most,
+        batch_sizes=options["batch_sizes"],
+        new_size_s=options["new_size_ms"] / 1000,
         executors=options["executors"],
         tiers=parse_mix(options["mix"]),
         slo_s=options["slo_ms"] / 1000,

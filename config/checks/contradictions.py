@@ -11,6 +11,7 @@ import msgspec
 from config import auth
 from config.auth import is_loopback
 from config.checks.foreign_names import PREFIX
+from config.checks.shapes import shape_problems
 from config.errors import Problem
 from config.model_files.schemes import forms, scheme_of
 from config.policies import POLICIES
@@ -108,6 +109,7 @@ def _model_out_of_order(model: ModelSettings, settings: Settings) -> list[Proble
                 "needs max_batch_cost, the budget of a group; set it as well",
             )
         )
+    found += shape_problems(model)
     limit = min(("request_timeout_ms", "queue_timeout_ms"), key=lambda key: getattr(settings, key))
     if 0 < model.timeout_factor < 1:
         found.append(

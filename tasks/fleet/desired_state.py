@@ -24,8 +24,10 @@ TUNABLE = ("policy", "max_batch_size", "max_wait_ms")
 # The settings of an executor's process; they change by starting another process.
 RELOADABLE = (
     *("source", "version", "device", "options", "timeout_ms", "start_timeout_ms", "timeout_factor"),
-    *("max_batch_cost", "group_by_cost"),
+    *("max_batch_cost", "group_by_cost", "batch_sizes", "length_buckets", "warmup_input"),
 )
+# A command line gives them as JSON.
+_AS_JSON = frozenset({"options", "batch_sizes", "length_buckets"})
 
 _PAUSED = "paused."
 _TUNED = "tuned."
@@ -79,7 +81,7 @@ def checked(changes: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any
             found[key] = None
             continue
         try:
-            given = msgspec.json.decode(value) if key == "options" and isinstance(value, str) else value
+            given = msgspec.json.decode(value) if key in _AS_JSON and isinstance(value, str) else value
             found[key] = msgspec.convert(given, _TYPES[key], strict=False)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise BadChange(f"{key} = {value!r}: {not_of_kind(error, _TYPES[key])}") from error

@@ -83,6 +83,7 @@ EXPIRED = _counter("expired_total", "Requests whose deadline passed before the m
 EXTRA_PASSES = _counter(
     "extra_passes_total", "Calls of a model beyond one per batch, to find the request that fails.", "model"
 )
+PADDING = _counter("padding_total", "Inputs that a model got only to make a batch one of its sizes.", "model")
 DEAD_LETTERED = _counter(
     "dead_lettered_total", "Requests that failed for good and are kept as dead letters.", "model", "reason"
 )

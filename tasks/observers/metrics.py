@@ -215,6 +215,8 @@ class WorkerTelemetry:
     def _count_compute(self, batch: BatchInfo) -> None:
         if batch.passes > 1:
             self._child(metrics.EXTRA_PASSES, batch.model).inc(batch.passes - 1)
+        if batch.padding:
+            self._child(metrics.PADDING, batch.model).inc(batch.padding)
         if batch.collapsed:
             self._child(metrics.COLLAPSED, batch.model).inc(batch.collapsed)
         if batch.compute_s:

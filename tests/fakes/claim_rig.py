@@ -34,6 +34,7 @@ class Model:
     version: str = "1"
     max_attempts: int = 3
     max_batch_bytes: int = MAX_BATCH_BYTES
+    batch_sizes: tuple[int, ...] = ()
 
 
 def echo(work: Work) -> Done:

@@ -25,6 +25,11 @@ build = executors.build
         ({"source": "workers.models.shout:batchstring", "max_batch_size": 101}, "max_batch_size is 101"),
         ({"source": "no.such.module:Model"}, "no module"),
         ({"source": "tests.fakes.models:NoSuchModel"}, "has no 'NoSuchModel'"),
+        ({"length_buckets": (8,)}, "has no length(input)"),
+        (
+            {"source": "tests.fakes.shaped_models:Shaped", "batch_sizes": (1, 64), "warmup_input": "refused"},
+            "warmup_input: ValueError: not this one",
+        ),
         ({"source": "tests.fakes.models:DiesLoading"}, "exited with status 3 while the model was loading"),
         ({"source": "tests.fakes.models:LoadsForever", "start_timeout_ms": 400}, "start_timeout_ms"),
     ],

@@ -88,6 +88,14 @@ def test_the_stretch_that_parts_the_hopeless_is_the_busiest() -> None:
     assert found.best.candidate == Candidate("idle", 32)
 
 
+def test_a_model_with_sizes_is_tuned_to_one_of_them() -> None:
+    assert sizes_up_to(32, (4, 16, 64)) == (16, 4)
+    assert sizes_up_to(2, (4, 16)) == (4,)
+    asked = question(sizes=(16, 4), current=Candidate("fixed", 16, 90))
+    asked = replace(asked, scenario=replace(asked.scenario, batch_sizes=(4, 16)))
+    assert tune(asked).best.candidate.max_batch_size in (4, 16)
+
+
 def test_only_a_record_can_be_tuned_for() -> None:
     with pytest.raises(TypeError, match="record"):
         tune(question(scenario=replace(scenario(Poisson(10)), arrivals=Poisson(10))))

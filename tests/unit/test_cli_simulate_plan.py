@@ -43,6 +43,21 @@ def test_simulate_says_what_the_contract_says() -> None:
         assert each["p50_ms"] <= each["p95_ms"] <= each["p99_ms"] <= each["p99_9_ms"]
 
 
+def test_sizes_spare_a_model_that_compiles_for_each() -> None:
+    compiles = ("--policy", "adaptive", "--batch-ms", "2", "--item-ms", "1", "--new-size-ms", "500")
+    free, few = (
+        json.loads(run("simulate", *SHORT, *compiles, *sizes, "--json").stdout)["runs"][0]
+        for sizes in ((), ("--batch-sizes", "1,2,4,8,16"))
+    )
+    assert few["p99_ms"] < 100 < free["p99_ms"]
+
+
+def test_a_plan_counts_the_padding() -> None:
+    full = ("plan", "--rps", "1000", "--batch-ms", "0", "--item-ms", "1", "--max-batch", "33", "--json")
+    free, padded = (json.loads(run(*full, *sizes).stdout) for sizes in ((), ("--batch-sizes", "64")))
+    assert padded["rps_per_gpu"] < 0.6 * free["rps_per_gpu"]
+
+
 def test_the_same_seed_prints_the_same() -> None:
     one, again, other = (run("simulate", *SHORT, "--jitter", "0.2", "--json", "--seed", seed) for seed in "112")
     assert one.stdout == again.stdout
@@ -87,6 +102,8 @@ def test_a_trace_and_a_plot(tmp_path: Path) -> None:
         (("--measured", "fast"), "1=21"),
         (("--batch-ms", "0", "--item-ms", "0"), "some time"),
         (("--policy", "psychic"), "psychic"),
+        (("--batch-sizes", "8,4"), "ascending"),
+        (("--batch-sizes", "few"), "whole numbers"),
         (("--arrivals", "diurnal", "--peak-rps", "900"), "twice"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 
 from batching.policy import Reason, make, name_of
 from batching.policy_settings import make_policy
+from batching.request import Ok, Work
 from batching.simulator import Affine, Poisson, Scenario, simulate
 from bunch import InputRejected
 from config.errors import SettingsError
@@ -24,6 +25,8 @@ from webapp.app import create_app, make_services
 from webapp.identity.base import Access
 from webapp.routes import ROUTES
 from webapp.routing import Route
+from workers.executor.compute import BatchComputer
+from workers.executor.shapes import Shapes
 from workers.models import LoadError, load_model
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -113,6 +116,16 @@ def test_a_model_source_is_a_class_with_two_methods(tmp_path: Path, monkeypatch:
     good, bad = model.predict(["abc", 1], [{}, {}])
     assert good == "cba"
     assert isinstance(bad, InputRejected)
+
+
+def test_a_model_pads_to_the_bucket_of_its_call() -> None:
+    model = run("shapes")["Lengths"]()
+    model.load("cpu")
+    computer = BatchComputer(model, shapes=Shapes((2, 4), (8, 32), model.length))
+    done, _ = computer.compute(computer.decode(Work("b", [b'"abc"', b'"a longer text"', b'""'], [b"{}"] * 3)))
+    assert done is not None
+    assert done.outcomes == [Ok(b"3"), Ok(b"13"), Ok(b"0")]
+    assert model.shapes == {(2, 32), (2, 8)}
 
 
 @pytest.fixture

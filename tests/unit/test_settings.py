@@ -288,6 +288,39 @@ def test_thresholds_that_are_fine(environ: dict[str, str]) -> None:
     load_settings({f"BUNCH_{name}": value for name, value in environ.items()})
 
 
+def test_the_largest_batch_is_the_largest_size_unless_it_is_set(tmp_path: Path) -> None:
+    path = tmp_path / "bunch.toml"
+    path.write_text(
+        MODEL + "batch_sizes = [1, 8]\n[models.b]\nsource = 'a:B'\nbatch_sizes = [1, 8]\nmax_batch_size = 5\n"
+    )
+    models = load_settings({"BUNCH_CONFIG": str(path)}).models
+    assert (models["echo"].max_batch_size, models["b"].max_batch_size) == (8, 5)
+
+
+@pytest.mark.parametrize(
+    ("lines", "key"),
+    [
+        ("batch_sizes = [8, 4]", "batch_sizes"),
+        ("batch_sizes = [4, 4]", "batch_sizes"),
+        ("batch_sizes = [0, 4]", "batch_sizes"),
+        ("length_buckets = [100, 10]", "length_buckets"),
+        ("batch_sizes = [4, 8]\nmax_batch_cost = 100", "batch_sizes"),
+        ("batch_sizes = [4, 8]\nmax_batch_size = 9", "max_batch_size"),
+        ('warmup_input = "text"', "warmup_input"),
+    ],
+)
+def test_shapes_that_contradict_each_other(tmp_path: Path, lines: str, key: str) -> None:
+    path = tmp_path / "bunch.toml"
+    path.write_text(MODEL + lines + "\n")
+    assert f"[models.echo] {key}" in problems_of({"BUNCH_CONFIG": str(path)})
+
+
+def test_a_remote_model_has_no_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "bunch.toml"
+    path.write_text('[models.api]\nsource = "https://api.example/v1"\nbatch_sizes = [1, 8]\n')
+    assert "[models.api] batch_sizes" in problems_of({"BUNCH_CONFIG": str(path)})
+
+
 def test_a_tiers_own_queue_timeout_goes_before_the_common_one() -> None:
     settings = load_settings({"BUNCH_QUEUE_TIMEOUT_MS": "3000", "BUNCH_FREE_QUEUE_TIMEOUT_MS": "1000"})
     assert [settings.queue_timeout_of(tier) for tier in TIERS] == [3000, 3000, 1000]

@@ -1,9 +1,11 @@
 """Computes one batch with one model: decode, predict, and exactly one outcome per input, whatever the model does.
 
-    inputs ──decode──▶ refuse? ──▶ predict ──▶ one output each ──encode──▶ JSON bytes
-              │          │           │             │                │
-              rejected   rejected    raised:       contract broken: that item's error
-                                     halve it      all of the pass  (or it *is* an exception)
+    inputs ──decode──▶ refuse? ──▶ call ──▶ one output each ──encode──▶ JSON bytes
+              │          │          │             │                │
+              rejected   rejected   raised:       contract broken: that item's error
+                                    halve it      all of the pass  (or it *is* an exception)
+
+A call is `predict`, with `prepare` before and `finish` after it where the model has them (`workers.executor.call`).
 
 An exception does not say which input caused it, so the batch runs again in halves, down to the culprit, which alone
 fails: about 2·log2(n) extra passes for each. A model that fails for every input is recognised by the number of passes
@@ -16,12 +18,11 @@ An error that poisons the process is not halved: the rest would fail too (`worke
 The error of a call with several inputs may quote any of them, and is marked so: no caller can read it
 (`tasks.protocol.disclosure`).
 
-It runs in the executor's process. Nothing here keeps an exception: its frames would keep the batch's tensors.
+It runs in the executor's process.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,11 +33,12 @@ from batching.request import Done, Failed, Ok, Rejected, Words, Work
 from tasks.protocol import kombu_types
 from tasks.protocol.traceparent import is_sampled
 from workers.executor.batch_budget import Budget, cut
+from workers.executor.call import Call, Stages
 from workers.executor.faults.exception_text import ItemError, describe
 from workers.executor.faults.health import LAST_WORDS, Harvest, Health, Sample, barren_limit
 from workers.executor.forked import end_if_forked
 from workers.executor.ipc import Fault
-from workers.executor.outputs import as_list, outcome_of
+from workers.executor.shapes import ANY_SHAPE, Part, Shapes
 from workers.models import InputRejected, InvalidInput, Model
 
 
@@ -47,6 +49,7 @@ class BatchComputer:
         refuse: the refusal of an input that must not reach the model, or None.
         on_pass: called before each call of predict except the first of a batch: the batch is alive, its time restarts.
         budget: the budget of one call, or None.
+        shapes: the shapes of a call.
         collapse: equal inputs with equal parameters are computed once, and share the outcome.
         watched: whether the process can be poisoned. One that only calls a remote API cannot.
         max_output_bytes: limit of one output, as JSON; 0: any size.
@@ -60,18 +63,19 @@ class BatchComputer:
         on_pass: Callable[[], None] = lambda: None,
         budget: Budget | None = None,
         *,
+        shapes: Shapes = ANY_SHAPE,
         collapse: bool = False,
         watched: bool = False,
         max_output_bytes: int = 0,
         continue_trace: Callable[[str], None] | None = None,
     ) -> None:
-        self._model = model
+        self._stages = Stages(model, shapes, max_output_bytes)
+        self._shapes = shapes
         self._refuse = refuse
         self._on_pass = on_pass
         self._budget = budget
         self._collapse = collapse
         self._health = Health(self._retry) if watched else None
-        self._max_output_bytes = max_output_bytes
         self._continue_trace = continue_trace
 
     def decode(self, work: Work) -> Batch:
@@ -101,75 +105,82 @@ class BatchComputer:
         return structs.replace(done, outcomes=batch.outcomes()), fault
 
     def _compute(self, batch: Batch) -> Done:
-        work = batch.work
-        passes = 0
-        barren = 0
+        work, shapes = batch.work, self._shapes
+        parts = self._parts(batch)[::-1]
+        # Calls that the lengths of the inputs require are not passes in search of a culprit.
+        planned = len(parts) if shapes.buckets else 1
+        called = barren = padding = 0
         compute_s = 0.0
         learned: int | None = None
-        parts = [piece for part in self._affordable(batch)[::-1] for piece in cut(part, work.safe_size)]
         while parts:
-            members = parts.pop()
-            if passes:
+            part = parts.pop()
+            members = part.members
+            if called:
                 self._on_pass()
-            passes += 1
-            began = time.perf_counter()
-            error = self._predict(batch, members)
-            compute_s += time.perf_counter() - began
+            called += 1
+            call = self._called(batch, part)
+            error = call.error
+            compute_s += call.spent_s
+            padding += call.padding
             if error is None:
                 barren = 0
                 continue
             # A refusal of one input by an exception is an answer as well: the model works.
             barren = 0 if error.rejected and len(members) == 1 else barren + 1
+            smaller = shapes.smaller(len(members)) if error.out_of_memory else 0
             if error.out_of_memory:
                 # Too large even alone: that is the input's fault, and says nothing about how many others fit.
-                learned = len(members) // 2 or None
+                learned = (smaller or len(members) // 2 or None) if len(members) > 1 else None
             hopeless = error.device_fault or (error.retryable and not work.last_try)
             if len(members) == 1 or hopeless or barren > barren_limit(len(batch.members), error):
                 batch.fail(members, error if len(members) == 1 else _of_the_call(error))
                 if hopeless or len(members) > 1:
                     # Not because of one input: the rest would fail in the same way.
                     for rest in parts:
-                        batch.fail(rest, _of_the_call(error))
+                        batch.fail(rest.members, _of_the_call(error))
                     break
             else:
-                half = len(members) // 2
-                parts += (members[half:], members[:half])
-        return Done(work.batch_id, compute_s, batch.outcomes(), passes, learned, len(batch.same))
+                # With sizes, a half may be padded to the same size again, which memory has no room for.
+                parts += [part._replace(members=each) for each in cut(members, smaller or -(-len(members) // 2))]
+        passes = max(1, called - planned + 1) if called else 0
+        return Done(work.batch_id, compute_s, batch.outcomes(), passes, learned, len(batch.same), padding)
 
-    def _affordable(self, batch: Batch) -> list[list[int]]:
-        """Split into parts within the budget; the first one is run first."""
-        if self._budget is None or not batch.members:
-            return [batch.members]
-        return self._budget.parts(*batch.weighed(self._budget.cost))
+    def _parts(self, batch: Batch) -> list[Part]:
+        """Split into calls within the budget, the shapes and the device's memory; the first one is run first."""
+        most, shapes = self._shapes.most(batch.work.safe_size), self._shapes
+        if not batch.members:
+            return []
+        if shapes.length is not None:
+            return shapes.by_bucket(*batch.measured(shapes.length, shapes.buckets[-1]), most)
+        budget = self._budget
+        parts = [batch.members] if budget is None else budget.parts(*batch.measured(budget.cost))
+        return [Part(piece) for part in parts for piece in cut(part, most)[::-1]]
 
-    def _predict(self, batch: Batch, members: list[int]) -> ItemError | None:
-        """Call the model once; returns its error, if any."""
+    def _called(self, batch: Batch, part: Part) -> Call:
+        """A call of the model that has gone through its stages."""
         if self._continue_trace is not None:
-            self._continue_trace(batch.trace_of(members))
-        try:
-            outputs = as_list(self._model.predict(*batch.fresh(members)), len(members))
-        except BaseException as error:  # noqa: BLE001
-            # SystemExit and asyncio.CancelledError too: a library that ends "the program" must not end the executor.
-            end_if_forked(error)
-            return describe(error)
-        end_if_forked()
-        if isinstance(outputs, str):
-            batch.fail(members, ItemError(outputs))
-            batch.miscounted = True
-            return None
-        for index, output in zip(members, outputs, strict=True):
-            try:
-                batch.known[index] = outcome_of(output, self._max_output_bytes)
-            except BaseException as error:  # noqa: BLE001 - even asking what it is runs the model's own code
-                batch.known[index] = describe(error)
+            self._continue_trace(batch.trace_of(part.members))
+        call = Call(self._stages, batch, part)
+        call.run()
+        return call
+
+    def warm_up(self, raw: bytes) -> ItemError | None:
+        """Run a call of every shape, the largest first, with copies of one input; returns the first error, if any."""
+        for bucket in self._shapes.buckets[::-1] or (0,):
+            for size in self._shapes.sizes[::-1]:
+                batch = Batch(Work("", [raw] * size, [b"{}"] * size), self._decode)
+                error = self._called(batch, Part(batch.members, bucket)).error if batch.members else None
+                wrong = error or next((each for each in batch.known.values() if isinstance(each, ItemError)), None)
+                if wrong is not None:
+                    return wrong
         return None
 
     def _retry(self, sample: Sample) -> ItemError | None:
         """Run an input again that succeeded before; returns the error, if any."""
         self._on_pass()
         again = Batch(Work("", [sample[0]], [sample[1]]), self._decode)
-        error = self._predict(again, again.members)
-        outcome = error or again.known[0]
+        errors = [self._called(again, part).error for part in self._parts(again)]
+        outcome = (errors and errors[0]) or again.known[0]
         return outcome if isinstance(outcome, ItemError) and not outcome.rejected else None
 
     def _decode(self, raw: bytes, raw_parameters: bytes) -> tuple[Any, dict[str, Any]]:
@@ -224,17 +235,24 @@ class Batch:
         ]
         return [value for value, _ in pairs], [options for _, options in pairs]
 
-    def weighed(self, cost: Callable[[Any], int]) -> tuple[list[int], list[int]]:
-        """The members and the cost of each; an input whose cost cannot be computed fails alone, and is removed."""
-        costs = []
+    def measured(self, measure: Callable[[Any], int], most: int | None = None) -> tuple[list[int], list[int]]:
+        """The members and the cost or length of each. An input that cannot be measured, or has more than `most`, fails
+        alone, and is removed.
+        """
+        values = []
         for index in self.members:
             try:
-                costs.append(int(cost(self._decoded[index][0])))
+                value = int(measure(self._decoded[index][0]))
             except BaseException as error:  # noqa: BLE001 - the model's own code may raise anything
                 end_if_forked(error)
                 self.known[index] = describe(error)
+                continue
+            if most is not None and value > most:
+                self.known[index] = describe(InputRejected(f"the input has length {value}; the limit is {most}"))
+            else:
+                values.append(value)
         self.members = [index for index in self.members if index not in self.known]
-        return self.members, costs
+        return self.members, values
 
     def fail(self, members: list[int], error: ItemError) -> None:
         for index in members:

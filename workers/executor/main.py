@@ -21,14 +21,18 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
+import msgspec
+
 from config.logging import log_to_stderr
 from config.model_files.import_path import make_way
 from config.process.memory import limit_memory, offer_to_the_oom_killer
+from config.settings import ModelSettings
 from workers.executor.batch_budget import Budget
 from workers.executor.compute import Batch, BatchComputer
 from workers.executor.faults.exception_text import format_traceback
 from workers.executor.forked import end_if_forked, keep_apart
 from workers.executor.ipc import FrameReader, NotReady, Passing, Ready, Start, ToChild, encode
+from workers.executor.shapes import Shapes
 from workers.executor.stdout import make_stdout_tell
 from workers.models import LoadError, loader_of
 from workers.models.function import FunctionModel
@@ -118,18 +122,43 @@ def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str
     if callable(warmup):
         warmup()
     version = getattr(model, "version", "")
+    shapes = _shapes(start.model, model)
     refuse = model.refuse if isinstance(model, FunctionModel) else None
     computer = BatchComputer(
         model,
         refuse,
         on_pass,
         _budget(start, model),
+        shapes=shapes,
         collapse=start.model.collapses,
         watched=not start.model.is_remote,
         continue_trace=getattr(model, "continue_trace", None) if start.model.is_remote else None,
         max_output_bytes=start.max_output_bytes,
     )
+    if start.model.warmup_input is not None:
+        _warm_up(computer, start.model.warmup_input)
+    elif shapes.sizes and not callable(warmup):
+        logger.warning("batch_sizes are not warmed up: the model has no warmup(), and its table no warmup_input")
     return computer, version if isinstance(version, str) else ""
+
+
+def _shapes(settings: ModelSettings, model: Any) -> Shapes:
+    if not settings.length_buckets:
+        return Shapes(settings.batch_sizes)
+    length = getattr(model, "length", None)
+    if not callable(length):
+        raise LoadError(f"{settings.source} has no length(input), so length_buckets have no effect; remove them")
+    return Shapes(settings.batch_sizes, settings.length_buckets, length)
+
+
+def _warm_up(computer: BatchComputer, value: Any) -> None:
+    error = computer.warm_up(msgspec.json.encode(value))
+    if error is None:
+        return
+    text = f"warmup_input: {error.message}"
+    if error.traceback is None or error.rejected:
+        raise LoadError(text)
+    raise RuntimeError(f"{text}\n{error.traceback}")
 
 
 def _budget(start: Start, model: Any) -> Budget | None:

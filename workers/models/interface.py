@@ -13,6 +13,7 @@ _METHODS = {
     "predict": (2, PREDICT),
     "warmup": (0, "def warmup(self)"),
     "cost": (1, "def cost(self, input)"),
+    "length": (1, "def length(self, input)"),
 }
 _FUNCTION = (1, "def batchstring(inputs)")
 

@@ -10,6 +10,7 @@ One per executor, in the worker and in the simulator alike. Costs a few sums per
 from __future__ import annotations
 
 from batching.policy.base import NOTHING_LEARNT, Claimed, Learning, Learnt, Policy
+from batching.policy.learning.step_time import StepTime
 from batching.policy.learning.timing import BatchTime
 
 # Long enough for a rate that a window of 100 ms can rely on, short enough to follow a burst of a second.
@@ -33,7 +34,7 @@ class Learner:
     finishes; neither needs the other's numbers at once, so there is no lock.
     """
 
-    def __init__(self, policy: Policy, time: BatchTime | None = None) -> None:
+    def __init__(self, policy: Policy, time: BatchTime | StepTime | None = None) -> None:
         self.policy = policy
         self._time = time or BatchTime()
         self._rate = 0.0
@@ -71,6 +72,11 @@ class Learner:
     @property
     def learnt(self) -> Learnt:
         return self._learnt
+
+    def start_anew(self, time: BatchTime | StepTime) -> None:
+        """The model has other sizes: forget the time of a batch."""
+        self._time = time
+        self._publish()
 
     def looked(self, depth: int, now: float) -> None:
         self._count_callers(depth, now)

@@ -247,6 +247,7 @@ class Tuner:
             arrivals=recorded,
             service=service.line,
             policy=now.make,
+            batch_sizes=self._file.batch_sizes,
             duration_s=max(recorded.at_s) + 1e-3,
             executors=service.executors,
             deadlines_s=((limit_s, limit_s),) * len(TIERS),
@@ -260,7 +261,7 @@ class Tuner:
             objective=self._wanted.objective,
             current=now,
             # Batches of a single size do not tell what another size would take.
-            sizes=sizes_up_to(most) if service.varied else (now.max_batch_size,),
+            sizes=sizes_up_to(most, self._file.batch_sizes) if service.varied else (now.max_batch_size,),
             options={self._file.policy: _numbers(self._file.policy_options)},
             seed=self._wanted.seed,
         )

@@ -1,0 +1,151 @@
+"""One call of a model for some members of a batch, stage by stage; each stage may run in a thread of its own.
+
+    fresh inputs ──prepare──▶ staged ──predict──▶ raw ──finish──▶ n outputs ──▶ an outcome each
+
+`prepare` and `finish` are optional. Whatever a stage raises is the error of the call. Nothing here keeps an exception:
+its frames would keep the batch's tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from workers.executor.faults.exception_text import ItemError, describe
+from workers.executor.forked import end_if_forked
+from workers.executor.outputs import as_list, outcome_of
+from workers.executor.shapes import ANY_SHAPE, BUCKET, Part, Shapes
+
+if TYPE_CHECKING:
+    from workers.executor.compute import Batch
+    from workers.models import Model
+
+
+class Stages:
+    """What a call needs to know of its model."""
+
+    __slots__ = ("finish", "max_output_bytes", "predict", "prepare", "shapes")
+
+    def __init__(self, model: Model, shapes: Shapes = ANY_SHAPE, max_output_bytes: int = 0) -> None:
+        self.prepare = _hook(model, "prepare")
+        self.predict = model.predict
+        self.finish = _hook(model, "finish")
+        self.shapes = shapes
+        self.max_output_bytes = max_output_bytes
+
+    @property
+    def overlap(self) -> bool:
+        """Return whether a stage of the model can run beside `predict`."""
+        return self.prepare is not None or self.finish is not None
+
+
+class Call:
+    """A call; `error` is set by the stage that failed, and the stages after it do nothing.
+
+    `members` are those that reach `predict`: `prepare` may put an exception in an item's place. `padding` counts the
+    inputs beyond them. `spent_s` is the time of all stages.
+    """
+
+    __slots__ = ("_batch", "_options", "_staged", "_stages", "error", "members", "padding", "part", "spent_s")
+
+    def __init__(self, stages: Stages, batch: Batch, part: Part) -> None:
+        self._stages = stages
+        self._batch = batch
+        self._staged: Any = None
+        self._options: list[dict[str, Any]] = []
+        self.part = part
+        self.members = part.members
+        self.padding = 0
+        self.error: ItemError | None = None
+        self.spent_s = 0.0
+
+    def run(self) -> ItemError | None:
+        """All stages, here and now; returns the error, if any."""
+        self._guarded(self._all)
+        return self.error
+
+    def prepare(self) -> None:
+        self._guarded(self._prepare)
+
+    def predict(self) -> None:
+        self._guarded(self._predict)
+
+    def finish(self) -> None:
+        self._guarded(self._finish)
+
+    def _all(self) -> None:
+        self._prepare()
+        self._predict()
+        self._finish()
+
+    def _prepare(self) -> None:
+        stages, members = self._stages, self.members
+        self.padding = stages.shapes.size(len(members)) - len(members)
+        rows = [*members, *[members[-1]] * self.padding] if self.padding else members
+        staged, options = self._batch.fresh(rows)
+        if self.part.bucket:
+            for each in options:
+                each[BUCKET] = self.part.bucket
+        if stages.prepare is not None:
+            staged = stages.prepare(staged, options)
+            if isinstance(staged, list) and len(staged) == len(rows):
+                staged, options = self._without_refused(staged, options)
+        self._staged, self._options = staged, options
+
+    def _predict(self) -> None:
+        if self.members:
+            staged, self._staged = self._staged, None
+            self._staged = self._stages.predict(staged, self._options)
+
+    def _finish(self) -> None:
+        if not self.members:
+            return
+        stages, batch = self._stages, self._batch
+        raw, self._staged = self._staged, None
+        outputs = as_list(stages.finish(raw) if stages.finish is not None else raw, len(self.members) + self.padding)
+        if isinstance(outputs, str):
+            batch.fail(self.members, ItemError(outputs))
+            batch.miscounted = True
+            return
+        # What padding gave is cut off.
+        for index, output in zip(self.members, outputs, strict=False):
+            try:
+                batch.known[index] = outcome_of(output, stages.max_output_bytes)
+            except BaseException as error:  # noqa: BLE001 - even asking what it is runs the model's own code
+                batch.known[index] = describe(error)
+
+    def _without_refused(
+        self, staged: list[Any], options: list[dict[str, Any]]
+    ) -> tuple[list[Any], list[dict[str, Any]]]:
+        """Leave out the items in whose place `prepare` has put an exception, and pad with the last of the others."""
+        refused = {n for n, each in enumerate(staged) if isinstance(each, BaseException)}
+        if not refused:
+            return staged, options
+        rows = [n for n in range(len(self.members)) if n not in refused]
+        for n in refused.intersection(range(len(self.members))):
+            self._batch.known[self.members[n]] = describe(staged[n])
+        self.members = [self.members[n] for n in rows]
+        self.padding = self._stages.shapes.size(len(rows)) - len(rows) if rows else 0
+        rows += rows[-1:] * self.padding
+        return [staged[n] for n in rows], [options[n] for n in rows]
+
+    def _guarded(self, stage: Callable[[], None]) -> None:
+        if self.error is not None:
+            return
+        began = time.perf_counter()
+        try:
+            stage()
+        except BaseException as error:  # noqa: BLE001
+            # SystemExit and asyncio.CancelledError too: a library that ends "the program" must not end the executor.
+            end_if_forked(error)
+            self.error = describe(error)
+            self._staged = None
+        else:
+            end_if_forked()
+        self.spent_s += time.perf_counter() - began
+
+
+def _hook(model: Model, name: str) -> Callable[..., Any] | None:
+    found = getattr(model, name, None)
+    return found if callable(found) else None
