@@ -38,13 +38,15 @@ class Cause(str, Enum):
 class Lost:
     """The executor died, was killed for exceeding its time limit, or its process became useless.
 
-    `inside` was being computed and may be the cause. The batches in `waiting` never reached the model.
+    `inside` was being computed and may be the cause; so may the batches in `beside`, which a model with overlapping
+    stages had begun as well. The batches in `waiting` never reached the model.
     """
 
     inside: str | None
     waiting: tuple[str, ...]
     reason: str
     cause: Cause = Cause.EXIT
+    beside: tuple[str, ...] = ()
 
     @property
     def convicts_alone(self) -> bool:

@@ -50,7 +50,12 @@ class Model(Protocol):
     """A class source, constructed as `Source(**options)` in the executor's process.
 
     Optional: `warmup()`, called once after `load`; `version`, a string that is reported to callers unless bunch.toml
-    gives one; `cost(input) -> int`, how much of `max_batch_cost` an input takes, for example in tokens.
+    gives one; `cost(input) -> int`, how much of `max_batch_cost` an input takes, for example in tokens; `length(input)
+    -> int`, which chooses among `length_buckets`.
+
+    Optional, to overlap with the batches before and after: `prepare(inputs, parameters)` makes what `predict` gets in
+    place of the inputs, and `finish(raw)` makes the outputs from what `predict` returns. Each runs in a thread of its
+    own. Where `prepare` returns a list, an exception in it is the outcome of its input, which `predict` does not get.
     """
 
     def load(self, device: str) -> None:

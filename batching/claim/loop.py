@@ -367,12 +367,12 @@ class ClaimLoop:
             self._changed.notify_all()
         if event.inside:
             self._breaker.record(self._clock(), ok=False)
-        for batch_id in (event.inside, *event.waiting):
+        for batch_id in (event.inside, *event.beside, *event.waiting):
             batch = self._hands.take(batch_id) if batch_id else None
             if batch is None:
                 continue
             with self._hands.settling(batch.info.batch_id):
-                if batch_id == event.inside:
+                if batch_id == event.inside or batch_id in event.beside:
                     self._settler.lost(batch.requests, batch.info, event)
                 else:
                     self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, event.reason)

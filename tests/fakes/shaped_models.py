@@ -1,8 +1,11 @@
-"""Models that tell which shapes they have seen, for tests of `batch_sizes`."""
+"""Models with shapes and stages, which tell what they have seen and fail where they are told to."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -29,3 +32,36 @@ class Shaped:
         if "refused" in inputs:
             raise ValueError("not this one")
         return [[each, list(self._sizes)] for each in inputs]
+
+
+class Stages:
+    """Echoes through three stages. An input `{"in": stage, "do": act}` acts in that stage: `fail`, `die`, `hang`,
+    or `mark` by creating the file `path`.
+    """
+
+    def load(self, device: str) -> None:
+        pass
+
+    def prepare(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        return self._act("prepare", inputs)
+
+    def predict(self, staged: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        return self._act("predict", staged)
+
+    def finish(self, raw: list[Any]) -> list[Any]:
+        return self._act("finish", raw)
+
+    def _act(self, stage: str, values: list[Any]) -> list[Any]:
+        for value in values:
+            if not isinstance(value, dict) or value.get("in") != stage:
+                continue
+            match value["do"]:
+                case "fail":
+                    raise ValueError(f"in {stage}")
+                case "die":
+                    os.kill(os.getpid(), signal.SIGSEGV)
+                case "hang":
+                    time.sleep(3600)
+                case "mark":
+                    Path(value["path"]).touch()
+        return values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 
@@ -30,8 +31,12 @@ def model() -> MiniLM:
     return made
 
 
+def run(model: MiniLM, inputs: list[Any], **parameters: Any) -> list[Any]:
+    return model.finish(model.predict(model.prepare(inputs, [parameters] * len(inputs)), []))
+
+
 def embed(model: MiniLM, *texts: str) -> list[list[float]]:
-    return [each.value for each in model.predict(list(texts), [{}] * len(texts))]
+    return [each.value for each in run(model, list(texts))]
 
 
 def distance(one: list[float], other: list[float]) -> float:
@@ -74,7 +79,7 @@ def test_like_texts_are_near_each_other(model: MiniLM) -> None:
 
 def test_what_it_refuses_harms_no_neighbour(model: MiniLM) -> None:
     inputs = ["fine", 3, None, "", " \n", "\u200b", "word " * MAX_TOKENS, "y" * 10**6, "also fine"]
-    outputs = model.predict(inputs, [{}] * len(inputs))
+    outputs = run(model, inputs)
     assert distance(outputs[0].value, embed(model, "fine")[0]) < TOLERANCE
     assert distance(outputs[-1].value, embed(model, "also fine")[0]) < TOLERANCE
     assert [type(each) for each in outputs[1:3]] == [InvalidInput] * 2
@@ -86,12 +91,12 @@ def test_what_it_refuses_harms_no_neighbour(model: MiniLM) -> None:
 
 
 def test_a_batch_of_refusals_alone(model: MiniLM) -> None:
-    assert all(isinstance(each, InputRejected) for each in model.predict(["", 1], [{}, {}]))
+    assert all(isinstance(each, InputRejected) for each in run(model, ["", 1]))
 
 
 def test_the_longest_text_that_is_taken(model: MiniLM) -> None:
     longest = "word " * (MAX_TOKENS - 2)
-    accepted, refused = model.predict([longest, longest + "word"], [{}, {}])
+    accepted, refused = run(model, [longest, longest + "word"])
     assert (len(accepted.value), accepted.metadata) == (384, {"tokens_used": MAX_TOKENS})
     assert isinstance(refused, InputRejected)
 
@@ -99,13 +104,13 @@ def test_the_longest_text_that_is_taken(model: MiniLM) -> None:
 def test_a_text_is_cut_where_its_request_asks_for_that_and_its_answer_says_so(model: MiniLM) -> None:
     longest = "word " * (MAX_TOKENS - 2)
     texts = ["two words", longest, longest + "gone", "gone" + longest, longest * 100]
-    outputs = model.predict(texts, [{"truncate": True}] * len(texts))
+    outputs = run(model, texts, truncate=True)
     whole = {"tokens_used": MAX_TOKENS}
     assert [each.metadata for each in outputs] == [{"tokens_used": 4}, whole, *[whole | {"truncated": True}] * 3]
     assert distance(outputs[2].value, outputs[1].value) < TOLERANCE, "its end is lost"
     assert distance(outputs[3].value, outputs[1].value) > 10 * TOLERANCE, "its beginning counts"
     assert distance(outputs[4].value, outputs[1].value) < TOLERANCE
-    assert isinstance(model.predict(texts, [{"truncate": "yes"}] * len(texts))[2], InputRejected)
+    assert isinstance(run(model, texts, truncate="yes")[2], InputRejected)
 
 
 def test_bounds_that_the_weights_cannot_follow_are_refused() -> None:

@@ -279,6 +279,23 @@ def test_a_dead_executor_counts_for_those_inside_only(make: Make) -> None:
     assert rig.witness.tries("c") == rig.witness.tries("d") == [(1, 0), (1, 0)]
 
 
+def test_a_batch_that_ran_beside_the_front_one_is_suspected_as_well(make: Make) -> None:
+    gate: list[Work] = []
+
+    def hold(work: Work) -> Done | None:
+        gate.append(work)
+        return None if len(gate) <= 2 else echo(work)
+
+    rig = make(ScriptedExecutor(hold), Eager(size=2))
+    rig.put("a", "b", "c", "d")
+    rig.start()
+    rig.until(lambda: len(gate) == 2)
+    rig.executor.say(Lost(gate[0].batch_id, (), "killed", beside=(gate[1].batch_id,)))
+    assert {reply.status for reply in rig.settled("a", "b", "c", "d")} == {"SUCCESS"}
+    for name in "abcd":
+        assert rig.witness.tries(name) == [(1, 0), (2, 1)]
+
+
 def test_a_batch_that_could_not_be_handed_over_goes_back_uncounted(make: Make) -> None:
     rig = make()
     rig.executor.gone = True

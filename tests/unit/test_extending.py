@@ -12,7 +12,7 @@ import pytest
 
 from batching.policy import Reason, make, name_of
 from batching.policy_settings import make_policy
-from batching.request import Ok, Work
+from batching.request import Ok, Rejected, Work
 from batching.simulator import Affine, Poisson, Scenario, simulate
 from bunch import InputRejected
 from config.errors import SettingsError
@@ -126,6 +126,16 @@ def test_a_model_pads_to_the_bucket_of_its_call() -> None:
     assert done is not None
     assert done.outcomes == [Ok(b"3"), Ok(b"13"), Ok(b"0")]
     assert model.shapes == {(2, 32), (2, 8)}
+
+
+def test_a_model_has_stages_around_predict() -> None:
+    model = run("stages")["Encoder"]()
+    model.load("cpu")
+    computer = BatchComputer(model)
+    assert computer.overlaps
+    done, _ = computer.compute(computer.decode(Work("b", [b'"b a"', b'" "', b'"c a"'], [b"{}"] * 3)))
+    assert done is not None
+    assert done.outcomes == [Ok(b"[0,1]"), Rejected("the text is empty"), Ok(b"[1,2]")]
 
 
 @pytest.fixture

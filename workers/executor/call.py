@@ -19,25 +19,24 @@ from workers.executor.shapes import ANY_SHAPE, BUCKET, Part, Shapes
 
 if TYPE_CHECKING:
     from workers.executor.compute import Batch
-    from workers.models import Model
 
 
 class Stages:
     """What a call needs to know of its model."""
 
-    __slots__ = ("finish", "max_output_bytes", "predict", "prepare", "shapes")
+    __slots__ = ("finishes", "max_output_bytes", "model", "prepares", "shapes")
 
-    def __init__(self, model: Model, shapes: Shapes = ANY_SHAPE, max_output_bytes: int = 0) -> None:
-        self.prepare = _hook(model, "prepare")
-        self.predict = model.predict
-        self.finish = _hook(model, "finish")
+    def __init__(self, model: Any, shapes: Shapes = ANY_SHAPE, max_output_bytes: int = 0) -> None:
+        self.model = model
+        self.prepares = callable(getattr(model, "prepare", None))
+        self.finishes = callable(getattr(model, "finish", None))
         self.shapes = shapes
         self.max_output_bytes = max_output_bytes
 
     @property
     def overlap(self) -> bool:
         """Return whether a stage of the model can run beside `predict`."""
-        return self.prepare is not None or self.finish is not None
+        return self.prepares or self.finishes
 
 
 class Call:
@@ -87,8 +86,8 @@ class Call:
         if self.part.bucket:
             for each in options:
                 each[BUCKET] = self.part.bucket
-        if stages.prepare is not None:
-            staged = stages.prepare(staged, options)
+        if stages.prepares:
+            staged = stages.model.prepare(staged, options)
             if isinstance(staged, list) and len(staged) == len(rows):
                 staged, options = self._without_refused(staged, options)
         self._staged, self._options = staged, options
@@ -96,14 +95,14 @@ class Call:
     def _predict(self) -> None:
         if self.members:
             staged, self._staged = self._staged, None
-            self._staged = self._stages.predict(staged, self._options)
+            self._staged = self._stages.model.predict(staged, self._options)
 
     def _finish(self) -> None:
         if not self.members:
             return
         stages, batch = self._stages, self._batch
         raw, self._staged = self._staged, None
-        outputs = as_list(stages.finish(raw) if stages.finish is not None else raw, len(self.members) + self.padding)
+        outputs = as_list(stages.model.finish(raw) if stages.finishes else raw, len(self.members) + self.padding)
         if isinstance(outputs, str):
             batch.fail(self.members, ItemError(outputs))
             batch.miscounted = True
@@ -144,8 +143,3 @@ class Call:
         else:
             end_if_forked()
         self.spent_s += time.perf_counter() - began
-
-
-def _hook(model: Model, name: str) -> Callable[..., Any] | None:
-    found = getattr(model, name, None)
-    return found if callable(found) else None

@@ -82,19 +82,40 @@ class BatchComputer:
         """Decode a batch. It uses no code of the model, so another thread may run it meanwhile."""
         return Batch(work, self._decode, collapse=self._collapse)
 
-    def compute(self, batch: Batch) -> tuple[Done | None, Fault | None]:
+    @property
+    def overlaps(self) -> bool:
+        """Return whether a stage of the model can run beside `predict`."""
+        return self._stages.overlap
+
+    def only_call(self, batch: Batch) -> Call | None:
+        """The call of a batch that needs one and may share this process; None: it must run by itself."""
+        parts = [] if batch.work.suspect else self._parts(batch)
+        return Call(self._stages, batch, parts[0]) if len(parts) == 1 else None
+
+    def outcome(self, batch: Batch, call: Call) -> Done | None:
+        """The outcomes of a batch after its only call; None if the call failed, or makes the process suspicious."""
+        if call.error is not None:
+            return None
+        if self._health is not None and not self._health.went_well(batch.harvest()):
+            return None
+        work = batch.work
+        return Done(work.batch_id, call.spent_s, batch.outcomes(), 1, None, len(batch.same), call.padding)
+
+    def compute(self, batch: Batch, first: Call | None = None) -> tuple[Done | None, Fault | None]:
         """The outcomes of the batch, and the fault of this process, if any.
 
-        A fault that is not settled comes without outcomes.
+        A fault that is not settled comes without outcomes. `first` is a call of the whole batch that has been made
+        beside another batch.
         """
         work, health = batch.work, self._health
         fault = health.before(suspect=work.suspect) if health and work.may_end else None
         if fault is not None:
             return None, fault
-        done = self._compute(batch)
+        done = self._compute(batch, first)
         if health is None or not batch.members:
             return done, None
-        fault = health.after(batch.harvest(), suspect=work.suspect, may_end=work.may_end)
+        harvest = batch.harvest()
+        fault = health.after(harvest, suspect=work.suspect, may_end=work.may_end, alone=first is None)
         if fault is None:
             return done, None
         if not fault.settled:
@@ -104,9 +125,9 @@ class BatchComputer:
         batch.fail(through, ItemError(LAST_WORDS[fault.cause]))
         return structs.replace(done, outcomes=batch.outcomes()), fault
 
-    def _compute(self, batch: Batch) -> Done:
+    def _compute(self, batch: Batch, first: Call | None) -> Done:
         work, shapes = batch.work, self._shapes
-        parts = self._parts(batch)[::-1]
+        parts = [first.part] if first is not None else self._parts(batch)[::-1]
         # Calls that the lengths of the inputs require are not passes in search of a culprit.
         planned = len(parts) if shapes.buckets else 1
         called = barren = padding = 0
@@ -118,7 +139,7 @@ class BatchComputer:
             if called:
                 self._on_pass()
             called += 1
-            call = self._called(batch, part)
+            call, first = first or self._called(batch, part), None
             error = call.error
             compute_s += call.spent_s
             padding += call.padding

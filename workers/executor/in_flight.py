@@ -13,11 +13,14 @@ from workers.executor.time_limit import TimeLimit
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """`since` is when it came to the front: only the front batch is being computed."""
+    """`since` is when it came to the front: only the front batch's time is limited. `shares`: others may run beside
+    it.
+    """
 
     batch_id: str
     size: int
     since: float
+    shares: bool = False
 
 
 class InFlight:
@@ -32,8 +35,8 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def give(self, batch_id: str, size: int, now: float) -> None:
-        self._batches.append(_Batch(batch_id, size, now))
+    def give(self, batch_id: str, size: int, now: float, *, shares: bool = False) -> None:
+        self._batches.append(_Batch(batch_id, size, now, shares))
 
     def take_back(self, batch_id: str) -> None:
         """Remove the last batch, which the child never got as a whole."""
@@ -69,6 +72,11 @@ class InFlight:
         text = f"the batch ran longer than {self.limit}"
         self.limit = self.limit.exceeded()
         return text
+
+    @property
+    def overlap(self) -> bool:
+        """Return whether the batch behind the front one may have begun as well."""
+        return len(self._batches) > 1 and self._batches[0].shares and self._batches[1].shares
 
     def drop_all(self) -> list[str]:
         """The ids of the remaining batches, the front one first."""

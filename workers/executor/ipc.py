@@ -50,9 +50,10 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`version` is the model's own, empty when it names none."""
+    """`version` is the model's own, empty when it names none. `overlaps`: two batches are inside the model at once."""
 
     version: str
+    overlaps: bool = False
 
 
 class NotReady(msgspec.Struct, frozen=True, array_like=True, tag=True):

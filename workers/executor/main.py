@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from batching.request import Done
 from config.logging import log_to_stderr
 from config.model_files.import_path import make_way
 from config.process.memory import limit_memory, offer_to_the_oom_killer
@@ -31,7 +32,8 @@ from workers.executor.batch_budget import Budget
 from workers.executor.compute import Batch, BatchComputer
 from workers.executor.faults.exception_text import format_traceback
 from workers.executor.forked import end_if_forked, keep_apart
-from workers.executor.ipc import FrameReader, NotReady, Passing, Ready, Start, ToChild, encode
+from workers.executor.ipc import Fault, FrameReader, NotReady, Passing, Ready, Start, ToChild, encode
+from workers.executor.overlap import Overlap
 from workers.executor.shapes import Shapes
 from workers.executor.stdout import make_stdout_tell
 from workers.models import LoadError, loader_of
@@ -75,9 +77,9 @@ def _serve(sock: socket.socket) -> None:
     # Objects made by loading stay until the end: the collector must not walk them in the middle of a batch.
     gc.collect()
     gc.freeze()
-    sock.sendall(encode(Ready(version)))
-    for batch in _decoded_ahead(reader, computer):
-        done, fault = computer.compute(batch)
+    sock.sendall(encode(Ready(version, computer.overlaps)))
+
+    def send(done: Done | None, fault: Fault | None) -> None:
         frame = encode(done) if done else bytearray()
         if fault is not None:
             frame += encode(fault)
@@ -86,6 +88,12 @@ def _serve(sock: socket.socket) -> None:
             # Without the clean-up of a library whose device has failed: that may hang.
             logging.shutdown()
             os._exit(_FAULTY)
+
+    if computer.overlaps:
+        Overlap(reader, computer, send).run()
+        return
+    for batch in _decoded_ahead(reader, computer):
+        send(*computer.compute(batch))
 
 
 def _decoded_ahead(reader: FrameReader, computer: BatchComputer) -> Iterator[Batch]:

@@ -26,7 +26,7 @@ from batching.request import Done, Failed, Work
 from config.logging import encodable
 from config.process.devices import Machine, Placement, place, this_machine
 from config.settings import ModelSettings
-from workers.executor.faults.recovery import Patience
+from workers.executor.faults.recovery import FAULTS, Patience
 from workers.executor.in_flight import InFlight
 from workers.executor.ipc import BrokenFrames, Fault, Passing, ToParent, encode
 from workers.executor.process import EXIT_GRACE_S, ChildProcess, Death, StartFailed, milliseconds
@@ -38,10 +38,6 @@ logger = logging.getLogger(__name__)
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
 _LOOK_FOR_RELOAD_S = 0.5
-_FAULTS = {
-    Cause.DEVICE: "its device failed, so every later batch would have failed as well",
-    Cause.BARREN: "no input succeeded in it any more",
-}
 
 
 class ProcessExecutor:
@@ -80,7 +76,7 @@ class ProcessExecutor:
         self._changed = threading.Condition()
         self._error: str | None = None
         self._hopeless: ModelSettings | None = None
-        self._version = ""
+        self._version, self._overlaps = "", False
         self._loaded: ModelSettings | None = None
         # None unless a child is ready to take batches.
         self._child: ChildProcess | None = None
@@ -164,7 +160,8 @@ class ProcessExecutor:
             if child is None:
                 raise ExecutorGone(f"{self.name} is {self._state.value}")
             # Before the first byte: the answer may arrive before `write` returns.
-            self._handed.give(work.batch_id, len(work.inputs), time.monotonic())
+            shares = self._overlaps and not work.suspect
+            self._handed.give(work.batch_id, len(work.inputs), time.monotonic(), shares=shares)
             try:
                 child.write(frame)
             except OSError as error:
@@ -238,7 +235,7 @@ class ProcessExecutor:
             ready = child.await_ready(model.start_timeout_s, self._stop_pipe[0] if self._stop_pipe else None)
             # It was replaced while it was starting: then the next child counts.
             if ready is not None and model is self._model:
-                self._version = ready.version
+                self._version, self._overlaps = ready.version, ready.overlaps
                 self._tell(self._on_loaded, time.monotonic() - began)
                 self._serve(child, model)
         except StartFailed as error:
@@ -289,7 +286,7 @@ class ProcessExecutor:
             except BrokenFrames as error:
                 return Death(Cause.EXIT, f"the model wrote into the executor's pipe: {error}")
             if self._fault is not None:
-                return Death(cause := Cause(self._fault.cause), _FAULTS[cause])
+                return Death(cause := Cause(self._fault.cause), FAULTS[cause])
             if gone or child.gone:
                 return self._cause_of_death(child)
             now = time.monotonic()
@@ -326,6 +323,8 @@ class ProcessExecutor:
             with contextlib.suppress(BrokenFrames):
                 for message in child.messages():
                     self._answered(message)
+            # One that is killed for its time is the front batch alone.
+            both = self._handed.overlap and self._stop_at is None and death.cause is not Cause.TIMEOUT
             left = self._handed.drop_all()
         fault = self._fault
         told = death.reason
@@ -342,7 +341,8 @@ class ProcessExecutor:
             logger.error("%s: the executor ended with %d batches in hand: %s", self.name, len(left), told)
             reached = fault is None or (fault.reached and not fault.settled)
             inside = left.pop(0) if left and reached else None
-            self._events.put(Lost(inside, tuple(left), death.reason, death.cause))
+            beside = (left.pop(0),) if inside and both else ()
+            self._events.put(Lost(inside, tuple(left), death.reason, death.cause, beside))
 
     def _answered(self, message: ToParent) -> None:
         """A batch is done or runs in parts, or the child must be replaced.

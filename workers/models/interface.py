@@ -11,6 +11,8 @@ PREDICT = "def predict(self, inputs, parameters)"
 _METHODS = {
     "load": (1, "def load(self, device)"),
     "predict": (2, PREDICT),
+    "prepare": (2, "def prepare(self, inputs, parameters)"),
+    "finish": (1, "def finish(self, raw)"),
     "warmup": (0, "def warmup(self)"),
     "cost": (1, "def cost(self, input)"),
     "length": (1, "def length(self, input)"),

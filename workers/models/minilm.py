@@ -8,6 +8,7 @@ CUDA before a fork.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bunch import InputRejected, InvalidInput, Output
@@ -15,6 +16,7 @@ from config.environ import set_unless_given
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from torch import Tensor
 
     from workers.models.bert import BertEncoder
 
@@ -27,6 +29,17 @@ MAX_CHARS_PER_TOKEN = 20
 _FRAME_TOKENS = 2
 # Float32 has no more digits for numbers of this size, and each digit is a byte on its way through Redis.
 _DECIMALS = 7
+
+
+@dataclass(slots=True)
+class Staged:
+    """A batch on its way: an output or a refusal for each input, and the texts that are embedded, by their places."""
+
+    outputs: list[Any]
+    places: list[int] = field(default_factory=list)
+    sequences: list[list[int]] = field(default_factory=list)
+    metadata: list[dict[str, Any]] = field(default_factory=list)
+    vectors: Tensor | None = None
 
 
 class MiniLM:
@@ -71,45 +84,52 @@ class MiniLM:
     def warmup(self) -> None:
         """Run one batch of each kind, since the first one is slow: memory is mapped, kernels are chosen."""
         for size in (1, 64):
-            self.predict(["warm up " * (1 + n % 8) for n in range(size)], [{}] * size)
+            staged = self.prepare(["warm up " * (1 + n % 8) for n in range(size)], [{}] * size)
+            self.finish(self.predict(staged, []))
 
     def cost(self, input: Any) -> int:
         """The number of tokens, estimated at four characters each: tokenising twice would cost more than it saves."""
         return _FRAME_TOKENS + len(input) // 4 if isinstance(input, str) else 0
 
-    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
-        """A list of 384 floats per text; the same, within 1e-6, whatever else is in the batch."""
+    def prepare(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> Staged:
+        """Tokenise. It needs no GIL, so it costs the batch before nothing but a core."""
         cut = [options.get("truncate") is True for options in parameters]
-        outputs: list[Any] = [self._refuse(value, cuts) for value, cuts in zip(inputs, cut, strict=True)]
-        self._embed([n for n, refusal in enumerate(outputs) if refusal is None], inputs, cut, outputs)
-        return outputs
-
-    def _embed(self, members: list[int], inputs: list[Any], cut: list[bool], outputs: list[Any]) -> None:
-        sequences: list[list[int]] = []
-        places: list[int] = []
-        truncated: set[int] = set()
+        staged = Staged([self._refuse(value, cuts) for value, cuts in zip(inputs, cut, strict=True)])
+        members = [n for n, refusal in enumerate(staged.outputs) if refusal is None]
         # What is longer is refused, or cut here rather than after it has been tokenised as a whole.
         encodings = self._tokenizer.encode_batch_fast([inputs[n][: self._max_chars] for n in members])
         for place, encoding in zip(members, encodings, strict=True):
             ids = encoding.ids
-            if len(inputs[place]) > self._max_chars:
-                truncated.add(place)
+            truncated = len(inputs[place]) > self._max_chars
             if len(ids) > self._max_tokens and cut[place]:
                 # The last token ends every text.
-                ids = [*ids[: self._max_tokens - 1], ids[-1]]
-                truncated.add(place)
+                ids, truncated = [*ids[: self._max_tokens - 1], ids[-1]], True
             if len(ids) > self._max_tokens:
-                outputs[place] = InputRejected(f"the text has {len(ids)} tokens; the limit is {self._max_tokens}")
+                refusal = InputRejected(f"the text has {len(ids)} tokens; the limit is {self._max_tokens}")
+                staged.outputs[place] = refusal
             elif len(ids) <= _FRAME_TOKENS:
-                outputs[place] = InputRejected("the text has no visible characters")
+                staged.outputs[place] = InputRejected("the text has no visible characters")
             else:
-                sequences.append(ids)
-                places.append(place)
-        if sequences:
-            vectors = self._encoder.embed(sequences).double().round(decimals=_DECIMALS).tolist()
-            for place, vector, ids in zip(places, vectors, sequences, strict=True):
+                staged.sequences.append(ids)
+                staged.places.append(place)
                 told = {"tokens_used": len(ids)}
-                outputs[place] = Output(vector, told | {"truncated": True} if place in truncated else told)
+                staged.metadata.append(told | {"truncated": True} if truncated else told)
+        return staged
+
+    def predict(self, staged: Staged, parameters: list[dict[str, Any]]) -> Staged:
+        """Embed the tokens. A text's vector is the same, within 1e-6, whatever else is in the batch."""
+        if staged.sequences:
+            staged.vectors = self._encoder.embed(staged.sequences)
+        return staged
+
+    def finish(self, staged: Staged) -> list[Any]:
+        """A list of 384 floats per text, with its metadata, or its refusal."""
+        outputs = staged.outputs
+        if staged.vectors is not None:
+            vectors = staged.vectors.double().round(decimals=_DECIMALS).tolist()
+            for place, vector, told in zip(staged.places, vectors, staged.metadata, strict=True):
+                outputs[place] = Output(vector, told)
+        return outputs
 
     @property
     def _max_chars(self) -> int:

@@ -97,16 +97,30 @@ class Health:
             return None
         return Fault(_cause(error), error.message, reached=False)
 
-    def after(self, harvest: Harvest, *, suspect: bool, may_end: bool = True) -> Fault | None:
-        """The reason why this process must be replaced; None if it goes on. A settled fault is the batch's own."""
-        fault = self._fault_of(harvest, suspect=suspect)
+    def went_well(self, harvest: Harvest) -> bool:
+        """Return whether the batch raises no question about this process, so that `after` need not be asked.
+
+        The device is not asked: it computes the next batch already, and has given the outputs of this one.
+        """
+        if harvest.fault is not None or harvest.is_barren:
+            return False
+        self._barren, self._proven = False, False
+        self._sample = harvest.sample or self._sample
+        return True
+
+    def after(self, harvest: Harvest, *, suspect: bool, may_end: bool = True, alone: bool = True) -> Fault | None:
+        """The reason why this process must be replaced; None if it goes on. A settled fault is the batch's own.
+
+        `alone`: no other batch was in the process meanwhile, which may have caused it.
+        """
+        fault = self._fault_of(harvest, suspect=suspect, alone=alone)
         if fault is None or fault.settled or may_end:
             return fault
         # A new process does not help. Where the device has failed, nothing helps.
         return structs.replace(fault, settled=True) if fault.cause == "device" else None
 
-    def _fault_of(self, harvest: Harvest, *, suspect: bool) -> Fault | None:
-        guilty = harvest.size == 1 and self._proven
+    def _fault_of(self, harvest: Harvest, *, suspect: bool, alone: bool) -> Fault | None:
+        guilty = harvest.size == 1 and self._proven and alone
         was_barren, self._barren = self._barren, harvest.is_barren
         if harvest.fault is not None:
             return Fault("device", harvest.fault.message, guilty)

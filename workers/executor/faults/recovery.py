@@ -9,9 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from batching.executor import Cause
+
 FRUITLESS = 3
 FIRST_PAUSE_S = 10.0
 MAX_PAUSE_S = 300.0
+# What is said of a process that reports a fault of its own.
+FAULTS = {
+    Cause.DEVICE: "its device failed, so every later batch would have failed as well",
+    Cause.BARREN: "no input succeeded in it any more",
+}
 
 
 @dataclass(frozen=True, slots=True)
