@@ -49,6 +49,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     policy: str = DEFAULT_POLICY
     policy_options: dict[str, Any] = {}
     instances: PositiveInt = 1
+    # For each executor, a second process with the model loaded.
+    spare: bool = False
     device: str = "auto"
     timeout_ms: PositiveInt = 3000
     # 0: none. Below 1 every second batch would be killed.

@@ -109,6 +109,11 @@ def _model_out_of_order(model: ModelSettings, settings: Settings) -> list[Proble
                 "needs max_batch_cost, the budget of a group; set it as well",
             )
         )
+    if model.spare and model.is_remote:
+        where = f"[models.{model.name}] spare"
+        found.append(
+            Problem(where, True, "needs a class or a function as the source, which takes time to load; remove it")
+        )
     found += shape_problems(model)
     limit = min(("request_timeout_ms", "queue_timeout_ms"), key=lambda key: getattr(settings, key))
     if 0 < model.timeout_factor < 1:

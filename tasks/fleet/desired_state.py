@@ -24,7 +24,7 @@ TUNABLE = ("policy", "max_batch_size", "max_wait_ms")
 # The settings of an executor's process; they change by starting another process.
 RELOADABLE = (
     *("source", "version", "device", "options", "timeout_ms", "start_timeout_ms", "timeout_factor"),
-    *("max_batch_cost", "group_by_cost", "batch_sizes", "length_buckets", "warmup_input"),
+    *("max_batch_cost", "group_by_cost", "batch_sizes", "length_buckets", "warmup_input", "spare"),
 )
 # A command line gives them as JSON.
 _AS_JSON = frozenset({"options", "batch_sizes", "length_buckets"})

@@ -315,10 +315,10 @@ def test_shapes_that_contradict_each_other(tmp_path: Path, lines: str, key: str)
     assert f"[models.echo] {key}" in problems_of({"BUNCH_CONFIG": str(path)})
 
 
-def test_a_remote_model_has_no_sizes(tmp_path: Path) -> None:
+def test_a_remote_model_has_no_sizes_and_no_spare(tmp_path: Path) -> None:
     path = tmp_path / "bunch.toml"
-    path.write_text('[models.api]\nsource = "https://api.example/v1"\nbatch_sizes = [1, 8]\n')
-    assert "[models.api] batch_sizes" in problems_of({"BUNCH_CONFIG": str(path)})
+    path.write_text('[models.api]\nsource = "https://api.example/v1"\nbatch_sizes = [1, 8]\nspare = true\n')
+    assert {"[models.api] batch_sizes", "[models.api] spare"} <= problems_of({"BUNCH_CONFIG": str(path)}).keys()
 
 
 def test_a_tiers_own_queue_timeout_goes_before_the_common_one() -> None:

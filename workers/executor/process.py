@@ -67,6 +67,8 @@ class ChildProcess:
     def __init__(
         self, model: ModelSettings, name: str, placement: Placement, folder: str = "", max_output_bytes: int = 0
     ) -> None:
+        self.started_at = time.monotonic()
+        self._ready: Ready | None = None
         ours, theirs = socket.socketpair()
         with theirs:
             for end in (ours, theirs):
@@ -106,6 +108,11 @@ class ChildProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def loaded(self) -> bool:
+        """Return whether it has said that its model is loaded."""
+        return self._ready is not None
+
     def watch(self, poll: select.poll) -> None:
         """Make `poll` return when there is something to read, or when the child is dead."""
         poll.register(self._sock, select.POLLIN)
@@ -122,26 +129,38 @@ class ChildProcess:
         self.watch(poll)
         if stop is not None:
             poll.register(stop, select.POLLIN)
-        deadline = time.monotonic() + timeout_s
-        while (left := deadline - time.monotonic()) > 0:
+        while self.look(timeout_s) is None:
+            left = self.started_at + timeout_s - time.monotonic()
             if any(descriptor == stop for descriptor, _ in poll.poll(milliseconds(left))):
                 return None
-            # Checked before its messages are read, or a last message could arrive between the two.
-            gone = self.gone
-            try:
-                for message in self.messages():
-                    if isinstance(message, Ready):
-                        return message
-                    if isinstance(message, NotReady):
-                        raise StartFailed(message.error, message.final)
-            except BrokenFrames as error:
-                raise StartFailed(f"the model wrote into the executor's pipe: {error}") from error
-            if gone or self.gone:
-                self.wait(EXIT_GRACE_S)
-                raise StartFailed(f"{self.bury().reason} while the model was loading")
-        raise StartFailed(
-            f"not ready after {timeout_s * 1000:.0f} ms; raise start_timeout_ms if the model needs longer"
-        )
+        return self._ready
+
+    def look(self, timeout_s: float) -> Ready | None:
+        """The message that the model is loaded; None if it has not come yet. Does not block.
+
+        Raises:
+            StartFailed: it cannot be loaded, or not within `timeout_s` of its start, or has died since.
+        """
+        # Checked before its messages are read, or a last message could arrive between the two.
+        gone = self.gone
+        try:
+            for message in () if self._ready is not None else self.messages():
+                if isinstance(message, Ready):
+                    self._ready = message
+                    break
+                if isinstance(message, NotReady):
+                    raise StartFailed(message.error, message.final)
+        except BrokenFrames as error:
+            raise StartFailed(f"the model wrote into the executor's pipe: {error}") from error
+        if gone or self.gone:
+            self.wait(EXIT_GRACE_S)
+            when = "while it was not used yet" if self._ready is not None else "while the model was loading"
+            raise StartFailed(f"{self.bury().reason} {when}")
+        if self._ready is None and time.monotonic() >= self.started_at + timeout_s:
+            raise StartFailed(
+                f"not ready after {timeout_s * 1000:.0f} ms; raise start_timeout_ms if the model needs longer"
+            )
+        return self._ready
 
     def write(self, frame: bytearray) -> None:
         """Write a frame. Blocks while the child reads nothing and the buffer is full, at the latest until `kill`.
@@ -192,6 +211,13 @@ class ChildProcess:
             else:
                 select.select([self._death], [], [], left)
         return True
+
+    def ended(self, grace_s: float) -> Death:
+        """The death of a child whose pipe has ended: that is a moment before its own end, longer when it cleans up."""
+        if self.wait(min(EXIT_GRACE_S, grace_s)):
+            return self.bury()
+        self.bury()
+        return Death(Cause.EXIT, "the process closed its pipe")
 
     def bury(self) -> Death:
         """Kill the rest of it, and wait; returns how it died."""

@@ -30,6 +30,7 @@ from workers.executor.faults.recovery import FAULTS, Patience
 from workers.executor.in_flight import InFlight
 from workers.executor.ipc import BrokenFrames, Fault, Passing, ToParent, encode
 from workers.executor.process import EXIT_GRACE_S, ChildProcess, Death, StartFailed, milliseconds
+from workers.executor.spare import Spare
 from workers.executor.time_limit import TimeLimit
 from workers.models import effective_version
 
@@ -67,24 +68,22 @@ class ProcessExecutor:
         self._index = index
         self._machine = machine
         self._model = model
-        self._max_output_bytes = max_output_bytes
+        self._folder, self._max_output_bytes = folder, max_output_bytes
         self._on_change = on_change
-        self._folder = folder
-        self._on_loaded = on_loaded
-        self._on_replaced = on_replaced
+        self._on_loaded, self._on_replaced = on_loaded, on_replaced
         self._state = ExecutorState.STARTING
         self._changed = threading.Condition()
         self._error: str | None = None
         self._hopeless: ModelSettings | None = None
-        self._version, self._overlaps = "", False
         self._loaded: ModelSettings | None = None
         # None unless a child is ready to take batches.
         self._child: ChildProcess | None = None
-        self._pid: int | None = None
+        self.pid: int | None = None
         self._handed = InFlight(TimeLimit.of(model))
         # Held while a frame is written. The supervisor takes it before it reports a death, so that by then each batch
         # has either been sent as a whole or been taken back by its sender.
         self._sending = threading.Lock()
+        self.spare = Spare(self.name, self._start, lambda seconds: self._tell(self._on_loaded, seconds))
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._backoff_s = FIRST_BACKOFF_S
         self._patience = Patience()
@@ -93,9 +92,8 @@ class ProcessExecutor:
         self._stop_at: float | None = None
         self._stop_pipe: tuple[int, int] | None = None
         self._thread: threading.Thread | None = None
-        self._starts = 0
-        self.batches = 0
-        self.busy_s = 0.0
+        self._version, self._overlaps, self._starts = "", False, 0
+        self.batches, self.busy_s = 0, 0.0
         self.last_error: str | None = None
 
     @property
@@ -110,10 +108,6 @@ class ProcessExecutor:
     @property
     def placement(self) -> Placement:
         return place(self._model.device, self._index, self._machine())
-
-    @property
-    def pid(self) -> int | None:
-        return self._pid
 
     @property
     def restarts(self) -> int:
@@ -213,9 +207,10 @@ class ProcessExecutor:
             # A source that leads to no model is not tried again until it changes or is reloaded.
             while self._stop_at is None and self._hopeless is self._model:
                 self._poll().poll(milliseconds(_LOOK_FOR_RELOAD_S))
-            if self._stop_at is None and self._hopeless is None:
+            if self._stop_at is None and self._hopeless is None and self.spare.pid is None:
                 self._poll().poll(milliseconds(self._backoff_s))
                 self._backoff_s = min(MAX_BACKOFF_S, self._backoff_s * 2)
+        self.spare.close()
         self._become(ExecutorState.STOPPED)
         with self._changed:
             for end in self._stop_pipe or ():
@@ -228,23 +223,27 @@ class ProcessExecutor:
         self._starts += 1
         self._hopeless = None
         model = self._model
-        began = time.monotonic()
-        child = ChildProcess(model, self.name, self.placement, self._folder, self._max_output_bytes)
-        self._pid = child.pid
+        child = self.spare.take(model) or self._start(model)
+        loaded = child.loaded
+        self.pid = child.pid
         try:
             ready = child.await_ready(model.start_timeout_s, self._stop_pipe[0] if self._stop_pipe else None)
             # It was replaced while it was starting: then the next child counts.
             if ready is not None and model is self._model:
                 self._version, self._overlaps = ready.version, ready.overlaps
-                self._tell(self._on_loaded, time.monotonic() - began)
+                if not loaded:
+                    self._tell(self._on_loaded, time.monotonic() - child.started_at)
                 self._serve(child, model)
         except StartFailed as error:
             self._hopeless = model if error.final else None
             self._start_failed(error.why)
         finally:
-            self._pid = None
+            self.pid = None
             child.bury()
             child.close()
+
+    def _start(self, model: ModelSettings) -> ChildProcess:
+        return ChildProcess(model, self.name, self.placement, self._folder, self._max_output_bytes)
 
     def _start_failed(self, error: str) -> None:
         error = encodable(error)
@@ -278,17 +277,12 @@ class ProcessExecutor:
         poll = self._poll(child)
         stopping = False
         while True:
+            if self._stop_at is None and self.spare.tend(self._model):
+                poll = self._poll(child)
             poll.poll(milliseconds(self._time_left(stopping)))
-            gone = child.gone
-            try:
-                for message in child.messages():
-                    self._answered(message)
-            except BrokenFrames as error:
-                return Death(Cause.EXIT, f"the model wrote into the executor's pipe: {error}")
-            if self._fault is not None:
-                return Death(cause := Cause(self._fault.cause), FAULTS[cause])
-            if gone or child.gone:
-                return self._cause_of_death(child)
+            death = self._read(child)
+            if death is not None:
+                return death
             now = time.monotonic()
             if self._handed.left(now) <= 0:
                 return Death(Cause.TIMEOUT, self._handed.overdue())
@@ -301,13 +295,19 @@ class ProcessExecutor:
                     self._child = None
                     child.close_input()
 
-    def _cause_of_death(self, child: ChildProcess) -> Death:
-        # The pipe ends a moment before the process does, and longer when it has to clean up.
-        grace_s = EXIT_GRACE_S if self._stop_at is None else self._stop_at - time.monotonic()
-        if child.wait(min(EXIT_GRACE_S, grace_s)):
-            return child.bury()
-        child.bury()
-        return Death(Cause.EXIT, "the process closed its pipe")
+    def _read(self, child: ChildProcess) -> Death | None:
+        """Forward what the child has sent; returns its death, if it is gone or must be killed."""
+        gone = child.gone
+        try:
+            for message in child.messages():
+                self._answered(message)
+        except BrokenFrames as error:
+            return Death(Cause.EXIT, f"the model wrote into the executor's pipe: {error}")
+        if self._fault is not None:
+            return Death(cause := Cause(self._fault.cause), FAULTS[cause])
+        if not (gone or child.gone):
+            return None
+        return child.ended(EXIT_GRACE_S if self._stop_at is None else self._stop_at - time.monotonic())
 
     def _report_death(self, child: ChildProcess, death: Death) -> None:
         replaced = self._stop_at is None and self._child is None
@@ -372,13 +372,14 @@ class ProcessExecutor:
 
     def _time_left(self, stopping: bool) -> float:
         """The time until the front batch or the stop is overdue; idle, the limit of any batch (see the module)."""
-        left_s = self._handed.left(now := time.monotonic())
+        left_s = min(self._handed.left(now := time.monotonic()), self.spare.wait_s())
         return min(left_s, self._stop_at - now) if stopping and self._stop_at is not None else left_s
 
     def _poll(self, child: ChildProcess | None = None, *, stop: bool = True) -> select.poll:
         poll = select.poll()
         if child is not None:
             child.watch(poll)
+            self.spare.watch(poll)
         if stop and self._stop_pipe is not None:
             poll.register(self._stop_pipe[0], select.POLLIN)
         return poll

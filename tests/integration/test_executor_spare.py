@@ -1,0 +1,106 @@
+"""A warm spare: a second process with the model loaded, which serves as soon as the first one has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from batching.executor import Cause, ExecutorState
+from tests.integration import executors
+from tests.integration.executors import Start, lost, run, work
+from tests.processes import alive
+from tests.waiting import wait_until
+from workers.executor.process_executor import ProcessExecutor
+
+# Fixtures.
+build, start = executors.build, executors.start
+
+SLOW_TO_LOAD = {"source": "workers.models.simulated:Simulated", "options": {"load_ms": 1500, "batch_ms": 0}}
+
+
+def spare_of(executor: ProcessExecutor) -> int:
+    wait_until(lambda: executor.spare.pid is not None, what="the spare is loaded")
+    assert executor.spare.pid is not None
+    return executor.spare.pid
+
+
+def without_service_s(executor: ProcessExecutor) -> float:
+    """Kill the process, and measure until the next answer."""
+    assert executor.pid is not None
+    os.kill(executor.pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert lost(executor).cause is Cause.EXIT
+    assert executor.wait_ready(30)
+    run(executor, "next")
+    return time.monotonic() - began
+
+
+def test_the_time_without_service_is_a_fraction_of_a_load(start: Start) -> None:
+    loads: list[float] = []
+    replaced: list[Cause] = []
+    cold = start(**SLOW_TO_LOAD)
+    warm = start(**SLOW_TO_LOAD, spare=True, on_loaded=loads.append, on_replaced=replaced.append)
+    first = spare_of(warm)
+    assert without_service_s(warm) * 5 < without_service_s(cold)
+    assert warm.pid == first
+    assert replaced == [Cause.EXIT]
+    assert warm.restarts == 1
+    second = spare_of(warm)
+    assert second not in (first, warm.pid)
+    assert len(loads) == 3, "each load is told once, and no change of place is one"
+
+
+def test_each_death_is_followed_by_a_spare(start: Start) -> None:
+    executor = start(spare=True)
+    for _ in range(3):
+        following = spare_of(executor)
+        executor.send(work("a", {"do": "signal", "name": "SIGSEGV"}))
+        assert lost(executor).inside == "a"
+        assert executor.wait_ready(30)
+        assert run(executor, "next") == ["next"]
+        assert executor.pid == following
+
+
+def test_a_process_that_dies_before_its_spare_is_loaded_waits_for_that_load_alone(start: Start) -> None:
+    executor = start(**SLOW_TO_LOAD, spare=True)
+    # The spare is being loaded: a start of another process would begin from nothing.
+    wait_until(lambda: executor.spare.wait_s() < 3600, what="the spare is being started")
+    assert executor.spare.pid is None
+    assert without_service_s(executor) > 0
+    assert executor.restarts == 1
+
+
+def test_a_spare_that_dies_is_replaced_and_nobody_else_notices(start: Start) -> None:
+    executor = start(spare=True)
+    serving, first = executor.pid, spare_of(executor)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: executor.spare.pid not in (None, first), what="another spare is loaded")
+    assert run(executor, "still here") == ["still here"]
+    assert (executor.pid, executor.restarts, executor.state) == (serving, 0, ExecutorState.READY)
+
+
+def test_a_reload_does_not_serve_the_old_settings(start: Start) -> None:
+    executor = start(spare=True, source="tests.fakes.models:Puppet")
+    old = spare_of(executor)
+    target = msgspec.structs.replace(executor.loaded, version="2")  # type: ignore[type-var]
+    executor.replace(target)
+    wait_until(lambda: executor.loaded is target, what="it has been reloaded")
+    assert executor.pid != old
+    assert not alive(old)
+    assert spare_of(executor) not in (old, executor.pid)
+
+
+@pytest.mark.parametrize("settings", [{"spare": True}, {}])
+def test_the_end_of_an_executor_is_the_end_of_its_spare(start: Start, settings: dict[str, Any]) -> None:
+    executor = start(**settings)
+    spare = spare_of(executor) if settings else None
+    executor.stop(0.0)
+    assert executor.state is ExecutorState.STOPPED
+    assert executor.spare.pid is None
+    if spare:
+        wait_until(lambda: not alive(spare), what="the spare has ended")
