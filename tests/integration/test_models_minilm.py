@@ -12,9 +12,10 @@ from batching.request import Done, Ok, Rejected, Work
 from config.settings import ModelSettings
 from workers.executor.process_executor import ProcessExecutor
 from workers.models import InputRejected, InvalidInput
-from workers.models.minilm import MAX_CHARS_PER_TOKEN, MAX_TOKENS, MiniLM
+from workers.models.minilm import MAX_CHARS_PER_TOKEN, MiniLM
 
 TOLERANCE = 1e-4
+MAX_TOKENS = MiniLM.max_input_length
 # The first numbers that sentence_transformers 6.2 gives for the same weights.
 REFERENCE = {
     "A bunch is what celery is sold by.": [0.018019, -0.070876, -0.051429, 0.014514, 0.044856, -0.040611],
@@ -32,7 +33,11 @@ def model() -> MiniLM:
 
 
 def run(model: MiniLM, inputs: list[Any], **parameters: Any) -> list[Any]:
-    return model.finish(model.predict(model.prepare(inputs, [parameters] * len(inputs)), []))
+    return run_each(model, inputs, [parameters] * len(inputs))
+
+
+def run_each(model: MiniLM, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+    return model.finish(model.predict(model.prepare(inputs, parameters), []))
 
 
 def embed(model: MiniLM, *texts: str) -> list[list[float]]:
@@ -111,6 +116,38 @@ def test_a_text_is_cut_where_its_request_asks_for_that_and_its_answer_says_so(mo
     assert distance(outputs[3].value, outputs[1].value) > 10 * TOLERANCE, "its beginning counts"
     assert distance(outputs[4].value, outputs[1].value) < TOLERANCE
     assert isinstance(run(model, texts, truncate="yes")[2], InputRejected)
+
+
+def test_a_text_loses_its_beginning_where_its_request_says_so(model: MiniLM) -> None:
+    longest = "word " * (MAX_TOKENS - 2)
+    texts = [longest, "gone " + longest, "gone " * 10**5 + longest]
+    whole, cut, much = run(model, texts, truncate=True, truncation_direction="left")
+    assert cut.metadata == much.metadata == {"tokens_used": MAX_TOKENS, "truncated": True}
+    assert distance(cut.value, whole.value) < TOLERANCE
+    assert distance(much.value, whole.value) < TOLERANCE
+
+
+def test_an_embedding_keeps_its_length_where_its_request_says_so(model: MiniLM) -> None:
+    scaled, kept = run_each(model, ["two words"] * 2, [{}, {"normalize": False}])
+    lengths = [sum(number * number for number in each.value) ** 0.5 for each in (scaled, kept)]
+    assert lengths[0] == pytest.approx(1, abs=1e-4)
+    assert lengths[1] > 1.1
+    assert distance([number / lengths[1] for number in kept.value], scaled.value) < TOLERANCE
+
+
+def test_a_pair_is_as_relevant_as_its_texts_are_near(model: MiniLM) -> None:
+    pairs = [{"query": "a vegetable", "text": each} for each in ("a bunch of celery", "the central bank")]
+    near, far = run(model, pairs, normalize=False)
+    assert 0 < far.value < near.value < 1
+    (raw,) = run(model, pairs[:1], raw_scores=True)
+    query, text = embed(model, "a vegetable", "a bunch of celery")
+    assert raw.value == pytest.approx(sum(one * other for one, other in zip(query, text, strict=True)), abs=1e-4)
+    assert near.value == pytest.approx((1 + raw.value) / 2, abs=1e-6)
+    counted = run(model, ["a vegetable", "a bunch of celery"])
+    assert near.metadata["tokens_used"] == sum(each.metadata["tokens_used"] for each in counted)
+    refused = run(model, [{"query": "", "text": "a"}, {"query": "a", "text": 1}, {"query": "a"}])
+    assert [type(each) for each in refused] == [InputRejected, InvalidInput, InvalidInput]
+    assert [each.message.partition(":")[0] for each in refused[:2]] == ["query", "text"]
 
 
 def test_bounds_that_the_weights_cannot_follow_are_refused() -> None:

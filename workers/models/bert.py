@@ -8,6 +8,7 @@ layers, nearly all of the work, never see padding. Only attention, which needs r
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,8 +64,10 @@ class BertEncoder:
         self._layers = [_layer(weights, f"encoder.layer.{n}") for n in range(config["num_hidden_layers"])]
 
     @torch.inference_mode()
-    def embed(self, sequences: list[list[int]]) -> Tensor:
-        """Embed token ids. Returns the mean of each sequence's tokens, normalised to length 1 (n × hidden size)."""
+    def embed(self, sequences: list[list[int]], unscaled: Sequence[int] = ()) -> Tensor:
+        """Embed token ids. Returns the mean of each sequence's tokens, normalised to length 1 (n × hidden size); the
+        rows `unscaled` keep their length.
+        """
         shape = self._shape([len(sequence) for sequence in sequences])
         ids = torch.tensor([token for sequence in sequences for token in sequence], device=self._device)
         x = self._normed(F.embedding(ids, self._words) + F.embedding(shape.positions, self._positions), self._norm)
@@ -73,7 +76,11 @@ class BertEncoder:
             x = self._normed(x + F.linear(F.gelu(F.linear(x, *layer.wide)), *layer.narrow), layer.narrow_norm)
         rows = torch.repeat_interleave(torch.arange(shape.count, device=self._device), shape.lengths)
         means = x.new_zeros(shape.count, self._width).index_add_(0, rows, x) / shape.lengths[:, None]
-        return F.normalize(means, dim=1)
+        vectors = F.normalize(means, dim=1)
+        if unscaled:
+            kept = self._put(torch.tensor(unscaled))
+            vectors[kept] = means[kept]
+        return vectors
 
     def _attend(self, x: Tensor, layer: _Layer, shape: _Shape) -> Tensor:
         qkv = F.linear(x, *layer.qkv)
