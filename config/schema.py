@@ -24,6 +24,7 @@ Rpm = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Task = Literal["embed", "rerank", "classify"]
 
 # All requests of a batch wait until all of it is read, written and stored, and Redis serves nobody else meanwhile.
 MAX_BATCH_BYTES = 4 * 1024 * 1024
@@ -69,6 +70,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # JSON Schemas; a string is a file beside `bunch.toml`, which `load_settings` replaces by its content.
     input_schema: dict[str, Any] | str | None = None
     parameters_schema: dict[str, Any] | str | None = None
+    # What it is for, by which the APIs of others find it. None: what its class says.
+    tasks: list[Task] | None = None
 
     @property
     def is_remote(self) -> bool:

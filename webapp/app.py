@@ -48,6 +48,7 @@ from webapp.fallback import FallbackModels
 from webapp.identity import make_identity
 from webapp.identity.base import Access
 from webapp.input_schemas import declared_by
+from webapp.model_tasks import ModelTasks
 from webapp.observability.door_ledger import DoorLedger
 from webapp.observability.door_log import DoorRecord
 from webapp.observability.metrics import RequestTallies, every_second
@@ -127,13 +128,13 @@ class BunchApp(flask.Flask):
         paths that take no body, without it.
         """
         call = HttpRequest(environ)
-        access = self.services.routes.access_of(call.path)
+        access = self.services.routes.access_of(call.method, call.path)
         if access is Access.PUBLIC:
             return self.wsgi_app({**environ, "wsgi.input": BytesIO(), "CONTENT_LENGTH": "0"}, start_response)
         try:
             self.services.large.admit(self.services.identity.identify(call, access))
         except (BunchError, ApiError) as error:
-            answer = _refusal(error, call.request_id)
+            answer = _refusal(error, call, self.services)
             start_response(STATUS_LINES[answer.status], answer.header_list())
             return (answer.body,)
         return None
@@ -163,22 +164,23 @@ def _answered(handler: Handler, access: Access, services: Services, call: HttpRe
             call.turn.end()
         if caller is not None and error.code in _REFUSED and call.body_bytes >= COUNTED_BYTES:
             return _counted(error, services, call, caller)
-        return _refusal(error, call.request_id)
+        return _refusal(error, call, services)
     except Exception:
         extra = {"request_id": call.request_id, "trace_id": trace_id(call.traceparent), "path": call.path}
         logger.exception("unexpected error in a request", extra=extra)
-        return error_answer(
-            "INTERNAL", "internal error; the server's log has it under this request id", call.request_id
-        )
+        envelope = services.routes.envelope_of(call.method, call.path)
+        return envelope("INTERNAL", "internal error; the server's log has it under this request id", call.request_id)
     finally:
         if call.turn is not None:
             call.turn.leave()
 
 
-def _refusal(error: BunchError | ApiError, request_id: str) -> HttpResponse:
+def _refusal(error: BunchError | ApiError, call: HttpRequest, services: Services) -> HttpResponse:
+    envelope = services.routes.envelope_of(call.method, call.path)
     if isinstance(error, BunchError):
-        return bunch_error_answer(error, request_id)
-    return error_answer(error.code, error.message, request_id, retry_after_s=error.retry_after_s, headers=error.headers)
+        return bunch_error_answer(error, call.request_id, envelope)
+    about = (error.code, error.message, call.request_id)
+    return envelope(*about, retry_after_s=error.retry_after_s, headers=error.headers)
 
 
 def _counted(error: BunchError | ApiError, services: Services, call: HttpRequest, caller: Caller) -> HttpResponse:
@@ -187,7 +189,7 @@ def _counted(error: BunchError | ApiError, services: Services, call: HttpRequest
         services.large.refused(caller)
     except RateLimited as limited:
         error = limited
-    return _refusal(error, call.request_id)
+    return _refusal(error, call, services)
 
 
 def create_app(services: Services) -> BunchApp:
@@ -200,7 +202,7 @@ def create_app(services: Services) -> BunchApp:
     for route in services.routes:
         endpoint = f"{route.method} {route.path}"
         app.add_url_rule(route.path, endpoint, _view(services, route), methods=[route.method], strict_slashes=True)
-    app.register_error_handler(HTTPException, _http_error)
+    app.register_error_handler(HTTPException, partial(_http_error, services))
     app.after_request(_with_request_id)
     origins = services.settings.origins
     if origins:
@@ -236,16 +238,17 @@ def _with_request_id(response: flask.Response) -> flask.Response:
     return response
 
 
-def _http_error(error: HTTPException) -> flask.Response:
+def _http_error(services: Services, error: HTTPException) -> flask.Response:
     """Flask's own refusals: an unknown path, or a method that the path does not have."""
     call = HttpRequest(flask.request.environ)
+    envelope = services.routes.envelope_of(call.method, call.path)
     if error.code == 405:
         allowed = ", ".join(sorted(getattr(error, "valid_methods", None) or ()))
         message = f"{flask.request.method} is not allowed here; use {allowed}"
-        return _response(error_answer("METHOD_NOT_ALLOWED", message, call.request_id, headers=(("Allow", allowed),)))
+        return _response(envelope("METHOD_NOT_ALLOWED", message, call.request_id, headers=(("Allow", allowed),)))
     if error.code == 404:
         return _response(error_answer("NOT_FOUND", "there is nothing at this path; see /openapi.json", call.request_id))
-    return _response(error_answer("INVALID_INPUT", error.description or str(error), call.request_id))
+    return _response(envelope("INVALID_INPUT", error.description or str(error), call.request_id))
 
 
 def make_services(settings: Settings, redis: Redis | None = None, routes: Sequence[Route] = ROUTES) -> Services:
@@ -278,6 +281,7 @@ def make_services(settings: Settings, redis: Redis | None = None, routes: Sequen
         large=BodyBudget(client.charge),
         clients=ClientLimit(settings, redis),
         routes=RouteTable(routes),
+        tasks=ModelTasks(settings),
         declared=declared_by(settings),
         ledger=ledger,
         record=record,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import msgspec
 
@@ -57,6 +58,20 @@ class ApiError(Exception):
         self.retry_after_s = 1.0 if code in _WORTH_ANOTHER_TRY else retry_after_s
 
 
+class Envelope(Protocol):
+    """The form of an endpoint's errors: ours is `error_answer`, those of other APIs are in `webapp.api.doors`."""
+
+    def __call__(
+        self,
+        code: str,
+        message: str,
+        request_id: str,
+        *,
+        retry_after_s: float | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> HttpResponse: ...
+
+
 def error_answer(
     code: str,
     message: str,
@@ -73,9 +88,9 @@ def error_answer(
     return HttpResponse(STATUS_OF[code], msgspec.json.encode(body), request_id, JSON, tuple(extra))
 
 
-def bunch_error_answer(error: BunchError, request_id: str) -> HttpResponse:
+def bunch_error_answer(error: BunchError, request_id: str, envelope: Envelope = error_answer) -> HttpResponse:
     headers = _limit_headers(*error.limits) if isinstance(error, Refused) and error.limits else ()
-    return error_answer(error.code, error.message, request_id, retry_after_s=error.retry_after_s, headers=headers)
+    return envelope(error.code, error.message, request_id, retry_after_s=error.retry_after_s, headers=headers)
 
 
 def _limit_headers(rpm: int, burst: int, remaining: int, whole_s: float) -> tuple[tuple[str, str], ...]:

@@ -48,9 +48,9 @@ class InputSchemas:
         if refusal is not None:
             raise refusal
 
-    def refusals(self, inputs: Sequence[object]) -> list[InvalidInput | None]:
-        """The error of each input of a bulk call, None for valid ones."""
-        return [self._input_refusal(f"inputs[{at}]", each) for at, each in enumerate(inputs)]
+    def refusals(self, inputs: Sequence[object], name: str = "inputs") -> list[InvalidInput | None]:
+        """The error of each input of a call with several in the field `name`, None for valid ones."""
+        return [self._input_refusal(f"{name}[{at}]", each) for at, each in enumerate(inputs)]
 
     def _input_refusal(self, name: str, value: object) -> InvalidInput | None:
         return self._refusal(self._input, name, value)

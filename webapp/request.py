@@ -33,6 +33,7 @@ STATUS_LINES: dict[int, str] = {
     413: "413 Content Too Large",
     415: "415 Unsupported Media Type",
     422: "422 Unprocessable Content",
+    424: "424 Failed Dependency",
     429: "429 Too Many Requests",
     499: "499 Client Closed Request",
     500: "500 Internal Server Error",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from webapp.api import about, health, inference, models, openapi, results
+from webapp.api import about, health, inference, openapi, reference, results
+from webapp.api.doors import openai, rerank, tei
+from webapp.api.doors.envelopes import openai_error, rerank_error, tei_error
 from webapp.api.openapi import answer, link, parameter
 from webapp.identity.base import Access
 from webapp.ops import views as ops
@@ -12,6 +14,7 @@ from webapp.parsing import BulkBody, InferenceBody, PredictBody, SimpleBody
 from webapp.routing import Route
 
 _FAILURES = (400, 404, 409, 413, 415, 422, 429, 500, 503, 504)
+_TEI_FAILURES = (400, 409, 413, 415, 422, 424, 429, 500, 503, 504)
 
 # Blanks at either end are not part of a field's value.
 _KEY = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]([ -~]*[!-~])?$"}
@@ -46,6 +49,7 @@ ROUTES = (
         name="infer",
         summary="One input, its own output.",
         body=InferenceBody,
+        examples={"text": {"model": "minilm", "input": "A bunch of celery"}},
         answer="Inference",
         errors=_FAILURES,
         parameters=(_PREFER, *_INFERENCE_HEADERS),
@@ -64,6 +68,7 @@ ROUTES = (
         name="infer_bulk",
         summary="Many inputs, answers in order.",
         body=BulkBody,
+        examples={"texts": {"model": "minilm", "inputs": ["A bunch of celery", "A market"]}},
         answer="Bulk",
         errors=(400, 404, 409, 413, 415, 429, 503),
         parameters=_INFERENCE_HEADERS,
@@ -73,6 +78,7 @@ ROUTES = (
         name="predict",
         summary="Like /v1/inference, with other field names.",
         body=PredictBody,
+        examples={"text": {"model_id": "minilm", "input_data": "A bunch of celery"}},
         answer="Plain",
         errors=_FAILURES,
         parameters=_INFERENCE_HEADERS,
@@ -83,6 +89,7 @@ ROUTES = (
         name="infer_text",
         summary="A string for the default model.",
         body=SimpleBody,
+        examples={"text": {"input": "A bunch of celery"}},
         answer="Plain",
         errors=_FAILURES,
         parameters=_INFERENCE_HEADERS,
@@ -93,6 +100,7 @@ ROUTES = (
         name="get_result",
         summary="State and outcome.",
         answer="Result",
+        also={"text/event-stream": {"type": "string", "description": "events `status`, and `result` at the end"}},
         errors=(400, 404, 503),
         parameters=(
             _TASK_ID,
@@ -122,12 +130,111 @@ ROUTES = (
         name="get_about",
         summary="About this service, with links.",
         answer="About",
+        also={"text/html": {"type": "string"}},
     ),
     Route(
-        *("GET", "/v1/models", Access.TENANT, models.list_models),
+        *("POST", "/v1/embeddings", Access.TENANT, openai.embeddings),
+        name="create_embeddings",
+        summary="Embeddings, as OpenAI's API gives them.",
+        body=openai.EmbeddingsBody,
+        examples={"texts": {"model": "minilm", "input": ["A bunch of celery", "A market"]}},
+        answer="Embeddings",
+        errors=_FAILURES,
+        parameters=_INFERENCE_HEADERS,
+        fast=True,
+        envelope=openai_error,
+        tag="OpenAI",
+    ),
+    Route(
+        *("GET", "/v1/models", Access.TENANT, openai.list_models),
         name="list_models",
-        summary="The served models, and the input of each.",
+        summary="The served models, with their tasks and the input of each.",
         answer="Models",
+        envelope=openai_error,
+        tag="OpenAI",
+    ),
+    Route(
+        *("GET", "/v1/models/<model_id>", Access.TENANT, openai.get_model),
+        name="get_model",
+        summary="One served model.",
+        answer="Model",
+        errors=(404,),
+        parameters=(parameter("model_id", "path", _ID, "name of the model"),),
+        envelope=openai_error,
+        tag="OpenAI",
+    ),
+    Route(
+        *("POST", "/v1/rerank", Access.TENANT, rerank.rerank),
+        name="rerank",
+        summary="Documents by their relevance to a query, as Cohere's and Jina's APIs give them.",
+        body=rerank.RerankBody,
+        examples={"texts": {"query": "vegetables", "documents": ["A bunch of celery", "A bank"]}},
+        answer="Ranking",
+        errors=_FAILURES,
+        parameters=_INFERENCE_HEADERS,
+        fast=True,
+        envelope=rerank_error,
+        tag="Cohere and Jina",
+    ),
+    *(
+        Route(
+            *("POST", path, Access.TENANT, tei.embed),
+            name=name,
+            summary="Embeddings, as text-embeddings-inference gives them.",
+            body=tei.EmbedBody,
+            examples={"texts": {"inputs": ["A bunch of celery", "A market"]}},
+            answer="Vectors",
+            errors=_TEI_FAILURES,
+            parameters=_INFERENCE_HEADERS,
+            fast=True,
+            envelope=tei_error,
+            tag="text-embeddings-inference",
+        )
+        for path, name in (("/embed", "tei_embed"), ("/", "tei_embed_at_root"))
+    ),
+    Route(
+        *("POST", "/rerank", Access.TENANT, tei.rerank),
+        name="tei_rerank",
+        summary="Texts by their relevance to a query, as text-embeddings-inference gives them.",
+        body=tei.TeiRerankBody,
+        examples={"texts": {"query": "vegetables", "texts": ["A bunch of celery", "A bank"]}},
+        answer="Ranks",
+        errors=_TEI_FAILURES,
+        parameters=_INFERENCE_HEADERS,
+        fast=True,
+        envelope=tei_error,
+        tag="text-embeddings-inference",
+    ),
+    Route(
+        *("POST", "/predict", Access.TENANT, tei.predict),
+        name="tei_predict",
+        summary="Classes of a text, as text-embeddings-inference gives them.",
+        body=tei.TeiPredictBody,
+        examples={"text": {"inputs": "A bunch of celery"}},
+        answer="Predictions",
+        errors=_TEI_FAILURES,
+        parameters=_INFERENCE_HEADERS,
+        fast=True,
+        envelope=tei_error,
+        tag="text-embeddings-inference",
+    ),
+    Route(
+        *("GET", "/info", Access.TENANT, tei.info),
+        name="tei_info",
+        summary="The model behind these paths.",
+        answer={"type": "object", "additionalProperties": True},
+        errors=(424,),
+        envelope=tei_error,
+        tag="text-embeddings-inference",
+    ),
+    Route(
+        *("GET", "/health", Access.PUBLIC, tei.health),
+        name="tei_health",
+        summary="A model is served.",
+        errors=(503,),
+        responses={"200": {"description": "A model is served."}},
+        envelope=tei_error,
+        tag="text-embeddings-inference",
     ),
     Route(
         *("GET", "/internal/health", Access.OPERATOR, health.health),
@@ -174,6 +281,8 @@ ROUTES = (
         summary="This document.",
         answer="Description",
     ),
+    Route("GET", "/docs", Access.PUBLIC, reference.page),
+    Route("GET", "/docs/static/<name>", Access.PUBLIC, reference.asset),
     # A browser loads the page itself without a credential; its data and actions are for operators only.
     Route("GET", "/ops", Access.PUBLIC, ops.page),
     Route("GET", "/ops/static/<name>", Access.PUBLIC, ops.asset),

@@ -19,6 +19,7 @@ from webapp.body_budget import BodyBudget
 from webapp.fallback import FallbackModels
 from webapp.identity.base import Identity
 from webapp.input_schemas import InputSchemas
+from webapp.model_tasks import ModelTasks
 from webapp.observability.door_ledger import DoorLedger
 from webapp.observability.door_log import DoorRecord
 from webapp.observability.metrics import RequestTallies
@@ -40,7 +41,7 @@ class EventStreams(Protocol):
 @dataclass(slots=True)
 class Services:
     """`declared` has the models with schemas. `tracer` is set once a process that exports spans has started,
-    `description` and `events` at the first request for them.
+    `description` and `events` at the first request for them. `followed` is the number of results that are followed.
     """
 
     settings: Settings
@@ -57,9 +58,11 @@ class Services:
     large: BodyBudget
     clients: ClientLimit
     routes: RouteTable
+    tasks: ModelTasks
     declared: Mapping[str, InputSchemas] = field(default_factory=dict)
     ledger: DoorLedger | None = None
     record: DoorRecord | None = None
     tracer: RequestTracer | None = None
     description: bytes = b""
     events: EventStreams | None = None
+    followed: int = 0

@@ -60,7 +60,9 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -
     return Histogram(f"bunch_{name}", text, labels, buckets=buckets, registry=REGISTRY)
 
 
-REQUESTS = _counter("requests_total", "Requests answered, by contract code or OK.", "model", "tier", "code")
+REQUESTS = _counter(
+    "requests_total", "Requests answered, by contract code or OK, and by API.", "model", "tier", "code", "door"
+)
 REQUEST_SECONDS = _histogram("request_seconds", "From the request's arrival to its answer.", SECONDS, "model", "tier")
 QUEUE_SECONDS = _histogram("queue_seconds", "From admission to claim.", SECONDS, "model", "tier")
 BATCH_SIZE = _histogram("batch_size", "Requests per batch.", SIZES, "model")

@@ -64,7 +64,7 @@ def _parts(text: bytes) -> int:
 
 def has_doubled_names(raw: bytes, read: msgspec.Struct) -> bool:
     """True if an object in `raw` has two members of one name; `read` is the decoded object, which kept the last of
-    them.
+    them; a field that was not given is None in it.
 
     Raises:
         msgspec.DecodeError, RecursionError: a field that `read` does not have is not valid JSON.

@@ -80,7 +80,7 @@ def test_requests_are_counted_exactly_over_all_processes(api: Api) -> None:
     def grown(sample: str, **labels: str) -> float:
         return after.total(sample, model="moody", **labels) - before.total(sample, model="moody", **labels)
 
-    now, then = (each.values("bunch_requests_total", model="moody") for each in (after, before))
+    now, then = (each.values("bunch_requests_total", model="moody", door="bunch") for each in (after, before))
     counts = {labels: value - then.get(labels, 0) for labels, value in now.items()}
     assert {labels: count for labels, count in counts.items() if count} == expected
     for tier in ("paid", "free"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import time
 import uuid
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -38,6 +41,40 @@ def test_another_preference_waits(api: Api, prefer: str) -> None:
     answer = api.post("/v1/inference", {"input": "now"}, Prefer=prefer)
     assert (answer.status, answer.json["output"]) == (200, "now")
     assert "preference-applied" not in answer.headers
+
+
+def events_of(body: bytes) -> list[tuple[str, dict[str, Any]]]:
+    """The events of a stream."""
+    lines = [each.splitlines() for each in body.decode().split("\n\n")]
+    return [
+        (name.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+        for name, data in (each for each in lines if each and each[0].startswith("event: "))
+    ]
+
+
+def test_the_states_of_a_request_as_events(api: Api, gate: Gate) -> None:
+    gate.occupy()
+    task_id = api.later(gate.wish, "moody")
+    connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=60)
+    connection.request("GET", f"/v1/result/{task_id}", headers={"Accept": "text/event-stream"})
+    response = connection.getresponse()
+    assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["Cache-Control"] == "no-store"
+    waiting = b""
+    while b"PENDING" not in waiting:
+        waiting += response.readline()
+    gate.open()
+    events = events_of(waiting + response.read())
+    connection.close()
+    assert [name for name, _ in events] == ["status"] * (len(events) - 1) + ["result"]
+    states = [data["status"] for _, data in events[:-1]]
+    assert states in (["PENDING", "SUCCESS"], ["PENDING", "STARTED", "SUCCESS"])
+    assert events[-1][1] == api.result(task_id)
+    # Of one that has ended, and is not kept.
+    events = events_of(api.get(f"/v1/result/{task_id}?forget=true", Accept="text/event-stream").body)
+    assert [(name, data["status"]) for name, data in events] == [("status", "SUCCESS"), ("result", "SUCCESS")]
+    gone = api.get(f"/v1/result/{task_id}", Accept="text/event-stream")
+    assert (gone.status, gone.error) == (404, "UNKNOWN_TASK")
 
 
 def test_the_states_of_a_request_that_runs(api: Api, gate: Gate) -> None:

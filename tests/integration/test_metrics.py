@@ -29,7 +29,7 @@ import sys
 from config.redis import Line, connect
 from tasks.observability import metrics
 flusher = metrics.MetricsFlusher(connect(sys.argv[1]))
-requests = metrics.REQUESTS.labels("m", "paid", sys.argv[2])
+requests = metrics.REQUESTS.labels("m", "paid", sys.argv[2], "bunch")
 seconds = metrics.REQUEST_SECONDS.labels("m", "paid")
 requests.inc(3)
 for value in (0.02, 0.02, 7.0):
@@ -69,8 +69,8 @@ def test_processes_add_up_and_nothing_counts_twice(valkey: PrivateValkey, redis:
     count_in_a_process(valkey, "OK")
     count_in_a_process(valkey, "SERVICE_OVERLOADED")
     samples = exposed(redis)
-    assert samples["bunch_requests_total", paid(code="OK")] == 10
-    assert samples["bunch_requests_total", paid(code="SERVICE_OVERLOADED")] == 5
+    assert samples["bunch_requests_total", paid(code="OK", door="bunch")] == 10
+    assert samples["bunch_requests_total", paid(code="SERVICE_OVERLOADED", door="bunch")] == 5
     assert samples["bunch_request_seconds_count", paid()] == 12
     assert samples["bunch_request_seconds_sum", paid()] == pytest.approx(3 * 107.04)
 

@@ -97,7 +97,7 @@ def test_its_figures_are_those_of_the_metrics(look: Callable[..., Any], stack: S
         }
         expected_codes: Counter[str] = Counter()
         expected_tiers: Counter[str] = Counter()
-        for (code, _, tier), value in scrape.values("bunch_requests_total").items():
+        for (code, _, _, tier), value in scrape.values("bunch_requests_total").items():
             expected_codes[code] += int(value)
             expected_tiers[tier] += int(value)
         assert codes == dict(expected_codes)

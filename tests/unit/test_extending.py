@@ -100,7 +100,7 @@ def test_an_endpoint_is_a_handler_and_a_row_of_the_routes() -> None:
     client = create_app(services).test_client()
     answer = client.open(route.path, method=route.method)
     assert (answer.status_code, answer.json) == (200, {"models": 1})
-    assert services.routes.access_of(route.path) is Access.OPERATOR
+    assert services.routes.access_of(route.method, route.path) is Access.OPERATOR
     document = client.get("/openapi.json").json
     assert document is not None
     described = document["paths"][route.path][route.method.lower()]

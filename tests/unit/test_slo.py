@@ -83,7 +83,7 @@ def test_what_is_counted_in_passing_is_what_would_have_been_observed(amounts: li
 
 def test_what_was_counted_is_handed_over_once() -> None:
     def answered() -> float:
-        return metrics.REQUESTS.labels("handed", "paid", "OK")._value.get()
+        return metrics.REQUESTS.labels("handed", "paid", "OK", "bunch")._value.get()
 
     tallies = RequestTallies(Settings())
     for _ in range(3):

@@ -6,12 +6,13 @@ Made from `webapp.routes`; `webapp.api.schemas` has the schemas of bodies and an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
 from config.settings import Settings
-from webapp.api.schemas import components
+from webapp.api.schemas import ERROR_OF, components
 from webapp.errors import STATUS_OF
 from webapp.identity.base import Access
 from webapp.request import HttpRequest, HttpResponse
@@ -59,16 +60,21 @@ def answer(schema: str | Mapping[str, Any], description: str) -> dict[str, Any]:
 
 
 def _operation(route: Route, settings: Settings) -> dict[str, Any]:
-    responses: dict[str, Any] = {"200": answer(route.answer, route.summary), **_errors(*route.errors)}
+    responses: dict[str, Any] = {"200": answer(route.answer, route.summary), **_errors(route, *route.errors)}
     if route.links:
         responses["200"]["links"] = route.links
+    responses["200"]["content"] |= {kind: {"schema": schema} for kind, schema in route.also.items()}
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
-        "responses": {**responses, **route.responses, **_errors(*_refusals(route.access, settings))},
+        "tags": [route.tag],
+        "responses": {**responses, **route.responses, **_errors(route, *_refusals(route.access, settings))},
     }
     if route.body is not None:
         operation["requestBody"] = {"required": True, "content": _json(route.body.__name__)}
+        if route.examples:
+            examples = {name: {"value": value} for name, value in route.examples.items()}
+            operation["requestBody"]["content"]["application/json"]["examples"] = examples
     if route.parameters:
         operation["parameters"] = route.parameters
     if settings.auth != "off" and route.access is not Access.PUBLIC:
@@ -90,6 +96,11 @@ def _json(schema: str | Mapping[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": described}}
 
 
-def _errors(*statuses: int) -> dict[str, Any]:
-    by_status = {status: sorted(code for code, each in STATUS_OF.items() if each == status) for status in statuses}
-    return {str(status): answer("Error", " or ".join(codes)) for status, codes in by_status.items()}
+def _errors(route: Route, *statuses: int) -> dict[str, Any]:
+    schema = ERROR_OF.get(route.envelope, "Error")
+    return {str(status): answer(schema, _meaning(status)) for status in statuses}
+
+
+def _meaning(status: int) -> str:
+    """The codes with that status, or its name where only another API has it."""
+    return " or ".join(sorted(code for code, each in STATUS_OF.items() if each == status)) or HTTPStatus(status).phrase

@@ -13,6 +13,7 @@ from tasks.errors import BackendUnavailable
 from tasks.observability.explain import explain_recorded
 from tasks.protocol.ids import belongs_to
 from tasks.protocol.results import FINISHED, Reply, decode_details, model_metadata
+from webapp.api import result_events
 from webapp.errors import ApiError
 from webapp.parsing import flag, milliseconds
 from webapp.request import HttpRequest, HttpResponse
@@ -30,28 +31,43 @@ _LIFE = {"SUCCESS": "completed", "FAILURE": "failed", "CANCELLED": "failed", "ST
 def get_result(services: Services, call: HttpRequest, task_id: str) -> HttpResponse:
     """Return the state and outcome, after waiting up to `wait_ms` for the request to finish.
 
-    With `forget=true` an outcome is deleted once it is returned, instead of being kept until it expires.
+    With `Accept: text/event-stream` the states are events, and the outcome the last of them. With `forget=true` an
+    outcome is deleted once it is returned, instead of being kept until it expires.
     """
     _require_owner(call, task_id)
     forgets = flag(call.query("forget"), "forget")
     wait = call.query("wait_ms")
     wait_s = milliseconds(wait, "wait_ms", "INVALID_INPUT") / 1000 if wait is not None else 0.0
-    reply = services.client.result(task_id, min(wait_s, services.settings.request_timeout_s))
+    follows = result_events.asked_for(call)
+    reply = services.client.result(task_id, 0.0 if follows else min(wait_s, services.settings.request_timeout_s))
     if reply is None:
         raise _unknown(task_id)
-    state = _STATES.get(reply.status, "PENDING")
+
+    def answer(reply: Reply) -> bytes:
+        if forgets and reply.status in FINISHED:
+            services.client.forget(task_id)
+        return _answer(task_id, reply)
+
+    if follows:
+        return result_events.follow(services, call, reply, _state_of, answer)
+    return HttpResponse(200, answer(reply), call.request_id)
+
+
+def _state_of(reply: Reply) -> str:
+    return _STATES.get(reply.status, "PENDING")
+
+
+def _answer(task_id: str, reply: Reply) -> bytes:
+    state = _state_of(reply)
     head = b'{"task_id":%b,"status":"%b"' % (_encode(task_id), state.encode())
-    if forgets and reply.status in FINISHED:
-        services.client.forget(task_id)
     if state in _COMPLETED and reply.date_done:
         head += b',"completed_at":' + _encode(reply.date_done)
     if state == "SUCCESS":
-        return HttpResponse(200, head + output_of(reply) + b"}", call.request_id)
+        return head + output_of(reply) + b"}"
     if state == "FAILURE":
         error = error_of(reply)
-        detail = b',"error":%b,"message":%b}' % (_encode(error.code), _encode(error.message))
-        return HttpResponse(200, head + detail, call.request_id)
-    return HttpResponse(200, head + b"}", call.request_id)
+        return head + b',"error":%b,"message":%b}' % (_encode(error.code), _encode(error.message))
+    return head + b"}"
 
 
 def output_of(reply: Reply) -> bytes:

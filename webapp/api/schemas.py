@@ -8,10 +8,33 @@ from typing import Any
 import msgspec
 
 from config.settings import Settings
+from webapp.api.doors.envelopes import openai_error, rerank_error, tei_error
 from webapp.api.model_schemas import VALUES, declare_in
-from webapp.errors import STATUS_OF
+from webapp.errors import STATUS_OF, Envelope
+from webapp.model_tasks import TASKS
 
 _ANY: dict[str, Any] = {"description": "any JSON value"}
+_NUMBERS: dict[str, Any] = {"type": "array", "items": {"type": "number"}}
+_TEXT: dict[str, Any] = {"type": "string"}
+_TOKENS: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_TEXTS: dict[str, Any] = {
+    "anyOf": [
+        _TEXT,
+        {"type": "array", "minItems": 1, "items": _TEXT},
+        _TOKENS | {"description": "the tokens of one text, where the model accepts them"},
+        {"type": "array", "minItems": 1, "items": _TOKENS},
+    ]
+}
+_SEQUENCE: dict[str, Any] = {"type": "array", "minItems": 1, "maxItems": 2, "items": _TEXT}
+_SEQUENCES: dict[str, Any] = {"anyOf": [_TEXT, _SEQUENCE, {"type": "array", "minItems": 1, "items": _SEQUENCE}]}
+# What the types of these fields cannot say: that a list holds one kind of items.
+_INPUTS = {
+    "EmbeddingsBody": ("input", _TEXTS),
+    "EmbedBody": ("inputs", _TEXTS),
+    "TeiPredictBody": ("inputs", _SEQUENCES),
+}
+ERROR_OF: dict[Envelope, str] = {openai_error: "OpenAIError", rerank_error: "RerankError", tei_error: "TeiError"}
+"""The component of each door's errors."""
 
 _ADDED: dict[str, Any] = {
     "type": "object",
@@ -53,9 +76,48 @@ def components(settings: Settings, bodies: Sequence[type[msgspec.Struct]]) -> di
             name="string", description="string", links={"type": "object", "additionalProperties": {"type": "string"}}
         ),
         "Description": {"type": "object", "additionalProperties": True},
+        **_doors(),
     }
+    for body, (field, schema) in _INPUTS.items():
+        if body in schemas:
+            schemas[body]["properties"][field] = schema
     declare_in(schemas, settings)
     return {name: _with_items(schema) for name, schema in schemas.items()}
+
+
+def _doors() -> dict[str, Any]:
+    """The answers and errors of `webapp.api.doors`."""
+    text: dict[str, Any] = {"type": ["string", "null"]}
+    usage = _object(prompt_tokens="integer", total_tokens="integer")
+    embedding = _object(
+        object="string",
+        index="integer",
+        embedding={"oneOf": [_NUMBERS, {"type": "string", "description": "base64 of little-endian float32"}]},
+    )
+    ranked = _object(index="integer", relevance_score="number")
+    rank = _object(index="integer", score="number")
+    prediction = _object(label="string", score="number")
+    return {
+        "OpenAIError": _object(error=_object(message="string", type="string", param=text, code=text)),
+        "RerankError": _object(message="string", detail="string", code="string", id="string"),
+        "TeiError": _object(error="string", error_type="string"),
+        "Usage": usage,
+        "Embedding": _optional(embedding, truncated="boolean"),
+        "Embeddings": _object(object="string", data=_list_of(_ref("Embedding")), model="string", usage=_ref("Usage")),
+        "RankedDocument": _optional(ranked, document=_object(text="string")),
+        "Ranking": _object(
+            id="string",
+            model="string",
+            results=_list_of(_ref("RankedDocument")),
+            meta={"type": "object", "additionalProperties": True},
+            usage=_ref("Usage"),
+        ),
+        "Vectors": _list_of(_NUMBERS),
+        "Rank": _optional(rank, text="string"),
+        "Ranks": _list_of(_ref("Rank")),
+        "Prediction": prediction,
+        "Predictions": {"oneOf": [_list_of(_ref("Prediction")), _list_of(_list_of(_ref("Prediction")))]},
+    }
 
 
 def _error() -> dict[str, Any]:
@@ -103,9 +165,16 @@ def _bulk_item() -> dict[str, Any]:
 
 
 def _model() -> dict[str, Any]:
-    schema = _object(id="string", object="string", created="integer", owned_by="string", max_batch_size="integer")
+    schema = _object(
+        id="string",
+        object="string",
+        created="integer",
+        owned_by="string",
+        max_batch_size="integer",
+        tasks=_list_of({"type": "string", "enum": list(TASKS)}),
+    )
     declared = {"type": "object", "additionalProperties": True}
-    return _optional(schema, input_schema=declared, parameters_schema=declared)
+    return _optional(schema, description="string", input_schema=declared, parameters_schema=declared)
 
 
 def _life() -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Detects requests that came through a proxy, by the header fields that proxies add. Such a request may come from
 anywhere, whatever address its connection has. A client may add the fields itself, but gains nothing by it.
+
+X-Amzn-Trace-Id is not among them: huggingface_hub sends it itself, and Amazon's balancers add X-Forwarded-Proto too.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ _FIELDS = (
     *("X-Forwarded-Preferred-Username", "Forwarded-For", "X-Original-Forwarded-For", "X-Original-Host"),
     *("X-Original-URL", "X-Original-For", "X-Original-Proto", "X-Real-IP", "X-Client-IP", "Client-IP"),
     *("X-Cluster-Client-IP", "X-Scheme", "X-Url-Scheme", "X-ProxyUser-Ip", "True-Client-IP", "CF-Connecting-IP"),
-    *("CF-Ray", "Fastly-Client-IP", "Fly-Client-IP", "X-Azure-ClientIP", "X-Amzn-Trace-Id"),
+    *("CF-Ray", "Fastly-Client-IP", "Fly-Client-IP", "X-Azure-ClientIP"),
     *("X-Envoy-External-Address", "X-Envoy-Expected-Rq-Timeout-Ms", "X-Cloud-Trace-Context"),
 )
 _KEYS = frozenset("HTTP_" + name.upper().replace("-", "_") for name in _FIELDS)

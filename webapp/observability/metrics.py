@@ -16,8 +16,12 @@ from tasks.observability import metrics, slo
 logger = logging.getLogger(__name__)
 
 
+OWN_DOOR = "bunch"
+"""The label `door` of our own endpoints; the others are named in `webapp.api.doors`."""
+
+
 class _Tally:
-    """Requests of one model, tier and code within the current second, counted by this process's one thread.
+    """Requests of one model, tier, code and door within the current second, counted by this process's one thread.
 
     `missed_after_s` is the latency from which on a request has missed its objective, `remember_after_s` that from which
     on it is logged: always, if it failed or everything is logged.
@@ -49,16 +53,17 @@ class RequestTallies:
     def __init__(self, settings: Settings) -> None:
         self._counting = settings.metrics == "on"
         self._objectives = slo.objectives(settings)
-        self._tallies: dict[tuple[str, Tier, str], _Tally] = {}
+        self._tallies: dict[tuple[str, Tier, str, str], _Tally] = {}
 
-    def count(self, model: str, tier: Tier, code: str, seconds: float, shed: str = "") -> bool:
-        """Count one answered request. `code` is OK or the contract's, `shed` the reason why it was not let in.
+    def count(self, model: str, tier: Tier, code: str, seconds: float, shed: str = "", door: str = OWN_DOOR) -> bool:
+        """Count one answered request. `code` is OK or the contract's, `shed` the reason why it was not let in, `door`
+        the API by which it came.
 
         Returns whether `webapp.observability.request_log` should remember it.
         """
-        tally = self._tallies.get((model, tier, code))
+        tally = self._tallies.get((model, tier, code, door))
         if tally is None:
-            tally = self._tallies[model, tier, code] = self._make_tally(tier, code)
+            tally = self._tallies[model, tier, code, door] = self._make_tally(tier, code)
         if self._counting:
             tally.buckets[bisect_left(metrics.SECONDS, seconds)] += 1
             tally.seconds += seconds
@@ -70,10 +75,10 @@ class RequestTallies:
 
     def hand_over(self) -> None:
         """Add what has been counted to the metrics proper; call it before they are flushed."""
-        for (model, tier, code), tally in self._tallies.items():
+        for (model, tier, code, door), tally in self._tallies.items():
             number = sum(tally.buckets)
             if number:
-                metrics.REQUESTS.labels(model, tier.value, code).inc(number)
+                metrics.REQUESTS.labels(model, tier.value, code, door).inc(number)
                 metrics.observe_all(metrics.REQUEST_SECONDS.labels(model, tier.value), tally.buckets, tally.seconds)
                 metrics.SLO_MISSED.labels(tier.value).inc(tally.missed)
                 tally.clear()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import mimetypes
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import gevent
@@ -19,6 +16,7 @@ from webapp.ops.feed import EVERY_S, Feed
 from webapp.parsing import read_body
 from webapp.request import HttpRequest, HttpResponse, HttpStream
 from webapp.services import Services
+from webapp.static_files import StaticFiles, strict_headers
 
 STATIC = Path(__file__).parent / "static"
 _EVENTS = "text/event-stream; charset=utf-8"
@@ -26,17 +24,8 @@ _MAX_STREAMS = 32
 # After this the browser reconnects, perhaps to a newer process.
 _STREAM_S = 3600.0
 _LOOK_S = 0.25
-_HEADERS = (
-    # Nothing from other sites, nothing inline, in no frame.
-    (
-        "Content-Security-Policy",
-        (
-            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
-            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        ),
-    ),
-    ("Referrer-Policy", "no-referrer"),
-)
+_HEADERS = strict_headers()
+_FILES = StaticFiles({path.name: path for path in STATIC.iterdir()}, _HEADERS)
 _action = msgspec.json.Decoder(actions.ActionBody)
 
 
@@ -46,15 +35,8 @@ def page(services: Services, call: HttpRequest) -> HttpResponse:
 
 
 def asset(services: Services, call: HttpRequest, name: str) -> HttpResponse:
-    """`GET /ops/static/<name>`: revalidated at each load, so that a new version is seen at once."""
-    found = _assets().get(name)
-    if found is None:
-        raise ApiError("NOT_FOUND", "the page has no such part")
-    content_type, body, tag = found
-    headers = (*_HEADERS, ("Cache-Control", "no-cache"), ("ETag", tag))
-    if call.header("HTTP_IF_NONE_MATCH") == tag:
-        return HttpResponse(304, b"", call.request_id, content_type, headers)
-    return HttpResponse(200, body, call.request_id, content_type, headers)
+    """`GET /ops/static/<name>`."""
+    return _FILES.answer(call, name)
 
 
 def act(services: Services, call: HttpRequest, name: str) -> HttpResponse:
@@ -128,14 +110,3 @@ class Events:
 
 def _event(name: str, data: bytes) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
-
-
-@cache
-def _assets() -> dict[str, tuple[str, bytes, str]]:
-    found = {}
-    for path in STATIC.iterdir():
-        body = path.read_bytes()
-        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-        tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-        found[path.name] = (f"{kind}; charset=utf-8" if kind.startswith("text/") else kind, body, tag)
-    return found

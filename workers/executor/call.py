@@ -16,6 +16,7 @@ from workers.executor.faults.exception_text import ItemError, describe
 from workers.executor.forked import end_if_forked
 from workers.executor.outputs import as_list, outcome_of
 from workers.executor.shapes import ANY_SHAPE, BUCKET, Part, Shapes
+from workers.executor.vectors import packed
 
 if TYPE_CHECKING:
     from workers.executor.compute import Batch
@@ -110,7 +111,8 @@ class Call:
         # What padding gave is cut off.
         for index, output in zip(self.members, outputs, strict=False):
             try:
-                batch.known[index] = outcome_of(output, stages.max_output_bytes)
+                told = packed(output) if index in batch.packed else output
+                batch.known[index] = outcome_of(told, stages.max_output_bytes)
             except BaseException as error:  # noqa: BLE001 - even asking what it is runs the model's own code
                 batch.known[index] = describe(error)
 

@@ -39,6 +39,7 @@ from workers.executor.faults.health import LAST_WORDS, Harvest, Health, Sample, 
 from workers.executor.forked import end_if_forked
 from workers.executor.ipc import Fault
 from workers.executor.shapes import ANY_SHAPE, Part, Shapes
+from workers.executor.vectors import takes_format
 from workers.models import InputRejected, InvalidInput, Model
 
 
@@ -54,6 +55,7 @@ class BatchComputer:
         watched: whether the process can be poisoned. One that only calls a remote API cannot.
         max_output_bytes: limit of one output, as JSON; 0: any size.
         continue_trace: called before each call with the trace that it is part of, or "".
+        packs: requests may ask for vectors in base64 (`workers.executor.vectors`).
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class BatchComputer:
         watched: bool = False,
         max_output_bytes: int = 0,
         continue_trace: Callable[[str], None] | None = None,
+        packs: bool = False,
     ) -> None:
         self._stages = Stages(model, shapes, max_output_bytes)
         self._shapes = shapes
@@ -77,10 +80,11 @@ class BatchComputer:
         self._collapse = collapse
         self._health = Health(self._retry) if watched else None
         self._continue_trace = continue_trace
+        self._packs = packs
 
     def decode(self, work: Work) -> Batch:
         """Decode a batch. It uses no code of the model, so another thread may run it meanwhile."""
-        return Batch(work, self._decode, collapse=self._collapse)
+        return Batch(work, self._decode, collapse=self._collapse, packs=self._packs)
 
     @property
     def overlaps(self) -> bool:
@@ -199,7 +203,7 @@ class BatchComputer:
     def _retry(self, sample: Sample) -> ItemError | None:
         """Run an input again that succeeded before; returns the error, if any."""
         self._on_pass()
-        again = Batch(Work("", [sample[0]], [sample[1]]), self._decode)
+        again = Batch(Work("", [sample[0]], [sample[1]]), self._decode, packs=self._packs)
         errors = [self._called(again, part).error for part in self._parts(again)]
         outcome = (errors and errors[0]) or again.known[0]
         return outcome if isinstance(outcome, ItemError) and not outcome.rejected else None
@@ -222,7 +226,9 @@ def _loads(raw: bytes) -> Any:
 
 
 class Batch:
-    """The inputs of one batch, and the state of each. `members` are those that reach the model."""
+    """The inputs of one batch, and the state of each. `members` are those that reach the model, `packed` those of them
+    whose vectors become base64.
+    """
 
     def __init__(
         self,
@@ -230,8 +236,11 @@ class Batch:
         decode: Callable[[bytes, bytes], tuple[Any, dict[str, Any]]],
         *,
         collapse: bool = False,
+        packs: bool = False,
     ) -> None:
         self.work = work
+        self._packs = packs
+        self.packed: set[int] = set()
         self._raw = list(zip(work.inputs, work.parameters, strict=True))
         self._decode = decode
         self._decoded: dict[int, tuple[Any, dict[str, Any]]] = {}
@@ -254,6 +263,10 @@ class Batch:
         pairs = [
             self._decoded.pop(index) if index in self._decoded else self._decode(*self._raw[index]) for index in members
         ]
+        if self._packs:
+            self.packed.update(
+                index for index, (_, options) in zip(members, pairs, strict=True) if takes_format(options)
+            )
         return [value for value, _ in pairs], [options for _, options in pairs]
 
     def measured(self, measure: Callable[[Any], int], most: int | None = None) -> tuple[list[int], list[int]]:

@@ -142,6 +142,7 @@ def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str
         watched=not start.model.is_remote,
         continue_trace=getattr(model, "continue_trace", None) if start.model.is_remote else None,
         max_output_bytes=start.max_output_bytes,
+        packs=_embeds(start.model, model),
     )
     if start.model.warmup_input is not None:
         _warm_up(computer, start.model.warmup_input)
@@ -167,6 +168,11 @@ def _warm_up(computer: BatchComputer, value: Any) -> None:
     if error.traceback is None or error.rejected:
         raise LoadError(text)
     raise RuntimeError(f"{text}\n{error.traceback}")
+
+
+def _embeds(settings: ModelSettings, model: Any) -> bool:
+    tasks = getattr(model, "tasks", ()) if settings.tasks is None else settings.tasks
+    return isinstance(tasks, list | tuple) and "embed" in tasks
 
 
 def _budget(start: Start, model: Any) -> Budget | None:

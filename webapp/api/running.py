@@ -1,0 +1,258 @@
+"""Submits the requests of one HTTP call and waits for them: the same for every door.
+
+    Submission ──run──▶ outcome            one request on the caller's connection
+    [Submission] ──run_each──▶ [Ended]     each a task of its own, batched with all others; answers in order
+    Asked ──run_all──▶ [Reply], or the first error: for answers without room for single errors
+
+A door turns bytes into submissions and replies into bytes. Refusals, counting, ledger, log and traces are here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import Any, NamedTuple, TypeVar
+
+import gevent
+
+from tasks.client.router import Pending
+from tasks.client.submission import Submission
+from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict
+from tasks.protocol.results import Reply
+from webapp.body_budget import COUNTED_BYTES, LEAST_BYTES
+from webapp.errors import ApiError
+from webapp.observability.metrics import OWN_DOOR
+from webapp.observability.request_log import remember
+from webapp.parsing import as_json, one_each, submission_of
+from webapp.request import HttpRequest
+from webapp.services import Services
+
+# The total size of `parameters` in the queue, where each input of a call has a copy.
+_MAX_REPEATED_BYTES = 4 * 1024 * 1024
+_AT_ONCE = 64
+PACKED = {"encoding_format": "base64"}
+"""The parameter by which an executor makes a vector base64."""
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+
+class Ended(NamedTuple):
+    """The end of one of several requests; `task_id` is empty for one that was not submitted."""
+
+    task_id: str
+    outcome: Reply | BunchError
+
+
+def run(
+    services: Services,
+    call: HttpRequest,
+    submission: Submission,
+    started: float,
+    wait: Callable[[Pending], Outcome],
+    door: str = OWN_DOOR,
+) -> Outcome:
+    """Submit, then `wait`; counted once, whatever the outcome."""
+    model, tier = submission.model, submission.caller.tier
+    code, shed = "INTERNAL", ""
+    pending: Pending | None = None
+    outcome: Outcome | None = None
+    try:
+        refusal = refusal_of(services, call, model)
+        if refusal is not None:
+            raise refusal
+        pending = services.client.submit(submission)
+        if call.turn is not None:
+            call.turn.end(in_flight=submission.queued_bytes)
+        if not submission.idempotency_key:
+            # With a key it may turn out to be another task.
+            call.became(pending.task_id)
+        if call.span is not None:
+            about = {"bunch.model": model, "bunch.tier": tier.value, "bunch.task_id": pending.task_id}
+            call.span.set_attributes(about | ({"bunch.client_id": call.client_id} if call.client_id else {}))
+        outcome = wait(pending)
+        code = "OK"
+    except BunchError as error:
+        code, shed = error.code, error.reason
+        if services.ledger is not None:
+            services.ledger.note(submission, error, perf_counter() - started)
+        if services.record is not None and pending is not None:
+            services.record.note(call, pending.task_id, submission, error)
+        if isinstance(error, DeadlineExceeded):
+            raise services.readiness.explained(error, model, tier) from error
+        raise
+    finally:
+        took_s = perf_counter() - started
+        if services.tallies.count(model, tier, code, took_s, shed, door):
+            remember(services, call, submission, code, took_s, outcome, pending)
+    return outcome
+
+
+def run_each(
+    services: Services,
+    call: HttpRequest,
+    whole: Submission,
+    inputs: Sequence[bytes],
+    refusals: Sequence[BunchError | None],
+    started: float,
+    door: str = OWN_DOOR,
+) -> list[Ended]:
+    """Submit each input that has no refusal, then wait for all; each is counted for itself.
+
+    Args:
+        whole: what the requests have in common.
+        inputs: JSON.
+        refusals: the error of each input that must not be submitted.
+
+    Raises:
+        ApiError: INVALID_INPUT, if the parameters are too large to be sent with each of so many inputs.
+    """
+    if len(whole.parameters) * len(inputs) > _MAX_REPEATED_BYTES:
+        most = _MAX_REPEATED_BYTES // len(inputs)
+        raise ApiError(
+            "INVALID_INPUT", f"parameters: they are sent with each input; at most {most} bytes with this many inputs"
+        )
+    submissions = one_each(whole, inputs)
+    client = services.client
+    pendings = [
+        client.submit(submission) if refusal is None else None
+        for submission, refusal in yielding(list(zip(submissions, refusals, strict=True)))
+    ]
+    if call.turn is not None:
+        queued = [each for each, pending in zip(submissions, pendings, strict=True) if pending is not None]
+        call.turn.end(in_flight=sum(max(each.queued_bytes, LEAST_BYTES) for each in queued))
+    return [
+        _ended(services, call, submission, pending, refusal, started, door)
+        for submission, pending, refusal in zip(submissions, pendings, refusals, strict=True)
+    ]
+
+
+def _ended(
+    services: Services,
+    call: HttpRequest,
+    submission: Submission,
+    pending: Pending | None,
+    refusal: BunchError | None,
+    started: float,
+    door: str,
+) -> Ended:
+    model, tier = submission.model, submission.tier
+    try:
+        if pending is None:
+            assert refusal is not None
+            raise refusal
+        reply = services.direct.waiting(services.client, submission)(pending)
+    except BunchError as why:
+        error = services.readiness.explained(why, model, tier) if isinstance(why, DeadlineExceeded) else why
+        services.tallies.count(model, tier, error.code, perf_counter() - started, error.reason, door)
+        if services.ledger is not None:
+            services.ledger.note(submission, error, perf_counter() - started)
+        if services.record is not None and pending is not None:
+            services.record.note(call, pending.task_id, submission, error)
+        return Ended("" if pending is None else pending.task_id, error)
+    services.tallies.count(model, tier, "OK", perf_counter() - started, "", door)
+    return Ended(reply.task_id, reply)
+
+
+class Asked(NamedTuple):
+    """What a call at a door asks for.
+
+    Args:
+        name: the field with the inputs, for messages.
+        started: when the call began, as `perf_counter` tells it.
+        parameters: of the caller; the model may declare a schema for them.
+        packed: vectors come as base64 (`workers.executor.vectors`).
+    """
+
+    door: str
+    model: str
+    inputs: Sequence[object]
+    name: str
+    started: float
+    parameters: dict[str, Any] | None = None
+    timeout_ms: float | None = None
+    packed: bool = False
+
+
+def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
+    """Run every input as a request of its own; return their replies in order.
+
+    Raises:
+        BunchError: of the first input that failed, named `name[i]`; one that concerns the whole call comes before.
+    """
+    door, model, inputs, name, started, parameters, timeout_ms, packed = asked
+    for refusal in declared_refusals(services, call, model, inputs, parameters, name):
+        if refusal is not None:
+            raise refusal
+    settings, values = services.settings, [as_json(each) for each in yielding(inputs)]
+    if packed:
+        parameters = {**(parameters or {}), **PACKED}
+    if len(values) == 1:
+        submission = submission_of(settings, call, model, values[0], parameters, timeout_ms)
+        return [run(services, call, submission, started, services.direct.waiting(services.client, submission), door)]
+    whole = submission_of(settings, call, model, b"null", parameters, timeout_ms)
+    refused = refusal_of(services, call, model, len(values))
+    if refused is not None:
+        raise refused
+    ended = run_each(services, call, whole, values, [None] * len(values), started, door)
+    raise_common([each.outcome for each in ended if isinstance(each.outcome, BunchError)], len(values))
+    replies: list[Reply] = []
+    for at, (_, outcome) in enumerate(ended):
+        if isinstance(outcome, BunchError):
+            raise _about(f"{name}[{at}]", outcome)
+        replies.append(outcome)
+    return replies
+
+
+def _about(place: str, error: BunchError) -> BunchError:
+    """The same error, with the place of its input in front of its message."""
+    named = copy.copy(error)
+    named.message = f"{place}: {error.message}"
+    return named
+
+
+def refusal_of(services: Services, call: HttpRequest, model: str, count: int = 1) -> BunchError | None:
+    """The refusal that is known without the queue, if any."""
+    refusal = services.readiness.refusal(model)
+    if refusal is not None or not call.client_id:
+        return refusal
+    return services.clients.refusal(call.caller.owner, call.client_id, count)
+
+
+def declared_refusals(
+    services: Services,
+    call: HttpRequest,
+    model: str,
+    inputs: Sequence[object],
+    parameters: dict[str, Any] | None,
+    name: str = "inputs",
+) -> list[BunchError | None]:
+    """The error of each input that is not as its model declares. Raises InvalidInput for the parameters."""
+    declared = services.declared.get(model)
+    if declared is None:
+        return [None] * len(inputs)
+    declared.check_parameters(parameters)
+    wrong: list[BunchError | None] = [*declared.refusals(inputs, name)]
+    if any(wrong) and call.body_bytes >= COUNTED_BYTES:
+        # Inputs that are queued count by themselves.
+        services.large.refused(call.caller)
+    return wrong
+
+
+def yielding(items: Sequence[Item]) -> Iterator[Item]:
+    """Yield now and then: a call may prepare a thousand requests here, and others must not wait for that."""
+    for number, item in enumerate(items):
+        if number % _AT_ONCE == _AT_ONCE - 1:
+            gevent.sleep(0)
+        yield item
+
+
+def raise_common(errors: Sequence[BunchError], of: int) -> None:
+    """Raise the error that concerns the whole call, not single inputs, if there is one."""
+    for each in errors:
+        if isinstance(each, IdempotencyConflict):
+            raise each
+    # Nothing was queued, for one reason that passes: a client that retries by status must see that status.
+    if len(errors) == of and errors[0].retry_after_s is not None and len({error.code for error in errors}) == 1:
+        raise max(errors, key=lambda error: error.retry_after_s or 0.0)
