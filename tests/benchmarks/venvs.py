@@ -19,11 +19,11 @@ class VenvFailedError(Exception):
     """A rival's packages could not be installed; the text has the rival and the end of pip's output."""
 
 
-def python_of(name: str) -> Path:
+def python_of(name: str, rivals: Path = RIVALS, venvs: Path = VENVS) -> Path:
     """The rival's own interpreter, with its `requirements.txt` installed."""
-    requirements = RIVALS / name / "requirements.txt"
+    requirements = rivals / name / "requirements.txt"
     wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
-    folder = VENVS / name
+    folder = venvs / name
     stamp = folder / "requirements.sha256"
     if not (stamp.exists() and stamp.read_text() == wanted):
         logger.info("%s: making its virtual environment in %s (once)", name, folder)
@@ -41,6 +41,6 @@ def _run(name: str, *command: str) -> None:
         raise VenvFailedError(name, done.stderr[-2000:])
 
 
-def pins_of(name: str) -> str:
+def pins_of(name: str, rivals: Path = RIVALS) -> str:
     """The pinned versions of the rival's `requirements.txt`, on one line."""
-    return " ".join((RIVALS / name / "requirements.txt").read_text().split())
+    return " ".join((rivals / name / "requirements.txt").read_text().split())

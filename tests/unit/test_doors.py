@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -305,6 +306,15 @@ def test_a_task_that_there_is_not_stops_the_start(tmp_path: Path) -> None:
     path.write_text('[models.m]\nsource = "a:B"\ntasks = ["embedd"]\n')
     with pytest.raises(SettingsError, match=r"\[models.m\] tasks"):
         load_settings({}, str(path))
+
+
+def test_the_table_of_clients_is_that_of_what_is_tried() -> None:
+    root = Path(__file__).parents[2]
+    table = (root / "docs" / "clients.md").read_text(encoding="utf-8").partition("<!-- clients: begin -->")[2]
+    pins = [set(each.read_text().split()) for each in (root / "tests" / "clients").glob("*/requirements.txt")]
+    assert len(pins) >= 8
+    listed = [set(re.findall(r"`([^`]+==[^`]+)`", row)) for row in table.splitlines() if row.startswith("| `")]
+    assert sorted(map(sorted, listed)) == sorted(map(sorted, pins))
 
 
 def test_requests_are_counted_by_door() -> None:
