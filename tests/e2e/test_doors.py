@@ -117,6 +117,15 @@ def test_base64_is_the_same_numbers(api: Api) -> None:
             assert list(struct.unpack(f"<{len(data) // 4}f", data)) == pytest.approx(plain["embedding"], rel=1e-6)
 
 
+def test_a_large_body_has_its_options_too(api: Api) -> None:
+    body = {"input": [f"{n:02}" * 1000 for n in range(60)], "model": "embedder", "dimensions": 2}
+    packed = api.post("/v1/embeddings", body | {"encoding_format": "base64"}).json["data"]
+    assert len(packed) == 60
+    for n, each in enumerate(packed):
+        wanted = vector(body["input"][n])[:2]
+        assert struct.unpack("<2f", base64.b64decode(each["embedding"])) == pytest.approx(wanted, rel=1e-6)
+
+
 def test_a_request_that_names_no_model_gets_one_for_its_task(api: Api) -> None:
     assert api.post("/v1/embeddings", {"input": "a"}).json["model"] == "embedder"
     assert api.post("/v1/rerank", {"query": "a", "documents": ["a"]}).json["model"] == "ranker"

@@ -185,6 +185,8 @@ def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
     for refusal in declared_refusals(services, call, model, inputs, parameters, name):
         if refusal is not None:
             raise refusal
+    # What becomes parameters stands elsewhere in a door's body, or is for the executor.
+    call.large_body = b""
     settings, values = services.settings, [as_json(each) for each in yielding(inputs)]
     if packed:
         parameters = {**(parameters or {}), **PACKED}
