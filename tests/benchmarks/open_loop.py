@@ -176,15 +176,17 @@ class _Loop:
                     upcoming = next(times, None)
                     if upcoming is None:
                         until = time.perf_counter() + _DRAIN_S
-                pause = 1.0 if upcoming is None else self._began + upcoming - time.perf_counter()
+                pause = (until if upcoming is None else self._began + upcoming) - time.perf_counter()
                 # epoll's own time limit is in whole milliseconds.
                 if pause > 0 and (upcoming is not None or self.busy):
                     select.select([self._epoll], [], [], pause)
                 for descriptor, events in self._epoll.poll(0):
                     if connection := self._open.get(descriptor):
                         connection.on(events)
-            self.failed += self.busy + len(self._waiting)
         finally:
+            # Unanswered requests end as failures when their connections close, and none of these is used again.
+            self.failed += sum(due >= self._counted_from_s for due in self._waiting)
+            self._waiting.clear()
             for connection in list(self._open.values()):
                 connection.close()
             self._epoll.close()

@@ -111,6 +111,23 @@ def test_a_stall_is_seen_by_every_request_that_was_due_in_it(monkeypatch: pytest
     assert found.p50_ms > 100
 
 
+def test_what_is_never_answered_is_one_failure_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(module, "_DRAIN_S", 0.1)
+    over = threading.Event()
+
+    def silent(number: int, text: str) -> tuple[int, str]:
+        if number > 10:
+            over.wait(30)
+        return 200, text
+
+    with server(silent) as url:
+        found = open_loop(url, SHAPE, rate=200, duration_s=0.3)
+        over.set()
+    # Four have a connection, and the others still wait for one.
+    assert (found.answered, found.failed) == (10, due(200, 0, 0.3) - 10)
+
+
 def test_a_system_that_is_gone_is_said_to_have_answered_nothing() -> None:
     with server(echo) as url:
         pass
