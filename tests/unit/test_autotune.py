@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from batching.capacity.ab_verdict import Watched, judge, watched
 from batching.capacity.search import Objective
-from batching.capacity.tuner import WAITS_MS, Candidate, Question, Trial, candidates, pick, sizes_up_to, tune
+from batching.capacity.tuner import WAITS_MS, Candidate, Found, Question, Trial, candidates, pick, sizes_up_to, tune
 from batching.policy import POLICIES, knobs
 from batching.simulator import Affine, Bursts, Poisson, Recorded, Scenario, simulate
 
@@ -48,8 +49,14 @@ def question(rps: float = 60.0, slo_s: float = 0.1, current: Candidate = SLOW, *
     )
 
 
+@functools.cache
+def usual() -> Found:
+    """The answer to the usual question, for those who start from it."""
+    return tune(question())
+
+
 def test_a_window_that_breaks_the_objective_is_replaced() -> None:
-    found = tune(question())
+    found = usual()
     assert not found.current.holds
     assert found.best.holds
     assert found.best.tail_ms < 100 < found.current.tail_ms
@@ -57,7 +64,7 @@ def test_a_window_that_breaks_the_objective_is_replaced() -> None:
 
 
 def test_what_is_good_stays() -> None:
-    good = tune(question()).best.candidate
+    good = usual().best.candidate
     again = tune(question(current=good))
     assert again.best.candidate == good
     assert again.why == f"none of {again.tried} settings is better than the current ones"

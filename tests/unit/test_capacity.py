@@ -163,7 +163,10 @@ def _small(design: Design) -> Design:
     return replace(design, rps=design.rps / 10, gpus=max(1, design.gpus // 10))
 
 
-def test_a_replay_finds_who_holds_a_design() -> None:
+def test_a_replay_finds_who_holds_a_design(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One turn above the mean and one below it.
+    monkeypatch.setattr("batching.capacity.designs._DURATION_S", 20.0)
+
     def make(name: str, max_batch_size: int, max_wait_s: float) -> object:
         return lambda: _policy(max_batch_size)
 

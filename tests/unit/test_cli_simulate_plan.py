@@ -52,6 +52,7 @@ def test_sizes_spare_a_model_that_compiles_for_each() -> None:
     assert few["p99_ms"] < 100 < free["p99_ms"]
 
 
+@pytest.mark.usefixtures("short_runs")
 def test_a_plan_counts_the_padding() -> None:
     full = ("plan", "--rps", "1000", "--batch-ms", "0", "--item-ms", "1", "--max-batch", "33", "--json")
     free, padded = (json.loads(run(*full, *sizes).stdout) for sizes in ((), ("--batch-sizes", "64")))
@@ -209,6 +210,7 @@ def test_nothing_to_measure_is_said() -> None:
 def test_the_page_is_filled_between_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small: Any = [DESIGNS[2]]
     monkeypatch.setattr("cli.plan.plan.DESIGNS", small)
+    monkeypatch.setattr("batching.capacity.designs._DURATION_S", 20.0)
     monkeypatch.setattr("cli.plan.plan.POLICIES", ("idle",))
     page = tmp_path / "capacity.md"
     page.write_text("before\n<!-- designs: begin -->\nold\n<!-- designs: end -->\nafter\n", encoding="utf-8")
