@@ -25,19 +25,35 @@ if TYPE_CHECKING:
 class Stages:
     """What a call needs to know of its model."""
 
-    __slots__ = ("finishes", "max_output_bytes", "model", "prepares", "shapes")
+    __slots__ = ("finishes", "max_output_bytes", "model", "plain", "prepares", "shapes")
 
     def __init__(self, model: Any, shapes: Shapes = ANY_SHAPE, max_output_bytes: int = 0) -> None:
         self.model = model
         self.prepares = callable(getattr(model, "prepare", None))
         self.finishes = callable(getattr(model, "finish", None))
         self.shapes = shapes
+        # One call of `predict` with the inputs as they are: nearly every model.
+        self.plain = not (self.prepares or self.finishes or shapes.sizes or shapes.buckets)
         self.max_output_bytes = max_output_bytes
 
     @property
     def overlap(self) -> bool:
         """Return whether a stage of the model can run beside `predict`."""
         return self.prepares or self.finishes
+
+
+def tell(batch: Batch, members: list[int], returned: object, count: int, max_output_bytes: int) -> None:
+    """Give the outputs of a call with `count` inputs to its members, as outcomes. What padding gave is cut off."""
+    outputs = as_list(returned, count)
+    if isinstance(outputs, str):
+        batch.fail(members, ItemError(outputs))
+        batch.miscounted = True
+        return
+    for index, output in zip(members, outputs, strict=False):
+        try:
+            batch.known[index] = outcome_of(packed(output) if index in batch.packed else output, max_output_bytes)
+        except BaseException as error:  # noqa: BLE001 - even asking what it is runs the model's own code
+            batch.known[index] = describe(error)
 
 
 class Call:
@@ -103,18 +119,8 @@ class Call:
             return
         stages, batch = self._stages, self._batch
         raw, self._staged = self._staged, None
-        outputs = as_list(stages.model.finish(raw) if stages.finishes else raw, len(self.members) + self.padding)
-        if isinstance(outputs, str):
-            batch.fail(self.members, ItemError(outputs))
-            batch.miscounted = True
-            return
-        # What padding gave is cut off.
-        for index, output in zip(self.members, outputs, strict=False):
-            try:
-                told = packed(output) if index in batch.packed else output
-                batch.known[index] = outcome_of(told, stages.max_output_bytes)
-            except BaseException as error:  # noqa: BLE001 - even asking what it is runs the model's own code
-                batch.known[index] = describe(error)
+        outputs = stages.model.finish(raw) if stages.finishes else raw
+        tell(batch, self.members, outputs, len(self.members) + self.padding, stages.max_output_bytes)
 
     def _without_refused(
         self, staged: list[Any], options: list[dict[str, Any]]

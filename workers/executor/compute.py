@@ -24,6 +24,7 @@ It runs in the executor's process.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ from batching.request import Done, Failed, Ok, Rejected, Words, Work
 from tasks.protocol import kombu_types
 from tasks.protocol.traceparent import is_sampled
 from workers.executor.batch_budget import Budget, cut
-from workers.executor.call import Call, Stages
+from workers.executor.call import Call, Stages, tell
 from workers.executor.faults.exception_text import ItemError, describe
 from workers.executor.faults.health import LAST_WORDS, Harvest, Health, Sample, barren_limit
 from workers.executor.forked import end_if_forked
@@ -74,6 +75,8 @@ class BatchComputer:
     ) -> None:
         self._stages = Stages(model, shapes, max_output_bytes)
         self._shapes = shapes
+        # A batch is one call, unless memory has run out.
+        self._whole = budget is None and shapes == ANY_SHAPE
         self._refuse = refuse
         self._on_pass = on_pass
         self._budget = budget
@@ -131,7 +134,7 @@ class BatchComputer:
 
     def _compute(self, batch: Batch, first: Call | None) -> Done:
         work, shapes = batch.work, self._shapes
-        parts = [first.part] if first is not None else self._parts(batch)[::-1]
+        parts = [first.part] if first is not None else self._parts(batch)
         # Calls that the lengths of the inputs require are not passes in search of a culprit.
         planned = len(parts) if shapes.buckets else 1
         called = barren = padding = 0
@@ -143,10 +146,15 @@ class BatchComputer:
             if called:
                 self._on_pass()
             called += 1
-            call, first = first or self._called(batch, part), None
-            error = call.error
-            compute_s += call.spent_s
-            padding += call.padding
+            if self._stages.plain:
+                began = perf_counter()
+                error = self._predict(batch, members)
+                compute_s += perf_counter() - began
+            else:
+                call, first = first or self._called(batch, part), None
+                error = call.error
+                compute_s += call.spent_s
+                padding += call.padding
             if error is None:
                 barren = 0
                 continue
@@ -171,23 +179,42 @@ class BatchComputer:
         return Done(work.batch_id, compute_s, batch.outcomes(), passes, learned, len(batch.same), padding)
 
     def _parts(self, batch: Batch) -> list[Part]:
-        """Split into calls within the budget, the shapes and the device's memory; the first one is run first."""
-        most, shapes = self._shapes.most(batch.work.safe_size), self._shapes
+        """Split into calls within the budget, the shapes and the device's memory; the last one is run first."""
+        shapes, budget = self._shapes, self._budget
         if not batch.members:
             return []
+        if self._whole and batch.work.safe_size is None:
+            return [Part(batch.members)]
+        most = shapes.most(batch.work.safe_size)
         if shapes.length is not None:
-            return shapes.by_bucket(*batch.measured(shapes.length, shapes.buckets[-1]), most)
-        budget = self._budget
-        parts = [batch.members] if budget is None else budget.parts(*batch.measured(budget.cost))
-        return [Part(piece) for part in parts for piece in cut(part, most)[::-1]]
+            return shapes.by_bucket(*batch.measured(shapes.length, shapes.buckets[-1]), most)[::-1]
+        if budget is None:
+            return [Part(piece) for piece in cut(batch.members, most)]
+        parts = budget.parts(*batch.measured(budget.cost))[::-1]
+        return [Part(piece) for part in parts for piece in cut(part, most)]
+
+    def _predict(self, batch: Batch, members: list[int]) -> ItemError | None:
+        """A plain call of the model; returns its error, if any."""
+        if self._continue_trace is not None:
+            self._continue_trace(batch.trace_of(members))
+        try:
+            returned = self._stages.model.predict(*batch.fresh(members))
+            tell(batch, members, returned, len(members), self._stages.max_output_bytes)
+        except BaseException as error:  # noqa: BLE001
+            # SystemExit and asyncio.CancelledError too: a library that ends "the program" must not end the executor.
+            end_if_forked(error)
+            return describe(error)
+        end_if_forked()
+        return None
 
     def _called(self, batch: Batch, part: Part) -> Call:
         """A call of the model that has gone through its stages."""
-        if self._continue_trace is not None:
-            self._continue_trace(batch.trace_of(part.members))
         call = Call(self._stages, batch, part)
         call.run()
         return call
+
+    def _error_of(self, batch: Batch, part: Part) -> ItemError | None:
+        return self._predict(batch, part.members) if self._stages.plain else self._called(batch, part).error
 
     def warm_up(self, raw: bytes) -> ItemError | None:
         """Run a call of every shape, the largest first, with copies of one input; returns the first error, if any."""
@@ -204,7 +231,7 @@ class BatchComputer:
         """Run an input again that succeeded before; returns the error, if any."""
         self._on_pass()
         again = Batch(Work("", [sample[0]], [sample[1]]), self._decode, packs=self._packs)
-        errors = [self._called(again, part).error for part in self._parts(again)]
+        errors = [self._error_of(again, part) for part in self._parts(again)]
         outcome = (errors and errors[0]) or again.known[0]
         return outcome if isinstance(outcome, ItemError) and not outcome.rejected else None
 
