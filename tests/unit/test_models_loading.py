@@ -150,6 +150,10 @@ class _AsyncCall:
         ("load", _async_load, "load is async"),
         ("warmup", lambda self, size: None, r"no argument.*def warmup\(self\)"),
         ("cost", lambda self: 1, r"1 argument.*def cost\(self, input\)"),
+        ("length", lambda self: 1, r"1 argument.*def length\(self, input\)"),
+        ("prepare", lambda self, inputs: inputs, r"2 arguments.*def prepare\(self, inputs, parameters\)"),
+        ("prepare", _async_predict, "prepare is async"),
+        ("finish", lambda self: 1, r"1 argument.*def finish\(self, raw\)"),
     ],
 )
 def test_a_method_that_could_not_be_called_is_told_when_it_is_loaded(
