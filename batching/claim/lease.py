@@ -7,6 +7,8 @@ from enum import Enum
 
 import msgspec
 
+from batching.request import Request
+
 
 class Verdict(str, Enum):
     """The claim script's finding about a message, before it is parsed."""
@@ -18,12 +20,16 @@ class Verdict(str, Enum):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One message of a lease. `position` counts from 1, in the order of the claim."""
+    """One message of a lease. `position` counts from 1, in the order of the claim.
+
+    In collocated mode it is the `request` itself, and has no message.
+    """
 
     position: int
     rank: int
     verdict: Verdict
     message: bytes
+    request: Request | None = None
 
 
 class Lease(msgspec.Struct, frozen=True):

@@ -10,9 +10,10 @@ import pytest
 from batching.claim.lease import Verdict
 from batching.claim.store import Blame, Settled
 from batching.fast_header import read_fast_header
+from batching.memory.store import Letter, state_of
 from config.schema import MAX_BATCH_BYTES
 from config.tiers import Tier
-from tests.fakes.store import Letter, epoch_ms, state_of
+from tests.fakes.store import epoch_ms
 from tests.fakes.worlds import (
     HOUR_MS,
     MODEL,

@@ -9,9 +9,10 @@ from redis import Redis
 
 from batching.claim.store import BatchStore, Claim, RedisBatchStore, Settled
 from batching.fast_header import NO_KEY, FastHeader, write_fast_header
+from batching.memory.store import Letter, state_of
 from config.keys import Shard
 from config.tiers import Tier
-from tests.fakes.store import Letter, MemoryBatchStore, epoch_ms, state_of
+from tests.fakes.store import MemoryBatchStore, epoch_ms
 
 KEYS = Shard()
 MODEL = "m"
@@ -50,13 +51,13 @@ class MemoryWorld:
         return self.store.queued(MODEL, tier)
 
     def set_state(self, task_id: str, status: str) -> None:
-        self.store.results[KEYS.result(task_id)] = state_of(task_id, status)
+        self.store.states.set(task_id, state_of(task_id, status), HOUR_MS)
 
     def results(self, task_ids: list[str]) -> list[bytes | None]:
         return [self.store.results.get(KEYS.result(each)) for each in task_ids]
 
     def cancel(self, task_id: str) -> None:
-        self.store.cancelled.add(task_id)
+        self.store.take_back(task_id)
 
     def leased(self, batch_id: str) -> bool:
         return batch_id in self.store.leases

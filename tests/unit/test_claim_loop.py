@@ -202,7 +202,7 @@ def test_a_celery_clients_expired_task_is_answered_without_the_model(make: Make)
 def test_the_cancelled_are_answered_without_the_model(make: Make) -> None:
     rig = make()
     rig.put("back")
-    rig.store.cancelled.add("back")
+    rig.store.take_back("back")
     untouched_by_the_model(rig, "back")
     assert rig.settled("back")[0].status == "REVOKED"
 

@@ -312,7 +312,7 @@ def run_through(chaos: Chaos, make: Make, ids: Sequence[str]) -> Rig:
     for i, task_id in enumerate(ids):
         rig.put(task_id, tier=TIERS[i % 3], limit_in_ms=-1 if i % 11 == 5 else 60_000)
         if i % 13 == 7:
-            rig.store.cancelled.add(task_id)
+            rig.store.take_back(task_id)
     chaos.peace.set() if chaos.chance(0.2) else None
     rig.until(lambda: len(rig.store.results) >= len(ids) // 2)
     chaos.peace.set()

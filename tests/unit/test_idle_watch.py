@@ -79,7 +79,7 @@ class World:
         """As a plain Celery client does: nobody rings."""
         with self.store.changed:
             self.store.put(model, tier, our_message("t", b'"x"'))
-            self.store._model(model).bell = False
+            self.store.silence(model)
 
 
 @pytest.fixture
@@ -170,8 +170,7 @@ def test_what_waits_in_a_paused_tier_wakes_nobody(world: World) -> None:
 
 def test_a_retry_whose_pause_is_over_wakes_its_loop(world: World) -> None:
     world.idle("a")
-    with world.store.changed:
-        world.store._model("a").delayed[Tier.PAID.rank, our_message("t", b'"x"')] = 0
+    world.store.delay("a", Tier.PAID, our_message("t", b'"x"'))
     world.until(lambda: world.left)
 
 

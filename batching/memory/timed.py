@@ -1,0 +1,67 @@
+"""Values that expire, in a dictionary that forgets them by itself."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
+
+
+class Timed(Generic[V]):
+    """Values by name. Times are milliseconds of the clock `now_ms`; `size` is what a value counts in `bytes`."""
+
+    def __init__(self, now_ms: Callable[[], int], size: Callable[[V], int] = lambda value: 0) -> None:
+        self._now_ms = now_ms
+        self._size = size
+        self._values: dict[str, tuple[V, int]] = {}
+        self._ends: list[tuple[int, str]] = []
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, name: str) -> bool:
+        return self.get(name) is not None
+
+    def set(self, name: str, value: V, ttl_ms: int) -> None:
+        """Keep the value for `ttl_ms`, in place of any other of that name."""
+        now = self._now_ms()
+        if self._ends and self._ends[0][0] <= now:
+            self._expire(now)
+        end = now + ttl_ms
+        before = self._values.get(name)
+        self._values[name] = (value, end)
+        self.bytes += self._size(value) - (self._size(before[0]) if before else 0)
+        heapq.heappush(self._ends, (end, name))
+
+    def replace(self, name: str, value: V) -> None:
+        """Put another value in the place of one that is there, for as long as that was to stay."""
+        old, end = self._values[name]
+        self._values[name] = (value, end)
+        self.bytes += self._size(value) - self._size(old)
+
+    def get(self, name: str) -> V | None:
+        found = self._values.get(name)
+        return found[0] if found is not None and found[1] > self._now_ms() else None
+
+    def pop(self, name: str) -> V | None:
+        found = self._values.pop(name, None)
+        if found is None:
+            return None
+        self.bytes -= self._size(found[0])
+        return found[0] if found[1] > self._now_ms() else None
+
+    def items(self) -> Iterator[tuple[str, V, int]]:
+        """Each name with its value and the milliseconds that it has left."""
+        now = self._now_ms()
+        return ((name, value, end - now) for name, (value, end) in self._values.items() if end > now)
+
+    def _expire(self, now: int) -> None:
+        ends = self._ends
+        while ends and ends[0][0] <= now:
+            _, name = heapq.heappop(ends)
+            found = self._values.get(name)
+            if found is not None and found[1] <= now:
+                self.pop(name)
