@@ -71,7 +71,7 @@ def settings_here(config_file: Path | None, role: str | None = None) -> Settings
 
 
 def locate(config_file: Path | None, role: str | None = None) -> Settings:
-    """Settings with the `redis_url` of the stack: the configured one, or the embedded server of a running `up`.
+    """Settings with the `redis_url` of the stack: the configured one, or mode and embedded server of a running `up`.
 
     Raises:
         NotRunning: when neither is there.
@@ -85,7 +85,7 @@ def locate(config_file: Path | None, role: str | None = None) -> Settings:
             f"no stack is running in {settings.state_dir}: start one with `manage.py up`, or set its address: "
             "BUNCH_REDIS_URL=redis://…"
         )
-    return msgspec.structs.replace(settings, redis_url=running.redis_url)
+    return msgspec.structs.replace(settings, redis_url=running.redis_url, mode=running.mode)
 
 
 def redis_of(settings: Settings) -> Redis:

@@ -43,6 +43,8 @@ def child_environment(
     extra: Mapping[str, str] | None = None,
     import_from: tuple[str, ...] = (),
     also: Collection[str] = (),
+    *,
+    with_executors: bool = False,
 ) -> dict[str, str]:
     """The environment that a child process of Bunch starts with.
 
@@ -52,6 +54,7 @@ def child_environment(
         extra: names of other programs, such as `FLOWER_…`, that we set ourselves.
         import_from: folders besides the checkout and the working directory from which a model's source may be imported.
         also: names of further variables that this role needs.
+        with_executors: it starts executors, though it is no worker; they get what a worker's would get.
     """
     ours = dict(os.environ)
     environment = {name: value for name, value in ours.items() if name in also or _reaches(role, name, value)}
@@ -66,8 +69,10 @@ def child_environment(
         for name, value in settings.items():
             if value not in {None, ""}:
                 _set(environment, name, str(value))
-    if role == "worker":
-        environment[_FOR_MODELS] = json.dumps({name: ours[name] for name in sorted(ours) if is_for_models_only(name)})
+    if role == "worker" or with_executors:
+        theirs = {name for name in ours if is_for_models_only(name) or _reaches("worker", name, ours[name])}
+        own = environment.keys() | {name for name in theirs if name.startswith(PREFIX)}
+        environment[_FOR_MODELS] = json.dumps({name: ours[name] for name in sorted(theirs - own)})
     return {**environment, **(extra or {})}
 
 

@@ -14,7 +14,8 @@ _settings = load_settings()
 
 _host = f"[{_settings.http_host}]" if ":" in _settings.http_host else _settings.http_host
 bind = f"{_host}:{_settings.http_port}"
-workers = _settings.web_workers
+# In collocated mode the queue is in the one frontend process.
+workers = 1 if _settings.mode == "collocated" else _settings.web_workers
 worker_class = "webapp.server.Worker"
 worker_connections = 10_000
 # The usual soft limit of 1024 is reached with a few idle clients, and then nobody else can connect.
@@ -59,6 +60,7 @@ def post_fork(server: Any, worker: Any) -> None:
 
 def post_worker_init(worker: Any) -> None:
     worker.wsgi.start()
+    worker.on_stopping = worker.wsgi.stopping
     worker.on_last_moment = worker.wsgi.refuse
     settle_heap()
 

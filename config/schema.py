@@ -99,6 +99,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class Settings(AuthSettings, frozen=True, kw_only=True):
     """All settings of one process. Field names are the setting names in lower case."""
 
+    # Where requests wait: in Redis, or in the memory of one process that is frontend and worker.
+    mode: Literal["durable", "collocated"] = "durable"
     redis_url: str = ""
     broker_url: str = ""
     # For the embedded server: durability, and its memory limit; 0: a quarter of the machine's memory.

@@ -84,9 +84,9 @@ class BunchApp(flask.Flask):
         services.client.start()
         if services.ledger is not None:
             services.ledger.start()
-        flusher = MetricsFlusher(services.redis)
+        self._flusher = MetricsFlusher(services.redis)
         counting = (
-            [services.tallies.hand_over, flusher.flush, services.history.take_if_due]
+            [services.tallies.hand_over, self._flusher.flush, services.history.take_if_due]
             if services.settings.metrics == "on"
             else []
         )
@@ -96,6 +96,9 @@ class BunchApp(flask.Flask):
         self._flushing = gevent.spawn(every_second, [*counting, services.slow.flush, self._presence.beat])
         self._liveness = Liveness(Path(services.settings.state_dir), "web")
         self._liveness.start()
+
+    def stopping(self) -> None:
+        """The process begins to stop; accepted requests are still answered."""
 
     def refuse(self) -> None:
         """Refuse all waiting callers, shortly before the time for draining is over, while answers still reach them."""
@@ -192,9 +195,9 @@ def _counted(error: BunchError | ApiError, services: Services, call: HttpRequest
     return _refusal(error, call, services)
 
 
-def create_app(services: Services) -> BunchApp:
-    """Make the WSGI application over `services`; call `start` in the process that serves."""
-    app = BunchApp("webapp", static_folder=None)
+def create_app(services: Services, app: BunchApp | None = None) -> BunchApp:
+    """Make the WSGI application over `services`, or make `app` that; call `start` in the process that serves."""
+    app = app or BunchApp("webapp", static_folder=None)
     app.services = services
     # `/v1//inference` is a different, unknown path; Flask would redirect it.
     app.url_map.merge_slashes = False
@@ -251,7 +254,12 @@ def _http_error(services: Services, error: HTTPException) -> flask.Response:
     return _response(envelope("INVALID_INPUT", error.description or str(error), call.request_id))
 
 
-def make_services(settings: Settings, redis: Redis | None = None, routes: Sequence[Route] = ROUTES) -> Services:
+def make_services(
+    settings: Settings,
+    redis: Redis | None = None,
+    routes: Sequence[Route] = ROUTES,
+    make_client: Callable[..., Client] = Client,
+) -> Services:
     """Make the objects of one frontend process, without starting them."""
     redis = redis or connect(settings.redis_url)
     fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
@@ -265,7 +273,7 @@ def make_services(settings: Settings, redis: Redis | None = None, routes: Sequen
         for each in told:
             each(out)
 
-    client = Client(settings, redis, on_answered=answered)
+    client = make_client(settings, redis, on_answered=answered)
     return Services(
         settings=settings,
         redis=redis,

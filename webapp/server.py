@@ -74,10 +74,12 @@ _board = AcceptBalance()
 class Worker(GeventWorker):
     """gunicorn's gevent worker with our own socket loop. `limits` is set in gunicorn's `post_fork`.
 
-    `on_last_moment` is called shortly before connections that have not drained are closed.
+    `on_stopping` is called when the worker begins to stop, `on_last_moment` shortly before connections that have not
+    drained are closed.
     """
 
     limits: ServerLimits = ServerLimits()
+    on_stopping: Callable[[], None] = staticmethod(lambda: None)
     on_last_moment: Callable[[], None] = staticmethod(lambda: None)
     # gunicorn's attribute: false from the stop signal onwards.
     alive: bool
@@ -147,6 +149,7 @@ class Worker(GeventWorker):
 
     def _drain(self) -> None:
         """Finish accepted requests for at most `graceful_timeout`; then tell the callers that are left."""
+        self.on_stopping()
         self._service.begin_shutdown()
         self._seat.leave()
         for listener in self._listeners:

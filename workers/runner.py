@@ -28,12 +28,11 @@ from redis.exceptions import RedisError
 from batching.claim.idle_watch import IdleWatch
 from batching.claim.loop import ClaimLoop
 from batching.claim.priorities import PriorityLists
-from batching.claim.registry import ModelThroughput, WorkerRegistry, make_worker_id, model_pace
+from batching.claim.registry import ModelThroughput, WorkerRegistry, make_worker_id, model_pace, speed
 from batching.claim.shared_breaker import SharedBreaker
-from batching.claim.store import Keep, RedisBatchStore
+from batching.claim.store import BatchStore, Keep, RedisBatchStore
 from batching.claim.strays import Strays
 from batching.executor import ExecutorState
-from batching.policy import Throughput
 from batching.policy_settings import make_policy
 from batching.ports import FollowUp, Observer
 from config.keys import Shard
@@ -78,7 +77,11 @@ SWITCH_INTERVAL_S = 0.0005
 class WorkerRunner:
     """`batching.claim.bootstep.BatchRunner`: built with the Celery app, started by the bootstep."""
 
-    def __init__(self, settings: Settings, follow_up: FollowUp, redis: Redis | None = None) -> None:
+    codec_type = CeleryCodec
+
+    def __init__(
+        self, settings: Settings, follow_up: FollowUp, redis: Redis | None = None, store: BatchStore | None = None
+    ) -> None:
         self._settings = settings
         self._redis = redis or connect(settings.redis_url)
         self.worker_id = make_worker_id(os.getpid())
@@ -95,11 +98,12 @@ class WorkerRunner:
         )
         self._flusher = MetricsFlusher(self._redis)
         self._priorities = PriorityLists(self._redis)
-        keep = Keep(answer_bytes=settings.cache_max_bytes)
-        store = RedisBatchStore(self._redis, self.worker_id, keep=keep, ageing_s=settings.ageing_ms / 1000)
+        if store is None:
+            keep = Keep(answer_bytes=settings.cache_max_bytes)
+            store = RedisBatchStore(self._redis, self.worker_id, keep=keep, ageing_s=settings.ageing_ms / 1000)
         disclosure = Disclosure(settings.error_detail, settings.auth)
         self._seal = seal_of(settings)
-        codec = CeleryCodec(settings.result_ttl_ms, disclosure, settings.max_body_bytes, self._seal)
+        codec = self.codec_type(settings.result_ttl_ms, disclosure, settings.max_body_bytes, self._seal)
         self._batch_log = BatchLogObserver(batch_log, lambda: self.name) if settings.explain == "on" else None
         self._ledger = LedgerObserver(LedgerBuffer(LedgerStream(self._redis))) if settings.keeps_ledger else None
         self._tracer: Any = None
@@ -359,7 +363,7 @@ class WorkerRunner:
                 executor.pid,
                 self._breakers[model.name].state.value,
                 loop.state.safe_size,
-                *_speed(loop.state.pace, loop.state.safe_size or model.max_batch_size),
+                *speed(loop.state.pace, loop.state.safe_size or model.max_batch_size),
                 device="" if model.is_remote else str(executor.placement),
                 in_flight=loop.in_hand,
             )
@@ -393,8 +397,3 @@ def _in_parallel(calls: list[Callable[[], None]]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-
-
-def _speed(pace: Throughput, size: int) -> tuple[float | None, float | None]:
-    """Milliseconds of a batch of one, and requests per second in batches of `size`."""
-    return (round(pace.seconds(1) * 1000, 1), round(pace.rate(size), 1)) if pace.known else (None, None)

@@ -85,6 +85,11 @@ def model_pace(executors: int, paces: Sequence[Throughput], max_batch_size: int)
     )
 
 
+def speed(pace: Throughput, size: int) -> tuple[float | None, float | None]:
+    """Milliseconds of a batch of one, and requests per second in batches of `size`; None while they are not known."""
+    return (round(pace.seconds(1) * 1000, 1), round(pace.rate(size), 1)) if pace.known else (None, None)
+
+
 class WorkerRegistry:
     """The register, as one worker uses it from one thread."""
 

@@ -38,9 +38,9 @@ class Gcra:
         # Rounded up to whole microseconds, so that the arithmetic is exact, here and in Lua's doubles.
         return cls(-(-MINUTE_US // rpm), burst)
 
-    def take(self, tat_us: float, now_us: float) -> Take:
-        """Try to take one request; 0 is the state of a new key."""
-        due = max(self._known(tat_us, now_us), now_us) + self.interval_us
+    def take(self, tat_us: float, now_us: float, count: int = 1) -> Take:
+        """Try to take `count` requests, all or none; 0 is the state of a new key."""
+        due = max(self._known(tat_us, now_us), now_us) + self.interval_us * count
         early = due - self.burst * self.interval_us - now_us
         return Take(allowed=False, tat_us=tat_us, retry_us=early) if early > 0 else Take(allowed=True, tat_us=due)
 

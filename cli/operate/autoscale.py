@@ -114,6 +114,8 @@ def autoscale(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     settings = locate(config_file)
+    if settings.mode == "collocated":
+        raise click.UsageError("collocated mode has no workers to scale; BUNCH_MODE=durable has")
     redis = redis_of(settings)
     state_dir = Path(settings.state_dir).resolve()
     acts = not dry_run and not export_only and up.read(state_dir) is not None

@@ -21,7 +21,8 @@ from config.settings import Settings
 @config_option
 def web(config_file: Path | None) -> None:
     """Run the HTTP frontend."""
-    _become("web", role_commands.web(), locate(config_file, "web"))
+    settings = locate(config_file, "web")
+    _become("web", role_commands.web(settings), settings)
 
 
 @click.command()
@@ -30,6 +31,8 @@ def web(config_file: Path | None) -> None:
 def worker(config_file: Path | None, name: str) -> None:
     """Run a worker that serves every configured model."""
     settings = locate(config_file, "worker")
+    if settings.mode == "collocated":
+        raise click.UsageError("collocated mode has no workers: the executors are in the frontend's process")
     _become("worker", role_commands.worker(settings, name), settings)
 
 

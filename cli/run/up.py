@@ -29,15 +29,29 @@ _HOW_TO_GET_IN = "   (with its password: manage.py status --json)"
 @click.command()
 @start_config_option
 @click.option("--port", type=click.IntRange(0, 65535), help="HTTP port; 0 picks a free one.  [default: 8000]")
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Number of worker processes.")
+@click.option("--workers", type=click.IntRange(min=1), help="Number of worker processes.  [default: 1]")
 @click.option("--web-workers", type=click.IntRange(min=1), help="Number of frontend processes.  [default: 2]")
 @click.option("--no-flower", is_flag=True, help="Do not start Flower.")
-def up(config_file: Path | None, port: int | None, workers: int, web_workers: int | None, no_flower: bool) -> None:
+@click.option(
+    "--collocated", is_flag=True, help="Run frontend and executors in one process, with the queue in its memory."
+)
+def up(
+    config_file: Path | None,
+    port: int | None,
+    workers: int | None,
+    web_workers: int | None,
+    no_flower: bool,
+    collocated: bool,
+) -> None:
     """Run the whole stack in the foreground, until Ctrl-C.
 
     It starts an embedded Valkey (unless BUNCH_REDIS_URL names a server), workers, the ops worker, the frontend and
     Flower. A process that dies is restarted. Ctrl-C drains and stops everything; a second Ctrl-C kills. With a wrong
     setting, server or model nothing is started; `check` shows the same problems.
+
+    --collocated (BUNCH_MODE=collocated) needs no Redis for a request and is faster on one machine. It gives up what
+    Redis is for: requests are lost when that one process dies, there is one frontend process, and plain Celery clients
+    are refused. Without it the same configuration runs durably.
     """
     from cli.run.check import start_problems
     from cli.supervisor.disk import required_room
@@ -46,9 +60,12 @@ def up(config_file: Path | None, port: int | None, workers: int, web_workers: in
     from cli.supervisor.stack import Options, Stack
 
     settings = settings_for(config_file)
-    given = {"http_port": port, "web_workers": web_workers}
+    given = {"http_port": port, "web_workers": web_workers, "mode": "collocated" if collocated else None}
     settings = msgspec.structs.replace(settings, **{k: v for k, v in given.items() if v is not None})
     refuse_cluster(settings)
+    in_one = settings.mode == "collocated"
+    if in_one and (workers or (web_workers or 1) > 1):
+        raise click.UsageError("collocated mode is one process: leave out --workers and --web-workers")
     if problems := tuple(start_problems(settings)):
         raise SettingsError(problems)
     screen = Screen(sys.stdout)
@@ -58,7 +75,7 @@ def up(config_file: Path | None, port: int | None, workers: int, web_workers: in
         if open_to_others := tighten(state_dir):
             screen.line(open_to_others, style="yellow")
         prepare_database(settings, screen.line)
-        stack = Stack(settings, Options(workers=workers, flower=not no_flower))
+        stack = Stack(settings, Options(workers=workers or 1, flower=not (no_flower or in_one)))
         run(stack, screen, lambda: _say_ready(stack, screen))
     screen.line("stopped")
 
@@ -79,6 +96,10 @@ def _say_ready(stack: Stack, screen: Screen) -> None:
     redis_url = stack.valkey.tcp_url if stack.valkey else settings.redis_url
     screen.line(f"redis   {masked_url(redis_url)}" + (_HOW_TO_GET_IN if stack.valkey else ""))
     screen.line(f"logs    {stack.state_dir / 'log'}")
+    if settings.mode == "collocated":
+        screen.line(
+            "mode    collocated: what waits is in memory, and is lost when the web process dies", style="yellow"
+        )
     screen.line("try     " + curl_line(stack.url, settings.default_model, with_key=settings.auth != "off"))
     screen.line()
     screen.line("ready")

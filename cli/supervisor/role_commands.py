@@ -29,12 +29,13 @@ def ops(settings: Settings, name: str = "ops") -> tuple[str, ...]:
     return _celery("tasks.app", "worker", name, settings, "--queues=bunch.ops", "--pool=threads", "--concurrency=2")
 
 
-def web() -> tuple[str, ...]:
+def web(settings: Settings) -> tuple[str, ...]:
     """The command of the frontend. `config/gunicorn.py` sets host, port and worker count from the settings."""
+    collocated = settings.mode == "collocated"
     return (
         *(*_PYTHON, "-m", "gunicorn"),
         f"--config={ROOT / 'config' / 'gunicorn.py'}",
-        "webapp.app:application",
+        "collocated.app:application" if collocated else "webapp.app:application",
     )
 
 

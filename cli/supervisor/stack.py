@@ -94,7 +94,7 @@ class Stack:
     def follow(self, supervisor: Supervisor, now: float) -> None:
         """Adjust the number of workers to the wanted number, if one was set."""
         workers = wanted(self.state_dir)
-        if workers is not None:
+        if workers is not None and self.settings.mode == "durable":
             supervisor.resize("worker", [self._worker(number) for number in range(1, workers + 1)], now)
 
     def state(self, supervisor: Supervisor) -> UpState:
@@ -109,6 +109,7 @@ class Stack:
             redis_url=self.valkey.tcp_url if self.valkey else self.settings.redis_url,
             broker_url=self.settings.control_url,
             config_file=self.settings.config_file,
+            mode=self.settings.mode,
         )
 
     def _is_ready(self) -> bool:
@@ -128,10 +129,12 @@ class Stack:
         drain_s = self._drain_s
         web_answers = answers_http(settings.http_host, settings.http_port, "/healthz")
         specs = [
-            self._spec("web", "web", role_commands.web(), stop_stage=0, stop_timeout_s=drain_s, probe=web_answers),
+            self._spec(
+                "web", "web", role_commands.web(settings), stop_stage=0, stop_timeout_s=drain_s, probe=web_answers
+            ),
             self._spec("ops", "ops", role_commands.ops(settings), stop_stage=2, stop_timeout_s=drain_s),
         ]
-        for number in range(self.options.workers, 0, -1):
+        for number in range(self.options.workers if settings.mode == "durable" else 0, 0, -1):
             specs.insert(0, self._worker(number))
         if self.options.flower:
             flower_answers = answers_http(settings.flower_host, settings.flower_port, "/healthcheck")
@@ -221,7 +224,7 @@ def _embedded(settings: Settings, state_dir: Path) -> EmbeddedValkey:
 def role_environment(role: Role, settings: Settings) -> dict[str, str]:
     """The environment of a role: the settings as `up` or the command line resolved them."""
     resolved = (
-        *("redis_url", "broker_url", "state_dir", "http_host", "http_port", "web_workers"),
+        *("mode", "redis_url", "broker_url", "state_dir", "http_host", "http_port", "web_workers"),
         *("flower_host", "flower_port"),
     )
     config_file = settings.config_file
@@ -232,6 +235,7 @@ def role_environment(role: Role, settings: Settings) -> dict[str, str]:
         # A model's source may be beside the file that names it.
         (str(Path(config_file).parent),) if config_file else (),
         also=role_commands.asked_for_by_headers(settings) if role == "web" else (),
+        with_executors=role == "web" and settings.mode == "collocated",
     )
 
 

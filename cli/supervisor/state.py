@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 
@@ -38,7 +38,7 @@ class ProcessRow(msgspec.Struct, frozen=True):
 class UpState(msgspec.Struct, frozen=True):
     """The state of an `up`. `redis_url` is the TCP address of an embedded server with its password, so that any client
     can use it; `broker_url` is for remote control, events and ops tasks, the same server unless another is configured;
-    `config_file` is the full path of its file, empty where none was named.
+    `config_file` is the full path of its file, empty where none was named; `mode` is its `BUNCH_MODE`.
     """
 
     processes: tuple[ProcessRow, ...] = ()
@@ -47,6 +47,7 @@ class UpState(msgspec.Struct, frozen=True):
     redis_url: str | None = None
     broker_url: str | None = None
     config_file: str = ""
+    mode: Literal["durable", "collocated"] = "durable"
 
 
 class UpLock:

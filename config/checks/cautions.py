@@ -29,8 +29,20 @@ def cautions(settings: Settings) -> Iterator[Problem]:
             "…",
             "can be guessed, and whoever guesses it can act as anybody; make a new one: openssl rand -hex 32",
         )
+    if settings.mode == "collocated":
+        yield from _of_collocated(settings)
     for model in settings.models.values():
         yield from _of_model(model)
+
+
+def _of_collocated(settings: Settings) -> Iterator[Problem]:
+    given_up = (
+        "requests and results are in the memory of one process, and lost when it dies; plain Celery clients are "
+        "refused; set durable to keep requests in Redis"
+    )
+    yield Problem("BUNCH_MODE", settings.mode, given_up)
+    if settings.web_workers not in {1, Settings().web_workers}:
+        yield Problem("BUNCH_WEB_WORKERS", settings.web_workers, "has no effect: collocated mode has one web process")
 
 
 def is_weak(secret: str) -> bool:

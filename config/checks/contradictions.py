@@ -63,6 +63,9 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
                 "is not implemented; use disk, which writes each request to disk before accepting it",
             )
         )
+    if settings.mode == "collocated" and settings.durability == "disk":
+        fix = "collocated mode keeps requests in memory, never on disk; set BUNCH_MODE=durable, or leave this out"
+        found.append(Problem("BUNCH_DURABILITY", "disk", fix))
     if 0 < settings.redis_max_memory_bytes < _LEAST_MEMORY_BYTES:
         found.append(
             Problem(

@@ -60,17 +60,9 @@ class Client:
         self._redis = redis
         self._keys = shard or Shard()
         name = new_id()
-        self.router = Router(redis, name, on_hang_up=self._take_back)
-        self.outbox = Outbox(
-            redis,
-            name,
-            AdmissionArgs(settings, self._keys),
-            self.router.settle,
-            self._keys,
-            self._take_back_later,
-            self._answered,
-        )
+        self.router = self._make_router(redis, name)
         self._writer = MessageWriter(self.router.channel, seal_of(settings))
+        self.outbox = self._make_outbox(settings, redis, name)
         self._hang_up = redis.register_script(HANG_UP.text)
         self._canceller = Canceller(redis, self._keys)
         self._charge = redis.register_script(CHARGE.text)
@@ -79,6 +71,13 @@ class Client:
         self._recogniser = Deduplicator(settings, self._keys)
         self._sync_result_ttl_ms = min(settings.sync_result_ttl_ms, settings.result_ttl_ms)
         self._queue_timeouts = {tier: settings.queue_timeout_of(tier) for tier in Tier}
+
+    def _make_router(self, redis: Redis, name: str) -> Router:
+        return Router(redis, name, on_hang_up=self._take_back)
+
+    def _make_outbox(self, settings: Settings, redis: Redis, name: str) -> Outbox:
+        rules = AdmissionArgs(settings, self._keys)
+        return Outbox(redis, name, rules, self.router.settle, self._keys, self._take_back_later, self._answered)
 
     def start(self) -> None:
         self.router.start()
@@ -106,7 +105,7 @@ class Client:
             min(self._queue_timeouts[tier], timeout_ms),
             self._sync_result_ttl_ms if submission.waits and not key else self._settings.result_ttl_ms,
             not submission.waits or bool(request_id or key),
-            self._keys.request(_scoped(request_id, owner)) if request_id else "",
+            self._keys.request(scoped(request_id, owner)) if request_id else "",
             self._quotas.of(caller),
             once,
         )
@@ -196,7 +195,7 @@ class Client:
     def task_of(self, request_id: str, owner: str = "") -> str:
         """The task id for the owner's own request id; the given id itself if there is none."""
         try:
-            known = cast("bytes | None", self._redis.get(self._keys.request(_scoped(request_id, owner))))
+            known = cast("bytes | None", self._redis.get(self._keys.request(scoped(request_id, owner))))
         except RedisError as error:
             raise BackendUnavailable(_NO_RESULTS) from error
         return known.decode() if known else request_id
@@ -233,7 +232,7 @@ class Client:
         return decode_reply(raw) if raw else None
 
 
-def _scoped(request_id: str, owner: str) -> str:
+def scoped(request_id: str, owner: str) -> str:
     """Scope a request id to its owner, since two owners may use the same."""
     return f"{owner}/{request_id}" if owner else request_id
 

@@ -44,11 +44,22 @@ class ExecutorRow(msgspec.Struct, frozen=True):
     in_flight: int = 0
 
 
+class QueueRow(msgspec.Struct, frozen=True):
+    """One tier queue. `oldest_ms` is the age of the oldest waiting request, 0 if there is none or it is not known."""
+
+    model: str
+    tier: str
+    depth: int
+    oldest_ms: int
+    arrival_rps: float = 0.0
+
+
 class WorkerRow(msgspec.Struct, frozen=True):
     """One worker. `age_ms` is the time since its last heartbeat, filled in by the reader; `node` is its name in Celery.
 
     `degraded`: one of its executors takes no batches, or its model's breaker is not closed.
     `seal` identifies the key with which it checks frontends' messages (`config.secrets.message_keys.fingerprint`).
+    `queues` are those in its own memory, in collocated mode.
     """
 
     id: str
@@ -61,21 +72,12 @@ class WorkerRow(msgspec.Struct, frozen=True):
     node: str = ""
     degraded: bool = False
     seal: str = ""
+    queues: tuple[QueueRow, ...] = ()
 
     @property
     def name(self) -> str:
         """The name shown to people: the same as in Celery and Flower."""
         return self.node or self.id
-
-
-class QueueRow(msgspec.Struct, frozen=True):
-    """One tier queue. `oldest_ms` is the age of the oldest waiting request, 0 if there is none or it is not known."""
-
-    model: str
-    tier: str
-    depth: int
-    oldest_ms: int
-    arrival_rps: float = 0.0
 
 
 class Fleet:
@@ -118,6 +120,9 @@ class Fleet:
 
     def queues(self, models: Iterable[str]) -> list[QueueRow]:
         """Depth, oldest age and arrival rate (over the last five seconds) of every tier queue of `models`."""
+        in_memory = {(row.model, row.tier): row for each in self.alive_of(self.workers()) for row in each.queues}
+        if in_memory:
+            return [row for model in models for tier in TIERS if (row := in_memory.get((model, tier.value)))]
         rows = []
         arrivals = self._arrivals()
         for model in models:

@@ -40,7 +40,7 @@ class MessageWriter:
     """Writes the messages of one frontend process; `reply_to` is the channel that it listens on."""
 
     def __init__(self, reply_to: str, seal: Seal | None = None) -> None:
-        self._channel = reply_to
+        self.channel = reply_to
         self._reply_to = _encode(reply_to).decode()
         self._seal = seal
 
@@ -59,7 +59,7 @@ class MessageWriter:
             # The worker needs the owner for the ledger only.
             marks += f'"bunch_owner":{_encode(owner).decode()},'
         if self._seal is not None:
-            seal = self._seal.sign(task_id, owner, mark, self._channel, asked.parameters, asked.input)
+            seal = self._seal.sign(task_id, owner, mark, self.channel, asked.parameters, asked.input)
             marks += f'"bunch_seal":"{seal}",'
         # Rounded up to whole seconds: Bunch uses the fast header, this one is for other Celery workers.
         expires = _iso_second(int(now_epoch_s + out.deadline_ms / 1000) + 1)

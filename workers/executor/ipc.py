@@ -113,6 +113,8 @@ class FrameReader:
 
     def __init__(self, sock: socket.socket, kind: Any) -> None:
         self._sock = sock
+        # A socket of gevent's waits in spite of MSG_DONTWAIT; the one below it does not.
+        self._unwaiting = getattr(sock, "_sock", sock)
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._scratch = memoryview(bytearray(_READ_SIZE))
         self._buffer = bytearray()
@@ -130,7 +132,7 @@ class FrameReader:
                 return message
             if self.eof:
                 return None
-            self._fill(0)
+            self._fill(self._sock, 0)
 
     def available(self) -> Iterator[Any]:
         """Yield every message that has arrived, without blocking; then `eof` says whether more can come.
@@ -140,15 +142,15 @@ class FrameReader:
         """
         while not self.eof:
             try:
-                self._fill(socket.MSG_DONTWAIT)
+                self._fill(self._unwaiting, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             while (message := self._cut()) is not None:
                 yield message
 
-    def _fill(self, flags: int) -> None:
+    def _fill(self, sock: socket.socket, flags: int) -> None:
         try:
-            size = self._sock.recv_into(self._scratch, 0, flags)
+            size = sock.recv_into(self._scratch, 0, flags)
         except ConnectionError:
             size = 0
         if size:

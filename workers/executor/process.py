@@ -71,6 +71,8 @@ class ChildProcess:
         self._ready: Ready | None = None
         ours, theirs = socket.socketpair()
         with theirs:
+            # Gevent's sockets do not block; the child, which has no gevent, must.
+            os.set_blocking(theirs.fileno(), True)
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
             try:

@@ -1,0 +1,102 @@
+"""The composition root of collocated mode: `gunicorn -c config/gunicorn.py collocated.app:application`.
+
+HTTP ──▶ LocalClient ──▶ MemoryStore ◀── claim loops ──socket pair──▶ executor processes
+            ▲                 │
+            └────replies──────┘          Redis: keys, metrics, history, desired state, dead letters; never a request
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import gevent
+from redis import Redis
+from redis.exceptions import RedisError
+
+from batching.claim.store import Keep
+from batching.memory.store import MemoryStore
+from collocated.leftovers import Leftovers
+from collocated.runner import CollocatedRunner
+from config.process.memory import machine_memory
+from config.redis import connect
+from config.settings import Settings, load_settings
+from tasks.client.collocated.client import LocalClient, LocalClientLimit
+from tasks.protocol.disclosure import Disclosure
+from tasks.protocol.results import CeleryCodec
+from tasks.protocol.seal import seal_of
+from webapp.app import BunchApp, create_app, make_services
+from webapp.observability.metrics import every_second
+
+logger = logging.getLogger(__name__)
+
+# As for the embedded server: the rest is for models.
+_SHARE_OF_MEMORY = 0.25
+# How long before the end of the graceful timeout what is not finished goes to Redis.
+_LAST_MOMENT_S = 2.0
+
+
+class CollocatedApp(BunchApp):
+    """The frontend with its executors. `runner` and `leftovers` are set by the composition root."""
+
+    runner: CollocatedRunner
+    leftovers: Leftovers
+
+    def start(self) -> None:
+        super().start()
+        self._stop_by = float("inf")
+        try:
+            self.leftovers.sync()
+        except RedisError as error:
+            logger.warning("could not read what an earlier process left in Redis; trying again: %s", error)
+        self.runner.start()
+        self._syncing = gevent.spawn(every_second, [self.leftovers.sync])
+
+    def stopping(self) -> None:
+        self._stop_by = time.monotonic() + self.services.settings.graceful_timeout_s - _LAST_MOMENT_S
+
+    def stop(self) -> None:
+        """The connections are closed. Finish the requests that are polled for, and move the rest to Redis."""
+        self._syncing.kill()
+        in_time = self.runner.drain(min(self._stop_by, time.monotonic() + self.services.settings.graceful_timeout_s))
+        self.runner.stop(cold=not in_time)
+        try:
+            self.leftovers.save()
+            if self.services.settings.metrics == "on":
+                self.services.tallies.hand_over()
+                self._flusher.flush()
+        except RedisError as error:
+            logger.error("could not save what is not finished to Redis; it is lost: %s", error)
+        super().stop()
+
+
+def make_application(settings: Settings, redis: Redis | None = None) -> CollocatedApp:
+    """Make the application of the one process; start it in that process, after gevent has patched it."""
+    redis = redis or connect(settings.redis_url)
+    keep = Keep(answer_bytes=settings.cache_max_bytes)
+    store = MemoryStore(ageing_s=settings.ageing_ms / 1000, keep=keep, lock=nullcontext())
+    runner = CollocatedRunner(settings, redis, store)
+    most_bytes = settings.redis_max_memory_bytes or int(machine_memory() * _SHARE_OF_MEMORY)
+    make_client = partial(LocalClient, store=store, capacity=runner.capacity, most_bytes=most_bytes)
+    services = make_services(settings, redis, make_client=make_client)
+    client: Any = services.client
+    runner.admission = client.admission
+    services.clients = LocalClientLimit(settings, redis, client.admission.quotas)
+    app = CollocatedApp("webapp", static_folder=None)
+    create_app(services, app)
+    app.runner = runner
+    disclosure = Disclosure(settings.error_detail, settings.auth)
+    codec = CeleryCodec(settings.result_ttl_ms, disclosure, settings.max_body_bytes, seal_of(settings))
+    app.leftovers = Leftovers(redis, store, codec, settings.models, runner.worker_id, settings.lease_ttl_s)
+    return app
+
+
+def __getattr__(name: str) -> CollocatedApp:
+    """Make `collocated.app:application` when gunicorn asks for it."""
+    if name == "application":
+        app = globals()["application"] = make_application(load_settings())
+        return app
+    raise AttributeError(name)

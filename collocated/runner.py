@@ -1,0 +1,90 @@
+"""The worker inside the frontend: the same executors, claim loops and heartbeat, over the queues in memory.
+
+The process is patched by gevent, so what are threads in a worker are greenlets here. A request goes from the HTTP
+connection through policy and claim to the executor's socket, and back, without another thread or a lock in between.
+"""
+
+from __future__ import annotations
+
+import time
+
+from msgspec import structs
+from redis import Redis
+
+from batching.claim.lease import Entry
+from batching.claim.registry import ModelThroughput
+from batching.executor import ExecutorState
+from batching.memory.store import MemoryStore
+from batching.ports import NoFollowUp
+from batching.request import Request
+from config.settings import Settings
+from config.tiers import TIERS
+from tasks.client.collocated.admission import LocalAdmission
+from tasks.fleet.registry_reader import QueueRow, WorkerRow
+from tasks.observability.metrics import MetricsFlusher
+from tasks.protocol.results import CeleryCodec
+from workers.runner import WorkerRunner
+
+_DRAINED_EVERY_S = 0.02
+
+
+class LocalCodec(CeleryCodec):
+    """Takes the requests of this process as they are; a message from Redis is read."""
+
+    def decode(self, entry: Entry) -> Request:
+        return super().decode(entry) if entry.request is None else entry.request
+
+
+class CollocatedRunner(WorkerRunner):
+    """A `WorkerRunner` over `store`. `admission` is set before the start; it measures what arrives."""
+
+    codec_type = LocalCodec
+    admission: LocalAdmission
+
+    def __init__(self, settings: Settings, redis: Redis, store: MemoryStore) -> None:
+        super().__init__(settings, NoFollowUp(), redis, store)
+        self._store = store
+        self._flusher = _FlushedByTheFrontend(redis)
+        self._forgotten: dict[str, int] = {}
+
+    def capacity(self, model: str) -> ModelThroughput:
+        """The throughput of a model's executors."""
+        return self._paces()[model]
+
+    def drain(self, until: float) -> bool:
+        """Wait until nothing waits any more, at most `until` (monotonic); returns whether that is so."""
+        while self._store.waiting:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_DRAINED_EVERY_S)
+        return True
+
+    def _announce_loads(self) -> None:
+        for model, executor in self._executors:
+            starts = executor.restarts
+            if executor.state is ExecutorState.READY and self._forgotten.get(executor.name) != starts:
+                self._store.questions.forget(model.name)
+                self._forgotten[executor.name] = starts
+        super()._announce_loads()
+
+    def _describe(self, *, measure: bool = False) -> WorkerRow:
+        return structs.replace(super()._describe(measure=measure), queues=tuple(self._queues()))
+
+    def _queues(self) -> list[QueueRow]:
+        rows = []
+        for model in self._settings.models:
+            view = self._store.look(model)
+            queues = self._store.queues(model).tiers
+            for tier, depth, queue in zip(TIERS, view.depths, queues, strict=True):
+                head = queue.head.header if queue.head else None
+                oldest_ms = max(0, view.now_ms - head.enqueued_ms) if head else 0
+                arrivals = self.admission.arrival_rps(model, tier.rank)
+                rows.append(QueueRow(model, tier.value, depth, oldest_ms, arrivals))
+        return rows
+
+
+class _FlushedByTheFrontend(MetricsFlusher):
+    """The metrics of a process are sent once, by the frontend's own flusher."""
+
+    def flush(self) -> None:
+        pass
