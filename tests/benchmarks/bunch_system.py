@@ -95,6 +95,10 @@ options = {{ batch_ms = {batch_ms}, item_ms = {item_ms} }}
         )
         self.wait_ready()
 
+    def layout(self) -> tuple[str, ...]:
+        """The options that say which processes run."""
+        return ("--web-workers", str(self.web_workers), "--workers", str(self.workers))
+
     def launch_with(self, config: str, settings: Mapping[str, str], *, flower: bool = False) -> None:
         path = self.folder / "bunch.toml"
         path.write_text(uncached(config))
@@ -102,7 +106,7 @@ options = {{ batch_ms = {batch_ms}, item_ms = {item_ms} }}
             "up",
             [
                 *(sys.executable, "manage.py", "up", "--port", str(self.port), "--config", str(path)),
-                *("--web-workers", str(self.web_workers), "--workers", str(self.workers)),
+                *self.layout(),
                 *(() if flower else ("--no-flower",)),
             ],
             cwd=ROOT,
@@ -176,6 +180,15 @@ options = {{ batch_ms = {batch_ms}, item_ms = {item_ms} }}
                 return True
         except urllib.error.HTTPError:
             return False
+
+
+class CollocatedBunch(Bunch):
+    """Bunch with frontend and executor loop in one process, and the queue in its memory, as all rivals have it."""
+
+    name = "bunch_collocated"
+
+    def layout(self) -> tuple[str, ...]:
+        return ("--collocated",)
 
 
 class GuardedBunch(Bunch):

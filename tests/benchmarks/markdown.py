@@ -10,6 +10,7 @@ from tests.benchmarks.system import MODELS, Model
 _TITLES = {
     OURS: "**Bunch** (durable queue in Redis)",
     "bunch_guarded": "Bunch with API keys, limits and ledger",
+    "bunch_collocated": "Bunch in one process (queue in memory, `--collocated`)",
     "mosec": "mosec (HTTP and queue in Rust, in memory)",
     "triton": "NVIDIA Triton (C++, in memory, Python backend)",
     "flask_celery": "Flask + plain Celery, `AsyncResult.get`",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.benchmarks.bunch_system import Bunch, GuardedBunch
+from tests.benchmarks.bunch_system import Bunch, CollocatedBunch, GuardedBunch
 from tests.benchmarks.rival_systems import (
     BentoML,
     CeleryBatches,
@@ -18,6 +18,7 @@ from tests.benchmarks.system import System
 _IN_ORDER: tuple[type[System], ...] = (
     Bunch,
     GuardedBunch,
+    CollocatedBunch,
     FlaskCelery,
     CeleryBatches,
     RayServe,
