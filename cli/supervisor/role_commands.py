@@ -35,7 +35,7 @@ def web(settings: Settings) -> tuple[str, ...]:
     return (
         *(*_PYTHON, "-m", "gunicorn"),
         f"--config={ROOT / 'config' / 'gunicorn.py'}",
-        "collocated.app:application" if collocated else "webapp.app:application",
+        "cli.collocated.app:application" if collocated else "webapp.app:application",
     )
 
 

@@ -17,7 +17,7 @@ from batching.memory.timed import Timed
 from batching.policy import Reason, RetryPolicy
 from batching.ports import BatchInfo, NoFollowUp, NullObserver
 from batching.request import Expired, Ok, Outcome, Request
-from collocated.runner import LocalCodec
+from cli.collocated.runner import LocalCodec
 from config.keys import Shard
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier

@@ -260,7 +260,7 @@ def test_every_remote_control_command_has_a_row_and_every_row_is_a_command() -> 
 def our_texts() -> str:
     """Every string of our code; what a placeholder stands for is a line break."""
     found: list[str] = []
-    for package in ("batching", "bunch", "cli", "collocated", "config", "tasks", "webapp", "workers"):
+    for package in ("batching", "bunch", "cli", "config", "tasks", "webapp", "workers"):
         for file in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.JoinedStr):

@@ -1,4 +1,4 @@
-"""The composition root of collocated mode: `gunicorn -c config/gunicorn.py collocated.app:application`.
+"""The composition root of collocated mode: `gunicorn -c config/gunicorn.py cli.collocated.app:application`.
 
 HTTP ──▶ LocalClient ──▶ MemoryStore ◀── claim loops ──socket pair──▶ executor processes
             ▲                 │
@@ -19,8 +19,8 @@ from redis.exceptions import RedisError
 
 from batching.claim.store import Keep
 from batching.memory.store import MemoryStore
-from collocated.leftovers import Leftovers
-from collocated.runner import CollocatedRunner
+from cli.collocated.leftovers import Leftovers
+from cli.collocated.runner import CollocatedRunner
 from config.process.memory import machine_memory
 from config.redis import connect
 from config.settings import Settings, load_settings
@@ -95,7 +95,7 @@ def make_application(settings: Settings, redis: Redis | None = None) -> Collocat
 
 
 def __getattr__(name: str) -> CollocatedApp:
-    """Make `collocated.app:application` when gunicorn asks for it."""
+    """Make `cli.collocated.app:application` when gunicorn asks for it."""
     if name == "application":
         app = globals()["application"] = make_application(load_settings())
         return app
