@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from kombu.entity import Exchange, Queue
@@ -62,12 +63,12 @@ def celery_config(settings: Settings, *, result_backend: str = "") -> dict[str, 
     }
 
 
-def model_queues(settings: Settings, shard: Shard | None = None) -> list[Queue]:
-    """The tier queues of every model, declared, so that `inspect active_queues` and Flower show them."""
+def model_queues(models: Iterable[str], shard: Shard | None = None) -> list[Queue]:
+    """The tier queues of `models`, declared, so that `inspect active_queues` and Flower show them."""
     keys = shard or Shard()
     return [
         # The empty exchange: routing key = queue, a single LPUSH, as any `send_task(queue=…)` does.
         Queue(name, Exchange(""), routing_key=name)  # type: ignore[no-untyped-call]
-        for model in settings.models
+        for model in models
         for name in keys.queues(model)
     ]

@@ -5,7 +5,7 @@ properties.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,9 @@ UpToMilliseconds = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
 Rpm = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+MemoryFraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+# Names, as `config.process.devices` knows them, or every GPU of the machine. None: no list was given.
+Devices: TypeAlias = tuple[str, ...] | Literal["all"] | None
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Task = Literal["embed", "rerank", "classify"]
 
@@ -53,6 +56,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # For each executor, a second process with the model loaded.
     spare: bool = False
     device: str = "auto"
+    # An executor for each; instead of `instances` and `device`.
+    devices: Devices = None
+    # Of its device's memory, for each executor. None: no limit.
+    memory_fraction: MemoryFraction | None = None
     timeout_ms: PositiveInt = 3000
     # 0: none. Below 1 every second batch would be killed.
     timeout_factor: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 0.0
@@ -94,6 +101,16 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def start_timeout_s(self) -> float:
         return self.start_timeout_ms / 1000
+
+
+class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[pools.<name>]` table of `bunch.toml`: the models that its workers serve, and on which devices, for models
+    that name none themselves.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    devices: Devices = None
 
 
 class Settings(AuthSettings, frozen=True, kw_only=True):
@@ -182,8 +199,12 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
 
     # Not settable by a BUNCH_ name: the file's settings of models.
     models: Mapping[str, ModelSettings] = {}
+    pools: Mapping[str, PoolSettings] = {}
     default_model: str = ""
     config_file: str = ""
+    # Of a worker process alone: its pool, or the models that it serves, comma-separated. Both empty: every model.
+    worker_pool: str = ""
+    worker_models: str = ""
 
     @property
     def shows_payloads(self) -> bool:

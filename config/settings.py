@@ -23,14 +23,15 @@ from config.checks.contradictions import contradictions
 from config.checks.document import read_document
 from config.checks.foreign_names import PREFIX, made_by_kubernetes
 from config.errors import Problem, SettingsError, not_of_kind
+from config.model_files.pools import read_pools
 from config.model_files.schemas import BrokenSchema, read_schema
 from config.model_files.schemes import forms, scheme_of
-from config.schema import ModelSettings, Settings
+from config.schema import Devices, ModelSettings, Settings
 from config.secrets import masking
 from config.secrets.masking import MASK
 from config.secrets.secret_settings import NoSecret, base_of, read_secret, shown_path
 
-__all__ = ["PREFIX", "ModelSettings", "Settings", "file_is_named", "is_loopback", "load_settings"]
+__all__ = ["PREFIX", "Devices", "ModelSettings", "Settings", "file_is_named", "is_loopback", "load_settings"]
 
 DEFAULT_CONFIG_FILE = "bunch.toml"
 
@@ -41,17 +42,17 @@ _SHOWN = 120
 # The largest number of names that are listed in one message.
 _FEW = 8
 
-_FROM_FILE_ONLY = {"models", "default_model", "config_file"}
+_NO_SETTINGS = {"models", "pools", "default_model", "config_file", "worker_pool", "worker_models"}
 _TYPES: dict[str, Any] = {
-    field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in _FROM_FILE_ONLY
+    field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in _NO_SETTINGS
 }
 _MODEL_TYPES: dict[str, Any] = {
     field.name: field.type for field in msgspec.structs.fields(ModelSettings) if field.name != "name"
 }
 # BUNCH_CONFIG names the file; it is read before the settings in that file. BUNCH_NATIVE is read at the first import
-# (`config.native`). The others are set for processes that we start: their role, and the variables for their executors
-# (`config.environ`).
-_OTHER_NAMES = {"config", "role", "for_models", "native"}
+# (`config.native`). The others are set for processes that we start: their role, what a worker serves, and the
+# variables for its executors (`config.environ`).
+_OTHER_NAMES = {"config", "role", "for_models", "native", "worker_pool", "worker_models"}
 
 
 def file_is_named() -> bool:
@@ -87,18 +88,22 @@ def load_settings(
     _read_table(_table(document, "server", problems), path.parent, values, problems)
     _read_environment(environ, values, problems)
     models = _read_models(_table(document, "models", problems), path.parent, problems)
+    pools = read_pools(_table(document, "pools", problems), problems)
     default_model = document.pop("default_model", next(iter(models), ""))
     for key, value in document.items():
         problems.append(
             Problem(
                 key,
                 masking.shown_of_unknown(value),
-                f"unknown in {path.name}; allowed: default_model, [server], [models.<name>]",
+                f"unknown in {path.name}; allowed: default_model, [server], [models.<name>], [pools.<name>]",
             )
         )
     settings = Settings(
         **values,
+        worker_pool=environ.get(f"{PREFIX}WORKER_POOL", ""),
+        worker_models=environ.get(f"{PREFIX}WORKER_MODELS", ""),
         models=models,
+        pools=pools,
         default_model=str(default_model),
         config_file=str(path.resolve()) if path.is_file() else "",
     )

@@ -10,6 +10,7 @@ from celery.worker import state as worker_state
 from batching.claim.bootstep import BatchingStep
 from config.celery import backend_url, model_queues
 from config.keys import TASK_NAME
+from config.model_files.pools import assignment
 from config.settings import Settings, load_settings
 from tasks.app import make_app, use_our_logging
 from tasks.celery.active import make_walkable
@@ -24,9 +25,9 @@ CELERY_QUEUE = "celery"
 
 
 def make_worker_app(settings: Settings) -> Celery:
-    """A Celery app whose workers claim batches of every model in `settings`."""
+    """A Celery app whose worker claims batches of the models that `settings` give it."""
     app = make_app(settings, result_backend=backend_url(settings.redis_url, guarded_backend.BACKEND))
-    app.conf.task_queues = queues = model_queues(settings)
+    app.conf.task_queues = queues = model_queues(assignment(settings).models)
     app.bunch_queues = {each.name for each in queues}
     # The queue of callbacks that name none: Celery's default, where their sender has its own workers.
     app.conf.task_default_queue = CELERY_QUEUE

@@ -275,7 +275,7 @@ class Reconciler:
 
 
 def _same_child(one: ModelSettings, other: ModelSettings) -> bool:
-    return all(getattr(one, key) == getattr(other, key) for key in RELOADABLE)
+    return all(getattr(one, key) == getattr(other, key) for key in (*RELOADABLE, "devices", "memory_fraction"))
 
 
 def _described(served: _Served) -> dict[str, Any]:

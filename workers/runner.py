@@ -1,4 +1,4 @@
-"""The parts of one batching worker: an executor and a claim loop per GPU, and the heartbeat.
+"""The parts of one batching worker: an executor and a claim loop per GPU, for the models that it serves; the heartbeat.
 
 WorkerRunner ──┬─ minilm/0:  ProcessExecutor ◀─▶ ClaimLoop
                ├─ minilm/1:  ProcessExecutor ◀─▶ ClaimLoop
@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import socket
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ from redis.exceptions import RedisError
 from batching.claim.idle_watch import IdleWatch
 from batching.claim.loop import ClaimLoop
 from batching.claim.priorities import PriorityLists
-from batching.claim.registry import ModelThroughput, WorkerRegistry, make_worker_id, model_pace, speed
+from batching.claim.registry import WorkerRegistry, make_worker_id
 from batching.claim.shared_breaker import SharedBreaker
 from batching.claim.store import BatchStore, Keep, RedisBatchStore
 from batching.claim.strays import Strays
@@ -36,17 +35,18 @@ from batching.executor import ExecutorState
 from batching.policy_settings import make_policy
 from batching.ports import FollowUp, Observer
 from config.keys import Shard
-from config.process.devices import sharing
+from config.model_files.pools import assignment
+from config.process.devices import executor_count, sharing, this_machine
 from config.process.memory import settle_heap
 from config.redis import connect
 from config.settings import ModelSettings, Settings, load_settings
 from tasks.accounts.ledger import LedgerBuffer, LedgerStream
 from tasks.fleet.liveness import Liveness
 from tasks.fleet.process_register import Presence
-from tasks.fleet.registry_reader import ExecutorRow, WorkerRow
+from tasks.fleet.registry_reader import WorkerRow
 from tasks.observability.batch_log import BatchLog
 from tasks.observability.explain import explain
-from tasks.observability.metrics import BUSY_SECONDS, MetricsFlusher
+from tasks.observability.metrics import MetricsFlusher
 from tasks.observers.batch_log import BatchLogObserver
 from tasks.observers.fan_out import Observers
 from tasks.observers.ledger import LedgerObserver
@@ -58,6 +58,7 @@ from workers.celery.learnt_stats import shown
 from workers.celery.started_marks import StartedMarks
 from workers.executor.process_executor import ProcessExecutor
 from workers.reconciler import Reconciler
+from workers.report import WorkerReport
 
 logger = logging.getLogger(__name__)
 
@@ -83,11 +84,10 @@ class WorkerRunner:
         self, settings: Settings, follow_up: FollowUp, redis: Redis | None = None, store: BatchStore | None = None
     ) -> None:
         self._settings = settings
+        self._served = assignment(settings)
         self._redis = redis or connect(settings.redis_url)
         self.worker_id = make_worker_id(os.getpid())
         self.consumer: Any = None
-        self._started_at = time.time()
-        self._state = "running"
         self._stop = threading.Event()
         # Frontends must not count on an executor that has just died, so the heartbeat does not wait for its next time.
         self._news = threading.Event()
@@ -120,16 +120,16 @@ class WorkerRunner:
             disclosure=disclosure,
             payloads=settings.shows_payloads,
         )
-        for name in settings.models:
+        for name in self._served.models:
             self._telemetry.serves(name)
         observer = self._observer()
         folder = str(Path(settings.config_file).parent) if settings.config_file else ""
         self._executors: list[tuple[ModelSettings, ProcessExecutor]] = [
             (model, self._executor(model, index, folder))
-            for model in settings.models.values()
-            for index in range(model.instances)
+            for model in self._served.models.values()
+            for index in range(executor_count(model, self._served.devices, this_machine()))
         ]
-        self._breakers = {name: SharedBreaker() for name in settings.models}
+        self._breakers = {name: SharedBreaker() for name in self._served.models}
         self._watch = IdleWatch(store)
         self._loops = [
             ClaimLoop(
@@ -160,9 +160,17 @@ class WorkerRunner:
                 for other, (others_model, _) in zip(self._loops, self._executors, strict=True)
                 if others_model is model and other is not loop
             ]
-        self._busy: dict[str, tuple[float, float]] = {}
+        self._report = WorkerReport(
+            self.worker_id,
+            self._served,
+            [(model, executor, loop) for (model, executor), loop in zip(self._executors, self._loops, strict=True)],
+            self._breakers,
+            self.reconciler,
+            self._node,
+            self._seal.fingerprint if self._seal is not None else "",
+        )
         self._announced: dict[str, int] = {}
-        self._presence = Presence(self._redis, "worker", self.reconciler.configured, lambda: self.name, self._pids)
+        self._presence = Presence(self._redis, "worker", self._configured, lambda: self.name, self._pids)
         self._strays = Strays(self._redis, self.worker_id, self._held, time.monotonic)
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart_at = time.monotonic()
@@ -190,7 +198,7 @@ class WorkerRunner:
         self._liveness.start()
 
     def stop_claiming(self) -> None:
-        self._state = "stopping"
+        self._report.state = "stopping"
         self._news.set()
         self.reconciler.stop()
         for loop in self._loops:
@@ -252,12 +260,12 @@ class WorkerRunner:
     @property
     def name(self) -> str:
         """Celery's name of this worker; its id before Celery has one."""
-        return getattr(self.consumer, "hostname", None) or self.worker_id
+        return self._node() or self.worker_id
 
     @property
     def models(self) -> Mapping[str, ModelSettings]:
-        """The models, as they were configured when the worker started."""
-        return self._settings.models
+        """The models that it serves, as they were configured when it started."""
+        return self._served.models
 
     @property
     def redis(self) -> Redis:
@@ -268,6 +276,7 @@ class WorkerRunner:
             model,
             index,
             folder=folder,
+            devices=self._served.devices,
             max_output_bytes=self._settings.max_output_bytes,
             on_change=self._news.set,
             on_loaded=partial(self._telemetry.loaded, model.name),
@@ -278,8 +287,9 @@ class WorkerRunner:
         # Two models on one GPU are usually intended; two executors of the same model seldom are.
         return [
             line
-            for model in self._settings.models.values()
-            if not model.is_remote
+            for model in self._served.models.values()
+            # Devices that are named twice are meant so.
+            if not model.is_remote and model.devices is None and self._served.devices is None
             for line in sharing({each.name: each.placement for of, each in self._executors if of is model})
         ]
 
@@ -290,6 +300,12 @@ class WorkerRunner:
     def _models_of_the_file(self) -> Mapping[str, ModelSettings]:
         """The models of the file as it is now, for a reload."""
         return load_settings(config_file=self._settings.config_file or None).models
+
+    def _configured(self) -> Mapping[str, ModelSettings]:
+        return {**self._settings.models, **self.reconciler.configured()}
+
+    def _node(self) -> str:
+        return getattr(self.consumer, "hostname", None) or ""
 
     def _dispatcher(self) -> Any:
         return getattr(self.consumer, "event_dispatcher", None)
@@ -308,7 +324,7 @@ class WorkerRunner:
             self._news.clear()
             try:
                 about = msgspec.json.encode(self._describe(measure=True))
-                overdue = self._registry.beat(self.worker_id, about, self._paces())
+                overdue = self._registry.beat(self.worker_id, about, self._report.paces())
                 for dead in overdue:
                     self._registry.reclaim(dead)
                 self._strays.look()
@@ -316,7 +332,7 @@ class WorkerRunner:
                 self._presence.beat()
                 self._announce_loads()
                 self._telemetry.tick()
-                self._priorities.gather(self._settings.models)
+                self._priorities.gather(self._served.models)
                 if beat % IDLE_BEATS == 0 or self._watch.held < len(self._loops):
                     self._flusher.flush()
             except RedisError as error:
@@ -324,6 +340,9 @@ class WorkerRunner:
             except Exception:
                 logger.exception("the heartbeat failed and will be repeated")
             self._news.wait(BEAT_EVERY_S)
+
+    def _describe(self, *, measure: bool = False) -> WorkerRow:
+        return self._report.row(measure=measure)
 
     def _announce_loads(self) -> None:
         """Start a new epoch of a model after a load, so that cached answers from before are not given any more."""
@@ -335,60 +354,6 @@ class WorkerRunner:
 
     def _pids(self) -> dict[str, int]:
         return {executor.name: executor.pid for _, executor in self._executors if executor.pid}
-
-    def _paces(self) -> dict[str, ModelThroughput]:
-        """The throughput of each model's executors; none when the worker drains or stops."""
-        running = self._state == "running" and not self.reconciler.draining
-        pairs: dict[str, list[tuple[ProcessExecutor, ClaimLoop]]] = {name: [] for name in self._settings.models}
-        for (model, executor), loop in zip(self._executors, self._loops, strict=True):
-            pairs[model.name].append((executor, loop))
-        paces: dict[str, ModelThroughput] = {}
-        for name, model in self._settings.models.items():
-            ready = sum(running and executor.state is ExecutorState.READY for executor, _ in pairs[name])
-            states = [loop.state for _, loop in pairs[name]]
-            safe = min((state.safe_size or model.max_batch_size for state in states), default=model.max_batch_size)
-            paces[name] = model_pace(ready, [state.pace for state in states], safe)
-        return paces
-
-    def _describe(self, *, measure: bool = False) -> WorkerRow:
-        rows = tuple(
-            ExecutorRow(
-                model.name,
-                executor.name,
-                executor.state.value,
-                executor.error,
-                self._busy_fraction(model, executor) if measure else 0.0,
-                executor.batches,
-                executor.restarts,
-                executor.pid,
-                self._breakers[model.name].state.value,
-                loop.state.safe_size,
-                *speed(loop.state.pace, loop.state.safe_size or model.max_batch_size),
-                device="" if model.is_remote else str(executor.placement),
-                in_flight=loop.in_hand,
-            )
-            for (model, executor), loop in zip(self._executors, self._loops, strict=True)
-        )
-        node = getattr(self.consumer, "hostname", None) or ""
-        host = socket.gethostname()
-        degraded = any(each.state != ExecutorState.READY.value or each.breaker != "closed" for each in rows)
-        seal = self._seal.fingerprint if self._seal is not None else ""
-        row = WorkerRow(self.worker_id, host, os.getpid(), self._started_at, rows, self._shown_state())
-        return msgspec.structs.replace(row, node=node, degraded=degraded, seal=seal)
-
-    def _shown_state(self) -> str:
-        if self._state == "running" and self.reconciler.draining:
-            return "draining" if any(loop.in_hand for loop in self._loops) else "drained"
-        return self._state
-
-    def _busy_fraction(self, model: ModelSettings, executor: ProcessExecutor) -> float:
-        now, busy = time.monotonic(), executor.busy_s
-        then, before = self._busy.get(executor.name, (now, busy))
-        self._busy[executor.name] = (now, busy)
-        spent = max(0.0, busy - before)
-        if spent:
-            BUSY_SECONDS.labels(model.name, executor.name).inc(spent)
-        return min(1.0, spent / (now - then)) if now > then else 0.0
 
 
 def _in_parallel(calls: list[Callable[[], None]]) -> None:

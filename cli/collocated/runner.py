@@ -49,7 +49,7 @@ class CollocatedRunner(WorkerRunner):
 
     def capacity(self, model: str) -> ModelThroughput:
         """The throughput of a model's executors."""
-        return self._paces()[model]
+        return self._report.paces()[model]
 
     def drain(self, until: float) -> bool:
         """Wait until nothing waits any more, at most `until` (monotonic); returns whether that is so."""

@@ -20,10 +20,20 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--min", "least", default=1, show_default=True, type=click.IntRange(min=1), help="Minimum number of workers."
+    "--min",
+    "least",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Minimum number of workers, of each pool.",
 )
 @click.option(
-    "--max", "most", default=8, show_default=True, type=click.IntRange(min=1), help="Maximum number of workers."
+    "--max",
+    "most",
+    default=8,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Maximum number of workers, of each pool.",
 )
 @click.option(
     "--interval",
@@ -93,8 +103,8 @@ def autoscale(
 ) -> None:
     """Scale the number of workers with the load, until Ctrl-C.
 
-    Under `up` it starts and drains workers. Elsewhere it only publishes how many workers are wanted, in /metrics
-    (bunch_workers_wanted) and /internal/scale. --json prints one object per decision.
+    Each pool is decided by itself. Under `up` it starts and drains workers. Elsewhere it only publishes how many
+    workers are wanted, in /metrics (bunch_workers_wanted) and /internal/scale. --json prints one object per decision.
     """
     from cli.operate.autoscaler import Autoscaler, Gauge, LocalUp, Nobody
     from tasks.fleet.registry_reader import Fleet
@@ -140,11 +150,13 @@ def _look(scaler: Autoscaler, *, as_json: bool) -> None:
     except RedisError as error:
         click.echo(f"cannot read the state of the fleet, so nothing was decided: {error}", err=True)
         return
-    click.echo(msgspec.json.encode(row).decode() if as_json else _line(row))
+    for each in row.groups or (row,):
+        click.echo(msgspec.json.encode(each).decode() if as_json else _line(each))
 
 
 def _line(row: ScaleRow) -> str:
     drains = "never" if row.drain_s is None else f"{row.drain_s:.1f} s"
     fleet = f"{row.ready} workers" + (f" and {row.starting} starting" if row.starting else "")
     seen = f"{fleet}, {row.depth} waiting (draining takes {drains}), {row.use:.0%} busy"
+    seen = f"{row.pool}: {seen}" if row.pool else seen
     return f"{seen}: scale to {row.wanted}, {row.reason}" if row.reason else f"{seen}: no change"

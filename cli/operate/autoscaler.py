@@ -1,14 +1,17 @@
 """The I/O around `batching.policy.scaling`: reads the signals, decides, and publishes the wanted number of workers.
 
 registry, queues, metrics ──▶ Gauge.signals ──▶ decide_scale ──▶ Actor.want (the local `up`)
-                                                    └──▶ ScaleBoard (KEDA, HPA)
+                              for each group        └──▶ ScaleBoard (KEDA, HPA)
+
+A group is a pool or, without pools, the workers that serve the same models: more of the others would not help.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +19,7 @@ from batching.policy import Scale, ScalingRules, ScalingState, Signals, decide_s
 from cli.supervisor import state as up
 from config.settings import ModelSettings, Settings
 from tasks.fleet.registry_reader import Fleet, WorkerRow
-from tasks.fleet.scaling import ScaleBoard, ScaleRow
+from tasks.fleet.scaling import ScaleBoard, ScaleRow, summed
 from tasks.observability.batch_times import NoBatches, Totals, fit, read_totals
 from tasks.observability.metrics import SharedMetrics
 
@@ -24,22 +27,32 @@ from tasks.observability.metrics import SharedMetrics
 _READINGS = 60
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Workers that serve the same models. `name` is that of their pool or, without pools, their models; empty where
+    all serve all.
+    """
+
+    name: str
+    models: tuple[str, ...]
+
+
 class Actor(Protocol):
     """Something that can change the number of workers."""
 
-    def starting(self, ready: int) -> int:
-        """The number of workers that are starting, besides the `ready` ones."""
+    def starting(self, ready: int, group: str) -> int:
+        """The number of workers of a group that are starting, besides the `ready` ones."""
 
-    def want(self, workers: int) -> None: ...
+    def want(self, workers: int, group: str) -> None: ...
 
 
 class Nobody:
     """Changes nothing: decisions are only shown, or applied by another program."""
 
-    def starting(self, ready: int) -> int:
+    def starting(self, ready: int, group: str) -> int:
         return 0
 
-    def want(self, workers: int) -> None:
+    def want(self, workers: int, group: str) -> None:
         """Do nothing; another program applies the decision."""
 
 
@@ -49,15 +62,15 @@ class LocalUp:
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
 
-    def starting(self, ready: int) -> int:
+    def starting(self, ready: int, group: str = "") -> int:
         """Worker processes that were started and do not serve yet; those that are stopping do not count."""
         running = up.read(self._state_dir)
-        processes = running.processes if running else ()
-        workers = sum(each.role == "worker" and each.state not in {"stopping", "stopped"} for each in processes)
-        return max(0, max(workers, up.wanted(self._state_dir) or 0) - ready)
+        mine = [each for each in (running.processes if running else ()) if (each.role, each.pool) == ("worker", group)]
+        workers = sum(each.state not in {"stopping", "stopped"} for each in mine)
+        return max(0, max(workers, up.wanted(self._state_dir).get(group, 0)) - ready)
 
-    def want(self, workers: int) -> None:
-        up.want(self._state_dir, workers)
+    def want(self, workers: int, group: str = "") -> None:
+        up.want(self._state_dir, workers, group)
 
 
 class Gauge:
@@ -65,6 +78,7 @@ class Gauge:
 
     def __init__(self, settings: Settings, fleet: Fleet, metrics: SharedMetrics, clock: Callable[[], float]) -> None:
         self._models = settings.models
+        self._pools = {name: pool.models for name, pool in settings.pools.items()}
         self._fleet = fleet
         self._metrics = metrics
         self._clock = clock
@@ -72,23 +86,45 @@ class Gauge:
             name: deque(maxlen=_READINGS) for name in settings.models
         }
 
-    def signals(self, actor: Actor) -> Signals:
-        """Raises RedisError."""
+    def signals(self, actor: Actor) -> dict[Group, Signals]:
+        """The signals of each group. Raises RedisError."""
         healthy = self._fleet.healthy()
         ready = [row for row in healthy if any(each.state == "ready" for each in row.models)]
-        depth, use, drain_s = 0, 0.0, 0.0
         waiting: dict[str, int] = dict.fromkeys(self._models, 0)
         for queue in self._fleet.queues(self._models):
             waiting[queue.model] += queue.depth
         now = self._clock()
-        for name, model in self._models.items():
+        for name in self._models:
             self._readings[name].append((now, read_totals(self._metrics, name)))
+        return {
+            group: self._signals(group, [row for row in ready if self._name(row) == group.name], waiting, actor)
+            for group in self._groups(healthy)
+        }
+
+    def _groups(self, workers: Sequence[WorkerRow]) -> list[Group]:
+        if self._pools:
+            return [Group(name, models) for name, models in self._pools.items()]
+        found = {self._name(row): Group(self._name(row), _served(row)) for row in workers if row.models}
+        # Without a worker, and with those that serve everything, there is the group of all.
+        everything = Group("", tuple(self._models))
+        return [found[name] if name else everything for name in sorted(found)] or [everything]
+
+    def _name(self, row: WorkerRow) -> str:
+        if self._pools:
+            return row.pool
+        return "" if set(_served(row)) >= set(self._models) else ",".join(_served(row))
+
+    def _signals(self, group: Group, ready: list[WorkerRow], waiting: Mapping[str, int], actor: Actor) -> Signals:
+        depth, use, drain_s = 0, 0.0, 0.0
+        for name in group.models:
+            if name not in self._models:
+                continue
             served = self._served_per_s(name)
             depth += waiting[name]
-            use = max(use, self._use(model, ready, served))
+            use = max(use, self._use(self._models[name], ready, served))
             if waiting[name]:
                 drain_s = max(drain_s, waiting[name] / served if served else math.inf)
-        return Signals(depth, use, drain_s, len(ready), actor.starting(len(ready)))
+        return Signals(depth, use, drain_s, len(ready), actor.starting(len(ready), group.name))
 
     def _served_per_s(self, model: str) -> float:
         readings = self._readings[model]
@@ -121,21 +157,28 @@ class Autoscaler:
         self._gauge = gauge
         self._actor = actor
         self._board = board
-        self._state = ScalingState()
+        self._states: dict[str, ScalingState] = {}
 
     def step(self, now: float) -> ScaleRow:
-        """Read, decide, apply, publish. Raises RedisError, and then the state is unchanged."""
-        signals = self._gauge.signals(self._actor)
-        scale, self._state = decide_scale(self._rules, signals, self._state, now)
-        if scale.reason:
-            self._actor.want(scale.wanted)
-        row = _row(signals, scale)
+        """Read, decide for each group, apply, publish. Raises RedisError, and then the state is unchanged."""
+        rows = []
+        for group, signals in self._gauge.signals(self._actor).items():
+            state = self._states.get(group.name, ScalingState())
+            scale, self._states[group.name] = decide_scale(self._rules, signals, state, now)
+            if scale.reason:
+                self._actor.want(scale.wanted, group.name)
+            rows.append(_row(group, signals, scale))
+        row = summed(rows)
         if self._board is not None:
             self._board.write(row)
         return row
 
 
-def _row(signals: Signals, scale: Scale) -> ScaleRow:
+def _served(row: WorkerRow) -> tuple[str, ...]:
+    return tuple(sorted({each.model for each in row.models}))
+
+
+def _row(group: Group, signals: Signals, scale: Scale) -> ScaleRow:
     return ScaleRow(
         scale.wanted,
         signals.ready,
@@ -144,4 +187,6 @@ def _row(signals: Signals, scale: Scale) -> ScaleRow:
         round(signals.use, 4),
         None if signals.drain_s == math.inf else round(signals.drain_s, 3),
         scale.reason,
+        group.name,
+        group.models,
     )

@@ -140,11 +140,13 @@ def _workers_table(fleet: Fleet) -> RenderableType:
         [(row, each) for row in rows for each in row.models or (None,)],
         [
             ("worker", lambda pair: pair[0].name),
+            ("pool", lambda pair: pair[0].pool or "–"),
             ("pid", lambda pair: str(pair[0].pid)),
             ("state", lambda pair: "silent" if pair[0].id in silent else pair[0].state),
             ("up s", lambda pair: max(0, int(time.time() - pair[0].started_at))),
             ("beat ms ago", lambda pair: pair[0].age_ms),
             ("executor", lambda pair: pair[1].executor if pair[1] else "–"),
+            ("device", lambda pair: (pair[1].device or "URL") if pair[1] else "–"),
             ("executor state", lambda pair: pair[1].state if pair[1] else "–"),
             ("busy %", lambda pair: pair[1].busy * 100 if pair[1] else 0.0),
             ("batches", lambda pair: pair[1].batches if pair[1] else 0),
@@ -182,6 +184,7 @@ def _models_table(settings: Settings, redis: Redis) -> RenderableType:
             ("breaker", lambda row: row["breaker"]),
             ("policy", lambda row: row["policy"]),
             ("source", lambda row: row["source"]),
+            ("on", _where),
             ("", _remarks),
         ],
         empty="no models are configured; add one to bunch.toml",
@@ -212,6 +215,19 @@ def _model_row(model: ModelSettings, desired: Desired, healthy: list[WorkerRow])
         "max_batch_size": now.max_batch_size,
         "max_wait_ms": now.max_wait_ms,
         "executors": len(executors),
+        "placement": [
+            {
+                "worker": row.name,
+                "pool": row.pool,
+                "executor": each.executor,
+                "device": each.device,
+                "state": each.state,
+                "pid": each.pid,
+            }
+            for row in healthy
+            for each in row.models
+            if each.model == model.name
+        ],
         "ready": sum(each.state == "ready" for each in executors),
         "paused": [tier.value for tier in sorted(desired.paused, key=lambda tier: tier.rank)],
         "tuned": desired.tuned,
@@ -220,6 +236,14 @@ def _model_row(model: ModelSettings, desired: Desired, healthy: list[WorkerRow])
         "safe_batch_size": safe_sizes(healthy).get(model.name),
         "error": next((each.error for each in executors if each.error), None),
     }
+
+
+def _where(row: dict[str, Any]) -> str:
+    """Each worker with the devices of its executors: `fast-1@host: cuda (0), cuda (1)`."""
+    devices: dict[str, list[str]] = {}
+    for each in row["placement"]:
+        devices.setdefault(each["worker"], []).append(each["device"] or "URL")
+    return "; ".join(f"{worker}: {', '.join(found)}" for worker, found in devices.items()) or "–"
 
 
 def _remarks(row: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from cli.supervisor.errors import PortTaken
 from config.checks.cautions import cautions
 from config.errors import Problem, SettingsError
 from config.model_files.import_path import make_way, model_path
-from config.process.devices import place, this_machine
+from config.process.devices import Placement, executor_count, placement, this_machine
 from config.secrets import masking
 from config.secrets.masking import masked_url
 from config.settings import ModelSettings, Settings
@@ -74,10 +74,19 @@ def check(config_file: Path | None, as_json: bool) -> None:
 def _devices(settings: Settings) -> dict[str, list[str]]:
     """The device of each executor on this machine, by model."""
     return {
-        name: [str(place(model.device, instance, this_machine())) for instance in range(model.instances)]
+        name: [str(each) for _, each in _placements(settings, model)]
         for name, model in settings.models.items()
         if not model.is_remote
     }
+
+
+def _placements(settings: Settings, model: ModelSettings) -> Iterator[tuple[str, Placement]]:
+    """The executors of a model in one worker of each pool, with the table that names their devices."""
+    pools = [each for each in settings.pools.values() if model.name in each.models]
+    for where, devices in [(f"[pools.{each.name}]", each.devices) for each in pools] or [("", None)]:
+        for index in range(executor_count(model, devices, this_machine())):
+            table = where if model.devices is None else f"[models.{model.name}]"
+            yield table, placement(model, devices, index, this_machine())
 
 
 def find_problems(settings: Settings) -> Iterator[Problem]:
@@ -102,7 +111,17 @@ def start_problems(settings: Settings) -> Iterator[Problem]:
     if not settings.redis_url:
         yield from _embedded()
     yield from _token_keys(settings)
+    yield from _absent_devices(settings)
     yield from _models(settings)
+
+
+def _absent_devices(settings: Settings) -> Iterator[Problem]:
+    """Devices that are not on this machine, each once."""
+    placed = [pair for model in settings.models.values() for pair in _placements(settings, model)]
+    for where, each in dict.fromkeys((table, each) for table, each in placed if each.problem):
+        yield Problem(
+            f"{where} devices", each.visible or "all", f"{each.problem}; name devices of this machine, or cpu"
+        )
 
 
 def _state_dir(path: Path) -> Iterator[Problem]:

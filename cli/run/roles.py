@@ -13,6 +13,8 @@ from cli.base import config_option, locate, refuse_cluster
 from cli.database import prepare_database
 from cli.supervisor import role_commands
 from config.environ import Role
+from config.errors import SettingsError
+from config.model_files.pools import worker_problems
 from config.secrets.private_files import restrict_umask
 from config.settings import Settings
 
@@ -28,11 +30,20 @@ def web(config_file: Path | None) -> None:
 @click.command()
 @config_option
 @click.option("--name", default="worker", show_default=True, help="Node name, unique on this host.")
-def worker(config_file: Path | None, name: str) -> None:
-    """Run a worker that serves every configured model."""
+@click.option("--models", default="", metavar="A,B", help="Serve only these models.")
+@click.option("--pool", default="", metavar="NAME", help="Serve the models of [pools.NAME], on its devices.")
+def worker(config_file: Path | None, name: str, models: str, pool: str) -> None:
+    """Run a worker that serves every configured model.
+
+    With --models or --pool it serves only those.
+    """
     settings = locate(config_file, "worker")
     if settings.mode == "collocated":
         raise click.UsageError("collocated mode has no workers: the executors are in the frontend's process")
+    if models or pool:
+        settings = msgspec.structs.replace(settings, worker_models=models, worker_pool=pool)
+        if problems := worker_problems(settings):
+            raise SettingsError(tuple(problems))
     _become("worker", role_commands.worker(settings, name), settings)
 
 

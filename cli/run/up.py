@@ -29,7 +29,7 @@ _HOW_TO_GET_IN = "   (with its password: manage.py status --json)"
 @click.command()
 @start_config_option
 @click.option("--port", type=click.IntRange(0, 65535), help="HTTP port; 0 picks a free one.  [default: 8000]")
-@click.option("--workers", type=click.IntRange(min=1), help="Number of worker processes.  [default: 1]")
+@click.option("--workers", type=click.IntRange(min=1), help="Worker processes, in each pool.  [default: 1]")
 @click.option("--web-workers", type=click.IntRange(min=1), help="Number of frontend processes.  [default: 2]")
 @click.option("--no-flower", is_flag=True, help="Do not start Flower.")
 @click.option(

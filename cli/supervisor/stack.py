@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -48,7 +49,7 @@ _FLOWER_PATIENCE_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of the command line."""
+    """The options of the command line. `workers` is the number in each pool, or without pools."""
 
     workers: int = 1
     flower: bool = True
@@ -76,7 +77,7 @@ class Stack:
             state_dir=str(state_dir),
         )
         self.options = options
-        self._workers: dict[int, ProcessSpec] = {}
+        self._workers: dict[tuple[str, int], ProcessSpec] = {}
         self._served_at = 0.0
         self.url = url(settings.http_host, http_port)
         self.flower_url = url(settings.flower_host, self.settings.flower_port) if options.flower else None
@@ -92,16 +93,17 @@ class Stack:
         )
 
     def follow(self, supervisor: Supervisor, now: float) -> None:
-        """Adjust the number of workers to the wanted number, if one was set."""
-        workers = wanted(self.state_dir)
-        if workers is not None and self.settings.mode == "durable":
-            supervisor.resize("worker", [self._worker(number) for number in range(1, workers + 1)], now)
+        """Adjust the number of workers to the wanted numbers, where one was set."""
+        asked = wanted(self.state_dir)
+        if asked and self.settings.mode == "durable":
+            numbers = {pool: asked.get(pool, self.options.workers) for pool in self._pools}
+            supervisor.resize("worker", self._fleet(numbers), now)
 
     def state(self, supervisor: Supervisor) -> UpState:
         """The content of `up.json`."""
         return UpState(
             processes=tuple(
-                ProcessRow(each.spec.role, each.pid, each.state.value, each.restarts, each.spec.name)
+                ProcessRow(each.spec.role, each.pid, each.state.value, each.restarts, each.spec.name, each.spec.pool)
                 for each in supervisor.children
             ),
             url=self.url,
@@ -134,8 +136,8 @@ class Stack:
             ),
             self._spec("ops", "ops", role_commands.ops(settings), stop_stage=2, stop_timeout_s=drain_s),
         ]
-        for number in range(self.options.workers if settings.mode == "durable" else 0, 0, -1):
-            specs.insert(0, self._worker(number))
+        if settings.mode == "durable":
+            specs = [*self._fleet(dict.fromkeys(self._pools, self.options.workers)), *specs]
         if self.options.flower:
             flower_answers = answers_http(settings.flower_host, settings.flower_port, "/healthcheck")
             flower = self._spec(
@@ -159,22 +161,35 @@ class Stack:
             specs.insert(0, replace(valkey, environment=environment, start_stage=0, hasty_signal=signal.SIGTERM))
         return specs
 
-    def _worker(self, number: int) -> ProcessSpec:
-        if number not in self._workers:
-            self._workers[number] = self._new_worker(number)
-        return self._workers[number]
+    @property
+    def _pools(self) -> tuple[str, ...]:
+        """The pools; one without a name where none is configured."""
+        return tuple(self.settings.pools) or ("",)
 
-    def _new_worker(self, number: int) -> ProcessSpec:
-        settings, name = self.settings, f"worker{number}"
+    def _fleet(self, numbers: Mapping[str, int]) -> list[ProcessSpec]:
+        """So many workers of each pool."""
+        return [self._worker(pool, each) for pool, count in numbers.items() for each in range(1, count + 1)]
+
+    def _worker(self, pool: str, number: int) -> ProcessSpec:
+        if (pool, number) not in self._workers:
+            self._workers[pool, number] = self._new_worker(pool, number)
+        return self._workers[pool, number]
+
+    def _new_worker(self, pool: str, number: int) -> ProcessSpec:
+        settings = msgspec.structs.replace(self.settings, worker_pool=pool)
+        # With a hyphen and the number last, no two pools give the same name.
+        name = f"{pool}-{number}" if pool else f"worker{number}"
         loaded = models_loaded(Fleet(self._redis, lease_ttl_s=settings.lease_ttl_s))
         command = role_commands.worker(settings, name, watched=self.options.flower)
-        spec = self._spec("worker", name, command, stop_stage=1, stop_timeout_s=self._drain_s, probe=loaded)
+        spec = self._spec(
+            "worker", name, command, stop_stage=1, stop_timeout_s=self._drain_s, probe=loaded, settings=settings
+        )
         on_lost = BatchLog(self._redis, max_bytes=settings.explain_max_bytes).lost if settings.explain == "on" else None
         on_gone = self._count_gone if settings.metrics == "on" else None
         registry = WorkerRegistry(self._redis, settings.lease_ttl_s, on_lost=on_lost, on_gone=on_gone)
         give_back = leases_given_back(registry)
         # On QUIT it gives back its batches and exits.
-        return replace(spec, aftermath=give_back, hasty_signal=signal.SIGQUIT)
+        return replace(spec, aftermath=give_back, hasty_signal=signal.SIGQUIT, pool=pool)
 
     def _count_gone(self, worker_id: str) -> None:
         metrics.WORKERS_LOST.inc()
@@ -203,12 +218,13 @@ class Stack:
         stop_stage: int,
         stop_timeout_s: float,
         probe: Probe = alive,
+        settings: Settings | None = None,
     ) -> ProcessSpec:
         return ProcessSpec(
             name=name,
             role=role,
             command=command,
-            environment=role_environment(role, self.settings),
+            environment=role_environment(role, settings or self.settings),
             log_file=self.state_dir / "log" / f"{name}.log",
             start_stage=1,
             stop_stage=stop_stage,
@@ -226,6 +242,7 @@ def role_environment(role: Role, settings: Settings) -> dict[str, str]:
     resolved = (
         *("mode", "redis_url", "broker_url", "state_dir", "http_host", "http_port", "web_workers"),
         *("flower_host", "flower_port"),
+        *(("worker_models", "worker_pool") if role == "worker" else ()),
     )
     config_file = settings.config_file
     return child_environment(

@@ -1,6 +1,6 @@
 """Files in the state folder of `up`: `up.lock`, held while it runs; `up.json` for others to read; and `up.wanted`.
 
-Others write `up.wanted`, the wanted number of workers.
+Others write `up.wanted`, the wanted number of workers of each pool.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import msgspec
 
@@ -20,6 +20,7 @@ from config.secrets.private_files import make_private, write_private
 LOCK = "up.lock"
 FILE = "up.json"
 WANTED = "up.wanted"
+_Number = Annotated[int, msgspec.Meta(ge=1)]
 # `is_running` holds the lock for a moment, too.
 _LOCK_TRIES = 5
 _LOCK_PAUSE_S = 0.05
@@ -33,6 +34,7 @@ class ProcessRow(msgspec.Struct, frozen=True):
     state: str
     restarts: int
     name: str = ""
+    pool: str = ""
 
 
 class UpState(msgspec.Struct, frozen=True):
@@ -120,15 +122,14 @@ def write(state_dir: Path, state: UpState) -> None:
     write_private(state_dir / FILE, msgspec.json.encode(state))
 
 
-def want(state_dir: Path, workers: int) -> None:
-    """Ask the `up` of this folder for a number of workers; it follows within a moment."""
-    write_private(state_dir / WANTED, f"{workers}\n".encode())
+def want(state_dir: Path, workers: int, pool: str = "") -> None:
+    """Ask the `up` of this folder for a number of workers, of a pool; it follows within a moment."""
+    write_private(state_dir / WANTED, msgspec.json.encode({**wanted(state_dir), pool: workers}))
 
 
-def wanted(state_dir: Path) -> int | None:
-    """The number of workers that was last asked for; None when there is none, or no valid number."""
+def wanted(state_dir: Path) -> dict[str, int]:
+    """The numbers of workers that were last asked for, by pool; the one without a name is that without pools."""
     try:
-        workers = int((state_dir / WANTED).read_bytes())
+        return msgspec.json.decode((state_dir / WANTED).read_bytes(), type=dict[str, _Number])
     except (FileNotFoundError, ValueError):
-        return None
-    return workers if workers >= 1 else None
+        return {}

@@ -49,6 +49,8 @@ class ProcessSpec:
     optional: bool = False
     # The signal that ends it when there is no time, instead of SIGKILL; it must obey quickly.
     hasty_signal: int = signal.SIGKILL
+    # Of a worker.
+    pool: str = ""
 
 
 class SupervisedProcess:

@@ -11,6 +11,7 @@ import msgspec
 from config import auth
 from config.auth import is_loopback
 from config.checks.foreign_names import PREFIX
+from config.checks.placement import placement_problems
 from config.checks.shapes import shape_problems
 from config.errors import Problem
 from config.model_files.schemes import forms, scheme_of
@@ -55,6 +56,7 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
     found += _limits_out_of_order(settings)
     for model in settings.models.values():
         found += _model_out_of_order(model, settings)
+    found += placement_problems(settings)
     if settings.durability == "replica":
         found.append(
             Problem(
@@ -66,6 +68,11 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
     if settings.mode == "collocated" and settings.durability == "disk":
         fix = "collocated mode keeps requests in memory, never on disk; set BUNCH_MODE=durable, or leave this out"
         found.append(Problem("BUNCH_DURABILITY", "disk", fix))
+    if settings.mode == "collocated" and settings.pools:
+        fix = (
+            "collocated mode has one process, which serves all models: remove the pools and name devices in the models"
+        )
+        found.append(Problem("[pools]", ", ".join(settings.pools), fix))
     if 0 < settings.redis_max_memory_bytes < _LEAST_MEMORY_BYTES:
         found.append(
             Problem(

@@ -18,11 +18,21 @@ REPLY_WITHIN_S = 2.0
 def tell(
     settings: Settings, redis: Redis, command: str, arguments: dict[str, Any], nodes: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Send `command` to all workers, or to `nodes`. Returns each reply by node name.
+    """Send `command` to `nodes`; without them to all workers, or to those that serve the model that it names. Returns
+    each reply by node name.
 
     A worker that does not reply in time is missing: its main thread is blocked, or it is gone.
     """
-    expected = nodes if nodes is not None else [row.node for row in _alive(settings, redis)]
+    model = arguments.get("model")
+    expected = (
+        nodes
+        if nodes is not None
+        else [
+            row.node
+            for row in _alive(settings, redis)
+            if model is None or any(each.model == model for each in row.models)
+        ]
+    )
     if not expected:
         return {}
     # Celery takes longer to import than the rest of a command, and only commands that are sent need it.

@@ -60,6 +60,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     `degraded`: one of its executors takes no batches, or its model's breaker is not closed.
     `seal` identifies the key with which it checks frontends' messages (`config.secrets.message_keys.fingerprint`).
     `queues` are those in its own memory, in collocated mode.
+    `pool` is empty for a worker of none.
     """
 
     id: str
@@ -73,6 +74,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     degraded: bool = False
     seal: str = ""
     queues: tuple[QueueRow, ...] = ()
+    pool: str = ""
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ manage.py autoscale ──▶ bunch:scale ──▶ GET /metrics (bunch_workers_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -17,7 +18,11 @@ KEPT_S = 60
 
 
 class ScaleRow(msgspec.Struct, frozen=True):
-    """One decision and the signals behind it. `drain_s` is None when nothing is served and requests wait."""
+    """One decision and the signals behind it. `drain_s` is None when nothing is served and requests wait.
+
+    `pool` is the pool, or the models of workers that serve only some, comma-separated; empty where all workers serve
+    all `models`. Where there are several such groups, `groups` has a row for each, and this row is their sum.
+    """
 
     wanted: int
     ready: int
@@ -26,6 +31,36 @@ class ScaleRow(msgspec.Struct, frozen=True):
     use: float
     drain_s: float | None
     reason: str = ""
+    pool: str = ""
+    models: tuple[str, ...] = ()
+    groups: tuple[ScaleRow, ...] = ()
+
+    def of(self, *, pool: str | None = None, model: str | None = None) -> ScaleRow | None:
+        """The row of a pool, or the sum of the groups that serve a model; None: there is no such group."""
+        rows = [
+            each
+            for each in self.groups or (self,)
+            if pool in {None, each.pool} and (model is None or model in each.models)
+        ]
+        return summed(rows) if rows else None
+
+
+def summed(rows: Sequence[ScaleRow]) -> ScaleRow:
+    """One row for several groups; the slowest to drain and the busiest count. A single row stays as it is."""
+    if len(rows) == 1:
+        return rows[0]
+    drains = [each.drain_s for each in rows]
+    return ScaleRow(
+        sum(each.wanted for each in rows),
+        sum(each.ready for each in rows),
+        sum(each.starting for each in rows),
+        sum(each.depth for each in rows),
+        max((each.use for each in rows), default=0.0),
+        None if None in drains else max((each for each in drains if each is not None), default=0.0),
+        "; ".join(f"{each.pool}: {each.reason}" for each in rows if each.reason),
+        models=tuple(dict.fromkeys(name for each in rows for name in each.models)),
+        groups=tuple(rows),
+    )
 
 
 class ScaleBoard:

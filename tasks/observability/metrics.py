@@ -103,6 +103,9 @@ WORKERS = _gauge("workers", "Workers by state.", "state")
 EXECUTORS = _gauge("executors", "Executors of healthy workers.", "model", "state")
 DEAD_LETTERS = _gauge("dead_letters", "Dead letters that are kept.")
 WORKERS_WANTED = _gauge("workers_wanted", "Workers that the autoscaler wants, while one runs.")
+POOL_WORKERS_WANTED = _gauge(
+    "pool_workers_wanted", "The same for each pool, or each group of workers with the same models.", "pool"
+)
 BREAKER_STATE = _gauge("breaker_state", "0 closed, 1 half-open, 2 open; the worst of all workers.", "model")
 SAFE_BATCH_SIZE = _gauge(
     "safe_batch_size", "The largest batch that fitted into the memory of the smallest device.", "model"

@@ -52,7 +52,7 @@ class DummyStack:
         return Supervisor([valkey, *dummies], reaper, report, backoff=Backoff(first_s=0.1, limit_s=0.4))
 
     def follow(self, supervisor: Supervisor, now: float) -> None:
-        number = wanted(self.state_dir)
+        number = wanted(self.state_dir).get("")
         if number is not None:
             supervisor.resize("worker", [self._dummy(f"worker{n}", 1) for n in range(1, number + 1)], now)
 

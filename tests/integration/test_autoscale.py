@@ -41,10 +41,10 @@ class Hand:
         self.wanted: list[int] = []
         self.on_their_way = 0
 
-    def starting(self, ready: int) -> int:
+    def starting(self, ready: int, group: str) -> int:
         return self.on_their_way
 
-    def want(self, workers: int) -> None:
+    def want(self, workers: int, group: str) -> None:
         self.wanted.append(workers)
 
 

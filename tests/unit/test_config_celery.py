@@ -57,7 +57,7 @@ def test_no_connection_waits_for_ever() -> None:
 
 def test_every_tier_of_every_model_is_a_declared_queue() -> None:
     models = {name: ModelSettings(name=name, source="a:B") for name in ("a", "b")}
-    queues = model_queues(Settings(models=models))
+    queues = model_queues(models)
     assert [queue.name for queue in queues] == [*Shard().queues("a"), *Shard().queues("b")]
     assert {queue.exchange.name for queue in queues} == {""}
     assert all(queue.routing_key == queue.name for queue in queues)

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.process.devices import Machine, Placement, describe, driver_gpus, file_gpus, place, sharing
+from config.process.devices import (
+    Machine,
+    Placement,
+    describe,
+    driver_gpus,
+    executor_count,
+    file_gpus,
+    place,
+    placement,
+    sharing,
+)
+from config.schema import Devices, ModelSettings
 
 GPUS = ("GPU-aa", "GPU-bb", "GPU-cc")
 
@@ -89,6 +100,58 @@ def test_a_torch_that_knows_no_cuda_makes_auto_the_cpu(torch: str, auto: str) ->
     assert place("cuda", 1, machine) == Placement("cuda", "GPU-bb")
 
 
+def placed(devices: Devices, machine: Machine, pool: Devices = None, **model: Any) -> list[Placement]:
+    settings = ModelSettings(name="m", source="a:B", devices=devices, **model)
+    return [placement(settings, pool, n, machine) for n in range(executor_count(settings, pool, machine))]
+
+
+UNKNOWN = Machine(why="no driver")
+
+
+@pytest.mark.parametrize(
+    ("devices", "machine", "expected"),
+    [
+        (("cuda:0", "cuda:1"), UNKNOWN, [Placement("cuda", "0"), Placement("cuda", "1")]),
+        (("GPU-x", "MIG-y"), UNKNOWN, [Placement("cuda", "GPU-x"), Placement("cuda", "MIG-y")]),
+        (("cpu",), UNKNOWN, [Placement("cpu", "")]),
+        (("cuda:1", "cuda:1"), Machine(GPUS), [Placement("cuda", "1")] * 2),
+        (("GPU-cc", "MIG-y"), Machine(GPUS), [Placement("cuda", "GPU-cc"), Placement("cuda", "MIG-y")]),
+        (("cuda:1",), Machine(("5", "3"), narrowed=True), [Placement("cuda", "3")]),
+        ("all", Machine(GPUS), [Placement("cuda", gpu) for gpu in GPUS]),
+    ],
+)
+def test_each_device_of_the_list_has_an_executor(devices: Devices, machine: Machine, expected: list[Placement]) -> None:
+    assert placed(devices, machine) == expected
+
+
+@pytest.mark.parametrize(
+    ("devices", "machine", "said"),
+    [
+        ("all", UNKNOWN, "no driver"),
+        (("cuda:3",), Machine(GPUS), "no cuda:3"),
+        (("GPU-zz",), Machine(GPUS), "GPU-zz is not on this machine, which has GPU-aa, GPU-bb, GPU-cc"),
+    ],
+)
+def test_a_device_that_is_not_there_is_said_to_be_missing(devices: Devices, machine: Machine, said: str) -> None:
+    (only,) = placed(devices, machine)
+    assert said in only.problem
+
+
+def test_a_pools_devices_are_for_models_that_name_none() -> None:
+    pool = ("cuda:2", "cuda:3")
+    assert [each.visible for each in placed(None, UNKNOWN, pool)] == ["2", "3"]
+    assert [each.visible for each in placed(("cuda:0",), UNKNOWN, pool)] == ["0"]
+    assert placed(None, UNKNOWN, pool, device="cpu") == [Placement("cpu")]
+    assert [each.visible for each in placed(None, UNKNOWN, pool, instances=3)] == ["2", "3"]
+
+
+def test_a_process_sees_its_device_before_it_starts_and_indices_count_as_the_driver_counts() -> None:
+    assert Placement("cuda", "1").environment == {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert Placement("cuda", "GPU-aa").environment == {"CUDA_VISIBLE_DEVICES": "GPU-aa"}
+    assert Placement("cpu", "").environment == {"CUDA_VISIBLE_DEVICES": ""}
+    assert Placement("cuda").environment == {}
+
+
 class Nvml:
     """A stand-in for NVIDIA's library, with so many GPUs of which one does not say its name."""
 
@@ -121,9 +184,37 @@ class Nvml:
         return 0
 
 
+class DividedNvml(Nvml):
+    """The first GPU is divided into two MIG instances, of up to seven."""
+
+    def nvmlDeviceGetMigMode(self, handle: Any, current: Any, pending: Any) -> int:  # noqa: N802
+        current._obj.value = int(handle.value == 1)
+        return 0
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any, most: Any) -> int:  # noqa: N802
+        most._obj.value = 7
+        return 0
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: Any, index: int, instance: Any) -> int:  # noqa: N802
+        instance._obj.value = 100 + index
+        return 0 if index in {1, 4} else 6
+
+    def nvmlDeviceGetUUID(self, handle: Any, text: Any, size: int) -> int:  # noqa: N802
+        if handle.value < 100:
+            return super().nvmlDeviceGetUUID(handle, text, size)
+        text.value = f"MIG-{handle.value - 100}".encode()
+        return 0
+
+
 @pytest.mark.parametrize(
     ("nvml", "found"),
-    [(Nvml(2), ("GPU-0", "GPU-1")), (Nvml(3, mute=1), ("GPU-0", "GPU-2")), (Nvml(0), ()), (Nvml(2, broken=True), ())],
+    [
+        (DividedNvml(2), ("MIG-1", "MIG-4", "GPU-1")),
+        (Nvml(2), ("GPU-0", "GPU-1")),
+        (Nvml(3, mute=1), ("GPU-0", "GPU-2")),
+        (Nvml(0), ()),
+        (Nvml(2, broken=True), ()),
+    ],
 )
 def test_the_driver_is_asked_and_let_go(monkeypatch: pytest.MonkeyPatch, nvml: Nvml, found: tuple[str, ...]) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: nvml)

@@ -39,7 +39,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")
 EVERYTHING = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 # Set for the processes that we start, or read before there are settings; `config.settings` says so as well.
 NOT_SETTINGS = {"BUNCH_CONFIG", "BUNCH_NATIVE"}
-FROM_THE_FILE = {"models", "default_model", "config_file"}
+FROM_THE_FILE = {"models", "pools", "default_model", "config_file", "worker_pool", "worker_models"}
 # Messages of others that the operators' pages quote.
 FOREIGN = {
     # redis-py, Redis

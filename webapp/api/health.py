@@ -93,13 +93,18 @@ def health(services: Services, call: HttpRequest) -> HttpResponse:
 
 
 def scale(services: Services, call: HttpRequest) -> HttpResponse:
-    """`GET /internal/scale`: the autoscaler's last decision, for KEDA's `metrics-api` and the like."""
+    """`GET /internal/scale[?pool=p|?model=m]`: the autoscaler's last decision, for KEDA's `metrics-api` and the like;
+    with several groups of workers the sum, or that of a pool, or of those that serve a model.
+    """
     try:
         row = ScaleBoard(services.redis).read()
     except RedisError as error:
         raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
     if row is None:
         raise ApiError("NOT_FOUND", "no autoscaler runs; start one with `manage.py autoscale`")
+    row = row.of(pool=call.query("pool"), model=call.query("model"))
+    if row is None:
+        raise ApiError("NOT_FOUND", "no workers of that pool, or for that model, are scaled")
     return HttpResponse(200, _encode(row), call.request_id)
 
 
@@ -150,6 +155,10 @@ def _gauges(services: Services) -> list[Metric]:
         wanted = declared.WORKERS_WANTED.family()
         wanted.add_metric((), scale.wanted)
         families.append(wanted)
+        pools = declared.POOL_WORKERS_WANTED.family()
+        for each in scale.groups:
+            pools.add_metric((each.pool,), each.wanted)
+        families.append(pools)
     return families
 
 

@@ -30,6 +30,7 @@ from config.process.memory import limit_memory, offer_to_the_oom_killer
 from config.settings import ModelSettings
 from workers.executor.batch_budget import Budget
 from workers.executor.compute import Batch, BatchComputer
+from workers.executor.device_memory import limit_device_memory
 from workers.executor.faults.exception_text import format_traceback
 from workers.executor.forked import end_if_forked, keep_apart
 from workers.executor.ipc import Fault, FrameReader, NotReady, Passing, Ready, Start, ToChild, encode
@@ -125,7 +126,10 @@ def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str
     load = loader_of(start.model)
     make_way([os.fsdecode(each) for each in start.path], start.model.source)
     model: Any = load(start.model)
+    # Again after `load`, which may be what imports torch.
+    limit_device_memory(start.model)
     model.load(start.model.device)
+    limit_device_memory(start.model)
     warmup = getattr(model, "warmup", None)
     if callable(warmup):
         warmup()

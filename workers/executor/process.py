@@ -26,8 +26,9 @@ from batching.executor import Cause
 from config.environ import ROOT, executor_environment
 from config.logging import current_format
 from config.model_files.import_path import model_path
-from config.process.devices import VISIBLE, Placement
+from config.process.devices import Placement
 from config.process.memory import oom_kills
+from config.process.numa import keep_near
 from config.settings import ModelSettings
 from workers.executor.ipc import BrokenFrames, FrameReader, NotReady, Ready, Start, ToParent, encode
 
@@ -61,12 +62,14 @@ class ChildProcess:
     of bunch.toml.
 
     Raises:
-        OSError: no process or no descriptors are available.
+        OSError: no process, no descriptors, or no such device is available.
     """
 
     def __init__(
         self, model: ModelSettings, name: str, placement: Placement, folder: str = "", max_output_bytes: int = 0
     ) -> None:
+        if placement.problem:
+            raise OSError(placement.problem)
         self.started_at = time.monotonic()
         self._ready: Ready | None = None
         ours, theirs = socket.socketpair()
@@ -79,7 +82,7 @@ class ChildProcess:
                 self._process = subprocess.Popen(
                     # -P: the working directory is never first on the path.
                     [sys.executable, "-P", "-c", _BOOT, f"bunch executor {name}", _ROOT, str(theirs.fileno())],
-                    env=executor_environment() | ({} if placement.visible is None else {VISIBLE: placement.visible}),
+                    env=executor_environment() | placement.environment,
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
                     # A session of its own: Ctrl-C in a terminal does not reach it, and processes that the model starts
@@ -89,6 +92,7 @@ class ChildProcess:
             except OSError:
                 ours.close()
                 raise
+        keep_near(self._process.pid, placement.visible)
         self._sock = ours
         self._reader = FrameReader(ours, ToParent)
         # The end of the pipe is not enough: a process that the model started may keep it open.

@@ -24,8 +24,8 @@ from msgspec import structs
 from batching.executor import Cause, Event, ExecutorGone, ExecutorState, Lost
 from batching.request import Done, Failed, Work
 from config.logging import encodable
-from config.process.devices import Machine, Placement, place, this_machine
-from config.settings import ModelSettings
+from config.process.devices import Machine, Placement, placement, this_machine
+from config.settings import Devices, ModelSettings
 from workers.executor.faults.recovery import FAULTS, Patience
 from workers.executor.in_flight import InFlight
 from workers.executor.ipc import BrokenFrames, Fault, Passing, ToParent, encode
@@ -46,6 +46,7 @@ class ProcessExecutor:
 
     Args:
         folder: the folder of bunch.toml, first on the model's path.
+        devices: those of the pool, for a model that names none.
         max_output_bytes: limit of one output as JSON; 0: any size.
         on_change: called after every change of state. All three are called in the supervisor's thread.
         on_loaded: called with the seconds that each successful start took.
@@ -58,6 +59,7 @@ class ProcessExecutor:
         index: int,
         *,
         folder: str = "",
+        devices: Devices = None,
         max_output_bytes: int = 0,
         on_change: Callable[[], None] | None = None,
         on_loaded: Callable[[float], None] | None = None,
@@ -65,12 +67,10 @@ class ProcessExecutor:
         machine: Callable[[], Machine] = this_machine,
     ) -> None:
         self.name = f"{model.name}/{index}"
-        self._index = index
-        self._machine = machine
+        self._index, self._devices, self._machine = index, devices, machine
         self._model = model
         self._folder, self._max_output_bytes = folder, max_output_bytes
-        self._on_change = on_change
-        self._on_loaded, self._on_replaced = on_loaded, on_replaced
+        self._on_change, self._on_loaded, self._on_replaced = on_change, on_loaded, on_replaced
         self._state = ExecutorState.STARTING
         self._changed = threading.Condition()
         self._error: str | None = None
@@ -107,7 +107,7 @@ class ProcessExecutor:
 
     @property
     def placement(self) -> Placement:
-        return place(self._model.device, self._index, self._machine())
+        return placement(self._model, self._devices, self._index, self._machine())
 
     @property
     def restarts(self) -> int:
@@ -258,8 +258,7 @@ class ProcessExecutor:
 
     def _serve(self, child: ChildProcess, model: ModelSettings) -> None:
         """Serve from ready to death. However it ends, no batch is left without an event."""
-        self._error = None
-        self._fault = None
+        self._error = self._fault = None
         with self._sending:
             if model is not self._model:
                 return

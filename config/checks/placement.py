@@ -1,0 +1,106 @@
+"""Devices, memory fractions and pools, checked against each other. No driver is asked: the file may be for another
+machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from config.errors import Problem
+from config.model_files.pools import worker_problems
+from config.process.devices import DEVICES, is_device
+from config.schema import Devices, ModelSettings, PoolSettings, Settings
+
+_ALL = "all"
+
+
+def placement_problems(settings: Settings) -> Iterator[Problem]:
+    """Every problem with where models run."""
+    for model in settings.models.values():
+        yield from _of_model(model)
+    for pool in settings.pools.values():
+        yield from _of_pool(pool, settings)
+        yield from _crowded(f"[pools.{pool.name}] models", _members(pool, settings), pool.devices)
+    if settings.pools:
+        placed = {name for pool in settings.pools.values() for name in pool.models}
+        for name in settings.models:
+            if name not in placed:
+                fix = "is in no pool, so no worker of a pool serves it; add it to the models of one"
+                yield Problem(f"[models.{name}]", name, fix)
+    else:
+        yield from _crowded("[models]", list(settings.models.values()), None)
+    yield from worker_problems(settings)
+
+
+def _of_model(model: ModelSettings) -> Iterator[Problem]:
+    where = f"[models.{model.name}]"
+    yield from _bad_devices(where, model.devices)
+    if model.is_remote:
+        for key in ("devices", "memory_fraction"):
+            if getattr(model, key) is not None:
+                fix = "has no effect on a model that runs behind a URL; remove it"
+                yield Problem(f"{where} {key}", _shown(getattr(model, key)), fix)
+    elif model.devices is not None:
+        fix = "has no effect beside devices, which has an entry for each executor; remove it"
+        if model.device != "auto":
+            yield Problem(f"{where} device", model.device, fix)
+        if model.instances != 1:
+            more = f"{fix}, and name a device as often as it shall have executors"
+            yield Problem(f"{where} instances", model.instances, more)
+
+
+def _of_pool(pool: PoolSettings, settings: Settings) -> Iterator[Problem]:
+    where = f"[pools.{pool.name}]"
+    yield from _bad_devices(where, pool.devices)
+    unknown = [name for name in pool.models if name not in settings.models]
+    if unknown:
+        known = ", ".join(settings.models) or "none, as no model is configured"
+        yield Problem(f"{where} models", ", ".join(unknown), f"must name models of this file: {known}")
+    if not pool.models:
+        yield Problem(f"{where} models", "[]", "must name at least one model; or remove the pool")
+    twice = sorted({name for name in pool.models if pool.models.count(name) > 1})
+    if twice:
+        yield Problem(f"{where} models", ", ".join(twice), "names a model twice; its executors are set by devices")
+
+
+def _bad_devices(where: str, devices: Devices) -> Iterator[Problem]:
+    if devices == ():
+        yield Problem(f"{where} devices", "[]", "must name at least one device; or remove it")
+    elif isinstance(devices, tuple):
+        bad = [each for each in devices if not is_device(each)]
+        if bad:
+            yield Problem(f"{where} devices", ", ".join(bad), f"must be {DEVICES}")
+
+
+def _members(pool: PoolSettings, settings: Settings) -> list[ModelSettings]:
+    return [settings.models[name] for name in pool.models if name in settings.models]
+
+
+def _crowded(where: str, models: list[ModelSettings], devices: Devices) -> Iterator[Problem]:
+    """Devices whose memory fractions come to more than 1, in one worker."""
+    sums: dict[str, float] = {}
+    for model in models:
+        if model.memory_fraction is not None and not model.is_remote:
+            for device in _taken(model, devices):
+                # A spare has the model loaded as well.
+                processes = 2 if model.spare else 1
+                sums[device] = sums.get(device, 0.0) + processes * model.memory_fraction
+    everywhere = sums.pop(_ALL, 0.0)
+    for device, total in sums.items() or {_ALL: 0.0}.items():
+        if total + everywhere > 1 + 1e-9:
+            fix = f"the memory_fraction of all executors on a device must come to at most 1, not {total + everywhere:g}"
+            yield Problem(where, f"{device}: {', '.join(model.name for model in models)}", fix)
+
+
+def _taken(model: ModelSettings, pools: Devices) -> Iterator[str]:
+    """The device of each executor, as far as the file tells: `auto` puts at least the first on the first GPU."""
+    devices = model.devices or (pools if model.device == "auto" else None)
+    if devices is None:
+        exact = model.device not in {"auto", "cuda"}
+        devices = tuple(itertools.repeat(model.device, model.instances)) if exact else ("cuda:0",)
+    yield from (each for each in ((_ALL,) if devices == _ALL else devices) if each != "cpu")
+
+
+def _shown(value: object) -> object:
+    return ", ".join(value) if isinstance(value, tuple) else value
