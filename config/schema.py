@@ -172,6 +172,8 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     log_format: Literal["text", "json"] = "text"
     lease_ttl_ms: Annotated[int, msgspec.Meta(ge=1000)] = 5_000
     graceful_timeout_ms: PositiveInt = 30_000
+    # Of a GPU's memory: above it, batches are smaller; 100: never.
+    gpu_memory_percent: Percent = 90
     metrics: Literal["on", "off"] = "on"
     slo_enterprise_ms: Milliseconds = 500
     slo_paid_ms: Milliseconds = 1_000

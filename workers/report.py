@@ -13,12 +13,14 @@ from batching.claim.shared_breaker import SharedBreaker
 from batching.executor import ExecutorState
 from config.model_files.pools import Assignment
 from config.settings import ModelSettings
-from tasks.fleet.registry_reader import ExecutorRow, WorkerRow
+from tasks.fleet.registry_reader import ExecutorRow, GpuRow, WorkerRow
 from tasks.observability.metrics import BUSY_SECONDS
 from workers.executor.process_executor import ProcessExecutor
+from workers.health.verdict import Health
+from workers.health.watch import State
 from workers.reconciler import Reconciler
 
-RUNNING = "running"
+RUNNING, STOPPING, OFFLINE = "running", "stopping", "offline"
 # An executor with its model and its loop.
 Place = tuple[ModelSettings, ProcessExecutor, ClaimLoop]
 
@@ -31,6 +33,7 @@ class WorkerReport:
         places: its executors.
         node: its name in Celery, once it has one.
         seal: identifies the key with which it checks frontends' messages.
+        health: returns the last state of its GPUs.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class WorkerReport:
         reconciler: Reconciler,
         node: Callable[[], str],
         seal: str,
+        health: Callable[[], State],
     ) -> None:
         self.state = RUNNING
         self._worker_id = worker_id
@@ -51,6 +55,7 @@ class WorkerReport:
         self._reconciler = reconciler
         self._node = node
         self._seal = seal
+        self._health = health
         self._started_at = time.time()
         self._busy: dict[str, tuple[float, float]] = {}
 
@@ -71,9 +76,12 @@ class WorkerReport:
                 *speed(loop.state.pace, loop.state.safe_size or model.max_batch_size),
                 device="" if model.is_remote else str(executor.placement),
                 in_flight=loop.in_hand,
+                pressed_size=loop.state.pressed_size,
             )
             for model, executor, loop in self._places
         )
+        gpus = self._health()
+        is_degraded = any(each.state != ExecutorState.READY.value or each.breaker != "closed" for each in rows)
         return WorkerRow(
             self._worker_id,
             socket.gethostname(),
@@ -82,9 +90,15 @@ class WorkerReport:
             rows,
             self._shown_state(),
             node=self._node(),
-            degraded=any(each.state != ExecutorState.READY.value or each.breaker != "closed" for each in rows),
+            degraded=is_degraded or gpus.health is not Health.HEALTHY,
             seal=self._seal,
             pool=self._served.pool,
+            health=gpus.health.value,
+            reasons=gpus.reasons,
+            gpus=tuple(
+                GpuRow(each.device, each.utilization, each.memory_used, each.memory_total, each.temperature_c)
+                for each in gpus.readings
+            ),
         )
 
     def paces(self) -> dict[str, ModelThroughput]:

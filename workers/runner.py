@@ -57,11 +57,15 @@ from tasks.protocol.seal import seal_of
 from workers.celery.learnt_stats import shown
 from workers.celery.started_marks import StartedMarks
 from workers.executor.process_executor import ProcessExecutor
+from workers.health.nvml import open_nvml
+from workers.health.reactions import WorkerReactions
+from workers.health.watch import HealthWatch
 from workers.reconciler import Reconciler
-from workers.report import WorkerReport
+from workers.report import OFFLINE, STOPPING, WorkerReport
 
 logger = logging.getLogger(__name__)
 
+EXIT_OFFLINE = 1
 BEAT_EVERY_S = 1.0
 # When all loops are idle, the metrics hardly change. Their last work has been written, since a loop counts as idle
 # only seconds after it.
@@ -160,14 +164,22 @@ class WorkerRunner:
                 for other, (others_model, _) in zip(self._loops, self._executors, strict=True)
                 if others_model is model and other is not loop
             ]
+        places = [(model, executor, loop) for (model, executor), loop in zip(self._executors, self._loops, strict=True)]
+        self._health = HealthWatch(
+            WorkerReactions(places, self._go_offline),
+            lambda: self.name,
+            open_nvml,
+            settings.gpu_memory_percent / 100,
+        )
         self._report = WorkerReport(
             self.worker_id,
             self._served,
-            [(model, executor, loop) for (model, executor), loop in zip(self._executors, self._loops, strict=True)],
+            places,
             self._breakers,
             self.reconciler,
             self._node,
             self._seal.fingerprint if self._seal is not None else "",
+            self._health.state,
         )
         self._announced: dict[str, int] = {}
         self._presence = Presence(self._redis, "worker", self._configured, lambda: self.name, self._pids)
@@ -195,10 +207,12 @@ class WorkerRunner:
         for loop in self._loops:
             loop.start()
         self._heart.start()
+        self._health.start()
         self._liveness.start()
 
     def stop_claiming(self) -> None:
-        self._report.state = "stopping"
+        if self._report.state != OFFLINE:
+            self._report.state = STOPPING
         self._news.set()
         self.reconciler.stop()
         for loop in self._loops:
@@ -212,7 +226,9 @@ class WorkerRunner:
         if self._stop.is_set():
             return
         self.stop_claiming()
-        grace_s = COLD_GRACE_S if cold else self._settings.graceful_timeout_s
+        # What a broken GPU has in hand does not end.
+        grace_s = COLD_GRACE_S if cold or self._report.state == OFFLINE else self._settings.graceful_timeout_s
+        self._health.stop()
         self._watch.stop()
         _in_parallel([partial(loop.stop, grace_s) for loop in self._loops])
         _in_parallel([partial(executor.stop, min(1.0, grace_s)) for _, executor in self._executors])
@@ -300,6 +316,14 @@ class WorkerRunner:
     def _models_of_the_file(self) -> Mapping[str, ModelSettings]:
         """The models of the file as it is now, for a reload."""
         return load_settings(config_file=self._settings.config_file or None).models
+
+    def _go_offline(self, reason: str) -> None:
+        """Give everything back, and end with status 1: whoever starts this worker may start it elsewhere."""
+        logger.critical("this worker goes offline, and gives its requests back: %s", reason)
+        self._report.state = OFFLINE
+        self.stop_claiming()
+        # Read by the consumer's loop (`celery.worker.state.maybe_shutdown`), which then stops the steps.
+        worker_state.should_stop = EXIT_OFFLINE
 
     def _configured(self) -> Mapping[str, ModelSettings]:
         return {**self._settings.models, **self.reconciler.configured()}

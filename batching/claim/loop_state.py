@@ -76,7 +76,7 @@ class LoopState(Generic[B]):
 
     __slots__ = (
         *("_front_since", "_more_waits", "_recent", "_row_since", "_sizes"),
-        *("batch_s", "in_hand", "learner", "pace", "safe_size"),
+        *("batch_s", "in_hand", "learner", "pace", "pressed_size", "safe_size"),
     )
 
     def __init__(self, policy: Policy, free_since: float = 0.0, sizes: tuple[int, ...] = ()) -> None:
@@ -90,6 +90,8 @@ class LoopState(Generic[B]):
         self.pace = Throughput()
         # The largest batch that fitted into the device's memory; None: no limit is known.
         self.safe_size: int | None = None
+        # The limit while its device's memory is nearly full; None: it is not.
+        self.pressed_size: int | None = None
         self._front_since = free_since
         self._row_since = free_since
         self._more_waits = False
@@ -129,7 +131,7 @@ class LoopState(Generic[B]):
 
     def limited(self, decision: Dispatch, permitted: int) -> Dispatch:
         """The claim that is allowed: at most what the breaker permits, and what memory has room for."""
-        size = min(decision.size, permitted, self.safe_size or permitted)
+        size = min(decision.size, permitted, self.safe_size or permitted, self.pressed_size or permitted)
         return decision if size == decision.size else replace(decision, size=size)
 
     def pause(self, decision: Wait, now: float) -> Pause:

@@ -142,7 +142,7 @@ def _workers_table(fleet: Fleet) -> RenderableType:
             ("worker", lambda pair: pair[0].name),
             ("pool", lambda pair: pair[0].pool or "–"),
             ("pid", lambda pair: str(pair[0].pid)),
-            ("state", lambda pair: "silent" if pair[0].id in silent else pair[0].state),
+            ("state", lambda pair: "silent" if pair[0].id in silent else _state(pair[0])),
             ("up s", lambda pair: max(0, int(time.time() - pair[0].started_at))),
             ("beat ms ago", lambda pair: pair[0].age_ms),
             ("executor", lambda pair: pair[1].executor if pair[1] else "–"),
@@ -153,7 +153,7 @@ def _workers_table(fleet: Fleet) -> RenderableType:
             ("ms per request", lambda pair: _learnt(pair[1] and pair[1].one_ms)),
             ("capacity /s", lambda pair: _learnt(pair[1] and pair[1].rate_rps)),
             ("breaker", lambda pair: pair[1].breaker if pair[1] else "–"),
-            ("safe batch", lambda pair: (pair[1] and pair[1].safe_size) or "–"),
+            ("safe batch", lambda pair: (pair[1] and (pair[1].pressed_size or pair[1].safe_size)) or "–"),
         ],
         empty="no worker has reported; start one with `manage.py worker`",
     )
@@ -253,9 +253,14 @@ def _remarks(row: dict[str, Any]) -> str:
     return "; ".join(paused + tuned + refused)
 
 
+def _state(row: WorkerRow) -> str:
+    return row.state if row.state != "running" or row.health == "healthy" else row.health
+
+
 def _errors(rows: list[WorkerRow]) -> list[str]:
     troubled: list[ExecutorRow] = [each for row in rows for each in row.models if each.error]
-    return [
+    ill = [f"\n{row.name} is {row.health}: {'; '.join(row.reasons)}" for row in rows if row.health != "healthy"]
+    return ill + [
         f"\n{each.executor} {'is being replaced' if each.state == 'starting' else 'did not start'}: "
         f"{error_summary(each.error or '')}\n{each.error}"
         for each in troubled

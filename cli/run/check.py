@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -48,6 +49,7 @@ def check(config_file: Path | None, as_json: bool) -> None:
             *server_warnings(settings),
             *separator_warnings(settings),
             *cautions(settings),
+            *_health_unknown(settings),
             *differs_from_here(settings),
         ]
     except SettingsError as error:
@@ -113,6 +115,14 @@ def start_problems(settings: Settings) -> Iterator[Problem]:
     yield from _token_keys(settings)
     yield from _absent_devices(settings)
     yield from _models(settings)
+
+
+def _health_unknown(settings: Settings) -> Iterator[Problem]:
+    """GPUs whose health no worker here can watch."""
+    gpus = this_machine().gpus
+    if gpus and find_spec("pynvml") is None and any(not model.is_remote for model in settings.models.values()):
+        fix = "their health is not watched; pip install -r requirements-gpu.txt"
+        yield Problem("GPUs", ", ".join(gpus), fix)
 
 
 def _absent_devices(settings: Settings) -> Iterator[Problem]:

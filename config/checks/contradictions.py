@@ -65,14 +65,7 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
                 "is not implemented; use disk, which writes each request to disk before accepting it",
             )
         )
-    if settings.mode == "collocated" and settings.durability == "disk":
-        fix = "collocated mode keeps requests in memory, never on disk; set BUNCH_MODE=durable, or leave this out"
-        found.append(Problem("BUNCH_DURABILITY", "disk", fix))
-    if settings.mode == "collocated" and settings.pools:
-        fix = (
-            "collocated mode has one process, which serves all models: remove the pools and name devices in the models"
-        )
-        found.append(Problem("[pools]", ", ".join(settings.pools), fix))
+    found += _not_in_collocated_mode(settings)
     if 0 < settings.redis_max_memory_bytes < _LEAST_MEMORY_BYTES:
         found.append(
             Problem(
@@ -96,6 +89,17 @@ def _bad_names(settings: Settings) -> Iterator[Problem]:
     if settings.auth == "off" and "*" in settings.origins:
         fix = "with BUNCH_AUTH=off, * lets any page opened on this machine send requests; name the origins"
         yield Problem("BUNCH_CORS_ORIGINS", "*", fix)
+
+
+def _not_in_collocated_mode(settings: Settings) -> Iterator[Problem]:
+    if settings.mode != "collocated":
+        return
+    if settings.durability == "disk":
+        fix = "collocated mode keeps requests in memory, never on disk; set BUNCH_MODE=durable, or leave this out"
+        yield Problem("BUNCH_DURABILITY", "disk", fix)
+    if settings.pools:
+        fix = "collocated mode has one process, which serves all models; name devices in the models"
+        yield Problem("[pools]", ", ".join(settings.pools), fix)
 
 
 def _model_out_of_order(model: ModelSettings, settings: Settings) -> list[Problem]:

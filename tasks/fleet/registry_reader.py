@@ -26,6 +26,7 @@ class ExecutorRow(msgspec.Struct, frozen=True):
     `safe_size` is the largest batch that fitted into its device's memory, None while no limit is known. Learnt from the
     last dozen batches, None before: `one_ms` is how long a batch of one takes, `rate_rps` the rate with full batches.
     `device` is the device that its model was given, and which GPU that is; `in_flight` how many requests it holds.
+    `pressed_size` is the largest batch while its device's memory is nearly full, None while it is not.
     """
 
     model: str
@@ -42,6 +43,17 @@ class ExecutorRow(msgspec.Struct, frozen=True):
     rate_rps: float | None = None
     device: str = ""
     in_flight: int = 0
+    pressed_size: int | None = None
+
+
+class GpuRow(msgspec.Struct, frozen=True):
+    """One GPU that a worker uses, by its UUID; None for what it does not tell."""
+
+    device: str
+    utilization: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_celsius: float | None = None
 
 
 class QueueRow(msgspec.Struct, frozen=True):
@@ -57,10 +69,11 @@ class QueueRow(msgspec.Struct, frozen=True):
 class WorkerRow(msgspec.Struct, frozen=True):
     """One worker. `age_ms` is the time since its last heartbeat, filled in by the reader; `node` is its name in Celery.
 
-    `degraded`: one of its executors takes no batches, or its model's breaker is not closed.
+    `degraded`: one of its executors takes no batches, its model's breaker is not closed, or a GPU is not healthy.
     `seal` identifies the key with which it checks frontends' messages (`config.secrets.message_keys.fingerprint`).
     `queues` are those in its own memory, in collocated mode.
-    `pool` is empty for a worker of none.
+    `pool` is empty for a worker of none. `health` is that of its GPUs (`healthy`, `degraded`, `offline`), for the
+    `reasons`.
     """
 
     id: str
@@ -75,6 +88,9 @@ class WorkerRow(msgspec.Struct, frozen=True):
     seal: str = ""
     queues: tuple[QueueRow, ...] = ()
     pool: str = ""
+    health: str = "healthy"
+    reasons: tuple[str, ...] = ()
+    gpus: tuple[GpuRow, ...] = ()
 
     @property
     def name(self) -> str:
@@ -188,3 +204,10 @@ def utilisation(workers: Iterable[WorkerRow]) -> float:
     """Mean busy fraction over the executors that are ready."""
     busy = [each.busy for worker in workers for each in worker.models if each.state == "ready"]
     return sum(busy) / len(busy) if busy else 0.0
+
+
+def gpu_utilisation(workers: Iterable[WorkerRow]) -> float | None:
+    """Mean utilisation of the GPUs themselves, each counted once; None where none tells."""
+    seen = {each.device: each.utilization for worker in workers for each in worker.gpus}
+    known = [each for each in seen.values() if each is not None]
+    return sum(known) / len(known) if known else None

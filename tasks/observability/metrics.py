@@ -91,6 +91,7 @@ DEAD_LETTERED = _counter(
 )
 LEDGER_ROWS = _counter("ledger_rows_total", "Requests written to the database's ledger.")
 LEDGER_DROPPED = _counter("ledger_dropped_total", "Requests missing from the ledger, by reason.", "reason")
+GPU_ERRORS = _counter("gpu_errors_total", "Errors that a GPU has reported, by kind.", "worker", "device", "kind")
 WORKERS_LOST = _counter("workers_lost_total", "Workers that others have deregistered: they died, or were silent.")
 SHED = _counter("shed_total", "Requests refused at admission.", "tier", "reason")
 SLO_MISSED = _counter("slo_missed_total", "Requests that missed their tier's objective.", "tier")
@@ -110,6 +111,10 @@ BREAKER_STATE = _gauge("breaker_state", "0 closed, 1 half-open, 2 open; the wors
 SAFE_BATCH_SIZE = _gauge(
     "safe_batch_size", "The largest batch that fitted into the memory of the smallest device.", "model"
 )
+GPU_UTILIZATION = _gauge("gpu_utilization", "Share of the time in which a GPU computes.", "worker", "device")
+GPU_MEMORY_USED = _gauge("gpu_memory_used_bytes", "Memory of a GPU that is in use.", "worker", "device")
+GPU_MEMORY_TOTAL = _gauge("gpu_memory_total_bytes", "Memory of a GPU.", "worker", "device")
+GPU_TEMPERATURE = _gauge("gpu_temperature_celsius", "Temperature of a GPU.", "worker", "device")
 SLO_LATENCY = _gauge("slo_latency_seconds", "The latency within which an answer meets the objective.", "tier")
 SLO_TARGET = _gauge("slo_target", "The share of a tier's requests that must meet the objective.", "tier")
 SLO_ATTAINMENT = _gauge("slo_attainment", "The share of a tier's requests that met the objective.", "tier", "window")

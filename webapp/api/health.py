@@ -16,6 +16,7 @@ from tasks.fleet.registry_reader import (
     QueueRow,
     WorkerRow,
     breakers,
+    gpu_utilisation,
     ready_models,
     safe_sizes,
     utilisation,
@@ -79,8 +80,7 @@ def health(services: Services, call: HttpRequest) -> HttpResponse:
     body = {
         "status": status,
         "executor_utilization": round(utilisation(healthy), 4),
-        # The utilisation of the devices themselves is not measured.
-        "gpu_utilization": None,
+        "gpu_utilization": None if (gpus := gpu_utilisation(healthy)) is None else round(gpus, 4),
         "queue_depth": sum(row.depth for row in queues),
         "requests_per_second": round(rate, 2),
         "workers": len(workers),
@@ -148,7 +148,12 @@ def _gauges(services: Services) -> list[Metric]:
     dead = declared.DEAD_LETTERS.family()
     dead.add_metric((), now.dead)
     families: list[Metric] = [depth, oldest, states, executors, dead]
-    families += [*_faults(services, healthy), *_objectives(services, now), *machine_metrics(services.redis)]
+    families += [
+        *_faults(services, healthy),
+        *_gpus(healthy),
+        *_objectives(services, now),
+        *machine_metrics(services.redis),
+    ]
     scale = ScaleBoard(services.redis).read()
     if scale is not None:
         # Without an autoscaler there is no such number, rather than a wrong one.
@@ -171,6 +176,22 @@ def _faults(services: Services, healthy: list[WorkerRow]) -> list[Metric]:
     for model, size in safe_sizes(healthy).items():
         safe.add_metric((model,), size)
     return [breaker, safe]
+
+
+def _gpus(healthy: list[WorkerRow]) -> list[Metric]:
+    """The GPUs of each worker; one that does not tell something has no such sample."""
+    families = {
+        "utilization": declared.GPU_UTILIZATION.family(),
+        "memory_used_bytes": declared.GPU_MEMORY_USED.family(),
+        "memory_total_bytes": declared.GPU_MEMORY_TOTAL.family(),
+        "temperature_celsius": declared.GPU_TEMPERATURE.family(),
+    }
+    for worker in healthy:
+        for gpu in worker.gpus:
+            for key, family in families.items():
+                if (value := getattr(gpu, key)) is not None:
+                    family.add_metric((worker.name, gpu.device), value)
+    return list(families.values())
 
 
 def _objectives(services: Services, now: Point) -> list[Metric]:

@@ -75,6 +75,7 @@ def findings(
         *_refused(lately),
         *_burning(standings),
         *_waiting(queues, objectives),
+        *_ill(workers),
         *_broken(healthy),
         *_busy(healthy, queues),
         *_given_up(lately),
@@ -90,7 +91,8 @@ def status(models: Sequence[str], workers: Sequence[WorkerRow], healthy: Sequenc
         return "unhealthy"
     missing = [name for name in models if name not in served]
     broken = any(state != "closed" for state in breakers(healthy, models).values())
-    return "degraded" if missing or broken or len(healthy) < len(workers) else "healthy"
+    ill = any(each.health != "healthy" for each in workers)
+    return "degraded" if missing or broken or ill or len(healthy) < len(workers) else "healthy"
 
 
 def _missing(models: Sequence[str], workers: Sequence[WorkerRow], healthy: Sequence[WorkerRow]) -> list[Finding]:
@@ -194,6 +196,15 @@ def _waiting(queues: Sequence[QueueRow], objectives: Mapping[Tier, Objective]) -
         )
         for row in queues
         if row.depth and row.oldest_ms / 1000 > objectives[Tier(row.tier)].latency_s
+    ]
+
+
+def _ill(workers: Sequence[WorkerRow]) -> list[Finding]:
+    """Workers whose GPUs are not healthy."""
+    return [
+        Finding("warn", f"{each.name} is {each.health}: {'; '.join(each.reasons)}.", "workers", "Workers")
+        for each in workers
+        if each.health != "healthy"
     ]
 
 

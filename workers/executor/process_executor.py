@@ -36,8 +36,7 @@ from workers.models import effective_version
 
 logger = logging.getLogger(__name__)
 
-FIRST_BACKOFF_S = 0.1
-MAX_BACKOFF_S = 10.0
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 10.0
 _LOOK_FOR_RELOAD_S = 0.5
 
 
@@ -135,8 +134,7 @@ class ProcessExecutor:
 
     def wait_ready(self, timeout_s: float) -> bool:
         with self._changed:
-            ready = (ExecutorState.READY, ExecutorState.STOPPED)
-            self._changed.wait_for(lambda: self._state in ready, timeout_s)
+            self._changed.wait_for(lambda: self._state in {ExecutorState.READY, ExecutorState.STOPPED}, timeout_s)
             return self._state is ExecutorState.READY
 
     def send(self, work: Work) -> None:
@@ -173,6 +171,13 @@ class ProcessExecutor:
             child, self._child = self._child, None
         if child is not None:
             child.close_input()
+
+    def condemn(self, reason: str) -> None:
+        """Replace a ready child at once, as if it had found its device broken itself."""
+        with self._sending:
+            if self._child is not None:
+                self._fault = Fault(Cause.DEVICE.value, reason)
+                self._child.kill()
 
     def receive(self, timeout_s: float) -> Event | None:
         try:
@@ -247,9 +252,7 @@ class ProcessExecutor:
 
     def _start_failed(self, error: str) -> None:
         error = encodable(error)
-        again = (
-            "it starts again when the model is reloaded" if self._hopeless else f"next try in {self._backoff_s:.1f} s"
-        )
+        again = "next try when the model is reloaded" if self._hopeless else f"next try in {self._backoff_s:.1f} s"
         # Logged once; the state keeps showing it.
         level = logging.DEBUG if error == self._error else logging.ERROR
         logger.log(level, "%s: the executor did not start; %s: %s", self.name, again, error.rstrip())
@@ -262,8 +265,7 @@ class ProcessExecutor:
         with self._sending:
             if model is not self._model:
                 return
-            self._child = child
-            self._loaded = model
+            self._child, self._loaded = child, model
         self._become(ExecutorState.READY)
         death = Death(Cause.EXIT, "the thread that supervises the executor failed; the executor is started again")
         try:
@@ -310,8 +312,7 @@ class ProcessExecutor:
 
     def _report_death(self, child: ChildProcess, death: Death) -> None:
         replaced = self._stop_at is None and self._child is None
-        self._child = None
-        self._loaded = None
+        self._child = self._loaded = None
         # First, because a thread that gets the death and then waits for READY must wait for the next child.
         if self._stop_at is None:
             self._error = None if replaced else death.reason

@@ -262,11 +262,11 @@ export function workers(now) {
     if (worker.others || !executors.length) executors.push(null);
     return executors.map((executor, n) => ({ worker, executor, first: n === 0 }));
   });
-  const state = ({ worker }) => (worker.healthy ? "healthy" : worker.state === "running" ? "silent" : worker.state);
+  const state = ({ worker }) => (worker.healthy ? worker.health : worker.state === "running" ? "silent" : worker.state);
   const of = (get, otherwise = "") => ({ executor }) => (executor ? get(executor) : otherwise);
   fill(element("workers-table"), rows, ({ worker, executor }) => `${worker.id} ${executor?.executor}`, [
     { header: true, cell: (row) => (row.first ? html("span", {}, row.worker.name, " ", html("small", {}, `${row.worker.pool ? `pool ${row.worker.pool}, ` : ""}pid ${row.worker.pid}`)) : "") },
-    { cell: (row) => (row.first ? state(row) : ""), level: (row) => (row.worker.healthy ? "" : "bad") },
+    { cell: (row) => (row.first ? state(row) : ""), level: (row) => (row.worker.healthy && row.worker.health === "healthy" ? "" : "bad") },
     { ...CELL, cell: (row) => (row.first ? `${span(row.worker.age_ms / 1000)} ago` : ""), level: (row) => (row.worker.healthy ? "" : "bad") },
     { class: "half", cell: ({ worker, executor }) => executor?.executor ?? (worker.others ? `and ${worker.others} more` : "–") },
     { class: "half", cell: of((each) => each.device || "–") },
