@@ -56,6 +56,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # For each executor, a second process with the model loaded.
     spare: bool = False
     device: str = "auto"
+    # Of a URL as the source: more replicas of the same API, and the files of TLS towards them.
+    urls: tuple[str, ...] = ()
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
     # An executor for each; instead of `instances` and `device`.
     devices: Devices = None
     # Of its device's memory, for each executor. None: no limit.
@@ -84,6 +89,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def is_remote(self) -> bool:
         """Return whether another process computes: a fixed HTTP API, rather than a class or a function."""
         return scheme_of(self.source).remote
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """The sources of the same model: the addresses of an API, each with executors of its own."""
+        return tuple(dict.fromkeys((self.source, *self.urls)))
 
     @property
     def collapses(self) -> bool:

@@ -23,6 +23,7 @@ from config.checks.contradictions import contradictions
 from config.checks.document import read_document
 from config.checks.foreign_names import PREFIX, made_by_kubernetes
 from config.errors import Problem, SettingsError, not_of_kind
+from config.model_files import api_source
 from config.model_files.pools import read_pools
 from config.model_files.schemas import BrokenSchema, read_schema
 from config.model_files.schemes import forms, scheme_of
@@ -200,12 +201,13 @@ def _read_models(tables: Mapping[str, Any], folder: Path, problems: list[Problem
             else:
                 shown = masking.shown_of_unknown(value)
                 problems.append(Problem(f"{where} {key}", shown, f"unknown; {_nearest(key, _MODEL_TYPES)}"))
-        source = table.get("source", "")
+        source = values["source"] = api_source.source_of(table)
         if not (isinstance(source, str) and scheme_of(source).pattern.fullmatch(source)):
             problems.append(Problem(f"{where} source", masking.shown("source", source), f"must be {forms()}"))
             continue
         if "options" in values:
             values["options"] = scheme_of(source).read_options(where, values["options"], folder, problems)
+        api_source.read_keys(where, values, folder, problems, scheme_of(source).pattern)
         _read_schemas(where, values, folder, problems)
         if values.get("batch_sizes") and "max_batch_size" not in values:
             values["max_batch_size"] = max(values["batch_sizes"])

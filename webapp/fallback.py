@@ -15,7 +15,9 @@ batch; a test compares the two.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +26,7 @@ import gevent
 import msgspec
 
 from config.model_files.schemes import resolve, scheme_of
+from config.model_files.tls_files import client_context, what_is_wrong
 from config.secrets.secret_settings import header_values
 from config.settings import ModelSettings, Settings
 from tasks.client.client import Client
@@ -60,7 +63,8 @@ class FallbackModel:
         self._failed_to_ask = httpx.HTTPError
         self._model = model
         self._max_output_bytes = max_output_bytes
-        self._url = str(options.get("url", model.source))
+        # Each call goes to the next replica.
+        self._urls = itertools.cycle([str(options["url"])] if "url" in options else model.replicas)
         self._timeout_s = float(options.get("timeout_ms", model.timeout_ms)) / 1000
         self._headers = header_values(options.get("headers", {}))
         self._client = httpx.Client(
@@ -70,7 +74,7 @@ class FallbackModel:
                 "Accept": "application/json",
             },
             timeout=self._timeout_s,
-            verify=bool(options.get("verify", True)),
+            verify=_context(model) if model.ca_file or model.cert_file else bool(options.get("verify", True)),
             limits=httpx.Limits(max_connections=model.direct_concurrency),
         )
         self.running = 0
@@ -125,10 +129,10 @@ class FallbackModel:
     def _post(self, body: bytes, traceparent: str) -> bytes:
         try:
             headers = {"traceparent": traceparent} if traceparent else {}
-            answer = self._client.post(self._url, content=body, headers=headers)
+            answer = self._client.post(next(self._urls), content=body, headers=headers)
         except self._failed_to_ask as error:
             public = f"the model's API could not be called: {type(error).__name__}"
-            self._log(public, str(error))
+            self._log(public, what_is_wrong(error) or str(error))
             raise ModelUnavailable(public) from None
         if not answer.is_success:
             kind = ModelUnavailable if answer.status_code in _MAY_PASS else InferenceFailed
@@ -154,6 +158,11 @@ class FallbackModel:
         """Log the API's own words for operators, without the header values that it was sent."""
         excerpt = without_secrets(said, self._headers.values())[:_MAX_EXCERPT]
         logger.warning("%s: %s", public, excerpt, extra={"model": self._model.name})
+
+
+def _context(model: ModelSettings) -> ssl.SSLContext:
+    verify = bool(model.options.get("verify", True))
+    return client_context(model.ca_file, model.cert_file, model.key_file, verify=verify)
 
 
 class FallbackModels:

@@ -32,6 +32,8 @@ from tasks.fleet.desired_state import RELOADABLE, TUNABLE, Desired, DesiredState
 
 logger = logging.getLogger(__name__)
 
+# Keys of the file that a child depends on, and that a command cannot change.
+_MADE_ONCE = ("devices", "memory_fraction", "urls", "ca_file", "cert_file", "key_file")
 _LOCK_MS = 60_000
 _POLL_S = 0.1
 
@@ -275,7 +277,7 @@ class Reconciler:
 
 
 def _same_child(one: ModelSettings, other: ModelSettings) -> bool:
-    return all(getattr(one, key) == getattr(other, key) for key in (*RELOADABLE, "devices", "memory_fraction"))
+    return all(getattr(one, key) == getattr(other, key) for key in (*RELOADABLE, *_MADE_ONCE))
 
 
 def _described(served: _Served) -> dict[str, Any]:

@@ -71,10 +71,10 @@ class WorkerReport:
                 executor.batches,
                 executor.restarts,
                 executor.pid,
-                self._breakers[model.name].state.value,
+                self._breakers[executor.name].state.value,
                 loop.state.safe_size,
                 *speed(loop.state.pace, loop.state.safe_size or model.max_batch_size),
-                device="" if model.is_remote else str(executor.placement),
+                device=str(executor.placement),
                 in_flight=loop.in_hand,
                 pressed_size=loop.state.pressed_size,
             )

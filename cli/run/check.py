@@ -38,14 +38,17 @@ def check(config_file: Path | None, as_json: bool) -> None:
     want.
     """
     from cli.operate.processes import differs_from_here
+    from cli.run.check_apis import api_findings
     from cli.run.check_servers import separator_warnings, server_warnings
 
     settings: Settings | None = None
     warnings: list[Problem] = []
     try:
         settings = settings_for(config_file)
-        problems = list(find_problems(settings))
+        not_safe, away = api_findings(settings)
+        problems = [*find_problems(settings), *not_safe]
         warnings = [
+            *away,
             *server_warnings(settings),
             *separator_warnings(settings),
             *cautions(settings),

@@ -54,5 +54,5 @@ def is_weak(secret: str) -> bool:
 
 def _of_model(model: ModelSettings) -> Iterator[Problem]:
     # A class may have its address among its options.
-    address = str(model.options.get("url", model.source))
-    yield from scheme_of(address).cautions(f"[models.{model.name}]", address, model.options)
+    for address in [str(model.options["url"])] if "url" in model.options else model.replicas:
+        yield from scheme_of(address).cautions(f"[models.{model.name}]", address, model.options)

@@ -1,5 +1,5 @@
-"""Devices, memory fractions and pools, checked against each other. No driver is asked: the file may be for another
-machine.
+"""Devices, memory fractions, pools and the files of URLs, checked against each other. No driver is asked: the file may
+be for another machine.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ import itertools
 from collections.abc import Iterator
 
 from config.errors import Problem
+from config.model_files.api_source import TLS_FILES
 from config.model_files.pools import worker_problems
 from config.process.devices import DEVICES, is_device
 from config.schema import Devices, ModelSettings, PoolSettings, Settings
+from config.secrets.masking import masked_url
 
 _ALL = "all"
 
@@ -41,13 +43,34 @@ def _of_model(model: ModelSettings) -> Iterator[Problem]:
             if getattr(model, key) is not None:
                 fix = "has no effect on a model that runs behind a URL; remove it"
                 yield Problem(f"{where} {key}", _shown(getattr(model, key)), fix)
-    elif model.devices is not None:
+        yield from _tls(where, model)
+        return
+    for key in ("urls", *TLS_FILES):
+        if getattr(model, key):
+            yield Problem(f"{where} {key}", _shown(getattr(model, key)), "needs a URL as the source; remove it")
+    if model.devices is not None:
         fix = "has no effect beside devices, which has an entry for each executor; remove it"
         if model.device != "auto":
             yield Problem(f"{where} device", model.device, fix)
         if model.instances != 1:
             more = f"{fix}, and name a device as often as it shall have executors"
             yield Problem(f"{where} instances", model.instances, more)
+
+
+def _tls(where: str, model: ModelSettings) -> Iterator[Problem]:
+    if model.urls and "url" in model.options:
+        fix = "is called instead of every address in source and urls; remove it"
+        yield Problem(f"{where} options.url", masked_url(str(model.options["url"])), fix)
+    used = [key for key in TLS_FILES if getattr(model, key)]
+    plain = [each for each in model.replicas if "http://" in each]
+    if used and plain:
+        fix = f"has no effect on {masked_url(plain[0])}, which is not encrypted; write https://"
+        yield Problem(f"{where} {used[0]}", getattr(model, used[0]), fix)
+    if model.key_file and not model.cert_file:
+        yield Problem(f"{where} key_file", model.key_file, "is the key of a certificate; set cert_file as well")
+    if model.ca_file and model.options.get("verify", True) is False:
+        fix = "has no effect beside options.verify = false, which accepts any certificate; remove verify"
+        yield Problem(f"{where} ca_file", model.ca_file, fix)
 
 
 def _of_pool(pool: PoolSettings, settings: Settings) -> Iterator[Problem]:

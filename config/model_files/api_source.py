@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 
 from config.auth import is_loopback
 from config.errors import Problem
-from config.secrets.masking import MASK
+from config.secrets.masking import MASK, masked_url
 from config.secrets.secret_settings import header_problem, names_in_environment
 
+TLS_FILES = ("ca_file", "cert_file", "key_file")
 _CREDENTIAL = re.compile(r"authorization|cookie|api[-_]?key|token|secret|password", re.IGNORECASE)
 
 
@@ -34,6 +35,30 @@ def read_options(where: str, options: dict[str, Any], folder: Path, problems: li
     return {**options, "headers": absolute}
 
 
+def source_of(table: Mapping[str, Any]) -> Any:
+    """The source of a model: the first of its `urls` where it names none."""
+    urls = table.get("urls")
+    return table.get("source", urls[0] if isinstance(urls, list) and urls else "")
+
+
+def read_keys(
+    where: str, values: dict[str, Any], folder: Path, problems: list[Problem], pattern: re.Pattern[str]
+) -> None:
+    """Complete `urls`, which need not repeat the adapter of the source, and look up TLS files from `folder`."""
+    source = values["source"]
+    adapter = source.partition("http")[0] if re.match(r"[a-z]+:https?://", source) else ""
+    urls = tuple(url if url.startswith(adapter) else adapter + url for url in values.get("urls", ()))
+    if urls:
+        values["urls"] = urls
+    bad = [url for url in urls if not pattern.fullmatch(url)]
+    if bad:
+        fix = "must be URLs like the source, each a replica of the same API; with a class as the source, remove them"
+        problems.append(Problem(f"{where} urls", ", ".join(masked_url(each) for each in bad), fix))
+    for key in TLS_FILES:
+        if values.get(key):
+            values[key] = str(folder.resolve() / values[key])
+
+
 def variables(options: Mapping[str, Any]) -> frozenset[str]:
     """The environment variables that hold credentials for the API."""
     return names_in_environment(options.get("headers", {}))
@@ -41,7 +66,7 @@ def variables(options: Mapping[str, Any]) -> frozenset[str]:
 
 def cautions(where: str, address: str, options: Mapping[str, Any]) -> Iterator[Problem]:
     """The warnings about an API at `address`, each with its remedy. No secret is shown."""
-    url = urlsplit(address)
+    url = urlsplit(address[address.index("http") :])
     headers = options.get("headers", {})
     named = [*headers, url.query] if isinstance(headers, dict) else [url.query]
     has_credential = bool(url.username or url.password) or any(_CREDENTIAL.search(each) for each in named)

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from config.errors import Problem
 from config.model_files import api_source
+from config.model_files.adapters import KINDS
 from config.model_files.sources import is_plain_function
 
 Options: TypeAlias = dict[str, Any]
@@ -74,6 +75,12 @@ _API = Scheme(
     cautions=api_source.cautions,
     variables=api_source.variables,
 )
+_ADAPTED = replace(
+    _API,
+    form=f"one of {', '.join(KINDS)} in front of an http(s) URL",
+    pattern=re.compile(rf"({'|'.join(KINDS)}):https?://\S+"),
+    direct="",
+)
 IMPORTED = ""
 """The scheme of a source without one: a class or a function that is imported."""
 
@@ -86,6 +93,7 @@ SCHEMES: dict[str, Scheme] = {
     ),
     "http": _API,
     "https": _API,
+    **{f"{kind}:{scheme}": _ADAPTED for kind in KINDS for scheme in ("http", "https")},
 }
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from config.environ import inherited_environment
 from config.schema import Devices, ModelSettings
+from config.secrets.masking import masked_url
 
 # The GPUs that CUDA shows to a process, by index or UUID.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -55,12 +56,14 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The device of an executor. `device` is passed to `load`; `visible` is CUDA_VISIBLE_DEVICES, None: as in this
-    process. `problem` says why there is no such device; empty otherwise.
+    process. `problem` says why there is no such device; empty otherwise. `source` is the replica of a model that runs
+    behind URLs.
     """
 
     device: str
     visible: str | None = None
     problem: str = ""
+    source: str = ""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -70,6 +73,8 @@ class Placement:
         return {VISIBLE: self.visible} | (ORDER if self.visible.isdigit() else {})
 
     def __str__(self) -> str:
+        if self.source:
+            return masked_url(self.source)
         return f"{self.device} ({self.visible})" if self.visible else self.device
 
 
@@ -80,6 +85,8 @@ def is_device(name: str) -> bool:
 
 def executor_count(model: ModelSettings, pool: Devices, machine: Machine) -> int:
     """The number of executors of a model in one worker. `pool` are the devices of its pool."""
+    if model.is_remote:
+        return model.instances * len(model.replicas)
     devices = _devices(model, pool)
     if devices is None:
         return model.instances
@@ -87,7 +94,11 @@ def executor_count(model: ModelSettings, pool: Devices, machine: Machine) -> int
 
 
 def placement(model: ModelSettings, pool: Devices, instance: int, machine: Machine) -> Placement:
-    """The device of an executor. `pool` are the devices of its model's pool, for a model that names none."""
+    """The device of an executor, or its replica. `pool` are the devices of its model's pool, for a model that names
+    none.
+    """
+    if model.is_remote:
+        return Placement("cpu", source=model.replicas[instance % len(model.replicas)])
     devices = _devices(model, pool)
     if devices is None:
         return place(model.device, instance, machine)
@@ -110,7 +121,7 @@ def place(device: str, instance: int, machine: Machine) -> Placement:
 
 
 def _devices(model: ModelSettings, pool: Devices) -> Devices:
-    if model.devices is not None or model.is_remote:
+    if model.devices is not None:
         return model.devices
     return pool if model.device == "auto" else None
 

@@ -15,7 +15,7 @@ from config.secrets.secret_settings import SECRET_FIELDS
 MASK = "…"
 PERCENT = "write @ : / ? # in its password as %40 %3A %2F %3F %23"
 
-_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<rest>.*)", re.DOTALL)
+_URL = re.compile(r"(?P<scheme>((openai|tei|kserve):)?[A-Za-z][A-Za-z0-9+.-]*://)(?P<rest>.*)", re.DOTALL)
 _HOSTS = re.compile(r"[\w.:,\[\]-]*")
 _ADDRESS = re.compile(r"[\w.-]+:\d{1,5}")
 _PLAIN_VALUE = re.compile(r"[\w./-]*")

@@ -1,10 +1,13 @@
-"""Two workers, two devices each, three models in two pools: who runs what, and who notices when one pool is gone."""
+"""Two workers, two devices each, three models in two pools: who runs what, and who notices when one pool is gone. And a
+model behind two URLs of which one does not answer.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +18,7 @@ import pytest
 from tasks.fleet.registry_reader import ExecutorRow, Fleet
 from tests.e2e.client import Api, connected
 from tests.e2e.stack import Stack
+from tests.fakes.api import DoublingApi
 from tests.waiting import wait_until
 
 MODELS = """\
@@ -25,23 +29,31 @@ source = "tests.fakes.models:Placed"
 source = "tests.fakes.models:Placed"
 [models.c]
 source = "tests.fakes.models:Placed"
+[models.api]
+source = "http://127.0.0.1:{live}/predict"
+urls = ["http://user:secret@127.0.0.1:{dead}/predict"]
 [pools.fast]
 models = ["a", "b"]
 devices = ["cuda:0", "cuda:1"]
 [pools.slow]
-models = ["c"]
+models = ["c", "api"]
 devices = ["GPU-aaaa", "cpu"]
 """
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("placed"), MODELS)
+    live = DoublingApi()
+    live.start()
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        dead = unused.getsockname()[1]
+    stack = Stack(tmp_path_factory.mktemp("placed"), MODELS.format(live=live.server_port, dead=dead))
     try:
         yield stack.start("--web-workers=1", "--no-flower")
         stack.stop()
     finally:
         stack.kill()
+        live.stop()
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +79,7 @@ def worker(own: Stack, name: str) -> int | None:
 
 def test_the_models_say_who_runs_them_and_each_process_sees_its_device_alone(own: Stack, api: Api) -> None:
     found = placed(own)
+    replicas = found.pop("api")
     seen = {
         (name, each["pool"], each["worker"].partition("@")[0], each["device"])
         for name, rows in found.items()
@@ -77,6 +90,10 @@ def test_the_models_say_who_runs_them_and_each_process_sees_its_device_alone(own
         *((name, "fast", "fast-1", device) for name in "ab" for device in ("cuda (0)", "cuda (1)")),
         *(("c", "slow", "slow-1", device) for device in ("cuda (GPU-aaaa)", "cpu")),
     }
+    assert [(each["pool"], each["device"].partition("127.")[0]) for each in replicas] == [
+        ("slow", "http://"),
+        ("slow", "http://user:…@"),
+    ]
     shown = {"cuda (0)": "0", "cuda (1)": "1", "cuda (GPU-aaaa)": "GPU-aaaa", "cpu": ""}
     for rows in found.values():
         for each in rows:
@@ -97,7 +114,7 @@ def test_each_pool_is_scaled_by_itself(own: Stack, api: Api) -> None:
     rows = [json.loads(line) for line in decided.stdout.splitlines()]
     assert [(row["pool"], row["models"], row["ready"], row["wanted"]) for row in rows] == [
         ("fast", ["a", "b"], 1, 2),
-        ("slow", ["c"], 1, 2),
+        ("slow", ["c", "api"], 1, 2),
     ]
     assert api.get("/internal/scale").json["wanted"] == 4
     assert api.get("/internal/scale?pool=slow").json["wanted"] == 2
@@ -110,6 +127,19 @@ def test_a_command_reaches_the_workers_that_serve_its_model_alone(own: Stack) ->
     done = own.manage("resume", "c", "--json")
     assert done.returncode == 0, done.stdout
     assert [node.partition("@")[0] for node in json.loads(done.stdout)["workers"]] == ["slow-1"]
+
+
+def test_a_replica_that_is_away_costs_no_request_and_its_breaker_alone_opens(own: Stack, api: Api) -> None:
+    def breakers() -> list[str]:
+        return [each.breaker for each in executors(own, "api")]
+
+    def opened() -> bool:
+        answers = api.all(range(8), "api")
+        assert [(answer.status, answer.json.get("output")) for answer in answers] == [(200, 2 * n) for n in range(8)]
+        return breakers()[1] != "closed"
+
+    wait_until(opened, what="the breaker of the replica that is away opens")
+    assert breakers()[0] == "closed"
 
 
 def test_a_worker_that_is_killed_takes_nothing_of_the_other_pool_with_it(own: Stack, api: Api) -> None:

@@ -24,23 +24,26 @@ class Authority:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "an authority of the tests")])
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"an authority of the tests, {folder.name}")])
         own = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
         self.ca = self._write("ca.pem", own.sign(self._key, hashes.SHA256()).public_bytes(_PEM))
 
-    def certificate(self, *names: str) -> tuple[Path, Path]:
-        """Files of a certificate for a server with these names or addresses, and of its key."""
+    def certificate(self, *names: str, expired: bool = False) -> tuple[Path, Path]:
+        """Files of a certificate for a server with these names or addresses, and of its key. A client's is the same."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a server")])
         alternatives = x509.SubjectAlternativeName([_general_name(name) for name in names])
-        signed = self._builder(subject, key).add_extension(alternatives, False).sign(self._key, hashes.SHA256())
+        builder = self._builder(subject, key, ended=expired)
+        signed = builder.add_extension(alternatives, False).sign(self._key, hashes.SHA256())
         secret = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         return (
             self._write(f"{names[0]}.pem", signed.public_bytes(_PEM)),
             self._write(f"{names[0]}.key", secret),
         )
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, ended: bool = False
+    ) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)
         return (
             x509.CertificateBuilder()
@@ -49,7 +52,7 @@ class Authority:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - _A_DAY)
-            .not_valid_after(now + _A_DAY)
+            .not_valid_after(now - _A_DAY / 2 if ended else now + _A_DAY)
         )
 
     def _write(self, name: str, content: bytes) -> Path:
@@ -59,12 +62,17 @@ class Authority:
 
 
 class TlsProxy:
-    """Speaks TLS to its clients and forwards to `port` in the clear, until `stop`."""
+    """Speaks TLS to its clients and forwards to `port` in the clear, until `stop`. With `clients` they need a
+    certificate of that authority.
+    """
 
-    def __init__(self, port: int, certificate: Path, key: Path) -> None:
+    def __init__(self, port: int, certificate: Path, key: Path, clients: Path | None = None) -> None:
         self._to = port
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificate, key)
+        if clients is not None:
+            self._context.verify_mode = ssl.CERT_REQUIRED
+            self._context.load_verify_locations(clients)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._accepting = threading.Thread(target=self._accept, daemon=True)

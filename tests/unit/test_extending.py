@@ -174,7 +174,8 @@ def test_a_scheme_that_is_registered_from_outside_is_a_source(tmp_path: Path) ->
 
 
 def test_a_scheme_that_is_not_registered_is_no_source(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r'must be "package.module:Name" or an http\(s\) URL of a fixed API$'):
+    forms = r'must be "package.module:Name" or an http\(s\) URL of a fixed API or .* in front of an http\(s\) URL$'
+    with pytest.raises(SettingsError, match=forms):
         configured(tmp_path, "lines://known.txt")
 
 

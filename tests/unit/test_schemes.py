@@ -49,7 +49,8 @@ def test_what_a_row_names_is_there(scheme: Scheme) -> None:
 
 
 def test_an_error_names_each_form_once() -> None:
-    assert forms() == '"package.module:Name" or an http(s) URL of a fixed API'
+    adapted = "one of openai, tei, kserve in front of an http(s) URL"
+    assert forms() == f'"package.module:Name" or an http(s) URL of a fixed API or {adapted}'
     assert forms(lambda scheme: scheme.direct) == "an http(s) URL of a fixed API"
 
 

@@ -99,7 +99,7 @@ class ChildProcess:
         self._death = _open_pidfd(self._process.pid)
         self._oom_kills = oom_kills()
         start = Start(
-            structs.replace(model, device=placement.device),
+            structs.replace(model, device=placement.device, source=placement.source or model.source),
             name,
             os.getpid(),
             [os.fsencode(each) for each in model_path(folder, sys.path)],
