@@ -1,1 +1,1 @@
-"""Tests of the operations page in a real browser: `make page`. They need Chromium, and report when there is none."""
+"""Tests of the pages in a real browser: `make page`. They need Chromium, and report when there is none."""

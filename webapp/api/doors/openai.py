@@ -47,7 +47,8 @@ def embeddings(services: Services, call: HttpRequest) -> HttpResponse:
     """`POST /v1/embeddings`."""
     started = perf_counter()
     body = read_body(call, _embeddings, services.large)
-    call.client_id = valid_client_id(body.user or "")
+    if body.user:
+        call.client_id = valid_client_id(body.user)
     model = services.tasks.require(body.model, "embed")
     inputs = texts(body.input, "input", model)
     require_few(len(inputs), services.settings, "input")
