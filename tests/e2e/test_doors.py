@@ -258,6 +258,9 @@ def refuse_rubbish(api: Api, path: str) -> None:
         answer = api.call("POST", path, raw=raw)
         assert 400 <= answer.status < 500, (raw[:80], answer)
         assert error_of(path, answer), raw
+    if path in {"/v1/embeddings", "/embed", "/"}:
+        for empty in (b'""', b'["a",""]'):
+            assert "length >= 1" in error_of(path, api.call("POST", path, raw=asked % empty))
     many = json.dumps(["a"] * 101).encode()
     answer = api.call("POST", path, raw=asked % (many if path != "/predict" else json.dumps([["a"]] * 101).encode()))
     assert answer.status == (400 if path.startswith("/v1") else 413), answer

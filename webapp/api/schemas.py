@@ -17,10 +17,11 @@ _ANY: dict[str, Any] = {"description": "any JSON value"}
 _NUMBERS: dict[str, Any] = {"type": "array", "items": {"type": "number"}}
 _TEXT: dict[str, Any] = {"type": "string"}
 _TOKENS: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_NOT_EMPTY = {**_TEXT, "minLength": 1}
 _TEXTS: dict[str, Any] = {
     "anyOf": [
-        _TEXT,
-        {"type": "array", "minItems": 1, "items": _TEXT},
+        _NOT_EMPTY,
+        {"type": "array", "minItems": 1, "items": _NOT_EMPTY},
         _TOKENS | {"description": "the tokens of one text, where the model accepts them"},
         {"type": "array", "minItems": 1, "items": _TOKENS},
     ]

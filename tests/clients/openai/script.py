@@ -94,7 +94,8 @@ def errors() -> None:
         raise AssertionError(kind)
 
     assert tries(openai.NotFoundError, "model_not_found", model="text-embedding-3-small") == 1
-    assert tries(openai.UnprocessableEntityError, "input_rejected", input=["fine", ""]) == 1
+    assert tries(openai.BadRequestError, "invalid_input", input=["fine", ""]) == 1
+    assert tries(openai.UnprocessableEntityError, "input_rejected", input=["fine", "word " * 400]) == 1
     assert tries(openai.AuthenticationError, "invalid_api_key", client.with_options(api_key="wrong")) == 1
     headers = {"Idempotency-Key": "one key"}
     client.embeddings.create(model="minilm", input="one", extra_headers=headers)

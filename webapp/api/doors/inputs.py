@@ -16,7 +16,8 @@ from webapp.model_tasks import Served
 Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Tokens = Annotated[list[Token], msgspec.Meta(min_length=1)]
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-Text = str | Annotated[list[str | Token | Tokens], msgspec.Meta(min_length=1)]
+NotEmpty = Annotated[str, msgspec.Meta(min_length=1)]
+Text = NotEmpty | Annotated[list[NotEmpty | Token | Tokens], msgspec.Meta(min_length=1)]
 """What OpenAI's and TEI's clients send: one text or token array, or a list of them."""
 
 NO_TOKENS = (
