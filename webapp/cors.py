@@ -18,9 +18,16 @@ from webapp.routing import RouteTable
 # both lists.
 _SENT = (
     "Authorization, Cache-Control, Content-Type, Idempotency-Key, Prefer, X-Request-Id, X-Tier, X-Timeout-Ms, "
-    "traceparent, tracestate"
+    "traceparent, tracestate, "
+    # OpenAI's client for browsers sends these.
+    "OpenAI-Organization, OpenAI-Project, X-Stainless-Arch, X-Stainless-Lang, X-Stainless-OS, "
+    "X-Stainless-Package-Version, X-Stainless-Retry-Count, X-Stainless-Runtime, X-Stainless-Runtime-Version, "
+    "X-Stainless-Timeout"
 )
-_READ = "Location, Preference-Applied, RateLimit, RateLimit-Policy, Retry-After, Server-Timing, X-Request-Id"
+_READ = (
+    "Location, Preference-Applied, RateLimit, RateLimit-Policy, Retry-After, Server-Timing, X-Request-Id, "
+    "retry-after-ms, x-should-retry"
+)
 _REMEMBERED_S = 600
 
 WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]

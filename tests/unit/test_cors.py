@@ -42,6 +42,16 @@ def test_it_can_read_answers_and_refusals(method: str, path: str) -> None:
     assert {"Retry-After", "Location", "X-Request-Id"} <= {*answer.headers["Access-Control-Expose-Headers"].split(", ")}
 
 
+def test_openai_s_client_for_browsers_may_send_what_it_sends() -> None:
+    answer = ask("OPTIONS", "/v1/embeddings", HERE)
+    allowed = answer.headers["Access-Control-Allow-Headers"].lower().split(", ")
+    # As the package for JavaScript and the one for Python name them.
+    parts = ("arch", "lang", "os", "package-version", "retry-count", "runtime", "runtime-version", "timeout")
+    assert {"openai-organization", "openai-project", *(f"x-stainless-{each}" for each in parts)} <= {*allowed}
+    read = answer.headers["Access-Control-Expose-Headers"].split(", ")
+    assert {"retry-after-ms", "x-should-retry"} <= {*read}
+
+
 @pytest.mark.parametrize("origin", [ELSEWHERE, "https://app.example.else.example", "null", "http://app.example", None])
 @pytest.mark.parametrize("method", ["OPTIONS", "POST"])
 def test_others_are_told_nothing(method: str, origin: str | None) -> None:
