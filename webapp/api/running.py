@@ -182,14 +182,15 @@ def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
         BunchError: of the first input that failed, named `name[i]`; one that concerns the whole call comes before.
     """
     door, model, inputs, name, started, parameters, timeout_ms, packed = asked
-    for refusal in declared_refusals(services, call, model, inputs, parameters, name):
-        if refusal is not None:
-            raise refusal
+    if model in services.declared:
+        for refusal in declared_refusals(services, call, model, inputs, parameters, name):
+            if refusal is not None:
+                raise refusal
     # What becomes parameters stands elsewhere in a door's body, or is for the executor.
     call.large_body = b""
-    settings, values = services.settings, [as_json(each) for each in yielding(inputs)]
+    settings, values = services.settings, list(map(as_json, yielding(inputs)))
     if packed:
-        parameters = {**(parameters or {}), **PACKED}
+        parameters = {**parameters, **PACKED} if parameters else PACKED
     if len(values) == 1:
         submission = submission_of(settings, call, model, values[0], parameters, timeout_ms)
         return [run(services, call, submission, started, services.direct.waiting(services.client, submission), door)]

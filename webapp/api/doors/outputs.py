@@ -44,7 +44,7 @@ def vector(reply: Reply, model: str) -> bytes:
     """An embedding as a JSON array of numbers. Raises InferenceFailed."""
     text = bytes(reply.result)
     # Enough to know a flat list: of numbers, unless its author has put `null` or `true` there.
-    if text[:1] != b"[" or text.count(b"[") > 1 or b'"' in text or b"{" in text or len(text) < len("[0]"):
+    if text[:1] != b"[" or text.find(b"[", 1) > 0 or b'"' in text or b"{" in text or len(text) < len("[0]"):
         raise _not_a_vector(model)
     return text
 
