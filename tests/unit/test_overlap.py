@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from batching.request import Done, Failed, Ok, Rejected, Work
 from bunch import InputRejected
@@ -209,11 +211,10 @@ def device_fault() -> BaseException:
 @pytest.mark.parametrize("stage", ["prepare", "predict", "finish"])
 def test_a_device_that_fails_beside_another_batch_convicts_nobody(model: Staged, stage: str) -> None:
     child = Child(model, watched=True)
-    child.send("z", 0)
-    child.answers(1)
     model.on[stage, 1] = fails(device_fault())
+    # The first of a new process, which would be convicted if no other batch could have been inside with it.
     child.send("a", 1)
-    done, fault = child.answers(2)[1]
+    ((done, fault),) = child.answers(1)
     assert done is None
     assert fault is not None
     assert (fault.cause, fault.settled) == ("device", False), "one alone, but perhaps not the cause"
@@ -243,6 +244,35 @@ def test_a_barren_batch_is_looked_into(model: Staged) -> None:
     assert fault is not None
     assert fault.cause == "barren"
     child.end()
+
+
+STAGE = st.sampled_from(["prepare", "predict", "finish"])
+BATCHES = st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=6), min_size=1, max_size=8)
+
+
+@settings(max_examples=25)
+@given(BATCHES, st.dictionaries(st.integers(0, 12), STAGE, max_size=3), st.sets(st.integers(0, 7), max_size=2))
+def test_batches_come_to_what_they_come_to_one_by_one(
+    batches: list[list[int]], culprits: dict[int, str], suspects: set[int]
+) -> None:
+    def prepared() -> Staged:
+        model = Staged()
+        model.on = {(stage, value): fails(ValueError(f"{value}")) for value, stage in culprits.items()}
+        return model
+
+    child = Child(prepared())
+    for n, inputs in enumerate(batches):
+        child.send(str(n), *inputs, suspect=n in suspects)
+    together = told(child.answers(len(batches)))
+    child.end()
+    alone = BatchComputer(prepared())
+    for n, (batch_id, values) in enumerate(together):
+        assert batch_id == str(n)
+        expected = run(alone, *(b"%d" % each for each in batches[n])).outcomes
+        assert [isinstance(each, Failed) for each in values] == [isinstance(each, Failed) for each in expected]
+        assert [each for each in values if isinstance(each, str)] == [
+            msgspec.json.decode(each.output) for each in expected if isinstance(each, Ok)
+        ]
 
 
 def test_the_end_of_the_pipe_ends_the_loop_after_the_last_answer(model: Staged) -> None:
