@@ -38,9 +38,14 @@ class SettingsError(ConfigError):
 
 
 def not_of_kind(error: Exception, kind: Any) -> str:
-    """The expected kind of a value that cannot be converted to `kind`; msgspec does not list the choices."""
+    """The expected kind of a value that cannot be converted to `kind`; msgspec does not list the choices, and does not
+    know the description of a kind.
+    """
     # A setting with choices and a default that is none of them is a union with None.
     for each in (kind, *get_args(kind)):
         if get_origin(each) is Literal:
             return f"must be one of {', '.join(get_args(each))}"
+        for meta in getattr(each, "__metadata__", ()):
+            if meta.description:
+                return f"must be {meta.description}; {error}"
     return str(error)

@@ -5,7 +5,7 @@ properties.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -31,6 +31,26 @@ Task = Literal["embed", "rerank", "classify"]
 
 # All requests of a batch wait until all of it is read, written and stored, and Redis serves nobody else meanwhile.
 MAX_BATCH_BYTES = 4 * 1024 * 1024
+
+# Of the Open Inference Protocol; `webapp.api.kserve.datatypes` has what they mean.
+Datatype = Literal[
+    "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "BF16", "FP32", "FP64",
+    "BYTES",
+]  # fmt: skip
+
+
+class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One input or output of a model, for the Open Inference Protocol. `shape` is that of one row: empty for a single
+    value, -1 for a dimension that varies.
+    """
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    datatype: Datatype
+    shape: Annotated[list[Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]], msgspec.Meta(max_length=16)] = []
+
+
+_FORM = f"a list of {{ name, datatype, shape }}, with a datatype of {', '.join(get_args(Datatype))}"
+Tensors = Annotated[list[Tensor], msgspec.Meta(min_length=1, description=_FORM)]
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,6 +104,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     parameters_schema: dict[str, Any] | str | None = None
     # What it is for, by which the APIs of others find it. None: what its class says.
     tasks: list[Task] | None = None
+    # For the Open Inference Protocol. None: one input `input` of BYTES, one output `output`.
+    inputs: Tensors | None = None
+    outputs: Tensors | None = None
 
     @property
     def is_remote(self) -> bool:

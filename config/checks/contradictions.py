@@ -147,6 +147,10 @@ def _model_out_of_order(model: ModelSettings, settings: Settings) -> list[Proble
                 "while they wait for their batch to fill",
             )
         )
+    for key in ("inputs", "outputs"):
+        names = [each.name for each in getattr(model, key) or ()]
+        if len(set(names)) < len(names):
+            found.append(Problem(f"[models.{model.name}] {key}", ", ".join(names), "must have different names"))
     return found
 
 

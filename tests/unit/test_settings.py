@@ -194,6 +194,23 @@ def test_a_number_that_does_not_fit_a_frame_is_found_here(bunch_toml, line: str)
         load_settings({}, bunch_toml(MODEL + line + "\n"))
 
 
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ("3", "must be a list of { name, datatype, shape }"),
+        ("[]", "length >= 1"),
+        ('[{ name = "a", datatype = "FP31" }]', "BF16, FP32, FP64"),
+        ('[{ name = "a", datatype = "FP32", shape = [-2] }]', "shape[0]"),
+        ('[{ name = "a", datatype = "FP32" }, { name = "a", datatype = "BOOL" }]', "must have different names"),
+    ],
+)
+def test_a_models_tensors_are_told_how_they_must_be(bunch_toml, inputs: str, says: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load_settings({}, bunch_toml(MODEL + f"inputs = {inputs}\n"))
+    assert "[models.echo] inputs" in str(refused.value)
+    assert says in str(refused.value)
+
+
 @pytest.mark.parametrize("limit", ["BUNCH_REQUEST_TIMEOUT_MS", "BUNCH_QUEUE_TIMEOUT_MS"])
 def test_a_model_may_not_gather_longer_than_requests_wait(bunch_toml, limit: str) -> None:
     file = bunch_toml(MODEL + "max_wait_ms = 1900\n")
