@@ -41,9 +41,10 @@ from tasks.observability.slow_log import SlowLog
 from tasks.protocol.caller import Caller
 from tasks.protocol.outgoing import Outgoing
 from tasks.protocol.traceparent import trace_id
+from webapp.api.kserve.signature import signatures_of
 from webapp.body_budget import COUNTED_BYTES, BodyBudget
 from webapp.cors import Cors
-from webapp.errors import ApiError, bunch_error_answer, error_answer
+from webapp.errors import ApiError, bunch_error_answer
 from webapp.fallback import FallbackModels
 from webapp.identity import make_identity
 from webapp.identity.base import Access
@@ -250,7 +251,7 @@ def _http_error(services: Services, error: HTTPException) -> flask.Response:
         message = f"{flask.request.method} is not allowed here; use {allowed}"
         return _response(envelope("METHOD_NOT_ALLOWED", message, call.request_id, headers=(("Allow", allowed),)))
     if error.code == 404:
-        return _response(error_answer("NOT_FOUND", "there is nothing at this path; see /openapi.json", call.request_id))
+        return _response(envelope("NOT_FOUND", "there is nothing at this path; see /openapi.json", call.request_id))
     return _response(envelope("INVALID_INPUT", error.description or str(error), call.request_id))
 
 
@@ -274,6 +275,7 @@ def make_services(
             each(out)
 
     client = make_client(settings, redis, on_answered=answered)
+    tasks = ModelTasks(settings)
     return Services(
         settings=settings,
         redis=redis,
@@ -288,8 +290,9 @@ def make_services(
         readiness=Readiness(redis, fleet, tuple(settings.models)),
         large=BodyBudget(client.charge),
         clients=ClientLimit(settings, redis),
-        routes=RouteTable(routes),
-        tasks=ModelTasks(settings),
+        routes=RouteTable(routes, tuple(settings.models)),
+        tasks=tasks,
+        signatures=signatures_of(settings, tasks),
         declared=declared_by(settings),
         ledger=ledger,
         record=record,

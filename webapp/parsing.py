@@ -99,10 +99,11 @@ def read_body(call: HttpRequest, decoder: msgspec.json.Decoder[Body], large: Bod
     if len(raw) >= LARGE_BYTES:
         call.large_body = raw
         call.turn = large.turn(call.key_id, call.hung_up)
-    return _decoded(raw, decoder)
+    return decoded(raw, decoder)
 
 
-def _decoded(raw: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+def decoded(raw: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+    """Decode JSON as `decoder`'s type, whose nested types have no None by default. Raises ApiError."""
     if too_many_parts(raw):
         raise ApiError("INVALID_JSON", f"the body has more than {MAX_PARTS:,} names, arrays and objects; send fewer")
     try:

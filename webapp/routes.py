@@ -7,6 +7,7 @@ from typing import Any
 from webapp.api import about, health, inference, openapi, reference, results
 from webapp.api.doors import openai, rerank, tei
 from webapp.api.doors.envelopes import openai_error, rerank_error, tei_error
+from webapp.api.kserve import routes as kserve
 from webapp.api.openapi import answer, link, parameter
 from webapp.identity.base import Access
 from webapp.ops import views as ops
@@ -283,6 +284,7 @@ ROUTES = (
     ),
     Route("GET", "/docs", Access.PUBLIC, reference.page),
     Route("GET", "/docs/static/<name>", Access.PUBLIC, reference.asset),
+    *kserve.ROUTES,
     # A browser loads the page itself without a credential; its data and actions are for operators only.
     Route("GET", "/ops", Access.PUBLIC, ops.page),
     Route("GET", "/ops/static/<name>", Access.PUBLIC, ops.asset),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ import msgspec
 from webapp.errors import Envelope, error_answer
 from webapp.identity.base import Access
 from webapp.request import HttpResponse
+
+_MODEL = "<model>"
 
 Handler = Callable[..., HttpResponse]
 """`handler(services, call, **path) -> HttpResponse`; raises BunchError or ApiError to refuse."""
@@ -31,7 +34,7 @@ class Route:
     """One method of one path.
 
     Args:
-        path: in Flask's form; only the last part may be a `<name>`.
+        path: in Flask's form. Paths with the same beginning, up to their first `<name>`, have the same access.
         access: who may call it. There is no default, so that no endpoint is open by omission.
         name: OpenAPI's `operationId`, the name in generated clients. Without one the route belongs to the operations
             page: it is not described, and pages of other sites may not call it.
@@ -43,7 +46,8 @@ class Route:
         examples: bodies by name, for the reference and for generated clients.
         links: OpenAPI's links of a 200, made by `webapp.api.openapi.link`.
         responses: OpenAPI's further responses by status; one for 200 replaces `answer`.
-        fast: answered before Flask is asked. Only for a path without a `<name>`, and not for streams.
+        fast: answered before Flask is asked. Only for a path without a `<name>` other than `<model>`, and not for
+            streams.
         envelope: the form of its errors.
         tag: OpenAPI's tag, under which the reference lists it.
     """
@@ -73,16 +77,22 @@ class Route:
 
 
 class RouteTable:
-    """The routes of one application."""
+    """The routes of one application, which serves `models`.
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    Raises:
+        ValueError: paths that cannot be told apart before they are routed have different access.
+    """
+
+    def __init__(self, routes: Sequence[Route], models: Sequence[str] = ()) -> None:
         self._routes = tuple(routes)
-        self.fast = {(each.method, each.path): (each.handler, each.access) for each in routes if each.fast}
+        self.fast = {place: found for route in routes if route.fast for place, found in _places(route, models)}
         self._exact: dict[str, dict[str, Route]] = {}
         self._below: dict[str, dict[str, Route]] = {}
         for route in routes:
             beginning, part, _ = route.path.partition("<")
-            (self._below if part else self._exact).setdefault(beginning, {})[route.method] = route
+            known = (self._below if part else self._exact).setdefault(beginning, {})
+            if known.setdefault(route.method, route).access is not route.access:
+                raise ValueError(f"{route.path} is not for {known[route.method].access.name}")
 
     def __iter__(self) -> Iterator[Route]:
         return iter(self._routes)
@@ -101,7 +111,12 @@ class RouteTable:
         """Return the form of the errors at a path."""
         found = self._find(path)
         route = found.get(method) or next(iter(found.values()), None)
-        return error_answer if route is None else route.envelope
+        if route is not None:
+            return route.envelope
+        # A path that there is not, below one whose paths all have one form.
+        first = path.split("/", 2)[1:2]
+        forms = {each.envelope for each in self._routes if each.path.split("/", 2)[1:2] == first}
+        return forms.pop() if len(forms) == 1 else error_answer
 
     def open_to_pages(self, path: str) -> bool:
         """Return whether pages of the sites in `BUNCH_CORS_ORIGINS` may call a path."""
@@ -114,6 +129,15 @@ class RouteTable:
         return self._exact.get(path) or next(
             (routes for beginning, routes in self._below.items() if path.startswith(beginning)), {}
         )
+
+
+def _places(route: Route, models: Sequence[str]) -> Iterator[tuple[tuple[str, str], tuple[Handler, Access]]]:
+    """Where a fast route is found: method and path, of each model if it has one in its path."""
+    if _MODEL not in route.path:
+        yield (route.method, route.path), (route.handler, route.access)
+        return
+    for model in models:
+        yield (route.method, route.path.replace(_MODEL, model)), (partial(route.handler, model=model), route.access)
 
 
 def _strict(access: Access) -> int:

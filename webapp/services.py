@@ -15,6 +15,7 @@ from tasks.fleet.registry_reader import Fleet
 from tasks.observability.history import History
 from tasks.observability.metrics import SharedMetrics
 from tasks.observability.slow_log import SlowLog
+from webapp.api.kserve.signature import Signature
 from webapp.body_budget import BodyBudget
 from webapp.fallback import FallbackModels
 from webapp.identity.base import Identity
@@ -59,6 +60,7 @@ class Services:
     clients: ClientLimit
     routes: RouteTable
     tasks: ModelTasks
+    signatures: Mapping[str, Signature]
     declared: Mapping[str, InputSchemas] = field(default_factory=dict)
     ledger: DoorLedger | None = None
     record: DoorRecord | None = None

@@ -69,6 +69,11 @@ properties.text = { type = "string", minLength = 1, maxLength = 20 }
 properties.tags = { type = "array", maxItems = 3, items = { "$ref" = "#/$defs/tag" } }
 "$defs".tag = { type = "string", pattern = "^[a-z]+$" }
 
+[models.tensors]
+source = "workers.models.echo:Echo"
+inputs = [{ name = "a", datatype = "FP32", shape = [2] }, { name = "b", datatype = "BYTES" }]
+outputs = [{ name = "a", datatype = "FP32", shape = [2] }, { name = "b", datatype = "BYTES" }]
+
 # Four requests are one batch, however far apart they arrive.
 [models.quartet]
 source = "tests.models:Moody"

@@ -10,6 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from tests.e2e.client import Api
@@ -28,6 +29,16 @@ DOORS = (
     *("POST /v1/embeddings", "POST /v1/rerank", "POST /embed", "POST /", "POST /rerank", "POST /predict"),
     *("GET /v1/models/{model_id}", "GET /info", "GET /health"),
 )
+KSERVE = (
+    *("GET /v2", "GET /v2/health/live", "GET /v2/health/ready", "GET /v2/models", "GET /v2/models/stats"),
+    *("POST /v2/repository/index", "POST /v2/repository/models/{model}/load"),
+    "POST /v2/repository/models/{model}/unload",
+    *(
+        f"{method} /v2/models/{{model}}{version}{part}"
+        for method, part in (("GET", ""), ("GET", "/ready"), ("GET", "/config"), ("GET", "/stats"), ("POST", "/infer"))
+        for version in ("", "/versions/{version}")
+    ),
+)
 # In the others no request has the wrong form: any text is an id, though one that nobody has.
 WITH_INVALID_REQUESTS = (*OPERATIONS[:4], "GET /v1/result/{task_id}")
 
@@ -40,6 +51,14 @@ def described(stack: Stack) -> OpenApiSchema:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_valid_requests_are_answered_as_described(described: OpenApiSchema, operation: str) -> None:
     check(described, operation, GenerationMode.POSITIVE)
+
+
+@pytest.mark.parametrize("operation", ["GET /v2", "GET /v2/models/{model}", "POST /v2/models/{model}/infer"])
+def test_tensors_and_models_are_asked_for_as_described(described: OpenApiSchema, operation: str) -> None:
+    # The form that the description has is not all that a model asks of its tensors.
+    check(described, operation, GenerationMode.POSITIVE, 15, [positive_data_acceptance])
+    if operation.startswith("POST"):
+        check(described, operation, GenerationMode.NEGATIVE, 30)
 
 
 @pytest.mark.parametrize("operation", WITH_INVALID_REQUESTS)
@@ -75,4 +94,5 @@ def test_the_description_names_every_endpoint(api: Api) -> None:
     assert {f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item} == {
         *OPERATIONS,
         *DOORS,
+        *KSERVE,
     }

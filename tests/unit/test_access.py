@@ -47,6 +47,7 @@ def test_whom_a_path_is_for(path: str, access: Access) -> None:
 def test_few_paths_are_open_to_strangers() -> None:
     assert {route.path for route in ROUTES if route.access is Access.PUBLIC} <= {
         *("/", "/health", "/healthz", "/readyz", "/openapi.json", "/docs", "/docs/static/<name>"),
+        *("/v2", "/v2/health/live", "/v2/health/ready"),
         *("/ops", "/ops/static/<name>"),
     }
 

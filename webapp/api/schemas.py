@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from config.settings import Settings
-from webapp.api.doors.envelopes import openai_error, rerank_error, tei_error
+from webapp.api.doors.envelopes import kserve_error, openai_error, rerank_error, tei_error
 from webapp.api.model_schemas import VALUES, declare_in
 from webapp.errors import STATUS_OF, Envelope
 from webapp.model_tasks import TASKS
@@ -34,7 +34,12 @@ _INPUTS = {
     "EmbedBody": ("inputs", _TEXTS),
     "TeiPredictBody": ("inputs", _SEQUENCES),
 }
-ERROR_OF: dict[Envelope, str] = {openai_error: "OpenAIError", rerank_error: "RerankError", tei_error: "TeiError"}
+ERROR_OF: dict[Envelope, str] = {
+    openai_error: "OpenAIError",
+    rerank_error: "RerankError",
+    tei_error: "TeiError",
+    kserve_error: "KServeError",
+}
 """The component of each door's errors."""
 
 _ADDED: dict[str, Any] = {
@@ -101,6 +106,7 @@ def _doors() -> dict[str, Any]:
     return {
         "OpenAIError": _object(error=_object(message="string", type="string", param=text, code=text)),
         "RerankError": _object(message="string", detail="string", code="string", id="string"),
+        "KServeError": _object(error="string"),
         "TeiError": _object(error="string", error_type="string"),
         "Usage": usage,
         "Embedding": _optional(embedding, truncated="boolean"),

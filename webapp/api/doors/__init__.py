@@ -12,3 +12,5 @@ from __future__ import annotations
 OPENAI = "openai"
 RERANK = "rerank"
 TEI = "tei"
+KSERVE = "kserve"
+GRPC = "grpc"

@@ -5,6 +5,7 @@
 | openai | `{"error": {"message", "type", "param", "code"}}`                             | as everywhere             |
 | rerank | `{"message", "detail", "code", "id"}`: Cohere's clients read `message`, Jina's `detail` | as everywhere   |
 | tei    | `{"error": text, "error_type": …}`                                            | its own, `_TEI`           |
+| kserve | `{"error": text}`                                                             | as everywhere             |
 
 An envelope is called as `webapp.errors.error_answer` is.
 """
@@ -90,6 +91,14 @@ def tei_error(
     status, kind = _TEI.get(code, (status, "validation" if status < 500 else "backend"))
     answer = error_answer(code, message, request_id, retry_after_s=retry_after_s, headers=headers)
     return _with(structs.replace(answer, status=status), {"error": message, "error_type": kind})
+
+
+def kserve_error(
+    code: str, message: str, request_id: str, *, retry_after_s: float | None = None, headers: Headers = ()
+) -> HttpResponse:
+    """The form of KServe's Open Inference Protocol: the text alone."""
+    answer = error_answer(code, message, request_id, retry_after_s=retry_after_s, headers=headers)
+    return _with(answer, {"error": message})
 
 
 def _with(answer: HttpResponse, body: object, headers: Headers = ()) -> HttpResponse:

@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 
 from config.schema import ModelSettings, Tensor
+from config.settings import Settings
 from tasks.errors import InferenceFailed, InvalidInput
 from webapp.api.kserve.datatypes import DATATYPES, fits
 from webapp.api.kserve.shapes import flattened, matches, rows_of
 from webapp.api.kserve.tensors import TensorValue, Wanted
+from webapp.model_tasks import ModelTasks
 
 _TEXT = Tensor("input", "BYTES")
 _ANY = Tensor("output", "BYTES")
@@ -99,6 +101,11 @@ class Signature(msgspec.Struct, frozen=True):
         elif not fits(datatype, values):
             raise InferenceFailed(f"the model's output {name} is not {datatype.name}, as it declares")
         return TensorValue(name, declared.datatype, shape, values)
+
+
+def signatures_of(settings: Settings, tasks: ModelTasks) -> dict[str, Signature]:
+    """The signature of every model."""
+    return {name: signature_of(model, embeds="embed" in tasks[name].tasks) for name, model in settings.models.items()}
 
 
 def signature_of(model: ModelSettings, *, embeds: bool) -> Signature:

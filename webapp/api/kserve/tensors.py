@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tasks.errors import InvalidInput
 from webapp.api.kserve.datatypes import DATATYPES, checked, raw_of, values_of
@@ -34,15 +35,15 @@ class TensorHead(msgspec.Struct):
     name: str
     datatype: str
     shape: list[Dimension]
-    data: list[Any] | None = None
-    parameters: dict[str, Any] | None = None
+    data: list[Any] | UnsetType = UNSET
+    parameters: dict[str, Any] | UnsetType | None = UNSET
 
 
 class WantedOutput(msgspec.Struct):
     """One output that a request asks for."""
 
     name: str
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, Any] | UnsetType | None = UNSET
 
 
 class InferHead(msgspec.Struct):
@@ -111,14 +112,14 @@ def _binary_size(head: TensorHead) -> int | None:
         return None
     if type(size) is not int or size < 0:
         raise InvalidInput(f"{head.name}: binary_data_size must be a number of bytes")
-    if head.data is not None:
+    if head.data is not UNSET:
         raise InvalidInput(f"{head.name}: has data and binary_data_size; send one of the two")
     return size
 
 
 def _from_json(head: TensorHead, most_rows: int) -> TensorValue:
     datatype, _ = _known(head, most_rows)
-    if head.data is None:
+    if head.data is UNSET:
         raise InvalidInput(f"{head.name}: has no data, and no binary_data_size among its parameters")
     values = checked(datatype, flat_data(head.data, head.shape, head.name), head.name)
     return TensorValue(head.name, datatype.name, head.shape, values)
@@ -155,7 +156,7 @@ def wanted_outputs(head: InferHead) -> Wanted:
     return Wanted(named, binary)
 
 
-def _flag(parameters: dict[str, Any] | None, key: str, where: str, *, default: bool) -> bool:
+def _flag(parameters: dict[str, Any] | UnsetType | None, key: str, where: str, *, default: bool) -> bool:
     value = (parameters or {}).get(key, default)
     if not isinstance(value, bool):
         raise InvalidInput(f"{where}: {key} must be true or false")

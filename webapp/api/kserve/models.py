@@ -1,0 +1,213 @@
+"""Server, models and repository in the form of the Open Inference Protocol.
+
+    GET /v2, /v2/health/live, /v2/health/ready              the server
+    GET /v2/models, /v2/models/{m}[/versions/{v}][/ready, /config]
+    POST /v2/repository/index, /v2/repository/models/{m}/load, …/unload
+
+What is served stands in `bunch.toml`; nothing here changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from config.schema import ModelSettings, Tensor
+from config.version import VERSION
+from webapp.api.kserve.datatypes import DATATYPES
+from webapp.api.kserve.signature import Signature
+from webapp.errors import ApiError
+from webapp.parsing import model_name
+from webapp.readiness import Standing
+from webapp.request import HttpRequest, HttpResponse
+from webapp.services import Services
+
+PLATFORM = "bunch"
+EXTENSIONS = [
+    *("binary_tensor_data", "model_configuration", "model_repository", "parameters", "schedule_policy", "statistics"),
+]
+_encode = msgspec.json.Encoder().encode
+_US_PER_MS = 1000
+READY, UNAVAILABLE = "READY", "UNAVAILABLE"
+
+
+class IndexBody(msgspec.Struct):
+    """The body of `POST /v2/repository/index`, which may be left out."""
+
+    ready: bool = False
+
+
+_index_body = msgspec.json.Decoder(IndexBody)
+
+
+def server(services: Services, call: HttpRequest) -> HttpResponse:
+    """`GET /v2`."""
+    return _answer(call, server_metadata())
+
+
+def server_metadata() -> dict[str, Any]:
+    return {"name": PLATFORM, "version": VERSION, "extensions": EXTENSIONS}
+
+
+def live(services: Services, call: HttpRequest) -> HttpResponse:
+    """`GET /v2/health/live`."""
+    return _answer(call, {"live": True})
+
+
+def ready(services: Services, call: HttpRequest) -> HttpResponse:
+    """`GET /v2/health/ready`: Redis answers, and a model has an executor. 503 otherwise, in the same form."""
+    is_ready = server_is_ready(services)
+    return _answer(call, {"ready": is_ready}, 200 if is_ready else 503)
+
+
+def server_is_ready(services: Services) -> bool:
+    standing = services.readiness.look()
+    return standing is not None and services.identity.ready and bool(standing.served)
+
+
+def list_models(services: Services, call: HttpRequest) -> HttpResponse:
+    """`GET /v2/models`: the names of all models."""
+    return _answer(call, {"models": list(services.settings.models)})
+
+
+def metadata(services: Services, call: HttpRequest, model: str, version: str = "") -> HttpResponse:
+    """`GET /v2/models/{model}`."""
+    return _answer(call, model_metadata(signature_at(services, model, version)))
+
+
+def model_metadata(signature: Signature) -> dict[str, Any]:
+    return {
+        "name": signature.model,
+        "versions": [signature.version],
+        "platform": PLATFORM,
+        # Triton's clients know no row without dimensions, and send a single value as a list of one.
+        "inputs": [_tensor(each, each.shape or [1]) for each in signature.inputs],
+        "outputs": [_tensor(each, each.shape) for each in signature.outputs],
+    }
+
+
+def model_ready(services: Services, call: HttpRequest, model: str, version: str = "") -> HttpResponse:
+    """`GET /v2/models/{model}/ready`; 503 in the same form while no executor takes batches of it."""
+    signature_at(services, model, version)
+    is_ready = model_is_ready(services, model)
+    return _answer(call, {"name": model, "ready": is_ready}, 200 if is_ready else 503)
+
+
+def model_is_ready(services: Services, model: str) -> bool:
+    standing = services.readiness.look()
+    return standing is not None and model in standing.served
+
+
+def config(services: Services, call: HttpRequest, model: str, version: str = "") -> HttpResponse:
+    """`GET /v2/models/{model}/config`, in Triton's form."""
+    return _answer(call, model_config(services, signature_at(services, model, version)))
+
+
+def model_config(services: Services, signature: Signature) -> dict[str, Any]:
+    model = services.settings.models[signature.model]
+    batching: dict[str, Any] = {"preferred_batch_size": [model.max_batch_size]}
+    if model.max_wait_ms is not None:
+        batching["max_queue_delay_microseconds"] = model.max_wait_ms * _US_PER_MS
+    return {
+        "name": model.name,
+        "platform": PLATFORM,
+        "backend": PLATFORM,
+        "max_batch_size": model.max_batch_size,
+        "input": [_config_tensor(each) for each in signature.inputs],
+        "output": [_config_tensor(each) for each in signature.outputs],
+        "instance_group": [{"name": model.name, "kind": _kind(model), "count": model.instances}],
+        "dynamic_batching": batching,
+        "version_policy": {"specific": {"versions": [int(model.version)] if model.version.isdecimal() else []}},
+    }
+
+
+def index(services: Services, call: HttpRequest) -> HttpResponse:
+    """`POST /v2/repository/index`; the body may be empty, or `{"ready": true}` for the models that are ready."""
+    raw = call.body()
+    try:
+        only_ready = bool(raw.strip()) and _index_body.decode(raw).ready
+    except msgspec.MsgspecError as error:
+        raise ApiError("INVALID_JSON", f"the body must be empty, or an object with ready: {error}") from error
+    return _answer(call, repository(services, only_ready=only_ready))
+
+
+def repository(services: Services, *, only_ready: bool) -> list[dict[str, str]]:
+    standing = services.readiness.look()
+    rows = [_indexed(each, standing) for each in services.signatures.values()]
+    return [row for row in rows if not only_ready or row["state"] == READY]
+
+
+def _indexed(signature: Signature, standing: Standing | None) -> dict[str, str]:
+    row = {"name": signature.model, "version": signature.version, "state": READY, "reason": ""}
+    if standing is None:
+        return {**row, "state": UNAVAILABLE, "reason": "Redis does not answer"}
+    if signature.model not in standing.served:
+        return {**row, "state": UNAVAILABLE, "reason": "no executor is ready"}
+    return row
+
+
+def load(services: Services, call: HttpRequest, model: str) -> HttpResponse:
+    """`POST /v2/repository/models/{model}/load`: success where it is loaded already, which workers do by themselves."""
+    require_loaded(services, model)
+    return _answer(call, {})
+
+
+def require_loaded(services: Services, model: str) -> None:
+    """Raise ApiError unless the model is served."""
+    signature_at(services, model, "")
+    if not model_is_ready(services, model):
+        raise ApiError(
+            "MODEL_UNAVAILABLE",
+            f"no executor is ready for {model}: workers load the models of bunch.toml when they start, and this"
+            " request starts none",
+        )
+
+
+def unload(services: Services, call: HttpRequest, model: str) -> HttpResponse:
+    """`POST /v2/repository/models/{model}/unload`: refused."""
+    raise refused_unload(services, model)
+
+
+def refused_unload(services: Services, model: str) -> ApiError:
+    signature_at(services, model, "")
+    return ApiError(
+        "INVALID_INPUT",
+        f"{model} stays loaded for as long as a worker runs that serves it; `manage.py pause {model}` stops it from"
+        " taking requests, `worker --models` runs workers without it",
+    )
+
+
+def signature_at(services: Services, model: str, version: str) -> Signature:
+    """The signature of a served model; no version means the one there is. Raises ApiError UNKNOWN_MODEL."""
+    signature = services.signatures[model_name(services.settings, model)]
+    if version and version != signature.version:
+        raise ApiError(
+            "UNKNOWN_MODEL", f"there is no version {version[:64]!r} of {model}; its version is {signature.version}"
+        )
+    return signature
+
+
+def _kind(model: ModelSettings) -> str:
+    if model.device == "auto":
+        return "KIND_AUTO"
+    return "KIND_GPU" if model.device.startswith("cuda") else "KIND_CPU"
+
+
+def _tensor(tensor: Tensor, row_shape: Sequence[int]) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": [-1, *row_shape]}
+
+
+def _config_tensor(tensor: Tensor) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": tensor.name,
+        "data_type": DATATYPES[tensor.datatype].config,
+        "dims": tensor.shape or [1],
+    }
+    # Triton has no other way to write down a row that is a single value.
+    return row if tensor.shape else {**row, "reshape": {"shape": []}}
+
+
+def _answer(call: HttpRequest, body: object, status: int = 200) -> HttpResponse:
+    return HttpResponse(status, _encode(body), call.request_id)
