@@ -27,6 +27,7 @@ COMMANDS = {
     "web": ("cli.run.roles:web", "Run the HTTP frontend."),
     "worker": ("cli.run.roles:worker", "Run a worker that serves every configured model."),
     "ops": ("cli.run.roles:ops", "Run the ops worker: plain Celery tasks and periodic maintenance."),
+    "grpc": ("cli.run.roles:grpc", "Run the gRPC frontend."),
     "flower": ("cli.run.roles:flower", "Run Flower, Celery's monitoring page."),
     "check": ("cli.run.check:check", "Check all settings, the servers that they name, and every model."),
     "health": ("cli.run.health:health", "Check that a role works on this host."),

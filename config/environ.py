@@ -1,7 +1,7 @@
 """The environment of child processes: each role gets what it needs, and no secrets of other roles.
 
 up, manage.py          everything
-     ├─ web, ops, flower   what a program of this machine needs, and the settings with the secrets of that role
+     ├─ web, grpc, ops, flower   what a program of this machine needs, and the settings with the secrets of that role
      ├─ valkey             what a program of this machine needs
      └─ worker             all but what steers the libraries below us, and the settings with its own secrets
          └─ executor       all that the worker was started with, and no `BUNCH_…` at all
@@ -23,7 +23,7 @@ from config.checks.foreign_names import PREFIX, is_for_models_only, made_by_kube
 from config.secrets.secret_settings import FILE, HOLDERS, NoSecret, base_of, read_secret
 
 ROOT = Path(__file__).resolve().parent.parent
-Role = Literal["web", "worker", "ops", "flower", "redis"]
+Role = Literal["web", "grpc", "worker", "ops", "flower", "redis"]
 
 # Paths, language, certificates and proxies, the allocator's and Python's variables.
 _OF_THE_MACHINE = re.compile(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import select
 from collections.abc import Sequence
+from queue import LifoQueue
 from typing import Any
 
 from hiredis import pack_command
@@ -21,12 +22,20 @@ from redis.retry import Retry
 from config.redis_url import redis_py_url
 
 
-def connect(url: str, *, timeout_s: float = 5.0, connect_timeout_s: float = 1.0, max_connections: int = 64) -> Redis:
+def connect(
+    url: str,
+    *,
+    timeout_s: float = 5.0,
+    connect_timeout_s: float = 1.0,
+    max_connections: int = 64,
+    queue_class: type[Any] = LifoQueue,
+) -> Redis:
     """A client for `url` (`redis://`, `rediss://` or `unix://`); nothing is opened before the first command.
 
     Args:
         timeout_s: bound on one reply, and on waiting for a free connection; every blocking command must ask for less.
         connect_timeout_s: bound on opening a connection.
+        queue_class: holds the idle connections; one that blocks its greenlet alone, where the process is not patched.
     """
     # A frontend has hundreds of greenlets: the plain pool raises when all connections are in use.
     pool = BlockingConnectionPool.from_url(
@@ -37,6 +46,7 @@ def connect(url: str, *, timeout_s: float = 5.0, connect_timeout_s: float = 1.0,
         max_connections=max_connections,
         retry=Retry(NoBackoff(), 0),
         health_check_interval=0,
+        queue_class=queue_class,
     )
     return Redis.from_pool(pool)
 

@@ -160,6 +160,8 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     sync_result_ttl_ms: Milliseconds = 60_000
     http_host: str = "127.0.0.1"
     http_port: Port = 8000
+    grpc_host: str = "127.0.0.1"
+    grpc_port: Port = 8001
     # With auth off: host names, besides this machine's own, under which callers are served.
     allowed_hosts: str = ""
     # Sites whose pages may call from a browser.

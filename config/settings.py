@@ -114,6 +114,11 @@ def load_settings(
     return settings
 
 
+def grpc_as_front(settings: Settings) -> Settings:
+    """The settings of the gRPC role as those of a frontend: who is on this machine depends on where it listens."""
+    return msgspec.structs.replace(settings, http_host=settings.grpc_host, http_port=settings.grpc_port)
+
+
 def _table(document: dict[str, Any], name: str, problems: list[Problem]) -> dict[str, Any]:
     table = document.pop(name, {})
     if isinstance(table, dict):

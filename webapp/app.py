@@ -72,7 +72,7 @@ class BunchApp(flask.Flask):
 
     services: Services
 
-    def start(self) -> None:
+    def start(self, role: str = "web") -> None:
         """Start this process's services: after the fork and the monkey-patching, before the first request."""
         services = self.services
         sys.set_int_max_str_digits(_MAX_INT_DIGITS)
@@ -93,9 +93,9 @@ class BunchApp(flask.Flask):
         )
         if services.record is not None:
             counting.append(services.record.flush)
-        self._presence = Presence(services.redis, "web", lambda: services.settings.models)
+        self._presence = Presence(services.redis, role, lambda: services.settings.models)
         self._flushing = gevent.spawn(every_second, [*counting, services.slow.flush, self._presence.beat])
-        self._liveness = Liveness(Path(services.settings.state_dir), "web")
+        self._liveness = Liveness(Path(services.settings.state_dir), role)
         self._liveness.start()
 
     def stopping(self) -> None:

@@ -28,7 +28,7 @@ _TIMEOUT_S = 0.8
 
 
 @click.command()
-@click.argument("role", type=click.Choice(["web", "worker", "ops"]))
+@click.argument("role", type=click.Choice(["web", "grpc", "worker", "ops"]))
 @click.option("--ready", "ask_ready", is_flag=True, help="Also check that the role can do its work now (readiness).")
 @config_option
 def health(role: str, ask_ready: bool, config_file: Path | None) -> None:

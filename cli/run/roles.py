@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -25,6 +26,29 @@ def web(config_file: Path | None) -> None:
     """Run the HTTP frontend."""
     settings = locate(config_file, "web")
     _become("web", role_commands.web(settings), settings)
+
+
+@click.command()
+@config_option
+def grpc(config_file: Path | None) -> None:
+    """Run the gRPC frontend."""
+    from cli.supervisor import ports
+
+    require_grpc()
+    settings = locate(config_file, "grpc")
+    if settings.mode == "collocated":
+        raise click.UsageError("collocated mode has no gRPC frontend: its queue is in the memory of the web process")
+    port = ports.require_free(settings.grpc_host, settings.grpc_port, "BUNCH_GRPC_PORT")
+    _become("grpc", role_commands.grpc(), msgspec.structs.replace(settings, grpc_port=port))
+
+
+def require_grpc() -> None:
+    """Raise ClickException unless gRPC's packages are installed, which only this role needs."""
+    missing = [name for name in ("grpc", "grpc_health", "grpc_reflection") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise click.ClickException(
+            f"the package {missing[0]} is not installed; the gRPC role needs: pip install -r requirements-grpc.txt"
+        )
 
 
 @click.command()

@@ -12,6 +12,7 @@ import msgspec
 
 from cli.base import refuse_cluster, settings_for, start_config_option
 from cli.database import prepare_database
+from cli.run.roles import require_grpc
 from cli.supervisor import role_commands, state
 from config.errors import SettingsError
 from config.secrets.masking import masked_url
@@ -35,6 +36,7 @@ _HOW_TO_GET_IN = "   (with its password: manage.py status --json)"
 @click.option(
     "--collocated", is_flag=True, help="Run frontend and executors in one process, with the queue in its memory."
 )
+@click.option("--grpc", "with_grpc", is_flag=True, help="Also run the gRPC frontend, at BUNCH_GRPC_PORT.")
 def up(
     config_file: Path | None,
     port: int | None,
@@ -42,6 +44,7 @@ def up(
     web_workers: int | None,
     no_flower: bool,
     collocated: bool,
+    with_grpc: bool,
 ) -> None:
     """Run the whole stack in the foreground, until Ctrl-C.
 
@@ -59,6 +62,8 @@ def up(
     from cli.supervisor.screen import Screen
     from cli.supervisor.stack import Options, Stack
 
+    if with_grpc:
+        require_grpc()
     settings = settings_for(config_file)
     given = {"http_port": port, "web_workers": web_workers, "mode": "collocated" if collocated else None}
     settings = msgspec.structs.replace(settings, **{k: v for k, v in given.items() if v is not None})
@@ -66,6 +71,8 @@ def up(
     in_one = settings.mode == "collocated"
     if in_one and (workers or (web_workers or 1) > 1):
         raise click.UsageError("collocated mode is one process: leave out --workers and --web-workers")
+    if in_one and with_grpc:
+        raise click.UsageError("the gRPC frontend is a process of its own, which collocated mode does not have")
     if problems := tuple(start_problems(settings)):
         raise SettingsError(problems)
     screen = Screen(sys.stdout)
@@ -75,7 +82,7 @@ def up(
         if open_to_others := tighten(state_dir):
             screen.line(open_to_others, style="yellow")
         prepare_database(settings, screen.line)
-        stack = Stack(settings, Options(workers=workers or 1, flower=not (no_flower or in_one)))
+        stack = Stack(settings, Options(workers=workers or 1, flower=not (no_flower or in_one), grpc=with_grpc))
         run(stack, screen, lambda: _say_ready(stack, screen))
     screen.line("stopped")
 
@@ -91,6 +98,8 @@ def _say_ready(stack: Stack, screen: Screen) -> None:
     screen.line()
     screen.line(f"http    {stack.url}")
     screen.line(f"page    {stack.url}/ops")
+    if stack.options.grpc:
+        screen.line(f"grpc    {stack.settings.grpc_host}:{stack.settings.grpc_port}")
     if stack.flower_url:
         screen.line(f"flower  {stack.flower_url}{_how_to_see_it(settings)}")
     redis_url = stack.valkey.tcp_url if stack.valkey else settings.redis_url

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -48,6 +49,19 @@ def answers_ping(redis: Redis) -> Probe:
             return Look(ready=False, detail="loading the dataset")
         except RedisError:
             return Look(ready=False)
+
+    return probe
+
+
+def answers_tcp(host: str, port: int) -> Probe:
+    """Ready when a connection is accepted."""
+
+    def probe(_: int) -> Look:
+        try:
+            socket.create_connection((host, port), timeout=TIMEOUT_S).close()
+        except OSError:
+            return Look(ready=False)
+        return Look(ready=True)
 
     return probe
 

@@ -39,6 +39,11 @@ def web(settings: Settings) -> tuple[str, ...]:
     )
 
 
+def grpc() -> tuple[str, ...]:
+    """The command of the gRPC frontend."""
+    return (*_PYTHON, "-m", "webapp.grpc")
+
+
 def flower(settings: Settings, port: int | None = None) -> tuple[str, ...]:
     return (
         *(*_PYTHON, "-m", "cli.run.guarded_flower", "--app=tasks.app", "flower"),

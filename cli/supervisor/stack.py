@@ -23,6 +23,7 @@ from cli.supervisor.probes import (
     alive,
     answers_http,
     answers_ping,
+    answers_tcp,
     get,
     leases_given_back,
     models_loaded,
@@ -53,6 +54,7 @@ class Options:
 
     workers: int = 1
     flower: bool = True
+    grpc: bool = False
     give_up_on_errors: bool = False
 
 
@@ -72,6 +74,7 @@ class Stack:
             settings,
             http_port=http_port,
             flower_port=_flower_port(settings) if options.flower else settings.flower_port,
+            grpc_port=_grpc_port(settings) if options.grpc else settings.grpc_port,
             redis_url=self.valkey.data_url if self.valkey else settings.redis_url,
             broker_url=settings.broker_url or (self.valkey.tcp_url if self.valkey else ""),
             state_dir=str(state_dir),
@@ -118,6 +121,8 @@ class Stack:
         settings = self.settings
         if get(settings.http_host, settings.http_port, "/readyz")[0] != 200:
             return False
+        if self.options.grpc and not answers_tcp(settings.grpc_host, settings.grpc_port)(0).ready:
+            return False
         if not self.options.flower:
             return True
         # Flower should show tasks from the start; but requests are served without it, too.
@@ -138,6 +143,10 @@ class Stack:
         ]
         if settings.mode == "durable":
             specs = [*self._fleet(dict.fromkeys(self._pools, self.options.workers)), *specs]
+        if self.options.grpc:
+            listens = answers_tcp(settings.grpc_host, settings.grpc_port)
+            command = role_commands.grpc()
+            specs.append(self._spec("grpc", "grpc", command, stop_stage=0, stop_timeout_s=drain_s, probe=listens))
         if self.options.flower:
             flower_answers = answers_http(settings.flower_host, settings.flower_port, "/healthcheck")
             flower = self._spec(
@@ -241,7 +250,7 @@ def role_environment(role: Role, settings: Settings) -> dict[str, str]:
     """The environment of a role: the settings as `up` or the command line resolved them."""
     resolved = (
         *("mode", "redis_url", "broker_url", "state_dir", "http_host", "http_port", "web_workers"),
-        *("flower_host", "flower_port"),
+        *("flower_host", "flower_port", "grpc_host", "grpc_port"),
         *(("worker_models", "worker_pool") if role == "worker" else ()),
     )
     config_file = settings.config_file
@@ -251,9 +260,13 @@ def role_environment(role: Role, settings: Settings) -> dict[str, str]:
         role_commands.flower_environment(settings) if role == "flower" else None,
         # A model's source may be beside the file that names it.
         (str(Path(config_file).parent),) if config_file else (),
-        also=role_commands.asked_for_by_headers(settings) if role == "web" else (),
+        also=role_commands.asked_for_by_headers(settings) if role in {"web", "grpc"} else (),
         with_executors=role == "web" and settings.mode == "collocated",
     )
+
+
+def _grpc_port(settings: Settings) -> int:
+    return ports.require_free(settings.grpc_host, settings.grpc_port, "BUNCH_GRPC_PORT")
 
 
 def _flower_port(settings: Settings) -> int:

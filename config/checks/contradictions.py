@@ -49,7 +49,15 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
     if role in {None, "flower"} and "," in settings.flower_basic_auth:
         why = "must be one user:password without a comma: Flower reads what follows a comma as another password"
         found.append(Problem("BUNCH_FLOWER_BASIC_AUTH", "…", why))
-    if role in {None, "web"}:
+    if role in {None, "grpc"} and settings.auth == "off" and not is_loopback(settings.grpc_host):
+        found.append(
+            Problem(
+                "BUNCH_GRPC_HOST",
+                settings.grpc_host,
+                "BUNCH_AUTH=off serves loopback addresses only; set BUNCH_AUTH=keys, or keep 127.0.0.1",
+            )
+        )
+    if role in {None, "web", "grpc"}:
         found += auth.contradictions(settings)
     if settings.models and settings.default_model not in settings.models:
         found.append(Problem("default_model", settings.default_model, f"must be one of {', '.join(settings.models)}"))

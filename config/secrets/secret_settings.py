@@ -14,18 +14,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_EVERY_ROLE = frozenset({"web", "worker", "ops", "flower"})
+_EVERY_ROLE = frozenset({"web", "grpc", "worker", "ops", "flower"})
+_FRONTS = frozenset({"web", "grpc"})
 # The roles that are given each secret. The command line, and whoever starts the roles, has all.
 HOLDERS: Mapping[str, frozenset[str]] = {
     "redis_url": _EVERY_ROLE,
     "broker_url": _EVERY_ROLE,
-    "service_token": frozenset({"web"}),
-    "jwt_secret": frozenset({"web"}),
+    "service_token": _FRONTS,
+    "jwt_secret": _FRONTS,
     "database_url": frozenset({"ops"}),
     "flower_basic_auth": frozenset({"flower"}),
-    "message_secret": frozenset({"web", "worker"}),
-    "message_secret_previous": frozenset({"web", "worker"}),
-    "otlp_headers": frozenset({"web", "worker"}),
+    "message_secret": _FRONTS | {"worker"},
+    "message_secret_previous": _FRONTS | {"worker"},
+    "otlp_headers": _FRONTS | {"worker"},
 }
 SECRET_FIELDS = frozenset(HOLDERS)
 FILE = "_file"

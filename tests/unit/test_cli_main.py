@@ -81,3 +81,11 @@ def test_a_slip_of_the_finger_is_told_what_was_meant(typed: list[str], meant: st
 def test_what_there_is_begins_as_typed() -> None:
     found = cli.shell_complete(click.Context(cli), "re")
     assert {item.value for item in found} == {name for name in COMMANDS if name.startswith("re")}
+
+
+def test_the_grpc_role_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "grpc_health" else object())
+    for arguments in (["grpc"], ["up", "--grpc"]):
+        result = CliRunner().invoke(cli, arguments)
+        assert (result.exit_code, "grpc_health is not installed" in result.output) == (1, True)
+        assert "pip install -r requirements-grpc.txt" in result.output

@@ -75,8 +75,9 @@ def test_nothing_listens_beyond_loopback() -> None:
     for name, each in SERVICES.items():
         assert all(port.startswith("127.0.0.1:") for port in each.get("ports", ())), name
     host = {name for name, each in SERVICES.items() if each.get("network_mode") == "host"}
-    assert host == {"web", "prometheus", "grafana"}
+    assert host == {"web", "grpc", "prometheus", "grafana"}
     assert SERVICES["web"]["environment"]["BUNCH_HTTP_HOST"] == "127.0.0.1"
+    assert SERVICES["grpc"]["environment"]["BUNCH_GRPC_HOST"] == "127.0.0.1"
     assert "--web.listen-address=127.0.0.1:9090" in SERVICES["prometheus"]["command"]
     assert SERVICES["grafana"]["environment"]["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
 

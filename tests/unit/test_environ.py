@@ -13,7 +13,7 @@ from config import environ
 from config.environ import child_environment, executor_environment, forget_other_programs
 from config.secrets.secret_settings import HOLDERS
 
-ROLES = ("web", "worker", "ops", "flower", "redis")
+ROLES = ("web", "grpc", "worker", "ops", "flower", "redis")
 OF_OTHERS = {
     "CELERY_BROKER_URL": "redis://elsewhere",
     "CELERYD_CONCURRENCY": "9",

@@ -141,6 +141,7 @@ def test_every_kind_of_problem_is_reported_at_once(bunch_toml) -> None:
         ({"BUNCH_DEFAULT_TIER": "gold"}, "BUNCH_DEFAULT_TIER", "'gold'", "gold"),
         ({"BUNCH_HTPP_PORT": "1"}, "BUNCH_HTPP_PORT", "'1'", "BUNCH_HTTP_PORT"),
         ({"BUNCH_HTTP_HOST": "0.0.0.0"}, "BUNCH_HTTP_HOST", "0.0.0.0", "loopback"),
+        ({"BUNCH_GRPC_HOST": "0.0.0.0"}, "BUNCH_GRPC_HOST", "0.0.0.0", "loopback"),
         ({"BUNCH_FLOWER_HOST": "0.0.0.0"}, "BUNCH_FLOWER_HOST", "0.0.0.0", "BUNCH_FLOWER_BASIC_AUTH"),
         ({"BUNCH_REDIS_URL": "localhost:6379"}, "BUNCH_REDIS_URL", "localhost:6379", "redis://"),
         ({"BUNCH_CONFIG": "/nowhere/bunch.toml"}, "BUNCH_CONFIG", "/nowhere/bunch.toml", "no such file"),

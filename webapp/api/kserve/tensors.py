@@ -8,7 +8,7 @@ The header names where the JSON ends; without it all of the body is JSON.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -89,7 +89,9 @@ def tensors_of(heads: Sequence[TensorHead], raw: memoryview, most_rows: int) -> 
     for head in heads:
         size = _binary_size(head)
         if size is None:
-            tensors.append(_from_json(head, most_rows))
+            if isinstance(head.data, UnsetType):
+                raise InvalidInput(f"{head.name}: has no data, and no binary_data_size among its parameters")
+            tensors.append(from_values(head, head.data, most_rows))
             continue
         if size > len(raw):
             raise InvalidInput(
@@ -105,8 +107,7 @@ def tensors_of(heads: Sequence[TensorHead], raw: memoryview, most_rows: int) -> 
 
 def _binary_size(head: TensorHead) -> int | None:
     parameters = head.parameters or {}
-    if _SHARED_MEMORY in parameters:
-        raise InvalidInput(f"{head.name}: shared memory is not offered; send the data with the request")
+    refuse_shared_memory(head.name, parameters)
     size = parameters.get("binary_data_size")
     if size is None:
         return None
@@ -117,11 +118,16 @@ def _binary_size(head: TensorHead) -> int | None:
     return size
 
 
-def _from_json(head: TensorHead, most_rows: int) -> TensorValue:
+def refuse_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
+    """Raise InvalidInput for an input whose data is in memory that it shares with a server on its machine."""
+    if _SHARED_MEMORY in parameters:
+        raise InvalidInput(f"{name}: shared memory is not offered; send the data with the request")
+
+
+def from_values(head: TensorHead, data: list[Any], most_rows: int) -> TensorValue:
+    """Read one input from its elements as JSON has them, flat or nested. Raises InvalidInput."""
     datatype, _ = _known(head, most_rows)
-    if head.data is UNSET:
-        raise InvalidInput(f"{head.name}: has no data, and no binary_data_size among its parameters")
-    values = checked(datatype, flat_data(head.data, head.shape, head.name), head.name)
+    values = checked(datatype, flat_data(data, head.shape, head.name), head.name)
     return TensorValue(head.name, datatype.name, head.shape, values)
 
 
