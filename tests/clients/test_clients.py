@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ import pytest
 from tests.benchmarks.venvs import VenvFailedError, pins_of, python_of
 from tests.e2e.client import connected
 from tests.e2e.stack import ROOT, Stack
+from tests.valkey import free_port
 from tests.waiting import wait_until
 
 HERE = Path(__file__).parent
@@ -39,7 +41,29 @@ source = "tests.fakes.embedder:SlowEmbedder"
 source = "tests.fakes.embedder:SlowEmbedder"
 max_batch_size = 1
 max_queue_depth = 1
+
+[models.echo]
+source = "workers.models.echo:Echo"
+
+[models.tensors]
+source = "workers.models.echo:Echo"
+inputs = [
+  { name = "a", datatype = "FP32", shape = [-1, 2] },
+  { name = "b", datatype = "BYTES" },
+  { name = "h", datatype = "FP16", shape = [1] },
+  { name = "i", datatype = "INT64" },
+  { name = "t", datatype = "BOOL", shape = [2] },
+]
+outputs = [
+  { name = "a", datatype = "FP32", shape = [-1, 2] },
+  { name = "b", datatype = "BYTES" },
+  { name = "h", datatype = "FP16", shape = [1] },
+  { name = "i", datatype = "INT64" },
+  { name = "t", datatype = "BOOL", shape = [2] },
+]
 """
+# The packages of the role `grpc` are not among those of the others.
+HAS_GRPC = importlib.util.find_spec("grpc") is not None
 
 
 @dataclass
@@ -47,6 +71,7 @@ class Served:
     url: str
     key: str
     limited: str
+    grpc: str
     found: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
@@ -54,15 +79,17 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     stack = Stack(tmp_path_factory.mktemp("clients"), MODELS)
     try:
-        stack.start("--web-workers=1", "--no-flower", auth="keys", queue_timeout_ms=9000)
+        options = ("--web-workers=1", "--no-flower", *(("--grpc",) if HAS_GRPC else ()))
+        grpc_port = free_port()
+        stack.start(*options, auth="keys", queue_timeout_ms=9000, grpc_port=grpc_port)
         keys = [
             json.loads(stack.manage("keys", "create", "--tier=paid", "--json", *limits).stdout)["secret"]
-            for limits in ((), ("--rpm=60", "--burst=2"))
+            for limits in (("--rpm=100000",), ("--rpm=60", "--burst=2"))
         ]
         with connected(stack.port) as api:
-            for model in ("minilm", "fake", "slow", "narrow"):
+            for model in ("minilm", "fake", "slow", "narrow", "echo", "tensors"):
                 wait_until(lambda: api.get(f"/readyz?model={model}").status == 200, what=f"{model} is ready")  # noqa: B023
-        each = Served(stack.url, *keys)
+        each = Served(stack.url, *keys, f"127.0.0.1:{grpc_port}")
         yield each
         stack.stop()
         if each.found.keys() == set(CLIENTS):
@@ -73,11 +100,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_works_as_it_is(served: Served, name: str) -> None:
+    if name.endswith("_grpc") and not HAS_GRPC:
+        pytest.skip(f"NOT TESTED: {name} needs requirements-grpc.txt here")
     try:
         python = python_of(name, HERE, VENVS)
     except VenvFailedError as error:
         pytest.skip(f"NOT TESTED: {name} cannot be installed: {error}")
-    environment = {**os.environ, "PYTHONPATH": str(HERE / "common"), "HAYSTACK_TELEMETRY_ENABLED": "false"}
+    ours = {"PYTHONPATH": str(HERE / "common"), "HAYSTACK_TELEMETRY_ENABLED": "false", "GRPC": served.grpc}
+    environment = os.environ | ours
     done = subprocess.run(
         [python, HERE / name / "script.py", served.url, served.key, served.limited],
         env=environment, capture_output=True, text=True, timeout=240, check=False,

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import struct
 import sys
 import traceback
 from collections.abc import Callable
 
 URL, KEY, LIMITED = sys.argv[1:4]
+# Of the gRPC role, `host:port`.
+GRPC = os.environ.get("GRPC", "")
 TEXTS = ["A bunch of celery", "Vegetables on the market", "The central bank"]
 _checks: dict[str, Callable[[], None]] = {}
 
