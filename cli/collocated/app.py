@@ -45,8 +45,8 @@ class CollocatedApp(BunchApp):
     runner: CollocatedRunner
     leftovers: Leftovers
 
-    def start(self) -> None:
-        super().start()
+    def start(self, role: str = "web") -> None:
+        super().start(role)
         self._stop_by = float("inf")
         try:
             self.leftovers.sync()
