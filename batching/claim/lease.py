@@ -63,5 +63,10 @@ def parse_lease(elements: Sequence[bytes]) -> Lease | None:
     """A lease from all elements of its list; None if it is gone."""
     if not elements:
         return None
-    worker, model, marks = elements[0].split(b"\n")
-    return Lease(worker.decode(), model.decode(), entries_of(marks, elements[:0:-1]))
+    worker, model, *rest = elements[0].split(b"\n")
+    if not rest:
+        # Of an earlier version, see `lease.lua`.
+        marks = b"".join(each[:2] or b"0-" for each in elements[1:])
+        messages = [each[2:] if each else _SETTLED for each in elements[1:]]
+        return Lease(worker.decode(), model.decode(), entries_of(marks, messages))
+    return Lease(worker.decode(), model.decode(), entries_of(rest[0], elements[:0:-1]))

@@ -24,9 +24,10 @@ local WINDOW_BYTES = 16 * 1024 * 1024
 -- Messages of a first read, whose sizes are only guessed.
 local STEP = 8
 local MOST_AT_ONCE = 32
--- The size of a queue that is copied, as a multiple of what is claimed of it: up to there a copy costs less than
--- writing the messages anew.
-local MOST_COPIED = 8
+-- What is copied of a queue beyond the batch, and deleted again: so many times the batch's messages, and so many bytes.
+-- Up to there a copy costs no more than writing the messages anew.
+local MOST_COPIED = 7
+local MOST_COPIED_BYTES = 256 * 1024
 
 local now = now_ms()
 local count = (#KEYS - QUEUES) / 2
@@ -357,10 +358,11 @@ local function lease_all()
     redis.call('RENAME', queue, KEYS.lease)
     return
   end
-  if queue and #entries >= STEP then
+  if queue and #entries >= STEP and left <= MOST_COPIED * #entries then
+    -- A server may forbid the first, and has no memory left for the second.
     local whole = redis.pcall('MEMORY', 'USAGE', queue, 'SAMPLES', 0)
-    if type(whole) == 'number' and whole <= MOST_COPIED * bytes then
-      redis.call('COPY', queue, KEYS.lease)
+    if type(whole) == 'number' and whole - bytes <= math.min(MOST_COPIED * bytes, MOST_COPIED_BYTES)
+      and redis.pcall('COPY', queue, KEYS.lease) == 1 then
       redis.call('LTRIM', KEYS.lease, -#entries, -1)
       redis.call('LTRIM', queue, 0, -#entries - 1)
       return

@@ -6,7 +6,7 @@
 -- Returns the number given back, or -1 when the lease is gone.
 if redis.call('EXISTS', KEYS.lease) == 0 then return -1 end
 
-local lease = redis.call('LRANGE', KEYS.lease, 0, -1)
+local lease = in_this_form(redis.call('LRANGE', KEYS.lease, 0, -1))
 local marks, returned = marks_of(lease[1]), 0
 for i = 2, #lease do
   local message = lease[i]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from batching.claim.lease import parse_lease
 from batching.claim.store import Blame, RedisBatchStore
 from batching.fast_header import read_fast_header
 from config.keys import Shard
@@ -164,3 +165,29 @@ def test_a_fair_batch_at_the_head_is_not_taken_apart(redis: Redis) -> None:
     # 8 and 12 of them: what stands behind is not read, since the counts say that the head is fair.
     assert redis.info("commandstats")["cmdstat_lrange"]["calls"] == 2
     door.close()
+
+
+def test_a_lease_of_the_form_before_is_given_back_in_order(store: RedisBatchStore, redis: Redis) -> None:
+    messages = fill(redis, 4)
+    redis.delete(QUEUE)
+    lease = KEYS.lease("old-0-1")
+    redis.rpush(lease, f"w0\n{MODEL}", b"1-" + messages[0], b"", b"1x" + messages[2], b"1-" + messages[3])
+    redis.sadd(KEYS.leases("w1"), "old-0-1")
+    found = parse_lease(redis.lrange(lease, 0, -1))
+    assert found is not None
+    assert (found.worker, found.model, [each.position for each in found.entries]) == ("w0", MODEL, [1, 3, 4])
+    assert [each.message for each in found.entries] == [messages[0], *messages[2:]]
+    assert store.give_back(MODEL, "old-0-1", Blame.NOTHING) == 3
+    assert redis.lrange(QUEUE, 0, -1) == [messages[3], messages[2], messages[0]]
+
+
+def test_a_server_without_memory_is_claimed_from(store: RedisBatchStore, redis: Redis) -> None:
+    messages = fill(redis, 60)
+    before = redis.config_get("maxmemory")["maxmemory"]
+    redis.config_set("maxmemory", 1)
+    try:
+        claim = store.claim(MODEL, "b1", 64, max_bytes=sum(map(len, messages[:20])))
+    finally:
+        redis.config_set("maxmemory", before)
+    assert messages_of(claim) == messages[:20]
+    assert redis.lrange(QUEUE, 0, -1) == messages[:19:-1]
