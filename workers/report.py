@@ -76,6 +76,7 @@ class WorkerReport:
                 *speed(loop.state.pace, loop.state.safe_size or model.max_batch_size),
                 device=str(executor.placement),
                 in_flight=loop.in_hand,
+                spare_pid=executor.spare.pid,
                 pressed_size=loop.state.pressed_size,
             )
             for model, executor, loop in self._places

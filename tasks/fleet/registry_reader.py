@@ -26,6 +26,7 @@ class ExecutorRow(msgspec.Struct, frozen=True):
     `safe_size` is the largest batch that fitted into its device's memory, None while no limit is known. Learnt from the
     last dozen batches, None before: `one_ms` is how long a batch of one takes, `rate_rps` the rate with full batches.
     `device` is the device that its model was given, and which GPU that is; `in_flight` how many requests it holds.
+    `spare_pid` is the process that takes its place when it ends, None while none is loaded.
     `pressed_size` is the largest batch while its device's memory is nearly full, None while it is not.
     """
 
@@ -43,6 +44,7 @@ class ExecutorRow(msgspec.Struct, frozen=True):
     rate_rps: float | None = None
     device: str = ""
     in_flight: int = 0
+    spare_pid: int | None = None
     pressed_size: int | None = None
 
 

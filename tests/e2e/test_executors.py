@@ -84,7 +84,7 @@ def test_an_input_that_kills_the_process_in_a_stage_fails_alone(stack: Stack, ap
 
 def test_the_spare_serves_when_the_process_ends(stack: Stack, api: Api) -> None:
     assert api.infer("before", "spared").status == 200
-    wait_until(lambda: "spared/0: a spare process is ready" in stack.logs(), what="the spare is loaded")
+    wait_until(lambda: executor_of(stack, "spared")["spare_pid"], what="the spare is loaded")
     before = executor_of(stack, "spared")
     os.kill(before["pid"], signal.SIGKILL)
     answer = api.infer("after", "spared", timeout_ms=10_000)
@@ -92,3 +92,4 @@ def test_the_spare_serves_when_the_process_ends(stack: Stack, api: Api) -> None:
     replaced = 'bunch_executor_replacements_total{model="spared",reason="exit"}'
     wait_until(lambda: metric(api, replaced) == 1, what="the replacement is counted")
     wait_until(lambda: executor_of(stack, "spared")["restarts"] == 1, what="the restart is told")
+    assert executor_of(stack, "spared")["pid"] == before["spare_pid"]
