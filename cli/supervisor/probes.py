@@ -76,12 +76,14 @@ def answers_http(host: str, port: int, path: str) -> Probe:
     return probe
 
 
-def models_loaded(fleet: Fleet) -> Probe:
-    """Ready when the worker with this pid has registered each of its models as ready."""
+def models_loaded(fleet: Fleet, *, in_frontend: bool = False) -> Probe:
+    """Ready when the worker with this pid, or the one `in_frontend`, has registered each of its models as ready."""
 
     def probe(pid: int) -> Look:
         try:
-            row = next((row for row in fleet.workers() if row.pid == pid), None)
+            # The frontend's pid is that of its master, which has no executors.
+            found = (row for row in fleet.workers() if (row.queues if in_frontend else row.pid == pid))
+            row = min(found, key=lambda row: row.age_ms, default=None)
         except RedisError as error:
             return Look(ready=False, detail=str(error))
         return Look(ready=False) if row is None else _look_at_models(row)

@@ -135,6 +135,8 @@ class Stack:
         settings = self.settings
         drain_s = self._drain_s
         web_answers = answers_http(settings.http_host, settings.http_port, "/healthz")
+        if settings.mode == "collocated":
+            web_answers = models_loaded(Fleet(self._redis, lease_ttl_s=settings.lease_ttl_s), in_frontend=True)
         specs = [
             self._spec(
                 "web", "web", role_commands.web(settings), stop_stage=0, stop_timeout_s=drain_s, probe=web_answers
