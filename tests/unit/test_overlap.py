@@ -158,6 +158,30 @@ def test_whatever_stage_raises_the_culprit_is_found_and_the_order_kept(model: St
     assert answers[1:] == [("b", ["<5>", "<6>"]), ("c", ["<7>"])]
 
 
+def test_prepare_is_never_in_two_threads_at_once(model: Staged, child: Child) -> None:
+    """A batch whose call failed runs by itself while the next is prepared: either waits for the other."""
+    inside: list[str] = []
+    most: list[int] = []
+    both = threading.Event()
+
+    def prepare(inputs: list[Any], parameters: list[dict[str, Any]]) -> Any:
+        inside.append(threading.current_thread().name)
+        most.append(len(inside))
+        if len(inside) > 1:
+            both.set()
+        elif inputs != ["bad", 1]:
+            both.wait(0.2)
+        inside.pop()
+        return inputs
+
+    model.prepare = prepare  # type: ignore[method-assign]
+    model.on["predict", "bad"] = fails(ValueError("bad"))
+    child.send("a", "bad", 1)
+    child.send("b", 2)
+    child.answers(2)
+    assert max(most) == 1
+
+
 def test_a_failed_finish_is_answered_though_no_other_batch_comes(model: Staged, child: Child) -> None:
     model.on["finish", 2] = fails(ValueError("two"))
     child.send("a", 1, 2)
@@ -294,3 +318,29 @@ def test_an_answer_that_cannot_be_sent_ends_the_loop(model: Staged) -> None:
         ours.sendall(encode(work(b"1")))
         with pytest.raises(BrokenPipeError):
             Overlap(FrameReader(theirs, ToChild), computer, send).run()
+
+
+def test_an_error_of_the_finish_thread_reaches_a_main_thread_that_has_the_next_batch(model: Staged) -> None:
+    ours, theirs = socket.socketpair()
+    failed = threading.Event()
+
+    def send(done: Done | None, fault: Fault | None) -> None:
+        failed.set()
+        raise MemoryError
+
+    model.on["predict", 2] = lambda: failed.wait(LONG_S) and None  # type: ignore[func-returns-value]
+    ended: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            Overlap(FrameReader(theirs, ToChild), BatchComputer(model), send).run()
+        except MemoryError as error:
+            ended.append(error)
+
+    main = threading.Thread(target=serve, daemon=True)
+    with contextlib.closing(ours), contextlib.closing(theirs):
+        for batch_id, raw in (("a", b"1"), ("b", b"2")):
+            ours.sendall(encode(Work(batch_id, [raw], [b"{}"])))
+        main.start()
+        main.join(LONG_S)
+    assert ended, "it waits for an answer that nobody gives"

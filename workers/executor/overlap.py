@@ -7,7 +7,8 @@
 `predict` stays in the main thread, where the model was loaded, and batches are answered in the order of their arrival.
 A batch that needs more than one call that goes through leaves this path: the main thread waits until the batch before
 it is answered, and then runs it by itself (`BatchComputer.compute`), with what its first call came to. Suspects, and
-batches of several calls, run by themselves from the start: nothing is prepared beside them.
+batches of several calls, run by themselves from the start: nothing is prepared beside them. No stage is ever in two
+threads at once.
 """
 
 from __future__ import annotations
@@ -47,11 +48,13 @@ class Overlap:
         self._ahead: SimpleQueue[_Item | _Wake | BaseException | None] = SimpleQueue()
         # Batches on their way through `finish`, at most one; and whether each was answered.
         self._finishing: SimpleQueue[tuple[Batch, Call]] = SimpleQueue()
-        self._answered: SimpleQueue[bool] = SimpleQueue()
+        self._answered: SimpleQueue[bool | BaseException] = SimpleQueue()
         self._before: tuple[Batch, Call] | None = None
         # Not set while a batch runs by itself.
         self._shared = threading.Event()
         self._shared.set()
+        # Held during `prepare` of the next batch, and while a batch runs by itself, through all stages.
+        self._preparing = threading.Lock()
 
     def run(self) -> None:
         """Serve until the pipe ends; called in the main thread."""
@@ -71,11 +74,12 @@ class Overlap:
             while (work := self._reader.next()) is not None:
                 self._shared.wait()
                 batch = self._computer.decode(work)
-                call = self._computer.only_call(batch)
-                if call is None:
-                    self._shared.clear()
-                else:
-                    call.prepare()
+                with self._preparing:
+                    call = self._computer.only_call(batch)
+                    if call is None:
+                        self._shared.clear()
+                    else:
+                        call.prepare()
                 self._ahead.put(_Item(batch, call))
         except BaseException as error:  # noqa: BLE001 - raised in the main thread
             self._ahead.put(error)
@@ -87,10 +91,10 @@ class Overlap:
             call.predict()
         self._settle()
         if call is None:
-            self._send(*self._computer.compute(batch))
+            self._by_itself(batch)
             self._shared.set()
         elif call.error is not None:
-            self._send(*self._computer.compute(batch, call))
+            self._by_itself(batch, call)
         else:
             self._before = (batch, call)
             self._finishing.put(self._before)
@@ -98,8 +102,18 @@ class Overlap:
     def _settle(self) -> None:
         """Wait until the batch before is answered, and run it by itself if its call has not gone through."""
         before, self._before = self._before, None
-        if before is not None and not self._answered.get():
-            self._send(*self._computer.compute(*before))
+        if before is None:
+            return
+        answered = self._answered.get()
+        if isinstance(answered, BaseException):
+            raise answered
+        if not answered:
+            self._by_itself(*before)
+
+    def _by_itself(self, batch: Batch, first: Call | None = None) -> None:
+        with self._preparing:
+            told = self._computer.compute(batch, first)
+        self._send(*told)
 
     def _finish(self) -> None:
         while True:
@@ -112,6 +126,8 @@ class Overlap:
                     self._send(done, None)
                     answered = True
             except BaseException as error:  # noqa: BLE001 - raised in the main thread
+                # It waits at either, depending on whether there is a next batch.
+                self._answered.put(error)
                 self._ahead.put(error)
                 return
             self._answered.put(answered)
