@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batching.request import Done, Failed, Ok, Rejected, Work
-from bunch import InputRejected
+from bunch import InputRejected, TransientError
 from tests.unit.computing import outputs, run, work
 from workers.executor.compute import BatchComputer
 from workers.executor.ipc import Fault, FrameReader, ToChild, encode
@@ -52,7 +52,8 @@ class Staged:
     def _enter(self, stage: str, values: list[Any]) -> None:
         self.threads.setdefault(stage, set()).add(threading.current_thread().name)
         for value in values:
-            if (act := self.on.get((stage, value))) is not None:
+            # Only what is hashable can be a key.
+            if not isinstance(value, list) and (act := self.on.get((stage, value))) is not None:
                 act()
 
 
@@ -61,6 +62,10 @@ def fails(error: BaseException) -> Callable[[], None]:
         raise error
 
     return act
+
+
+def device_fault() -> BaseException:
+    return RuntimeError("CUDA error: device-side assert triggered")
 
 
 @pytest.fixture
@@ -196,6 +201,22 @@ def test_prepare_refuses_an_item_and_predict_does_not_get_it(model: Staged, chil
     assert model.predicted == [[1, 3]]
 
 
+@pytest.mark.parametrize("error", [TransientError("away"), device_fault()])
+def test_a_refusal_of_prepare_outlives_an_error_of_the_call(model: Staged, error: BaseException) -> None:
+    for value in (1, 3):
+        model.on["predict", value] = fails(error)
+    refused, *others = run(BatchComputer(model), b'"refuse"', b"1", b"3").outcomes
+    assert refused == Rejected("no")
+    assert all(isinstance(each, Failed) for each in others)
+
+
+def test_the_only_one_that_prepare_left_is_the_culprit(model: Staged) -> None:
+    model.on["predict", 2] = fails(ValueError("two"))
+    done = run(BatchComputer(model), b'"refuse"', b"2", b'"refuse"')
+    assert isinstance(done.outcomes[1], Failed)
+    assert done.passes == 1
+
+
 def test_nothing_is_predicted_where_prepare_refuses_all(model: Staged, child: Child) -> None:
     child.send("a", "refuse", "refuse")
     assert told(child.answers(1)) == [("a", [Rejected("no")] * 2)]
@@ -207,6 +228,22 @@ def test_refused_items_leave_an_allowed_size(model: Staged) -> None:
     assert outputs(done) == [b'"<1>"', b'"<3>"', b'"<4>"']
     assert model.predicted == [[1, 3, 4, 4, 4, 4, 4, 4]]
     assert done.padding == 5
+
+
+@pytest.mark.parametrize("second", [b'"refuse"', b"[2]"])
+def test_padding_is_nobodys_item_where_predict_works_in_place(model: Staged, second: bytes) -> None:
+    def predict(staged: list[list[int]], parameters: list[dict[str, Any]]) -> Any:
+        for row, options in zip(staged, parameters, strict=True):
+            row[0] += 1
+            options["seen"] = options.get("seen", 0) + 1
+        seen.append([options["seen"] for options in parameters])
+        return staged
+
+    seen: list[list[int]] = []
+    model.predict = predict  # type: ignore[method-assign]
+    done = run(BatchComputer(model, shapes=Shapes((4,))), b"[1]", second, b"[3]")
+    assert seen == [[1, 1, 1, 1]]
+    assert (outputs(done)[0], outputs(done)[-1]) == (b'"<[2]>"', b'"<[4]>"')
 
 
 def test_a_wrong_number_from_finish_is_the_batchs_own_error(model: Staged, child: Child) -> None:
@@ -226,10 +263,6 @@ def test_nothing_is_prepared_beside_a_suspect(model: Staged, child: Child) -> No
     child.send("b", 2)
     assert told(child.answers(2)) == [("a", ["<1>"]), ("b", ["<2>"])]
     assert seen == [False]
-
-
-def device_fault() -> BaseException:
-    return RuntimeError("CUDA error: device-side assert triggered")
 
 
 @pytest.mark.parametrize("stage", ["prepare", "predict", "finish"])

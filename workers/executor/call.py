@@ -96,18 +96,23 @@ class Call:
         self._finish()
 
     def _prepare(self) -> None:
-        stages, members = self._stages, self.members
-        self.padding = stages.shapes.size(len(members)) - len(members)
+        staged, options = self._inputs()
+        if self._stages.prepares:
+            staged = self._stages.model.prepare(staged, options)
+            while refused := self._refused(staged, len(options)):
+                staged, options = self._without(refused, staged, options)
+        self._staged, self._options = staged, options
+
+    def _inputs(self) -> tuple[list[Any], list[dict[str, Any]]]:
+        """Fresh inputs and parameters of the members, and of the last one again and again as padding."""
+        members = self.members
+        self.padding = self._stages.shapes.size(len(members)) - len(members)
         rows = [*members, *[members[-1]] * self.padding] if self.padding else members
-        staged, options = self._batch.fresh(rows)
+        inputs, options = self._batch.fresh(rows)
         if self.part.bucket:
             for each in options:
                 each[BUCKET] = self.part.bucket
-        if stages.prepares:
-            staged = stages.model.prepare(staged, options)
-            if isinstance(staged, list) and len(staged) == len(rows):
-                staged, options = self._without_refused(staged, options)
-        self._staged, self._options = staged, options
+        return inputs, options
 
     def _predict(self) -> None:
         if self.members:
@@ -122,20 +127,29 @@ class Call:
         outputs = stages.model.finish(raw) if stages.finishes else raw
         tell(batch, self.members, outputs, len(self.members) + self.padding, stages.max_output_bytes)
 
-    def _without_refused(
-        self, staged: list[Any], options: list[dict[str, Any]]
-    ) -> tuple[list[Any], list[dict[str, Any]]]:
-        """Leave out the items in whose place `prepare` has put an exception, and pad with the last of the others."""
-        refused = {n for n, each in enumerate(staged) if isinstance(each, BaseException)}
-        if not refused:
-            return staged, options
+    def _refused(self, staged: Any, rows: int) -> dict[int, BaseException]:
+        """The members in whose place `prepare` has put an exception, by position; padding is the last member's."""
+        if not isinstance(staged, list) or len(staged) != rows:
+            return {}
+        last = len(self.members) - 1
+        return {min(n, last): each for n, each in enumerate(staged) if isinstance(each, BaseException)}
+
+    def _without(
+        self, refused: dict[int, BaseException], staged: Any, options: list[dict[str, Any]]
+    ) -> tuple[Any, list[dict[str, Any]]]:
+        """Leave out the refused members; where padding must fill their place, prepare all anew.
+
+        `predict` may work in place, so a row of padding must not be the object of an item.
+        """
+        for n, error in refused.items():
+            self._batch.known[self.members[n]] = describe(error)
         rows = [n for n in range(len(self.members)) if n not in refused]
-        for n in refused.intersection(range(len(self.members))):
-            self._batch.known[self.members[n]] = describe(staged[n])
         self.members = [self.members[n] for n in rows]
         self.padding = self._stages.shapes.size(len(rows)) - len(rows) if rows else 0
-        rows += rows[-1:] * self.padding
-        return [staged[n] for n in rows], [options[n] for n in rows]
+        if not self.padding:
+            return [staged[n] for n in rows], [options[n] for n in rows]
+        inputs, options = self._inputs()
+        return self._stages.model.prepare(inputs, options), options
 
     def _guarded(self, stage: Callable[[], None]) -> None:
         if self.error is not None:

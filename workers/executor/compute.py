@@ -155,6 +155,8 @@ class BatchComputer:
                 error = call.error
                 compute_s += call.spent_s
                 padding += call.padding
+                # What `prepare` has refused has its answer, whatever becomes of the others.
+                members = call.members
             if error is None:
                 barren = 0
                 continue
