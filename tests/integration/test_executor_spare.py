@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from batching.executor import Cause, ExecutorState
+from batching.request import Done
 from tests.integration import executors
 from tests.integration.executors import Start, lost, run, work
 from tests.processes import alive
@@ -104,3 +107,43 @@ def test_the_end_of_an_executor_is_the_end_of_its_spare(start: Start, settings: 
     assert executor.spare.pid is None
     if spare:
         wait_until(lambda: not alive(spare), what="the spare has ended")
+
+
+def test_a_stop_ends_the_spare_first_and_then_only_waits_for_the_batch(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = start(spare=True)
+    spare, gate = spare_of(executor), tmp_path / "gate"
+    executor.send(work("held", {"do": "hold", "path": str(gate)}))
+    wait_until(gate.with_suffix(".begun").exists, what="the batch has begun")
+    turns: list[float] = []
+    wait_s = executor.spare.wait_s
+    monkeypatch.setattr(executor.spare, "wait_s", lambda: turns.append(0) or wait_s())
+    stop = threading.Thread(target=executor.stop, args=(executors.LONG_S,))
+    stop.start()
+    try:
+        wait_until(lambda: not alive(spare), what="the spare has ended")
+    finally:
+        gate.touch()
+        stop.join()
+    assert isinstance(executor.receive(0), Done)
+    # Whoever asks a spare that is no longer looked after when to look after it, asks again and again.
+    assert len(turns) <= 1
+
+
+def test_the_kernels_earlier_kills_say_nothing_about_the_end_of_a_spare_that_serves(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = 7
+    monkeypatch.setattr("workers.executor.process.oom_kills", lambda: kills)
+    executor = start(spare=True)
+    spare = spare_of(executor)
+    kills = 8
+    causes = []
+    for _ in range(2):
+        executor.send(work("a", {"do": "signal", "name": "SIGKILL"}))
+        causes.append(lost(executor).cause)
+        assert executor.wait_ready(executors.LONG_S)
+        if len(causes) == 1:
+            assert executor.pid == spare
+    assert causes == [Cause.MEMORY, Cause.EXIT]

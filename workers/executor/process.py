@@ -97,7 +97,7 @@ class ChildProcess:
         self._reader = FrameReader(ours, ToParent)
         # The end of the pipe is not enough: a process that the model started may keep it open.
         self._death = _open_pidfd(self._process.pid)
-        self._oom_kills = oom_kills()
+        self.reset_oom_evidence()
         start = Start(
             structs.replace(model, device=placement.device, source=placement.source or model.source),
             name,
@@ -118,6 +118,10 @@ class ChildProcess:
     def loaded(self) -> bool:
         """Return whether it has said that its model is loaded."""
         return self._ready is not None
+
+    def reset_oom_evidence(self) -> None:
+        """From now on, only later kills of the kernel explain why this process was killed."""
+        self._oom_kills = oom_kills()
 
     def watch(self, poll: select.poll) -> None:
         """Make `poll` return when there is something to read, or when the child is dead."""

@@ -29,6 +29,7 @@ from config.settings import Devices, ModelSettings
 from workers.executor.faults.recovery import FAULTS, Patience
 from workers.executor.in_flight import InFlight
 from workers.executor.ipc import BrokenFrames, Fault, Passing, ToParent, encode
+from workers.executor.listener import guarded
 from workers.executor.process import EXIT_GRACE_S, ChildProcess, Death, StartFailed, milliseconds
 from workers.executor.spare import Spare
 from workers.executor.time_limit import TimeLimit
@@ -69,7 +70,8 @@ class ProcessExecutor:
         self._index, self._devices, self._machine = index, devices, machine
         self._model = model
         self._folder, self._max_output_bytes = folder, max_output_bytes
-        self._on_change, self._on_loaded, self._on_replaced = on_change, on_loaded, on_replaced
+        self._on_change, self._on_loaded = guarded(on_change, self.name), guarded(on_loaded, self.name)
+        self._on_replaced = guarded(on_replaced, self.name)
         self._state = ExecutorState.STARTING
         self._changed = threading.Condition()
         self._error: str | None = None
@@ -82,7 +84,7 @@ class ProcessExecutor:
         # Held while a frame is written. The supervisor takes it before it reports a death, so that by then each batch
         # has either been sent as a whole or been taken back by its sender.
         self._sending = threading.Lock()
-        self.spare = Spare(self.name, self._start, lambda seconds: self._tell(self._on_loaded, seconds))
+        self.spare = Spare(self.name, self._start, self._on_loaded)
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._backoff_s = FIRST_BACKOFF_S
         self._patience = Patience()
@@ -237,7 +239,7 @@ class ProcessExecutor:
             if ready is not None and model is self._model:
                 self._version, self._overlaps = ready.version, ready.overlaps
                 if not loaded:
-                    self._tell(self._on_loaded, time.monotonic() - child.started_at)
+                    self._on_loaded(time.monotonic() - child.started_at)
                 self._serve(child, model)
         except StartFailed as error:
             self._hopeless = model if error.final else None
@@ -292,6 +294,8 @@ class ProcessExecutor:
                     return Death(Cause.EXIT, "the executor was stopped")
                 if not stopping:
                     stopping = True
+                    # Nobody looks after it any more, and others want its memory.
+                    self.spare.close()
                     poll = self._poll(child, stop=False)
                     self._child = None
                     child.close_input()
@@ -333,7 +337,7 @@ class ProcessExecutor:
             # In the model's own text, which is for operators only.
             told = f"{told}: {fault.reason}"
         if self._stop_at is None:
-            self._tell(self._on_replaced, Cause.RELOAD if replaced else death.cause)
+            self._on_replaced(Cause.RELOAD if replaced else death.cause)
         if replaced and not left:
             logger.info("%s: replaced; %s", self.name, told)
         elif left or self._stop_at is None:
@@ -372,8 +376,8 @@ class ProcessExecutor:
 
     def _time_left(self, stopping: bool) -> float:
         """The time until the front batch or the stop is overdue; idle, the limit of any batch (see the module)."""
-        left_s = min(self._handed.left(now := time.monotonic()), self.spare.wait_s())
-        return min(left_s, self._stop_at - now) if stopping and self._stop_at is not None else left_s
+        left_s = self._handed.left(now := time.monotonic())
+        return min(left_s, self._stop_at - now if stopping and self._stop_at is not None else self.spare.wait_s())
 
     def _poll(self, child: ChildProcess | None = None, *, stop: bool = True) -> select.poll:
         poll = select.poll()
@@ -390,11 +394,4 @@ class ProcessExecutor:
                 return
             self._state = state
             self._changed.notify_all()
-        self._tell(self._on_change)
-
-    def _tell(self, listener: Callable[..., None] | None, *about: object) -> None:
-        if listener is not None:
-            try:
-                listener(*about)
-            except Exception:
-                logger.exception("%s: a listener failed", self.name)
+        self._on_change()

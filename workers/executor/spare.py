@@ -52,10 +52,13 @@ class Spare:
 
     def take(self, model: ModelSettings) -> ChildProcess | None:
         """The spare for these settings, loaded or still loading, which is the caller's now; None: there is none."""
-        if self._model is not model:
+        # One that died in the meantime has no start to fail: the caller starts another.
+        if self._model is not model or (self._child is not None and self._child.gone):
             self.close()
         child, self._child = self._child, None
         self._ready = False
+        if child is not None:
+            child.reset_oom_evidence()
         return child
 
     def tend(self, model: ModelSettings) -> bool:
