@@ -367,7 +367,8 @@ class ClaimLoop:
             self._changed.notify_all()
         if event.inside:
             self._breaker.record(self._clock(), ok=False)
-        for batch_id in (event.inside, *event.beside, *event.waiting):
+        # Each goes to the head of the queue, so the oldest is the last.
+        for batch_id in (*event.waiting[::-1], *event.beside[::-1], event.inside):
             batch = self._hands.take(batch_id) if batch_id else None
             if batch is None:
                 continue

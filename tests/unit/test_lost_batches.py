@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 
-from batching.executor import Cause, Event, Lost
+from batching.executor import Cause, Event, ExecutorState, Lost
 from batching.request import Done, Failed, Work
-from tests.fakes.claim_rig import Make, Rig, ScriptedExecutor, done, echo
+from tests.fakes.claim_rig import Eager, Make, Rig, ScriptedExecutor, done, echo
 
 SLOW = "the batch ran longer than timeout_ms = 1000"
 
@@ -96,3 +97,39 @@ def test_the_last_try_of_any_of_a_batch_is_told_to_the_executor(make: Make) -> N
     rig.start()
     assert rig.settled("busy")[0].status == "SUCCESS"
     assert [work.last_try for work in rig.executor.taken] == [False, True]
+
+
+class Restarting(ScriptedExecutor):
+    """Is away while `ready` is not set, as a real one is after a death."""
+
+    def __init__(self, answer: Callable[[Work], Event | None]) -> None:
+        super().__init__(answer)
+        self.ready = threading.Event()
+        self.ready.set()
+
+    @property
+    def state(self) -> ExecutorState:
+        return ExecutorState.READY if self.ready.is_set() else ExecutorState.STARTING
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        return self.ready.wait(timeout_s)
+
+
+def test_batches_that_are_lost_together_wait_in_their_order_again(make: Make) -> None:
+    def answer(work: Work) -> Event | None:
+        if len(executor.taken) == 1:
+            return None
+        if len(executor.taken) > 2:
+            return echo(work)
+        executor.ready.clear()
+        inside, beside = (each.batch_id for each in executor.taken)
+        return Lost(inside, (), SLOW, Cause.EXIT, (beside,))
+
+    executor = Restarting(answer)
+    rig = make(executor, policy=Eager(2))
+    rig.put("a", "b", "c", "d")
+    rig.start()
+    rig.until(lambda: len(rig.witness.returns) == 4)
+    executor.ready.set()
+    rig.settled("a", "b", "c", "d")
+    assert rig.executor_inputs()[4:] == ["a", "b", "c", "d"]
