@@ -29,8 +29,8 @@ def rounded(decision: Dispatch, queue: QueueView, now: float, sizes: Sequence[in
     down = whole(count, sizes)
     if 0 < down < count and _pays(queue, now, count, down):
         # A margin for a larger batch would refuse requests that are in time in this one.
-        margin_s = min(decision.margin_s, queue.learnt.time.predict(down))
-        return replace(decision, size=down, margin_s=margin_s)
+        margin_s = max(0.0, queue.free_at - now) + queue.learnt.time.predict(down)
+        return replace(decision, size=down, margin_s=min(decision.margin_s, margin_s))
     return replace(decision, size=min(padded(count, sizes), most))
 
 
@@ -47,7 +47,8 @@ def _pays(queue: QueueView, now: float, count: int, down: int) -> bool:
     down_s, up_s, rest_s = time.predict(down), time.predict(count), time.predict(rest)
     if queue.idle:
         return max(down_s, rest_s) < up_s
-    if not math.isinf(queue.due_at) and now + down_s + time.late(rest) > queue.due_at:
+    begins_at = max(now, queue.free_at)
+    if not math.isinf(queue.due_at) and begins_at + down_s + time.late(rest) > queue.due_at:
         return False
     if down_s + rest_s <= up_s:
         return True

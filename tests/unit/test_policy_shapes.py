@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from batching.batch_sizes import padded, whole
 from batching.claim.loop_state import LoopState, Waiting
 from batching.policy import Adaptive, Dispatch, Learnt, Look, QueueView, Reason, StepTime, WhenIdle, rounded
+from batching.policy.slo import sparing
 from batching.simulator import Affine, Callers, Poisson, Scenario, simulate
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -115,6 +116,18 @@ def test_a_margin_is_that_of_the_batch_that_leaves() -> None:
     decision = rounded(Dispatch(64, Reason.DEADLINE, 0.064), view(33, time, due_at=9.0), 0.0, SIZES)
     assert isinstance(decision, Dispatch)
     assert (decision.size, decision.margin_s) == (32, pytest.approx(0.032, rel=0.01))
+
+
+def test_a_batch_that_is_claimed_ahead_keeps_its_wait_for_the_one_before() -> None:
+    waits = replace(view(33, learnt(0.001), due_at=9.0), in_hand=1, free_at=0.3)
+    decision = rounded(sparing(Dispatch(64, Reason.IDLE), waits, 0.0), waits, 0.0, SIZES)
+    assert isinstance(decision, Dispatch)
+    assert (decision.size, decision.margin_s) == (32, pytest.approx(0.332, rel=0.01))
+    # After both batches, the one that is left behind would be late.
+    hurried = replace(waits, due_at=0.3325)
+    padded_up = rounded(Dispatch(64, Reason.IDLE), hurried, 0.0, SIZES)
+    assert isinstance(padded_up, Dispatch)
+    assert padded_up.size == 64
 
 
 def test_the_time_of_a_batch_is_that_of_its_padded_size() -> None:
