@@ -183,6 +183,7 @@ class _Loop:
                 for descriptor, events in self._epoll.poll(0):
                     if connection := self._open.get(descriptor):
                         connection.on(events)
+                        self._send()
         finally:
             # Unanswered requests end as failures when their connections close, and none of these is used again.
             self.failed += sum(due >= self._counted_from_s for due in self._waiting)
@@ -192,20 +193,19 @@ class _Loop:
             self._epoll.close()
 
     def _send(self) -> None:
-        """Send the request that has waited for longest, if there is a connection for it."""
-        if self._idle:
-            connection = self._idle.popleft()
-        elif len(self._open) < MOST_CONNECTIONS:
-            connection = self._opened()
-        else:
-            return
-        text = self._texts.of(self._next)
-        self._next += 1
-        self.busy += 1
-        connection.ask(self._waiting.popleft(), self._head + self._shape.body(text), b'"%b"' % text.encode())
+        """Send the requests that wait, the longest first, as far as there are connections for them."""
+        while self._waiting and (self._idle or len(self._open) < MOST_CONNECTIONS):
+            connection = self._idle.popleft() if self._idle else self._opened()
+            text = self._texts.of(self._next)
+            self._next += 1
+            self.busy += 1
+            connection.ask(self._waiting.popleft(), self._head + self._shape.body(text), b'"%b"' % text.encode())
 
     def on_end(self, connection: _Connection, due: float, *, right: bool) -> None:
-        """A request has ended. Its connection is used again, unless it was closed."""
+        """A request has ended. Its connection is used again, unless it was closed.
+
+        Nothing is sent here: one that fails at once would come back here, and with it the next, as deep as they wait.
+        """
         self.busy -= 1
         if due >= self._counted_from_s:
             if right:
@@ -214,8 +214,6 @@ class _Loop:
                 self.failed += 1
         if connection.descriptor in self._open:
             self._idle.append(connection)
-        if self._waiting:
-            self._send()
 
     def on_close(self, connection: _Connection) -> None:
         del self._open[connection.descriptor]

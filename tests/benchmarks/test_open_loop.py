@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -132,6 +133,21 @@ def test_a_system_that_is_gone_is_said_to_have_answered_nothing() -> None:
     with server(echo) as url:
         pass
     with pytest.raises(TooFewAnswersError, match="0 answers are too few"):
+        open_loop(url, SHAPE, rate=100, duration_s=0.2)
+
+
+def test_all_who_wait_when_the_system_goes_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they are: each fails as soon as it is sent."""
+    monkeypatch.setattr(module, "MOST_CONNECTIONS", 1)
+    system = socket.create_server(("127.0.0.1", 0))
+
+    def all_at_once(*_: object) -> Iterator[float]:
+        yield from [0.0] * 1000
+        system.close()
+
+    monkeypatch.setattr(module, "arrivals", all_at_once)
+    url = f"http://127.0.0.1:{system.getsockname()[1]}"
+    with pytest.raises(TooFewAnswersError, match=r"1000 failed"):
         open_loop(url, SHAPE, rate=100, duration_s=0.2)
 
 
