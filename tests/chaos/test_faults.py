@@ -45,7 +45,7 @@ def far_url(stage: Stage, far: LossyProxy) -> Iterator[str]:
         wait_until(lambda: len(stage.executors()) == 3, what="the far worker is ready")
         yield f"http://127.0.0.1:{port}"
         for process in away:
-            assert process.poll() is None, stage.logs()
+            assert process.poll() is None, stage.last_logs()
             process.terminate()
         assert [process.wait(60) for process in away] == [0, 0]
     finally:

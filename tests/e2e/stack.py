@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Self
 from urllib.parse import urlsplit
@@ -161,9 +161,16 @@ class Stack:
         )  # fmt: skip
 
     def logs(self) -> str:
-        """All output of its processes, for a test that failed."""
-        parts = [self._output, *sorted((self.state_dir / "log").glob("*.log"))]
-        return "\n".join(f"--- {part.name}\n{part.read_text(errors='replace')[-6000:]}" for part in parts)
+        """All output of its processes."""
+        return "\n".join(f"--- {name}\n{text}" for name, text in self._outputs())
+
+    def last_logs(self) -> str:
+        """The end of each output, for a test that failed."""
+        return "\n".join(f"--- {name}\n{text[-6000:]}" for name, text in self._outputs())
+
+    def _outputs(self) -> Iterator[tuple[str, str]]:
+        for each in (self._output, *sorted((self.state_dir / "log").glob("*.log"))):
+            yield each.name, each.read_text(errors="replace")
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -181,8 +188,8 @@ class Stack:
             self.kill()
         for each in alive:
             each.kill()
-        assert not alive, f"left running: {alive}\n{self.logs()}"
-        assert code == 0, self.logs()
+        assert not alive, f"left running: {alive}\n{self.last_logs()}"
+        assert code == 0, self.last_logs()
         left = {each.name for each in self.state_dir.iterdir()}
         left -= {"log", "health", "valkey", "flower", "message.key", "flower.password", "up.lock", "bunch.db"}
         assert not left, f"left in {self.state_dir}: {left}"
@@ -193,5 +200,5 @@ class Stack:
             self._process.wait()
 
     def _is_ready(self) -> bool:
-        assert self.process.poll() is None, self.logs()
+        assert self.process.poll() is None, self.last_logs()
         return "ready" in self._output.read_text().splitlines()

@@ -119,7 +119,7 @@ def test_every_role_lives_on(stack: Stack, server: PrivateValkey, trouble: Troub
         time.sleep(LASTS_S)
     wait_until(lambda: all(_serves(stack, number) for number in range(3)), what="it serves again")
     wait_until(lambda: len(_who_hear(server.url)) == 2, what="both workers hear remote control")
-    assert [(row.name, row.pid) for row in stack.rows()] == before, stack.logs()
+    assert [(row.name, row.pid) for row in stack.rows()] == before, stack.last_logs()
     assert all(row.restarts == 0 for row in stack.rows())
 
 
@@ -133,7 +133,7 @@ def test_every_role_lives_through_a_server_that_loads_its_data(stack: Stack, ser
     server.kill()
     server.start("--key-load-delay", "7000", "--loading-process-events-interval-bytes", "1024")
     wait_until(lambda: all(_serves(stack, number) for number in range(3)), what="it serves again")
-    assert [(row.name, row.pid) for row in stack.rows()] == before, stack.logs()
+    assert [(row.name, row.pid) for row in stack.rows()] == before, stack.last_logs()
 
 
 def _who_hear(url: str) -> list[object]:

@@ -144,14 +144,14 @@ def test_a_rolling_restart_loses_no_request(own: Stack) -> None:
     # What was said before connections were closed, and by nothing but that.
     assert load.closing > CALLERS
     assert set(load.codes) <= {200, 503}
-    assert own.process.returncode == 0, own.logs()
-    assert "ERROR" not in own.logs(), own.logs()
+    assert own.process.returncode == 0, own.last_logs()
+    assert "ERROR" not in own.logs(), own.last_logs()
 
 
 def replaced(stack: Stack, role: str, pid: int) -> None:
     wait_until(lambda: not psutil.pid_exists(pid), what=f"{role} {pid} is gone")
     wait_until(lambda: pid not in stack.pids(role) and stack.all_run(), what=f"another {role} runs")
-    assert "exited with 0" in stack.logs(), stack.logs()
+    assert "exited with 0" in stack.logs(), stack.last_logs()
 
 
 def sums(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
