@@ -28,11 +28,9 @@ from batching.claim.idle_watch import IdleWatch
 from batching.claim.loop import ClaimLoop
 from batching.claim.priorities import PriorityLists
 from batching.claim.registry import WorkerRegistry, make_worker_id
-from batching.claim.shared_breaker import SharedBreaker
 from batching.claim.store import BatchStore, Keep, RedisBatchStore
 from batching.claim.strays import Strays
 from batching.executor import ExecutorState
-from batching.policy import Breaker
 from batching.policy_settings import make_policy
 from batching.ports import FollowUp, Observer
 from config.keys import Shard
@@ -44,7 +42,7 @@ from config.settings import ModelSettings, Settings, load_settings
 from tasks.accounts.ledger import LedgerBuffer, LedgerStream
 from tasks.fleet.liveness import Liveness
 from tasks.fleet.process_register import Presence
-from tasks.fleet.registry_reader import BREAKER_STATES, WorkerRow
+from tasks.fleet.registry_reader import WorkerRow
 from tasks.observability.batch_log import BatchLog
 from tasks.observability.explain import explain
 from tasks.observability.metrics import MetricsFlusher
@@ -55,6 +53,7 @@ from tasks.observers.metrics import WorkerTelemetry
 from tasks.protocol.disclosure import Disclosure
 from tasks.protocol.results import CeleryCodec
 from tasks.protocol.seal import seal_of
+from workers import breakers
 from workers.celery.learnt_stats import shown
 from workers.celery.started_marks import StartedMarks
 from workers.executor.process_executor import ProcessExecutor
@@ -67,7 +66,6 @@ from workers.report import OFFLINE, STOPPING, WorkerReport
 logger = logging.getLogger(__name__)
 
 EXIT_OFFLINE = 1
-_FAILURES_OF_A_REPLICA = 2
 BEAT_EVERY_S = 1.0
 # When all loops are idle, the metrics hardly change. Their last work has been written, since a loop counts as idle
 # only seconds after it.
@@ -135,7 +133,7 @@ class WorkerRunner:
             for model in self._served.models.values()
             for index in range(executor_count(model, self._served.devices, this_machine()))
         ]
-        self._breakers = self._new_breakers()
+        self._breakers = breakers.of_executors(self._executors)
         self._watch = IdleWatch(store)
         self._loops = [
             ClaimLoop(
@@ -255,15 +253,10 @@ class WorkerRunner:
         """Forget what was learned from a model's faults; returns what it was. Raises KeyError for a model not run
         here.
         """
-        breakers = {id(each): each for of, each in self._breakers.items() if of.rpartition("/")[0] == model}
-        if not breakers:
-            raise KeyError(model)
-        worst = max((each.state.value for each in breakers.values()), key=BREAKER_STATES.index)
+        worst = breakers.reset(self._breakers, model)
         loops = [loop for (each, _), loop in zip(self._executors, self._loops, strict=True) if each.name == model]
         learned = [loop.state.safe_size for loop in loops if loop.state.safe_size is not None]
         forgotten = {"breaker": worst, "safe_size": min(learned, default=None)}
-        for breaker in breakers.values():
-            breaker.reset()
         for loop in loops:
             loop.forget_safe_size()
         return forgotten
@@ -304,18 +297,6 @@ class WorkerRunner:
             on_loaded=partial(self._telemetry.loaded, model.name),
             on_replaced=partial(self._telemetry.replaced, model.name),
         )
-
-    def _new_breakers(self) -> dict[str, SharedBreaker]:
-        """The breaker of each executor: one for each model, or for each replica of an API."""
-        shared: dict[tuple[str, str], SharedBreaker] = {}
-        found = {}
-        for model, executor in self._executors:
-            # A replica that is away fails at once, so it would take most requests: it must stop before they have used
-            # up their attempts there.
-            failures = {"failures": _FAILURES_OF_A_REPLICA} if len(model.replicas) > 1 else {}
-            breaker = SharedBreaker(Breaker(**failures))
-            found[executor.name] = shared.setdefault((model.name, executor.placement.source), breaker)
-        return found
 
     def _shared_devices(self) -> list[str]:
         # Two models on one GPU are usually intended; two executors of the same model seldom are.
