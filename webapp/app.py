@@ -62,7 +62,9 @@ from webapp.services import Services
 logger = logging.getLogger(__name__)
 
 # Errors of a request that are known only once its body has been read.
-_REFUSED = frozenset({"INVALID_JSON", "INVALID_INPUT", "INVALID_HEADER", "UNKNOWN_MODEL", "UNSUPPORTED_MEDIA_TYPE"})
+_REFUSED = frozenset(
+    {"INVALID_JSON", "INVALID_INPUT", "INVALID_HEADER", "UNKNOWN_MODEL", "UNSUPPORTED_MEDIA_TYPE", "PAYLOAD_TOO_LARGE"}
+)
 # Longer integers cost the square of their length to parse and to print (Python's smallest limit).
 _MAX_INT_DIGITS = 640
 

@@ -20,7 +20,7 @@ from tasks.client.router import Pending
 from tasks.client.submission import Submission
 from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict
 from tasks.protocol.results import Reply
-from webapp.body_budget import COUNTED_BYTES, LEAST_BYTES
+from webapp.body_budget import COUNTED_BYTES, LARGE_BYTES, LEAST_BYTES
 from webapp.errors import ApiError
 from webapp.observability.metrics import OWN_DOOR
 from webapp.observability.request_log import remember
@@ -28,8 +28,10 @@ from webapp.parsing import as_json, one_each, submission_of
 from webapp.request import HttpRequest
 from webapp.services import Services
 
-# The total size of `parameters` in the queue, where each input of a call has a copy.
-_MAX_REPEATED_BYTES = 4 * 1024 * 1024
+MAX_REPEATED_BYTES = 4 * 1024 * 1024
+"""The most that what each input of a call repeats, such as `parameters`, may have in the queue altogether."""
+# The size of all inputs of a call in the queue, in bodies. A raw FP32 is up to six times as long in JSON.
+_MAX_GROWTH = 6
 _AT_ONCE = 64
 PACKED = {"encoding_format": "base64"}
 """The parameter by which an executor makes a vector base64."""
@@ -108,8 +110,8 @@ def run_each(
     Raises:
         ApiError: INVALID_INPUT, if the parameters are too large to be sent with each of so many inputs.
     """
-    if len(whole.parameters) * len(inputs) > _MAX_REPEATED_BYTES:
-        most = _MAX_REPEATED_BYTES // len(inputs)
+    if len(whole.parameters) * len(inputs) > MAX_REPEATED_BYTES:
+        most = MAX_REPEATED_BYTES // len(inputs)
         raise ApiError(
             "INVALID_INPUT", f"parameters: they are sent with each input; at most {most} bytes with this many inputs"
         )
@@ -180,6 +182,7 @@ def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
 
     Raises:
         BunchError: of the first input that failed, named `name[i]`; one that concerns the whole call comes before.
+        ApiError: PAYLOAD_TOO_LARGE, if the inputs have more bytes as JSON than a call may queue.
     """
     door, model, inputs, name, started, parameters, timeout_ms, packed = asked
     if model in services.declared:
@@ -188,7 +191,7 @@ def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
                 raise refusal
     # What becomes parameters stands elsewhere in a door's body, or is for the executor.
     call.large_body = b""
-    settings, values = services.settings, list(map(as_json, yielding(inputs)))
+    settings, values = services.settings, _encoded(services, call, inputs, name)
     if packed:
         parameters = {**parameters, **PACKED} if parameters else PACKED
     if len(values) == 1:
@@ -206,6 +209,28 @@ def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
             raise _about(f"{name}[{at}]", outcome)
         replies.append(outcome)
     return replies
+
+
+def _encoded(services: Services, call: HttpRequest, inputs: Sequence[object], name: str) -> list[bytes]:
+    """The inputs as JSON, which may be far longer than the body: each repeats the query of a rerank, and a raw number
+    has two bytes. So the turn of a large call begins here where its body was small.
+
+    Raises:
+        ApiError: PAYLOAD_TOO_LARGE, before the rest is encoded.
+        ServiceOverloaded, CallerGone: while it waits for its turn.
+    """
+    most = _MAX_GROWTH * services.settings.max_body_bytes
+    values: list[bytes] = []
+    size = 0
+    for each in yielding(inputs):
+        value = as_json(each)
+        size += len(value)
+        if size > most:
+            raise ApiError("PAYLOAD_TOO_LARGE", f"{name}: more than {most} bytes as JSON; send fewer in one call")
+        if size >= LARGE_BYTES and call.turn is None:
+            call.turn = services.large.turn(call.key_id, call.hung_up)
+        values.append(value)
+    return values
 
 
 def _about(place: str, error: BunchError) -> BunchError:

@@ -216,7 +216,7 @@ def answered(method: Method, services: Services, call: HttpRequest, request: Any
         code = HTTP_STATUS_OF[error.code]
         if call.turn is not None:
             call.turn.end()
-        if code in {400, 404} and call.body_bytes >= COUNTED_BYTES and call.key_id:
+        if code in {400, 404, 413} and call.body_bytes >= COUNTED_BYTES and call.key_id:
             services.large.refused(call.caller)
         raise
     except BaseException:

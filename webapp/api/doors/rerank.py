@@ -14,8 +14,9 @@ import msgspec
 from webapp.api.doors import RERANK
 from webapp.api.doors.inputs import require_few
 from webapp.api.doors.outputs import best_first, score, tokens_of, told_of
-from webapp.api.running import Asked, run_all
-from webapp.parsing import Milliseconds, read_body
+from webapp.api.running import MAX_REPEATED_BYTES, Asked, run_all
+from webapp.errors import ApiError
+from webapp.parsing import Milliseconds, as_json, read_body
 from webapp.request import HttpRequest, HttpResponse
 from webapp.services import Services
 
@@ -69,5 +70,8 @@ def rerank(services: Services, call: HttpRequest) -> HttpResponse:
 
 
 def pairs_of(query: str, documents: Sequence[str]) -> list[dict[str, str]]:
-    """The inputs of a `rerank` model."""
+    """The inputs of a `rerank` model. Raises ApiError INVALID_INPUT for a query too long for so many documents."""
+    if len(as_json(query)) * len(documents) > MAX_REPEATED_BYTES:
+        most = MAX_REPEATED_BYTES // len(documents)
+        raise ApiError("INVALID_INPUT", f"query: it is sent with each document; at most {most} bytes with this many")
     return [{"query": query, "text": each} for each in documents]

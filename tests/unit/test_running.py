@@ -1,0 +1,101 @@
+"""What the doors queue for a call, with a client that only notes it: no queue, no server."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from werkzeug.test import Client as Browser
+from werkzeug.test import TestResponse
+
+from config.settings import ModelSettings, Settings
+from tasks.client.client import Client
+from tasks.client.router import Pending
+from tasks.client.submission import Submission
+from tasks.protocol.results import Reply
+from webapp.app import create_app, make_services
+from webapp.body_budget import LARGE_BYTES
+from webapp.readiness import Readiness
+from webapp.services import Services
+
+
+class Noting(Client):
+    """A client that answers each request with a number, and notes it."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.noted: list[Submission] = []
+
+    def submit(self, submission: Submission) -> Pending:
+        self.noted.append(submission)
+        return Pending("task", time.monotonic() + 1)
+
+    def wait(self, pending: Pending) -> Reply:
+        return Reply(pending.task_id, "SUCCESS", msgspec.Raw(b"0.5"), msgspec.Raw(b"{}"))
+
+
+class Frontend:
+    """An application over it. The model `m` has every task."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        monkeypatch.setattr(Readiness, "refusal", lambda *_: None)
+        model = ModelSettings(name="m", source="a:B", tasks=("embed", "rerank"), **settings.pop("model", {}))
+        # Nobody connects to it.
+        self.settings = Settings(
+            redis_url="redis://127.0.0.1:1", auth="off", models={"m": model}, default_model="m", **settings
+        )
+        self.services: Services = make_services(self.settings, make_client=Noting)
+        self.turns: list[str] = []
+        turn = self.services.large.turn
+
+        def noted(key_id: str, *more: Any) -> Any:
+            self.turns.append(key_id)
+            return turn(key_id, *more)
+
+        monkeypatch.setattr(self.services.large, "turn", noted)
+        self.browser = Browser(create_app(self.services), TestResponse)
+
+    @property
+    def queued(self) -> list[Submission]:
+        client = self.services.client
+        assert isinstance(client, Noting)
+        return client.noted
+
+    def post(self, path: str, body: object, **headers: str) -> TestResponse:
+        return self.browser.post(path, json=body, headers={name.replace("_", "-"): headers[name] for name in headers})
+
+
+@pytest.fixture
+def frontend(monkeypatch: pytest.MonkeyPatch) -> Frontend:
+    return Frontend(monkeypatch)
+
+
+@pytest.mark.parametrize(("path", "documents"), [("/v1/rerank", "documents"), ("/rerank", "texts")])
+def test_a_query_that_its_documents_multiply_is_refused_before_anything_is_queued(
+    frontend: Frontend, path: str, documents: str
+) -> None:
+    answer = frontend.post(path, {"query": "q" * 300_000, documents: ["d"] * 500})
+    assert answer.status_code in {400, 422}
+    assert "query: it is sent with each document; at most 8388 bytes" in answer.text
+    assert not frontend.queued
+    assert frontend.post(path, {"query": "q" * 8000, documents: ["d"] * 500}).status_code == 200
+    assert len(frontend.queued) == 500
+
+
+def test_inputs_that_are_longer_in_the_queue_than_a_call_may_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    frontend = Frontend(monkeypatch, max_body_bytes=10_000)
+    # Within the limit of a query, beyond that of a call.
+    answer = frontend.post("/v1/rerank", {"query": "q" * 5000, "documents": ["d"] * 20})
+    assert answer.status_code == 413
+    assert "documents: more than 60000 bytes as JSON" in answer.text
+    assert not frontend.queued
+
+
+def test_a_small_body_that_becomes_a_large_call_waits_for_its_turn_as_a_large_one(frontend: Frontend) -> None:
+    frontend.post("/v1/rerank", {"query": "q" * 100, "documents": ["d"] * 100})
+    assert not frontend.turns
+    frontend.post("/v1/rerank", {"query": "q" * 1000, "documents": ["d"] * 100})
+    assert sum(len(each.input) for each in frontend.queued[100:]) > LARGE_BYTES
+    assert len(frontend.turns) == 1
