@@ -91,6 +91,16 @@ def test_what_lies_is_refused(sent: Any, says: str) -> None:
         tensors_of(sent, 9)
 
 
+@pytest.mark.parametrize(("datatype", "field"), [("FP32", "fp32_contents"), ("FP64", "fp64_contents")])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_what_json_has_no_number_for_is_refused_wherever_it_stands(datatype: str, field: str, wrong: float) -> None:
+    # Python's `min` and `max` do not see a NaN behind a number.
+    for values in ([1.0, wrong], [wrong, 1.0]):
+        contents = pb.InferTensorContents(**{field: values})
+        with pytest.raises(InvalidInput, match="NaN and infinity cannot be sent"):
+            tensors_of(request(Tensor(name="x", datatype=datatype, shape=[2], contents=contents)), 9)
+
+
 @given(st.binary(max_size=200))
 def test_whatever_bytes_are_a_message_they_are_tensors_or_refused(raw: bytes) -> None:
     sent = pb.ModelInferRequest()

@@ -99,3 +99,20 @@ def test_a_small_body_that_becomes_a_large_call_waits_for_its_turn_as_a_large_on
     frontend.post("/v1/rerank", {"query": "q" * 1000, "documents": ["d"] * 100})
     assert sum(len(each.input) for each in frontend.queued[100:]) > LARGE_BYTES
     assert len(frontend.turns) == 1
+
+
+def infer_body(shape: str = "[1]", parameters: str = "{}") -> bytes:
+    return b'{"inputs":[{"name":"input","datatype":"BYTES","shape":%b,"data":["a"]}],"parameters":%b}' % (
+        shape.encode(),
+        parameters.encode(),
+    )
+
+
+def test_numbers_of_hundreds_of_digits_are_no_errors_of_the_server(frontend: Frontend) -> None:
+    answer = frontend.browser.post("/v2/models/m/infer", data=infer_body(parameters=f'{{"timeout":{10**400}}}'))
+    # The client that answers here has no vector.
+    assert "fewer dimensions" in answer.text
+    assert frontend.queued[-1].timeout_s == frontend.settings.request_timeout_s
+    for size in (10**638, 2**63):
+        answer = frontend.browser.post("/v2/models/m/infer", data=infer_body(f"[1,{size}]"))
+        assert (answer.status_code, "shape[1]: Expected" in answer.text) == (400, True)

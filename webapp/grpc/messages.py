@@ -6,6 +6,7 @@ the documents of REST ──filled──▶ metadata, configuration, statistics,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
+_FLOATS = frozenset({"fp32_contents", "fp64_contents"})
 
 
 def filled(message: Any, document: Mapping[str, Any]) -> Any:
@@ -69,6 +71,9 @@ def _contents(tensor: Any, filled_in: Sequence[str]) -> list[Any]:
     if wanted and others:
         raise InvalidInput(f"{tensor.name}: its data is in {others[0]}; {tensor.datatype} belongs into {wanted}")
     values = list(getattr(tensor.contents, wanted)) if wanted else []
+    if wanted in _FLOATS and not all(map(math.isfinite, values)):
+        # JSON, which the shared checks are made for, has none.
+        raise InvalidInput(f"{tensor.name}: NaN and infinity cannot be sent")
     if tensor.datatype != "BYTES":
         return values
     try:

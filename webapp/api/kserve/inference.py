@@ -47,6 +47,7 @@ _MEDIA_TYPES = frozenset({"", JSON, BINARY})
 _OWN_PARAMETERS = frozenset({"binary_data_output", "timeout", "priority", "headers"})
 _SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
 _US_PER_MS = 1000
+_LONGEST_US = 2**63 - 1
 
 
 def infer(services: Services, call: HttpRequest, model: str, version: str = "") -> HttpResponse:
@@ -121,7 +122,8 @@ def _parameters_of(given: dict[str, Any] | None) -> tuple[float | None, dict[str
         if parameters.get(each):
             raise InvalidInput(f"parameters: {each}: sequences are not offered; every request is for itself")
     own = {name: value for name, value in parameters.items() if name not in _OWN_PARAMETERS and name not in _SEQUENCES}
-    return timeout_us / _US_PER_MS if timeout_us else None, own
+    # Cut before the division, since an integer of 400 digits has no float; the server's own limit is shorter.
+    return min(timeout_us, _LONGEST_US) / _US_PER_MS if timeout_us else None, own
 
 
 def _output(reply: Reply) -> Any:

@@ -26,7 +26,8 @@ _MOST_DIGITS = 12
 _SHARED_MEMORY = "shared_memory_region"
 _encode = msgspec.json.Encoder().encode
 
-Dimension = Annotated[int, msgspec.Meta(ge=0)]
+# As in the protocol's messages; a larger one would make messages with numbers that Python refuses to print.
+Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class TensorHead(msgspec.Struct):
