@@ -1,6 +1,6 @@
 """The gRPC server: start, health, graceful stop.
 
-TERM ─▶ health NOT_SERVING, no further calls ─▶ those under way end, for at most `graceful_timeout`
+TERM ─▶ health NOT_SERVING, no further calls, nor requests of streams ─▶ those under way end, within `graceful_timeout`
                                                  └ shortly before that is over: UNAVAILABLE for those that wait
 """
 
@@ -20,6 +20,7 @@ from webapp.api.kserve.models import server_is_ready
 from webapp.grpc.bridge import ServiceThread
 from webapp.grpc.proto import open_inference_pb2 as pb
 from webapp.grpc.service import SERVICE, Service
+from webapp.grpc.strangers import Doorkeeper
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Server:
         self._thread.start()
         settings = self._settings
         server = grpc.aio.server(
+            interceptors=(Doorkeeper(self._thread),),
             maximum_concurrent_rpcs=MAX_CALLS,
             options=(
                 ("grpc.max_receive_message_length", settings.max_body_bytes + _ROOM_BYTES),
@@ -76,7 +78,7 @@ class Server:
         return 0
 
     async def _stop(self, server: grpc.aio.Server) -> None:
-        self._service.shutting_down = True
+        self._service.stop()
         await self._health.enter_graceful_shutdown()
         limit_s = self._settings.graceful_timeout_s
         last_s = min(_LAST_MOMENT_S, limit_s / 4)

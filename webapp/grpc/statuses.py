@@ -8,6 +8,8 @@ from tasks.errors import BunchError
 from webapp.errors import ApiError
 
 _S = grpc.StatusCode
+# Characters; each may become nine bytes, percent-encoded.
+_MOST_DETAILS = 500
 STATUS_OF = {
     "INVALID_JSON": _S.INVALID_ARGUMENT,
     "INVALID_INPUT": _S.INVALID_ARGUMENT,
@@ -34,6 +36,11 @@ STATUS_OF = {
     "SHUTTING_DOWN": _S.UNAVAILABLE,
     "DEADLINE_EXCEEDED": _S.DEADLINE_EXCEEDED,
 }
+
+
+def details(message: str) -> str:
+    """The text of a status: it travels as a header field, of which clients take some kilobytes in all."""
+    return message if len(message) <= _MOST_DETAILS else f"{message[:_MOST_DETAILS]}…"
 
 
 def trailing(error: BunchError | ApiError, request_id: str) -> tuple[tuple[str, str], ...]:
