@@ -177,8 +177,12 @@ class HttpRequest:
 
     @property
     def body_bytes(self) -> int:
-        """The length of the body, or the length that was announced."""
-        return int(self._environ.get("CONTENT_LENGTH") or 0)
+        """The length of the body, or the length that was announced; once unpacked, its plain length."""
+        return int(self._environ.get("bunch.unpacked_bytes") or self._environ.get("CONTENT_LENGTH") or 0)
+
+    def unpacked(self, size: int) -> None:
+        """Note that the body has this many bytes when decompressed: it costs as much as if it had come so."""
+        self._environ["bunch.unpacked_bytes"] = size
 
     def body(self) -> bytes:
         length = self._environ.get("CONTENT_LENGTH")

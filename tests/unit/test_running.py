@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import time
 from typing import Any
 
@@ -116,3 +117,17 @@ def test_numbers_of_hundreds_of_digits_are_no_errors_of_the_server(frontend: Fro
     for size in (10**638, 2**63):
         answer = frontend.browser.post("/v2/models/m/infer", data=infer_body(f"[1,{size}]"))
         assert (answer.status_code, "shape[1]: Expected" in answer.text) == (400, True)
+
+
+@pytest.mark.parametrize("packed", [gzip.compress(b" " * 100_000), gzip.compress(b" " * 100_000)[:-1], b"no gzip"])
+def test_a_refused_body_counts_with_what_it_cost_to_unpack(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, packed: bytes
+) -> None:
+    counted: list[object] = []
+    monkeypatch.setattr(frontend.services.large, "refused", counted.append)
+    headers = {"Content-Encoding": "gzip"}
+    assert frontend.browser.post("/v2/models/m/infer", data=packed, headers=headers).status_code == 400
+    assert len(counted) == 1
+    small = gzip.compress(b" ")
+    assert frontend.browser.post("/v2/models/m/infer", data=small, headers=headers).status_code == 400
+    assert len(counted) == 1

@@ -106,7 +106,12 @@ def _read(services: Services, call: HttpRequest) -> tuple[bytes, memoryview]:
     encoding = call.header("HTTP_CONTENT_ENCODING")
     if encoding or len(body) >= LARGE_BYTES:
         call.turn = services.large.turn(call.key_id, call.hung_up)
-    body = plain(body, encoding, services.settings.max_body_bytes)
+    if encoding:
+        most = services.settings.max_body_bytes
+        # Unless it can be unpacked: nobody knows then how much of it was.
+        call.unpacked(most)
+        body = plain(body, encoding, most)
+        call.unpacked(len(body))
     return split(body, call.header("HTTP_INFERENCE_HEADER_CONTENT_LENGTH"))
 
 
