@@ -3,8 +3,9 @@
     OPTIONS, or any request ──Origin: allowed?──▶ the application ──▶ its answer, and who may read it
 
 No page may unless `BUNCH_CORS_ORIGINS` names its origin. Without that no answer has any of these headers, and a browser
-shows the page no answer and does not even send it a JSON body. Named origins may use the callers' endpoints; the
-operators' endpoints are for the page that is served here.
+shows the page no answer. It does not even send a JSON body, since for its type it asks first. A body without a type it
+sends unasked, so an endpoint that takes one refuses those of other sites (`from_another_site`). Named origins may use
+the callers' endpoints; the operators' endpoints are for the page that is served here.
 """
 
 from __future__ import annotations
@@ -12,25 +13,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from webapp.request import HttpRequest
 from webapp.routing import RouteTable
 
 # Header fields that a page may send and may read in addition to the default ones, and how long a browser may cache
 # both lists.
 _SENT = (
-    "Authorization, Cache-Control, Content-Type, Idempotency-Key, Prefer, X-Request-Id, X-Tier, X-Timeout-Ms, "
-    "traceparent, tracestate, "
+    "Authorization, Cache-Control, Content-Type, Idempotency-Key, Inference-Header-Content-Length, Prefer, "
+    "X-Request-Id, X-Tier, X-Timeout-Ms, traceparent, tracestate, "
     # OpenAI's client for browsers sends these.
     "OpenAI-Organization, OpenAI-Project, X-Stainless-Arch, X-Stainless-Lang, X-Stainless-OS, "
     "X-Stainless-Package-Version, X-Stainless-Retry-Count, X-Stainless-Runtime, X-Stainless-Runtime-Version, "
     "X-Stainless-Timeout"
 )
 _READ = (
-    "Location, Preference-Applied, RateLimit, RateLimit-Policy, Retry-After, Server-Timing, X-Request-Id, "
-    "retry-after-ms, x-should-retry"
+    "Inference-Header-Content-Length, Location, Preference-Applied, RateLimit, RateLimit-Policy, Retry-After, "
+    "Server-Timing, X-Request-Id, retry-after-ms, x-should-retry"
 )
 _REMEMBERED_S = 600
 
 WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+def from_another_site(call: HttpRequest, origins: frozenset[str]) -> bool:
+    """True if a page sends this whose site is not this server's, and not among `origins`."""
+    origin = call.header("HTTP_ORIGIN")
+    if origin is not None and (origin in origins or "*" in origins):
+        return False
+    site = call.header("HTTP_SEC_FETCH_SITE")
+    if site is not None:
+        return site not in {"same-origin", "none"}
+    # Browsers say where it comes from only to addresses that nobody can read along; to others they send the origin.
+    return origin is not None and origin.partition("://")[2] != call.header("HTTP_HOST")
 
 
 class Cors:

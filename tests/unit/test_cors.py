@@ -52,6 +52,12 @@ def test_openai_s_client_for_browsers_may_send_what_it_sends() -> None:
     assert {"retry-after-ms", "x-should-retry"} <= {*read}
 
 
+def test_binary_tensors_go_both_ways() -> None:
+    answer = ask("OPTIONS", "/v2/models/minilm/infer", HERE)
+    for field in ("Access-Control-Allow-Headers", "Access-Control-Expose-Headers"):
+        assert "Inference-Header-Content-Length" in answer.headers[field].split(", ")
+
+
 @pytest.mark.parametrize("origin", [ELSEWHERE, "https://app.example.else.example", "null", "http://app.example", None])
 @pytest.mark.parametrize("method", ["OPTIONS", "POST"])
 def test_others_are_told_nothing(method: str, origin: str | None) -> None:

@@ -111,7 +111,7 @@ def infer_body(shape: str = "[1]", parameters: str = "{}") -> bytes:
 
 def test_numbers_of_hundreds_of_digits_are_no_errors_of_the_server(frontend: Frontend) -> None:
     answer = frontend.browser.post("/v2/models/m/infer", data=infer_body(parameters=f'{{"timeout":{10**400}}}'))
-    # The client that answers here has no vector.
+    # What answers here is no vector.
     assert "fewer dimensions" in answer.text
     assert frontend.queued[-1].timeout_s == frontend.settings.request_timeout_s
     for size in (10**638, 2**63):
@@ -131,3 +131,29 @@ def test_a_refused_body_counts_with_what_it_cost_to_unpack(
     small = gzip.compress(b" ")
     assert frontend.browser.post("/v2/models/m/infer", data=small, headers=headers).status_code == 400
     assert len(counted) == 1
+
+
+ELSEWHERE = {"Origin": "https://else.example"}
+
+
+@pytest.mark.parametrize(
+    ("origins", "headers", "status"),
+    [
+        ("", {**ELSEWHERE, "Sec-Fetch-Site": "cross-site"}, 403),
+        # To an address without TLS that is not the machine's own, browsers send the origin only.
+        ("", ELSEWHERE, 403),
+        ("", {"Origin": "null"}, 403),
+        ("https://app.example", ELSEWHERE, 403),
+        ("https://else.example", {**ELSEWHERE, "Sec-Fetch-Site": "cross-site"}, 200),
+        ("", {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}, 200),
+        ("", {"Origin": "http://localhost"}, 200),
+        # Triton's clients.
+        ("", {}, 200),
+    ],
+)
+def test_a_page_of_another_site_cannot_send_a_body_without_a_type(
+    monkeypatch: pytest.MonkeyPatch, origins: str, headers: dict[str, str], status: int
+) -> None:
+    frontend = Frontend(monkeypatch, cors_origins=origins)
+    answer = frontend.browser.post("/v2/models/m/infer", data=infer_body(), headers=headers)
+    assert (answer.status_code == 403, len(frontend.queued)) == (status == 403, status != 403)

@@ -34,6 +34,7 @@ from webapp.api.kserve.tensors import (
 )
 from webapp.api.running import Asked, run_all
 from webapp.body_budget import LARGE_BYTES
+from webapp.cors import from_another_site
 from webapp.errors import ApiError
 from webapp.parsing import decoded
 from webapp.request import JSON, HttpRequest, HttpResponse
@@ -102,6 +103,8 @@ def _read(services: Services, call: HttpRequest) -> tuple[bytes, memoryview]:
     media_type = (call.header("CONTENT_TYPE") or "").partition(";")[0].strip().lower()
     if media_type not in _MEDIA_TYPES:
         raise ApiError("UNSUPPORTED_MEDIA_TYPE", f"send Content-Type: {JSON} or {BINARY}, or none")
+    if not media_type and from_another_site(call, services.settings.origins):
+        raise ApiError("FORBIDDEN", "pages of other sites may call once BUNCH_CORS_ORIGINS names their origin")
     body = call.body()
     encoding = call.header("HTTP_CONTENT_ENCODING")
     if encoding or len(body) >= LARGE_BYTES:

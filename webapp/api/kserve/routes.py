@@ -12,7 +12,7 @@ from webapp.api.openapi import parameter
 from webapp.identity.base import Access
 from webapp.routing import Handler, Route
 
-_FAILURES = (400, 404, 409, 413, 415, 422, 429, 500, 503, 504)
+_FAILURES = (400, 403, 404, 409, 413, 415, 422, 429, 500, 503, 504)
 _OBJECT = {"type": "object", "additionalProperties": True}
 _TAG = "KServe v2"
 _MODEL = parameter("model", "path", {"type": "string", "minLength": 1}, "name of the model")
