@@ -62,6 +62,7 @@ class FallbackModel:
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self._failed_to_ask = httpx.HTTPError
         self._model = model
+        self._packs = "embed" in (model.tasks or ())
         self._max_output_bytes = max_output_bytes
         # Each call goes to the next replica.
         self._urls = itertools.cycle([str(options["url"])] if "url" in options else model.replicas)
@@ -97,7 +98,7 @@ class FallbackModel:
             raise DeadlineExceeded("the request was not answered before its deadline")
         # Httpx bounds each step of a call, but not the whole.
         bound = gevent.Timeout(limit_s)
-        asked = (submission.input, submission.parameters)
+        asked = (submission.input, _without_format(submission.parameters) if self._packs else submission.parameters)
         self.running += 1
         started = time.perf_counter()
         try:
@@ -158,6 +159,17 @@ class FallbackModel:
         """Log the API's own words for operators, without the header values that it was sent."""
         excerpt = without_secrets(said, self._headers.values())[:_MAX_EXCERPT]
         logger.warning("%s: %s", public, excerpt, extra={"model": self._model.name})
+
+
+def _without_format(parameters: bytes) -> bytes:
+    """Take out what is for the executor (`workers.executor.vectors`): without one, the door packs the vector itself."""
+    if b"encoding_format" not in parameters:
+        return parameters
+    options = msgspec.json.decode(parameters, type=dict[str, Any])
+    if options.get("encoding_format") != "base64":
+        return parameters
+    del options["encoding_format"]
+    return _encode(options)
 
 
 def _context(model: ModelSettings) -> ssl.SSLContext:

@@ -12,12 +12,15 @@ from werkzeug.test import Client as Browser
 from werkzeug.test import TestResponse
 
 from config.settings import ModelSettings, Settings
+from config.tiers import Tier
 from tasks.client.client import Client
 from tasks.client.router import Pending
 from tasks.client.submission import Submission
+from tasks.protocol.caller import ANYBODY
 from tasks.protocol.results import Reply
 from webapp.app import create_app, make_services
 from webapp.body_budget import LARGE_BYTES
+from webapp.fallback import FallbackModel
 from webapp.readiness import Readiness
 from webapp.services import Services
 
@@ -157,3 +160,38 @@ def test_a_page_of_another_site_cannot_send_a_body_without_a_type(
     frontend = Frontend(monkeypatch, cors_origins=origins)
     answer = frontend.browser.post("/v2/models/m/infer", data=infer_body(), headers=headers)
     assert (answer.status_code == 403, len(frontend.queued)) == (status == 403, status != 403)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/models/m/infer"])
+def test_a_format_among_the_parameters_is_the_callers_mistake_and_not_the_models(frontend: Frontend, path: str) -> None:
+    packed = {"encoding_format": "base64"}
+    body = {"input": "a", "inputs": [{"name": "input", "datatype": "BYTES", "shape": [1], "data": ["a"]}]}
+    answer = frontend.post(path, {**body, "parameters": packed})
+    assert (answer.status_code, len(frontend.queued)) == (400, 0)
+    assert "encoding_format is a field of /v1/embeddings" in answer.text
+    frontend.post("/v1/embeddings", {**body, **packed})
+    assert msgspec.json.decode(frontend.queued[0].parameters) == packed
+
+
+@pytest.mark.parametrize(
+    ("tasks", "given", "sent"),
+    [
+        (("embed",), b'{"a":1,"encoding_format":"base64"}', b'{"a":1}'),
+        (("embed",), b'{"encoding_format":"float"}', b'{"encoding_format":"float"}'),
+        # Of a model without vectors it is a parameter like others.
+        ((), b'{"encoding_format":"base64"}', b'{"encoding_format":"base64"}'),
+    ],
+)
+def test_an_api_that_is_asked_directly_sees_no_format(
+    monkeypatch: pytest.MonkeyPatch, tasks: tuple[str, ...], given: bytes, sent: bytes
+) -> None:
+    model = FallbackModel(ModelSettings(name="m", source="http://127.0.0.1:1/", tasks=tasks), 1000)
+    posted: list[bytes] = []
+
+    def post(body: bytes, traceparent: str) -> bytes:
+        posted.append(body)
+        return b"[1]"
+
+    monkeypatch.setattr(model, "_post", post)
+    model.ask(Submission("m", ANYBODY[Tier.PAID], b'"a"', 1.0, given), Pending("task", time.monotonic() + 20))
+    assert posted == [b'{"inputs":["a"],"parameters":[%b]}' % sent]

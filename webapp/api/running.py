@@ -33,8 +33,8 @@ MAX_REPEATED_BYTES = 4 * 1024 * 1024
 # The size of all inputs of a call in the queue, in bodies. A raw FP32 is up to six times as long in JSON.
 _MAX_GROWTH = 6
 _AT_ONCE = 64
-PACKED = {"encoding_format": "base64"}
-"""The parameter by which an executor makes a vector base64."""
+# The parameter by which an executor makes a vector base64 (`workers.executor.vectors`).
+_FORMAT, _PACKED = "encoding_format", "base64"
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -189,11 +189,13 @@ def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
         for refusal in declared_refusals(services, call, model, inputs, parameters, name):
             if refusal is not None:
                 raise refusal
+    if parameters and parameters.get(_FORMAT) == _PACKED and "embed" in services.tasks[model].tasks:
+        raise ApiError("INVALID_INPUT", f"parameters: {_FORMAT} is a field of /v1/embeddings, and no parameter here")
     # What becomes parameters stands elsewhere in a door's body, or is for the executor.
     call.large_body = b""
     settings, values = services.settings, _encoded(services, call, inputs, name)
     if packed:
-        parameters = {**parameters, **PACKED} if parameters else PACKED
+        parameters = {**(parameters or {}), _FORMAT: _PACKED}
     if len(values) == 1:
         submission = submission_of(settings, call, model, values[0], parameters, timeout_ms)
         return [run(services, call, submission, started, services.direct.waiting(services.client, submission), door)]
