@@ -223,6 +223,7 @@ def test_one_key_is_one_answer_however_often_it_is_sent(api: Api) -> None:
     assert answers[0] == answers[1]
     other = api.post("/v1/embeddings", body | {"input": ["once", "other"]}, Idempotency_Key="k1")
     assert (other.status, other.headers["x-should-retry"]) == (409, "false")
+    assert api.post("/v1/embeddings", body | {"input": "once"}, Idempotency_Key="k1").status == 409
 
 
 FIELDS = {

@@ -195,3 +195,14 @@ def test_an_api_that_is_asked_directly_sees_no_format(
     monkeypatch.setattr(model, "_post", post)
     model.ask(Submission("m", ANYBODY[Tier.PAID], b'"a"', 1.0, given), Pending("task", time.monotonic() + 20))
     assert posted == [b'{"inputs":["a"],"parameters":[%b]}' % sent]
+
+
+def test_a_key_is_taken_whatever_the_number_of_inputs(frontend: Frontend) -> None:
+    for documents in (["a"], ["a", "b"], ["b"]):
+        body = {"query": "q", "documents": documents}
+        assert frontend.post("/v1/rerank", body, Idempotency_Key="k", X_Request_Id="mine").status_code == 200
+    one, first_of_two, _, other = frontend.queued
+    # What the queue refuses is one name with another hash of the whole call.
+    assert {each.idempotency_key for each in (one, first_of_two, other)} == {"k\n0"}
+    assert len({each.call_hash for each in (one, first_of_two, other)}) == 3
+    assert one.request_id == "mine"

@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 import gevent
+from msgspec.structs import replace
 
 from tasks.client.router import Pending
 from tasks.client.submission import Submission
@@ -184,20 +185,20 @@ def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
         BunchError: of the first input that failed, named `name[i]`; one that concerns the whole call comes before.
         ApiError: PAYLOAD_TOO_LARGE, if the inputs have more bytes as JSON than a call may queue.
     """
-    door, model, inputs, name, started, parameters, timeout_ms, packed = asked
+    door, model, inputs, name, started, parameters, timeout_ms, _ = asked
     if model in services.declared:
         for refusal in declared_refusals(services, call, model, inputs, parameters, name):
             if refusal is not None:
                 raise refusal
-    if parameters and parameters.get(_FORMAT) == _PACKED and "embed" in services.tasks[model].tasks:
-        raise ApiError("INVALID_INPUT", f"parameters: {_FORMAT} is a field of /v1/embeddings, and no parameter here")
     # What becomes parameters stands elsewhere in a door's body, or is for the executor.
     call.large_body = b""
     settings, values = services.settings, _encoded(services, call, inputs, name)
-    if packed:
-        parameters = {**(parameters or {}), _FORMAT: _PACKED}
+    parameters = _with_format(services, asked)
     if len(values) == 1:
         submission = submission_of(settings, call, model, values[0], parameters, timeout_ms)
+        if submission.idempotency_key:
+            # As one of several, so that the same key with another number of inputs is a conflict too.
+            submission = replace(*one_each(submission, values), request_id=submission.request_id)
         return [run(services, call, submission, started, services.direct.waiting(services.client, submission), door)]
     whole = submission_of(settings, call, model, b"null", parameters, timeout_ms)
     refused = refusal_of(services, call, model, len(values))
@@ -211,6 +212,14 @@ def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
             raise _about(f"{name}[{at}]", outcome)
         replies.append(outcome)
     return replies
+
+
+def _with_format(services: Services, asked: Asked) -> dict[str, Any] | None:
+    """The parameters, with the format of packed vectors. Raises ApiError INVALID_INPUT if a caller names it there."""
+    given = asked.parameters
+    if given and given.get(_FORMAT) == _PACKED and "embed" in services.tasks[asked.model].tasks:
+        raise ApiError("INVALID_INPUT", f"parameters: {_FORMAT} is a field of /v1/embeddings, and no parameter here")
+    return {**(given or {}), _FORMAT: _PACKED} if asked.packed else given
 
 
 def _encoded(services: Services, call: HttpRequest, inputs: Sequence[object], name: str) -> list[bytes]:
