@@ -192,6 +192,11 @@ class Client:
             return 0.0
         return int(cast("int", early_us)) / 1_000_000
 
+    def burst_of(self, caller: Caller) -> int | None:
+        """How many requests a caller may send at once; None: it has no limit."""
+        quota = self._quotas.of(caller)
+        return None if quota is None else quota.burst
+
     def task_of(self, request_id: str, owner: str = "") -> str:
         """The task id for the owner's own request id; the given id itself if there is none."""
         try:

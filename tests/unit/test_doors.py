@@ -128,6 +128,8 @@ def test_openai_s_clients_try_again_only_where_that_may_help() -> None:
         assert retries(code, 1.0) == "true"
         # They would not wait for so long, but come back within seconds.
         assert retries(code, 61.0) == "false"
+    # No time helps.
+    assert (retries("RATE_LIMITED"), retries("SHUTTING_DOWN")) == ("false", "true")
     for code in ("INFERENCE_FAILED", "DEADLINE_EXCEEDED", "IDEMPOTENCY_CONFLICT", "CANCELLED", "INTERNAL"):
         assert retries(code) == "false"
 

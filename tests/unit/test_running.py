@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,7 +17,8 @@ from config.tiers import Tier
 from tasks.client.client import Client
 from tasks.client.router import Pending
 from tasks.client.submission import Submission
-from tasks.protocol.caller import ANYBODY
+from tasks.errors import BunchError, RateLimited
+from tasks.protocol.caller import ANYBODY, Caller
 from tasks.protocol.results import Reply
 from webapp.app import create_app, make_services
 from webapp.body_budget import LARGE_BYTES
@@ -31,12 +33,17 @@ class Noting(Client):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.noted: list[Submission] = []
+        self.refusal: BunchError | None = None
 
     def submit(self, submission: Submission) -> Pending:
         self.noted.append(submission)
-        return Pending("task", time.monotonic() + 1)
+        pending = Pending("task", time.monotonic() + 1)
+        pending.settle(self.refusal)
+        return pending
 
     def wait(self, pending: Pending) -> Reply:
+        if self.refusal is not None:
+            raise self.refusal
         return Reply(pending.task_id, "SUCCESS", msgspec.Raw(b"0.5"), msgspec.Raw(b"{}"))
 
 
@@ -62,10 +69,19 @@ class Frontend:
         self.browser = Browser(create_app(self.services), TestResponse)
 
     @property
-    def queued(self) -> list[Submission]:
+    def client(self) -> Noting:
         client = self.services.client
         assert isinstance(client, Noting)
-        return client.noted
+        return client
+
+    @property
+    def queued(self) -> list[Submission]:
+        return self.client.noted
+
+    def identify(self, caller: Caller) -> None:
+        """Every request is this caller's."""
+        identity: Any = SimpleNamespace(identify=lambda *_: caller)
+        self.services.identity = identity
 
     def post(self, path: str, body: object, **headers: str) -> TestResponse:
         return self.browser.post(path, json=body, headers={name.replace("_", "-"): headers[name] for name in headers})
@@ -206,3 +222,23 @@ def test_a_key_is_taken_whatever_the_number_of_inputs(frontend: Frontend) -> Non
     assert {each.idempotency_key for each in (one, first_of_two, other)} == {"k\n0"}
     assert len({each.call_hash for each in (one, first_of_two, other)}) == 3
     assert one.request_id == "mine"
+
+
+def test_a_call_that_no_burst_holds_is_refused_before_any_of_it_counts(frontend: Frontend) -> None:
+    frontend.identify(Caller("a", "a", Tier.PAID, rpm=12, burst=2))
+    answer = frontend.post("/v1/embeddings", {"input": ["a", "b", "c"]})
+    assert (answer.status_code, answer.headers["x-should-retry"], frontend.queued) == (429, "false", [])
+    assert "at most 2 inputs in one call" in answer.text
+    frontend.post("/v1/embeddings", {"input": ["a", "b"]})
+    assert len(frontend.queued) == 2
+
+
+def test_once_a_caller_is_over_its_rate_the_rest_of_its_call_is_not_sent(frontend: Frontend) -> None:
+    frontend.identify(Caller("a", "a", Tier.PAID, rpm=1000, burst=1000))
+    frontend.client.refusal = RateLimited("slow down", 3.0)
+    answer = frontend.post("/v1/embeddings", {"input": ["a"] * 500})
+    assert (answer.status_code, answer.headers["Retry-After"]) == (429, "3")
+    assert 0 < len(frontend.queued) < 100
+    # Each of a bulk call is answered for itself.
+    frontend.post("/v1/inference/bulk", {"inputs": ["a"] * 500})
+    assert len(frontend.queued) > 500

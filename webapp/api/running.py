@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from tasks.client.router import Pending
 from tasks.client.submission import Submission
-from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict
+from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict, RateLimited
 from tasks.protocol.results import Reply
 from webapp.body_budget import COUNTED_BYTES, LARGE_BYTES, LEAST_BYTES
 from webapp.errors import ApiError
@@ -100,6 +100,8 @@ def run_each(
     refusals: Sequence[BunchError | None],
     started: float,
     door: str = OWN_DOOR,
+    *,
+    as_one: bool = False,
 ) -> list[Ended]:
     """Submit each input that has no refusal, then wait for all; each is counted for itself.
 
@@ -107,6 +109,7 @@ def run_each(
         whole: what the requests have in common.
         inputs: JSON.
         refusals: the error of each input that must not be submitted.
+        as_one: the call fails as a whole; once its caller is over its rate, the others are not submitted either.
 
     Raises:
         ApiError: INVALID_INPUT, if the parameters are too large to be sent with each of so many inputs.
@@ -118,10 +121,12 @@ def run_each(
         )
     submissions = one_each(whole, inputs)
     client = services.client
-    pendings = [
-        client.submit(submission) if refusal is None else None
-        for submission, refusal in yielding(list(zip(submissions, refusals, strict=True)))
-    ]
+    refusals = list(refusals)
+    pendings: list[Pending | None] = []
+    for at, submission in enumerate(yielding(submissions)):
+        if as_one and at % _AT_ONCE == 0 and (late := _late(pendings)) is not None:
+            refusals[at:] = [late] * (len(refusals) - at)
+        pendings.append(client.submit(submission) if refusals[at] is None else None)
     if call.turn is not None:
         queued = [each for each, pending in zip(submissions, pendings, strict=True) if pending is not None]
         call.turn.end(in_flight=sum(max(each.queued_bytes, LEAST_BYTES) for each in queued))
@@ -129,6 +134,12 @@ def run_each(
         _ended(services, call, submission, pending, refusal, started, door)
         for submission, pending, refusal in zip(submissions, pendings, refusals, strict=True)
     ]
+
+
+def _late(pendings: Sequence[Pending | None]) -> RateLimited | None:
+    """The first refusal of a caller that is over its rate, if one is known already."""
+    replies = (each.reply for each in pendings if each is not None)
+    return next((each for each in replies if isinstance(each, RateLimited)), None)
 
 
 def _ended(
@@ -201,10 +212,8 @@ def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
             submission = replace(*one_each(submission, values), request_id=submission.request_id)
         return [run(services, call, submission, started, services.direct.waiting(services.client, submission), door)]
     whole = submission_of(settings, call, model, b"null", parameters, timeout_ms)
-    refused = refusal_of(services, call, model, len(values))
-    if refused is not None:
-        raise refused
-    ended = run_each(services, call, whole, values, [None] * len(values), started, door)
+    _require_room(services, call, model, len(values))
+    ended = run_each(services, call, whole, values, [None] * len(values), started, door, as_one=True)
     raise_common([each.outcome for each in ended if isinstance(each.outcome, BunchError)], len(values))
     replies: list[Reply] = []
     for at, (_, outcome) in enumerate(ended):
@@ -242,6 +251,18 @@ def _encoded(services: Services, call: HttpRequest, inputs: Sequence[object], na
             call.turn = services.large.turn(call.key_id, call.hung_up)
         values.append(value)
     return values
+
+
+def _require_room(services: Services, call: HttpRequest, model: str, count: int) -> None:
+    """Raise the refusal of a call that is known before any of its `count` inputs counts against its caller's rate."""
+    burst = services.client.burst_of(call.caller)
+    if burst is not None and count > burst:
+        # Without a time to try again: no later try has more room.
+        most = f"{burst} input{'s' * (burst > 1)} in one call"
+        raise ApiError("RATE_LIMITED", f"this API key may send at most {most}, which is the burst of its rate")
+    refused = refusal_of(services, call, model, count)
+    if refused is not None:
+        raise refused
 
 
 def _about(place: str, error: BunchError) -> BunchError:

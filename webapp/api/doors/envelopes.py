@@ -66,7 +66,9 @@ def openai_error(
         "param": field[1] if field else ("model" if code == "UNKNOWN_MODEL" else None),
         "code": _OPENAI_CODES.get(code, code.lower()),
     }
-    helps = code in _MAY_PASS and (retry_after_s is None or retry_after_s <= _LONGEST_RETRY_S)
+    # Who is over a rate that no later try is within is told no time.
+    wait_s = math.inf if retry_after_s is None and code == "RATE_LIMITED" else retry_after_s or 0.0
+    helps = code in _MAY_PASS and wait_s <= _LONGEST_RETRY_S
     more: Headers = (("x-should-retry", "true" if helps else "false"),)
     if retry_after_s is not None:
         more += (("retry-after-ms", str(math.ceil(retry_after_s * 1000))),)
