@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -42,7 +43,7 @@ class EventStreams(Protocol):
 @dataclass(slots=True)
 class Services:
     """`declared` has the models with schemas. `tracer` is set once a process that exports spans has started,
-    `description` and `events` at the first request for them. `followed` is the number of results that are followed.
+    `description` and `events` at the first request for them. `followed` counts results that are followed, by key.
     """
 
     settings: Settings
@@ -67,4 +68,4 @@ class Services:
     tracer: RequestTracer | None = None
     description: bytes = b""
     events: EventStreams | None = None
-    followed: int = 0
+    followed: Counter[str] = field(default_factory=Counter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,10 +21,13 @@ from tasks.client.submission import Submission
 from tasks.errors import BunchError, RateLimited
 from tasks.protocol.caller import ANYBODY, Caller
 from tasks.protocol.results import Reply
+from webapp.api import result_events
 from webapp.app import create_app, make_services
 from webapp.body_budget import LARGE_BYTES
+from webapp.errors import ApiError
 from webapp.fallback import FallbackModel
 from webapp.readiness import Readiness
+from webapp.request import HttpRequest
 from webapp.services import Services
 
 
@@ -52,7 +56,7 @@ class Frontend:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         monkeypatch.setattr(Readiness, "refusal", lambda *_: None)
-        model = ModelSettings(name="m", source="a:B", tasks=("embed", "rerank"), **settings.pop("model", {}))
+        model = ModelSettings(name="m", source="a:B", tasks=["embed", "rerank"], **settings.pop("model", {}))
         # Nobody connects to it.
         self.settings = Settings(
             redis_url="redis://127.0.0.1:1", auth="off", models={"m": model}, default_model="m", **settings
@@ -192,14 +196,14 @@ def test_a_format_among_the_parameters_is_the_callers_mistake_and_not_the_models
 @pytest.mark.parametrize(
     ("tasks", "given", "sent"),
     [
-        (("embed",), b'{"a":1,"encoding_format":"base64"}', b'{"a":1}'),
-        (("embed",), b'{"encoding_format":"float"}', b'{"encoding_format":"float"}'),
+        (["embed"], b'{"a":1,"encoding_format":"base64"}', b'{"a":1}'),
+        (["embed"], b'{"encoding_format":"float"}', b'{"encoding_format":"float"}'),
         # Of a model without vectors it is a parameter like others.
-        ((), b'{"encoding_format":"base64"}', b'{"encoding_format":"base64"}'),
+        ([], b'{"encoding_format":"base64"}', b'{"encoding_format":"base64"}'),
     ],
 )
 def test_an_api_that_is_asked_directly_sees_no_format(
-    monkeypatch: pytest.MonkeyPatch, tasks: tuple[str, ...], given: bytes, sent: bytes
+    monkeypatch: pytest.MonkeyPatch, tasks: list[Any], given: bytes, sent: bytes
 ) -> None:
     model = FallbackModel(ModelSettings(name="m", source="http://127.0.0.1:1/", tasks=tasks), 1000)
     posted: list[bytes] = []
@@ -242,3 +246,29 @@ def test_once_a_caller_is_over_its_rate_the_rest_of_its_call_is_not_sent(fronten
     # Each of a bulk call is answered for itself.
     frontend.post("/v1/inference/bulk", {"inputs": ["a"] * 500})
     assert len(frontend.queued) > 500
+
+
+def test_one_key_follows_half_of_the_results_and_leaves_the_others(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_events, "_MAX_STREAMS", 3)
+    monkeypatch.setattr(result_events, "_MAX_STREAMS_OF_A_KEY", 2)
+
+    def follow(key_id: str) -> Iterator[bytes]:
+        call = HttpRequest({})
+        call.caller = Caller(key_id, key_id, Tier.PAID)
+        reply = Reply("task", "PENDING", msgspec.Raw(b""), msgspec.Raw(b""))
+        stream = result_events.follow(frontend.services, call, reply, lambda _: "PENDING", lambda _: b"")
+        chunks = iter(stream.chunks)
+        next(chunks)
+        return chunks
+
+    chunks = [follow("a"), follow("a")]
+    with pytest.raises(ApiError, match="SERVICE_OVERLOADED"):
+        follow("a")
+    chunks.append(follow("b"))
+    with pytest.raises(ApiError, match="SERVICE_OVERLOADED"):
+        follow("c")
+    for each in chunks:
+        each.close()  # type: ignore[attr-defined]
+    assert not frontend.services.followed

@@ -10,6 +10,7 @@ browsers do by themselves.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import gevent
@@ -24,6 +25,8 @@ from webapp.services import Services
 _EVENTS = "text/event-stream; charset=utf-8"
 _HEADERS = (("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
 _MAX_STREAMS = 256
+# One key leaves as many to others.
+_MAX_STREAMS_OF_A_KEY = _MAX_STREAMS // 2
 _LONGEST_S = 3600.0
 # A start is seen within this time, an outcome at once.
 _LOOK_S = 0.5
@@ -45,21 +48,24 @@ def follow(
     """Start a stream for a request in the state `reply`. `answer_of` makes the last event.
 
     Raises:
-        ApiError: SERVICE_OVERLOADED, if too many are open in this process.
+        ApiError: SERVICE_OVERLOADED, if too many are open in this process, or too many of this key.
     """
-    if services.followed >= _MAX_STREAMS:
-        why = f"{_MAX_STREAMS} results are followed already in this process; ask with wait_ms"
+    key_id, followed = call.key_id, services.followed
+    if followed.total() >= _MAX_STREAMS or (key_id and followed[key_id] >= _MAX_STREAMS_OF_A_KEY):
+        why = "too many results are followed already in this process; ask with wait_ms"
         raise ApiError("SERVICE_OVERLOADED", why, retry_after_s=1.0)
-    chunks = _counted(services, _events(services, call, reply, state_of, answer_of))
+    chunks = _counted(followed, key_id, _events(services, call, reply, state_of, answer_of))
     return HttpStream(200, b"", call.request_id, _EVENTS, _HEADERS, chunks)
 
 
-def _counted(services: Services, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    services.followed += 1
+def _counted(followed: Counter[str], key_id: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    followed[key_id] += 1
     try:
         yield from chunks
     finally:
-        services.followed -= 1
+        followed[key_id] -= 1
+        if not followed[key_id]:
+            del followed[key_id]
 
 
 def _events(
