@@ -189,6 +189,40 @@ def test_streams_of_health_leave_room_for_requests(on: Any, monkeypatch: pytest.
     on(test)
 
 
+@pytest.mark.parametrize("method", [f"/{service.SERVICE}/ServerLive", "/grpc.health.v1.Health/Check"])
+def test_who_sends_no_message_to_a_public_method_takes_a_place_that_requests_do_not_need(
+    on: Any, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(strangers, "MAX_PUBLIC", 1)
+
+    async def test(rig: Rig) -> None:
+        ask = rig.channel.unary_unary(method)
+        assert await status(ask(b"", timeout=PATIENCE_S)) is grpc.StatusCode.OK
+        assert await status(ask(NOT_A_MESSAGE, timeout=PATIENCE_S)) in {
+            grpc.StatusCode.OK,
+            grpc.StatusCode.INVALID_ARGUMENT,
+        }
+        silent = rig.channel.stream_unary(method)(timeout=PATIENCE_S)
+        await silent.wait_for_connection()
+        async with asyncio.timeout(PATIENCE_S):
+            while await status(ask(b"", timeout=PATIENCE_S)) is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                pass
+        assert await status(rig.infer(message())) is grpc.StatusCode.OK
+        silent.cancel()
+
+    on(test)
+
+
+def test_a_message_that_does_not_come_is_not_waited_for(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers, "_RECEIVE_S", 0.05)
+
+    async def test(rig: Rig) -> None:
+        silent = rig.channel.stream_unary("/grpc.health.v1.Health/Check")(timeout=PATIENCE_S)
+        assert await status(silent) is grpc.StatusCode.INVALID_ARGUMENT
+
+    on(test)
+
+
 def test_one_key_for_all_requests_of_a_stream_is_refused(on: Any) -> None:
     async def test(rig: Rig) -> None:
         stream = rig.stream((*KNOWN, ("idempotency-key", "k")))

@@ -49,7 +49,7 @@ MAX_STREAMS = 2048
 """The most streams at once, which may wait for their callers for ever: a part of all calls, and a key half of it."""
 key_of: ContextVar[str] = ContextVar("key_of", default="")
 """The key of the RPC's caller, as the doorkeeper has identified it."""
-_INTERNAL = ApiError("INTERNAL", "internal error; the server's log has it under this request id")
+INTERNAL = ApiError("INTERNAL", "internal error; the server's log has it under this request id")
 
 Work = Callable[[Services, HttpRequest, Any], Any]
 
@@ -246,7 +246,7 @@ class Service:
         except Exception:
             extra = {"request_id": call.request_id, "trace_id": trace_id(call.traceparent), "path": call.path}
             logger.exception("unexpected error in a request", extra=extra)
-            return call, _INTERNAL
+            return call, INTERNAL
 
 
 def _streamed(request: Any, answer: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Keeps strangers out before gRPC receives their messages, and bounds the streams that anybody may open.
+"""Keeps strangers out before gRPC receives their messages, and bounds the calls that anybody may open.
 
     metadata ─▶ Doorkeeper ─identify─▶ the method, which receives the message
                     └ refused: the RPC ends with nothing received
@@ -8,25 +8,34 @@ A handler of one message is called only once that is there. So a stranger gets o
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from tasks.errors import BunchError, ServiceOverloaded
+from tasks.client.client import new_id
+from tasks.errors import BunchError, InvalidInput, ServiceOverloaded
 from webapp.errors import ApiError
 from webapp.grpc.bridge import ServiceThread
-from webapp.grpc.service import METHODS, SERVICE, abort, environ_of, key_of
+from webapp.grpc.service import INTERNAL, METHODS, SERVICE, abort, environ_of, key_of
 from webapp.identity.base import Access
 from webapp.request import HttpRequest
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = f"/{SERVICE}/"
 _ACCESS = {_PREFIX + name: method.access for name, method in METHODS.items()} | {
     f"{_PREFIX}ModelStreamInfer": METHODS["ModelInfer"].access
 }
+MAX_PUBLIC = 1024
+"""The most calls at once of methods that anybody may call: a part of all calls, so that the others have theirs."""
 MAX_PUBLIC_STREAMS = 256
-"""The most streams of health and reflection at once."""
+"""The most of these that are streams, which may stay open for ever."""
+_RECEIVE_S = 10.0
 
 
 class Doorkeeper(grpc.aio.ServerInterceptor):
@@ -34,6 +43,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
 
     def __init__(self, thread: ServiceThread) -> None:
         self._thread = thread
+        self._public = 0
         self._public_streams = 0
 
     async def intercept_service(
@@ -49,39 +59,58 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
             caller = await self._thread.run(lambda: self._thread.services.identity.identify(call, access))
         except (BunchError, ApiError) as error:
             return refusing(error, call.request_id)
+        except Exception:
+            logger.exception("unexpected error in a request", extra={"request_id": call.request_id, "path": name})
+            return refusing(INTERNAL, call.request_id)
         key_of.set(caller.key_id)
         return await continuation(handler_call_details)
 
     def _bounded(self, handler: Any) -> Any:
-        """The handler of a method that anybody may call; of a stream, with its place among those."""
-        if handler is None or not handler.response_streaming:
-            return handler
-        if self._public_streams >= MAX_PUBLIC_STREAMS:
-            return refusing(ServiceOverloaded("too many streams are open at once; try again shortly", 1.0), "")
-        make = grpc.stream_stream_rpc_method_handler if handler.request_streaming else _unary_stream
-        work = handler.stream_stream if handler.request_streaming else handler.unary_stream
-        return make(self._counted(work), handler.request_deserializer, handler.response_serializer)
+        """The handler of a method that anybody may call, with its place among those."""
+        if handler is None:
+            return None
+        streams = handler.response_streaming
+        if self._public >= MAX_PUBLIC or (streams and self._public_streams >= MAX_PUBLIC_STREAMS):
+            return refusing(
+                ServiceOverloaded("too many calls without a key are open; try again shortly", 1.0), new_id()
+            )
 
-    def _counted(self, work: Any) -> Any:
-        async def written(request: Any, context: Any) -> None:
-            self._public_streams += 1
+        async def counted(messages: Any, context: Any) -> None:
+            self._public += 1
+            self._public_streams += streams
             try:
-                await work(request, context)
+                await _served(handler, messages, context)
             finally:
-                self._public_streams -= 1
+                self._public -= 1
+                self._public_streams -= streams
 
-        async def yielded(request: Any, context: Any) -> Any:
-            self._public_streams += 1
-            try:
-                async for answer in work(request, context):
-                    yield answer
-            finally:
-                self._public_streams -= 1
-
-        return yielded if inspect.isasyncgenfunction(work) else written
+        # On the wire it is the same, but the place is taken before a message is there, which may never come.
+        read = handler.request_deserializer if handler.request_streaming else None
+        return grpc.stream_stream_rpc_method_handler(counted, read, handler.response_serializer)
 
 
-_unary_stream = grpc.unary_stream_rpc_method_handler
+async def _served(handler: Any, messages: Any, context: Any) -> None:
+    """Call a handler of any kind, once its message is there if it takes one."""
+    request = messages if handler.request_streaming else await _received(handler, messages, context)
+    if not handler.response_streaming:
+        await context.write(await handler.unary_unary(request, context))
+        return
+    work = handler.stream_stream if handler.request_streaming else handler.unary_stream
+    if not inspect.isasyncgenfunction(work):
+        await work(request, context)
+        return
+    async for answer in work(request, context):
+        await context.write(answer)
+
+
+async def _received(handler: Any, messages: Any, context: Any) -> Any:
+    """The one message of an RPC; ends the RPC if there is none."""
+    try:
+        async with asyncio.timeout(_RECEIVE_S):
+            raw = await anext(aiter(messages))
+        return raw if handler.request_deserializer is None else handler.request_deserializer(raw)
+    except (TimeoutError, StopAsyncIteration, DecodeError):
+        await abort(context, InvalidInput("the message is none, or does not come"), new_id())
 
 
 def refusing(error: BunchError | ApiError, request_id: str) -> Any:
