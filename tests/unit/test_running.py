@@ -18,7 +18,7 @@ from config.tiers import Tier
 from tasks.client.client import Client
 from tasks.client.router import Pending
 from tasks.client.submission import Submission
-from tasks.errors import BunchError, RateLimited
+from tasks.errors import BunchError, RateLimited, Refused, ServiceOverloaded
 from tasks.protocol.caller import ANYBODY, Caller
 from tasks.protocol.results import Reply
 from webapp.api import result_events
@@ -237,11 +237,14 @@ def test_a_call_that_no_burst_holds_is_refused_before_any_of_it_counts(frontend:
     assert len(frontend.queued) == 2
 
 
-def test_once_a_caller_is_over_its_rate_the_rest_of_its_call_is_not_sent(frontend: Frontend) -> None:
+@pytest.mark.parametrize(("refusal", "status"), [(RateLimited, 429), (ServiceOverloaded, 503)])
+def test_once_the_queue_refuses_an_input_the_rest_of_its_call_is_not_sent(
+    frontend: Frontend, refusal: type[Refused], status: int
+) -> None:
     frontend.identify(Caller("a", "a", Tier.PAID, rpm=1000, burst=1000))
-    frontend.client.refusal = RateLimited("slow down", 3.0)
+    frontend.client.refusal = refusal("slow down", 3.0)
     answer = frontend.post("/v1/embeddings", {"input": ["a"] * 500})
-    assert (answer.status_code, answer.headers["Retry-After"]) == (429, "3")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (status, "3")
     assert 0 < len(frontend.queued) < 100
     # Each of a bulk call is answered for itself.
     frontend.post("/v1/inference/bulk", {"inputs": ["a"] * 500})

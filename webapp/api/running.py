@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from tasks.client.router import Pending
 from tasks.client.submission import Submission
-from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict, RateLimited
+from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict, Refused
 from tasks.protocol.results import Reply
 from webapp.body_budget import COUNTED_BYTES, LARGE_BYTES, LEAST_BYTES
 from webapp.errors import ApiError
@@ -109,7 +109,7 @@ def run_each(
         whole: what the requests have in common.
         inputs: JSON.
         refusals: the error of each input that must not be submitted.
-        as_one: the call fails as a whole; once its caller is over its rate, the others are not submitted either.
+        as_one: the call fails as a whole; once the queue refuses one, the others are not submitted either.
 
     Raises:
         ApiError: INVALID_INPUT, if the parameters are too large to be sent with each of so many inputs.
@@ -124,8 +124,8 @@ def run_each(
     refusals = list(refusals)
     pendings: list[Pending | None] = []
     for at, submission in enumerate(yielding(submissions)):
-        if as_one and at % _AT_ONCE == 0 and (late := _late(pendings)) is not None:
-            refusals[at:] = [late] * (len(refusals) - at)
+        if as_one and at % _AT_ONCE == 0 and (known := _refused(pendings)) is not None:
+            refusals[at:] = [known] * (len(refusals) - at)
         pendings.append(client.submit(submission) if refusals[at] is None else None)
     if call.turn is not None:
         queued = [each for each, pending in zip(submissions, pendings, strict=True) if pending is not None]
@@ -136,10 +136,10 @@ def run_each(
     ]
 
 
-def _late(pendings: Sequence[Pending | None]) -> RateLimited | None:
-    """The first refusal of a caller that is over its rate, if one is known already."""
+def _refused(pendings: Sequence[Pending | None]) -> Refused | None:
+    """The first refusal of the queue, if one is known already."""
     replies = (each.reply for each in pendings if each is not None)
-    return next((each for each in replies if isinstance(each, RateLimited)), None)
+    return next((each for each in replies if isinstance(each, Refused)), None)
 
 
 def _ended(
