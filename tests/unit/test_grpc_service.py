@@ -32,7 +32,11 @@ NOT_A_MESSAGE = b"\xff\xff\xff\xff"
 class Identity:
     """Lets in whoever sends `authorization`."""
 
+    def __init__(self) -> None:
+        self.asked = 0
+
     def identify(self, call: HttpRequest, access: Access) -> Caller:
+        self.asked += 1
         if call.header("HTTP_AUTHORIZATION") is None:
             raise ApiError("UNAUTHENTICATED", "send a key")
         return Caller("a", "a", Tier.PAID)
@@ -54,6 +58,7 @@ class Rig:
     def __init__(self) -> None:
         self.parsed: list[Any] = []
         thread: Any = Thread()
+        self.identity: Identity = thread.services.identity
         self.service = service.Service(thread)
         self.server = grpc.aio.server(interceptors=(strangers.Doorkeeper(thread),))
         self.server.add_generic_rpc_handlers((self.service.handler(),))
@@ -120,6 +125,19 @@ def test_a_stranger_is_refused_before_its_message_is_there(on: Any) -> None:
         assert await status(rig.infer(message())) is grpc.StatusCode.OK
         assert len(rig.parsed) == 1
 
+    on(test)
+
+
+def test_who_was_let_in_a_moment_ago_is_asked_once_and_by_the_method(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(rig: Rig) -> None:
+        for asked in (2, 3, 4):
+            assert await status(rig.infer(message())) is grpc.StatusCode.OK
+            assert rig.identity.asked == asked
+        # Another credential does not profit from it.
+        assert await status(rig.infer(message(), None)) is grpc.StatusCode.UNAUTHENTICATED
+        assert len(rig.parsed) == 3
+
+    monkeypatch.setattr(strangers, "_KNOWN_S", 60.0)
     on(test)
 
 
