@@ -182,6 +182,15 @@ def test_a_page_of_another_site_cannot_send_a_body_without_a_type(
     assert (answer.status_code == 403, len(frontend.queued)) == (status == 403, status != 403)
 
 
+@pytest.mark.parametrize("action", ["load", "unload"])
+def test_a_page_of_another_site_acts_on_no_model(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
+    frontend = Frontend(monkeypatch, cors_origins="https://else.example")
+    frontend.identify(ANYBODY[Tier.PAID])
+    path = f"/v2/repository/models/m/{action}"
+    assert frontend.browser.post(path, headers=ELSEWHERE).status_code == 403
+    assert frontend.browser.post(path).status_code != 403
+
+
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/models/m/infer"])
 def test_a_format_among_the_parameters_is_the_callers_mistake_and_not_the_models(frontend: Frontend, path: str) -> None:
     packed = {"encoding_format": "base64"}

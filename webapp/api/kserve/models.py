@@ -18,6 +18,7 @@ from config.schema import ModelSettings, Tensor
 from config.version import VERSION
 from webapp.api.kserve.datatypes import DATATYPES
 from webapp.api.kserve.signature import Signature
+from webapp.cors import from_another_site
 from webapp.errors import ApiError
 from webapp.parsing import model_name
 from webapp.readiness import Standing
@@ -150,8 +151,15 @@ def _indexed(signature: Signature, standing: Standing | None) -> dict[str, str]:
 
 def load(services: Services, call: HttpRequest, model: str) -> HttpResponse:
     """`POST /v2/repository/models/{model}/load`: success where it is loaded already, which workers do by themselves."""
+    _refuse_pages(call)
     require_loaded(services, model)
     return _answer(call, {})
+
+
+def _refuse_pages(call: HttpRequest) -> None:
+    """Refuse pages of other sites: what has no body, a browser sends without asking first. Raises ApiError."""
+    if from_another_site(call, frozenset()):
+        raise ApiError("FORBIDDEN", "pages of other sites may not use this")
 
 
 def require_loaded(services: Services, model: str) -> None:
@@ -167,6 +175,7 @@ def require_loaded(services: Services, model: str) -> None:
 
 def unload(services: Services, call: HttpRequest, model: str) -> HttpResponse:
     """`POST /v2/repository/models/{model}/unload`: refused."""
+    _refuse_pages(call)
     raise refused_unload(services, model)
 
 
