@@ -22,7 +22,8 @@ worker_connections = 10_000
 descriptors.raise_limit(worker_connections + descriptors.RESERVED)
 backlog = 2048
 keepalive = 75
-graceful_timeout = int(_settings.graceful_timeout_s)
+# The master kills the worker then: what the worker saves after its own graceful timeout needs time, too.
+graceful_timeout = int(_settings.graceful_timeout_s) + _settings.save_s
 # The timeout of the event loop's heartbeat, not of a request: requests have their own deadlines.
 timeout = 60
 # gunicorn's control socket does not work in a master whose modules gevent has patched.
@@ -53,6 +54,7 @@ def on_starting(server: Any) -> None:
 
 
 def post_fork(server: Any, worker: Any) -> None:
+    worker.save_s = _settings.save_s
     worker.limits = replace(
         worker.limits, body_bytes=_settings.max_body_bytes, arriving_bytes=_settings.max_arriving_bytes
     )

@@ -300,6 +300,11 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
         return self.graceful_timeout_ms / 1000
 
     @property
+    def save_s(self) -> int:
+        """Seconds after the graceful timeout in which a process of collocated mode moves to Redis what is left."""
+        return 4 if self.mode == "collocated" else 0
+
+    @property
     def control_url(self) -> str:
         """The Redis URL of Celery's own traffic (remote control, events, plain tasks)."""
         return self.broker_url or self.redis_url

@@ -75,10 +75,11 @@ class Worker(GeventWorker):
     """gunicorn's gevent worker with our own socket loop. `limits` is set in gunicorn's `post_fork`.
 
     `on_stopping` is called when the worker begins to stop, `on_last_moment` shortly before connections that have not
-    drained are closed.
+    drained are closed. `save_s` are the last seconds of `graceful_timeout`, which `worker_exit` needs.
     """
 
     limits: ServerLimits = ServerLimits()
+    save_s: float = 0.0
     on_stopping: Callable[[], None] = staticmethod(lambda: None)
     on_last_moment: Callable[[], None] = staticmethod(lambda: None)
     # gunicorn's attribute: false from the stop signal onwards.
@@ -148,7 +149,7 @@ class Worker(GeventWorker):
         wakeup.stop()
 
     def _drain(self) -> None:
-        """Finish accepted requests for at most `graceful_timeout`; then tell the callers that are left."""
+        """Finish accepted requests for at most `graceful_timeout` less `save_s`; then tell the callers that are left."""
         self.on_stopping()
         self._service.begin_shutdown()
         self._seat.leave()
@@ -156,8 +157,9 @@ class Worker(GeventWorker):
             listener.drain()
             listener.close()
         self._listeners = []
-        deadline = time.monotonic() + self.cfg.graceful_timeout
-        last_moment = deadline - min(_LAST_MOMENT_S, self.cfg.graceful_timeout / 4)
+        limit_s = self.cfg.graceful_timeout - self.save_s
+        deadline = time.monotonic() + limit_s
+        last_moment = deadline - min(_LAST_MOMENT_S, limit_s / 4)
         notified_at = 0.0
         while len(self._service):
             now = time.monotonic()

@@ -93,6 +93,8 @@ class WorkerRunner:
         self.worker_id = make_worker_id(os.getpid())
         self.consumer: Any = None
         self._stop = threading.Event()
+        # How long batches in the executors had at the stop; None before that.
+        self._grace_s: float | None = None
         # Frontends must not count on an executor that has just died, so the heartbeat does not wait for its next time.
         self._news = threading.Event()
         batch_log = BatchLog(self._redis, max_bytes=settings.explain_max_bytes)
@@ -225,12 +227,7 @@ class WorkerRunner:
         """
         if self._stop.is_set():
             return
-        self.stop_claiming()
-        # What a broken GPU has in hand does not end.
-        grace_s = COLD_GRACE_S if cold or self._report.state == OFFLINE else self._settings.graceful_timeout_s
-        self._health.stop()
-        self._watch.stop()
-        _in_parallel([partial(loop.stop, grace_s) for loop in self._loops])
+        grace_s = self.give_back(cold=cold)
         _in_parallel([partial(executor.stop, min(1.0, grace_s)) for _, executor in self._executors])
         self._stop.set()
         self._liveness.stop()
@@ -248,6 +245,21 @@ class WorkerRunner:
             self._presence.leave()
         except RedisError as error:
             logger.warning("could not deregister this worker; the others will deregister it: %s", error)
+
+    def give_back(self, *, cold: bool) -> float:
+        """The part of a stop after which no request is in the executors; returns how long their batches had.
+
+        Safe to call twice.
+        """
+        if self._grace_s is None:
+            self.stop_claiming()
+            # What a broken GPU has in hand does not end.
+            is_short = cold or self._report.state == OFFLINE
+            self._grace_s = COLD_GRACE_S if is_short else self._settings.graceful_timeout_s
+            self._health.stop()
+            self._watch.stop()
+            _in_parallel([partial(loop.stop, self._grace_s) for loop in self._loops])
+        return self._grace_s
 
     def reset(self, model: str) -> dict[str, Any]:
         """Forget what was learned from a model's faults; returns what it was. Raises KeyError for a model not run

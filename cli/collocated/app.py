@@ -62,14 +62,19 @@ class CollocatedApp(BunchApp):
         """The connections are closed. Finish the requests that are polled for, and move the rest to Redis."""
         self._syncing.kill()
         in_time = self.runner.drain(min(self._stop_by, time.monotonic() + self.services.settings.graceful_timeout_s))
-        self.runner.stop(cold=not in_time)
+        self.runner.give_back(cold=not in_time)
+        # Before anything else ends: gunicorn's master, and whoever stops the container, wait for so long and no longer.
         try:
             self.leftovers.save()
+        except RedisError as error:
+            logger.error("could not save what is not finished to Redis; it is lost: %s", error)
+        self.runner.stop(cold=not in_time)
+        try:
             if self.services.settings.metrics == "on":
                 self.services.tallies.hand_over()
                 self._flusher.flush()
         except RedisError as error:
-            logger.error("could not save what is not finished to Redis; it is lost: %s", error)
+            logger.warning("the last metrics of this process are lost: %s", error)
         super().stop()
 
 

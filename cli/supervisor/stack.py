@@ -218,7 +218,7 @@ class Stack:
 
     @property
     def _drain_s(self) -> float:
-        return self.settings.graceful_timeout_s + _STOP_MARGIN_S
+        return self.settings.graceful_timeout_s + self.settings.save_s + _STOP_MARGIN_S
 
     def _spec(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from gunicorn.config import Config
 from gunicorn.util import parse_address
 
 from config.environ import ROOT
+from webapp.http.limits import ServerLimits
 
 
 @pytest.fixture
@@ -42,3 +44,14 @@ def test_settings_arrive(read) -> None:
     given = read(web_workers=3, graceful_timeout_ms=7000)
     assert (given["workers"], given["graceful_timeout"]) == (3, 7)
     assert given["worker_class"] == "webapp.server.Worker"
+
+
+@pytest.mark.parametrize(("mode", "spare_s"), [("durable", 0), ("collocated", 4)])
+def test_a_process_with_its_queue_in_memory_has_time_to_save_it_before_it_is_killed(
+    read, mode: str, spare_s: int
+) -> None:
+    given = read(graceful_timeout_ms=7000, mode=mode)
+    worker = SimpleNamespace(limits=ServerLimits())
+    given["post_fork"](None, worker)
+    assert given["graceful_timeout"] - worker.save_s == 7
+    assert worker.save_s == spare_s
