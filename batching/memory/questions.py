@@ -94,6 +94,8 @@ class Questions:
         # By model and question, the oldest first: the result, when it ends, and its size.
         self._kept: dict[tuple[str, str], tuple[bytes, int, int]] = {}
         self._kept_bytes = 0
+        # The bytes of all that wait for an answer to another request.
+        self.waiting_bytes = 0
 
     def kept(self, model: str, question: str, task_id: str, tier: str) -> bytes | None:
         """The result of a request whose answer is kept; None if it must be computed."""
@@ -131,8 +133,10 @@ class Questions:
         first = asked.first
         if waiter.rank < first.rank and may_lead and (moved := withdraw(first.rank, _header(first).task_id)):
             asked.waiters[_header(first).task_id] = first._replace(item=moved)
+            self.waiting_bytes += moved.size
             return Part.LEADS
         asked.waiters[_header(waiter).task_id] = waiter
+        self.waiting_bytes += waiter.item.size
         return Part.JOINS
 
     def take_all(self) -> list[tuple[str, int, Queued]]:
@@ -143,6 +147,7 @@ class Questions:
             for waiter in each.waiters.values()
         ]
         self._asked.clear()
+        self.waiting_bytes = 0
         return waiters
 
     def lead(self, question: str, waiter: Waiter) -> None:
@@ -173,6 +178,7 @@ class Questions:
         tail = rest[own.end() : -2] + b',"collapsed":true}}' if own else b'"cached":false}}'
         ends = []
         for waiter in waiters:
+            self.waiting_bytes -= waiter.item.size
             end = self._over(asked, waiter, asked.claimed_ms)
             ends.append(end or End(waiter, b"s", before + _about(asked, waiter, asked.attempts) + tail))
         return ends
@@ -187,10 +193,12 @@ class Questions:
                 left.append(waiter)
             else:
                 ends.append(end)
+                self.waiting_bytes -= waiter.item.size
         if not left:
             del self._asked[asked.question]
             return ends, None
         first = min(left, key=_turn)
+        self.waiting_bytes -= first.item.size
         header = _header(first)
         again = header._replace(limit_ms=header.deadline_ms, attempt=min(asked.attempts, 99), lost=min(asked.lost, 9))
         heir = first._replace(item=first.item.with_header(again))

@@ -204,6 +204,11 @@ class ModelQueues:
     def waiting(self) -> int:
         return sum([len(each.items) for each in self.tiers])
 
+    @property
+    def bytes(self) -> int:
+        """The bytes of all of its requests."""
+        return sum(each.bytes for each in self.tiers) + sum(each[-1].size for each in self.delayed)
+
     def put_aside(self, due_ms: int, rank: int, item: Queued, *, counted: bool) -> None:
         """Keep a request until its pause is over."""
         name = item.raw or (item.header.task_id.encode() if item.header else b"")

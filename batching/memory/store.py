@@ -23,7 +23,7 @@ from batching.claim.store import Blame, Claim, Keep, Settled, View
 from batching.coalescing import Coalesced, Finished
 from batching.memory.questions import End, Questions
 from batching.memory.queues import ClaimLimits, ModelQueues, Queued
-from batching.memory.timed import Timed
+from batching.memory.timed import Timed, started_clock
 from batching.policy import DEFAULT_AGEING_S, DEFAULT_SHARES, suspect_sizes
 from config.schema import MAX_BATCH_BYTES
 
@@ -33,12 +33,6 @@ _LONGEST_MS = 1_000_000_000
 _HEARD_MS = 10_000
 
 Replies = Sequence[tuple[str, bytes]]
-
-
-def started_clock() -> Callable[[], int]:
-    """Epoch milliseconds that never go back: the time of now, and what has passed since."""
-    offset_ns = time.time_ns() - time.monotonic_ns()
-    return lambda: (offset_ns + time.monotonic_ns()) // 1_000_000
 
 
 class Letter(NamedTuple):
@@ -127,8 +121,15 @@ class MemoryStore:
 
     @property
     def used_bytes(self) -> int:
-        """The bytes of queued messages and stored outcomes."""
-        return self.states.bytes + sum(queue.bytes for each in self._models.values() for queue in each.tiers)
+        """The bytes of stored outcomes and of all requests that are not answered yet.
+
+        Kept answers have a limit of their own (`Keep.answer_bytes`).
+        """
+        # While nothing is let in, nothing is stored, which would forget what has expired.
+        self.states.expire()
+        leased = sum(slot.item.size for lease in self.leases.values() for slot in lease.slots if slot is not None)
+        queued = sum(each.bytes for each in self._models.values())
+        return self.states.bytes + self.questions.waiting_bytes + leased + queued
 
     def take_all(self) -> list[tuple[str, int, Queued]]:
         """Empty the queues: model, rank and message of each request, in the order in which they would be served."""
@@ -306,7 +307,8 @@ class MemoryStore:
         revoked = state_of(task_id, "REVOKED")
         with self.lock:
             self.states.replace(task_id, revoked)
-            self.cancelled.set(task_id, True, _LONGEST_MS)
+            # No request outlives its state.
+            self.cancelled.set(task_id, True, self.states.left_ms(task_id))
         self.on_replies([(task_id, revoked)])
 
     def take_back(self, task_id: str, keep_ms: int = _LONGEST_MS) -> None:

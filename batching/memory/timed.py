@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
+
+
+def started_clock() -> Callable[[], int]:
+    """Epoch milliseconds that never go back: the time of now, and what has passed since."""
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    return lambda: (offset_ns + time.monotonic_ns()) // 1_000_000
 
 
 class Timed(Generic[V]):
@@ -29,7 +36,7 @@ class Timed(Generic[V]):
         """Keep the value for `ttl_ms`, in place of any other of that name."""
         now = self._now_ms()
         if self._ends and self._ends[0][0] <= now:
-            self._expire(now)
+            self.expire()
         end = now + ttl_ms
         before = self._values.get(name)
         self._values[name] = (value, end)
@@ -58,8 +65,14 @@ class Timed(Generic[V]):
         now = self._now_ms()
         return ((name, value, end - now) for name, (value, end) in self._values.items() if end > now)
 
-    def _expire(self, now: int) -> None:
-        ends = self._ends
+    def left_ms(self, name: str) -> int:
+        """For how long the value of that name still stays; 0 if there is none."""
+        found = self._values.get(name)
+        return 0 if found is None else max(0, found[1] - self._now_ms())
+
+    def expire(self) -> None:
+        """Forget what has expired, so that `bytes` no longer counts it. Every `set` does so."""
+        ends, now = self._ends, self._now_ms()
         while ends and ends[0][0] <= now:
             _, name = heapq.heappop(ends)
             found = self._values.get(name)

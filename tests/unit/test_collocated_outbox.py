@@ -204,6 +204,57 @@ def test_memory_that_is_full_refuses_everybody() -> None:
     assert refused.reason == "memory"
 
 
+def test_memory_that_was_full_of_results_lets_in_again_once_they_have_expired() -> None:
+    door = Door(most_bytes=20_000)
+    while not isinstance(door.said[door.send("x" * 2000)], RateLimited):
+        door.run()
+        door.now_ms += 300
+    door.now_ms += 3_600_000
+    assert isinstance(door.said[task_id := door.send("y")], Receipt), door.said[task_id]
+
+
+def test_requests_that_wait_for_an_equal_one_fill_the_memory_and_leave_it_again() -> None:
+    door = Door(most_bytes=100_000, depth=10)
+    refused = 0
+    for number in range(100):
+        door.now_ms += 300
+        refused += isinstance(door.said[door.send("x" * 5000, ms=1_000_000)], RateLimited)
+    assert refused > 75
+    assert door.store.questions.waiting_bytes > 50_000
+    assert len(door.run()) == 1
+    assert door.store.questions.waiting_bytes == 0
+    door.now_ms += 3_600_000
+    assert door.store.used_bytes == 0
+
+
+def test_all_that_is_not_answered_counts_wherever_it_waits() -> None:
+    door = Door()
+    ids = [door.send("x" * 1000) for _ in range(3)]
+    states, whole = door.store.states.bytes, door.store.used_bytes
+    assert whole - states > 3000
+    claim = door.store.claim(MODEL, "b", 64)
+    assert door.store.used_bytes - door.store.states.bytes == whole - states
+    door.store.put_aside(MODEL, "b", [(1, 500)], last=True)
+    assert door.store.used_bytes - door.store.states.bytes == whole - states
+    door.now_ms += 500
+    door.store.take_back(ids[0])
+    assert len(claim.entries) == 1
+    # The next of them is computed in its place, and the last one waits for it.
+    assert door.run() == []
+    assert (door.store.used_bytes - door.store.states.bytes) * 3 == (whole - states) * 2
+    assert [each.id for each in door.run()] == ids[1:2]
+    assert door.store.used_bytes == door.store.states.bytes
+
+
+def test_a_cancelled_request_is_remembered_for_as_long_as_its_state() -> None:
+    door = Door()
+    door.store.cancel(door.send("x"), "PENDING")
+    assert len(door.store.cancelled) == 1
+    door.now_ms += 70_000
+    door.store.cancelled.expire()
+    assert len(door.store.cancelled) == 0
+
+
 @pytest.mark.parametrize("ttl_ms", [10, 1000])
 def test_values_expire_and_are_not_counted_any_more(ttl_ms: int) -> None:
     now = [0]
