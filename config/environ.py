@@ -90,13 +90,6 @@ def forget_other_programs() -> None:
         del os.environ[name]
 
 
-def inherited_environment() -> Mapping[str, str]:
-    """A copy of the environment that this process was started with, for code that depends on other programs'
-    variables.
-    """
-    return dict(os.environ)
-
-
 def keep_import_folders(path: Sequence[str]) -> None:
     """Order `PYTHONPATH` like `path`, for programs that this process starts; folders that `path` lacks are dropped."""
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)

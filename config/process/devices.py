@@ -18,7 +18,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from config.environ import inherited_environment
+from config.environ import executor_environment
 from config.schema import Devices, ModelSettings
 from config.secrets.masking import masked_url
 
@@ -158,8 +158,8 @@ def sharing(placed: Mapping[str, Placement]) -> list[str]:
 
 @cache
 def this_machine() -> Machine:
-    """This machine's GPUs, found once: a change at run time needs a restart."""
-    return describe(inherited_environment(), driver_gpus() or file_gpus(), _torch_version())
+    """This machine's GPUs, as executors that this process starts see them. Found once: a change needs a restart."""
+    return describe(executor_environment(), driver_gpus() or file_gpus(), _torch_version())
 
 
 def describe(environ: Mapping[str, str], installed: tuple[str, ...], torch: str) -> Machine:

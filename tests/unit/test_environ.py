@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from config import environ
 from config.environ import child_environment, executor_environment, forget_other_programs
+from config.process import devices
 from config.secrets.secret_settings import HOLDERS
 
 ROLES = ("web", "grpc", "worker", "ops", "flower", "redis")
@@ -80,6 +81,17 @@ def test_executors_have_all_of_a_models_own_and_no_setting(given_environment) ->
     assert not OF_OTHERS.keys() & reached.keys()
     assert not [name for name in reached if name.startswith("BUNCH_")]
     assert "s3cret" not in json.dumps(reached)
+
+
+@pytest.mark.parametrize("role", ["web", "worker"])
+def test_executors_run_on_the_gpus_that_whoever_starts_them_has_chosen(
+    role: environ.Role, given_environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_environment(**OF_A_MODEL)
+    given_environment(**child_environment(role, {"mode": "collocated"}, with_executors=role == "web"))
+    monkeypatch.setattr(devices, "driver_gpus", lambda: ("GPU-a", "GPU-b"))
+    machine = devices.this_machine.__wrapped__()
+    assert (machine.gpus, machine.narrowed) == (("1",), True)
 
 
 @pytest.mark.parametrize("role", ["web", "ops", "flower", "redis"])
