@@ -90,7 +90,7 @@ def test_a_mig_instance_has_its_own_memory_and_the_errors_of_its_gpu(machine: Ma
     assert (reading.device, reading.memory_share, reading.temperature_c, reading.xids) == ("MIG-x", 0.5, 90, (79,))
 
 
-@pytest.mark.parametrize("xid", [48, 63, 64, 74, 79, 94, 95])
+@pytest.mark.parametrize("xid", [48, 64, 74, 79, 95])
 def test_an_error_of_the_hardware_ends_the_worker_once(machine: Machine, xid: int) -> None:
     driver = machine.open()
     assert machine.look(driver, {"xids": [xid]}) is Health.OFFLINE
@@ -106,14 +106,26 @@ def test_a_gpu_that_is_gone_ends_the_worker(machine: Machine) -> None:
     assert len(machine.offline) == 1
 
 
-@pytest.mark.parametrize("xid", [13, 31, 43, 45])
+@pytest.mark.parametrize("xid", [13, 31, 43])
 def test_an_error_of_an_application_replaces_its_processes(machine: Machine, xid: int) -> None:
     assert machine.look(machine.open(), {"xids": [xid]}) is Health.HEALTHY
     assert machine.replaced == [(frozenset({"GPU-a"}), f"GPU GPU-a reported XID {xid}")]
     assert machine.offline == []
 
 
-@pytest.mark.parametrize("xid", [8, 32, 68, 109])
+@pytest.mark.parametrize("xid", [63, 94])
+def test_damaged_memory_that_other_processes_do_not_feel_leaves_the_worker_degraded_for_good(
+    machine: Machine, xid: int
+) -> None:
+    driver = machine.open()
+    assert machine.look(driver, {"xids": [xid]}) is Health.DEGRADED
+    assert machine.look(driver, {}) is Health.DEGRADED
+    assert machine.watch.state().reasons == (f"GPU GPU-a has damaged memory, and needs a reset: XID {xid}",)
+    assert (machine.replaced, machine.offline) == ([], [])
+
+
+# 45 is what the end of a killed process reports.
+@pytest.mark.parametrize("xid", [8, 32, 45, 68, 109])
 def test_other_errors_are_counted_and_nothing_else(machine: Machine, xid: int) -> None:
     assert machine.look(machine.open(), {"xids": [xid]}) is Health.HEALTHY
     assert (machine.replaced, machine.offline) == ([], [])

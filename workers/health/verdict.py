@@ -2,7 +2,7 @@
 
     XID of the hardware, or the GPU is gone ──▶ offline: the worker gives everything back, and ends
     XID of an application ────────────────────▶ its executors are replaced
-    throttled, or memory errors grow ─────────▶ degraded: it goes on
+    throttled, or memory is damaged ──────────▶ degraded: it goes on
     memory nearly full ───────────────────────▶ degraded, and smaller batches are claimed
 
 XIDs are NVIDIA's numbers for errors of a GPU ("XID Errors" in its deployment guides).
@@ -14,11 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-# Double-bit memory error; page retirement or row remapping; NVLink; the GPU fell off the bus; contained and
-# uncontained memory errors.
-OF_THE_HARDWARE = frozenset({48, 63, 64, 74, 79, 94, 95})
-# Exception of a kernel, illegal access, reset of a channel, preemptive clean-up.
-OF_AN_APPLICATION = frozenset({13, 31, 43, 45})
+# Double-bit memory error; page retirement or row remapping has failed; NVLink; the GPU fell off the bus; uncontained
+# memory error.
+OF_THE_HARDWARE = frozenset({48, 64, 74, 79, 95})
+# A page is to be retired or a row remapped, at the next reset; contained memory error, which only its process feels.
+OF_DAMAGED_MEMORY = frozenset({63, 94})
+# Exception of a kernel, illegal access, reset of a channel. Not 45, preemptive clean-up: the end of any process that is
+# killed may report it, also of one that we kill, and then each replacement would cause the next.
+OF_AN_APPLICATION = frozenset({13, 31, 43})
 # Memory that has been above the limit must fall by this share below it, or the batch size would swing.
 _MARGIN = 0.05
 
@@ -69,6 +72,7 @@ class Verdict:
         full: UUIDs of GPUs whose memory is nearly full.
         replace: by UUID, why the executors on a GPU must be replaced.
         uncorrected: the memory errors of each GPU when it was first read.
+        damaged: the XIDs of damaged memory that each GPU has reported.
     """
 
     health: Health = Health.HEALTHY
@@ -76,13 +80,14 @@ class Verdict:
     full: frozenset[str] = frozenset()
     replace: Mapping[str, str] = field(default_factory=dict)
     uncorrected: Mapping[str, int] = field(default_factory=dict)
+    damaged: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
 
 def judge(readings: Sequence[Reading], before: Verdict, memory_limit: float) -> Verdict:
     """The judgement. `memory_limit` is the share of a GPU's memory above which batches become smaller; 1: never."""
     ends, warns, replace = [], [], {}
     full = set()
-    first = dict(before.uncorrected)
+    first, damaged = dict(before.uncorrected), dict(before.damaged)
     for each in readings:
         hardware = [xid for xid in each.xids if xid in OF_THE_HARDWARE]
         application = [xid for xid in each.xids if xid in OF_AN_APPLICATION]
@@ -90,6 +95,9 @@ def judge(readings: Sequence[Reading], before: Verdict, memory_limit: float) -> 
             ends.append(f"GPU {each.device} has failed: {_named(hardware) or 'the driver cannot reach it'}")
         if application:
             replace[each.device] = f"GPU {each.device} reported {_named(application)}"
+        if found := damaged.get(each.device, frozenset()) | OF_DAMAGED_MEMORY.intersection(each.xids):
+            damaged[each.device] = found
+            warns.append(f"GPU {each.device} has damaged memory, and needs a reset: {_named(sorted(found))}")
         if each.throttled:
             warns.append(f"GPU {each.device} runs slower: {each.throttled}")
         if each.uncorrected is not None and each.uncorrected > first.setdefault(each.device, each.uncorrected):
@@ -100,7 +108,7 @@ def judge(readings: Sequence[Reading], before: Verdict, memory_limit: float) -> 
             full.add(each.device)
             warns.append(f"the memory of GPU {each.device} is {each.memory_share:.0%} full: batches are smaller")
     health = Health.OFFLINE if ends else Health.DEGRADED if warns else Health.HEALTHY
-    return Verdict(health, (*ends, *warns), frozenset(full), replace, first)
+    return Verdict(health, (*ends, *warns), frozenset(full), replace, first, damaged)
 
 
 def _named(xids: Sequence[int]) -> str:
