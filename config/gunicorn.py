@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import signal
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +15,8 @@ from config.process.memory import settle_heap
 from config.settings import load_settings
 
 _settings = load_settings()
+# Shared by the master and its workers.
+_failed = mmap.mmap(-1, 1)
 
 _host = f"[{_settings.http_host}]" if ":" in _settings.http_host else _settings.http_host
 bind = f"{_host}:{_settings.http_port}"
@@ -60,7 +66,19 @@ def post_fork(server: Any, worker: Any) -> None:
     )
 
 
+def end_in_failure() -> None:
+    """Stop the server in order, and let it exit with status 1: gunicorn itself would only start the worker again."""
+    _failed[0] = 1
+    os.kill(os.getppid(), signal.SIGTERM)
+
+
+def on_exit(server: Any) -> None:
+    if _failed[0]:
+        sys.exit(1)
+
+
 def post_worker_init(worker: Any) -> None:
+    worker.wsgi.end_in_failure = end_in_failure
     worker.wsgi.start()
     worker.on_stopping = worker.wsgi.stopping
     worker.on_last_moment = worker.wsgi.refuse

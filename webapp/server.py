@@ -149,7 +149,7 @@ class Worker(GeventWorker):
         wakeup.stop()
 
     def _drain(self) -> None:
-        """Finish accepted requests for at most `graceful_timeout` less `save_s`; then tell the callers that are left."""
+        """Finish accepted requests for at most `graceful_timeout` less `save_s`, then refuse the rest."""
         self.on_stopping()
         self._service.begin_shutdown()
         self._seat.leave()

@@ -83,6 +83,7 @@ class WorkerRunner:
     """`batching.claim.bootstep.BatchRunner`: built with the Celery app, started by the bootstep."""
 
     codec_type = CeleryCodec
+    open_driver = staticmethod(open_nvml)
 
     def __init__(
         self, settings: Settings, follow_up: FollowUp, redis: Redis | None = None, store: BatchStore | None = None
@@ -170,7 +171,7 @@ class WorkerRunner:
         self._health = HealthWatch(
             WorkerReactions(places, self._go_offline),
             lambda: self.name,
-            open_nvml,
+            self.open_driver,
             settings.gpu_memory_percent / 100,
         )
         self._report = WorkerReport(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from config.process.memory import machine_memory
 from config.redis import connect
 from config.settings import Settings, load_settings
 from tasks.client.collocated.client import LocalClient, LocalClientLimit
+from tasks.errors import ModelUnavailable
 from tasks.protocol.disclosure import Disclosure
 from tasks.protocol.results import CeleryCodec
 from tasks.protocol.seal import seal_of
@@ -44,6 +46,8 @@ class CollocatedApp(BunchApp):
 
     runner: CollocatedRunner
     leftovers: Leftovers
+    # Makes the server stop in order and exit with status 1. Set by gunicorn's configuration.
+    end_in_failure: Callable[[], None]
 
     def start(self, role: str = "web") -> None:
         super().start(role)
@@ -52,8 +56,15 @@ class CollocatedApp(BunchApp):
             self.leftovers.sync()
         except RedisError as error:
             logger.warning("could not read what an earlier process left in Redis; trying again: %s", error)
+        self.runner.on_offline = self._fail
         self.runner.start()
         self._syncing = gevent.spawn(every_second, [self.leftovers.sync])
+
+    def _fail(self, reason: str) -> None:
+        """The GPUs have failed: nobody waits for them in vain, and whoever starts this server may start it anew."""
+        unavailable = f"this server ends, as its hardware has failed, and is started anew: {reason}"
+        self.services.client.router.refuse(partial(ModelUnavailable, unavailable))
+        self.end_in_failure()
 
     def stopping(self) -> None:
         self._stop_by = time.monotonic() + self.services.settings.graceful_timeout_s - _LAST_MOMENT_S

@@ -7,7 +7,9 @@ connection through policy and claim to the executor's socket, and back, without 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection
 
+from gevent.threadpool import ThreadPool
 from msgspec import structs
 from redis import Redis
 
@@ -23,6 +25,10 @@ from tasks.client.collocated.admission import LocalAdmission
 from tasks.fleet.registry_reader import QueueRow, WorkerRow
 from tasks.observability.metrics import MetricsFlusher
 from tasks.protocol.results import CeleryCodec
+from workers.health.nvml import open_nvml
+from workers.health.verdict import Reading
+from workers.health.watch import Driver
+from workers.report import OFFLINE
 from workers.runner import WorkerRunner
 
 _DRAINED_EVERY_S = 0.02
@@ -35,11 +41,38 @@ class LocalCodec(CeleryCodec):
         return super().decode(entry) if entry.request is None else entry.request
 
 
+class ThreadedDriver:
+    """`workers.health.watch.Driver` that is asked in a thread of its own: a call into a library lets no other greenlet
+    run, and a broken driver hangs.
+    """
+
+    def __init__(self, driver: Driver, thread: ThreadPool) -> None:
+        self._driver = driver
+        self._thread = thread
+
+    def read(self, names: Collection[str]) -> list[Reading]:
+        found: list[Reading] = self._thread.apply(self._driver.read, (names,))
+        return found
+
+    def close(self) -> None:
+        self._thread.apply(self._driver.close)
+
+
+def open_in_a_thread(open_driver: Callable[[], Driver | None] = open_nvml) -> Driver | None:
+    """A driver, which is opened, asked and closed in the same thread; None: there is nothing to watch."""
+    thread = ThreadPool(1)
+    driver = thread.apply(open_driver)
+    return None if driver is None else ThreadedDriver(driver, thread)
+
+
 class CollocatedRunner(WorkerRunner):
     """A `WorkerRunner` over `store`. `admission` is set before the start; it measures what arrives."""
 
     codec_type = LocalCodec
+    open_driver = staticmethod(open_in_a_thread)
     admission: LocalAdmission
+    # Called once, when its GPUs have failed, with the reason.
+    on_offline: Callable[[str], None]
 
     def __init__(self, settings: Settings, redis: Redis, store: MemoryStore) -> None:
         super().__init__(settings, NoFollowUp(), redis, store)
@@ -52,12 +85,18 @@ class CollocatedRunner(WorkerRunner):
         return self._report.paces()[model]
 
     def drain(self, until: float) -> bool:
-        """Wait until nothing waits any more, at most `until` (monotonic); returns whether that is so."""
+        """Wait until nothing waits any more, at most `until` (monotonic); returns whether that is so. Executors whose
+        GPU has failed are not waited for.
+        """
         while self._store.waiting:
-            if time.monotonic() >= until:
+            if time.monotonic() >= until or self._report.state == OFFLINE:
                 return False
             time.sleep(_DRAINED_EVERY_S)
         return True
+
+    def _go_offline(self, reason: str) -> None:
+        super()._go_offline(reason)
+        self.on_offline(reason)
 
     def _announce_loads(self) -> None:
         for model, executor in self._executors:

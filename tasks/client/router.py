@@ -32,7 +32,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from config.keys import RESULT_PREFIX, REVOKED_CHANNEL, reply_channel
 from config.redis import dedicated_connection
-from tasks.errors import CallerGone, ShuttingDown
+from tasks.errors import BunchError, CallerGone, ShuttingDown
 from tasks.protocol.results import FINISHED, Reply, decode_replies, decode_reply
 
 logger = logging.getLogger(__name__)
@@ -96,6 +96,10 @@ class Pending:
             self._waiter.switch()
 
 
+def shutting_down() -> BunchError:
+    return ShuttingDown("this process is shutting down; try again, and another one will answer")
+
+
 class Router:
     """Delivers replies to the greenlets of this process. The constructor opens nothing; `start` subscribes."""
 
@@ -120,6 +124,7 @@ class Router:
         self._greenlets: list[gevent.Greenlet[..., None]] = []
         self._stopped = False
         self._refusing = False
+        self._refusal: Callable[[], BunchError] = shutting_down
         self.connected = False
 
     def start(self) -> None:
@@ -132,9 +137,12 @@ class Router:
         # Without the sweep nothing else would end these waits.
         self._refuse_all()
 
-    def refuse(self) -> None:
-        """Refuse all pending and further requests: this process must stop, and its callers are told before that."""
-        self._refusing = True
+    def refuse(self, refusal: Callable[[], BunchError] = shutting_down) -> None:
+        """Refuse all pending and further requests: this process must stop, and its callers are told before that. A
+        second call keeps the first one's refusal.
+        """
+        if not self._refusing:
+            self._refusing, self._refusal = True, refusal
 
     @property
     def size(self) -> int:
@@ -184,7 +192,7 @@ class Router:
         """Refuse all waiting callers; returns the task ids that may be cancelled."""
         waiting = [each for each in self._pending.values() if not each.done]
         for pending in waiting:
-            self.settle(pending, ShuttingDown("this process is shutting down; try again, and another one will answer"))
+            self.settle(pending, self._refusal())
         for watcher in chain.from_iterable(tuple(self._watched.values())):
             self.settle(watcher, None)
         return [pending.task_id for pending in waiting if not pending.runs_on]

@@ -216,7 +216,7 @@ def test_memory_that_was_full_of_results_lets_in_again_once_they_have_expired() 
 def test_requests_that_wait_for_an_equal_one_fill_the_memory_and_leave_it_again() -> None:
     door = Door(most_bytes=100_000, depth=10)
     refused = 0
-    for number in range(100):
+    for _ in range(100):
         door.now_ms += 300
         refused += isinstance(door.said[door.send("x" * 5000, ms=1_000_000)], RateLimited)
     assert refused > 75

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,3 +57,19 @@ def test_a_process_with_its_queue_in_memory_has_time_to_save_it_before_it_is_kil
     given["post_fork"](None, worker)
     assert given["graceful_timeout"] - worker.save_s == 7
     assert worker.save_s == spare_s
+
+
+def test_a_worker_that_fails_for_good_ends_the_server_with_status_1(read, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = read()
+    given["on_exit"](None)
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *about: told.append(about))
+    # The worker is another process.
+    pid = os.fork()
+    if not pid:
+        given["end_in_failure"]()
+        os._exit(0 if told == [(os.getppid(), signal.SIGTERM)] else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    with pytest.raises(SystemExit) as ended:
+        given["on_exit"](None)
+    assert ended.value.code == 1
