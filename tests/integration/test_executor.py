@@ -15,10 +15,13 @@ import pytest
 
 from batching.executor import Cause, ExecutorGone, ExecutorState
 from batching.request import Done, Failed, Ok, Rejected
+from config.process.devices import Placement
+from config.settings import ModelSettings
 from tests.integration import executors
 from tests.integration.executors import LONG_S, Start, lost, run, work
 from tests.processes import alive
 from tests.waiting import wait_until
+from workers.executor.process import ChildProcess
 from workers.executor.process_executor import FIRST_BACKOFF_S
 
 # Fixtures.
@@ -191,6 +194,36 @@ def test_what_the_model_started_neither_hides_its_death_nor_outlives_it(start: S
     assert "exited with status 4" in lost(executor).reason
     wait_until(lambda: not alive(int(told.read_text())))
     assert executor.wait_ready(LONG_S)
+
+
+PARENT = """
+import subprocess
+from pathlib import Path
+
+class Parent:
+    def load(self, device):
+        started = subprocess.Popen(["sleep", "600"])
+        Path(__file__).with_suffix(".pid").write_text(str(started.pid))
+
+    def predict(self, inputs, parameters):
+        return inputs
+"""
+
+
+def test_what_the_model_started_dies_with_it_even_if_somebody_else_has_waited_for_it(tmp_path: Path) -> None:
+    (tmp_path / "parent_model.py").write_text(PARENT)
+    model = ModelSettings(name="parent", source="parent_model:Parent")
+    process = ChildProcess(model, "parent/0", Placement("cpu"), str(tmp_path))
+    try:
+        assert process.await_ready(LONG_S, None)
+        os.kill(process.pid, signal.SIGKILL)
+        # As gevent does, in a process that it has patched.
+        process._process.wait()
+        assert "SIGKILL" in process.bury().reason
+        wait_until(lambda: not alive(int((tmp_path / "parent_model.pid").read_text())))
+    finally:
+        process.bury()
+        process.close()
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

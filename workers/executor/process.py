@@ -72,6 +72,7 @@ class ChildProcess:
             raise OSError(placement.problem)
         self.started_at = time.monotonic()
         self._ready: Ready | None = None
+        self._buried = False
         ours, theirs = socket.socketpair()
         with theirs:
             # Gevent's sockets do not block; the child, which has no gevent, must.
@@ -204,8 +205,10 @@ class ChildProcess:
         """
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
-        # Until it is waited for, it is at least a zombie, so its number cannot be reused.
-        if self._process.returncode is None:
+        # Until it is waited for, it is at least a zombie, so its number cannot be reused. gevent waits for it as soon as
+        # it is dead, a moment before its burial: while anything that it has started lives, the number stays that of
+        # their group, and otherwise all other numbers would have to be used up in that moment.
+        if not self._buried:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
@@ -233,6 +236,7 @@ class ChildProcess:
         """Kill the rest of it, and wait; returns how it died."""
         self.kill()
         code = self._process.wait()
+        self._buried = True
         if code >= 0:
             return Death(Cause.EXIT, f"the process exited with status {code}")
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
