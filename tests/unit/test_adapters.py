@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from config.model_files.adapters import adapter_of
 from config.process.devices import Machine, executor_count, placement
 from config.secrets.masking import masked_url
 from config.settings import ModelSettings, load_settings
+from tests.waiting import PATIENCE_S
 from workers.models import load_model
-from workers.models.http import ApiError
+from workers.models.http import ApiError, ApiUnavailable
 
 
 def called(
@@ -59,6 +61,33 @@ def test_requests_that_differ_in_what_a_call_says_once_are_calls_of_their_own() 
     outputs, seen = called("openai:http://h/v1/embeddings", answer, ["a", "b", "c"], *parameters)
     assert outputs == [8, 4, 8]
     assert [body["input"] for _, body in seen] == [["a", "c"], ["b"]]
+
+
+def test_calls_of_one_batch_are_made_together() -> None:
+    together = threading.Barrier(4)
+
+    def answer(body: Any) -> Any:
+        together.wait(PATIENCE_S)
+        return [{"index": 0, "score": float(body["query"])}]
+
+    asked = [{"query": str(number), "text": "t"} for number in range(4)]
+    outputs, calls = called("tei:http://a/rerank", answer, asked, timeout_ms=1000 * PATIENCE_S)
+    assert len(calls) == 4
+    assert [each["score"] if isinstance(each, dict) else each for each in outputs] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_all_calls_of_one_batch_have_the_time_of_one() -> None:
+    never = threading.Event()
+
+    def answer(body: Any) -> Any:
+        never.wait(PATIENCE_S)
+        return []
+
+    try:
+        with pytest.raises(ApiUnavailable, match="in time"):
+            called("tei:http://a/rerank", answer, [{"query": q, "text": "t"} for q in "ab"], timeout_ms=50)
+    finally:
+        never.set()
 
 
 def test_tei_embeds_ranks_and_predicts_by_its_path() -> None:

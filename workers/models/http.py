@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import logging
 import ssl
+import time
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 import httpx
@@ -31,6 +34,8 @@ MAX_EXCERPT = 300
 MAX_READ = 65_536
 # Gives up before the executor's own time limit would kill the process: a slow API is not a broken executor.
 _SHARE_OF_TIMEOUT = 0.9
+# Calls of one batch; an API is not to take them for an attack.
+_CALLS_AT_ONCE = 8
 
 
 _MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -136,8 +141,8 @@ class HttpModel:
 
     def _adapted(self, adapter: Adapter, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
         outputs: list[Any] = [None] * len(inputs)
-        for members, body in adapter.calls(inputs, parameters, self._model):
-            answer = self._post(body)
+        calls = [(members, body) for members, body in adapter.calls(inputs, parameters, self._model)]
+        for (members, _), answer in zip(calls, self._answers([body for _, body in calls]), strict=True):
             try:
                 found = adapter.outputs(msgspec.json.decode(answer), len(members))
                 for member, output in zip(members, found, strict=True):
@@ -146,6 +151,22 @@ class HttpModel:
                 public = f"the model's API must answer {adapter.answers}"
                 raise ApiError(f"{public}: {error!r}", public) from None
         return outputs
+
+    def _answers(self, bodies: list[Any]) -> list[bytes]:
+        """The answers to several calls, which have the time of one batch together."""
+        if len(bodies) <= 1:
+            return [self._post(body) for body in bodies]
+        until = time.monotonic() + self._timeout_s
+        # As they may outlast the batch, each batch has threads of its own.
+        threads = ThreadPoolExecutor(min(len(bodies), _CALLS_AT_ONCE), "call")
+        try:
+            answers = [threads.submit(self._post, body) for body in bodies]
+            return [each.result(timeout=max(0.0, until - time.monotonic())) for each in answers]
+        except FutureTimeoutError:
+            public = "the model's API could not be called: not all calls of the batch were answered in time"
+            raise ApiUnavailable(public, public) from None
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _post(self, body: Any) -> bytes:
         try:
