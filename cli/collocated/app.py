@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import gevent
+from gevent.event import Event
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -31,7 +32,6 @@ from tasks.protocol.disclosure import Disclosure
 from tasks.protocol.results import CeleryCodec
 from tasks.protocol.seal import seal_of
 from webapp.app import BunchApp, create_app, make_services
-from webapp.observability.metrics import every_second
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 _SHARE_OF_MEMORY = 0.25
 # How long before the end of the graceful timeout what is not finished goes to Redis.
 _LAST_MOMENT_S = 2.0
+_SYNC_EVERY_S = 1.0
+# For how long a stop waits for an exchange that is under way; it then has the same to say to Redis.
+_LAST_SYNC_S = 0.5
 
 
 class CollocatedApp(BunchApp):
@@ -58,7 +61,17 @@ class CollocatedApp(BunchApp):
             logger.warning("could not read what an earlier process left in Redis; trying again: %s", error)
         self.runner.on_offline = self._fail
         self.runner.start()
-        self._syncing = gevent.spawn(every_second, [self.leftovers.sync])
+        self._ending = Event()
+        self._syncing = gevent.spawn(self._sync)
+
+    def _sync(self) -> None:
+        while not self._ending.wait(_SYNC_EVERY_S):
+            try:
+                self.leftovers.sync()
+            except RedisError as error:
+                logger.debug("could not exchange requests and dead letters with Redis; trying again: %s", error)
+            except Exception:
+                logger.exception("could not exchange requests and dead letters with Redis; trying again")
 
     def _fail(self, reason: str) -> None:
         """The GPUs have failed: nobody waits for them in vain, and whoever starts this server may start it anew."""
@@ -71,9 +84,11 @@ class CollocatedApp(BunchApp):
 
     def stop(self) -> None:
         """The connections are closed. Finish the requests that are polled for, and move the rest to Redis."""
-        self._syncing.kill()
+        self._ending.set()
         in_time = self.runner.drain(min(self._stop_by, time.monotonic() + self.services.settings.graceful_timeout_s))
         self.runner.give_back(cold=not in_time)
+        # Not killed: what it has just read from Redis would be lost.
+        self._syncing.join(_LAST_SYNC_S)
         # Before anything else ends: gunicorn's master, and whoever stops the container, wait for so long and no longer.
         try:
             self.leftovers.save()

@@ -61,6 +61,10 @@ class Leftovers:
         self._keys = Shard()
         self._look = redis.register_script(LOOK.text)
         self._warned = False
+        # Messages that were taken from a queue, and may still be at its end: Redis did not say that they are gone.
+        self._taken: dict[str, list[bytes]] = {}
+        # Once all is saved, nothing more may be taken.
+        self._is_over = False
 
     def sync(self) -> None:
         """Move dead letters out, and what waits in Redis in."""
@@ -71,6 +75,7 @@ class Leftovers:
 
     def save(self) -> None:
         """The process stops: move what can still be asked for to Redis."""
+        self._is_over = True
         self._save_letters()
         states = [each for each in self._store.states.items() if each[2] > _HEARD_MS]
         waiting = [each for each in self._store.take_all() if each[2].header and each[2].header.tracked]
@@ -96,7 +101,8 @@ class Leftovers:
             pipeline.zadd(self._keys.dead(), {task_id: now})
         try:
             pipeline.execute()
-        except Exception:
+        except BaseException:
+            # Also when its greenlet is ended meanwhile.
             self._store.letters = {**letters, **self._store.letters}
             raise
 
@@ -117,10 +123,25 @@ class Leftovers:
         _, depths, *_ = self._look(keys=(*LookKeys(delayed=self._keys.delayed(model)), *queues))
         for rank, (queue, depth) in enumerate(zip(queues, depths, strict=True)):
             left = int(depth)
-            while left > 0 and (messages := cast("list[bytes] | None", self._redis.rpop(queue, min(left, _AT_ONCE)))):
-                left -= len(messages)
-                for message in messages:
-                    self._take(model, rank, queue, message)
+            while left > 0 and (count := self._adopt_some(model, rank, queue)):
+                left -= count
+
+    def _adopt_some(self, model: str, rank: int, queue: str) -> int:
+        """Take the messages at the end of a queue; returns how many. Each is here before it is gone from there."""
+        messages = cast("list[bytes]", self._redis.lrange(queue, -_AT_ONCE, -1))[::-1]
+        if self._is_over:
+            return 0
+        taken = self._taken.get(queue, [])
+        if messages[: len(taken)] != taken:
+            taken = []
+        self._taken[queue] = taken
+        for message in messages[len(taken) :]:
+            self._take(model, rank, queue, message)
+            taken.append(message)
+        if messages:
+            self._redis.ltrim(queue, 0, -len(messages) - 1)
+        del self._taken[queue]
+        return len(messages)
 
     def _take(self, model: str, rank: int, queue: str, message: bytes) -> None:
         item = Queued.of(message)

@@ -27,7 +27,8 @@ def test_what_is_not_finished_is_saved_before_executors_and_the_rest_end(
     said: list[str] = []
     app: Any = CollocatedApp.__new__(CollocatedApp)
     app.services = SimpleNamespace(settings=Settings(mode="collocated", metrics="off"))
-    app._syncing = SimpleNamespace(kill=lambda: None)
+    app._ending = threading.Event()
+    app._syncing = SimpleNamespace(join=lambda within_s: said.append(f"told to end: {app._ending.is_set()}"))
     app.runner = SimpleNamespace(
         drain=lambda until: in_time,
         give_back=lambda cold: said.append(f"give back, cold: {cold}"),
@@ -37,7 +38,7 @@ def test_what_is_not_finished_is_saved_before_executors_and_the_rest_end(
     monkeypatch.setattr(BunchApp, "stop", lambda self: said.append("the rest"))
     app.stopping()
     app.stop()
-    assert said == [f"give back, cold: {not in_time}", "save", "stop", "the rest"]
+    assert said == [f"give back, cold: {not in_time}", "told to end: True", "save", "stop", "the rest"]
 
 
 def test_a_failed_gpu_refuses_whoever_waits_and_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
