@@ -143,7 +143,9 @@ def _named(name: str, instance: int, machine: Machine) -> Placement:
         return Placement("cuda", name, "" if known else f"{name} is not on this machine, which has {found}")
     if machine.gpus and int(index) >= len(machine.gpus):
         return Placement("cuda", index, f"there is no {name} on this machine, which has {found}")
-    return Placement("cuda", machine.gpus[int(index)] if machine.narrowed and machine.gpus else index)
+    # CUDA's own numbers know neither the choice of whoever started this process, nor more than one MIG instance.
+    is_numbered_here = machine.narrowed or any(each.startswith("MIG-") for each in machine.gpus)
+    return Placement("cuda", machine.gpus[int(index)] if is_numbered_here and machine.gpus else index)
 
 
 def sharing(placed: Mapping[str, Placement]) -> list[str]:

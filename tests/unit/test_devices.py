@@ -117,6 +117,7 @@ UNKNOWN = Machine(why="no driver")
         (("cuda:1", "cuda:1"), Machine(GPUS), [Placement("cuda", "1")] * 2),
         (("GPU-cc", "MIG-y"), Machine(GPUS), [Placement("cuda", "GPU-cc"), Placement("cuda", "MIG-y")]),
         (("cuda:1",), Machine(("5", "3"), narrowed=True), [Placement("cuda", "3")]),
+        (("cuda:2",), Machine(("GPU-a", "MIG-b", "MIG-c")), [Placement("cuda", "MIG-c")]),
         ("all", Machine(GPUS), [Placement("cuda", gpu) for gpu in GPUS]),
     ],
 )
