@@ -59,7 +59,7 @@ from workers.celery.started_marks import StartedMarks
 from workers.executor.process_executor import ProcessExecutor
 from workers.health.nvml import open_nvml
 from workers.health.reactions import WorkerReactions
-from workers.health.watch import HealthWatch
+from workers.health.watch import Driver, HealthWatch
 from workers.reconciler import Reconciler
 from workers.report import OFFLINE, STOPPING, WorkerReport
 
@@ -83,7 +83,7 @@ class WorkerRunner:
     """`batching.claim.bootstep.BatchRunner`: built with the Celery app, started by the bootstep."""
 
     codec_type = CeleryCodec
-    open_driver = staticmethod(open_nvml)
+    open_driver: Callable[[], Driver | None] = staticmethod(open_nvml)
 
     def __init__(
         self, settings: Settings, follow_up: FollowUp, redis: Redis | None = None, store: BatchStore | None = None

@@ -13,7 +13,8 @@ import msgspec
 from batching.claim.store import Blame, Claim, Settled, View
 from batching.coalescing import Finished
 from batching.memory.queues import Queued
-from batching.memory.store import MemoryStore, started_clock
+from batching.memory.store import MemoryStore
+from batching.memory.timed import started_clock
 from config.keys import Shard
 from config.tiers import Tier
 
