@@ -35,6 +35,15 @@ def read_options(where: str, options: dict[str, Any], folder: Path, problems: li
     return {**options, "headers": absolute}
 
 
+def is_callable(address: str) -> bool:
+    """Return whether a URL, which may have an adapter, names a host and no impossible port."""
+    try:
+        url = urlsplit(address[address.index("http") :])
+        return bool(url.hostname) and url.port != 0
+    except ValueError:
+        return False
+
+
 def source_of(table: Mapping[str, Any]) -> Any:
     """The source of a model: the first of its `urls` where it names none."""
     urls = table.get("urls")
@@ -46,6 +55,12 @@ def read_keys(
 ) -> None:
     """Complete `urls`, which need not repeat the adapter of the source, and look up TLS files from `folder`."""
     source = values["source"]
+    for key, address in [("source", source), *(("urls", each) for each in values.get("urls", ()))]:
+        if re.match(r"([a-z]+:)?https?://", address) and not is_callable(address):
+            # Where a part ends is not known, so none is shown: it may be a password.
+            shown = f"{address.partition('://')[0]}://{MASK}"
+            fix = "must name a host and, if any, a port from 1 to 65535; write special characters of a password as %XX"
+            problems.append(Problem(f"{where} {key}", shown, fix))
     adapter = source.partition("http")[0] if re.match(r"[a-z]+:https?://", source) else ""
     urls = tuple(url if url.startswith(adapter) else adapter + url for url in values.get("urls", ()))
     if urls:

@@ -202,6 +202,19 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, keys: str, said: str) -> N
     assert [each for each in raised.value.problems if said in str(each)], raised.value.problems
 
 
+@pytest.mark.parametrize(
+    "url", ["http://h:80a", "tei:https://[::1", "http://h:99999", "http://h:0", "http://:80", "http://u:s3/cret@h"]
+)
+@pytest.mark.parametrize("key", ["source", "urls"])
+def test_a_url_that_cannot_be_called_is_named_with_its_fix_and_no_secret(tmp_path: Path, key: str, url: str) -> None:
+    path = tmp_path / "bunch.toml"
+    path.write_text(f'[models.m]\nsource = "{url}"' if key == "source" else f'[models.m]\nurls = ["http://a", "{url}"]')
+    with pytest.raises(SettingsError, match=rf"models\.m\] {key}.*a port from 1 to 65535") as refused:
+        load_settings({}, str(path))
+    assert "s3" not in str(refused.value)
+    assert "cret" not in str(refused.value)
+
+
 def test_urls_alone_are_a_source(tmp_path: Path) -> None:
     path = tmp_path / "bunch.toml"
     path.write_text('[models.m]\nurls = ["https://a", "https://b"]\nca_file = "ca.pem"\n')
