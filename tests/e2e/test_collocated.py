@@ -254,9 +254,12 @@ def test_a_stop_finishes_or_keeps_what_was_accepted(own: Stack, tmp_path: Path) 
         hold(api, "narrow", path)
         left = api.later({"n": 1}, "narrow")
         open_call = api.soon({"n": 2, "sleep": 0.5}, "moody")
-        wait_until(lambda: api.get("/healthz").json["waiting"] == 1, what="the call waits")
+        # It waits until nobody can wait any longer: what is polled for must still be saved.
+        vain_call = api.soon({"n": 3}, "narrow")
+        wait_until(lambda: api.get("/healthz").json["waiting"] == 2, what="the calls wait")
         own.terminate()
         assert open_call.result().json["output"]["echo"]["n"] == 2
+        assert vain_call.result().error == "SHUTTING_DOWN"
     assert own.process.wait(PATIENCE_S) == 0
     path.touch()
     own.start("--collocated")

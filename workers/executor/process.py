@@ -205,8 +205,8 @@ class ChildProcess:
         """
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
-        # Until it is waited for, it is at least a zombie, so its number cannot be reused. gevent waits for it as soon as
-        # it is dead, a moment before its burial: while anything that it has started lives, the number stays that of
+        # Until it is waited for, it is at least a zombie, so its number cannot be reused. gevent waits for it as soon
+        # as it is dead, a moment before its burial: while anything that it has started lives, the number stays that of
         # their group, and otherwise all other numbers would have to be used up in that moment.
         if not self._buried:
             with contextlib.suppress(ProcessLookupError, PermissionError):
