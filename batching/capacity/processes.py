@@ -1,4 +1,4 @@
-"""Which process limits a fleet: a frontend, Redis' one thread, a worker, or an executor.
+"""The process that limits a fleet: a frontend, Redis' one thread, a worker, or an executor.
 
     callers ──▶ N frontends ──▶ Redis ──▶ N workers ──▶ N executors
                   1/D_f each     1/D_r      1/D_w each    64 / (time of a batch) each

@@ -1,4 +1,4 @@
-"""What a collocated process keeps in Redis: its dead letters, and at its stop whatever is not finished or not fetched.
+"""A collocated process keeps in Redis its dead letters, and at its stop whatever is not finished or not fetched.
 
     stop   ──▶ polled requests that still wait, and outcomes that may still be asked for
     start  ◀── those requests; the outcomes are read where they are

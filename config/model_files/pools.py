@@ -22,7 +22,7 @@ _POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one worker serves. `devices` are for models that name none themselves; `pool` is empty without one."""
+    """The models of one worker. `devices` are for models that name none themselves; `pool` is empty without one."""
 
     models: Mapping[str, ModelSettings]
     devices: Devices = None

@@ -193,7 +193,7 @@ class Client:
         return int(cast("int", early_us)) / 1_000_000
 
     def burst_of(self, caller: Caller) -> int | None:
-        """How many requests a caller may send at once; None: it has no limit."""
+        """The number of requests that a caller may send at once; None: it has no limit."""
         quota = self._quotas.of(caller)
         return None if quota is None else quota.burst
 

@@ -61,7 +61,7 @@ class Plan:
         return max((level.connections or 0 for level in self.levels), default=0)
 
     def runs(self, model: Model, *, batches: bool) -> bool:
-        """Whether a system that batches, or does not, is measured with this model."""
+        """True if a system that batches, or does not, is measured with this model."""
         return batches or self.with_slow or model != "50ms"
 
     def estimate_s(self, batching: Sequence[bool]) -> float:

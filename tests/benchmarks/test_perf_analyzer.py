@@ -1,4 +1,4 @@
-"""What perf_analyzer writes becomes figures, and figures become a table."""
+"""The output of perf_analyzer becomes figures, and figures become a table."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def api(stack: Stack) -> Iterator[Api]:
 
 
 def vector(text: str | list[int]) -> list[float]:
-    """What `tests.fakes.embedder.Embedder` makes of it."""
+    """The vector that `tests.fakes.embedder.Embedder` makes of it."""
     numbers = [len(text), *(text if isinstance(text, list) else map(ord, text))]
     return [number / 3 for number in (*numbers, *[0] * 8)][:8]
 

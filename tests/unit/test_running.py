@@ -1,4 +1,4 @@
-"""What the doors queue for a call, with a client that only notes it: no queue, no server."""
+"""The requests that the doors queue for a call, with a client that only notes it: no queue, no server."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def _ended(
 
 
 class Asked(NamedTuple):
-    """What a call at a door asks for.
+    """A call at a door.
 
     Args:
         name: the field with the inputs, for messages.

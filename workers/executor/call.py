@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Stages:
-    """What a call needs to know of its model."""
+    """The properties of a model that a call needs."""
 
     __slots__ = ("finishes", "max_output_bytes", "model", "plain", "prepares", "shapes")
 

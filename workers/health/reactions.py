@@ -1,4 +1,4 @@
-"""What a worker does about the health of its GPUs."""
+"""A worker's reactions to the health of its GPUs."""
 
 from __future__ import annotations
 

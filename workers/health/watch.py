@@ -35,7 +35,7 @@ class Driver(Protocol):
 
 
 class Reactions(Protocol):
-    """What a worker does about its GPUs. `names` are those of executors' devices."""
+    """A worker's reactions to its GPUs. `names` are those of executors' devices."""
 
     def devices(self) -> frozenset[str]:
         """The names of the GPUs that its executors use now. Called at the begin of each look."""

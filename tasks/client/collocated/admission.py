@@ -180,7 +180,7 @@ class LocalAdmission:
         return verdict._replace(remaining=remaining, whole_ms=whole_us / 1000)
 
     def _calm(self, load: Pressure, limit: int, rank: int, deadline_ms: int, queue_limit_ms: int) -> float:
-        """How many may wait so that no request of this class is refused, whatever waits: one comparison then."""
+        """The number that may wait so that no request of this class is refused, whatever waits: one comparison then."""
         form, rate = self._rule.form, load.rate
         calm: float = limit - 1
         if form is Form.OFF or (rate <= 0 and form is Form.DRAIN):

@@ -1,4 +1,4 @@
-"""What the scripts beside this file have in common. It runs in their environments, so it needs nothing of ours.
+"""The common part of the scripts beside this file. It runs in their environments, so it needs nothing of ours.
 
 python SCRIPT.py URL KEY LIMITED_KEY ─▶ one JSON object: what was checked → "" or the error
 """

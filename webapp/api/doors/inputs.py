@@ -18,7 +18,7 @@ Tokens = Annotated[list[Token], msgspec.Meta(min_length=1)]
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 NotEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 Text = NotEmpty | Annotated[list[NotEmpty | Token | Tokens], msgspec.Meta(min_length=1)]
-"""What OpenAI's and TEI's clients send: one text or token array, or a list of them."""
+"""An input of OpenAI's and TEI's clients: one text or token array, or a list of them."""
 
 NO_TOKENS = (
     "{model} takes texts, no token arrays: send strings. LangChain: check_embedding_ctx_length=False; or declare "

@@ -20,7 +20,7 @@ from tasks.protocol.results import Reply
 
 
 class Told(msgspec.Struct):
-    """What the doors read of a model's metadata; a value of another type counts as missing."""
+    """The part that the doors read of a model's metadata; a value of another type counts as missing."""
 
     tokens_used: Any = 0
     truncated: Any = False

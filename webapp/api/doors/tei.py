@@ -170,7 +170,7 @@ def health(services: Services, call: HttpRequest) -> HttpResponse:
 
 
 def _sequences(given: str | list[str | list[str]]) -> tuple[bool, list[list[str]]]:
-    """Whether it is a batch, and its sequences, of one or two texts each. Raises ApiError INVALID_INPUT."""
+    """True for a batch, and its sequences, of one or two texts each. Raises ApiError INVALID_INPUT."""
     if isinstance(given, str):
         return False, [[given]]
     pair = [each for each in given if isinstance(each, str)]

@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """What one model takes and gives."""
+    """The tensors that one model takes and gives."""
 
     model: str
     version: str
@@ -109,6 +109,6 @@ def signatures_of(settings: Settings, tasks: ModelTasks) -> dict[str, Signature]
 
 
 def signature_of(model: ModelSettings, *, embeds: bool) -> Signature:
-    """What a model declares, or what counts as declared: a text in; out an embedding, or any value as text."""
+    """The declaration of a model, or what counts as one: a text in; out an embedding, or any value as text."""
     output = _EMBEDDING if embeds else _ANY
     return Signature(model.name, model.version, model.inputs or [_TEXT], model.outputs or [output])
