@@ -11,6 +11,7 @@ from typing import cast
 
 from redis import Redis
 
+from batching.claim.lease import parse_lease
 from batching.fast_header import FastHeader, read_fast_header
 from config.keys import RESULT_PREFIX, Shard
 from config.redis import Line, Script
@@ -34,9 +35,7 @@ for i = 1, #KEYS - 1 do
   for _, message in ipairs(redis.call('LRANGE', KEYS[i], 0, -1)) do queued[#queued + 1] = message end
 end
 for _, lease in ipairs(redis.call('KEYS', 'bunch:lease:*')) do
-  for _, entry in ipairs(redis.call('LRANGE', lease, 1, -1)) do
-    if #entry > 0 then leased[#leased + 1] = string.sub(entry, 3) end
-  end
+  leased[#leased + 1] = redis.call('LRANGE', lease, 0, -1)
 end
 local delayed = {}
 for _, entry in ipairs(redis.call('ZRANGE', KEYS[#KEYS], 0, -1)) do delayed[#delayed + 1] = string.sub(entry, 2) end
@@ -111,12 +110,17 @@ class Ledger:
         return Books(
             queued=[_stamp_of(each).task_id for each in queued],
             attempts=[_stamp_of(each).attempt for each in queued],
-            leased=[_stamp_of(each).task_id for each in leased],
+            leased=[_stamp_of(each).task_id for lease in leased for each in _messages_of(lease)],
             delayed=[_stamp_of(each).task_id for each in delayed],
             done=by_status.get(b"SUCCESS", set()),
             failed=by_status.get(b"FAILURE", set()),
             dead={each.decode() for each in dead},
         )
+
+
+def _messages_of(elements: list[bytes]) -> list[bytes]:
+    lease = parse_lease(elements)
+    return [each.message for each in lease.entries] if lease is not None else []
 
 
 def _stamp_of(message: bytes) -> FastHeader:
