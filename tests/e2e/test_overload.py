@@ -123,6 +123,10 @@ def computed(api: Api) -> float:
 def test_what_waits_too_long_in_the_queue_is_not_computed(own: Stack) -> None:
     set_to(own, 'admission = "off"\nqueue_timeout_ms = 500')
     with connected(own.port) as api:
+        # A worker that was idle tells its sums only every ten seconds: they are of now once it has worked again.
+        stale = computed(api)
+        assert api.infer("a mark").status == 200
+        wait_until(lambda: computed(api) > stale, what="the sums are told")
         before = computed(api)
         # Enough for five times as long.
         bulk = api.post("/v1/inference/bulk", {"inputs": list(range(int(2.5 * CAPACITY_RPS))), "timeout_ms": 10_000})
@@ -130,7 +134,8 @@ def test_what_waits_too_long_in_the_queue_is_not_computed(own: Stack) -> None:
         assert states.keys() == {"OK", "DEADLINE_EXCEEDED"}
         assert states["OK"] < states["DEADLINE_EXCEEDED"]
         wait_until(lambda: computed(api) - before >= states["OK"], what="they are counted")
-        assert computed(api) - before == states["OK"]
+        # The mark may have come into the sums after the others.
+        assert computed(api) - before - states["OK"] in {0, 1}
     set_to(own, "")
 
 
