@@ -142,7 +142,11 @@ def test_numbers_of_hundreds_of_digits_are_no_errors_of_the_server(frontend: Fro
         assert (answer.status_code, "shape[1]: Expected" in answer.text) == (400, True)
 
 
-@pytest.mark.parametrize("packed", [gzip.compress(b" " * 100_000), gzip.compress(b" " * 100_000)[:-1], b"no gzip"])
+@pytest.mark.parametrize(
+    "packed",
+    [gzip.compress(b" " * 100_000), gzip.compress(b" " * 100_000)[:-1], b"no gzip"],
+    ids=["whole", "cut off", "not gzip"],
+)
 def test_a_refused_body_counts_with_what_it_cost_to_unpack(
     frontend: Frontend, monkeypatch: pytest.MonkeyPatch, packed: bytes
 ) -> None:
