@@ -183,10 +183,13 @@ def body(number: int) -> dict[str, object]:
     return {"input": {"n": number}, "model": "narrow"}
 
 
-def test_polling_and_cancelling(inside: Api, held: Path) -> None:
-    waiting, cancelled = inside.later({"n": 1}, "moody"), inside.later({"n": 2}, "moody")
-    assert inside.result(waiting)["status"] == "PENDING"
-    wait_until(lambda: depths(inside, "moody")["paid"] == 2, what="both are counted as waiting")
+def test_polling_and_cancelling(inside: Api, tmp_path: Path) -> None:
+    held = tmp_path / "go"
+    hold(inside, "single", held)
+    # The first may be claimed ahead, as a batch of its own; the second waits.
+    waiting, cancelled = inside.later({"n": 1}, "single"), inside.later({"n": 2}, "single")
+    assert inside.result(waiting)["status"] in {"PENDING", "STARTED"}
+    wait_until(lambda: depths(inside, "single")["paid"] >= 1, what="what waits is counted")
     assert inside.call("DELETE", f"/v1/result/{cancelled}").json["status"] == "CANCELLED"
     held.touch()
     assert inside.result(waiting, wait_ms=9000)["output"]["echo"] == {"n": 1}
