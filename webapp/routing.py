@@ -132,7 +132,7 @@ class RouteTable:
 
 
 def _places(route: Route, models: Sequence[str]) -> Iterator[tuple[tuple[str, str], tuple[Handler, Access]]]:
-    """Where a fast route is found: method and path, of each model if it has one in its path."""
+    """The places of a fast route: method and path, of each model if it has one in its path."""
     if _MODEL not in route.path:
         yield (route.method, route.path), (route.handler, route.access)
         return

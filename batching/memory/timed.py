@@ -66,7 +66,7 @@ class Timed(Generic[V]):
         return ((name, value, end - now) for name, (value, end) in self._values.items() if end > now)
 
     def left_ms(self, name: str) -> int:
-        """For how long the value of that name still stays; 0 if there is none."""
+        """The milliseconds for which the value of that name still stays; 0 if there is none."""
         found = self._values.get(name)
         return 0 if found is None else max(0, found[1] - self._now_ms())
 

@@ -1,4 +1,4 @@
-"""Where a model is run with a few sizes only: a batch between two of them is made smaller, or padded.
+"""Rounds batches for a model that is run with a few sizes only: one between two of them is made smaller, or padded.
 
     depth 40 of sizes 32, 64 ──▶ 32 now, and 8 with the next batch    if the executor loses nothing by it
                              └─▶ 40, computed as 64                   otherwise

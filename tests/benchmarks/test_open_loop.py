@@ -137,7 +137,7 @@ def test_a_system_that_is_gone_is_said_to_have_answered_nothing() -> None:
 
 
 def test_all_who_wait_when_the_system_goes_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many they are: each fails as soon as it is sent."""
+    """Each fails as soon as it is sent, however many they are."""
     monkeypatch.setattr(module, "MOST_CONNECTIONS", 1)
     system = socket.create_server(("127.0.0.1", 0))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 import msgspec
 import pytest
 
@@ -11,15 +9,12 @@ from batching.claim.lease import Verdict
 from batching.claim.store import Blame, Settled
 from batching.fast_header import read_fast_header
 from batching.memory.store import Letter, state_of
-from config.schema import MAX_BATCH_BYTES
 from config.tiers import Tier
 from tests.fakes.store import epoch_ms
 from tests.fakes.worlds import (
     HOUR_MS,
     MODEL,
     PAUSE_MS,
-    MemoryWorld,
-    RedisWorld,
     World,
     foreign,
     name_of,
@@ -27,16 +22,6 @@ from tests.fakes.worlds import (
     ours,
     settled,
 )
-
-
-@pytest.fixture(params=["memory", "redis"])
-def world(request: pytest.FixtureRequest):
-    if request.param == "memory":
-        yield MemoryWorld()
-        return
-    made = RedisWorld(request.getfixturevalue("redis"))
-    yield made
-    made.close()
 
 
 def test_claims_the_oldest_first_and_leases_them(world: World) -> None:
@@ -333,143 +318,3 @@ def test_a_dead_letter_keeps_the_message_as_it_was_queued(world: World) -> None:
         # The second time is the repeat of a call whose reply was lost.
         world.store.finish("b1", [settled(1, "t0", letter=b'{"reason":"x"}')], last=False)
     assert world.letters() == {"t0": Letter(Tier.FREE.rank, message, b'{"reason":"x"}')}
-
-
-def test_the_bell_rings_once_for_what_came_since(world: World) -> None:
-    assert not world.store.wait_for_bells([MODEL], 0.001)
-    world.put(ours("a"), Tier.PAID)
-    world.put(ours("b"), Tier.PAID)
-    assert world.store.wait_for_bells([MODEL], 5.0)
-    assert not world.store.wait_for_bells([MODEL], 0.001)
-
-
-def test_giving_back_rings(world: World) -> None:
-    world.put(ours("a"), Tier.PAID)
-    world.store.claim(MODEL, "b1", 1)
-    world.store.wait_for_bells([MODEL], 5.0)
-    world.store.give_back(MODEL, "b1", Blame.NOTHING)
-    assert world.store.wait_for_bells([MODEL], 5.0)
-
-
-def test_one_wait_for_several_bells_says_which_rang(world: World) -> None:
-    world.put(ours("a"), Tier.PAID)
-    assert world.store.wait_for_bells(["other", MODEL], 5.0) == MODEL
-    assert world.store.wait_for_bells(["other", MODEL], 0.001) is None
-    world.store.ring("other")
-    assert world.store.wait_for_bells(["other", MODEL], 5.0) == "other"
-    world.store.leave_bell()
-    world.store.ring("other")
-    assert world.store.wait_for_bells(["other"], 5.0) == "other"
-
-
-def test_a_claim_that_leaves_something_rings(world: World) -> None:
-    world.put(ours("a"), Tier.PAID)
-    world.put(ours("b"), Tier.PAID)
-    world.put(ours("c"), Tier.FREE)
-    world.store.wait_for_bells([MODEL], 0.0)
-    world.store.claim(MODEL, "b1", 1)
-    assert world.store.wait_for_bells([MODEL], 5.0) == MODEL
-    world.store.claim(MODEL, "b2", 1, paused=frozenset({Tier.FREE.rank}))
-    assert world.store.wait_for_bells([MODEL], 0.001) is None, "nobody may claim what is left"
-
-
-def test_peeking_names_the_models_that_have_something_to_claim(world: World) -> None:
-    anything: frozenset[int] = frozenset()
-    assert world.store.peek({"other": anything, MODEL: anything}) == set()
-    world.put(ours("a"), Tier.PAID)
-    assert world.store.peek({"other": anything, MODEL: anything}) == {MODEL}
-    assert world.store.peek({"other": anything, MODEL: frozenset({Tier.PAID.rank})}) == set()
-    assert world.store.peek({MODEL: frozenset({Tier.FREE.rank}), "other": anything}) == {MODEL}
-    assert len(world.queued(Tier.PAID)) == 1
-
-
-def test_peeking_sees_a_retry_once_its_pause_is_over(world: World) -> None:
-    world.put(ours("a"), Tier.PAID)
-    world.store.claim(MODEL, "b1", 1)
-    world.store.put_aside(MODEL, "b1", [(1, PAUSE_MS)], last=True)
-    assert world.store.peek({MODEL: frozenset()}) == set()
-    world.end_pauses()
-    assert world.store.peek({MODEL: frozenset()}) == {MODEL}
-
-
-def test_megabytes_of_one_key_do_not_make_another_key_wait(world: World) -> None:
-    filling = b"x" * (3 * MAX_BATCH_BYTES // 8)
-    for number in range(10):
-        world.put(ours(f"a{number}", key="aaaaaaaa")[:-1] + b',"more":"' + filling + b'"}', Tier.PAID)
-    for number in range(3):
-        world.put(ours(f"b{number}", key="bbbbbbbb"), Tier.PAID)
-    claims = [names(world.store.claim(MODEL, f"batch{number}", 64)) for number in range(6)]
-    assert claims == [["a0", "b0", "b1", "b2", "a1"], ["a2", "a3"], ["a4", "a5"], ["a6", "a7"], ["a8", "a9"], []]
-
-
-def test_keys_that_alternate_are_shared_by_bytes_too(world: World) -> None:
-    filling = b"x" * (3 * MAX_BATCH_BYTES // 4)
-    for number in range(6):
-        world.put(ours(f"{number}", key="ab"[number % 2] * 8)[:-1] + b',"more":"' + filling + b'"}', Tier.PAID)
-    world.put(ours("small", key="cccccccc"), Tier.PAID)
-    assert names(world.store.claim(MODEL, "batch", 64)) == ["0", "small"]
-
-
-def test_a_suspect_that_was_cancelled_leaves_the_other_queues_alone(world: World) -> None:
-    for name in "ab":
-        world.put(ours(name), Tier.ENTERPRISE)
-    world.put(ours("c"), Tier.FREE)
-    world.store.claim(MODEL, "b1", 2)
-    world.store.give_back(MODEL, "b1", Blame.SUSPECT)
-    world.cancel("a")
-    claims = [names(world.store.claim(MODEL, f"again{number}", 8)) for number in range(4)]
-    assert sorted(chain(*claims)) == ["a", "b", "c"]
-
-
-def test_bytes_of_others_do_not_make_the_oldest_wait_for_ever(world: World) -> None:
-    def of(size: int, name: str, key: str) -> bytes:
-        return ours(name, key=key * 8)[:-1] + b',"more":"' + b"x" * size + b'"}'
-
-    world.put(of(MAX_BATCH_BYTES // 2, "a", "a"), Tier.PAID)
-    for number in range(8):
-        world.put(of(MAX_BATCH_BYTES // 5, f"b{number}", "b"), Tier.PAID)
-    assert names(world.store.claim(MODEL, "batch", 4)) == ["a", "b0", "b1"]
-
-
-def test_two_keys_with_many_do_not_starve_the_large_one_of_a_third(world: World) -> None:
-    def of(size: int, name: str, key: str) -> bytes:
-        return ours(name, key=key * 8)[:-1] + b',"more":"' + b"x" * size + b'"}'
-
-    for number in range(40):
-        if number == 3:
-            world.put(of(MAX_BATCH_BYTES * 3 // 4, "large", "c"), Tier.PAID)
-        world.put(of(MAX_BATCH_BYTES // 10, f"{number}", "ab"[number % 2]), Tier.PAID)
-    claims: list[list[str]] = []
-    while not claims or claims[-1]:
-        claims.append(names(world.store.claim(MODEL, f"batch{len(claims)}", 64)))
-    assert sorted(chain(*claims)) == sorted(["large", *map(str, range(40))])
-    assert "large" in claims[1]
-    for key in (0, 1):
-        order = [int(each) for each in chain(*claims) if each != "large" and int(each) % 2 == key]
-        assert order == sorted(order)
-
-
-def test_a_claim_reads_so_many_bytes_and_no_more(world: World) -> None:
-    filling = b"x" * MAX_BATCH_BYTES
-    for number in range(12):
-        world.put(ours(f"a{number:02d}", key="aaaaaaaa")[:-1] + b',"more":"' + filling + b'"}', Tier.PAID)
-    world.put(ours("b0", key="bbbbbbbb"), Tier.PAID)
-    claims = [names(world.store.claim(MODEL, f"batch{number:02d}", 4)) for number in range(13)]
-    assert sorted(chain(*claims)) == [*(f"a{number:02d}" for number in range(12)), "b0"]
-    assert [each for each in chain(*claims) if each != "b0"] == [f"a{number:02d}" for number in range(12)]
-    assert all(len(each) <= 2 for each in claims)
-
-
-def test_a_batch_has_so_many_bytes_or_one_message(world: World) -> None:
-    large = b'"' + b"x" * (3 * MAX_BATCH_BYTES // 8) + b'"'
-    for name in "abc":
-        world.put(b'{"body": %s, "headers": {"id": "%s"}}' % (large, name.encode()), Tier.PAID)
-    world.put(b'{"body": "%s", "headers": {"id": "d"}}' % (b"x" * 2 * MAX_BATCH_BYTES), Tier.PAID)
-    world.put(foreign("e"), Tier.PAID)
-    sizes = [len(world.store.claim(MODEL, f"b{number}", 8).entries) for number in range(4)]
-    assert sizes == [2, 1, 1, 1]
-    world.put(foreign("f"), Tier.PAID)
-    world.put(foreign("g"), Tier.PAID)
-    assert len(world.store.claim(MODEL, "b4", 8, max_bytes=1).entries) == 1
-    assert len(world.store.claim(MODEL, "b5", 8, max_bytes=1).entries) == 1
-    assert world.queued(Tier.PAID) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ import msgspec
 import pytest
 
 from batching.executor import Lost
-from batching.policy import Breaker, BreakerState, Decision, Dispatch, FixedWindow, QueueView, Reason
+from batching.policy import Decision, Dispatch, FixedWindow, QueueView, Reason
 from batching.request import Done, Failed, Ok, Outcome, Rejected, Request, Work
 from config.keys import Shard
 from config.tiers import TIERS
@@ -261,7 +260,8 @@ def test_what_follows_is_sent_before_the_result_is_stored(make: Make) -> None:
     assert seen == [("a", Ok(b"1"), False)]
 
 
-def test_a_dead_executor_counts_for_those_inside_only(make: Make) -> None:
+def two_in_hand(make: Make) -> tuple[Rig, list[Work]]:
+    """A rig whose executor has the batches `a, b` and `c, d` and answers neither; what comes again it echoes."""
     gate: list[Work] = []
 
     def hold(work: Work) -> Done | None:
@@ -272,6 +272,11 @@ def test_a_dead_executor_counts_for_those_inside_only(make: Make) -> None:
     rig.put("a", "b", "c", "d")
     rig.start()
     rig.until(lambda: len(gate) == 2)
+    return rig, gate
+
+
+def test_a_dead_executor_counts_for_those_inside_only(make: Make) -> None:
+    rig, gate = two_in_hand(make)
     assert [inputs(work) for work in gate] == [["a", "b"], ["c", "d"]]
     rig.executor.say(Lost(gate[0].batch_id, (gate[1].batch_id,), "killed"))
     assert {reply.status for reply in rig.settled("a", "b", "c", "d")} == {"SUCCESS"}
@@ -280,16 +285,7 @@ def test_a_dead_executor_counts_for_those_inside_only(make: Make) -> None:
 
 
 def test_a_batch_that_ran_beside_the_front_one_is_suspected_as_well(make: Make) -> None:
-    gate: list[Work] = []
-
-    def hold(work: Work) -> Done | None:
-        gate.append(work)
-        return None if len(gate) <= 2 else echo(work)
-
-    rig = make(ScriptedExecutor(hold), Eager(size=2))
-    rig.put("a", "b", "c", "d")
-    rig.start()
-    rig.until(lambda: len(gate) == 2)
+    rig, gate = two_in_hand(make)
     rig.executor.say(Lost(gate[0].batch_id, (), "killed", beside=(gate[1].batch_id,)))
     assert {reply.status for reply in rig.settled("a", "b", "c", "d")} == {"SUCCESS"}
     for name in "abcd":
@@ -317,20 +313,6 @@ def test_a_death_while_nothing_was_inside_blames_nobody(make: Make) -> None:
     assert rig.witness.tries("a") == [(1, 0)]
 
 
-def test_a_model_that_keeps_failing_gets_nothing_until_it_is_well(make: Make) -> None:
-    breaker = Breaker(failures=1, open_s=3600.0)
-    rig = make(ScriptedExecutor(lambda work: done(work, [Failed("broken") for _ in work.inputs])), breaker=breaker)
-    rig.put("a", "b")
-    rig.start()
-    rig.settled("a", "b")
-    rig.until(lambda: breaker.state is BreakerState.OPEN)
-    rig.put("c")
-    rig.executor.answer = echo
-    breaker.reset()
-    assert rig.settled("c")[0].status == "SUCCESS"
-    assert breaker.state is BreakerState.CLOSED
-
-
 def test_a_lone_caller_costs_one_claim_a_request(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("batching.claim.loop_state.LOOK_EVERY_S", 30.0)
     monkeypatch.setattr("batching.claim.loop_state.TICK_S", 30.0)
@@ -349,48 +331,6 @@ def test_a_lone_caller_costs_one_claim_a_request(make: Make, monkeypatch: pytest
         rig.settled(str(number))
     # The first claim is made on trust, and may come before the first request.
     assert len(claims) <= 11
-
-
-def test_a_half_open_breaker_waits_at_the_bell_for_the_request_that_closes_it(make: Make) -> None:
-    """And not for a chance look: where another worker takes all at once, it would stay half-open for ever."""
-    breaker = Breaker(failures=1, open_s=3600.0)
-    # Its pause is over just now, and the next one would outlast the test.
-    breaker.record(time.monotonic() - 3600.0, ok=False)
-    rig = make(breaker=breaker)
-    waits = threading.Semaphore(0)
-
-    def before(call: str) -> None:
-        if call == "wait_for_bells":
-            waits.release()
-
-    rig.store.before = before
-    rig.start()
-    for _ in range(3):
-        assert waits.acquire(timeout=30)
-    assert breaker.state is BreakerState.HALF_OPEN
-    rig.put("a")
-    assert rig.settled("a")[0].status == "SUCCESS"
-    rig.until(lambda: breaker.state is BreakerState.CLOSED)
-
-
-def test_an_open_breaker_keeps_requests_in_their_queue(make: Make) -> None:
-    breaker = Breaker(failures=1, open_s=3600.0)
-    breaker.record(0.0, ok=False)
-    turns = threading.Semaphore(0)
-    permits = breaker.permits
-
-    def counted(now: float) -> int:
-        turns.release()
-        return permits(0.0)
-
-    breaker.permits = counted  # type: ignore[method-assign]
-    rig = make(breaker=breaker)
-    rig.put("a")
-    rig.start()
-    for _ in range(3):
-        assert turns.acquire(timeout=30)
-    assert rig.waiting == 1
-    assert rig.executor.taken == []
 
 
 def test_after_an_out_of_memory_batches_stay_within_what_had_room(make: Make) -> None:

@@ -78,8 +78,8 @@ def test_a_driver_that_hangs_lets_the_event_loop_go_on() -> None:
     driver = open_in_a_thread(Hanging)
     assert driver is not None
     reading = gevent.spawn(driver.read, ["0"])
-    while not asked.is_set():
-        gevent.sleep(0.001)
+    # In a thread of gevent's, so that the greenlet can run and ask.
+    assert gevent.get_hub().threadpool.apply(asked.wait, (PATIENCE_S,))
     # This greenlet runs while that one waits for the driver.
     answered.set()
     assert reading.get(timeout=PATIENCE_S)[0] == "0"

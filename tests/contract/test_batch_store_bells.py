@@ -1,0 +1,69 @@
+"""The contract of a batch store: how a waiting executor learns of work."""
+
+from __future__ import annotations
+
+from batching.claim.store import Blame
+from config.tiers import Tier
+from tests.fakes.worlds import (
+    MODEL,
+    PAUSE_MS,
+    World,
+    ours,
+)
+
+
+def test_the_bell_rings_once_for_what_came_since(world: World) -> None:
+    assert not world.store.wait_for_bells([MODEL], 0.001)
+    world.put(ours("a"), Tier.PAID)
+    world.put(ours("b"), Tier.PAID)
+    assert world.store.wait_for_bells([MODEL], 5.0)
+    assert not world.store.wait_for_bells([MODEL], 0.001)
+
+
+def test_giving_back_rings(world: World) -> None:
+    world.put(ours("a"), Tier.PAID)
+    world.store.claim(MODEL, "b1", 1)
+    world.store.wait_for_bells([MODEL], 5.0)
+    world.store.give_back(MODEL, "b1", Blame.NOTHING)
+    assert world.store.wait_for_bells([MODEL], 5.0)
+
+
+def test_one_wait_for_several_bells_says_which_rang(world: World) -> None:
+    world.put(ours("a"), Tier.PAID)
+    assert world.store.wait_for_bells(["other", MODEL], 5.0) == MODEL
+    assert world.store.wait_for_bells(["other", MODEL], 0.001) is None
+    world.store.ring("other")
+    assert world.store.wait_for_bells(["other", MODEL], 5.0) == "other"
+    world.store.leave_bell()
+    world.store.ring("other")
+    assert world.store.wait_for_bells(["other"], 5.0) == "other"
+
+
+def test_a_claim_that_leaves_something_rings(world: World) -> None:
+    world.put(ours("a"), Tier.PAID)
+    world.put(ours("b"), Tier.PAID)
+    world.put(ours("c"), Tier.FREE)
+    world.store.wait_for_bells([MODEL], 0.0)
+    world.store.claim(MODEL, "b1", 1)
+    assert world.store.wait_for_bells([MODEL], 5.0) == MODEL
+    world.store.claim(MODEL, "b2", 1, paused=frozenset({Tier.FREE.rank}))
+    assert world.store.wait_for_bells([MODEL], 0.001) is None, "nobody may claim what is left"
+
+
+def test_peeking_names_the_models_that_have_something_to_claim(world: World) -> None:
+    anything: frozenset[int] = frozenset()
+    assert world.store.peek({"other": anything, MODEL: anything}) == set()
+    world.put(ours("a"), Tier.PAID)
+    assert world.store.peek({"other": anything, MODEL: anything}) == {MODEL}
+    assert world.store.peek({"other": anything, MODEL: frozenset({Tier.PAID.rank})}) == set()
+    assert world.store.peek({MODEL: frozenset({Tier.FREE.rank}), "other": anything}) == {MODEL}
+    assert len(world.queued(Tier.PAID)) == 1
+
+
+def test_peeking_sees_a_retry_once_its_pause_is_over(world: World) -> None:
+    world.put(ours("a"), Tier.PAID)
+    world.store.claim(MODEL, "b1", 1)
+    world.store.put_aside(MODEL, "b1", [(1, PAUSE_MS)], last=True)
+    assert world.store.peek({MODEL: frozenset()}) == set()
+    world.end_pauses()
+    assert world.store.peek({MODEL: frozenset()}) == {MODEL}
