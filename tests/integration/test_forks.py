@@ -32,7 +32,10 @@ def _interrupted(value: Any) -> Any:
     copy = os.fork()
     if not copy:
         os.write(writing, b"!")
-        time.sleep(600)
+        # Again and again: Python acts on a signal between two calls, and one that comes just before a call does not
+        # interrupt it.
+        while True:
+            time.sleep(0.01)
     os.read(reading, 1)
     os.kill(copy, signal.SIGINT)
     return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
