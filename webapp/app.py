@@ -42,10 +42,12 @@ from tasks.protocol.caller import Caller
 from tasks.protocol.outgoing import Outgoing
 from tasks.protocol.traceparent import trace_id
 from webapp.api.kserve.signature import signatures_of
+from webapp.api.short_inference import make_short_path
 from webapp.body_budget import COUNTED_BYTES, BodyBudget
 from webapp.cors import Cors
 from webapp.errors import ApiError, bunch_error_answer
 from webapp.fallback import FallbackModels
+from webapp.http.short_path import ShortPath
 from webapp.identity import make_identity
 from webapp.identity.base import Access
 from webapp.input_schemas import declared_by
@@ -128,6 +130,10 @@ class BunchApp(flask.Flask):
         answer = answered(handler, access, self.services, HttpRequest(environ))
         start_response(STATUS_LINES[answer.status], answer.header_list())
         return (answer.body,)
+
+    def short_path(self, environ: dict[str, Any]) -> ShortPath | None:
+        """Called by `webapp.server` for a connection whose next requests have this environ but for their bodies."""
+        return make_short_path(self.services, environ)
 
     def before_body(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes] | None:
         """Called by `webapp.server` before it receives the rest of a body: it answers strangers, and requests to public

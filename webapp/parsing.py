@@ -131,6 +131,15 @@ def _let_others_run(raw: bytes) -> None:
         gevent.sleep(0)
 
 
+def is_plain_json(call: HttpRequest) -> bool:
+    """True if the body is said to be JSON in UTF-8, and not compressed."""
+    try:
+        _require_json(call)
+    except ApiError:
+        return False
+    return True
+
+
 def _require_json(call: HttpRequest) -> None:
     content_type = call.header("CONTENT_TYPE")
     if content_type != "application/json" and not _is_json(content_type or ""):

@@ -80,6 +80,10 @@ class Readiness:
                 return None
         return self._last
 
+    def knows(self, model: str) -> bool:
+        """True if the model was ready once, as far as this process knows: `refusal` then has none."""
+        return model in self._known
+
     def refusal(self, model: str) -> ModelUnavailable | None:
         """The error for a model that no executor has ever been ready for: a request would wait in vain."""
         if model in self._known:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs
 
 import msgspec
 
 from tasks.client.client import new_id
+from tasks.client.router import Pending
 from tasks.protocol.caller import Caller
 from tasks.protocol.traceparent import valid, valid_state
 from webapp.body_budget import Turn
@@ -67,6 +68,13 @@ class HttpStream(HttpResponse, frozen=True):
 
     def header_list(self) -> list[tuple[str, str]]:
         return [("Content-Type", self.content_type), ("X-Request-Id", self.request_id), *self.headers]
+
+
+class Begun(Protocol):
+    """A call's request that is in the queue, or has ended. `started`: the call's begin, as `perf_counter` tells it."""
+
+    pending: Pending
+    started: float
 
 
 class HttpRequest:
@@ -156,6 +164,12 @@ class HttpRequest:
         # Our server notes it in the environ; an environ of another server is checked here.
         noted: str | None = self._environ.get(NOTED)
         return was_forwarded(self._environ) if noted is None else noted == "1"
+
+    @property
+    def begun(self) -> Begun | None:
+        """The request that the event loop has submitted for this call, whose end is this call's; else None."""
+        begun: Begun | None = self._environ.get("bunch.begun")
+        return begun
 
     @property
     def key_id(self) -> str:

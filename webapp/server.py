@@ -29,7 +29,8 @@
 Refusals (4xx and 503 above) never reach the application and always close the connection: see `webapp.http.errors`.
 
 An application may have a method `before_body(environ, start_response)`. It is called when the rest of a body has yet to
-be read, so that it can refuse a stranger without reading it; None lets the body come.
+be read, so that it can refuse a stranger without reading it; None lets the body come. A method `short_path(environ)`
+may serve a connection's plain requests in the event loop: see `webapp.http.short_path`.
 
 The environ holds, besides WSGI's keys: `gunicorn.socket`; `bunch.disconnected()`, true once the client has
 disconnected; `bunch.shutting_down()`, true once this worker has been told to stop; `bunch.forwarded`, `1` if a proxy
@@ -129,6 +130,7 @@ class Worker(GeventWorker):
             on_request=self._count_request,
             on_change=self._on_change,
             before_body=getattr(self.wsgi, "before_body", None),
+            short_path=getattr(self.wsgi, "short_path", None),
         )
         self._cap = min(self.worker_connections, descriptors.for_clients())
         base = self._base_environ()

@@ -452,6 +452,80 @@ static PyObject *result(PyObject *self, PyObject *const *args, Py_ssize_t count)
     return bytes_of(b);
 }
 
+/* ---------------------------------------------------------------- requests over HTTP */
+
+/* body_of(data, before, after, longest) -> bytes | None: the body of a request whose head is `before`, the body's length,
+ * and `after`. */
+static PyObject *body_of(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (wrong_number("body_of", 4, count)) return NULL;
+    char *data, *before, *after;
+    Py_ssize_t size, before_size, after_size;
+    if (PyBytes_AsStringAndSize(args[0], &data, &size) < 0) return NULL;
+    if (PyBytes_AsStringAndSize(args[1], &before, &before_size) < 0) return NULL;
+    if (PyBytes_AsStringAndSize(args[2], &after, &after_size) < 0) return NULL;
+    Py_ssize_t longest = PyLong_AsSsize_t(args[3]);
+    if (longest == -1 && PyErr_Occurred()) return NULL;
+    if (size <= before_size || memcmp(data, before, before_size) != 0) Py_RETURN_NONE;
+    Py_ssize_t at = before_size, length = 0;
+    if (data[at] == '0') Py_RETURN_NONE;
+    for (; at < size && at < before_size + 9 && data[at] >= '0' && data[at] <= '9'; at++)
+        length = length * 10 + (data[at] - '0');
+    if (at == before_size || size - at < after_size || memcmp(data + at, after, after_size) != 0) Py_RETURN_NONE;
+    at += after_size;
+    if (at > longest || size - at != length) Py_RETURN_NONE;
+    return PyBytes_FromStringAndSize(data + at, length);
+}
+
+static const char *skip_blanks(const char *at, const char *end) {
+    while (at < end && (*at == ' ' || *at == '\t' || *at == '\n' || *at == '\r')) at++;
+    return at;
+}
+
+/* The end of a string of printable ASCII without escapes that begins at `at`, after its second quote; else NULL. */
+static const char *plain_string(const char *at, const char *end) {
+    if (at == end || *at != '"') return NULL;
+    for (at++; at < end; at++) {
+        if (*at == '"') return at + 1;
+        if (*at < ' ' || *at > '~' || *at == '\\') return NULL;
+    }
+    return NULL;
+}
+
+/* plain_input(body) -> (input, model | None) | None: of `{"input": "…", "model": "…"}`, in this order or the other. The
+ * model may be missing. `input` is JSON. */
+static PyObject *plain_input(PyObject *self, PyObject *body) {
+    char *data;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(body, &data, &size) < 0) return NULL;
+    const char *end = data + size, *at = skip_blanks(data, end);
+    const char *input = NULL, *input_end = NULL, *model = NULL, *model_end = NULL;
+    if (at == end || *at++ != '{') Py_RETURN_NONE;
+    for (;;) {
+        const char *name = skip_blanks(at, end), *name_end = plain_string(name, end);
+        if (name_end == NULL) Py_RETURN_NONE;
+        at = skip_blanks(name_end, end);
+        if (at == end || *at++ != ':') Py_RETURN_NONE;
+        const char *value = skip_blanks(at, end), *value_end = plain_string(value, end);
+        if (value_end == NULL || name_end - name != 7) Py_RETURN_NONE;
+        if (memcmp(name, "\"input\"", 7) == 0 && input == NULL) {
+            input = value;
+            input_end = value_end;
+        } else if (memcmp(name, "\"model\"", 7) == 0 && model == NULL) {
+            model = value;
+            model_end = value_end;
+        } else {
+            Py_RETURN_NONE;
+        }
+        at = skip_blanks(value_end, end);
+        if (at == end) Py_RETURN_NONE;
+        if (*at == '}') break;
+        if (*at++ != ',') Py_RETURN_NONE;
+    }
+    if (input == NULL || skip_blanks(at + 1, end) != end) Py_RETURN_NONE;
+    if (model == NULL) return Py_BuildValue("(y#O)", input, input_end - input, Py_None);
+    return Py_BuildValue("(y#s#)", input, input_end - input, model + 1, model_end - model - 2);
+}
+
 /* ---------------------------------------------------------------- answers over HTTP */
 
 /* answer(request_id, task_id, model, output, bunch, latency_ms, admission_ms, queue_ms, batch_wait_ms, transfer_ms,
@@ -619,6 +693,8 @@ static PyMethodDef methods[] = {
     {"message_rest", (PyCFunction)(void (*)(void))message_rest, METH_FASTCALL, NULL},
     {"read_plain", read_plain, METH_O, NULL},
     {"result", (PyCFunction)(void (*)(void))result, METH_FASTCALL, NULL},
+    {"body_of", (PyCFunction)(void (*)(void))body_of, METH_FASTCALL, NULL},
+    {"plain_input", plain_input, METH_O, NULL},
     {"answer", (PyCFunction)(void (*)(void))answer, METH_FASTCALL, NULL},
     {"response", (PyCFunction)(void (*)(void))response, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

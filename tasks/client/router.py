@@ -54,12 +54,13 @@ _REVOKED = REVOKED_CHANNEL.encode()
 
 
 class Pending:
-    """One pending request. `reply` is set once; None after `wait` means that its time ran out.
+    """One pending request. `reply` is set once; None after that means that its time ran out.
 
+    `wake` is called in the hub once `reply` is set, unless a greenlet is in `wait`.
     `runs_on`: set by the submitter; the request is not cancelled even if nobody waits for it any more.
     """
 
-    __slots__ = ("_waiter", "channel", "deadline", "done", "due", "hung_up", "reply", "runs_on", "task_id")
+    __slots__ = ("channel", "deadline", "done", "due", "hung_up", "reply", "runs_on", "task_id", "wake")
 
     def __init__(
         self, task_id: str, deadline: float, channel: str = "", hung_up: Callable[[], bool] | None = None
@@ -73,17 +74,17 @@ class Pending:
         self.due = deadline
         self.reply: Any = None
         self.done = False
-        self._waiter: Any = None
+        self.wake: Callable[[], object] | None = None
 
     def wait(self) -> Any:
         """Block this greenlet until `settle`; the router settles everything by its deadline at the latest."""
         if not self.done:
-            self._waiter = getcurrent()
+            self.wake = getcurrent().switch
             try:
                 while not self.done:
                     get_hub().switch()
             finally:
-                self._waiter = None
+                self.wake = None
         return self.reply
 
     def settle(self, reply: Any) -> None:
@@ -92,8 +93,8 @@ class Pending:
             return
         self.reply = reply
         self.done = True
-        if self._waiter is not None:
-            self._waiter.switch()
+        if self.wake is not None:
+            self.wake()
 
 
 def shutting_down() -> BunchError:

@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+from gevent.hub import get_hub
 
-_state = {"calls": 0, "closed": 0, "noticed": 0, "written": 0}
+from webapp.http.response import plain_response
+from webapp.http.short_path import LoopChannel
+
+_state = {"abandoned": 0, "calls": 0, "closed": 0, "noticed": 0, "short": 0, "written": 0}
 _SHOWN = (str, int, bool)
 
 
 class App:
-    """A WSGI application, with the server's hooks before a body is received."""
+    """A WSGI application, with the server's hooks before a body is received, and for the event loop."""
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
@@ -29,11 +33,54 @@ class App:
         route = _ROUTES.get(path, _echo)
         return route(environ, start_response)
 
+    def short_path(self, environ: dict[str, Any]) -> _ShortPath | None:
+        return _ShortPath() if environ["PATH_INFO"].startswith("/short-path") else None
+
     def before_body(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes] | None:
         if "HTTP_X_STRANGER" not in environ:
             return None
         start_response("401 Unauthorized", [("Content-Type", "text/plain")])
         return [b"who are you?"]
+
+
+class _ShortPath:
+    """Takes requests whose body is `answer SIZE`, `resume`, `until PATH` or `break`; it leaves others."""
+
+    def take(self, body: bytes, channel: LoopChannel) -> _Exchange | None:
+        kind, _, argument = body.decode().partition(" ")
+        if kind == "break":
+            raise RuntimeError("broken on purpose, in the event loop")
+        if kind not in {"answer", "resume", "until"}:
+            return None
+        _state["short"] += 1
+        return _Exchange(channel, kind, argument)
+
+
+class _Exchange:
+    def __init__(self, channel: LoopChannel, kind: str, argument: str) -> None:
+        self._channel = channel
+        self._kind = kind
+        self._argument = argument
+        self._timer = get_hub().loop.timer(0.01, 0.01)
+        self._timer.start(self._look)
+
+    def abandon(self) -> None:
+        _state["abandoned"] += 1
+        self._timer.close()
+
+    def _look(self) -> None:
+        if self._kind == "until":
+            path = Path(self._argument)
+            path.with_suffix(".here").touch()
+            if not path.exists():
+                return
+        self._timer.close()
+        if self._kind == "resume" or self._channel.must_close():
+            self._channel.resume()
+        else:
+            body = b"x" * int(self._argument if self._kind == "answer" else 5)
+            headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))]
+            self._channel.answer(plain_response("200 OK", headers, body))
 
 
 def _json(start_response: Any, value: Any, *headers: tuple[str, str]) -> list[bytes]:

@@ -94,10 +94,11 @@ class Client:
         return found
 
     def exactly(self, size: int) -> bytes:
-        while len(self._buffer) < size:
-            self._more()
-        found, self._buffer = self._buffer[:size], self._buffer[size:]
-        return found
+        received = bytearray(self._buffer)
+        while len(received) < size:
+            received += self._received()
+        self._buffer = bytes(received[size:])
+        return bytes(received[:size])
 
     def rest(self) -> bytes:
         """Everything until the server closes, however it does."""
@@ -121,10 +122,13 @@ class Client:
         self.close()
 
     def _more(self) -> None:
+        self._buffer += self._received()
+
+    def _received(self) -> bytes:
         data = self.socket.recv(65536)
         if not data:
             raise Gone(self._buffer)
-        self._buffer += data
+        return data
 
 
 def get(path: str, *headers: str) -> bytes:

@@ -319,6 +319,9 @@ def test_wrong_arguments_are_errors_not_crashes() -> None:
         (hot_path.result, (b"S", True, b"1", b"null", b"d", "i", 0.5, 0, "free", 1, "", b"")),
         (hot_path.answer, ("r", "t", "m", b"1", b"{}", "x", 1, 1, 1.0, 1.0, 1.0)),
         (hot_path.response, ("200 OK", [], {}, "d", "text")),
+        (hot_path.body_of, ("text", b"", b"", 1)),
+        (hot_path.body_of, (b"", b"", b"", 2**80)),
+        (hot_path.plain_input, ("text",)),
     ]
     for call, args in calls:
         with pytest.raises((TypeError, ValueError, OverflowError)):

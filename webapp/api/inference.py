@@ -43,7 +43,7 @@ _RESPOND_ASYNC = re.compile(r"(?:^|,)[ \t]*+respond-async[ \t]*+(?:[,;=]|$)", re
 
 def infer(services: Services, call: HttpRequest) -> HttpResponse:
     """Wait for the output, or with `Prefer: respond-async` answer as soon as the queue has the request."""
-    started = perf_counter()
+    started = perf_counter() if call.begun is None else call.begun.started
     settings = services.settings
     body = read_body(call, _inference, services.large)
     call.client_id = body.client_id or ""
@@ -59,11 +59,14 @@ def infer(services: Services, call: HttpRequest) -> HttpResponse:
         return _accepted(call, run(services, call, submission, started, services.client.receipt))
     answered = services.direct.waiting(services.client, submission)
     reply = run(services, call, submission, started, answered)
-    latency_ms = (perf_counter() - started) * 1000
-    about = (call.request_id, reply.task_id, model, reply.result, reply.bunch, latency_ms)
-    times = times_of(reply)
-    answer, timing = (_answer and _answer(*about, *times)) or answer_of(*about, *times)
+    answer, timing = rendered(call.request_id, model, reply, perf_counter() - started)
     return HttpResponse(200, answer, call.request_id, headers=(("Server-Timing", timing),))
+
+
+def rendered(request_id: str, model: str, reply: Reply, took_s: float) -> tuple[bytes, str]:
+    """The body of the answer to `infer`, and its `Server-Timing`."""
+    about = (request_id, reply.task_id, model, reply.result, reply.bunch, took_s * 1000, *times_of(reply))
+    return (_answer and _answer(*about)) or answer_of(*about)
 
 
 def answer_of(

@@ -62,10 +62,11 @@ def run(
     pending: Pending | None = None
     outcome: Outcome | None = None
     try:
-        refusal = refusal_of(services, call, model)
+        begun = call.begun
+        refusal = refusal_of(services, call, model) if begun is None else None
         if refusal is not None:
             raise refusal
-        pending = services.client.submit(submission)
+        pending = services.client.submit(submission) if begun is None else begun.pending
         if call.turn is not None:
             call.turn.end(in_flight=submission.queued_bytes)
         if not submission.idempotency_key:

@@ -26,46 +26,38 @@ from webapp.http.errors import (
 from webapp.http.head import Head, Template, check_beginning
 from webapp.http.intake import CROWDED_OUT
 from webapp.http.response import CONTINUE, Response, error_response
+from webapp.http.short_path import RECV_BYTES, AnsweredInPartError, LoopChannel
 from webapp.http.sized import SizedBody
-from webapp.http.socket_io import Channel
 
 if TYPE_CHECKING:
     from webapp.http.connections import Connections
 
 logger = logging.getLogger(__name__)
 
-_RECV_BYTES = 16 * 1024
 _RECV_BODY_BYTES = 64 * 1024
 
 
-class Connection(Channel):
+class Connection(LoopChannel):
     """Serves requests one after the other, in a greenlet of its own."""
 
     __slots__ = (
         "_base",
         "_crowded",
         "_evicted",
-        "_service",
-        "_template",
         "_templates_left",
         "_used",
-        "idle",
         "lingers",
     )
 
     def __init__(self, service: Connections, sock: Any, base_environ: dict[str, Any]) -> None:
-        super().__init__(sock, service.limits)
-        self._service = service
+        super().__init__(service, sock, service.limits)
         # The part of the environ that all its requests share.
         self._base = base_environ
         base_environ["gunicorn.socket"] = sock
         base_environ["bunch.disconnected"] = self.disconnected
-        self._template: Template | None = None
         self._templates_left = 3
         # Whether it has carried a request.
         self._used = False
-        # Waiting between two requests, with nothing of the next one received.
-        self.idle = False
         # Reading and discarding after its last response, until the client has received that.
         self.lingers = False
         # Its request must give way to others, or its place to a new client.
@@ -94,6 +86,8 @@ class Connection(Channel):
                         # RFC 9112 7.1.3: once decoded, a chunked body has a known length.
                         environ["CONTENT_LENGTH"] = str(len(body))
                 environ["wsgi.input"] = BytesIO(body)
+                if self._begun is not None:
+                    environ["bunch.begun"], self._begun = self._begun, None
                 if not self._respond(head):
                     linger = True
                     return
@@ -113,7 +107,7 @@ class Connection(Channel):
             # No template for a connection's only request, and no more for a client whose heads differ each time.
             if self._used and self._templates_left:
                 self._templates_left -= 1
-                self._template = Template.of(head, raw, self._limits)
+                self._keep(Template.of(head, raw, self._limits))
         return head
 
     def _read_head(self) -> bytes | None:
@@ -137,17 +131,25 @@ class Connection(Channel):
         return data[:end]
 
     def _wait_for_request(self) -> bytes:
+        while True:
+            try:
+                return self._receive_request()
+            except AnsweredInPartError:
+                # The rest is sent before the next request is received.
+                continue
+
+    def _receive_request(self) -> bytes:
         now = time.monotonic()
         deadline = now + (self._limits.idle_time_s if self._used else self._limits.header_time_s)
         if self._service.shutting_down:
             deadline = min(deadline, now + self._limits.drain_idle_s)
         self.idle = True
         try:
-            return self._receive(_RECV_BYTES, deadline)
+            return self._receive(RECV_BYTES, deadline)
         except WaitExpiredError:
             # A request may have arrived in the meantime: it must not be answered with a reset.
             with contextlib.suppress(OSError):
-                return self._raw.recv(_RECV_BYTES)  # type: ignore[no-any-return]
+                return self._raw.recv(RECV_BYTES)  # type: ignore[no-any-return]
             return b""
         except OSError:
             # Idle clients vanish in various ways.
@@ -182,7 +184,7 @@ class Connection(Channel):
                 searched = max(0, len(data) - 3)
             self._service.intake.hold(self, len(data))
             try:
-                more = self._receive_more(_RECV_BYTES, deadline)
+                more = self._receive_more(RECV_BYTES, deadline)
             except WaitExpiredError:
                 if not data:
                     return b""
@@ -371,10 +373,6 @@ class Connection(Channel):
             self._greenlet.throw(
                 CrowdedOutError("The server closed this connection to make room for others; try again.")
             )
-
-    def must_close(self) -> bool:
-        """True while shutting down, once the requests that the client has already sent are answered."""
-        return self._service.shutting_down and not self._buffer
 
     def _close(self, *, linger: bool) -> None:
         self.lingers = linger

@@ -15,6 +15,7 @@ from webapp.http.connection import Connection
 from webapp.http.intake import Intake
 from webapp.http.limits import ServerLimits
 from webapp.http.response import Response
+from webapp.http.short_path import MakeShortPath
 
 # (environ, response, seconds taken)
 AccessLog = Callable[[dict[str, Any], Response, float], None]
@@ -27,7 +28,7 @@ class Connections:
 
     `on_request` is called before each request's application, `on_change` with the number of connections.
     `before_body` is called while a request's body has yet to arrive: it may answer without it, and the body
-    is discarded.
+    is discarded. `short_path` makes the short path of a connection's requests.
     """
 
     def __init__(
@@ -39,12 +40,15 @@ class Connections:
         on_request: Callable[[], None],
         on_change: Callable[[int], None],
         before_body: BeforeBody | None = None,
+        short_path: MakeShortPath | None = None,
     ) -> None:
         self.app = app
         self.limits = limits
         self.access = access
         self.count_request = on_request
         self.before_body = before_body
+        # Without a log line for each request, which is made of an environ and a response.
+        self.short_path = short_path if access is None else None
         self.intake = Intake(limits.arriving_bytes)
         self.shutting_down = False
         self._on_change = on_change

@@ -26,6 +26,7 @@ from httptools import (
     HttpRequestParser,
 )
 
+from config.native import hot_path
 from webapp.http import forwarded
 from webapp.http.errors import (
     HeadTooLargeError,
@@ -230,11 +231,11 @@ class Template:
     Comparing costs a tenth of parsing. A head that differs in anything else is parsed by `Head`.
     """
 
-    __slots__ = ("_after", "_before", "_environ", "_expects_continue", "_http11", "_is_head", "_keep_alive", "_longest")
+    __slots__ = ("_after", "_before", "_expects_continue", "_http11", "_is_head", "_keep_alive", "_longest", "environ")
 
     def __init__(self, head: Head, before: bytes, after: bytes, limits: ServerLimits) -> None:
         # A copy, since the head's own environ is the application's, and gets the body.
-        self._environ = head.environ.copy()
+        self.environ = head.environ.copy()
         self._expects_continue, self._keep_alive = head.expects_continue, head.keep_alive
         self._http11, self._is_head = head.http11, head.is_head
         self._before, self._after = before, after
@@ -249,6 +250,15 @@ class Template:
         found = _LENGTH.search(raw) if len(raw) <= _TEMPLATE_BYTES and not head.chunked else None
         return cls(head, raw[: found.start(1)], raw[found.end(1) :], limits) if found else None
 
+    @property
+    def goes_on(self) -> bool:
+        """True if the connection goes on after such a request, and the body comes unasked."""
+        return self._keep_alive and self._http11 and not self._is_head and not self._expects_continue
+
+    def body_of(self, data: bytes) -> bytes | None:
+        """The body, if `data` is one whole request with this head and nothing after it; else None."""
+        return _body_of(data, self._before, self._after, self._longest)
+
     def read(self, raw: bytes) -> Head | None:
         """Return what `Head` would make of `raw`; None if the template does not fit."""
         start = len(self._before)
@@ -261,13 +271,32 @@ class Template:
         head = Head.__new__(Head)
         head.chunked = False
         head.content_length = int(digits)
-        head.environ = environ = self._environ.copy()
+        head.environ = environ = self.environ.copy()
         environ["CONTENT_LENGTH"] = digits.decode("ascii")
         head.expects_continue = self._expects_continue
         head.http11 = self._http11
         head.is_head = self._is_head
         head.keep_alive = self._keep_alive
         return head
+
+
+def body_of(data: bytes, before: bytes, after: bytes, longest: int) -> bytes | None:
+    """The body of a request whose head is `before`, the body's length, and `after`; None for any other, for one that is
+    not whole, and for one with something after it.
+    """
+    start = len(before)
+    end = data.find(b"\r", start, start + 10)
+    digits = data[start:end]
+    if end < 0 or not (data.startswith(before) and data.startswith(after, end) and digits.isdigit()):
+        return None
+    begins = end + len(after)
+    if digits[0] == _ZERO or int(digits) != len(data) - begins or begins > longest:
+        return None
+    return data[begins:]
+
+
+# The same in C, where it was compiled.
+_body_of = body_of if hot_path is None else hot_path.body_of
 
 
 def check_beginning(raw: bytes, limits: ServerLimits) -> None:

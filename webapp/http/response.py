@@ -309,6 +309,30 @@ def _encode(lines: list[str], end: str) -> bytes:
     return (text + end).encode("latin-1")
 
 
+def plain_response(status: str, headers: list[tuple[str, str]], body: bytes) -> bytes:
+    """Render a whole response to a GET or POST of HTTP/1.1 whose connection goes on; `headers` have its length."""
+    whole = None if _response is None else _response(status, headers, _kinds, _clock.date(), body)
+    if whole is None:
+        held = _Held()
+        response = Response(held, http11=True, is_head=False, keep_alive=True)
+        response.start_response(status, headers)
+        response.send_whole(body)
+        whole = bytes(held)
+    return whole
+
+
+class _Held(bytearray):
+    """A sink that keeps what it is given."""
+
+    def send(self, data: bytes) -> None:
+        self += data
+
+    send_last = send
+
+    def must_close(self) -> bool:
+        return False
+
+
 def error_response(
     status: str, code: str, message: str, request_id: str, *, keep_alive: bool, is_head: bool, retry_after_s: int = 0
 ) -> bytes:

@@ -49,6 +49,7 @@ class Channel(abc.ABC):
         "_raw",
         "_reader",
         "_reads",
+        "_received",
         "_sock",
         "_switch",
         "_unsent",
@@ -70,6 +71,8 @@ class Channel(abc.ABC):
         self._switch: Any = None
         # Received and not used yet.
         self._buffer = b""
+        # Received by the event loop for the greenlet that waits; b"" is the end, None nothing.
+        self._received: bytes | None = None
         # To be sent and not taken by the kernel yet.
         self._unsent = b""
         self._flush_is_due = False
@@ -116,6 +119,9 @@ class Channel(abc.ABC):
             # Wait first, then read: a client that waits for its answer has sent nothing yet, and a read that fails
             # costs more than the event.
             self._wait_readable(deadline)
+            received, self._received = self._received, None
+            if received is not None:
+                return received
             try:
                 return self._raw.recv(size)  # type: ignore[no-any-return]
             except _NOT_NOW:

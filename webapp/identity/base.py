@@ -33,5 +33,8 @@ class Identity(Protocol):
     def ready(self) -> bool:
         """True if callers can be identified yet."""
 
+    def recognised(self, call: HttpRequest) -> Caller | None:
+        """The caller of a request to an endpoint for tenants, at once; None if only `identify` can tell."""
+
     def identify(self, call: HttpRequest, access: Access) -> Caller:
         """Raises ApiError UNAUTHENTICATED or FORBIDDEN, which do not say what exactly was wrong."""

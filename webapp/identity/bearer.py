@@ -73,6 +73,11 @@ class Bearer:
             raise ApiError("FORBIDDEN", "only operators may use this: send the service token")
         return caller
 
+    def recognised(self, call: HttpRequest) -> Caller | None:
+        ring = self._ring
+        # A token may need its issuer's keys, which are at another host.
+        return ring.find(text) if ring is not None and ring.loaded and (text := credential(call)) else None
+
     def _tenant(self, text: str) -> Caller | None:
         if not text:
             return None

@@ -32,6 +32,12 @@ class NoAuth:
     def ready(self) -> bool:
         return True
 
+    def recognised(self, call: HttpRequest) -> Caller | None:
+        if not self._loopback.has(call):
+            return None
+        asked = call.header("HTTP_X_TIER")
+        return self._default if asked is None else _BY_NAME.get(asked)
+
     def identify(self, call: HttpRequest, access: Access) -> Caller:
         if access is not Access.TENANT:
             found = self._operators.admit(call) if access is Access.OPERATOR else self._operators.named(call)
