@@ -12,6 +12,13 @@ from config.errors import SettingsError
 from config.settings import load_settings
 
 SHIPPED = (ROOT / "bunch.toml").read_text()
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+TOML = re.compile(r"^```toml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+EXAMPLES = {
+    f"{page.relative_to(ROOT)}:{number}": found[1]
+    for page in PAGES
+    for number, found in enumerate(TOML.finditer(page.read_text(encoding="utf-8")), 1)
+}
 SNIPPET = re.search(r"\*\*2\. Name it\*\*.*?```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
@@ -50,6 +57,16 @@ def test_the_readmes_snippet_works_wherever_it_is_pasted(written, where: str) ->
     settings = load_settings({}, written(text))
     assert settings.models["words"].source == "my_model:WordCount"
     assert settings.default_model == ("words" if where == "alone" else "minilm")
+
+
+@pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
+def test_every_bunch_toml_of_the_docs_is_accepted_as_it_stands(written, example: str) -> None:
+    assert load_settings({"EMBED_TOKEN": "a token"}, written(example)).models
+
+
+@pytest.mark.parametrize("page", ["one", "four", "many-models", "urls"])
+def test_each_page_about_gpus_has_an_example(page: str) -> None:
+    assert f"docs/gpus/{page}.md:1" in EXAMPLES
 
 
 def test_a_default_below_a_table_is_the_default(written) -> None:

@@ -35,7 +35,7 @@ from webapp.routes import ROUTES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("gpus/*.md"))]
 EVERYTHING = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 # Set for the processes that we start, or read before there are settings; `config.settings` says so as well.
 NOT_SETTINGS = {"BUNCH_CONFIG", "BUNCH_NATIVE"}
