@@ -33,7 +33,7 @@ class WorkerReport:
         places: its executors.
         node: its name in Celery, once it has one.
         seal: identifies the key with which it checks frontends' messages.
-        health: returns the last state of its GPUs.
+        health: returns the last state of its GPUs, and of the speed of its executors.
     """
 
     def __init__(

@@ -37,6 +37,7 @@ from config.keys import Shard
 from config.model_files.pools import assignment
 from config.process.devices import executor_count, sharing, this_machine
 from config.process.memory import settle_heap
+from config.process.threads import in_parallel
 from config.redis import connect
 from config.settings import ModelSettings, Settings, load_settings
 from tasks.accounts.ledger import LedgerBuffer, LedgerStream
@@ -59,6 +60,7 @@ from workers.celery.started_marks import StartedMarks
 from workers.executor.process_executor import ProcessExecutor
 from workers.health.nvml import open_nvml
 from workers.health.reactions import WorkerReactions
+from workers.health.speed import SpeedWatch
 from workers.health.watch import Driver, HealthWatch
 from workers.reconciler import Reconciler
 from workers.report import OFFLINE, STOPPING, WorkerReport
@@ -129,13 +131,14 @@ class WorkerRunner:
         )
         for name in self._served.models:
             self._telemetry.serves(name)
-        observer = self._observer()
         folder = str(Path(settings.config_file).parent) if settings.config_file else ""
         self._executors: list[tuple[ModelSettings, ProcessExecutor]] = [
             (model, self._executor(model, index, folder))
             for model in self._served.models.values()
             for index in range(executor_count(model, self._served.devices, this_machine()))
         ]
+        self._speed = SpeedWatch(self._executors)
+        observer = self._observer()
         self._breakers = breakers.of_executors(self._executors)
         self._watch = IdleWatch(store)
         self._loops = [
@@ -182,7 +185,7 @@ class WorkerRunner:
             self.reconciler,
             self._node,
             self._seal.fingerprint if self._seal is not None else "",
-            self._health.state,
+            lambda: self._speed.state(self._health.state()),
         )
         self._announced: dict[str, int] = {}
         self._presence = Presence(self._redis, "worker", self._configured, lambda: self.name, self._pids)
@@ -229,7 +232,7 @@ class WorkerRunner:
         if self._stop.is_set():
             return
         grace_s = self.give_back(cold=cold)
-        _in_parallel([partial(executor.stop, min(1.0, grace_s)) for _, executor in self._executors])
+        in_parallel([partial(executor.stop, min(1.0, grace_s)) for _, executor in self._executors])
         self._stop.set()
         self._liveness.stop()
         self._news.set()
@@ -259,7 +262,7 @@ class WorkerRunner:
             self._grace_s = COLD_GRACE_S if is_short else self._settings.graceful_timeout_s
             self._health.stop()
             self._watch.stop()
-            _in_parallel([partial(loop.stop, self._grace_s) for loop in self._loops])
+            in_parallel([partial(loop.stop, self._grace_s) for loop in self._loops])
         return self._grace_s
 
     def reset(self, model: str) -> dict[str, Any]:
@@ -272,6 +275,7 @@ class WorkerRunner:
         forgotten = {"breaker": worst, "safe_size": min(learned, default=None)}
         for loop in loops:
             loop.forget_safe_size()
+        self._speed.forget(model)
         return forgotten
 
     def info(self) -> dict[str, Any]:
@@ -322,7 +326,8 @@ class WorkerRunner:
         ]
 
     def _observer(self) -> Observer:
-        others = [each for each in (self._batch_log, self._ledger, self._tracer) if each is not None]
+        speed = self._speed if self._speed.has_devices else None
+        others = [each for each in (self._batch_log, self._ledger, self._tracer, speed) if each is not None]
         return Observers(self._telemetry, *others) if others else self._telemetry
 
     def _models_of_the_file(self) -> Mapping[str, ModelSettings]:
@@ -390,11 +395,3 @@ class WorkerRunner:
 
     def _pids(self) -> dict[str, int]:
         return {executor.name: executor.pid for _, executor in self._executors if executor.pid}
-
-
-def _in_parallel(calls: list[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=call) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()

@@ -71,10 +71,10 @@ class QueueRow(msgspec.Struct, frozen=True):
 class WorkerRow(msgspec.Struct, frozen=True):
     """One worker. `age_ms` is the time since its last heartbeat, filled in by the reader; `node` is its name in Celery.
 
-    `degraded`: one of its executors takes no batches, its model's breaker is not closed, or a GPU is not healthy.
+    `degraded`: one of its executors takes no batches, its model's breaker is not closed, or a device is not healthy.
     `seal` identifies the key with which it checks frontends' messages (`config.secrets.message_keys.fingerprint`).
     `queues` are those in its own memory, in collocated mode.
-    `pool` is empty for a worker of none. `health` is that of its GPUs (`healthy`, `degraded`, `offline`), for the
+    `pool` is empty for a worker of none. `health` is that of its devices (`healthy`, `degraded`, `offline`), for the
     `reasons`.
     """
 
