@@ -232,6 +232,22 @@ def test_processes_on_that_gpu_are_replaced_unless_they_have_been(
     assert one.condemned == ["XID 31", "XID 13"]
 
 
+def test_the_neighbours_of_a_process_that_was_replaced_for_the_error_are_left_alone(
+    placed: tuple[WorkerReactions, list[Executor], list[Any]],
+) -> None:
+    reactions, executors, _ = placed
+    for each in executors:
+        each.placement = Placement("cuda", "GPU-a")
+    reactions.devices()
+    executors[1].restarts = 1
+    reactions.devices()
+    reactions.replace(frozenset({"GPU-a"}), "XID 31")
+    assert [each.condemned for each in executors] == [[], []]
+    reactions.devices()
+    reactions.replace(frozenset({"GPU-a"}), "XID 31")
+    assert [each.condemned for each in executors] == [["XID 31"], ["XID 31"]]
+
+
 def test_full_memory_halves_the_batches_of_that_gpu(
     placed: tuple[WorkerReactions, list[Executor], list[Any]],
 ) -> None:

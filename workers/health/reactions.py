@@ -38,12 +38,12 @@ class WorkerReactions:
                 logger.warning("%s: batches have %s", executor.name, what)
 
     def replace(self, names: frozenset[str], reason: str) -> None:
-        """Replace the processes on these GPUs, unless they have been since the last look: their worker may have
-        noticed it first.
+        """Replace the processes on a GPU, unless one of them has been since the last look: then it was the culprit,
+        which its worker has noticed first. Its neighbours have contexts of their own.
         """
-        for _, executor, _ in self._places:
-            since = self._before.get(executor.name, executor.restarts)
-            if _gpu(executor.placement) in names and executor.restarts == since:
+        there = [executor for _, executor, _ in self._places if _gpu(executor.placement) in names]
+        if all(executor.restarts == self._before.get(executor.name, executor.restarts) for executor in there):
+            for executor in there:
                 executor.condemn(reason)
 
     def go_offline(self, reason: str) -> None:
