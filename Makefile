@@ -13,7 +13,7 @@ TEST_PROCESSES ?= 3
 PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help native demo up test check lint format chaos clients flower page bench overload policies lock audit clean
+.PHONY: help native demo up test check lint format chaos gpu clients flower page bench overload policies lock audit clean
 
 help: ## What can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -42,6 +42,9 @@ format: $(DEV) ## Format the code and fix what can be fixed by itself
 
 chaos: $(DEV) native | $(TEST_TMP) ## The tests that kill processes; half an hour, prints recovery times; CHAOS_FAULTS=0: the short form
 	@CHAOS_FAULTS=$${CHAOS_FAULTS:-50} $(PYTEST) tests/chaos -q -rA --tb=short $(ARGS)
+
+gpu: $(DEV) native ## What only a real GPU can show, in one table; five minutes. Skipped, loudly, without one; ARGS=--rehearse: on the CPU
+	@$(BIN)/python -m tests.gpu $(ARGS)
 
 clients: $(DEV) native | $(TEST_TMP) ## The SDKs of others, each in its own environment; writes the table of docs/clients.md
 	@$(PYTEST) tests/clients -q -rA --tb=short $(ARGS)

@@ -56,11 +56,14 @@ class InOne:
         return self._model.finish(self._model.predict(self._model.prepare(inputs, parameters), parameters))
 
 
-def start(kind: type[Any], device_ms: float) -> ProcessExecutor:
-    """A running executor of the model."""
+def start(kind: type[Any], device_ms: float, device: str = "auto") -> ProcessExecutor:
+    """A running executor of the model, on that device of torch."""
     source = f"{__name__ if __name__ != '__main__' else 'tests.benchmarks.overlap'}:{kind.__name__}"
     options = {"device_ms": device_ms}
-    executor = ProcessExecutor(ModelSettings(name=kind.__name__.lower(), source=source, options=options), 0)
+    settings = ModelSettings(
+        name=kind.__name__.lower(), source=source, options=options, device=device, timeout_ms=60_000
+    )
+    executor = ProcessExecutor(settings, 0)
     executor.start()
     if not executor.wait_ready(_LONG_S):
         raise RuntimeError(executor.error)
