@@ -35,7 +35,8 @@ class BatchInfo:
     `claimed_ms` is Redis time, `compute_s` 0 before the model ran, `passes` above 1 when it ran in parts. `wait_s` is
     the time that it waited in hand for the batch before it, `turn_s` the time that its executor then had it: compute,
     encoding, decoding and the pipe. `collapsed` of its requests were not computed, but answered by the output of an
-    equal request. The model computed `padding` inputs besides those of the requests.
+    equal request. The model computed `padding` inputs besides those of the requests. `followed`: when it ended, its
+    executor had the next batch already.
     """
 
     batch_id: str
@@ -51,6 +52,7 @@ class BatchInfo:
     turn_s: float = 0.0
     collapsed: int = 0
     padding: int = 0
+    followed: bool = False
 
     def waited_s(self, request: Request) -> float:
         """The time that a request had waited when it was claimed; 0 if its sender gave no time."""

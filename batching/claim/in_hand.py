@@ -50,6 +50,7 @@ class Hands:
                 return None
             now = self._clock()
             turn_s = self._state.finished(batch, len(batch.requests), now, passes=event.passes, ok=ok)
+            followed = bool(self._state.in_hand)
             self._changed.notify_all()
         info = replace(
             batch.info,
@@ -59,6 +60,7 @@ class Hands:
             turn_s=turn_s,
             collapsed=event.collapsed,
             padding=event.padding,
+            followed=followed,
         )
         return InHand(batch.requests, info, batch.claimed_at), now
 

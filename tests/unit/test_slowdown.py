@@ -176,6 +176,7 @@ class Executor:
         self.placement = Placement("cpu" if device == "cpu" else "cuda", device)
         self.loaded: ModelSettings | None = ModelSettings(name="m", source="a:B")
         self.restarts = 0
+        self.overlaps = False
 
 
 class Worker:
@@ -231,11 +232,18 @@ def test_an_executor_is_not_watched(worker: Worker) -> None:
         {"passes": 3},
         {"collapsed": 2},
         {"size": 9},
+        {"overlaps": True, "wait_s": 0.01},
+        {"overlaps": True, "followed": True},
+        {"overlaps": True, "wait_s": 0.01, "followed": True},
     ],
-    ids=["that failed", "that was refused", "in parts", "with equal inputs", "of which some are tried again"],
+    ids=[
+        *("that failed", "that was refused", "in parts", "with equal inputs", "of which some are tried again"),
+        *("behind another one", "before another one", "of another kind: between two others"),
+    ],
 )
 def test_a_batch_says_nothing_about_the_device(batch: dict[str, object]) -> None:
     worker = Worker("GPU-a")
+    worker.executors[0].overlaps = bool(batch.pop("overlaps", False))
     worker.run(LEARNING + RECENT)
     settled = batch.pop("outcome", Ok(b"[0.5]"))
     requests = [Request(f"{n}", Tier.FREE, 0, b'"a text"', b"{}") for n in range(8)]
@@ -245,6 +253,21 @@ def test_a_batch_says_nothing_about_the_device(batch: dict[str, object]) -> None
         worker.now += EVERY_S
         worker.watch.finished([(each, settled) for each in requests], info)  # type: ignore[misc]
     assert worker.health is Health.HEALTHY
+
+
+def test_where_stages_overlap_batches_between_two_others_are_compared_with_each_other() -> None:
+    worker = Worker("GPU-a")
+    worker.executors[0].overlaps = True
+    between = {"wait_s": 0.01, "followed": True}
+    worker.run(LEARNING + RECENT)
+    assert worker.run(LEARNING + RECENT, 2.5, **between) is Health.HEALTHY
+    assert worker.run(RECENT, 8.0, **between) is Health.DEGRADED
+
+
+def test_where_none_overlap_neighbours_make_no_difference() -> None:
+    worker = Worker("GPU-a")
+    worker.run(LEARNING + RECENT)
+    assert worker.run(RECENT, 4.0, wait_s=0.01, followed=True) is Health.DEGRADED
 
 
 def test_short_batches_are_looked_at_a_few_times_a_second() -> None:

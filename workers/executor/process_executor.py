@@ -93,7 +93,9 @@ class ProcessExecutor:
         self._stop_at: float | None = None
         self._stop_pipe: tuple[int, int] | None = None
         self._thread: threading.Thread | None = None
-        self._version, self._overlaps, self._starts = "", False, 0
+        # Whether stages of its model run beside those of other batches.
+        self.overlaps = False
+        self._version, self._starts = "", 0
         self.batches, self.busy_s = 0, 0.0
         self.last_error: str | None = None
 
@@ -154,7 +156,7 @@ class ProcessExecutor:
             if child is None:
                 raise ExecutorGone(f"{self.name} is {self._state.value}")
             # Before the first byte: the answer may arrive before `write` returns.
-            shares = self._overlaps and not work.suspect
+            shares = self.overlaps and not work.suspect
             self._handed.give(work.batch_id, len(work.inputs), time.monotonic(), shares=shares)
             try:
                 child.write(frame)
@@ -237,7 +239,7 @@ class ProcessExecutor:
             ready = child.await_ready(model.start_timeout_s, self._stop_pipe[0] if self._stop_pipe else None)
             # It was replaced while it was starting: then the next child counts.
             if ready is not None and model is self._model:
-                self._version, self._overlaps = ready.version, ready.overlaps
+                self._version, self.overlaps = ready.version, ready.overlaps
                 if not loaded:
                     self._on_loaded(time.monotonic() - child.started_at)
                 self._serve(child, model)

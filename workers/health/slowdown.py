@@ -2,8 +2,9 @@
 
     batch ──kind──▶ 16 of a kind are a window ──its quick times / the usual ones──▶ the last 8 windows ──▶ slow or not
 
-A batch is compared with earlier batches of its kind alone: as many inputs, as large ones, as large outputs. So neither
-another mix of batch sizes nor longer texts look like a slower device. Of a window its lower quartile counts, since a
+A batch is compared with earlier batches of its kind alone: as many inputs, as large ones, as large outputs, and where
+stages overlap, with or without other batches beside it. So neither another mix of batch sizes nor longer texts nor more
+load look like a slower device. Of a window its lower quartile counts, since a
 busy host delays some batches and speeds none up. The usual time follows a quicker window soon, and a slower one only by
 a factor of two in hours: a device that becomes hot over minutes must not become the usual one.
 """
@@ -34,18 +35,19 @@ _LEAST_S = 0.002
 
 
 class Kind(NamedTuple):
-    """Batches that take about the same time. Each member is a logarithm: of inputs and of the largest input to the base
-    √2, of all inputs' and of all outputs' bytes to the base 2.
+    """Batches that take about the same time. The numbers are logarithms: of inputs and of the largest input to the base
+    √2, of all inputs' and of all outputs' bytes to the base 2. `beside`: stages of others ran beside its own.
     """
 
     inputs: int
     largest: int
     input_bytes: int
     output_bytes: int
+    beside: bool = False
 
     @classmethod
-    def of(cls, inputs: int, largest: int, input_bytes: int, output_bytes: int) -> Kind:
-        return cls(_steps(inputs, 2), _steps(largest, 2), _steps(input_bytes, 1), _steps(output_bytes, 1))
+    def of(cls, inputs: int, largest: int, input_bytes: int, output_bytes: int, *, beside: bool = False) -> Kind:
+        return cls(_steps(inputs, 2), _steps(largest, 2), _steps(input_bytes, 1), _steps(output_bytes, 1), beside)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # However short its batches are, an executor is looked at no more often.
 EVERY_S = 0.25
+# The clock's own inaccuracy: a batch that has waited for less had none before it.
+_NO_WAIT_S = 1e-6
 
 
 class WatchedExecutor(Protocol):
@@ -41,6 +43,8 @@ class WatchedExecutor(Protocol):
     def loaded(self) -> ModelSettings | None: ...
     @property
     def restarts(self) -> int: ...
+    @property
+    def overlaps(self) -> bool: ...
 
 
 class _Watched:
@@ -88,7 +92,7 @@ class SpeedWatch(NullObserver):
         if watched is None or now < watched.next_at:
             return
         watched.next_at = now + EVERY_S
-        kind = _kind(settled, batch)
+        kind = _kind(settled, batch, overlaps=watched.executor.overlaps)
         if kind is None or not self._is_alone(watched.executor):
             return
         with self._lock:
@@ -128,10 +132,16 @@ class SpeedWatch(NullObserver):
         )
 
 
-def _kind(settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> Kind | None:
-    """The kind of a batch; None for one that says nothing about the device: in parts, or not computed as a whole."""
+def _kind(settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo, *, overlaps: bool) -> Kind | None:
+    """The kind of a batch; None for one that says nothing about the device: in parts, or not computed as a whole.
+
+    Where stages overlap, neither does one with a neighbour on one side alone: its time depends on when that came.
+    """
+    beside = overlaps and batch.wait_s > _NO_WAIT_S
+    if overlaps and beside is not batch.followed:
+        return None
     outputs = [len(outcome.output) for _, outcome in settled if isinstance(outcome, Ok)]
     if len(outputs) != batch.size or batch.passes != 1 or batch.collapsed or batch.compute_s <= 0:
         return None
     inputs = [len(request.input) for request, _ in settled]
-    return Kind.of(batch.size + batch.padding, max(inputs), sum(inputs), sum(outputs))
+    return Kind.of(batch.size + batch.padding, max(inputs), sum(inputs), sum(outputs), beside=beside)
