@@ -4,6 +4,8 @@
     use > 85 % for 5 min          + 1        drain > 10 s for 15 s          as many as bring it back to 10 s
     use < 40 % for 15 min         − 10 %, at least one, once in 5 min
 
+    nothing asked for 15 min      to 0, where the minimum is 0; the first request then calls for one
+
 A queue that drains within a second is not a backlog, whatever its depth: 500 requests are little for 32 GPUs.
 
 A condition must last for a time, so its start is part of the state, and a change resets all conditions. A new worker
@@ -23,7 +25,9 @@ class Signals:
 
     `depth` is the number of waiting requests, `drain_s` the time to drain them (0: none, or not known). `use` is the
     served rate as a share of the rate with full batches; busy time says less, since an executor that takes small
-    batches as soon as it is free is always busy. `ready` workers serve, `starting` ones do not yet.
+    batches as soon as it is free is always busy. `ready` workers serve, `starting` ones do not yet; below 0, so many
+    of the ready ones were told to leave. `rate` is how many requests a second ask for a worker, also those that are
+    refused because none runs: the only signal of a model that nobody serves, since its requests are not queued.
     """
 
     depth: int
@@ -31,6 +35,7 @@ class Signals:
     drain_s: float
     ready: int
     starting: int = 0
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +77,10 @@ class ScalingRules:
     forget_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.most:
-            raise ValueError(f"the minimum ({self.least}) must be at least 1 and at most the maximum ({self.most})")
+        if not 0 <= self.least <= self.most or self.most < 1:
+            raise ValueError(
+                f"the minimum ({self.least}) must be at most the maximum ({self.most}), which must be at least 1"
+            )
         if not 0 <= self.idle < self.busy <= 1:
             raise ValueError(
                 f"idle ({self.idle}) must be below busy ({self.busy}), both fractions, or the fleet would oscillate"
@@ -93,6 +100,7 @@ class ScalingState:
     slow_since: float | None = None
     busy_since: float | None = None
     idle_since: float | None = None
+    quiet_since: float | None = None
     changed_at: float = -math.inf
     grown_at: float = -math.inf
 
@@ -135,6 +143,7 @@ def _observe(rules: ScalingRules, signals: Signals, state: ScalingState, now: fl
         slow_since=_since(state.slow_since, now, holds=signals.drain_s > rules.drain_s),
         busy_since=_since(state.busy_since, now, holds=signals.use > rules.busy),
         idle_since=_since(state.idle_since, now, holds=signals.use < rules.idle and not _backlog(rules, signals)),
+        quiet_since=_since(state.quiet_since, now, holds=not _asked(signals)),
     )
 
 
@@ -143,14 +152,25 @@ def _wanted(rules: ScalingRules, signals: Signals, state: ScalingState, fleet: i
         return min(
             max(fleet, rules.least), rules.most
         ), f"{fleet} workers are outside the allowed {rules.least} to {rules.most}"
-    if signals.starting and now - state.grown_at < 2 * rules.cold_start_s:
+    if not fleet:
+        # Here only where the minimum is 0. Whoever asks is refused until a worker serves, so nothing is waited for.
+        return (1, "requests come, and no worker serves them") if _asked(signals) else (0, "")
+    if signals.starting > 0 and now - state.grown_at < 2 * rules.cold_start_s:
         # Workers that were asked for are not ready yet. Wait at most twice their time, since one that never starts must
         # not block scaling.
         return fleet, ""
     added, reason = _more(rules, signals, state, now)
     if added:
         return fleet + added, reason
-    if _lasted(state.idle_since, rules.idle_for_s, now) and now - state.changed_at >= rules.after_down_s:
+    return _fewer(rules, signals, state, fleet, now)
+
+
+def _fewer(rules: ScalingRules, signals: Signals, state: ScalingState, fleet: int, now: float) -> tuple[int, str]:
+    if now - state.changed_at < rules.after_down_s:
+        return fleet, ""
+    if not rules.least and _lasted(state.quiet_since, rules.idle_for_s, now):
+        return 0, f"nothing asked for {rules.idle_for_s:.0f} s"
+    if _lasted(state.idle_since, rules.idle_for_s, now):
         fewer = max(1, math.floor(rules.down_share * fleet))
         # The remaining workers must not be busy at once, or the fleet would grow again.
         if fleet > fewer and signals.use * fleet / (fleet - fewer) < rules.busy:
@@ -171,6 +191,10 @@ def _more(rules: ScalingRules, signals: Signals, state: ScalingState, now: float
     if _lasted(state.busy_since, rules.busy_for_s, now):
         asked.append((1, f"over {rules.busy:.0%} busy for {rules.busy_for_s:.0f} s"))
     return max(asked, key=lambda each: each[0], default=(0, ""))
+
+
+def _asked(signals: Signals) -> bool:
+    return signals.depth > 0 or signals.rate > 0
 
 
 def _backlog(rules: ScalingRules, signals: Signals) -> bool:

@@ -14,8 +14,8 @@ from cli.base import config_option, json_option, locate, redis_of
 from cli.supervisor import state as up
 
 if TYPE_CHECKING:
-    from cli.operate.autoscaler import Autoscaler
-    from tasks.fleet.scaling import ScaleRow
+    from cli.operate.autoscaler import Actor, Autoscaler
+    from tasks.fleet.scaling import ScaleBoard, ScaleRow
 
 
 @click.command()
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     "least",
     default=1,
     show_default=True,
-    type=click.IntRange(min=1),
-    help="Minimum number of workers, of each pool.",
+    type=click.IntRange(min=0),
+    help="Minimum number of workers, of each pool; 0 with --export-only: none while nothing asks.",
 )
 @click.option(
     "--max",
@@ -106,7 +106,7 @@ def autoscale(
     Each pool is decided by itself. Under `up` it starts and drains workers. Elsewhere it only publishes how many
     workers are wanted, in /metrics (bunch_workers_wanted) and /internal/scale. --json prints one object per decision.
     """
-    from cli.operate.autoscaler import Autoscaler, Gauge, LocalUp, Nobody
+    from cli.operate.autoscaler import Autoscaler, Exported, Gauge, LocalUp, Nobody
     from tasks.fleet.registry_reader import Fleet
     from tasks.fleet.scaling import ScaleBoard
     from tasks.observability.metrics import SharedMetrics
@@ -129,8 +129,14 @@ def autoscale(
     redis = redis_of(settings)
     state_dir = Path(settings.state_dir).resolve()
     acts = not dry_run and not export_only and up.read(state_dir) is not None
+    if not least and acts:
+        raise click.UsageError("--min 0 needs --export-only: `up` always has a worker")
     gauge = Gauge(settings, Fleet(redis, lease_ttl_s=settings.lease_ttl_s), SharedMetrics(redis), time.monotonic)
-    scaler = Autoscaler(rules, gauge, LocalUp(state_dir) if acts else Nobody(), None if dry_run else ScaleBoard(redis))
+    board = ScaleBoard(redis)
+    actor: Actor = LocalUp(state_dir) if acts else Nobody()
+    if export_only:
+        actor = Exported(_last(board), cool_down, time.monotonic)
+    scaler = Autoscaler(rules, gauge, actor, None if dry_run else board)
     ends_at = time.monotonic() + (float("inf") if duration is None else duration)
     try:
         while True:
@@ -140,6 +146,15 @@ def autoscale(
             time.sleep(interval)
     except KeyboardInterrupt:
         return
+
+
+def _last(board: ScaleBoard) -> ScaleRow | None:
+    from redis.exceptions import RedisError
+
+    try:
+        return board.read()
+    except RedisError:
+        return None
 
 
 def _look(scaler: Autoscaler, *, as_json: bool) -> None:

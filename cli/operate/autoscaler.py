@@ -1,6 +1,6 @@
 """The I/O around `batching.policy.scaling`: reads the signals, decides, and publishes the wanted number of workers.
 
-registry, queues, metrics ──▶ Gauge.signals ──▶ decide_scale ──▶ Actor.want (the local `up`)
+registry, queues, metrics ──▶ Gauge.signals ──▶ decide_scale ──▶ Actor.want (the local `up`, or what others apply)
                               for each group        └──▶ ScaleBoard (KEDA, HPA)
 
 A group is a pool or, without pools, the workers that serve the same models: more of the others would not help.
@@ -22,6 +22,7 @@ from tasks.fleet.registry_reader import Fleet, WorkerRow
 from tasks.fleet.scaling import ScaleBoard, ScaleRow, summed
 from tasks.observability.batch_times import NoBatches, Totals, fit, read_totals
 from tasks.observability.metrics import SharedMetrics
+from tasks.observability.slo import CALLERS_OWN
 
 # Number of readings that batch times are fitted through.
 _READINGS = 60
@@ -41,7 +42,9 @@ class Actor(Protocol):
     """Something that can change the number of workers."""
 
     def starting(self, ready: int, group: str) -> int:
-        """The number of workers of a group that are starting, besides the `ready` ones."""
+        """The number of workers of a group that are starting, besides the `ready` ones; below 0: so many of these are
+        leaving.
+        """
 
     def want(self, workers: int, group: str) -> None: ...
 
@@ -54,6 +57,36 @@ class Nobody:
 
     def want(self, workers: int, group: str) -> None:
         """Do nothing; another program applies the decision."""
+
+
+class Exported:
+    """What KEDA or an HPA is told, which follows it within minutes.
+
+    So the decision stands until the next one. If the number fell back to the workers of this moment while the new ones
+    are loading, nobody who asks every half minute would ever see it. Where more workers stay than were decided on (a
+    minimum of the other program, a person), the decision is given up after `follow_s`.
+    """
+
+    def __init__(self, row: ScaleRow | None, follow_s: float, clock: Callable[[], float]) -> None:
+        # An autoscaler that was restarted continues where the one before it ended.
+        rows = () if row is None else row.groups or (row,)
+        self._wanted = {each.pool: each.wanted for each in rows}
+        self._follow_s = follow_s
+        self._clock = clock
+        self._more_since: dict[str, float] = {}
+
+    def starting(self, ready: int, group: str) -> int:
+        wanted = self._wanted.get(group, ready)
+        if ready <= wanted:
+            self._more_since.pop(group, None)
+        elif self._clock() - self._more_since.setdefault(group, self._clock()) >= self._follow_s:
+            self.want(ready, group)
+            return 0
+        return wanted - ready
+
+    def want(self, workers: int, group: str) -> None:
+        self._wanted[group] = workers
+        self._more_since.pop(group, None)
 
 
 class LocalUp:
@@ -82,6 +115,7 @@ class Gauge:
         self._fleet = fleet
         self._metrics = metrics
         self._clock = clock
+        self._asked: dict[str, tuple[float, float]] = {}
         self._readings: dict[str, deque[tuple[float, Totals]]] = {
             name: deque(maxlen=_READINGS) for name in settings.models
         }
@@ -96,8 +130,9 @@ class Gauge:
         now = self._clock()
         for name in self._models:
             self._readings[name].append((now, read_totals(self._metrics, name)))
+        rates = self._asked_per_s(now)
         return {
-            group: self._signals(group, [row for row in ready if self._name(row) == group.name], waiting, actor)
+            group: self._signals(group, [row for row in ready if self._name(row) == group.name], waiting, rates, actor)
             for group in self._groups(healthy)
         }
 
@@ -114,7 +149,27 @@ class Gauge:
             return row.pool
         return "" if set(_served(row)) >= set(self._models) else ",".join(_served(row))
 
-    def _signals(self, group: Group, ready: list[WorkerRow], waiting: Mapping[str, int], actor: Actor) -> Signals:
+    def _asked_per_s(self, now: float) -> dict[str, float]:
+        """Requests per second of each model since the reading before, without those that their callers got wrong."""
+        counted = dict.fromkeys(self._models, 0.0)
+        for labels, value in self._metrics.samples().get("bunch_requests_total", ()):
+            if labels["model"] in counted and labels["code"] not in CALLERS_OWN:
+                counted[labels["model"]] += value
+        rates = {}
+        for name, number in counted.items():
+            then, before = self._asked.get(name, (now, number))
+            rates[name] = max(0.0, number - before) / (now - then) if now > then else 0.0
+            self._asked[name] = (now, number)
+        return rates
+
+    def _signals(
+        self,
+        group: Group,
+        ready: list[WorkerRow],
+        waiting: Mapping[str, int],
+        rates: Mapping[str, float],
+        actor: Actor,
+    ) -> Signals:
         depth, use, drain_s = 0, 0.0, 0.0
         for name in group.models:
             if name not in self._models:
@@ -124,7 +179,8 @@ class Gauge:
             use = max(use, self._use(self._models[name], ready, served))
             if waiting[name]:
                 drain_s = max(drain_s, waiting[name] / served if served else math.inf)
-        return Signals(depth, use, drain_s, len(ready), actor.starting(len(ready), group.name))
+        rate = sum(rates.get(name, 0.0) for name in group.models)
+        return Signals(depth, use, drain_s, len(ready), actor.starting(len(ready), group.name), rate)
 
     def _served_per_s(self, model: str) -> float:
         readings = self._readings[model]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from redis import Redis
 
 from batching.claim.registry import WorkerRegistry
 from batching.policy import ScalingRules, Step
-from cli.operate.autoscaler import Autoscaler, Gauge, LocalUp
+from cli.operate.autoscaler import Autoscaler, Exported, Gauge, LocalUp
 from config.keys import Shard
 from config.redis import connect
 from config.settings import ModelSettings, Settings
@@ -131,6 +132,51 @@ def test_the_decision_is_there_for_others_and_does_not_outlive_its_maker(redis: 
     row = scaler.step(0.0)
     assert ScaleBoard(redis).read() == row
     assert 0 < redis.ttl(KEYS.scale()) <= KEPT_S
+
+
+def asked(redis: Redis, code: str, number: int = 1) -> None:
+    labels = {"model": "m", "tier": "paid", "code": code, "door": "bunch"}
+    redis.hincrbyfloat(KEYS.metrics(), msgspec.json.encode(["bunch_requests_total", labels]), number)
+
+
+def exporting(redis: Redis, clock: list[float], rules: ScalingRules = RULES) -> Autoscaler:
+    gauge = Gauge(SETTINGS, Fleet(redis), SharedMetrics(redis), lambda: clock[0])
+    board = ScaleBoard(redis)
+    return Autoscaler(rules, gauge, Exported(board.read(), 40.0, lambda: clock[0]), board)
+
+
+def looks(scaler: Autoscaler, clock: list[float], *times: float) -> list[int]:
+    seen = []
+    for now in times:
+        clock[0] = now
+        seen.append(scaler.step(now).wanted)
+    return seen
+
+
+def test_what_is_exported_stands_until_others_have_followed(redis: Redis, clock: list[float]) -> None:
+    beat(redis, 1.0)
+    redis.lpush(KEYS.queue("m", Tier.PAID), *["x"] * 101)
+    assert looks(exporting(redis, clock), clock, 0.0, 10.0, 14.0, 19.0) == [1, 3, 3, 3]
+    # Also if the autoscaler is restarted meanwhile.
+    assert looks(exporting(redis, clock), clock, 20.0) == [3]
+
+
+def test_workers_that_stay_though_they_should_go_are_counted_again(redis: Redis, clock: list[float]) -> None:
+    beat(redis, 0.1, 0.1, 0.1)
+    scaler = exporting(redis, clock)
+    assert looks(scaler, clock, 0.0, 30.0, 60.0, 65.0) == [3, 3, 2, 2]
+    # Forty seconds later: whoever applies it has a minimum of its own.
+    assert looks(scaler, clock, 100.0, 105.0) == [2, 3]
+
+
+def test_a_refused_request_calls_the_first_worker(redis: Redis, clock: list[float]) -> None:
+    """Nothing is queued for a model that nobody has ever served, so no queue shows that it is wanted."""
+    scaler = exporting(redis, clock, replace(RULES, least=0))
+    assert looks(scaler, clock, 0.0, 5.0) == [0, 0]
+    asked(redis, "INVALID_INPUT")
+    assert looks(scaler, clock, 10.0) == [0]
+    asked(redis, "MODEL_UNAVAILABLE")
+    assert looks(scaler, clock, 15.0, 20.0) == [1, 1]
 
 
 @pytest.fixture

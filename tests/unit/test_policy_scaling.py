@@ -103,11 +103,44 @@ def test_it_does_not_shrink_into_what_would_grow_again() -> None:
     assert after(replace(CALM, use=0.44, ready=2), 2000.0, lenient)[1] == 2
 
 
+TO_ZERO = replace(RULES, least=0)
+
+
+def test_a_fleet_that_nobody_asks_goes_away_whole_where_it_may() -> None:
+    quiet = Signals(depth=0, use=0.0, drain_s=0.0, ready=3)
+    assert after(quiet, 1000.0, TO_ZERO) == (900.0, 0, "nothing asked for 900 s")
+    assert after(quiet, 1000.0)[1] == 2
+    # One request a minute is enough to stay.
+    assert after(replace(quiet, ready=1, rate=1 / 60), 5000.0, TO_ZERO)[1] == 1
+
+
+@pytest.mark.parametrize("asked", [{"rate": 0.2}, {"depth": 1, "drain_s": math.inf}], ids=["refused", "waiting"])
+def test_the_first_request_calls_for_one_worker(asked: dict[str, float]) -> None:
+    """Without a worker there is no speed and no busy time; also a request that is refused at once is a signal."""
+    nobody = Signals(depth=0, use=0.0, drain_s=0.0, ready=0)
+    assert after(nobody, 5000.0, TO_ZERO)[1] == 0
+    assert after(replace(nobody, **asked), 0.0, TO_ZERO)[:2] == (0.0, 1)
+
+
+def test_a_worker_that_was_told_to_leave_is_not_counted() -> None:
+    quiet = Signals(depth=0, use=0.0, drain_s=0.0, ready=3, starting=-3)
+    scale, _ = decide_scale(TO_ZERO, quiet, ScalingState(), 0.0)
+    assert scale.wanted == 0
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"least": 0}, {"least": 9, "most": 8}, {"idle": 0.9}, {"down_share": 0.5}, {"busy": 1.5}]
+    "wrong",
+    [
+        {"least": -1},
+        {"least": 0, "most": 0},
+        {"least": 9, "most": 8},
+        {"idle": 0.9},
+        {"down_share": 0.5},
+        {"busy": 1.5},
+    ],
 )
 def test_rules_that_contradict_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"least|idle|fifth"):
+    with pytest.raises(ValueError, match=r"minimum|idle|fifth"):
         replace(ScalingRules(), **wrong)  # type: ignore[arg-type]
 
 
