@@ -17,6 +17,7 @@ from config.settings import load_settings
 from config.tiers import Tier
 from tasks.fleet.process_register import Presence
 from tasks.fleet.registry_reader import ExecutorRow, WorkerRow
+from tasks.fleet.scaling import ScaleBoard, ScaleRow, summed
 from tasks.observability import metrics
 from tasks.observability.metrics import MetricsFlusher
 from tests.tools import promtool
@@ -58,6 +59,8 @@ def exposition(redis: Redis, tmp_path: Path, _counted: None) -> bytes:
     worker = WorkerRow("w", "host", 1, 0.0, (ExecutorRow("echo", "echo/0", "ready"),))
     redis.zadd(Shard().workers(), {"w": redis.time()[0] * 1000})
     redis.set(Shard().worker("w"), msgspec.json.encode(worker))
+    pools = tuple(ScaleRow(1, 1, 0, 0, 0.5, 0.0, pool=pool) for pool in ("a", "b"))
+    ScaleBoard(redis).write(summed(pools))
     Presence(redis, "web", lambda: services.settings.models).beat()
     return health.metrics(services, HttpRequest({"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics"})).body
 
