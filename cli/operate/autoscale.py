@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +36,12 @@ if TYPE_CHECKING:
     show_default=True,
     type=click.IntRange(min=1),
     help="Maximum number of workers, of each pool.",
+)
+@click.option(
+    "--limits",
+    multiple=True,
+    metavar="POOL=MIN:MAX",
+    help="Limits of one pool, instead of --min and --max; can be given several times.",
 )
 @click.option(
     "--interval",
@@ -89,6 +97,7 @@ if TYPE_CHECKING:
 def autoscale(
     least: int,
     most: int,
+    limits: tuple[str, ...],
     interval: float,
     cold_start: float,
     cool_down: float,
@@ -121,22 +130,26 @@ def autoscale(
             drain_s=drain,
             drain_for_s=drain_for,
         )
+        own = {pool: replace(rules, least=low, most=high) for pool, low, high in map(_limits, limits)}
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     settings = locate(config_file)
+    if unknown := own.keys() - settings.pools.keys():
+        known = ", ".join(settings.pools) or "none"
+        raise click.UsageError(f"--limits: there is no pool {', '.join(sorted(unknown))}; pools are: {known}")
     if settings.mode == "collocated":
         raise click.UsageError("collocated mode has no workers to scale; BUNCH_MODE=durable has")
     redis = redis_of(settings)
     state_dir = Path(settings.state_dir).resolve()
     acts = not dry_run and not export_only and up.read(state_dir) is not None
-    if not least and acts:
-        raise click.UsageError("--min 0 needs --export-only: `up` always has a worker")
+    if acts and not all(each.least for each in (rules, *own.values())):
+        raise click.UsageError("a minimum of 0 needs --export-only: `up` always has a worker")
     gauge = Gauge(settings, Fleet(redis, lease_ttl_s=settings.lease_ttl_s), SharedMetrics(redis), time.monotonic)
     board = ScaleBoard(redis)
     actor: Actor = LocalUp(state_dir) if acts else Nobody()
     if export_only:
         actor = Exported(_last(board), cool_down, time.monotonic)
-    scaler = Autoscaler(rules, gauge, actor, None if dry_run else board)
+    scaler = Autoscaler(rules, gauge, actor, None if dry_run else board, own)
     ends_at = time.monotonic() + (float("inf") if duration is None else duration)
     try:
         while True:
@@ -146,6 +159,14 @@ def autoscale(
             time.sleep(interval)
     except KeyboardInterrupt:
         return
+
+
+def _limits(text: str) -> tuple[str, int, int]:
+    """`small=0:14` as a pool and its limits. Raises ValueError."""
+    found = re.fullmatch(r"([a-z0-9_-]+)=(\d+):(\d+)", text)
+    if found is None:
+        raise ValueError(f"--limits {text}: must be POOL=MIN:MAX, such as small=0:14")
+    return found[1], int(found[2]), int(found[3])
 
 
 def _last(board: ScaleBoard) -> ScaleRow | None:

@@ -206,10 +206,18 @@ class Gauge:
 
 
 class Autoscaler:
-    """Makes one decision per `step`."""
+    """Makes one decision per `step`. `own` has the rules of groups that `rules` are not for."""
 
-    def __init__(self, rules: ScalingRules, gauge: Gauge, actor: Actor, board: ScaleBoard | None) -> None:
+    def __init__(
+        self,
+        rules: ScalingRules,
+        gauge: Gauge,
+        actor: Actor,
+        board: ScaleBoard | None,
+        own: Mapping[str, ScalingRules] | None = None,
+    ) -> None:
         self._rules = rules
+        self._own = own or {}
         self._gauge = gauge
         self._actor = actor
         self._board = board
@@ -220,7 +228,8 @@ class Autoscaler:
         rows = []
         for group, signals in self._gauge.signals(self._actor).items():
             state = self._states.get(group.name, ScalingState())
-            scale, self._states[group.name] = decide_scale(self._rules, signals, state, now)
+            rules = self._own.get(group.name, self._rules)
+            scale, self._states[group.name] = decide_scale(rules, signals, state, now)
             if scale.reason:
                 self._actor.want(scale.wanted, group.name)
             rows.append(_row(group, signals, scale))

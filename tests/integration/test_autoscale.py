@@ -13,13 +13,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from redis import Redis
 
 from batching.claim.registry import WorkerRegistry
 from batching.policy import ScalingRules, Step
+from cli.operate.autoscale import autoscale as autoscale_command
 from cli.operate.autoscaler import Autoscaler, Exported, Gauge, LocalUp
 from config.keys import Shard
 from config.redis import connect
+from config.schema import PoolSettings
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
 from tasks.fleet.registry_reader import ExecutorRow, Fleet, WorkerRow
@@ -177,6 +180,34 @@ def test_a_refused_request_calls_the_first_worker(redis: Redis, clock: list[floa
     assert looks(scaler, clock, 10.0) == [0]
     asked(redis, "MODEL_UNAVAILABLE")
     assert looks(scaler, clock, 15.0, 20.0) == [1, 1]
+
+
+def test_a_pool_has_limits_of_its_own(redis: Redis, clock: list[float]) -> None:
+    pools = {name: PoolSettings(name=name, models=("m",)) for name in ("small", "large")}
+    gauge = Gauge(msgspec.structs.replace(SETTINGS, pools=pools), Fleet(redis), SharedMetrics(redis), lambda: clock[0])
+    own = {"large": replace(RULES, least=2, most=3)}
+    row = Autoscaler(RULES, gauge, Hand(), None, own).step(0.0)
+    assert {each.pool: each.wanted for each in row.groups} == {"small": 1, "large": 2}
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ("large", "must be POOL=MIN:MAX"),
+        ("large=3:2", "must be at most the maximum"),
+        ("other=1:2", "there is no pool other; pools are: large"),
+        ("large=0:2", "needs --export-only"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(
+    tmp_path: Path, limits: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "bunch.toml"
+    config.write_text(f'{CONFIG}[pools.large]\nmodels = ["m"]\n')
+    monkeypatch.setenv("BUNCH_REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setattr("cli.supervisor.state.read", lambda _: object())
+    result = CliRunner().invoke(autoscale_command, ["--config", str(config), "--limits", limits, "--duration", "0"])
+    assert (result.exit_code, said in result.output) == (2, True), result.output
 
 
 @pytest.fixture
