@@ -6,6 +6,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 RUNTIME := $(VENV)/.runtime
 DEV := $(VENV)/.dev
 
+CHECKOV := var/checkov/bin/checkov
+
 # Temporary folders of the tests stay inside the checkout.
 TEST_TMP := $(CURDIR)/var/tmp
 # Most tests wait for other processes most of the time.
@@ -13,7 +15,7 @@ TEST_PROCESSES ?= 3
 PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help native demo up test check lint format chaos gpu clients flower page bench overload policies lock audit clean
+.PHONY: help native demo up test check lint format chaos gpu clients flower page bench overload policies lock audit clean chart
 
 help: ## What can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -63,6 +65,11 @@ overload: $(DEV) native ## What each tier gets when too much arrives: the pictur
 
 policies: $(DEV) ## Every policy on every workload in virtual time: the pictures and the table of docs/policies.md
 	@$(BIN)/python -m tools.policy_gallery
+
+chart: $(DEV) ## deploy/manifests from the Helm chart, linted by checkov in an environment of its own
+	@$(BIN)/python -m tools.render_chart
+	@test -x $(CHECKOV) || { $(BIN)/python -m venv var/checkov && var/checkov/bin/pip --disable-pip-version-check -qq install checkov==3.3.30; }
+	@$(CHECKOV) --config-file deploy/checkov.yaml --directory deploy/manifests
 
 lock: $(RUNTIME) ## requirements.lock: what an image installs, by hash; run it where the image is built for
 	@$(BIN)/python .ci/lock.py > requirements.lock.new && mv requirements.lock.new requirements.lock || { rm -f requirements.lock.new; exit 1; }
