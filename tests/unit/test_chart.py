@@ -117,7 +117,11 @@ def test_every_role_starts_with_settings_that_hold(given: list[Object], tmp_path
 def test_every_command_is_one(given: list[Object]) -> None:
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
     entrypoint = json.loads(re.findall(r"^ENTRYPOINT (.*)$", dockerfile, re.MULTILINE)[0])
-    assert entrypoint[-2:] == _PREFIX
+    assert (
+        entrypoint[-2:]
+        == _PREFIX
+        == yaml.safe_load((render_chart.CHART / "values.yaml").read_text())["image"]["command"]
+    )
     for name, pod in pods(given).items():
         only = container(pod)
         parsed(only["args"])

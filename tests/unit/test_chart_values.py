@@ -113,6 +113,18 @@ def test_a_worker_has_its_gpus(resource: str) -> None:
     assert not {"tolerations", "runtimeClassName"} & without["spec"].keys()
 
 
+def test_roles_without_models_may_have_a_smaller_image() -> None:
+    def images(**image: object) -> dict[str, str]:
+        given = pods(list(chart.objects({"image": image})))
+        return {name.removeprefix("bunch-"): container(pod)["image"] for name, pod in given.items()}
+
+    assert images(repository="r/mine", tag="1") == dict.fromkeys(("web", "ops", "worker"), "r/mine:1")
+    slim = images(repository="r/mine", tag="1", slim={"repository": "r/bunch", "tag": "2-slim"})
+    assert slim == {"worker": "r/mine:1", "web": "r/bunch:2-slim", "ops": "r/bunch:2-slim"}
+    digest = f"sha256:{'0' * 64}"
+    assert images(repository="r/mine", slim={"digest": digest})["web"] == f"r/mine@{digest}"
+
+
 def test_a_pool_has_its_own_values_and_else_those_of_every_worker() -> None:
     values = {
         **KEDA,

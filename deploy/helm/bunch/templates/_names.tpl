@@ -25,10 +25,13 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
+{{- /* Of a role: (dict "root" $ "role" "web"). */ -}}
 {{- define "bunch.image" -}}
-{{- with .Values.image }}
-{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
-{{- end }}
+{{- $image := .root.Values.image }}
+{{- $slim := and (ne .role "worker") (or $image.slim.repository $image.slim.tag $image.slim.digest) }}
+{{- $which := ternary $image.slim $image (not (empty $slim)) }}
+{{- $repository := $which.repository | default $image.repository }}
+{{- if $which.digest }}{{ $repository }}@{{ $which.digest }}{{ else }}{{ $repository }}:{{ $which.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end }}
 
 {{- /* Pools by their names, each with the values of `worker` where it has none of its own, as JSON. The name "" is that

@@ -82,7 +82,7 @@ spec:
 {{- /* What the container of a role has besides its arguments, ports and probes. */ -}}
 {{- define "bunch.container" -}}
 name: {{ .role }}
-image: {{ include "bunch.image" .root }}
+image: {{ include "bunch.image" . }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext:
   allowPrivilegeEscalation: false
@@ -92,6 +92,8 @@ resources: {{- .resources | default .values.resources | toYaml | nindent 2 }}
 env:
   - {name: BUNCH_CONFIG, value: {{ .root.Values.config.path | default "/etc/bunch/bunch.toml" }}}
   - {name: BUNCH_STATE_DIR, value: /tmp/bunch}
+  - {name: HOME, value: /home/bunch}
+  - {name: XDG_CACHE_HOME, value: /home/bunch/.cache}
   - {name: BUNCH_AUTH, value: {{ .root.Values.auth | quote }}}
   {{- if not (hasKey .root.Values.settings "LOG_FORMAT") }}
   - {name: BUNCH_LOG_FORMAT, value: json}
@@ -121,19 +123,20 @@ volumeMounts:
 
 {{- /* Probes of a role without a port: `manage.py health`, a quarter of a second of a core each. */ -}}
 {{- define "bunch.execProbes" -}}
+{{- $health := concat .root.Values.image.command (list "health" .role) }}
 # Until the first beat. A model that loads for long is a matter of readiness: the worker beats meanwhile.
 startupProbe:
-  exec: {command: [python, manage.py, health, {{ . }}]}
+  exec: {command: {{ toJson $health }}}
   periodSeconds: 5
   timeoutSeconds: 10
   failureThreshold: 36
 livenessProbe:
-  exec: {command: [python, manage.py, health, {{ . }}]}
+  exec: {command: {{ toJson $health }}}
   periodSeconds: 20
   timeoutSeconds: 10
   failureThreshold: 3
 readinessProbe:
-  exec: {command: [python, manage.py, health, {{ . }}, --ready]}
+  exec: {command: {{ append $health "--ready" | toJson }}}
   periodSeconds: 10
   timeoutSeconds: 10
   failureThreshold: 3
