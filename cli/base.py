@@ -16,6 +16,7 @@ import msgspec
 from cli.main import printable
 from cli.supervisor import state
 from cli.supervisor.errors import NotRunning
+from config.installation import PROGRAM
 from config.secrets.masking import masked_url
 from config.settings import Settings, file_is_named, load_settings
 
@@ -82,7 +83,7 @@ def locate(config_file: Path | None, role: str | None = None) -> Settings:
     running = state.read(Path(settings.state_dir))
     if running is None or running.redis_url is None:
         raise NotRunning(
-            f"no stack is running in {settings.state_dir}: start one with `manage.py up`, or set its address: "
+            f"no stack is running in {settings.state_dir}: start one with `{PROGRAM} up`, or set its address: "
             "BUNCH_REDIS_URL=redis://…"
         )
     return msgspec.structs.replace(settings, redis_url=running.redis_url, mode=running.mode)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -16,6 +18,7 @@ from cli.base import locate, redis_of, settings_here
 from cli.supervisor.errors import NotRunning
 from config.environ import ROOT
 from config.errors import SettingsError
+from config.installation import PROGRAM
 
 _SHELLS = ("bash", "zsh", "fish")
 
@@ -35,7 +38,7 @@ def completion(ctx: click.Context, shell: str) -> None:
       fish:  ./manage.py completion fish | source
     """  # noqa: D301 - click reads the \b itself
     root = ctx.find_root()
-    name = root.info_name or "manage.py"
+    name = root.info_name or PROGRAM
     variable = f"_{name}_COMPLETE".replace("-", "_").replace(".", "_").upper()
     kind = get_completion_class(shell)
     assert kind is not None
@@ -44,7 +47,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 def _by_its_path(script: str, name: str) -> str:
     """Click's script, for a program outside of PATH: otherwise zsh's script gives up, and fish's runs it by name."""
-    path = shlex.quote(str(ROOT / name))
+    path = shlex.quote(str(ROOT / name if name == "manage.py" else Path(sys.prefix) / "bin" / name))
     script = script.replace(f"    (( ! $+commands[{name}] )) && return 1\n", "")
     for shell in ("bash_complete $1", f"zsh_complete {name}"):
         script = script.replace(shell, f"{shell.split()[0]} {path}")

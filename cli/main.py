@@ -14,6 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from config.errors import SettingsError
+from config.installation import advice
 
 _CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 
@@ -71,6 +72,8 @@ def describe(error: Exception) -> str:
     """An error as text. Our own errors say what to do; for others the type is named."""
     if isinstance(error, SettingsError):
         return "the settings are invalid:\n" + "\n".join(f"  {problem}" for problem in error.problems)
+    if isinstance(error, ImportError) and (fix := advice(error)):
+        return fix
     text = printable(" ".join(str(error).split())) or "no details given"
     known = type(error).__module__.split(".")[0] in {"batching", "cli", "config", "tasks", "workers"}
     return text if known else f"{type(error).__name__}: {text}"

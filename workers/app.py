@@ -9,6 +9,7 @@ from celery.worker import state as worker_state
 
 from batching.claim.bootstep import BatchingStep
 from config.celery import backend_url, model_queues
+from config.installation import PROGRAM
 from config.keys import TASK_NAME
 from config.model_files.pools import assignment
 from config.settings import Settings, load_settings
@@ -47,7 +48,7 @@ def _never_called(input: Any, parameters: dict[str, Any] | None = None) -> Any:
 
     The bootstep claims its messages before any pool gets them; a worker without the bootstep has no model.
     """
-    raise RuntimeError("bunch.infer runs in batches; start the worker with `manage.py worker`")
+    raise RuntimeError(f"bunch.infer runs in batches; start the worker with `{PROGRAM} worker`")
 
 
 def __getattr__(name: str) -> Celery:

@@ -27,6 +27,7 @@ from cli.loadgen.summary import Summary, histogram, percentile, summarise
 from cli.main import printable
 from cli.supervisor import state
 from cli.supervisor.errors import NotRunning
+from config.installation import PROGRAM
 from config.tiers import TIERS
 
 _BAR = 40
@@ -242,7 +243,9 @@ def _weights(mix: str) -> dict[str, float]:
 def _running_url() -> str:
     running = state.read(Path(settings_for(None).state_dir))
     if running is None or running.url is None:
-        raise NotRunning("no stack is running here; start one with `manage.py up`, or give its address: --url http://…")
+        raise NotRunning(
+            f"no stack is running here; start one with `{PROGRAM} up`, or give its address: --url http://…"
+        )
     return running.url
 
 

@@ -16,6 +16,7 @@ import click
 from cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
 from cli.completion import model_names, node_names, policy_keys, reload_keys
 from cli.plan.autotune.options import auto_options, check_auto, tune_by_itself
+from config.installation import PROGRAM
 from config.settings import Settings
 from config.tiers import TIERS, Tier
 
@@ -91,7 +92,7 @@ def drain(worker: str, undo: bool, config_file: Path | None, as_json: bool) -> N
     redis = redis_of(settings)
     nodes = find_nodes(settings, redis, worker)
     if not nodes:
-        raise click.ClickException(f"no running worker has the name {worker}; `manage.py workers` lists them")
+        raise click.ClickException(f"no running worker has the name {worker}; `{PROGRAM} workers` lists them")
     _report(settings, redis, "resume" if undo else "drain", {}, as_json, {}, nodes)
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
 from cli.main import printable
+from config.installation import PROGRAM
 from config.settings import Settings
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def show(task_id: str, config_file: Path | None, as_json: bool) -> None:
     """Show one dead letter: its reason, its traceback and its input."""
     found = _letters(locate(config_file)).show(task_id)
     if found is None:
-        raise click.ClickException(f"dead letter {task_id} does not exist; `manage.py dlq list` lists them")
+        raise click.ClickException(f"dead letter {task_id} does not exist; `{PROGRAM} dlq list` lists them")
     record, message = found
     payload = _payload(message)
     if as_json:

@@ -25,6 +25,7 @@ from cli.base import (
     watched_json,
 )
 from cli.operate import processes
+from config.installation import PROGRAM
 from config.secrets import masking
 from config.settings import ModelSettings, Settings
 from tasks.observability.error_summary import error_summary
@@ -155,7 +156,7 @@ def _workers_table(fleet: Fleet) -> RenderableType:
             ("breaker", lambda pair: pair[1].breaker if pair[1] else "–"),
             ("safe batch", lambda pair: (pair[1] and (pair[1].pressed_size or pair[1].safe_size)) or "–"),
         ],
-        empty="no worker has reported; start one with `manage.py worker`",
+        empty=f"no worker has reported; start one with `{PROGRAM} worker`",
     )
     return Group(shown, *map(as_written, _errors(rows)))
 

@@ -11,6 +11,7 @@ import click
 from cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of, settings_here
 from cli.database import key_store
 from cli.supervisor.errors import NotRunning
+from config.installation import PROGRAM
 from config.tiers import TIERS, Tier
 from tasks.accounts.api_keys import OWNER
 
@@ -91,7 +92,7 @@ def list_(config_file: Path | None, as_json: bool) -> None:
             ("created", lambda row: row.created_at[:16]),
             ("expires", lambda row: (row.expires_at or "–")[:16]),
         ],
-        empty="no keys; create one with `manage.py keys create --tier paid`",
+        empty=f"no keys; create one with `{PROGRAM} keys create --tier paid`",
     )
 
 

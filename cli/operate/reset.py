@@ -8,6 +8,7 @@ import click
 
 from cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
 from cli.completion import model_names
+from config.installation import PROGRAM
 from tasks.celery.control_commands import RESET_FAULTS
 
 
@@ -43,7 +44,7 @@ def reset(model: str, config_file: Path | None, as_json: bool) -> None:
                 ("safe batch was", lambda row: row.get("safe_size") or "–"),
                 ("", lambda row: row.get("error", "reset")),
             ],
-            empty="no worker is healthy; see `manage.py workers`",
+            empty=f"no worker is healthy; see `{PROGRAM} workers`",
         )
     if not rows or any("error" in row for row in rows):
         fail()

@@ -20,6 +20,7 @@ from cli.supervisor import state
 from cli.supervisor.errors import PortTaken
 from config.checks.cautions import cautions
 from config.errors import Problem, SettingsError
+from config.installation import advice, how_to_install
 from config.model_files.import_path import make_way, model_path
 from config.process.devices import Placement, executor_count, placement, this_machine
 from config.secrets import masking
@@ -96,11 +97,13 @@ def _placements(settings: Settings, model: ModelSettings) -> Iterator[tuple[str,
 
 def find_problems(settings: Settings) -> Iterator[Problem]:
     """All problems, in the order in which a person would fix them."""
+    from cli.run.check_packages import package_problems
     from cli.run.check_servers import seal_problems
 
     yield from start_problems(settings)
     yield from seal_problems(settings)
-    yield from database_problems(settings)
+    if not any(package_problems(settings)):
+        yield from database_problems(settings)
     if not state.is_running(Path(settings.state_dir)):
         yield from _ports(settings)
 
@@ -109,8 +112,10 @@ def start_problems(settings: Settings) -> Iterator[Problem]:
     """The problems because of which `up` starts nothing, since every try would fail in the same way. `up` waits for a
     database that is away, and checks the ports itself.
     """
+    from cli.run.check_packages import package_problems
     from cli.run.check_servers import server_problems
 
+    yield from package_problems(settings)
     yield from _state_dir(Path(settings.state_dir))
     yield from server_problems(settings)
     if not settings.redis_url:
@@ -124,7 +129,7 @@ def _health_unknown(settings: Settings) -> Iterator[Problem]:
     """GPUs whose health no worker here can watch."""
     gpus = this_machine().gpus
     if gpus and find_spec("pynvml") is None and any(not model.is_remote for model in settings.models.values()):
-        fix = "their health is not watched; pip install -r requirements-gpu.txt"
+        fix = f"their health is not watched; {how_to_install('gpu')}"
         yield Problem("GPUs", ", ".join(gpus), fix)
 
 
@@ -223,7 +228,8 @@ def _try(answer: Connection, model: ModelSettings, path: list[str]) -> None:
         make_way(path, model.source)
         load(model)
     except BaseException as raised:  # noqa: BLE001 - a model's module may raise anything
-        error = f"{type(raised).__name__}: {raised}"
+        fix = advice(raised) if isinstance(raised, ImportError) else ""
+        error = f"{type(raised).__name__}: {raised}" + (f"; {fix}" if fix else "")
     answer.send_bytes(error.encode(errors="backslashreplace"))
 
 

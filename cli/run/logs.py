@@ -15,6 +15,7 @@ import click
 
 from cli.base import settings_for
 from cli.main import printable
+from config.installation import PROGRAM
 
 _LOOK_EVERY_S = 0.25
 _CHUNK = 1 << 20
@@ -38,7 +39,7 @@ def logs(role: str | None, follow: bool, lines: int | None) -> None:
     folder = Path(settings_for(None).state_dir) / "log"
     found = {path.stem: path for path in sorted(folder.glob("*.log"))}
     if not found:
-        raise click.ClickException(f"no logs in {folder}; `manage.py up` writes them")
+        raise click.ClickException(f"no logs in {folder}; `{PROGRAM} up` writes them")
     chosen = {name: path for name, path in found.items() if role in {None, name, role_of(name)}}
     if not chosen:
         raise click.UsageError(f"no process has the name {role}; the processes are {', '.join(found)}")

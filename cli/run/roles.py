@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -12,9 +11,11 @@ import msgspec
 
 from cli.base import config_option, locate, refuse_cluster
 from cli.database import prepare_database
+from cli.run.check_packages import package_problems
 from cli.supervisor import role_commands
 from config.environ import Role
 from config.errors import SettingsError
+from config.installation import how_to_install, missing
 from config.model_files.pools import worker_problems
 from config.secrets.private_files import restrict_umask
 from config.settings import Settings
@@ -44,10 +45,9 @@ def grpc(config_file: Path | None) -> None:
 
 def require_grpc() -> None:
     """Raise ClickException unless gRPC's packages are installed, which only this role needs."""
-    missing = [name for name in ("grpc", "grpc_health", "grpc_reflection") if importlib.util.find_spec(name) is None]
-    if missing:
+    if absent := missing("grpc"):
         raise click.ClickException(
-            f"the package {missing[0]} is not installed; the gRPC role needs: pip install -r requirements-grpc.txt"
+            f"the package {absent[0]} is not installed; the gRPC role needs: {how_to_install('grpc')}"
         )
 
 
@@ -88,6 +88,8 @@ def flower(config_file: Path | None) -> None:
     from cli.supervisor import ports
 
     settings = locate(config_file, "flower")
+    if missing("flower"):
+        raise click.ClickException(f"Flower is not installed: {how_to_install('flower')}")
     port = ports.require_free(settings.flower_host, settings.flower_port, "BUNCH_FLOWER_PORT")
     _become("flower", role_commands.flower(settings, port), settings)
 
@@ -96,6 +98,8 @@ def _become(role: Role, command: tuple[str, ...], settings: Settings) -> None:
     from cli.supervisor.stack import role_environment
 
     refuse_cluster(settings)
+    if problems := tuple(package_problems(settings, role)):
+        raise SettingsError(problems)
     absolute = msgspec.structs.replace(settings, state_dir=str(Path(settings.state_dir).resolve()))
     restrict_umask()
     sys.stdout.flush()

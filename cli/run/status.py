@@ -10,6 +10,7 @@ import msgspec
 
 from cli.base import fail, json_option, print_json, print_table, settings_for
 from cli.supervisor import state
+from config.installation import PROGRAM
 from config.secrets.masking import masked_url
 
 
@@ -33,7 +34,7 @@ def status(as_json: bool) -> None:
                 ("uptime", lambda row: _uptime(row.pid)),
                 ("restarts", lambda row: row.restarts),
             ],
-            empty=f"no stack is running in {state_dir}; start one with `manage.py up`",
+            empty=f"no stack is running in {state_dir}; start one with `{PROGRAM} up`",
         )
         for name, url in (("http", shown.url), ("flower", shown.flower_url), ("redis", shown.redis_url)):
             if url:

@@ -15,16 +15,17 @@ from cli.database import prepare_database
 from cli.run.roles import require_grpc
 from cli.supervisor import role_commands, state
 from config.errors import SettingsError
+from config.installation import PROGRAM, how_to_install, is_installed
 from config.secrets.masking import masked_url
 from config.secrets.private_files import restrict_umask, tighten
 from config.settings import Settings
 
 if TYPE_CHECKING:
     from cli.supervisor.screen import Screen
-    from cli.supervisor.stack import Stack
+    from cli.supervisor.stack import Options, Stack
 
 
-_HOW_TO_GET_IN = "   (with its password: manage.py status --json)"
+_HOW_TO_GET_IN = f"   (with its password: {PROGRAM} status --json)"
 
 
 @click.command()
@@ -36,6 +37,9 @@ _HOW_TO_GET_IN = "   (with its password: manage.py status --json)"
 @click.option(
     "--collocated", is_flag=True, help="Run frontend and executors in one process, with the queue in its memory."
 )
+@click.option(
+    "--reload", "watch", is_flag=True, help="Reload models whose modules change; restart for a new bunch.toml."
+)
 @click.option("--grpc", "with_grpc", is_flag=True, help="Also run the gRPC frontend, at BUNCH_GRPC_PORT.")
 def up(
     config_file: Path | None,
@@ -44,6 +48,7 @@ def up(
     web_workers: int | None,
     no_flower: bool,
     collocated: bool,
+    watch: bool,
     with_grpc: bool,
 ) -> None:
     """Run the whole stack in the foreground, until Ctrl-C.
@@ -55,18 +60,20 @@ def up(
     --collocated (BUNCH_MODE=collocated) needs no Redis for a request and is faster on one machine. It gives up what
     Redis is for: requests are lost when that one process dies, there is one frontend process, and plain Celery clients
     are refused. Without it the same configuration runs durably.
+
+    --reload is for writing a model: a module that changes reloads the models of the folder of bunch.toml, and a changed
+    bunch.toml starts the stack again.
     """
     from cli.run.check import start_problems
     from cli.supervisor.disk import required_room
-    from cli.supervisor.run import run
     from cli.supervisor.screen import Screen
-    from cli.supervisor.stack import Options, Stack
+    from cli.supervisor.stack import Options
 
     if with_grpc:
         require_grpc()
-    settings = settings_for(config_file)
     given = {"http_port": port, "web_workers": web_workers, "mode": "collocated" if collocated else None}
-    settings = msgspec.structs.replace(settings, **{k: v for k, v in given.items() if v is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    settings = msgspec.structs.replace(settings_for(config_file), **given)
     refuse_cluster(settings)
     in_one = settings.mode == "collocated"
     if in_one and (workers or (web_workers or 1) > 1):
@@ -82,9 +89,29 @@ def up(
         if open_to_others := tighten(state_dir):
             screen.line(open_to_others, style="yellow")
         prepare_database(settings, screen.line)
-        stack = Stack(settings, Options(workers=workers or 1, flower=not (no_flower or in_one), grpc=with_grpc))
-        run(stack, screen, lambda: _say_ready(stack, screen))
+        flower = not (no_flower or in_one)
+        if flower and not is_installed("flower"):
+            flower = False
+            screen.line(f"Flower is not installed ({how_to_install('flower')}); starting without it", style="yellow")
+        options = Options(workers=workers or 1, flower=flower, grpc=with_grpc)
+        while changed := _serve(settings, options, screen, watch):
+            read_anew = msgspec.structs.replace(settings_for(config_file), **given)
+            # On the port that it has told everybody.
+            settings = msgspec.structs.replace(read_anew, http_port=changed.settings.http_port)
+            screen = Screen(sys.stdout)
     screen.line("stopped")
+
+
+def _serve(settings: Settings, options: Options, screen: Screen, watch: bool) -> Stack | None:
+    """Run one stack to its end; returns it if another one is to follow, since the file of its settings has changed."""
+    from cli.run.reloading import Reloading
+    from cli.supervisor.run import run
+    from cli.supervisor.stack import Stack
+
+    stack = Stack(settings, options)
+    reloading = Reloading(stack, screen) if watch else None
+    run(stack, screen, lambda: _say_ready(stack, screen), reloading.work if reloading else None)
+    return stack if reloading and reloading.starts_again else None
 
 
 def _how_to_see_it(settings: Settings) -> str:

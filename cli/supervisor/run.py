@@ -40,10 +40,14 @@ class Supervisable(Protocol):
 
 
 class Work:
-    """Work that runs beside the loop once the stack is ready; the stack is stopped when it returns."""
+    """Work that runs beside the loop once the stack is ready; the stack is stopped when it returns.
 
-    def __init__(self, function: Callable[[], None]) -> None:
+    `endless`: it may never return, so a signal that stops the stack before is no failure.
+    """
+
+    def __init__(self, function: Callable[[], None], *, endless: bool = False) -> None:
         self._function = function
+        self.endless = endless
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
 
@@ -89,7 +93,7 @@ def run(stack: Supervisable, screen: Screen, started: Callable[[], None], work: 
         raise StartFailed(supervisor.failure)
     if work is not None and work.error is not None:
         raise work.error
-    if work is not None and not work.done:
+    if work is not None and not (work.done or work.endless):
         raise StartFailed("stopped before the work was done")
     if signals.count > 1:
         raise StartFailed("killed the processes that had not finished draining")

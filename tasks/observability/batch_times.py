@@ -11,8 +11,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from tasks.observability.metrics import SharedMetrics
 
 
@@ -73,16 +71,17 @@ def fit(totals: Sequence[Totals]) -> BatchTimes:
         return BatchTimes(
             last.compute_s / last.computed, 0.0, "the mean of all earlier batches; none ran while measuring"
         )
-    sizes, times, weights = (np.array(each) for each in zip(*points, strict=True))
-    mean_size, mean_s = np.average(sizes, weights=weights), np.average(times, weights=weights)
-    spread = np.average((sizes - mean_size) ** 2, weights=weights)
+    total = sum(weight for _, _, weight in points)
+    mean_size = sum(size * weight for size, _, weight in points) / total
+    mean_s = sum(time_s * weight for _, time_s, weight in points) / total
+    spread = sum((size - mean_size) ** 2 * weight for size, _, weight in points) / total
     if spread < 0.01 * mean_size**2:
         how = f"all batches held about {mean_size:.1f}, so the time is assumed to be the same for any size"
-        return BatchTimes(float(mean_s), 0.0, how)
-    slope = np.average((sizes - mean_size) * (times - mean_s), weights=weights) / spread
+        return BatchTimes(mean_s, 0.0, how)
+    together = sum((size - mean_size) * (time_s - mean_s) * weight for size, time_s, weight in points) / total
     # Between "the same for any size" and "proportional to the size".
-    slope = float(min(max(slope, 0.0), mean_s / mean_size))
-    return BatchTimes(float(mean_s - slope * mean_size), slope, f"a line fitted through {len(points)} readings")
+    slope = min(max(together / spread, 0.0), mean_s / mean_size)
+    return BatchTimes(mean_s - slope * mean_size, slope, f"a line fitted through {len(points)} readings")
 
 
 def read_totals(metrics: SharedMetrics, model: str) -> Totals:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from cli.commands import cli
 from cli.run.check_apis import api_findings
 from config.settings import Settings, load_settings
-from manage import cli
 from tests.fakes.api import DoublingApi
 from tests.fakes.tls import Authority, TlsProxy
 from workers.models import LoadError, load_model

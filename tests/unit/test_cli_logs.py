@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from cli.commands import cli
 from cli.run.logs import LogFile, in_order
 from cli.supervisor.log_files import rotate
-from manage import cli
 
 
 @pytest.fixture

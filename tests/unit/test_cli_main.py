@@ -10,8 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from cli.commands import COMMANDS, cli
 from config.environ import ROOT
-from manage import COMMANDS, cli
 
 # Each takes longer to load than a press of Tab may last.
 HEAVY = (
@@ -26,7 +26,7 @@ NEEDS = {
 }
 LOADED = """
 import contextlib, io, json, sys
-from manage import cli
+from cli.commands import cli
 with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())), contextlib.suppress(SystemExit):
     cli(sys.argv[1:], prog_name="manage.py")
 print(json.dumps([name for name in json.loads(sys.stdin.read()) if name in sys.modules]))
@@ -84,7 +84,7 @@ def test_what_there_is_begins_as_typed() -> None:
 
 
 def test_the_grpc_role_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "grpc_health" else object())
+    monkeypatch.setattr("config.installation.is_installed", lambda name: name != "grpc_health")
     for arguments in (["grpc"], ["up", "--grpc"]):
         result = CliRunner().invoke(cli, arguments)
         assert (result.exit_code, "grpc_health is not installed" in result.output) == (1, True)

@@ -14,8 +14,8 @@ from batching.capacity.designs import DESIGNS
 from batching.capacity.plan import plan
 from batching.capacity.processes import costs_for
 from batching.capacity.search import Objective
+from cli.commands import cli
 from cli.plan import capacity_page
-from manage import cli
 from tasks.observability.batch_times import NoBatches, Totals, fit
 
 # Minutes of virtual time: `make test` runs them, `make check` does not.

@@ -20,9 +20,9 @@ from prometheus_client.metrics import MetricWrapperBase
 import batching.script_args
 import tasks.script_args
 from batching.policy import POLICIES, Shed, knobs, make
+from cli.commands import cli
 from config.schema import ModelSettings, Settings
 from config.secrets.secret_settings import FILE, SECRET_FIELDS
-from manage import cli
 from tasks.celery.control_commands import COMMANDS
 from tasks.client.admission_codes import Status
 from tasks.errors import RateLimited

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from cli.commands import cli
 from config.errors import SettingsError
 from config.model_files.pools import assignment
 from config.settings import Settings, load_settings
-from manage import cli
 
 MODELS = """
 [models.a]

@@ -25,8 +25,8 @@ from batching.capacity.processes import (
     executors_rps,
     served,
 )
+from cli.commands import cli
 from cli.plan import processes_page
-from manage import cli
 
 PAGE = Path(__file__).parents[2] / "docs" / "capacity.md"
 COSTS = UnitCosts(frontend_us=50, redis_us=20, worker_us=25, executor_us=5)

@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from redis.exceptions import RedisError
 
 from batching.executor import ExecutorState
+from config.installation import PROGRAM
 from config.keys import REPLY_PREFIX
 from tasks.fleet.registry_reader import (
     BREAKER_STATES,
@@ -101,7 +102,7 @@ def scale(services: Services, call: HttpRequest) -> HttpResponse:
     except RedisError as error:
         raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
     if row is None:
-        raise ApiError("NOT_FOUND", "no autoscaler runs; start one with `manage.py autoscale`")
+        raise ApiError("NOT_FOUND", f"no autoscaler runs; start one with `{PROGRAM} autoscale`")
     row = row.of(pool=call.query("pool"), model=call.query("model"))
     if row is None:
         raise ApiError("NOT_FOUND", "no workers of that pool, or for that model, are scaled")

@@ -28,6 +28,7 @@ from typing import Any
 from celery import bootsteps
 from celery.worker.control import Panel
 
+from config.installation import PROGRAM
 from config.tiers import TIERS, Tier
 from tasks.celery.control_commands import COMMANDS, RESET_FAULTS
 from tasks.fleet.desired_state import BadChange, DesiredState, pairs
@@ -39,13 +40,13 @@ _CLAIMED = "model queues are claimed in batches, not consumed"
 # Celery would reply "ok" to these; the text says what to use instead.
 NO_EFFECT: Mapping[str, str] = MappingProxyType(
     {
-        "add_consumer": f"{_CLAIMED}, those of the worker's own models; `manage.py resume MODEL` ends a pause",
-        "cancel_consumer": f"{_CLAIMED}; use `manage.py pause MODEL`",
-        "rate_limit": "batches have no rate limit; set one per API key (`manage.py keys create --rpm`)",
+        "add_consumer": f"{_CLAIMED}, those of the worker's own models; `{PROGRAM} resume MODEL` ends a pause",
+        "cancel_consumer": f"{_CLAIMED}; use `{PROGRAM} pause MODEL`",
+        "rate_limit": f"batches have no rate limit; set one per API key (`{PROGRAM} keys create --rpm`)",
         "time_limit": "the time limit of a batch is `timeout_ms` of its model in bunch.toml",
         "pool_grow": "batches do not run in Celery's pool; set `instances` of a model in bunch.toml",
         "pool_shrink": "batches do not run in Celery's pool; set `instances` of a model in bunch.toml",
-        "autoscale": "batches do not run in Celery's pool; `manage.py autoscale` scales the workers",
+        "autoscale": f"batches do not run in Celery's pool; `{PROGRAM} autoscale` scales the workers",
         "revoke_by_stamped_headers": "stamps are ignored; revoke by task id",
     }
 )

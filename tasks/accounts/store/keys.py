@@ -11,6 +11,7 @@ from sqlalchemy import Engine, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from config.installation import PROGRAM
 from config.tiers import Tier
 from tasks.accounts.api_keys import ApiKey, new_key
 from tasks.accounts.store.engine import reason_of
@@ -89,7 +90,7 @@ class KeyStore:
         with self._session() as session:
             key = session.get(Key, key_id)
             if key is None:
-                raise UnknownKey(f"there is no key {key_id[:64]!r}; `manage.py keys list` shows the existing ones")
+                raise UnknownKey(f"there is no key {key_id[:64]!r}; `{PROGRAM} keys list` shows the existing ones")
             if key.revoked_at is None:
                 key.revoked_at = now
                 _count_change(session)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from config.installation import PROGRAM
 from config.schema import ModelSettings, Tensor
 from config.version import VERSION
 from webapp.api.kserve.datatypes import DATATYPES
@@ -183,7 +184,7 @@ def refused_unload(services: Services, model: str) -> ApiError:
     signature_at(services, model, "")
     return ApiError(
         "INVALID_INPUT",
-        f"{model} stays loaded for as long as a worker runs that serves it; `manage.py pause {model}` stops it from"
+        f"{model} stays loaded for as long as a worker runs that serves it; `{PROGRAM} pause {model}` stops it from"
         " taking requests, `worker --models` runs workers without it",
     )
 

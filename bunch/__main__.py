@@ -1,0 +1,5 @@
+"""`python -m bunch`."""
+
+from bunch.command import main
+
+main()
