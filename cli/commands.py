@@ -21,6 +21,7 @@ COMMANDS = {
     "grpc": ("cli.run.roles:grpc", "Run the gRPC frontend."),
     "flower": ("cli.run.roles:flower", "Run Flower, Celery's monitoring page."),
     "check": ("cli.run.check:check", "Check all settings, the servers that they name, and every model."),
+    "doctor": ("cli.run.doctor:doctor", "Check the settings as `check` does, and this host."),
     "health": ("cli.run.health:health", "Check that a role works on this host."),
     "logs": ("cli.run.logs:logs", "Print the logs of `up`, with the output of the models."),
     "queues": ("cli.operate.fleet:queues", "Show depth, oldest age and arrival rate of each model and tier."),

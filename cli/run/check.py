@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -38,43 +39,61 @@ def check(config_file: Path | None, as_json: bool) -> None:
     Each problem is printed with its fix. A line with a `!` is a warning: the setting works, but may not be what you
     want.
     """
+    found = find(config_file)
+    show(found, as_json)
+    if found.problems:
+        fail()
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The problems and warnings of the settings, which are None if they could not be read."""
+
+    settings: Settings | None
+    problems: list[Problem]
+    warnings: list[Problem]
+
+
+def find(config_file: Path | None) -> Findings:
+    """Read the settings, connect to what they name, and load every model."""
     from cli.operate.processes import differs_from_here
     from cli.run.check_apis import api_findings
     from cli.run.check_servers import separator_warnings, server_warnings
 
-    settings: Settings | None = None
-    warnings: list[Problem] = []
     try:
         settings = settings_for(config_file)
-        not_safe, away = api_findings(settings)
-        problems = [*find_problems(settings), *not_safe]
-        warnings = [
-            *away,
-            *server_warnings(settings),
-            *separator_warnings(settings),
-            *cautions(settings),
-            *_health_unknown(settings),
-            *differs_from_here(settings),
-        ]
     except SettingsError as error:
-        problems = list(error.problems)
+        return Findings(None, list(error.problems), [])
+    not_safe, away = api_findings(settings)
+    warnings = [
+        *away,
+        *server_warnings(settings),
+        *separator_warnings(settings),
+        *cautions(settings),
+        *_health_unknown(settings),
+        *differs_from_here(settings),
+    ]
+    return Findings(settings, [*find_problems(settings), *not_safe], warnings)
+
+
+def show(found: Findings, as_json: bool) -> None:
+    """Print what was found, and without a problem what would be served."""
+    settings, problems = found.settings, found.problems
     if as_json:
-        rows = {"problems": list(map(_as_row, problems)), "warnings": list(map(_as_row, warnings))}
+        rows = {"problems": list(map(_as_row, problems)), "warnings": list(map(_as_row, found.warnings))}
         devices = _devices(settings) if settings is not None else {}
         print_json({"ok": not problems, **rows, "devices": devices})
-    else:
-        for mark, found in (("✗", problems), ("!", warnings)):
-            for problem in found:
-                click.echo(f"{mark} {problem}")
-    if settings is not None and not problems and not as_json:
+        return
+    for mark, those in (("✗", problems), ("!", found.warnings)):
+        for problem in those:
+            click.echo(f"{mark} {problem}")
+    if settings is not None and not problems:
         server = masked_url(settings.redis_url) if settings.redis_url else "an embedded Valkey"
         models, http = ", ".join(settings.models), f"{settings.http_host}:{settings.http_port}"
         click.echo(f"✓ {server}; models: {models}; HTTP on {http}")
         if any(model.device == "auto" and not model.is_remote for model in settings.models.values()):
             machine = this_machine()
             click.echo(f'✓ device = "auto" is {machine.auto} here: {machine.why or ", ".join(machine.gpus)}')
-    if problems:
-        fail()
 
 
 def _devices(settings: Settings) -> dict[str, list[str]]:
