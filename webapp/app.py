@@ -3,6 +3,8 @@
     environ ─▶ wsgi_app ─┬─ (method, path) of a fast route ────▶ handler ─▶ start_response
                          └─ Flask: routing, everything else ─▶ handler ─▶ flask.Response
 
+A plain request on a connection that is kept may not get here: `webapp.api.short_inference`.
+
 Both lanes identify the caller and call the same handlers: `handler(services, call, **path) -> HttpResponse`. The
 routes are `webapp.routes`. Flask has the fast ones as well, so there is one app and one URL map; Flask's own dispatch
 costs more than the whole rest of a hot request.
