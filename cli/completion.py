@@ -84,13 +84,14 @@ def policy_keys(ctx: click.Context, parameter: click.Parameter, incomplete: str)
     """`key=`, for all options of the model's policy."""
     from batching.policy import knobs
     from batching.policy_settings import make_policy
-    from tasks.fleet.desired_state import TUNABLE
+    from tasks.fleet.desired_state import TUNABLE, WEIGHT
 
     keys: Iterable[str] = TUNABLE
     with contextlib.suppress(SettingsError):
         model = settings_here(ctx.params.get("config_file")).models.get(ctx.params.get("model", ""))
         if model is not None:
-            keys = dict.fromkeys((*TUNABLE, *knobs(make_policy(model))))
+            weight = (WEIGHT,) if model.name != model.family else ()
+            keys = dict.fromkeys((*TUNABLE, *knobs(make_policy(model)), *weight))
     return _beginning((f"{key}=" for key in keys), incomplete)
 
 

@@ -23,6 +23,8 @@ UpToMilliseconds = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
 Rpm = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+# Of a version, in per cent. Hundredths are the finest that make a difference (`tasks.client.versions`).
+Weight = Annotated[float, msgspec.Meta(ge=0, le=100)]
 MemoryFraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 # Names, as `config.process.devices` knows them, or every GPU of the machine. None: no list was given.
 Devices: TypeAlias = tuple[str, ...] | Literal["all"] | None
@@ -59,6 +61,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     name: str
     source: str
     version: str = "1"
+    # Of a version beside the model's own: the owners that get it when they name none, in per cent.
+    weight: Weight = 0.0
     max_batch_size: PositiveInt = 64
     max_batch_bytes: PositiveInt = MAX_BATCH_BYTES
     max_batch_cost: NaturalInt = 0
@@ -107,6 +111,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # For the Open Inference Protocol. None: one input `input` of BYTES, one output `output`.
     inputs: Tensors | None = None
     outputs: Tensors | None = None
+
+    @property
+    def family(self) -> str:
+        """The name under which all versions of it are asked for: `minilm` of `minilm` and of `minilm@2`."""
+        return self.name.partition("@")[0]
 
     @property
     def is_remote(self) -> bool:

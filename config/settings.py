@@ -10,7 +10,6 @@ too, because a misspelt setting that is silently ignored is found in production.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,6 +26,7 @@ from config.model_files import api_source
 from config.model_files.pools import read_pools
 from config.model_files.schemas import BrokenSchema, read_schema
 from config.model_files.schemes import forms, scheme_of
+from config.model_files.versions import Table, tables_of
 from config.schema import Devices, ModelSettings, Settings
 from config.secrets import masking
 from config.secrets.masking import MASK
@@ -35,8 +35,6 @@ from config.secrets.secret_settings import NoSecret, base_of, read_secret, shown
 __all__ = ["PREFIX", "Devices", "ModelSettings", "Settings", "file_is_named", "is_loopback", "load_settings"]
 
 DEFAULT_CONFIG_FILE = "bunch.toml"
-
-_MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 # Limit of a long value in a message about it.
 _SHOWN = 120
@@ -185,45 +183,41 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 def _read_models(tables: Mapping[str, Any], folder: Path, problems: list[Problem]) -> dict[str, ModelSettings]:
     models: dict[str, ModelSettings] = {}
-    for name, table in tables.items():
-        where = f"[models.{name}]"
-        if not _MODEL_NAME.fullmatch(name):
-            problems.append(
-                Problem(
-                    where,
-                    name,
-                    "must have only lower-case letters, digits, - and _: it becomes part of the queue names",
-                )
-            )
-            continue
-        if not isinstance(table, dict):
-            problems.append(Problem(where, table, "must be a table"))
-            continue
-        values: dict[str, Any] = {}
-        for key, value in table.items():
-            if key in _MODEL_TYPES:
-                _convert(f"{where} {key}", value, _MODEL_TYPES[key], key, values, problems, strict=True)
-            else:
-                shown = masking.shown_of_unknown(value)
-                problems.append(Problem(f"{where} {key}", shown, f"unknown; {_nearest(key, _MODEL_TYPES)}"))
-        source = values["source"] = api_source.source_of(table)
-        if not (isinstance(source, str) and scheme_of(source).pattern.fullmatch(source)):
-            problems.append(Problem(f"{where} source", masking.shown("source", source), f"must be {forms()}"))
-            continue
-        if "options" in values:
-            values["options"] = scheme_of(source).read_options(where, values["options"], folder, problems)
-        api_source.read_keys(where, values, folder, problems, scheme_of(source).pattern)
-        _read_schemas(where, values, folder, problems)
-        if values.get("batch_sizes") and "max_batch_size" not in values:
-            values["max_batch_size"] = max(values["batch_sizes"])
-        model = ModelSettings(name=name, **values)
-        try:
-            # The value travels to the executor's process, which must not be where a wrong one is found.
-            msgspec.msgpack.encode(model)
-        except OverflowError:
-            problems.append(Problem(where, MASK, "holds an integer of more than 64 bits"))
-        models[name] = model
+    for read in tables_of(tables, problems):
+        found: list[Problem] = []
+        model = _read_model(read, folder, found)
+        problems += [each for each in found if read.is_own(each.key)]
+        if model is not None:
+            models[model.name] = model
     return models
+
+
+def _read_model(read: Table, folder: Path, problems: list[Problem]) -> ModelSettings | None:
+    where, table = read.where, read.table
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key in _MODEL_TYPES:
+            _convert(f"{where} {key}", value, _MODEL_TYPES[key], key, values, problems, strict=True)
+        else:
+            shown = masking.shown_of_unknown(value)
+            problems.append(Problem(f"{where} {key}", shown, f"unknown; {_nearest(key, _MODEL_TYPES)}"))
+    source = values["source"] = api_source.source_of(table)
+    if not (isinstance(source, str) and scheme_of(source).pattern.fullmatch(source)):
+        problems.append(Problem(f"{where} source", masking.shown("source", source), f"must be {forms()}"))
+        return None
+    if "options" in values:
+        values["options"] = scheme_of(source).read_options(where, values["options"], folder, problems)
+    api_source.read_keys(where, values, folder, problems, scheme_of(source).pattern)
+    _read_schemas(where, values, folder, problems)
+    if values.get("batch_sizes") and "max_batch_size" not in values:
+        values["max_batch_size"] = max(values["batch_sizes"])
+    model = ModelSettings(name=read.name, **values)
+    try:
+        # The value travels to the executor's process, which must not be where a wrong one is found.
+        msgspec.msgpack.encode(model)
+    except OverflowError:
+        problems.append(Problem(where, MASK, "holds an integer of more than 64 bits"))
+    return model
 
 
 def _read_schemas(where: str, values: dict[str, Any], folder: Path, problems: list[Problem]) -> None:

@@ -98,6 +98,16 @@ class ChargeArgs(NamedTuple):
     burst: int
 
 
+class OwnerKeys(NamedTuple):
+    owners: str
+
+
+class OwnerArgs(NamedTuple):
+    owner: str
+    most: int
+    keep_ms: int
+
+
 class ClientArgs(NamedTuple):
     interval_us: int
     burst: int
@@ -203,6 +213,7 @@ SUBMIT = _submit("pressure", "capacity", "later")
 SUBMIT_WITHOUT_THRESHOLDS = _submit()
 CHARGE = LuaScript("charge", _FOLDER, ("gcra",), (QuotaKeys,), (ChargeArgs,))
 CLIENT = LuaScript("client", _FOLDER, ("gcra",), (QuotaKeys,), (ClientArgs,))
+NUMBER = LuaScript("number", _FOLDER, keys=(OwnerKeys,), args=(OwnerArgs,))
 CANCEL = LuaScript("cancel", _FOLDER, keys=(CancelKeys,), args=(CancelArgs,))
 HANG_UP = LuaScript("hang_up", _FOLDER, keys=(HangUpKeys,), args=(HangUpArgs,))
 REPLAY = LuaScript("replay", _FOLDER, ("message",), (ReplayKeys,), (ReplayArgs,))
@@ -216,6 +227,7 @@ ALL = (
     SUBMIT_WITHOUT_THRESHOLDS,
     CHARGE,
     CLIENT,
+    NUMBER,
     CANCEL,
     HANG_UP,
     REPLAY,

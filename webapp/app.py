@@ -54,6 +54,7 @@ from webapp.identity import make_identity
 from webapp.identity.base import Access
 from webapp.input_schemas import declared_by
 from webapp.model_tasks import ModelTasks
+from webapp.model_versions import ModelVersions
 from webapp.observability.door_ledger import DoorLedger
 from webapp.observability.door_log import DoorRecord
 from webapp.observability.metrics import RequestTallies, every_second
@@ -89,6 +90,7 @@ class BunchApp(flask.Flask):
             services.tracer = RequestTracer(services.settings)
         services.identity.start()
         services.client.start()
+        services.versions.start()
         if services.ledger is not None:
             services.ledger.start()
         self._flusher = MetricsFlusher(services.redis)
@@ -100,7 +102,9 @@ class BunchApp(flask.Flask):
         if services.record is not None:
             counting.append(services.record.flush)
         self._presence = Presence(services.redis, role, lambda: services.settings.models)
-        self._flushing = gevent.spawn(every_second, [*counting, services.slow.flush, self._presence.beat])
+        self._flushing = gevent.spawn(
+            every_second, [*services.versions.chores, *counting, services.slow.flush, self._presence.beat]
+        )
         self._liveness = Liveness(Path(services.settings.state_dir), role)
         self._liveness.start()
 
@@ -302,6 +306,7 @@ def make_services(
         clients=ClientLimit(settings, redis),
         routes=RouteTable(routes, tuple(settings.models)),
         tasks=tasks,
+        versions=ModelVersions(settings, redis),
         signatures=signatures_of(settings, tasks),
         declared=declared_by(settings),
         ledger=ledger,

@@ -1,7 +1,7 @@
 """The tasks of the models: which doors each answers, read without importing it.
 
 bunch.toml `tasks`, else the class's own ─▶ ModelTasks ─┬─ serving(task): the model of a request that names none
-the class's `accepts_tokens`, `accepts_dimensions` ─────┘  require(name, task): 400 with what to write
+the class's `accepts_tokens`, `accepts_dimensions` ─────┘  require(model, task): 400 with what to write
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class ModelTasks:
         first = settings.default_model
         models = sorted(settings.models.values(), key=lambda model: model.name != first)
         self._served = {model.name: _served(model, [*folder, *sys.path]) for model in models}
+        # A version is found through its model, which its caller may be divided to.
+        self._models = [self._served[model.name] for model in models if model.name in {model.family, first}]
 
     def __iter__(self) -> Iterator[Served]:
         return iter(self._served.values())
@@ -51,24 +53,14 @@ class ModelTasks:
 
     def serving(self, task: str) -> Served:
         """Return the default model if it has the task, else the first that has. Raises UNKNOWN_MODEL."""
-        for each in self:
+        for each in self._models:
             if task in each.tasks:
                 return each
         raise ApiError("UNKNOWN_MODEL", f'no model has this task; one needs tasks = ["{task}"], see GET /v1/models')
 
-    def require(self, name: str | None, task: str) -> Served:
-        """Return the model of that name, or one for the task if there is none.
-
-        Raises:
-            ApiError: UNKNOWN_MODEL, or INVALID_INPUT for a model without the task.
-        """
-        if name is None:
-            return self.serving(task)
-        found = self._served.get(name)
-        if found is None:
-            raise ApiError(
-                "UNKNOWN_MODEL", f"there is no model {name[:64]!r}; the models are {', '.join(self._served)}"
-            )
+    def require(self, name: str, task: str) -> Served:
+        """Return a model that is served. Raises ApiError INVALID_INPUT for one without the task."""
+        found = self._served[name]
         if task not in found.tasks:
             raise ApiError(
                 "INVALID_INPUT",

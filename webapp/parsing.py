@@ -205,14 +205,6 @@ def _in_words(text: str) -> str:
     return f"{field}: {problem}" if field else problem
 
 
-def model_name(settings: Settings, asked: str | None) -> str:
-    name = settings.default_model if asked is None else asked
-    if name not in settings.models:
-        known = ", ".join(settings.models)
-        raise ApiError("UNKNOWN_MODEL", f"there is no model {name[:64]!r}; the models are {known}")
-    return name
-
-
 def timeout_s(settings: Settings, call: HttpRequest, asked_ms: float | None) -> float:
     """The caller's deadline in seconds from now, above 0: body over header, never above the server's own limit."""
     header = call.header("HTTP_X_TIMEOUT_MS")
@@ -243,6 +235,7 @@ def submission_of(
     Raises:
         ApiError: INVALID_HEADER.
     """
+    key = idempotency_key(call)
     return Submission(
         model,
         call.caller,
@@ -254,9 +247,10 @@ def submission_of(
         call.client_id,
         call.traceparent,
         call.tracestate,
-        idempotency_key(call),
+        key,
         fresh=wants_fresh(call),
         hung_up=call.hung_up,
+        asked=call.asked_model if key else "",
     )
 
 

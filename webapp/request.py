@@ -149,6 +149,16 @@ class HttpRequest:
         given = self._environ.get("HTTP_TRACESTATE")
         return valid_state(given) if given and valid(self._environ.get("HTTP_TRACEPARENT")) else ""
 
+    def asked_for(self, model: str) -> None:
+        """Note the name under which a model was asked for that has several versions."""
+        self._environ["bunch.asked_for"] = model
+
+    @property
+    def asked_model(self) -> str:
+        """That name; empty where the model that answers follows from the configuration alone."""
+        name: str = self._environ.get("bunch.asked_for", "")
+        return name
+
     def trace_with(self, span: Any, traceparent: str) -> None:
         self._environ["bunch.span"] = span
         self._environ["bunch.traceparent"] = traceparent

@@ -22,6 +22,7 @@ from webapp.fallback import FallbackModels
 from webapp.identity.base import Identity
 from webapp.input_schemas import InputSchemas
 from webapp.model_tasks import ModelTasks
+from webapp.model_versions import ModelVersions
 from webapp.observability.door_ledger import DoorLedger
 from webapp.observability.door_log import DoorRecord
 from webapp.observability.metrics import RequestTallies
@@ -61,6 +62,7 @@ class Services:
     clients: ClientLimit
     routes: RouteTable
     tasks: ModelTasks
+    versions: ModelVersions
     signatures: Mapping[str, Signature]
     declared: Mapping[str, InputSchemas] = field(default_factory=dict)
     ledger: DoorLedger | None = None

@@ -17,6 +17,7 @@ from cli.base import config_option, fail, json_option, locate, print_json, print
 from cli.completion import model_names, node_names, policy_keys, reload_keys
 from cli.plan.autotune.options import auto_options, check_auto, tune_by_itself
 from config.installation import PROGRAM
+from config.model_files.versions import others_of
 from config.settings import Settings
 from config.tiers import TIERS, Tier
 
@@ -109,13 +110,14 @@ def tune(
     """Change MODEL's batching settings in the whole fleet.
 
     A change applies from the next batch on and outlasts restarts. KEY= (without a value) restores the value of the
-    file. Without changes, the current settings are shown.
+    file. Without changes, the current settings are shown. `tune minilm@2 weight=5` gives this version to 5 % of the
+    owners that ask for minilm; all frontends follow within a second.
 
     --auto --slo-ms N searches policy, batch size and queue delay by simulation, from recent arrivals and the batch
     times that the workers have learned. It tries the best settings on the running system and reverts them if they do
     worse. Exit 1 when they were reverted, or when no settings meet the objective.
     """
-    from tasks.fleet.desired_state import DesiredState, pairs
+    from tasks.fleet.desired_state import DesiredState, pairs, without_weight
 
     check_auto(auto, changes, options)
     settings, redis = _located(config_file, model)
@@ -123,8 +125,15 @@ def tune(
         tune_by_itself(settings, redis, model, options, as_json)
         return
     wanted = pairs(changes)
-    DesiredState(redis).tune(settings.models[model], wanted)
-    _report(settings, redis, "tune", {"model": model, "changes": wanted}, as_json, _state(settings, redis, model))
+    DesiredState(redis).tune(settings.models[model], wanted, others_of(settings.models, model))
+    _report(
+        settings,
+        redis,
+        "tune",
+        {"model": model, "changes": without_weight(wanted)},
+        as_json,
+        _state(settings, redis, model),
+    )
 
 
 @click.command()
@@ -161,14 +170,16 @@ def _tiers(tier: str | None) -> tuple[Tier, ...]:
 
 def _state(settings: Settings, redis: Redis, model: str) -> dict[str, Any]:
     """The desired state after the change."""
-    from tasks.fleet.desired_state import TUNABLE, DesiredState, with_desired
+    from tasks.fleet.desired_state import TUNABLE, DesiredState, weight_of, with_desired
 
     desired = DesiredState(redis).read((model,))[model]
-    now = with_desired(settings.models[model], desired)
+    configured = settings.models[model]
+    now = with_desired(configured, desired)
     return {
         "model": model,
         "paused": [tier.value for tier in TIERS if tier in desired.paused],
         **{key: getattr(now, key) for key in (*TUNABLE, "policy_options")},
+        **({"weight": weight_of(configured, desired)} if model != configured.family else {}),
         "tuned": desired.tuned,
         "generation": desired.reload.generation,
     }

@@ -203,7 +203,7 @@ def _model_rows(settings: Settings, redis: Redis) -> list[dict[str, Any]]:
 
 
 def _model_row(model: ModelSettings, desired: Desired, healthy: list[WorkerRow]) -> dict[str, Any]:
-    from tasks.fleet.desired_state import with_desired
+    from tasks.fleet.desired_state import weight_of, with_desired
     from tasks.fleet.registry_reader import breakers, safe_sizes
 
     executors = [each for row in healthy for each in row.models if each.model == model.name]
@@ -211,6 +211,7 @@ def _model_row(model: ModelSettings, desired: Desired, healthy: list[WorkerRow])
     return {
         "model": model.name,
         "version": now.version,
+        "weight": weight_of(model, desired) if model.name != model.family else None,
         "source": masking.shown("source", now.source),
         "policy": now.policy,
         "max_batch_size": now.max_batch_size,
@@ -231,7 +232,7 @@ def _model_row(model: ModelSettings, desired: Desired, healthy: list[WorkerRow])
         ],
         "ready": sum(each.state == "ready" for each in executors),
         "paused": [tier.value for tier in sorted(desired.paused, key=lambda tier: tier.rank)],
-        "tuned": desired.tuned,
+        "tuned": desired.tuned | ({} if desired.weight is None else {"weight": desired.weight}),
         "reload_refused": desired.refusal if desired.is_refused else None,
         "breaker": breakers(healthy, [model.name])[model.name],
         "safe_batch_size": safe_sizes(healthy).get(model.name),
@@ -249,9 +250,10 @@ def _where(row: dict[str, Any]) -> str:
 
 def _remarks(row: dict[str, Any]) -> str:
     paused = [f"paused: {', '.join(row['paused'])}"] if row["paused"] else []
+    weight = [f"weight {row['weight']:g} %"] if row["weight"] is not None else []
     tuned = [f"tuned: {' '.join(row['tuned'])}"] if row["tuned"] else []
     refused = ["reload refused"] if row["reload_refused"] else []
-    return "; ".join(paused + tuned + refused)
+    return "; ".join(weight + paused + tuned + refused)
 
 
 def _state(row: WorkerRow) -> str:

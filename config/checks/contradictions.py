@@ -15,6 +15,7 @@ from config.checks.placement import placement_problems
 from config.checks.shapes import shape_problems
 from config.errors import Problem
 from config.model_files.schemes import forms, scheme_of
+from config.model_files.versions import weight_problems
 from config.policies import POLICIES
 from config.redis_url import problem_of
 from config.schema import ModelSettings, Settings
@@ -64,6 +65,7 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
     found += _limits_out_of_order(settings)
     for model in settings.models.values():
         found += _model_out_of_order(model, settings)
+    found += weight_problems(settings.models)
     found += placement_problems(settings)
     if settings.durability == "replica":
         found.append(

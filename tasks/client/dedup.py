@@ -97,7 +97,9 @@ class Deduplicator:
         claim = fingerprint = question = ""
         if key:
             claim = self._keys.idempotency(_hash(owner.encode(), key.encode()).hex()[:32])
-            fingerprint = _hash(submission.model.encode(), input, parameters, submission.call_hash).hex()
+            fingerprint = _hash(
+                (submission.asked or submission.model).encode(), input, parameters, submission.call_hash
+            ).hex()
         if shared is None:
             return DedupIdentity(claim, fingerprint)
         # One call, and two lengths: everything before the input has a length of its own, or ends in one.

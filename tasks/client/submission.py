@@ -34,6 +34,8 @@ class Submission(msgspec.Struct, frozen=True):
             refused as a whole.
         fresh: compute it, even if an identical request has an answer.
         hung_up: tells whether the caller has disconnected; such a request is cancelled if it still waits.
+        asked: with an idempotency key, the name that the caller used for a model of several versions: its repetition is
+            the same request when the name leads to another version.
     """
 
     model: str
@@ -50,6 +52,7 @@ class Submission(msgspec.Struct, frozen=True):
     call_hash: bytes = b""
     fresh: bool = False
     hung_up: Callable[[], bool] | None = None
+    asked: str = ""
 
     @property
     def tier(self) -> Tier:

@@ -7,7 +7,7 @@ A command sent only to the live workers would be forgotten at the next restart; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -16,11 +16,14 @@ from redis import Redis
 from batching.policy import TuneError, make
 from config.errors import not_of_kind
 from config.keys import Shard
+from config.model_files.versions import SEPARATOR, too_heavy
 from config.settings import ModelSettings
 from config.tiers import TIERS, Tier
 
 # The settings of a policy; they change between two batches.
 TUNABLE = ("policy", "max_batch_size", "max_wait_ms")
+# Frontends divide owners by it; workers have no use for it.
+WEIGHT = "weight"
 # The settings of an executor's process; they change by starting another process.
 RELOADABLE = (
     *("source", "version", "device", "options", "timeout_ms", "start_timeout_ms", "timeout_factor"),
@@ -48,13 +51,16 @@ class Reload(msgspec.Struct, frozen=True):
 
 
 class Desired(msgspec.Struct, frozen=True):
-    """The desired state of one model. `refused` is the generation of a reload that failed to load, and why."""
+    """The desired state of one model. `refused` is the generation of a reload that failed to load, and why. `weight`
+    is that of a version, in per cent; None: the file's.
+    """
 
     paused: frozenset[Tier] = frozenset()
     tuned: dict[str, Any] = {}
     reload: Reload = Reload()
     refused: int = 0
     refusal: str = ""
+    weight: float | None = None
 
     @property
     def is_refused(self) -> bool:
@@ -112,6 +118,16 @@ def with_desired(model: ModelSettings, desired: Desired) -> ModelSettings:
         return model
 
 
+def weight_of(model: ModelSettings, desired: Desired) -> float:
+    """The weight of a version now, in per cent."""
+    return model.weight if desired.weight is None else desired.weight
+
+
+def without_weight(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes that workers must be told: repeated by them, a weight could undo one that was set meanwhile."""
+    return {key: value for key, value in changes.items() if key != WEIGHT}
+
+
 def tuned(model: ModelSettings, changes: Mapping[str, Any]) -> ModelSettings:
     """Return `model` with another policy, or other values for it. A key that is no setting is an option of the policy.
 
@@ -153,7 +169,7 @@ class DesiredState:
     def read(self, models: Iterable[str]) -> dict[str, Desired]:
         """The desired state of each model: one round trip, and a second one if anything is set."""
         names = tuple(models)
-        if not self._redis.exists(*map(self._keys.controls, names)):
+        if not names or not self._redis.exists(*map(self._keys.controls, names)):
             return {name: Desired() for name in names}
         pipeline = self._redis.pipeline(transaction=False)
         for name in names:
@@ -171,38 +187,60 @@ class DesiredState:
     def resume(self, model: str, tiers: Iterable[Tier] = TIERS) -> None:
         self._redis.hdel(self._keys.controls(model), *(_PAUSED + tier.value for tier in tiers))
 
-    def tune(self, model: ModelSettings, changes: Mapping[str, Any]) -> None:
-        """Change the policy of `model`, or its values, until changed again.
+    def tune(self, model: ModelSettings, changes: Mapping[str, Any], others: Sequence[ModelSettings] = ()) -> None:
+        """Change the policy of `model`, its values or its weight, until changed again.
 
-        An empty value resets a key to the file's. Raises BadChange, and then nothing is changed.
+        An empty value resets a key to the file's. `others` are the versions of the same model that have a weight.
+        Raises BadChange, and then nothing is changed.
         """
         wanted = self._wanted(changes)
-        self.preview(model, changes)
+        self.preview(model, changes, others)
         key = self._keys.controls(model.name)
         pipeline = self._redis.pipeline(transaction=True)
         for name, value in wanted.items():
+            field = name if name == WEIGHT else _TUNED + name
             if value is None:
-                pipeline.hdel(key, _TUNED + name)
+                pipeline.hdel(key, field)
             else:
-                pipeline.hset(key, _TUNED + name, msgspec.json.encode(value))
+                pipeline.hset(key, field, msgspec.json.encode(value))
         pipeline.execute()
 
-    def preview(self, model: ModelSettings, changes: Mapping[str, Any]) -> Desired:
+    def preview(
+        self, model: ModelSettings, changes: Mapping[str, Any], others: Sequence[ModelSettings] = ()
+    ) -> Desired:
         """The desired state after `tune`, without changing it. Raises BadChange if `tune` would."""
         before = self.read((model.name,))[model.name]
-        now = {key: value for key, value in {**before.tuned, **self._wanted(changes)}.items() if value is not None}
+        wanted = self._wanted(changes)
+        weight = before.weight
+        if WEIGHT in wanted:
+            weight = wanted.pop(WEIGHT)
+            self._require_room(model, model.weight if weight is None else weight, others)
+        now = {key: value for key, value in {**before.tuned, **wanted}.items() if value is not None}
         tuned(model, now)
-        return msgspec.structs.replace(before, tuned=now)
+        return msgspec.structs.replace(before, tuned=now, weight=weight)
+
+    def _require_room(self, model: ModelSettings, weight: float, others: Sequence[ModelSettings]) -> None:
+        if model.name == model.family:
+            each = f"tune {others[0].name} {WEIGHT}=…" if others else f"add [models.{model.name}.versions.<version>]"
+            raise BadChange(f"{WEIGHT}: {model.name} has what its other versions leave: {each}")
+        desired = self.read(each.name for each in others)
+        weights = {each.name: weight_of(each, desired[each.name]) for each in others}
+        mistake = too_heavy({**weights, model.name: weight})
+        if mistake is not None:
+            raise BadChange(mistake)
 
     @staticmethod
     def _wanted(changes: Mapping[str, Any]) -> dict[str, Any]:
         """The changes with None for each key that is reset to the file's value."""
-        wanted = checked({key: value for key, value in changes.items() if key in TUNABLE}, TUNABLE)
-        return wanted | {key: None if value == "" else value for key, value in changes.items() if key not in TUNABLE}
+        settings = (*TUNABLE, WEIGHT)
+        wanted = checked({key: value for key, value in changes.items() if key in settings}, settings)
+        return wanted | {key: None if value == "" else value for key, value in changes.items() if key not in settings}
 
     def reload(self, model: str, changes: Mapping[str, Any]) -> Reload:
         """Restart the executors one by one, with `changes` over the file's values. Raises BadChange."""
         wanted = {key: value for key, value in checked(changes, RELOADABLE).items() if value is not None}
+        if SEPARATOR in model and "version" in wanted:
+            raise BadChange(f"version: {model} is asked for by it; add another [models.….versions.<version>]")
         before = self.read((model,))[model]
         reload = Reload(before.reload.generation + 1, wanted)
         self._redis.hset(self._keys.controls(model), _RELOAD, msgspec.json.encode(reload))
@@ -230,4 +268,5 @@ def _desired(row: Mapping[bytes, bytes]) -> Desired:
         reload=msgspec.json.decode(fields.get(_RELOAD, b"{}"), type=Reload),
         refused=refusal.generation,
         refusal=refusal.why,
+        weight=msgspec.json.decode(fields[WEIGHT], type=float) if WEIGHT in fields else None,
     )

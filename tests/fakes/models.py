@@ -40,6 +40,21 @@ class Placed:
         return [[self._device, os.environ.get("CUDA_VISIBLE_DEVICES")] for _ in inputs]
 
 
+class Numbered:
+    """Returns its number: as a vector for a text, as a score for a pair of texts."""
+
+    tasks = ("embed", "rerank")
+
+    def __init__(self, number: float) -> None:
+        self._number = number
+
+    def load(self, device: str) -> None:
+        """Nothing to load."""
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        return [self._number if isinstance(each, dict) else [self._number] for each in inputs]
+
+
 class LoadsLater:
     """Cannot be loaded until the file `until` exists."""
 

@@ -38,6 +38,8 @@ from tasks.accounts.ledger import LedgerStream, RowGroup
 from tasks.client.client import Client
 from tasks.client.client_limit import ClientLimit
 from tasks.client.dedup import DedupIdentity
+from tasks.client.owner_numbers import OwnerNumbers
+from tasks.client.versions import position
 from tasks.fleet.dead_letters import DeadLetters
 from tasks.observability.batch_log import BatchLog, BatchRecord
 from tasks.observability.metrics import MetricsFlusher
@@ -230,6 +232,7 @@ def callers(redis: Redis) -> None:
     assert client.cancel("t1") == "PENDING"
     assert client._take_back(["t2", "t3"])
     assert ClientLimit(settings, redis).refusal("owner", "phone") is None
+    assert OwnerNumbers(redis).position("m", "owner") == position(0)
 
 
 def registers(redis: Redis) -> None:

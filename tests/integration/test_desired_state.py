@@ -7,7 +7,7 @@ from redis import Redis
 
 from config.settings import ModelSettings
 from config.tiers import TIERS, Tier
-from tasks.fleet.desired_state import BadChange, Desired, DesiredState, checked, pairs, with_desired
+from tasks.fleet.desired_state import BadChange, Desired, DesiredState, checked, pairs, weight_of, with_desired
 
 MODEL = ModelSettings(name="m", source="pkg:Model")
 
@@ -88,3 +88,42 @@ def test_words_of_a_command_line() -> None:
         pairs(["a"])
     with pytest.raises(BadChange, match="options"):
         checked({"options": "{"}, ["options"])
+
+
+def version(number: int, weight: float = 0.0) -> ModelSettings:
+    return ModelSettings(name=f"m@{number}", source="pkg:Model", version=str(number), weight=weight)
+
+
+def test_a_weight_holds_until_it_is_given_back_and_is_no_setting_of_the_policy(controls: DesiredState) -> None:
+    two, three = version(2, 5), version(3, 20)
+    controls.tune(two, {"weight": "10.5", "max_wait_ms": "7"}, (two, three))
+    now = controls.read(("m@2",))["m@2"]
+    assert (now.weight, weight_of(two, now), now.tuned) == (10.5, 10.5, {"max_wait_ms": 7})
+    assert with_desired(two, now).max_wait_ms == 7
+    controls.tune(two, {"weight": ""}, (two, three))
+    assert weight_of(two, controls.read(("m@2",))["m@2"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("model", "weight", "says"),
+    [
+        (version(2), "81", "at most 100 for all versions of a model together; there are 81 of m@2 . 20 of m@3"),
+        (version(2), "-1", "weight = '-1'"),
+        (version(2), "101", "weight = '101'"),
+        (version(2), "much", "weight = 'much'"),
+        (MODEL, "5", "m has what its other versions leave: tune m@2 weight="),
+    ],
+)
+def test_a_weight_that_there_is_not_is_refused_and_changes_nothing(
+    controls: DesiredState, model: ModelSettings, weight: str, says: str
+) -> None:
+    with pytest.raises(BadChange, match=says):
+        controls.tune(model, {"max_wait_ms": 7, "weight": weight}, (version(2), version(3, 20)))
+    assert controls.read((model.name,))[model.name] == Desired()
+
+
+def test_a_model_without_versions_has_no_weight_and_a_version_keeps_its_name(controls: DesiredState) -> None:
+    with pytest.raises(BadChange, match=r"add \[models.m.versions.<version>\]"):
+        controls.tune(MODEL, {"weight": 5})
+    with pytest.raises(BadChange, match="m@2 is asked for by it"):
+        controls.reload("m@2", {"version": "3"})

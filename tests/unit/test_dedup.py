@@ -139,3 +139,16 @@ def test_what_the_script_says_of_them() -> None:
     assert queued is None
     assert isinstance(conflict, IdempotencyConflict)
     assert repeated == Repeated("an-id")
+
+
+def test_a_request_by_a_plain_name_is_the_same_whichever_version_it_leads_to_but_its_question_is_not() -> None:
+    models = {name: ModelSettings(name=name, source="a:B", version=name[-1]) for name in ("m", "m@2")}
+    recogniser = Deduplicator(Settings(models=models, default_model="m"), Shard())
+    plain, moved, exact = (
+        recogniser.of(asking(model, idempotency_key="k", asked=asked))
+        for model, asked in (("m", ""), ("m@2", "m"), ("m@2", ""))
+    )
+    assert plain is not None and moved is not None and exact is not None  # noqa: PT018 - for the type
+    assert (plain.claim, plain.fingerprint) == (moved.claim, moved.fingerprint)
+    assert exact.fingerprint != plain.fingerprint
+    assert plain.question != moved.question == exact.question

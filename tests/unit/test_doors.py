@@ -289,13 +289,11 @@ def test_the_default_model_answers_if_it_has_the_task_else_the_first_that_has() 
     minilm, echo = "workers.models.minilm:MiniLM", "workers.models.echo:Echo"
     tasks = served(other=(minilm, None), mine=("https://example.org/", ["embed"]), last=(echo, None))
     assert [each.name for each in tasks] == ["last", "other", "mine"]
-    assert tasks.serving("embed").name == tasks.require(None, "rerank").name == "other"
+    assert tasks.serving("embed").name == tasks.serving("rerank").name == "other"
     assert tasks.require("mine", "embed").tasks == ("embed",)
     assert tasks["other"].max_input_length == MiniLM.max_input_length
     with pytest.raises(ApiError, match=r'last does not answer here; that needs tasks = \["embed"\]'):
         tasks.require("last", "embed")
-    with pytest.raises(ApiError, match="there is no model 'none'"):
-        tasks.require("none", "embed")
     with pytest.raises(ApiError, match=r'one needs tasks = \["classify"\]'):
         tasks.serving("classify")
     # The file has the last word.

@@ -46,6 +46,7 @@ NAMES = {
     "metrics": lambda shard: shard.metrics(),
     "rate": lambda shard: shard.rate(17),
     "controls": lambda shard: shard.controls("minilm"),
+    "owners": lambda shard: shard.owners("minilm"),
     "reloading": lambda shard: shard.reloading("minilm"),
     "record": lambda shard: shard.record("all"),
     "record_size": lambda shard: shard.record_size("all"),

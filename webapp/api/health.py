@@ -29,7 +29,6 @@ from tasks.observability.history import Point, slo_change
 from webapp.api.machine import machine_metrics
 from webapp.errors import ApiError
 from webapp.ops.health_findings import status as overall
-from webapp.parsing import model_name
 from webapp.request import HttpRequest, HttpResponse
 from webapp.services import Services
 
@@ -49,9 +48,8 @@ def ready(services: Services, call: HttpRequest) -> HttpResponse:
 
     For strangers and for probes, which wait a second: it reveals no address, and reads Redis at most once a second.
     """
-    settings = services.settings
     asked = call.query("model")
-    models = list(settings.models) if asked is None else [model_name(settings, asked)]
+    models = list(services.settings.models) if asked is None else services.versions.answering(asked)
     standing = services.readiness.look()
     if standing is None:
         raise ApiError("BACKEND_UNAVAILABLE", "Redis does not answer")

@@ -24,7 +24,6 @@ from webapp.parsing import (
     as_json,
     bulk_json,
     input_json,
-    model_name,
     read_body,
     submission_of,
 )
@@ -47,7 +46,7 @@ def infer(services: Services, call: HttpRequest) -> HttpResponse:
     settings = services.settings
     body = read_body(call, _inference, services.large)
     call.client_id = body.client_id or ""
-    model = model_name(settings, body.model)
+    model = services.versions.route(body.model, call)
     declared = services.declared.get(model)
     if declared is not None:
         declared.check(body.input, body.parameters)
@@ -59,7 +58,8 @@ def infer(services: Services, call: HttpRequest) -> HttpResponse:
         return _accepted(call, run(services, call, submission, started, services.client.receipt))
     answered = services.direct.waiting(services.client, submission)
     reply = run(services, call, submission, started, answered)
-    answer, timing = rendered(call.request_id, model, reply, perf_counter() - started)
+    name = services.versions.families.get(model, model)
+    answer, timing = rendered(call.request_id, name, reply, perf_counter() - started)
     return HttpResponse(200, answer, call.request_id, headers=(("Server-Timing", timing),))
 
 
@@ -107,7 +107,7 @@ def predict(services: Services, call: HttpRequest) -> HttpResponse:
     """`POST /v1/predict`."""
     started = perf_counter()
     body = read_body(call, _predict, services.large)
-    model = model_name(services.settings, body.model_id)
+    model = services.versions.route(body.model_id, call)
     declared = services.declared.get(model)
     if declared is not None:
         declared.check(body.input_data, None, name="input_data")
@@ -118,7 +118,7 @@ def simple(services: Services, call: HttpRequest) -> HttpResponse:
     """`POST /api/inference`: a string for the default model."""
     started = perf_counter()
     body = read_body(call, _simple, services.large)
-    model = model_name(services.settings, None)
+    model = services.versions.route(None, call)
     declared = services.declared.get(model)
     if declared is not None:
         declared.check(body.input, None)
@@ -133,7 +133,7 @@ def bulk(services: Services, call: HttpRequest) -> HttpResponse:
     call.client_id = body.client_id or ""
     if len(body.inputs) > settings.max_bulk_items:
         raise ApiError("INVALID_INPUT", f"inputs: at most {settings.max_bulk_items} in one call")
-    model = model_name(settings, body.model)
+    model = services.versions.route(body.model, call)
     refused = refusal_of(services, call, model, len(body.inputs))
     wrong = declared_refusals(services, call, model, body.inputs, body.parameters)
     whole = submission_of(settings, call, model, b"null", body.parameters, body.timeout_ms)
@@ -142,8 +142,10 @@ def bulk(services: Services, call: HttpRequest) -> HttpResponse:
     raise_common([each.outcome for each in ended if isinstance(each.outcome, BunchError)], len(ended))
     results = [_item(task_id, outcome) for task_id, outcome in ended]
     latency = f"{(perf_counter() - started) * 1000:.3f}"
+    # Its results have no `model_version`.
+    name = services.versions.full.get(model, model)
     answer = (
-        f'{{"request_id":"{call.request_id}","model":"{model}","latency_ms":{latency},"results":['.encode()
+        f'{{"request_id":"{call.request_id}","model":"{name}","latency_ms":{latency},"results":['.encode()
         + b",".join(results)
         + b"]}"
     )

@@ -23,6 +23,7 @@ from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict, Refu
 from tasks.protocol.results import Reply
 from webapp.body_budget import COUNTED_BYTES, LARGE_BYTES, LEAST_BYTES
 from webapp.errors import ApiError
+from webapp.model_tasks import Served
 from webapp.observability.metrics import OWN_DOOR
 from webapp.observability.request_log import remember
 from webapp.parsing import as_json, one_each, submission_of
@@ -188,6 +189,16 @@ class Asked(NamedTuple):
     parameters: dict[str, Any] | None = None
     timeout_ms: float | None = None
     packed: bool = False
+
+
+def model_for(services: Services, call: HttpRequest, name: str | None, task: str) -> Served:
+    """The model that a door asks, by the caller's name for it or else by its task.
+
+    Raises:
+        ApiError: UNKNOWN_MODEL, or INVALID_INPUT for a model without the task.
+    """
+    asked = services.tasks.serving(task).name if name is None else name
+    return services.tasks.require(services.versions.route(asked, call), task)
 
 
 def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:

@@ -26,7 +26,7 @@ from webapp.errors import ApiError
 from webapp.http.response import plain_response
 from webapp.http.short_path import LoopChannel
 from webapp.observability.request_log import remember
-from webapp.parsing import InferenceBody, as_json, decoded, is_plain_json, model_name, timeout_s
+from webapp.parsing import InferenceBody, as_json, decoded, is_plain_json, timeout_s
 from webapp.request import STATUS_LINES, HttpRequest
 from webapp.services import Services
 
@@ -81,8 +81,8 @@ class ShortInference:
             if plain is None:
                 return None
             value, asked = plain
-            model = model_name(services.settings, asked)
-            if model in services.declared or not services.readiness.knows(model):
+            model = services.versions.undivided(asked)
+            if model is None or model in services.declared or not services.readiness.knows(model):
                 return None
             caller = services.identity.recognised(self._call)
             if caller is None:
@@ -133,7 +133,8 @@ class Begun:
     def _answer(self, reply: Reply) -> bytes:
         submission, task_id = self._submission, self.pending.task_id
         took_s = perf_counter() - self.started
-        body, timing = rendered(task_id, submission.model, reply, took_s)
+        name = self._services.versions.families.get(submission.model, submission.model)
+        body, timing = rendered(task_id, name, reply, took_s)
         headers = [
             ("Content-Type", "application/json"),
             ("Content-Length", str(len(body))),

@@ -63,13 +63,12 @@ class Method(NamedTuple):
 
 
 def _ready(services: Services, call: HttpRequest, request: Any) -> Any:
-    models.signature_at(services, request.name, request.version)
-    return pb.ModelReadyResponse(ready=models.model_is_ready(services, request.name))
+    return pb.ModelReadyResponse(ready=models.model_is_ready(services, request.name, request.version))
 
 
 def _metadata(services: Services, call: HttpRequest, request: Any) -> Any:
     signature = models.signature_at(services, request.name, request.version)
-    return filled(pb.ModelMetadataResponse(), models.model_metadata(signature))
+    return filled(pb.ModelMetadataResponse(), models.model_metadata(services, signature))
 
 
 def _config(services: Services, call: HttpRequest, request: Any) -> Any:
@@ -97,12 +96,12 @@ def _unload(services: Services, call: HttpRequest, request: Any) -> Any:
 
 def _infer(services: Services, call: HttpRequest, request: Any) -> Any:
     started = perf_counter()
-    signature = models.signature_at(services, request.model_name, request.model_version)
+    signature = models.signature_for(services, call, request.model_name, request.model_version)
     tensors = tensors_of(request, services.settings.max_bulk_items)
     wanted = [each for each, _ in signature.wanted(wanted_of(request))]
     parameters = parameters_of(request.parameters)
     outputs, version = run_rows(services, call, signature, tensors, wanted, parameters, started, GRPC)
-    return infer_response(signature.model, version, request.id, outputs)
+    return infer_response(models.family_of(services, signature), version, request.id, outputs)
 
 
 METHODS: dict[str, Method] = {

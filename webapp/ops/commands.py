@@ -13,11 +13,22 @@ from typing import Any, TypeVar
 
 import msgspec
 from kombu.exceptions import OperationalError
+from msgspec.structs import replace
 
+from config.model_files.versions import others_of
 from config.settings import ModelSettings
 from config.tiers import TIERS, Tier
 from tasks.fleet.broadcast import find_nodes, tell
-from tasks.fleet.desired_state import TUNABLE, BadChange, DesiredState, with_desired
+from tasks.fleet.desired_state import (
+    TUNABLE,
+    WEIGHT,
+    BadChange,
+    Desired,
+    DesiredState,
+    weight_of,
+    with_desired,
+    without_weight,
+)
 from tasks.fleet.registry_reader import WorkerRow
 from webapp.errors import ApiError
 from webapp.services import Services
@@ -116,11 +127,16 @@ def will_tune(services: Services, arguments: Mapping[str, Any]) -> str:
     asked, before, after = _tuning(services, arguments)
     changed = [
         f"{key} {_shown(getattr(before, key))} → {_shown(getattr(after, key))}"
-        for key in (*TUNABLE, "policy_options")
+        for key in (*TUNABLE, "policy_options", WEIGHT)
         if getattr(before, key) != getattr(after, key)
     ]
     if not changed:
         return f"{asked.model} already runs with these values: nothing will change."
+    if before == replace(after, weight=before.weight):
+        return (
+            f"{asked.model}: {'; '.join(changed)}. All frontends will follow within a second; owners move "
+            "between this version and the model's own only."
+        )
     standing = _Standing.of(services, OfModel(asked.model))
     return (
         f"{asked.model}: {'; '.join(changed)}. {standing.workers} will use these values from the next batch on, "
@@ -130,8 +146,9 @@ def will_tune(services: Services, arguments: Mapping[str, Any]) -> str:
 
 def tune(services: Services, arguments: Mapping[str, Any]) -> str:
     asked, *_ = _tuning(services, arguments)
-    DesiredState(services.redis).tune(services.settings.models[asked.model], asked.changes)
-    words = {"model": asked.model, "changes": asked.changes}
+    models = services.settings.models
+    DesiredState(services.redis).tune(models[asked.model], asked.changes, others_of(models, asked.model))
+    words = {"model": asked.model, "changes": without_weight(asked.changes)}
     return f"{asked.model} is tuned; {_told(services, 'tune', words, _nodes(services, OfModel(asked.model)))}"
 
 
@@ -181,11 +198,15 @@ def _tuning(services: Services, arguments: Mapping[str, Any]) -> tuple[Changes, 
     _known(services, asked.model)
     configured, state = services.settings.models[asked.model], DesiredState(services.redis)
     try:
-        after = state.preview(configured, asked.changes)
+        after = state.preview(configured, asked.changes, others_of(services.settings.models, asked.model))
     except BadChange as error:
         raise ApiError("INVALID_INPUT", str(error)) from error
     before = state.read((asked.model,))[asked.model]
-    return asked, with_desired(configured, before), with_desired(configured, after)
+    return asked, _running(configured, before), _running(configured, after)
+
+
+def _running(configured: ModelSettings, desired: Desired) -> ModelSettings:
+    return replace(with_desired(configured, desired), weight=weight_of(configured, desired))
 
 
 def _of_model(services: Services, arguments: Mapping[str, Any]) -> OfModel:

@@ -13,7 +13,7 @@ from batching.policy import POLICIES, default_max_wait_s
 from config.settings import ModelSettings
 from config.tiers import TIERS, Tier
 from tasks.fleet.dead_letters import DeadLetters
-from tasks.fleet.desired_state import TUNABLE, Desired, DesiredState, with_desired
+from tasks.fleet.desired_state import TUNABLE, WEIGHT, Desired, DesiredState, weight_of, with_desired
 from tasks.fleet.process_register import RoleRow, Roles, differences
 from tasks.fleet.registry_reader import WorkerRow
 from tasks.observability import metrics, slo
@@ -142,7 +142,9 @@ def _served(configured: ModelSettings, desired: Desired) -> dict[str, Any]:
         **{key: getattr(now, key) for key in TUNABLE},
         "wait_ms": default_max_wait_s(now.policy) * 1000 if now.max_wait_ms is None else now.max_wait_ms,
         "options": now.policy_options,
-        "tuned": sorted(desired.tuned),
+        # Per cent, of a version beside a model's own.
+        "weight": weight_of(configured, desired) if now.name != now.family else None,
+        "tuned": sorted([*desired.tuned, *([WEIGHT] if desired.weight is not None else [])]),
         "paused": [tier.value for tier in TIERS if tier in desired.paused],
         "reload": desired.reload.generation,
         "refusal": error_summary(desired.refusal, _REASON) if desired.is_refused else "",

@@ -29,6 +29,7 @@ from celery import bootsteps
 from celery.worker.control import Panel
 
 from config.installation import PROGRAM
+from config.model_files.versions import others_of
 from config.tiers import TIERS, Tier
 from tasks.celery.control_commands import COMMANDS, RESET_FAULTS
 from tasks.fleet.desired_state import BadChange, DesiredState, pairs
@@ -141,7 +142,8 @@ def drain(state: Any, **_: Any) -> str:
 def tune(state: Any, model: str, changes: Mapping[str, Any] | Iterable[str] = (), **_: Any) -> Any:
     """Change settings of a model's policy; an empty value restores that of the file."""
     runner = _serving(state, model)
-    DesiredState(runner.redis).tune(runner.models[model], _changes(model, changes))
+    models = runner.models
+    DesiredState(runner.redis).tune(models[model], _changes(model, changes), others_of(models, model))
     runner.reconciler.sync()
     return runner.reconciler.describe()[model]
 

@@ -70,8 +70,11 @@ def load_model(settings: ModelSettings) -> Model:
 
 
 def effective_version(settings: ModelSettings, own: str) -> str:
-    """The version that callers see: bunch.toml's `version`, or the model's own where the file has the default."""
-    return own if own and settings.version == _DEFAULT_VERSION else settings.version
+    """The version that callers see: bunch.toml's `version`, or the model's own where the file has the default. A
+    version with a table of its own is what it is asked for by.
+    """
+    says_nothing = settings.version == _DEFAULT_VERSION and settings.name == settings.family
+    return own if own and says_nothing else settings.version
 
 
 def construct(kind: type[Any], source: str, options: dict[str, Any]) -> Any:

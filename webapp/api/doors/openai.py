@@ -20,8 +20,7 @@ from tasks.protocol.caller import valid_client_id
 from webapp.api.doors import OPENAI
 from webapp.api.doors.inputs import Dimensions, Text, require_few, texts, with_dimensions
 from webapp.api.doors.outputs import packed_vector, tokens_of, told_of, vector
-from webapp.api.running import Asked, run_all
-from webapp.errors import ApiError
+from webapp.api.running import Asked, model_for, run_all
 from webapp.model_tasks import Served
 from webapp.parsing import Milliseconds, read_body
 from webapp.request import HttpRequest, HttpResponse
@@ -49,7 +48,7 @@ def embeddings(services: Services, call: HttpRequest) -> HttpResponse:
     body = read_body(call, _embeddings, services.large)
     if body.user:
         call.client_id = valid_client_id(body.user)
-    model = services.tasks.require(body.model, "embed")
+    model = model_for(services, call, body.model, "embed")
     inputs = texts(body.input, "input", model)
     require_few(len(inputs), services.settings, "input")
     parameters = with_dimensions(body.parameters, body.dimensions, model)
@@ -66,7 +65,7 @@ def embeddings(services: Services, call: HttpRequest) -> HttpResponse:
     tokens = tokens_of(told)
     answer = b'{"object":"list","data":[%b],"model":"%b","usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (
         b",".join(rows),
-        model.name.encode(),
+        services.versions.full.get(model.name, model.name).encode(),
         tokens,
         tokens,
     )
@@ -81,11 +80,8 @@ def list_models(services: Services, call: HttpRequest) -> HttpResponse:
 
 def get_model(services: Services, call: HttpRequest, model_id: str) -> HttpResponse:
     """One model. Raises ApiError UNKNOWN_MODEL."""
-    model = services.settings.models.get(model_id)
-    if model is None:
-        known = ", ".join(services.settings.models)
-        raise ApiError("UNKNOWN_MODEL", f"there is no model {model_id[:64]!r}; the models are {known}")
-    row = _described(model, services.tasks[model_id])
+    name = services.versions.exact(model_id)
+    row = {**_described(services.settings.models[name], services.tasks[name]), "id": model_id}
     return HttpResponse(200, msgspec.json.encode(row), call.request_id)
 
 

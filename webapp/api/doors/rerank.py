@@ -14,7 +14,7 @@ import msgspec
 from webapp.api.doors import RERANK
 from webapp.api.doors.inputs import require_few
 from webapp.api.doors.outputs import best_first, score, tokens_of, told_of
-from webapp.api.running import MAX_REPEATED_BYTES, Asked, run_all
+from webapp.api.running import MAX_REPEATED_BYTES, Asked, model_for, run_all
 from webapp.errors import ApiError
 from webapp.parsing import Milliseconds, as_json, read_body
 from webapp.request import HttpRequest, HttpResponse
@@ -46,7 +46,7 @@ def rerank(services: Services, call: HttpRequest) -> HttpResponse:
     """`POST /v1/rerank`."""
     started = perf_counter()
     body = read_body(call, _rerank, services.large)
-    model = services.tasks.require(body.model, "rerank")
+    model = model_for(services, call, body.model, "rerank")
     require_few(len(body.documents), services.settings, "documents")
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     pairs = pairs_of(body.query, documents)
@@ -61,7 +61,7 @@ def rerank(services: Services, call: HttpRequest) -> HttpResponse:
     ]
     answer = {
         "id": call.request_id,
-        "model": model.name,
+        "model": services.versions.full.get(model.name, model.name),
         "results": rows,
         "meta": {"api_version": {"version": "1"}, "billed_units": {"search_units": 1}},
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},

@@ -21,7 +21,7 @@ from webapp.api.doors.inputs import Dimensions, Text, require_few, texts, with_d
 from webapp.api.doors.outputs import best_first, score, vector
 from webapp.api.doors.rerank import pairs_of
 from webapp.api.health import ready
-from webapp.api.running import Asked, run_all
+from webapp.api.running import Asked, model_for, run_all
 from webapp.errors import ApiError
 from webapp.model_tasks import TASKS, Served
 from webapp.parsing import read_body
@@ -89,7 +89,7 @@ def embed(services: Services, call: HttpRequest) -> HttpResponse:
     """`POST /embed` and `POST /`."""
     started = perf_counter()
     body = read_body(call, _embed, services.large)
-    model = services.tasks.serving("embed")
+    model = model_for(services, call, None, "embed")
     if body.prompt_name is not None:
         raise ApiError("INVALID_INPUT", f"prompt_name: {model.name} has no prompts; leave it out")
     inputs = texts(body.inputs, "inputs", model)
@@ -104,7 +104,7 @@ def rerank(services: Services, call: HttpRequest) -> HttpResponse:
     """`POST /rerank`."""
     started = perf_counter()
     body = read_body(call, _rerank, services.large)
-    model = services.tasks.serving("rerank")
+    model = model_for(services, call, None, "rerank")
     require_few(len(body.texts), services.settings, "texts", _TOO_MANY)
     parameters = _truncation(body) | ({"raw_scores": True} if body.raw_scores else {})
     pairs = pairs_of(body.query, body.texts)
@@ -121,7 +121,7 @@ def predict(services: Services, call: HttpRequest) -> HttpResponse:
     """`POST /predict`: a model for it gets a text, or a list of two, and returns `{label: score}` or predictions."""
     started = perf_counter()
     body = read_body(call, _predict, services.large)
-    model = services.tasks.serving("classify")
+    model = model_for(services, call, None, "classify")
     batch, sequences = _sequences(body.inputs)
     require_few(len(sequences), services.settings, "inputs", _TOO_MANY)
     parameters = _truncation(body) | ({"raw_scores": True} if body.raw_scores else {})

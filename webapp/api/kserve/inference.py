@@ -20,7 +20,7 @@ from tasks.errors import InferenceFailed, InvalidInput
 from tasks.protocol.results import Reply, decode_details
 from webapp.api.doors import KSERVE
 from webapp.api.kserve.compression import chosen, compressed, plain
-from webapp.api.kserve.models import signature_at
+from webapp.api.kserve.models import family_of, signature_for
 from webapp.api.kserve.signature import Signature
 from webapp.api.kserve.tensors import (
     BINARY,
@@ -54,7 +54,7 @@ _LONGEST_US = 2**63 - 1
 def infer(services: Services, call: HttpRequest, model: str, version: str = "") -> HttpResponse:
     """Answer in JSON, or with the outputs that are asked for in binary form behind it."""
     started = perf_counter()
-    signature = signature_at(services, model, version)
+    signature = signature_for(services, call, model, version)
     text, raw = _read(services, call)
     head = decoded(text, _infer_head)
     tensors = tensors_of(head.inputs, raw, services.settings.max_bulk_items)
@@ -62,7 +62,7 @@ def infer(services: Services, call: HttpRequest, model: str, version: str = "") 
     outputs, version = run_rows(
         services, call, signature, tensors, [each for each, _ in wanted], head.parameters, started
     )
-    about: dict[str, Any] = {"model_name": model, "model_version": version}
+    about: dict[str, Any] = {"model_name": family_of(services, signature), "model_version": version}
     if head.id:
         about["id"] = head.id
     body, length = answer_body(about, outputs, [binary for _, binary in wanted])

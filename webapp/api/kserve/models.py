@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 
 from config.installation import PROGRAM
+from config.model_files.versions import SEPARATOR
 from config.schema import ModelSettings, Tensor
 from config.version import VERSION
 from webapp.api.kserve.datatypes import DATATYPES
 from webapp.api.kserve.signature import Signature
 from webapp.cors import from_another_site
 from webapp.errors import ApiError
-from webapp.parsing import model_name
 from webapp.readiness import Standing
 from webapp.request import HttpRequest, HttpResponse
 from webapp.services import Services
@@ -71,18 +71,21 @@ def server_is_ready(services: Services) -> bool:
 
 def list_models(services: Services, call: HttpRequest) -> HttpResponse:
     """`GET /v2/models`: the names of all models."""
-    return _answer(call, {"models": list(services.settings.models)})
+    return _answer(
+        call, {"models": [name for name in services.settings.models if name not in services.versions.families]}
+    )
 
 
 def metadata(services: Services, call: HttpRequest, model: str, version: str = "") -> HttpResponse:
     """`GET /v2/models/{model}`."""
-    return _answer(call, model_metadata(signature_at(services, model, version)))
+    return _answer(call, model_metadata(services, signature_at(services, model, version)))
 
 
-def model_metadata(signature: Signature) -> dict[str, Any]:
+def model_metadata(services: Services, signature: Signature) -> dict[str, Any]:
+    name = family_of(services, signature)
     return {
-        "name": signature.model,
-        "versions": [signature.version],
+        "name": name,
+        "versions": services.versions.versions(name),
         "platform": PLATFORM,
         # Triton's clients know no row without dimensions, and send a single value as a list of one.
         "inputs": [_tensor(each, each.shape or [1]) for each in signature.inputs],
@@ -92,14 +95,15 @@ def model_metadata(signature: Signature) -> dict[str, Any]:
 
 def model_ready(services: Services, call: HttpRequest, model: str, version: str = "") -> HttpResponse:
     """`GET /v2/models/{model}/ready`; 503 in the same form while no executor takes batches of it."""
-    signature_at(services, model, version)
-    is_ready = model_is_ready(services, model)
+    is_ready = model_is_ready(services, model, version)
     return _answer(call, {"name": model, "ready": is_ready}, 200 if is_ready else 503)
 
 
-def model_is_ready(services: Services, model: str) -> bool:
+def model_is_ready(services: Services, model: str, version: str = "") -> bool:
+    """Tell whether some version that answers has an executor, or the one that is named. Raises ApiError."""
+    answering = services.versions.answering(at_version(model, version))
     standing = services.readiness.look()
-    return standing is not None and model in standing.served
+    return standing is not None and not standing.served.isdisjoint(answering)
 
 
 def config(services: Services, call: HttpRequest, model: str, version: str = "") -> HttpResponse:
@@ -113,7 +117,7 @@ def model_config(services: Services, signature: Signature) -> dict[str, Any]:
     if model.max_wait_ms is not None:
         batching["max_queue_delay_microseconds"] = model.max_wait_ms * _US_PER_MS
     return {
-        "name": model.name,
+        "name": family_of(services, signature),
         "platform": PLATFORM,
         "backend": PLATFORM,
         "max_batch_size": model.max_batch_size,
@@ -137,12 +141,12 @@ def index(services: Services, call: HttpRequest) -> HttpResponse:
 
 def repository(services: Services, *, only_ready: bool) -> list[dict[str, str]]:
     standing = services.readiness.look()
-    rows = [_indexed(each, standing) for each in services.signatures.values()]
+    rows = [_indexed(family_of(services, each), each, standing) for each in services.signatures.values()]
     return [row for row in rows if not only_ready or row["state"] == READY]
 
 
-def _indexed(signature: Signature, standing: Standing | None) -> dict[str, str]:
-    row = {"name": signature.model, "version": signature.version, "state": READY, "reason": ""}
+def _indexed(name: str, signature: Signature, standing: Standing | None) -> dict[str, str]:
+    row = {"name": name, "version": signature.version, "state": READY, "reason": ""}
     if standing is None:
         return {**row, "state": UNAVAILABLE, "reason": "Redis does not answer"}
     if signature.model not in standing.served:
@@ -190,13 +194,23 @@ def refused_unload(services: Services, model: str) -> ApiError:
 
 
 def signature_at(services: Services, model: str, version: str) -> Signature:
-    """The signature of a served model; no version means the one there is. Raises ApiError UNKNOWN_MODEL."""
-    signature = services.signatures[model_name(services.settings, model)]
-    if version and version != signature.version:
-        raise ApiError(
-            "UNKNOWN_MODEL", f"there is no version {version[:64]!r} of {model}; its version is {signature.version}"
-        )
-    return signature
+    """The signature of a served model; no version means the model's own. Raises ApiError UNKNOWN_MODEL."""
+    return services.signatures[services.versions.exact(at_version(model, version))]
+
+
+def signature_for(services: Services, call: HttpRequest, model: str, version: str) -> Signature:
+    """The signature of the model that answers a caller. Raises ApiError UNKNOWN_MODEL."""
+    return services.signatures[services.versions.route(at_version(model, version), call)]
+
+
+def at_version(model: str, version: str) -> str:
+    """The name of a version, as the other doors write it."""
+    return f"{model}{SEPARATOR}{version}" if version else model
+
+
+def family_of(services: Services, signature: Signature) -> str:
+    """The model's name without a version, for which the protocol has a field of its own."""
+    return services.versions.families.get(signature.model, signature.model)
 
 
 def _kind(model: ModelSettings) -> str:

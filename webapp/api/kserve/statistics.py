@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 
 from tasks.errors import BackendUnavailable
 from tasks.observability.metrics import Samples
-from webapp.api.kserve.models import signature_at
+from webapp.api.kserve.models import family_of, signature_at
 from webapp.api.kserve.signature import Signature
 from webapp.request import HttpRequest, HttpResponse
 from webapp.services import Services
@@ -45,7 +45,13 @@ def model_statistics(services: Services, model: str = "", version: str = "") -> 
         samples = services.metrics.samples()
     except RedisError as error:
         raise BackendUnavailable("Redis does not answer, and has the metrics; try again shortly") from error
-    return [of_model(each, samples, caches=services.settings.models[each.model].cache) for each in signatures]
+    return [
+        {
+            **of_model(each, samples, caches=services.settings.models[each.model].cache),
+            "name": family_of(services, each),
+        }
+        for each in signatures
+    ]
 
 
 def of_model(signature: Signature, samples: Samples, *, caches: bool) -> dict[str, Any]:
