@@ -266,8 +266,8 @@ class WorkerRunner:
         return self._grace_s
 
     def reset(self, model: str) -> dict[str, Any]:
-        """Forget what was learned from a model's faults; returns what it was. Raises KeyError for a model not run
-        here.
+        """Forget what was learned from a model's faults, and its usual speed; returns the former. Raises KeyError for a
+        model not run here.
         """
         worst = breakers.reset(self._breakers, model)
         loops = [loop for (each, _), loop in zip(self._executors, self._loops, strict=True) if each.name == model]

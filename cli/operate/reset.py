@@ -19,7 +19,7 @@ from tasks.celery.control_commands import RESET_FAULTS
 def reset(model: str, config_file: Path | None, as_json: bool) -> None:
     """Close MODEL's circuit breakers and forget its safe batch sizes. Exit 1 unless every worker has done so.
 
-    Both are learned from faults. A fault that is still there is learned again.
+    Both are learned from faults. A fault that is still there is learned again. Its usual speed is learned anew, too.
     """
     from tasks.fleet.broadcast import REPLY_WITHIN_S, tell
     from tasks.fleet.registry_reader import Fleet
