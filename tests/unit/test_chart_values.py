@@ -67,6 +67,7 @@ def test_every_value_is_explained() -> None:
         ({"flower": {"enabled": True}, "secrets": {"flowerBasicAuth": {"name": ""}}}, "secrets.flowerBasicAuth"),
         ({"keda": {"enabled": True, "trigger": "prometheus"}}, "keda.serverAddress"),
         ({"worker": {"scale": {"min": 5, "max": 4}}}, "above its scale.max"),
+        ({"worker": {"scale": {"min": 0}}, "keda": {"enabled": True}, "settings": {"METRICS": "off"}}, "METRICS on"),
     ],
 )
 def test_what_cannot_work_is_refused(values: dict[str, Any], said: str) -> None:

@@ -34,6 +34,9 @@
 {{- if gt (int $pool.scale.min) (int $pool.scale.max) }}
 {{- fail (printf "scale.min of the pool %q is above its scale.max" $name) }}
 {{- end }}
+{{- if and $.Values.keda.enabled (not (int $pool.scale.min)) (eq (toString $.Values.settings.METRICS) "off") }}
+{{- fail "scale.min: 0 needs settings.METRICS on: only the metrics tell of a request that was refused for want of a worker" }}
+{{- end }}
 {{- end }}
 {{- end }}
 
