@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,12 @@ def test_helm_has_nothing_to_say_against_the_chart() -> None:
     said = render_chart.helm().lint(str(render_chart.CHART), {}, strict=True)
     # An icon would be a link to somewhere.
     assert [each["error"] for each in said["messages"]] == ["icon is recommended"]
+
+
+def test_the_chart_starts_the_version_that_it_is_shipped_with() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    about = yaml.safe_load((render_chart.CHART / "Chart.yaml").read_text())
+    assert about["appVersion"] == version
 
 
 def test_every_object_fits_its_schema(given: list[Object]) -> None:
