@@ -17,8 +17,10 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from config.settings import Settings
 from tests.e2e.stack import Stack
 from tests.integration.http_server_harness import Client, Gone, post
+from tests.valkey import free_port
 from tests.waiting import wait_until
 
 MODELS = """\
@@ -36,7 +38,8 @@ class Load:
     """Callers on keep-alive connections, each with one request after the other, until told to stop."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
+        # Where new connections go.
+        self.port = port
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._call, args=(n,)) for n in range(CALLERS)]
         # The port does not answer while the one process that listens on it is replaced.
@@ -71,7 +74,7 @@ class Load:
         while not self._stop.is_set():
             if client is None:
                 try:
-                    client = Client(self._port)
+                    client = Client(self.port)
                 except (ConnectionRefusedError, ConnectionResetError):
                     self.refused += 1
                     time.sleep(0.02)
@@ -146,6 +149,38 @@ def test_a_rolling_restart_loses_no_request(own: Stack) -> None:
     assert set(load.codes) <= {200, 503}
     assert own.process.returncode == 0, own.last_logs()
     assert "ERROR" not in own.logs(), own.last_logs()
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+def test_a_pod_that_first_leaves_its_service_loses_nothing(own: Stack, tmp_path: Path) -> None:
+    """The kubelet's order: out of the Service, `preStop`, TERM, and KILL only after the grace period."""
+    port = free_port()
+    pod = own.spawn("web", http_port=port, state_dir=tmp_path / "pod", redis_url=own.redis_url, web_workers=1)
+    try:
+        wait_until(lambda: is_ready(port), what="the pod is ready")
+        with Load(port) as load:
+            load.answered(100)
+            # Open connections stay; during `preStop` those that were made at the last moment are accepted.
+            load.port = own.port
+            load.answered(100)
+            load.phase = "web"
+            pod.terminate()
+            assert pod.wait(Settings().graceful_timeout_s) == 0
+            load.answered(100)
+    finally:
+        pod.kill()
+        pod.wait()
+    assert (load.lost, load.refused, load.unaccepted) == ([], 0, 0)
+    assert set(load.codes) == {200}
+    # Each connection of the pod was told to go.
+    assert load.closing >= CALLERS
+
+
+def is_ready(port: int) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as answer:
+        return bool(answer.status == 200)
+    return False
 
 
 def replaced(stack: Stack, role: str, pid: int) -> None:
