@@ -34,7 +34,6 @@ SECRETS = {
     "database_url": "postgresql://bunch:secret@db/bunch",
     "flower_basic_auth": "user:password",
 }
-_PREFIX = ["python", "manage.py"]
 
 
 @pytest.fixture(params=EXAMPLES)
@@ -121,22 +120,28 @@ def test_every_role_starts_with_settings_that_hold(given: list[Object], tmp_path
         assert settings.auth != "off", name
 
 
-def test_every_command_is_one(given: list[Object]) -> None:
+def command_of_the_image() -> list[str]:
+    """The command line of the image; where its entry point is a script of docker/, what that becomes at its end."""
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
-    entrypoint = json.loads(re.findall(r"^ENTRYPOINT (.*)$", dockerfile, re.MULTILINE)[0])
-    assert (
-        entrypoint[-2:]
-        == _PREFIX
-        == yaml.safe_load((render_chart.CHART / "values.yaml").read_text())["image"]["command"]
-    )
+    _, _, *command = json.loads(re.findall(r"^ENTRYPOINT (.*)$", dockerfile, re.MULTILINE)[0])
+    script = ROOT / "docker" / command[0]
+    if not script.is_file():
+        return list(command)
+    (becomes,) = re.findall(r'^exec (.+) "\$@"$', script.read_text(), re.MULTILINE)
+    return str(becomes).split()
+
+
+def test_every_command_is_one(given: list[Object]) -> None:
+    prefix = yaml.safe_load((render_chart.CHART / "values.yaml").read_text())["image"]["command"]
+    assert prefix == command_of_the_image()
     for name, pod in pods(given).items():
         only = container(pod)
         parsed(only["args"])
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             command = only.get(probe, {}).get("exec", {}).get("command")
             if command:
-                assert command[:2] == _PREFIX, name
-                assert parsed(command[2:]).params["role"] == only["args"][0], name
+                assert command[: len(prefix)] == prefix, name
+                assert parsed(command[len(prefix) :]).params["role"] == only["args"][0], name
 
 
 def test_a_pool_is_one_of_the_file(given: list[Object], tmp_path: Path) -> None:
