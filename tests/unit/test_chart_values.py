@@ -96,6 +96,8 @@ def test_times_follow_the_settings() -> None:
     # The environment goes over the file.
     over = list(chart.objects({"config": {"inline": file}, "settings": {"GRACEFUL_TIMEOUT_MS": 1000}}))
     assert pods(over)["bunch-ops"]["spec"]["terminationGracePeriodSeconds"] == 1 + 10
+    newer = list(chart.objects({"config": {"inline": f"{model}[models.a.versions.2]\ntimeout_ms = 120_000\n"}}))
+    assert pods(newer)["bunch-worker"]["spec"]["terminationGracePeriodSeconds"] == 30 + 120 + 10
     in_image = {"config": {"inline": "", "path": "/models/bunch.toml"}, "worker": {"timeoutSeconds": 20}}
     said = list(chart.objects(in_image))
     assert pods(said)["bunch-worker"]["spec"]["terminationGracePeriodSeconds"] == 30 + 20 + 10

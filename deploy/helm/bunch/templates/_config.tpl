@@ -47,7 +47,7 @@
 {{- divf (int $ms) 1000 | ceil | int }}
 {{- end }}
 
-{{- /* The largest of a key in milliseconds of all models, in seconds: (dict "root" $ "key" "timeout_ms" "default" 3000
+{{- /* The largest of a key in milliseconds of all models and their versions, in seconds: (dict "root" $ "key" "timeout_ms" "default" 3000
 "seconds" 0). `seconds`, where it is not 0, is what a person says instead. */ -}}
 {{- define "bunch.longestSeconds" -}}
 {{- $longest := 0 }}
@@ -55,6 +55,9 @@
 {{- $key := .key }}
 {{- range $name, $model := (include "bunch.toml" .root | fromJson).models }}
 {{- $longest = max $longest (int (get $model $key | default $default)) }}
+{{- range $version, $own := $model.versions }}
+{{- $longest = max $longest (int (get $own $key | default 0)) }}
+{{- end }}
 {{- end }}
 {{- .seconds | default (divf ($longest | default .default) 1000 | ceil) | int }}
 {{- end }}
