@@ -108,10 +108,15 @@ def running(device: Device, models: Collection[str], seconds: float) -> Iterator
         try:
             stack.start(f"--web-workers={web_workers}", "--workers=1", "--no-flower", **patient)
             with connected(stack.port) as api:
-                rig = Rig(device, stack, api, seconds)
-                for model in models:
-                    wait_until(partial(rig.has_tried, model), what=f"{model} is loaded")
-                yield rig
+                try:
+                    rig = Rig(device, stack, api, seconds)
+                    for model in models:
+                        wait_until(partial(rig.has_tried, model), what=f"{model} is loaded")
+                    yield rig
+                except BaseException:
+                    # Its end answers the calls that are under way, for which `connected` would wait.
+                    stack.kill()
+                    raise
             stack.stop()
         except BaseException:
             # The folder is gone in a moment.
