@@ -8,8 +8,12 @@ from typing import Any
 from kombu.entity import Exchange, Queue
 
 from config.keys import OPS_QUEUE, Shard
-from config.redis_url import celery_url, tls_options
+from config.redis_url import celery_url, sentinel_options, sentinels_of, tls_options
 from config.settings import Settings
+
+# kombu's and Celery's own, on connections that leave a primary which has been replaced (`config.sentinel`).
+_SENTINEL_TRANSPORT = "tasks.celery.sentinel:PrimaryTransport"
+_SENTINEL_BACKEND = "tasks.celery.sentinel:PrimaryBackend"
 
 
 def backend_url(url: str, backend: str) -> str:
@@ -27,11 +31,14 @@ def celery_config(settings: Settings, *, result_backend: str = "") -> dict[str, 
         "socket_timeout": 10.0,
         "socket_keepalive": True,
         "body_encoding": "utf-8",
+        **sentinel_options(settings.control_url),
     }
     return {
         "broker_url": celery_url(settings.control_url),
+        "broker_transport": _SENTINEL_TRANSPORT if sentinels_of(settings.control_url) else None,
         "broker_use_ssl": tls_options(settings.control_url),
-        "result_backend": result_backend or celery_url(settings.redis_url),
+        "result_backend": result_backend or _result_backend(settings.redis_url),
+        "result_backend_transport_options": sentinel_options(settings.redis_url),
         "redis_backend_use_ssl": tls_options(settings.redis_url),
         "result_expires": settings.result_ttl_s,
         # `app.backend` is thread-local: under gevent that is one backend, pool and subscription per greenlet.
@@ -61,6 +68,10 @@ def celery_config(settings: Settings, *, result_backend: str = "") -> dict[str, 
         "timezone": "UTC",
         "enable_utc": True,
     }
+
+
+def _result_backend(url: str) -> str:
+    return f"{_SENTINEL_BACKEND}+{celery_url(url)}" if sentinels_of(url) else celery_url(url)
 
 
 def model_queues(models: Iterable[str], shard: Shard | None = None) -> list[Queue]:

@@ -7,6 +7,7 @@ message, so the caller decides what may be repeated.
 from __future__ import annotations
 
 import hashlib
+import re
 import select
 from collections.abc import Sequence
 from queue import LifoQueue
@@ -15,11 +16,13 @@ from typing import Any
 from hiredis import pack_command
 from redis import BlockingConnectionPool, Redis
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from config.redis_url import redis_py_url
+from config.redis_errors import Meaning, meaning_of, will_repeat
+from config.redis_url import redis_py_url, sentinels_of
+from config.sentinel import pool_options
 
 
 def connect(
@@ -30,25 +33,29 @@ def connect(
     max_connections: int = 64,
     queue_class: type[Any] = LifoQueue,
 ) -> Redis:
-    """A client for `url` (`redis://`, `rediss://` or `unix://`); nothing is opened before the first command.
+    """A client for `url` (`redis://`, `rediss://`, `unix://`, `sentinel://` or `rediss+sentinel://`); nothing is opened
+    before the first command.
 
     Args:
         timeout_s: bound on one reply, and on waiting for a free connection; every blocking command must ask for less.
         connect_timeout_s: bound on opening a connection.
         queue_class: holds the idle connections; one that blocks its greenlet alone, where the process is not patched.
     """
+    options: dict[str, Any] = {
+        "timeout": timeout_s,
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": connect_timeout_s,
+        "max_connections": max_connections,
+        "retry": Retry(NoBackoff(), 0),
+        "health_check_interval": 0,
+        "queue_class": queue_class,
+    }
     # A frontend has hundreds of greenlets: the plain pool raises when all connections are in use.
-    pool = BlockingConnectionPool.from_url(
-        redis_py_url(url),
-        timeout=timeout_s,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=connect_timeout_s,
-        max_connections=max_connections,
-        retry=Retry(NoBackoff(), 0),
-        health_check_interval=0,
-        queue_class=queue_class,
-    )
-    return Redis.from_pool(pool)
+    pools: Any = BlockingConnectionPool
+    sentinels = sentinels_of(url)
+    if sentinels is not None:
+        return Redis.from_pool(pools(**pool_options(sentinels), **options))
+    return Redis.from_pool(pools.from_url(redis_py_url(url), **options))
 
 
 class Script:
@@ -79,8 +86,8 @@ class Line:
     spends on a script that moves a whole batch. It must not be used by two threads or greenlets at once.
 
     A command that fails on a connection that had been open before is sent once more over a new one: Redis closes
-    connections when it restarts, and the first caller after that should not get an error. So only commands that may be
-    repeated are sent here; the head of each script says why it may be.
+    connections when it restarts, and a demoted server refuses writes; the first caller after that should not get an
+    error. So only commands that may be repeated are sent here; the head of each script says why it may be.
     """
 
     def __init__(self, redis: Redis) -> None:
@@ -109,12 +116,13 @@ class Line:
         reused = self._connection is not None
         try:
             return self._exchange(command, packed, script)
-        except RedisConnectionError:
+        except RedisError as error:
+            # After a timeout the reply may still arrive, and would answer the next command.
             self.close()
-            if not reused:
+            if not reused or isinstance(error, RedisTimeoutError) or meaning_of(error) is not Meaning.ANEW:
                 raise
         except BaseException:
-            # After a timeout or a killed greenlet the reply may still arrive, and would answer the next command.
+            # As above, of a killed greenlet.
             self.close()
             raise
         try:
@@ -210,18 +218,6 @@ class TrackedLine(Line):
         return feed
 
 
-# Errors that report a passing state of the server; where redis-py has a class for one, it is no ResponseError.
-_PASSING = ("BUSY", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "UNKILLABLE")
-
-
-def will_repeat(error: Exception) -> bool:
-    """Return whether Redis would refuse the call in the same way each time, for example because of a key's type."""
-    if type(error) not in {ResponseError, NoPermissionError}:
-        return False
-    # Before version 7, an error inside a script has the server's message somewhere in the middle.
-    return not any(word in str(error) for word in _PASSING)
-
-
 def dedicated_connection(pool: Any) -> Any:
     """An open connection outside any pool, in RESP2: pushes arrive as plain replies."""
     connection = pool.connection_class(**{**pool.connection_kwargs, "protocol": 2})
@@ -229,4 +225,25 @@ def dedicated_connection(pool: Any) -> Any:
     return connection
 
 
-__all__ = ["Call", "Line", "RedisError", "Script", "TrackedLine", "connect", "dedicated_connection", "will_repeat"]
+def run_id(connection: Any) -> str:
+    """What tells one life of a server from another; empty where the user may not ask. Raises RedisError."""
+    connection.send_command("INFO", "server")
+    try:
+        about = connection.read_response()
+    except ResponseError:
+        return ""
+    found = re.search(rb"^run_id:(\w+)", about, re.MULTILINE)
+    return found[1].decode() if found else ""
+
+
+__all__ = [
+    "Call",
+    "Line",
+    "RedisError",
+    "Script",
+    "TrackedLine",
+    "connect",
+    "dedicated_connection",
+    "run_id",
+    "will_repeat",
+]

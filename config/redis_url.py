@@ -1,8 +1,8 @@
 """A Redis URL with one meaning for all its users: our own clients, Celery's broker, its result backend.
 
                          ┌─▶ redis_py_url ─▶ redis-py        `redis://`, `rediss://`, `unix://`
-    BUNCH_REDIS_URL ─────┤
-    BUNCH_BROKER_URL     └─▶ celery_url, tls_options ─▶ kombu, celery.backends.redis
+    BUNCH_REDIS_URL ─────┼─▶ sentinels_of ─▶ config.sentinel `sentinel://h1,h2:26379/<name>[/db]`, `rediss+sentinel://`
+    BUNCH_BROKER_URL     └─▶ celery_url, tls_options, sentinel_options ─▶ kombu, celery.backends.redis
 
 Each of the three has defaults and query options of its own: over `rediss://` redis-py verifies the server, Celery's
 backend needs a query option, and kombu verifies nothing. So the TLS options are taken out here and passed to each in
@@ -11,28 +11,80 @@ its form, and options that only some of them know are refused.
 
 from __future__ import annotations
 
+import re
 import ssl
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
+SENTINEL_PORT = 26379
 _SOCKETS = {"unix", "redis+socket"}
-_SCHEMES = {"redis", "rediss", *_SOCKETS}
+_SENTINELS = {"sentinel", "rediss+sentinel"}
+_TLS_SCHEMES = {"rediss", "rediss+sentinel"}
+_SCHEMES = {"redis", "rediss", *_SOCKETS, *_SENTINELS}
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _TLS = {*_FILES, "ssl_cert_reqs", "ssl_check_hostname"}
 # redis-py's and Celery's values. `optional` makes no sense for a client, which always gets a certificate.
 _VERIFY = {"required": True, "CERT_REQUIRED": True, "none": False, "CERT_NONE": False}
 _SWITCH = {"true": True, "false": False}
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@/,]+)(?::(\d{1,5}))?")
+_OF_SENTINELS = {"sentinel_username", "sentinel_password"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sentinels:
+    """The sentinels of a URL, the primary that they watch, and the credentials of both."""
+
+    hosts: tuple[tuple[str, int], ...]
+    name: str
+    db: int = 0
+    username: str = ""
+    password: str = field(default="", repr=False)
+    sentinel_username: str = ""
+    sentinel_password: str = field(default="", repr=False)
+    # `tls_options` as pairs; empty without TLS.
+    tls: tuple[tuple[str, Any], ...] = ()
+
+
+def sentinels_of(url: str) -> Sentinels | None:
+    """What a `sentinel://` URL names; None for any other URL. Raises ValueError when it cannot be read."""
+    parts = urlsplit(url)
+    if parts.scheme not in _SENTINELS:
+        return None
+    credential, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = credential.partition(":")
+    given = dict(parse_qsl(parts.query))
+    return Sentinels(
+        hosts=tuple(_host(each) for each in hosts.split(",")),
+        name=unquote(parts.path.strip("/").partition("/")[0]),
+        db=_database(parts),
+        username=unquote(username),
+        password=unquote(password),
+        sentinel_username=given.get("sentinel_username", ""),
+        sentinel_password=given.get("sentinel_password", ""),
+        tls=tuple((tls_options(url) or {}).items()),
+    )
+
+
+def _host(text: str) -> tuple[str, int]:
+    found = _HOST.fullmatch(text)
+    if found is None or not 0 < int(found[2] or SENTINEL_PORT) <= 65535:
+        raise ValueError(f"not a host with a port: {text}")
+    return found[1].strip("[]"), int(found[2] or SENTINEL_PORT)
 
 
 def problem_of(url: str) -> str:
     """The problem with a URL and its remedy; empty when it is valid."""
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES:
-        return "must start with redis://, rediss:// or unix://"
+        return "must start with redis://, rediss://, unix://, sentinel:// or rediss+sentinel://"
     try:
-        _ = parts.port
+        # Of several hosts, `port` would be nonsense.
+        _ = sentinels_of(url) if parts.scheme in _SENTINELS and not _wrong_database(parts) else parts.port
     except ValueError:
         return "must have a port number up to 65535"
+    if parts.scheme in _SENTINELS and not parts.path.strip("/"):
+        return f"must name the primary that the sentinels watch: {parts.scheme}://h1:26379,h2:26379/<name>/0"
     return _wrong_database(parts) or _wrong_options(parts)
 
 
@@ -50,8 +102,12 @@ def redis_py_url(url: str) -> str:
 
 
 def celery_url(url: str) -> str:
-    """The URL in kombu's and Celery's form: their spelling of a Unix socket, and no TLS options."""
+    """The URL in kombu's and Celery's form: their spelling of a Unix socket, a URL for each sentinel, no options."""
     parts = urlsplit(url)
+    if (sentinels := sentinels_of(url)) is not None:
+        credential, at, _ = parts.netloc.rpartition("@")
+        hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in sentinels.hosts)
+        return ";".join(f"sentinel://{credential}{at}{each}/{sentinels.db}" for each in hosts)
     if parts.scheme in _SOCKETS:
         return f"redis+socket://{parts.netloc}{parts.path}?virtual_host={_database(parts)}"
     return parts._replace(query="").geturl()
@@ -63,7 +119,7 @@ def tls_options(url: str) -> dict[str, Any] | None:
     Unless the URL says otherwise, the server's certificate and host name are verified against the system's authorities.
     """
     parts = urlsplit(url)
-    if parts.scheme != "rediss":
+    if parts.scheme not in _TLS_SCHEMES:
         return None
     given = dict(parse_qsl(parts.query))
     verify = _VERIFY[given.get("ssl_cert_reqs", "required")]
@@ -74,11 +130,35 @@ def tls_options(url: str) -> dict[str, Any] | None:
     return options | {name: given[name] for name in _FILES if name in given}
 
 
+def sentinel_options(url: str) -> dict[str, Any]:
+    """The transport options that kombu and Celery's backend want with `sentinel://`; empty for any other URL."""
+    sentinels = sentinels_of(url)
+    if sentinels is None:
+        return {}
+    credential = {"username": sentinels.sentinel_username, "password": sentinels.sentinel_password}
+    return {"master_name": sentinels.name, "sentinel_kwargs": {k: v for k, v in credential.items() if v}}
+
+
+def with_tls_files(url: str, ca: str, cert: str, key: str) -> str:
+    """The URL with these files of TLS, each where it names none itself; any URL without TLS as it is."""
+    parts = urlsplit(url)
+    if parts.scheme not in _TLS_SCHEMES:
+        return url
+    given = dict(parse_qsl(parts.query))
+    files = {name: path for name, path in zip(_FILES, (ca, cert, key), strict=True) if path}
+    return parts._replace(query=urlencode(files | given, safe="/")).geturl() if files.keys() - given.keys() else url
+
+
+def uses_tls(url: str) -> bool:
+    return urlsplit(url).scheme in _TLS_SCHEMES
+
+
 def _database(parts: SplitResult) -> int:
     if parts.scheme in _SOCKETS:
         given = dict(parse_qsl(parts.query))
         return int(given.get("db", given.get("virtual_host", "0")).strip("/") or 0)
-    return int(parts.path.strip("/") or 0)
+    path = parts.path.strip("/")
+    return int((path.partition("/")[2] if parts.scheme in _SENTINELS else path) or 0)
 
 
 def _wrong_database(parts: SplitResult) -> str:
@@ -90,15 +170,24 @@ def _wrong_database(parts: SplitResult) -> str:
         return ""
     if parts.scheme in _SOCKETS:
         return "must name its database as a number: unix:///path/to/socket?db=0"
+    if parts.scheme in _SENTINELS:
+        return f"must name its database as a number: {parts.scheme}://h1:26379,h2:26379/<name>/0"
     return f"must name its database as a number: {parts.scheme}://host:port/0, not /{unquote(parts.path.strip('/'))}"
 
 
 def _wrong_options(parts: SplitResult) -> str:
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    known = {"unix": {"db"}, "redis+socket": {"virtual_host"}, "rediss": _TLS}.get(parts.scheme, set())
+    known = {
+        "unix": {"db"},
+        "redis+socket": {"virtual_host"},
+        "rediss": _TLS,
+        "sentinel": _OF_SENTINELS,
+        "rediss+sentinel": _TLS | _OF_SENTINELS,
+    }.get(parts.scheme, set())
     unknown = sorted(given.keys() - known)
-    if unknown and parts.scheme == "redis" and unknown[0] in _TLS:
-        return f"has {unknown[0]}, which is for TLS: write rediss://"
+    if unknown and parts.scheme in {"redis", "sentinel"} and unknown[0] in _TLS:
+        secure = "rediss" if parts.scheme == "redis" else "rediss+sentinel"
+        return f"has {unknown[0]}, which is for TLS: write {secure}://"
     if unknown and unknown[0] == "db":
         return f"must name its database in the path: {parts.scheme}://host:port/{given['db'] or 0}"
     if unknown:

@@ -165,6 +165,12 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     # For the embedded server: durability, and its memory limit; 0: a quarter of the machine's memory.
     durability: Literal["memory", "second", "disk", "replica"] = "second"
     redis_max_memory_bytes: NaturalInt = 0
+    # Files for TLS towards Redis and its sentinels, unless a URL names its own.
+    redis_ca: str = ""
+    redis_cert: str = ""
+    redis_key: str = ""
+    # How long a request that meets an outage of Redis is held. None: 5 s with Sentinel, else not at all.
+    failover_wait_ms: UpToMilliseconds | None = None
     result_ttl_ms: Milliseconds = 600_000
     sync_result_ttl_ms: Milliseconds = 60_000
     http_host: str = "127.0.0.1"
@@ -312,6 +318,13 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     def save_s(self) -> int:
         """Seconds after the graceful timeout in which a process of collocated mode moves to Redis what is left."""
         return 4 if self.mode == "collocated" else 0
+
+    @property
+    def failover_wait_s(self) -> float:
+        """Seconds for which a request is held while Redis fails over."""
+        if self.failover_wait_ms is not None:
+            return self.failover_wait_ms / 1000
+        return 5.0 if self.redis_url.startswith(("sentinel://", "rediss+sentinel://")) else 0.0
 
     @property
     def control_url(self) -> str:

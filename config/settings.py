@@ -27,6 +27,7 @@ from config.model_files.pools import read_pools
 from config.model_files.schemas import BrokenSchema, read_schema
 from config.model_files.schemes import forms, scheme_of
 from config.model_files.versions import Table, tables_of
+from config.redis_url import with_tls_files
 from config.schema import Devices, ModelSettings, Settings
 from config.secrets import masking
 from config.secrets.masking import MASK
@@ -106,10 +107,18 @@ def load_settings(
         default_model=str(default_model),
         config_file=str(path.resolve()) if path.is_file() else "",
     )
+    settings = _with_tls_to_redis(settings)
     problems += contradictions(settings, role or environ.get(f"{PREFIX}ROLE"))
     if problems:
         raise SettingsError(tuple(problems))
     return settings
+
+
+def _with_tls_to_redis(settings: Settings) -> Settings:
+    """The settings with the files of TLS in their URLs, where all clients of a URL look for them."""
+    files = (settings.redis_ca, settings.redis_cert, settings.redis_key)
+    urls = {key: with_tls_files(getattr(settings, key), *files) for key in ("redis_url", "broker_url")}
+    return msgspec.structs.replace(settings, **urls)
 
 
 def grpc_as_front(settings: Settings) -> Settings:

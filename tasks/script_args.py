@@ -133,6 +133,19 @@ class HangUpArgs(NamedTuple):
     keep_ms: int
 
 
+class RecogniseKeys(NamedTuple):
+    """`leases`, `lease` and `joined` are prefixes of key names. Then queues, and the `delayed` of each model."""
+
+    workers: str
+    leases: str
+    lease: str
+    joined: str
+
+
+class RecogniseArgs(NamedTuple):
+    queues: int
+
+
 class ReplayKeys(NamedTuple):
     dead: str
     letter: str
@@ -216,6 +229,7 @@ CLIENT = LuaScript("client", _FOLDER, ("gcra",), (QuotaKeys,), (ClientArgs,))
 NUMBER = LuaScript("number", _FOLDER, keys=(OwnerKeys,), args=(OwnerArgs,))
 CANCEL = LuaScript("cancel", _FOLDER, keys=(CancelKeys,), args=(CancelArgs,))
 HANG_UP = LuaScript("hang_up", _FOLDER, keys=(HangUpKeys,), args=(HangUpArgs,))
+RECOGNISE = LuaScript("recognise", _FOLDER, keys=(RecogniseKeys,), args=(RecogniseArgs,))
 REPLAY = LuaScript("replay", _FOLDER, ("message",), (ReplayKeys,), (ReplayArgs,))
 JOURNAL = LuaScript("batch_log", _FOLDER, keys=(BatchLogKeys,), args=(BatchLogArgs,))
 PUBLISH_KEYS = LuaScript("publish_keys", _FOLDER, keys=(KeyTableKeys,), args=(KeyTableArgs,))
@@ -230,6 +244,7 @@ ALL = (
     NUMBER,
     CANCEL,
     HANG_UP,
+    RECOGNISE,
     REPLAY,
     JOURNAL,
     PUBLISH_KEYS,

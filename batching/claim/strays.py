@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import cast
 
 from redis import Redis
@@ -18,11 +19,14 @@ from batching.claim.lease import model_of
 from batching.claim.store import Blame, give_back
 from config.keys import Shard
 from config.redis import Line
+from config.sentinel import failovers_of
 
 logger = logging.getLogger(__name__)
 
 # Time between two looks.
 LOOK_EVERY_S = 30.0
+# Looks after a failover, at each beat: somebody may wait for what is in a lease that the worker has settled.
+_LOOKS_AT_ONCE = 4
 
 
 class Strays:
@@ -30,6 +34,7 @@ class Strays:
 
     Args:
         held: returns the batches that the worker is claiming, has in hand, or is settling.
+        failovers: returns how many there have been; by default those of `redis`.
     """
 
     def __init__(
@@ -39,7 +44,11 @@ class Strays:
         held: Callable[[], AbstractSet[str]],
         clock: Callable[[], float],
         shard: Shard | None = None,
+        failovers: Callable[[], int] | None = None,
     ) -> None:
+        self._failovers = failovers or partial(failovers_of, redis)
+        self._known_failovers = self._failovers()
+        self._looks_at_once = 0
         self._redis = redis
         self._line = Line(redis)
         self._worker_id = worker_id
@@ -56,7 +65,11 @@ class Strays:
             RedisError: the next look tries again.
         """
         now = self._clock()
-        if now < self._look_at:
+        if self._failovers() != self._known_failovers:
+            self._known_failovers, self._looks_at_once = self._failovers(), _LOOKS_AT_ONCE
+        if self._looks_at_once:
+            self._looks_at_once -= 1
+        elif now < self._look_at:
             return 0
         self._look_at = now + LOOK_EVERY_S
         leased = cast("set[bytes]", self._redis.smembers(self._keys.leases(self._worker_id)))

@@ -40,6 +40,9 @@ _HOW_TO_GET_IN = f"   (with its password: {PROGRAM} status --json)"
 @click.option(
     "--reload", "watch", is_flag=True, help="Reload models whose modules change; restart for a new bunch.toml."
 )
+@click.option(
+    "--sentinel", is_flag=True, help="Run the embedded Valkey as a primary and a replica, with three sentinels."
+)
 @click.option("--grpc", "with_grpc", is_flag=True, help="Also run the gRPC frontend, at BUNCH_GRPC_PORT.")
 def up(
     config_file: Path | None,
@@ -49,6 +52,7 @@ def up(
     no_flower: bool,
     collocated: bool,
     watch: bool,
+    sentinel: bool,
     with_grpc: bool,
 ) -> None:
     """Run the whole stack in the foreground, until Ctrl-C.
@@ -63,6 +67,8 @@ def up(
 
     --reload is for writing a model: a module that changes reloads the models of the folder of bunch.toml, and a changed
     bunch.toml starts the stack again.
+
+    --sentinel is for trying failover: kill the primary, and watch requests go on (docs/redis.md).
     """
     from cli.run.check import start_problems
     from cli.supervisor.disk import required_room
@@ -80,6 +86,9 @@ def up(
         raise click.UsageError("collocated mode is one process: leave out --workers and --web-workers")
     if in_one and with_grpc:
         raise click.UsageError("the gRPC frontend is a process of its own, which collocated mode does not have")
+    if sentinel and (in_one or settings.redis_url):
+        other = "collocated mode" if in_one else "BUNCH_REDIS_URL"
+        raise click.UsageError(f"--sentinel runs an embedded Valkey, which {other} does without: leave out one of them")
     if problems := tuple(start_problems(settings)):
         raise SettingsError(problems)
     screen = Screen(sys.stdout)
@@ -93,7 +102,7 @@ def up(
         if flower and not is_installed("flower"):
             flower = False
             screen.line(f"Flower is not installed ({how_to_install('flower')}); starting without it", style="yellow")
-        options = Options(workers=workers or 1, flower=flower, grpc=with_grpc)
+        options = Options(workers=workers or 1, flower=flower, grpc=with_grpc, sentinel=sentinel)
         while changed := _serve(settings, options, screen, watch):
             read_anew = msgspec.structs.replace(settings_for(config_file), **given)
             # On the port that it has told everybody.
@@ -130,7 +139,7 @@ def _say_ready(stack: Stack, screen: Screen) -> None:
     if stack.flower_url:
         screen.line(f"flower  {stack.flower_url}{_how_to_see_it(settings)}")
     redis_url = stack.valkey.tcp_url if stack.valkey else settings.redis_url
-    screen.line(f"redis   {masked_url(redis_url)}" + (_HOW_TO_GET_IN if stack.valkey else ""))
+    screen.line(f"redis   {masked_url(redis_url)}" + (_HOW_TO_GET_IN if stack.valkey or stack.watched else ""))
     screen.line(f"logs    {stack.state_dir / 'log'}")
     if settings.mode == "collocated":
         screen.line(

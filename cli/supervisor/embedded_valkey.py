@@ -23,6 +23,8 @@ _PERSISTENCE = {
     "memory": ("appendonly no",),
     "second": ("appendonly yes", "appendfsync everysec"),
     "disk": ("appendonly yes", "appendfsync always"),
+    # What counts is the replica's memory.
+    "replica": ("appendonly yes", "appendfsync everysec"),
 }
 
 
@@ -40,12 +42,22 @@ class EmbeddedValkey:
     # 0: a share of the machine's memory.
     max_memory_bytes: int = 0
     password: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    # Of the folder of its data.
+    name: str = "valkey"
+    # Whether sentinels watch it; then any of the servers may become the primary, and clients use TCP.
+    watched: bool = False
+    # The port of the primary that it follows at first.
+    replica_of: int | None = None
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / self.name / "valkey.conf"
 
     @property
     def socket(self) -> Path | None:
         """The path of the Unix socket; None when it would be longer than the kernel allows."""
         path = self.folder / "valkey.sock"
-        return path if len(str(path).encode()) <= _MAX_SOCKET_PATH else None
+        return path if not self.watched and len(str(path).encode()) <= _MAX_SOCKET_PATH else None
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -68,7 +80,7 @@ class EmbeddedValkey:
 
     def prepare(self) -> tuple[str, ...]:
         """Write the configuration. Returns the command that runs the server in the foreground."""
-        data = self.folder / "valkey"
+        data = self.folder / self.name
         make_private(data)
         memory = self.max_memory_bytes or int(machine_memory() * _SHARE_OF_MEMORY)
         lines = [
@@ -93,7 +105,11 @@ class EmbeddedValkey:
         ]
         if self.socket is not None:
             lines += [f"unixsocket {_quoted(self.socket)}", "unixsocketperm 700"]
-        path = data / "valkey.conf"
+        if self.watched:
+            lines += [f"primaryauth {self.password}", "repl-diskless-sync-delay 0"]
+        if self.replica_of is not None:
+            lines.append(f"replicaof 127.0.0.1 {self.replica_of}")
+        path = self.config_file
         write_private(path, ("\n".join(lines) + "\n").encode())
         return (str(get_binary_path()), str(path))
 

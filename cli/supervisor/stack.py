@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from batching.claim.registry import WorkerRegistry
 from cli.supervisor import ports, role_commands
+from cli.supervisor.embedded_sentinels import RESTART_AFTER_S, EmbeddedSentinels, watched
 from cli.supervisor.embedded_valkey import EmbeddedValkey
 from cli.supervisor.probes import (
     TIMEOUT_S,
@@ -55,6 +56,7 @@ class Options:
     workers: int = 1
     flower: bool = True
     grpc: bool = False
+    sentinel: bool = False
     give_up_on_errors: bool = False
 
 
@@ -69,13 +71,18 @@ class Stack:
         state_dir = Path(settings.state_dir).resolve()
         http_port = ports.require_free(settings.http_host, settings.http_port, "--port or BUNCH_HTTP_PORT")
         self.state_dir = state_dir
-        self.valkey = None if settings.redis_url else _embedded(settings, state_dir)
+        self.watched = (
+            watched(state_dir, settings.durability, settings.redis_max_memory_bytes) if options.sentinel else None
+        )
+        self.valkey = None if settings.redis_url or self.watched else _embedded(settings, state_dir)
         self.settings = msgspec.structs.replace(
             settings,
             http_port=http_port,
             flower_port=_flower_port(settings) if options.flower else settings.flower_port,
             grpc_port=_grpc_port(settings) if options.grpc else settings.grpc_port,
-            redis_url=self.valkey.data_url if self.valkey else settings.redis_url,
+            redis_url=self.valkey.data_url
+            if self.valkey
+            else (self.watched.url if self.watched else settings.redis_url),
             broker_url=settings.broker_url or (self.valkey.tcp_url if self.valkey else ""),
             state_dir=str(state_dir),
         )
@@ -163,14 +170,31 @@ class Stack:
             # at its start, and never shows those of workers that start later.
             specs.append(replace(flower, optional=True, start_stage=2))
         if self.valkey:
-            command = self.valkey.prepare()
-            valkey = self._spec(
-                "redis", "valkey", command, stop_stage=9, stop_timeout_s=30.0, probe=answers_ping(self._redis)
-            )
-            # On TERM it writes the rest of its log to disk and exits.
-            environment = {**self.valkey.environment, **valkey.environment}
-            specs.insert(0, replace(valkey, environment=environment, start_stage=0, hasty_signal=signal.SIGTERM))
+            specs.insert(0, self._server(self.valkey, self._redis))
+        if self.watched:
+            specs = [*self._watched(self.watched), *specs]
         return specs
+
+    def _server(self, valkey: EmbeddedValkey, client: Redis) -> ProcessSpec:
+        spec = self._spec(
+            "redis", valkey.name, valkey.prepare(), stop_stage=9, stop_timeout_s=30.0, probe=answers_ping(client)
+        )
+        # On TERM it writes the rest of its log to disk and exits.
+        environment = {**valkey.environment, **spec.environment}
+        return replace(spec, environment=environment, start_stage=0, hasty_signal=signal.SIGTERM)
+
+    def _watched(self, embedded: EmbeddedSentinels) -> Iterator[ProcessSpec]:
+        for server in embedded.servers:
+            spec = self._server(server, _client(server.tcp_url))
+            yield replace(spec, restart_after_s=RESTART_AFTER_S)
+        for number, port in enumerate(embedded.sentinel_ports, 1):
+            answers = answers_ping(_client(embedded.sentinel_url(port)))
+            command = embedded.prepare_sentinel(port)
+            # They go first, or they would replace the primary while all is stopped.
+            sentinel = self._spec(
+                "redis", f"sentinel-{number}", command, stop_stage=8, stop_timeout_s=5.0, probe=answers
+            )
+            yield replace(sentinel, start_stage=0)
 
     @property
     def _pools(self) -> tuple[str, ...]:
@@ -214,7 +238,7 @@ class Stack:
 
     @cached_property
     def _redis(self) -> Redis:
-        return connect(self.settings.redis_url, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S)
+        return _client(self.settings.redis_url)
 
     @property
     def _drain_s(self) -> float:
@@ -242,6 +266,10 @@ class Stack:
             stop_timeout_s=stop_timeout_s,
             probe=probe,
         )
+
+
+def _client(url: str) -> Redis:
+    return connect(url, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S)
 
 
 def _embedded(settings: Settings, state_dir: Path) -> EmbeddedValkey:

@@ -49,6 +49,8 @@ class ProcessSpec:
     optional: bool = False
     # The signal that ends it when there is no time, instead of SIGKILL; it must obey quickly.
     hasty_signal: int = signal.SIGKILL
+    # At least this long after a death.
+    restart_after_s: float = 0.0
     # Of a worker.
     pool: str = ""
 
@@ -117,7 +119,7 @@ class SupervisedProcess:
             self.state = State.STOPPED
         else:
             self.failures = self._backoff.failures(self.failures, now - self._started_at)
-            self._due_at = now + self._backoff.delay_s(self.failures)
+            self._due_at = now + max(self._backoff.delay_s(self.failures), self.spec.restart_after_s)
             self.state, self.detail = State.RESTARTING, exit_text(status)
         return status
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from config.errors import Problem
 from config.model_files.schemes import forms, scheme_of
 from config.model_files.versions import weight_problems
 from config.policies import POLICIES
-from config.redis_url import problem_of
+from config.redis_url import problem_of, uses_tls
 from config.schema import ModelSettings, Settings
 from config.secrets import masking
 from config.tiers import Tier
@@ -76,6 +77,7 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
             )
         )
     found += _not_in_collocated_mode(settings)
+    found += _tls_to_redis(settings)
     if 0 < settings.redis_max_memory_bytes < _LEAST_MEMORY_BYTES:
         found.append(
             Problem(
@@ -99,6 +101,21 @@ def _bad_names(settings: Settings) -> Iterator[Problem]:
     if settings.auth == "off" and "*" in settings.origins:
         fix = "with BUNCH_AUTH=off, * lets any page opened on this machine send requests; name the origins"
         yield Problem("BUNCH_CORS_ORIGINS", "*", fix)
+
+
+def _tls_to_redis(settings: Settings) -> Iterator[Problem]:
+    files = {key: getattr(settings, key) for key in ("redis_ca", "redis_cert", "redis_key")}
+    for key, path in files.items():
+        if path and not Path(path).is_file():
+            yield Problem(PREFIX + key.upper(), path, "must name a file in PEM form; there is none at this path")
+    if any(files.values()) and not any(map(uses_tls, (settings.redis_url, settings.broker_url))):
+        key = next(key for key, path in files.items() if path)
+        fix = "is for TLS, which no URL asks for: write rediss:// or rediss+sentinel:// in BUNCH_REDIS_URL"
+        yield Problem(PREFIX + key.upper(), files[key], fix)
+    if bool(settings.redis_cert) != bool(settings.redis_key):
+        missing = "redis_key" if settings.redis_cert else "redis_cert"
+        why = "must be set as well: a client certificate has two files, itself and its key"
+        yield Problem(PREFIX + missing.upper(), "", why)
 
 
 def _not_in_collocated_mode(settings: Settings) -> Iterator[Problem]:
@@ -166,8 +183,8 @@ def _model_out_of_order(model: ModelSettings, settings: Settings) -> list[Proble
 
 def _bad_addresses(settings: Settings) -> list[Problem]:
     redis = (
-        r"(redis|rediss|unix|redis\+socket)://[^/?#]*(/[^@#?]*)?(\?[^#]*)?$",
-        f"must start with redis://, rediss:// or unix://; {masking.PERCENT}",
+        r"(redis|rediss|unix|redis\+socket|sentinel|rediss\+sentinel)://[^/?#]*(/[^@#?]*)?(\?[^#]*)?$",
+        f"must start with redis://, rediss://, unix://, sentinel:// or rediss+sentinel://; {masking.PERCENT}",
     )
     kinds = {
         "redis_url": redis,

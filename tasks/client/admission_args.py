@@ -38,6 +38,10 @@ class AdmissionArgs:
             for rank, (queue, threshold) in enumerate(zip(keys.queues(name), thresholds, strict=True), 1)
         }
 
+    @property
+    def rules(self) -> RuleArgs:
+        return self.general
+
     def depth_limit(self, model: str) -> int:
         return self._depth_limits[model]
 

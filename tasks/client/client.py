@@ -16,12 +16,14 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from config.keys import Shard
+from config.redis_errors import Meaning, meaning_of
 from config.settings import Settings
 from config.tiers import Tier
 from tasks.client.admission_args import AdmissionArgs
 from tasks.client.cancel import Canceller
 from tasks.client.dedup import Deduplicator, Repeated
 from tasks.client.outbox import Outbox, Receipt
+from tasks.client.resend import LenientArgs
 from tasks.client.router import Pending, Router
 from tasks.client.submission import Submission
 from tasks.errors import BY_CODE, BackendUnavailable, BunchError, DeadlineExceeded, InferenceFailed, TaskCancelled
@@ -37,6 +39,7 @@ from tasks.script_args import CHARGE, HANG_UP, ChargeArgs, HangUpArgs, HangUpKey
 logger = logging.getLogger(__name__)
 
 _TAKE_BACK_EVERY_S = 0.5
+_HELD_PAUSE_S = 0.1
 # Callers get this text only, since the error names the server's address.
 _NO_QUEUE = "the queue is not reachable; try again shortly"
 _NO_RESULTS = "the result store is not reachable; try again shortly"
@@ -69,15 +72,30 @@ class Client:
         self._queues = {(name, tier): self._keys.queue(name, tier) for name in settings.models for tier in Tier}
         self._quotas = Quotas(settings)
         self._recogniser = Deduplicator(settings, self._keys)
+        self._hold_s = settings.failover_wait_s
         self._sync_result_ttl_ms = min(settings.sync_result_ttl_ms, settings.result_ttl_ms)
         self._queue_timeouts = {tier: settings.queue_timeout_of(tier) for tier in Tier}
 
     def _make_router(self, redis: Redis, name: str) -> Router:
-        return Router(redis, name, on_hang_up=self._take_back)
+        return Router(redis, name, on_hang_up=self._take_back, on_new_server=self._send_again)
 
     def _make_outbox(self, settings: Settings, redis: Redis, name: str) -> Outbox:
-        rules = AdmissionArgs(settings, self._keys)
-        return Outbox(redis, name, rules, self.router.settle, self._keys, self._take_back_later, self._answered)
+        return Outbox(
+            redis,
+            name,
+            AdmissionArgs(settings, self._keys),
+            self.router.settle,
+            self._keys,
+            self._take_back_later,
+            self._answered,
+            keep=self.router.keep,
+            kept=self.router.kept,
+            lenient=LenientArgs(settings, self._keys),
+            hold_s=settings.failover_wait_s,
+        )
+
+    def _send_again(self) -> None:
+        self.outbox.send_again()
 
     def start(self) -> None:
         self.router.start()
@@ -165,17 +183,11 @@ class Client:
 
     def forget(self, task_id: str) -> None:
         """Delete the stored result of a task. Raises BackendUnavailable."""
-        try:
-            self._redis.unlink(self._keys.result(task_id))
-        except RedisError as error:
-            raise BackendUnavailable(_NO_RESULTS) from error
+        self._held(lambda: self._redis.unlink(self._keys.result(task_id)), _NO_RESULTS)
 
     def cancel(self, task_id: str) -> str:
         """Cancel a request that has not started. Returns the state it had: `PENDING` means cancelled, '' unknown id."""
-        try:
-            return self._canceller.cancel(task_id)
-        except RedisError as error:
-            raise BackendUnavailable(_NO_QUEUE) from error
+        return cast("str", self._held(lambda: self._canceller.cancel(task_id), _NO_QUEUE))
 
     def charge(self, caller: Caller) -> float:
         """Count a request that was not submitted against its caller's rate. Returns the seconds until the caller may
@@ -199,10 +211,8 @@ class Client:
 
     def task_of(self, request_id: str, owner: str = "") -> str:
         """The task id for the owner's own request id; the given id itself if there is none."""
-        try:
-            known = cast("bytes | None", self._redis.get(self._keys.request(scoped(request_id, owner))))
-        except RedisError as error:
-            raise BackendUnavailable(_NO_RESULTS) from error
+        name = self._keys.request(scoped(request_id, owner))
+        known = cast("bytes | None", self._held(lambda: self._redis.get(name), _NO_RESULTS))
         return known.decode() if known else request_id
 
     def _answered(self, out: Outgoing) -> None:
@@ -230,11 +240,20 @@ class Client:
         gevent.spawn(keep_trying)
 
     def _stored(self, task_id: str) -> Reply | None:
-        try:
-            raw = cast("bytes | None", self._redis.get(self._keys.result(task_id)))
-        except RedisError as error:
-            raise BackendUnavailable(_NO_RESULTS) from error
+        raw = cast("bytes | None", self._held(lambda: self._redis.get(self._keys.result(task_id)), _NO_RESULTS))
         return decode_reply(raw) if raw else None
+
+    def _held(self, call: Callable[[], object], text: str) -> object:
+        """The result of a call that may be repeated, and is while Redis fails over. Raises BackendUnavailable."""
+        until = time.monotonic() + self._hold_s
+        while True:
+            try:
+                return call()
+            except RedisError as error:
+                passes = meaning_of(error) in {Meaning.ANEW, Meaning.LATER}
+                if not passes or time.monotonic() >= until:
+                    raise BackendUnavailable(text) from error
+            gevent.sleep(_HELD_PAUSE_S)
 
 
 def scoped(request_id: str, owner: str) -> str:

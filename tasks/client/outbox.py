@@ -7,11 +7,16 @@
 Only one flush is under way at a time: the slower Redis is, the more requests go into each.
 A flush whose connection broke is sent once more; `submit.lua` remembers what it has already queued. One that was not
 answered in time may still run: its callers are refused, and its requests are cancelled once Redis answers again.
+
+With `hold_s` a flush that fails is sent again, under the same id, until each of its requests has been held for that
+long or has met its deadline. So callers wait while Redis fails over. `tasks.client.resend` is about those who were
+accepted before.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -19,16 +24,20 @@ from typing import Any, cast
 import gevent
 import msgspec
 from gevent.event import Event
+from msgspec import structs
 from redis import Redis
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from config.keys import Shard, reply_channel
 from config.redis import Line, Script
+from config.redis_errors import Meaning, meaning_of
 from tasks.client.admission_args import AdmissionArgs
 from tasks.client.admission_codes import QUEUED, answered, refusals
+from tasks.client.resend import LenientArgs, Recogniser, shortened
 from tasks.client.router import Pending
 from tasks.errors import BackendUnavailable, BunchError
+from tasks.observability.metrics import RESENT
 from tasks.protocol.outgoing import Outgoing
 from tasks.script_args import ClassRow, FlushArgs, FlushHeader, FlushKeys, RunRow
 
@@ -36,6 +45,12 @@ logger = logging.getLogger(__name__)
 
 MAX_FLUSH = 512
 MAX_FLUSH_BYTES = 4 * 1024 * 1024
+
+# Between two tries of a flush.
+_FIRST_PAUSE_S = 0.02
+_MAX_PAUSE_S = 0.2
+# Requests that are sent again in one flush.
+_AGAIN_AT_ONCE = 128
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -58,7 +73,8 @@ class Outbox:
     """Collects and flushes requests. `settle` wakes a refused caller, or one who waits for a receipt.
 
     `on_doubt` gets the task ids of a flush that may still run although its callers have been refused; `on_answered`
-    each request that was answered from the cache, which no worker sees.
+    each request that was answered from the cache, which no worker sees. `keep` gets what a queue has accepted of those
+    who wait, with its bytes, and `kept` returns what of it has no answer yet; `lenient` is how that is sent again.
     """
 
     def __init__(
@@ -70,6 +86,11 @@ class Outbox:
         shard: Shard | None = None,
         on_doubt: Callable[[list[str]], None] = lambda task_ids: None,
         on_answered: Callable[[Outgoing], None] = lambda out: None,
+        keep: Callable[[Pending, Posted, int], None] = lambda pending, item, size: None,
+        kept: Callable[[], list[Posted]] = list,
+        lenient: LenientArgs | None = None,
+        hold_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
         self._channel = reply_channel(name)
@@ -78,12 +99,21 @@ class Outbox:
         self._settle = settle
         self._on_doubt = on_doubt
         self._on_answered = on_answered
+        self._keep = keep
+        self._kept = kept
+        self._lenient = lenient or rules
+        self._hold_s = hold_s
+        self._clock = clock
         self._keys = shard or Shard()
+        self._recogniser = Recogniser(self._line, self._keys)
+        self._again = False
         self._items: list[Posted] = []
         self._wake = Event()
         self._script = Script(rules.script)
         self._greenlet: gevent.Greenlet[..., None] | None = None
         self.flushes = 0
+        # How many times a new server was asked what it has.
+        self.recognised = 0
 
     def start(self) -> None:
         self._greenlet = gevent.spawn(self._run)
@@ -97,25 +127,100 @@ class Outbox:
         self._items.append(Posted(out, rest, pending, receipt))
         self._wake.set()
 
+    def send_again(self) -> None:
+        """Another server answers than before: send what it does not have of those who wait."""
+        self._again = True
+        self._wake.set()
+
     def _run(self) -> None:
         while True:
             self._wake.wait()
             # While Redis was slow some callers may have given up: their requests need not be queued.
             batch = [item for item in self._next() if not item.pending.done]
-            if not batch:
-                continue
+            if batch:
+                self._submit(batch)
+            # After the flush, which may still have gone to the server before.
+            if self._again:
+                self._send_lost()
+
+    def _submit(self, batch: list[Posted]) -> None:
+        self.flushes += 1
+        began = self._clock()
+        pause_s = _FIRST_PAUSE_S
+        sent = batch
+        while True:
             try:
-                statuses = self._flush(batch)
+                statuses = self._flush(sent, self._rules)
             except (RedisError, OSError) as error:
-                logger.warning("could not queue %d requests: %s", len(batch), error)
-                self._refuse(batch, BackendUnavailable("the queue is not reachable; try again shortly"))
-                if isinstance(error, RedisTimeoutError):
-                    self._on_doubt([item.out.task_id for item in batch if not item.pending.runs_on])
+                if pause_s == _FIRST_PAUSE_S:
+                    logger.warning("could not queue %d requests: %s", len(batch), error)
+                if not self._may_pass(batch, error):
+                    return
             except Exception:
                 logger.exception("could not queue %d requests; their callers are told to try again", len(batch))
                 self._refuse(batch, BackendUnavailable("the request could not be queued; try again shortly"))
+                return
             else:
                 self._report(batch, statuses)
+                return
+            gevent.sleep(pause_s)
+            pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
+            # All of them, in their order, as the server may have answered this flush before.
+            late_ms = int((self._clock() - began) * 1000)
+            sent = [structs.replace(item, out=shortened(item.out, late_ms)) for item in batch]
+
+    def _may_pass(self, batch: list[Posted], error: Exception) -> bool:
+        """Refuse whoever has been held for long enough; return whether any of the flush is held on."""
+        meaning = meaning_of(error)
+        hold_s = self._hold_s if meaning in {Meaning.ANEW, Meaning.LATER} else 0.0
+        now = self._clock()
+        over = [item for item in batch if not item.pending.done and (not hold_s or _waits_since(item) + hold_s <= now)]
+        left = len(over) < sum(not item.pending.done for item in batch)
+        text = "the queue takes no requests now" if meaning is Meaning.FULL else "the queue is not reachable"
+        refusal = BackendUnavailable(f"{text}; try again shortly")
+        self._refuse(over, refusal)
+        if isinstance(error, RedisTimeoutError) or hold_s:
+            # Any of the tries may still run.
+            self._on_doubt([item.out.task_id for item in over if not item.pending.runs_on])
+        if left:
+            # Those behind them wait for the same server.
+            behind = [item for item in self._items if _waits_since(item) + hold_s <= now]
+            self._items = [item for item in self._items if _waits_since(item) + hold_s > now]
+            self._refuse(behind, refusal)
+        return left
+
+    def _send_lost(self) -> None:
+        self._again = False
+        waiting = [item for item in self._kept() if not item.pending.done]
+        if not waiting:
+            return
+        try:
+            verdicts = self._recogniser.lost([item.out for item in waiting])
+            lost = [item for item, is_lost in zip(waiting, verdicts, strict=True) if is_lost]
+            for start in range(0, len(lost), _AGAIN_AT_ONCE):
+                self._send_again(lost[start : start + _AGAIN_AT_ONCE])
+            self.recognised += 1
+        except (RedisError, OSError) as error:
+            if meaning_of(error) is Meaning.NEVER:
+                logger.warning("could not find out which of %d waiting requests were lost: %s", len(waiting), error)
+                return
+            # It failed over again, or is not there yet; what was sent is recognised then.
+            self.send_again()
+            gevent.sleep(_FIRST_PAUSE_S)
+        else:
+            logger.warning(
+                "Redis is another server than before: of %d waiting requests it did not have %d, which were sent again",
+                len(waiting),
+                len(lost),
+            )
+
+    def _send_again(self, items: list[Posted]) -> None:
+        self.flushes += 1
+        now = self._clock()
+        late = [shortened(item.out, int((now - _waits_since(item)) * 1000)) for item in items]
+        again = [structs.replace(item, out=out) for item, out in zip(items, late, strict=True)]
+        self._report(again, self._flush(again, self._lenient))
+        RESENT.inc(len(again))
 
     def _next(self) -> list[Posted]:
         size = 0
@@ -130,8 +235,7 @@ class Outbox:
             self._wake.clear()
         return batch
 
-    def _flush(self, batch: list[Posted]) -> bytes:
-        self.flushes += 1
+    def _flush(self, batch: list[Posted], rules: AdmissionArgs) -> bytes:
         models: dict[str, int] = {}
         # Requests without a quota use the queue's name as their class: the common case, without a tuple for each. If a
         # key's limits have just changed, the rest of the flush uses the old ones.
@@ -156,7 +260,7 @@ class Outbox:
             if number is None:
                 number = classes[kind] = len(classes) + 1
                 model = models.setdefault(out.submission.model, len(models) + 1)
-                rows.append(self._rules.of_class(out, model, quotas))
+                rows.append(rules.of_class(out, model, quotas))
             shared = (number, out.deadline_ms, out.queue_limit_ms, 2 if named else 1)
             if shared != run:
                 run = shared
@@ -166,15 +270,15 @@ class Outbox:
                 messages.append(named)
             messages.append(item.rest)
         for name in models:
-            keys += self._rules.keys_of(name)
+            keys += rules.keys_of(name)
         keys += [self._keys.quota(key_id) for key_id in quotas]
         if known:
-            keys += self._rules.known_keys
+            keys += rules.known_keys
         header = FlushHeader(
             channel=self._channel,
-            rules=self._rules.general,
-            shares=self._rules.shares,
-            depth_limits=[self._rules.depth_limit(name) for name in models],
+            rules=rules.rules,
+            shares=rules.shares,
+            depth_limits=[rules.depth_limit(name) for name in models],
             classes=rows,
             runs=[
                 RunRow(*each, messages=(end - start) // each[3])
@@ -192,13 +296,23 @@ class Outbox:
             for item, error in zip(batch, refusals(answer, outs), strict=True):
                 if error is not None:
                     self._settle(item.pending, error)
-                elif item.receipt:
-                    self._settle(item.pending, Receipt(item.out.task_id))
+                else:
+                    self._accepted(item)
             return
         for item in batch:
-            if item.receipt:
-                self._settle(item.pending, Receipt(item.out.task_id))
+            self._accepted(item)
+
+    def _accepted(self, item: Posted) -> None:
+        pending = item.pending
+        if item.receipt:
+            self._settle(pending, Receipt(item.out.task_id))
+        elif pending.sent is None and not pending.done:
+            self._keep(pending, item, len(item.rest))
 
     def _refuse(self, batch: list[Posted], error: BunchError) -> None:
         for item in batch:
             self._settle(item.pending, error)
+
+
+def _waits_since(item: Posted) -> float:
+    return item.pending.deadline - item.out.deadline_ms / 1000

@@ -31,7 +31,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from config.keys import RESULT_PREFIX, REVOKED_CHANNEL, reply_channel
-from config.redis import dedicated_connection
+from config.redis import dedicated_connection, run_id
 from tasks.errors import BunchError, CallerGone, ShuttingDown
 from tasks.protocol.results import FINISHED, Reply, decode_replies, decode_reply
 
@@ -48,6 +48,8 @@ _READ_TIMEOUT_S = 1.0
 _SILENCE_S = 1.0
 _MAX_BACKOFF_S = 1.0
 _MGET_CHUNK = 500
+# What a process keeps of waiting requests to send them again after a failover. What is beyond it is not sent again.
+MAX_KEPT_BYTES = 64 * 1024 * 1024
 
 STORED = "STORED"
 _REVOKED = REVOKED_CHANNEL.encode()
@@ -57,10 +59,11 @@ class Pending:
     """One pending request. `reply` is set once; None after that means that its time ran out.
 
     `wake` is called in the hub once `reply` is set, unless a greenlet is in `wait`.
-    `runs_on`: set by the submitter; the request is not cancelled even if nobody waits for it any more.
+    `runs_on`: set by the submitter; the request is not cancelled even if nobody waits for it any more. `sent`: what it
+    takes to send it again, from when a queue has it.
     """
 
-    __slots__ = ("channel", "deadline", "done", "due", "hung_up", "reply", "runs_on", "task_id", "wake")
+    __slots__ = ("channel", "deadline", "done", "due", "hung_up", "reply", "runs_on", "sent", "task_id", "wake")
 
     def __init__(
         self, task_id: str, deadline: float, channel: str = "", hung_up: Callable[[], bool] | None = None
@@ -68,6 +71,7 @@ class Pending:
         self.task_id = task_id
         self.hung_up = hung_up
         self.runs_on = False
+        self.sent: Any = None
         self.deadline = deadline
         self.channel = channel
         # The time at which the router must look at it next.
@@ -110,10 +114,18 @@ class Router:
         process_id: str,
         *,
         on_hang_up: Callable[[Sequence[str]], object] = lambda task_ids: None,
+        on_new_server: Callable[[], object] = lambda: None,
+        max_kept_bytes: int = MAX_KEPT_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.channel = reply_channel(process_id)
         self._on_hang_up = on_hang_up
+        self._on_new_server = on_new_server
+        self._max_kept_bytes = max_kept_bytes
+        # What is kept of waiting requests to send them again.
+        self.kept_bytes = 0
+        # The `run_id` of the server of the last subscription; empty if it may not be asked for.
+        self._server: str | None = None
         self._redis = redis
         self._clock = clock
         self._pending: dict[str, Pending] = {}
@@ -121,6 +133,7 @@ class Router:
         # No pending request is due before this.
         self._next = math.inf
         self._connection: Any = None
+        self._is_new = False
         self._sending = RLock()
         self._greenlets: list[gevent.Greenlet[..., None]] = []
         self._stopped = False
@@ -172,9 +185,22 @@ class Router:
         self._send("SUBSCRIBE", channel)
         return pending
 
+    def keep(self, pending: Pending, sent: Any, size: int) -> None:
+        """Keep what it takes to send a request again, `size` bytes, until it is forgotten; nothing beyond the limit."""
+        if self.kept_bytes + size <= self._max_kept_bytes:
+            self.kept_bytes += size
+            pending.sent = (sent, size)
+
+    def kept(self) -> list[Any]:
+        """What was kept of the requests that are not answered yet."""
+        return [each.sent[0] for each in self._pending.values() if each.sent is not None and not each.done]
+
     def forget(self, pending: Pending) -> None:
         """Remove a pending request, however its wait ended."""
         pending.done = True
+        if pending.sent is not None:
+            self.kept_bytes -= pending.sent[1]
+            pending.sent = None
         if not pending.channel:
             self._pending.pop(pending.task_id, None)
             return
@@ -224,6 +250,9 @@ class Router:
 
     def _connect(self) -> None:
         connection = dedicated_connection(self._redis.connection_pool)
+        server = run_id(connection)
+        self._is_new = self._server is not None and (not server or server != self._server)
+        self._server = server
         with self._sending:
             watched = (RESULT_PREFIX + each for each in self._watched)
             connection.send_command("SUBSCRIBE", REVOKED_CHANNEL, self.channel, *watched)
@@ -256,6 +285,9 @@ class Router:
                     # Messages published while nobody listened are lost, but their results are stored.
                     self.connected = True
                     self._look_up(list(self._pending))
+                    if self._is_new:
+                        self._is_new = False
+                        self._on_new_server()
                 elif message[1] != _REVOKED:
                     self._look_up([message[1].decode().removeprefix(RESULT_PREFIX)])
 

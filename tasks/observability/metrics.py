@@ -79,6 +79,7 @@ EXECUTOR_LOAD_SECONDS = _histogram(
     "executor_load_seconds", "From the start of an executor's process until its model is loaded.", LOAD_SECONDS, "model"
 )
 RETRIES = _counter("retries_total", "Requests given back for another attempt.", "model", "reason")
+RESENT = _counter("resent_total", "Requests that a frontend sent again after a failover.")
 REDELIVERED = _counter("redelivered_total", "Requests that ran again after an attempt was lost.", "model")
 CANCELLED = _counter("cancelled_before_compute_total", "Requests cancelled before the model computed them.", "model")
 EXPIRED = _counter("expired_total", "Requests whose deadline passed before the model computed them.", "model", "tier")

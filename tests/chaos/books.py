@@ -81,7 +81,8 @@ class Ledger:
         self._model = model
         settings = Settings(models={model: ModelSettings(name=model, source="not:Asked", cache=False)}, admission="off")
         self._line = Line(redis)
-        self._outbox = Outbox(redis, "ledger", AdmissionArgs(settings, KEYS), lambda pending, value: None, KEYS)
+        self._rules = AdmissionArgs(settings, KEYS)
+        self._outbox = Outbox(redis, "ledger", self._rules, lambda pending, value: None, KEYS)
         self._look = Script(_LOOK)
         self._writer = MessageWriter("")
         self.sent: set[str] = set()
@@ -94,7 +95,8 @@ class Ledger:
             submission = Submission(self._model, ANYBODY[tier], b"%d" % number, LONG_MS / 1000)
             out = Outgoing(f"task-{number}", submission, queue, LONG_MS, LONG_MS, LONG_MS)
             posted.append(Posted(out, self._writer.rest(out, time.time()), nobody, receipt=False))
-        assert self._outbox._flush(posted) == b"0" * len(posted)
+        self._outbox.flushes += 1
+        assert self._outbox._flush(posted, self._rules) == b"0" * len(posted)
         self.sent.update(each.out.task_id for each in posted)
 
     def look(self) -> Books:

@@ -42,7 +42,8 @@ class Door:
         self.name = name
         self._skew_s = skew_s
         self._settings = settings_for(**settings)
-        self._outbox = Outbox(redis, name, AdmissionArgs(self._settings, KEYS), lambda pending, value: None, KEYS)
+        self._rules = AdmissionArgs(self._settings, KEYS)
+        self._outbox = Outbox(redis, name, self._rules, lambda pending, value: None, KEYS)
         self._writer = MessageWriter(f"bunch:reply:{name}")
 
     def close(self) -> None:
@@ -65,7 +66,8 @@ class Door:
         now = time.time() + self._skew_s
         nobody = cast("Pending", None)
         posted = [Posted(out, self._writer.rest(out, now), nobody, receipt=False) for out in batch]
-        return cast("list[Refused | None]", list(refusals(self._outbox._flush(posted), list(batch))))
+        self._outbox.flushes += 1
+        return cast("list[Refused | None]", list(refusals(self._outbox._flush(posted, self._rules), list(batch))))
 
     def depths(self) -> list[int]:
         return [self.redis.llen(queue) for queue in KEYS.queues(MODEL)]

@@ -29,7 +29,7 @@ from batching.ports import BatchInfo
 from batching.request import Ok
 from batching.scripts import LuaScript
 from config.keys import Shard
-from config.redis import Script, dedicated_connection
+from config.redis import Line, Script, dedicated_connection
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
 from tasks.accounts.api_keys import ApiKey
@@ -39,6 +39,7 @@ from tasks.client.client import Client
 from tasks.client.client_limit import ClientLimit
 from tasks.client.dedup import DedupIdentity
 from tasks.client.owner_numbers import OwnerNumbers
+from tasks.client.resend import Recogniser
 from tasks.client.versions import position
 from tasks.fleet.dead_letters import DeadLetters
 from tasks.observability.batch_log import BatchLog, BatchRecord
@@ -130,7 +131,19 @@ def test_the_monitor_sees_a_key_that_is_not_declared(redis: Redis, monkeypatch: 
 def test_scripts_touch_no_key_but_those_that_they_declare_or_that_are_listed(redis: Redis) -> None:
     listed = set(_ROW.findall(DOCS.read_text(encoding="utf-8")))
     monitor = Monitor(redis)
-    for drive in (submit, repeat, batches, dead_letters, pauses, joined, callers, registers, accounts, records):
+    for drive in (
+        submit,
+        repeat,
+        batches,
+        dead_letters,
+        pauses,
+        joined,
+        callers,
+        registers,
+        accounts,
+        records,
+        recognised,
+    ):
         drive(redis)
     calls = monitor.calls()
     assert {call.script for call in calls} == set(SCRIPTS.values())
@@ -254,3 +267,14 @@ def accounts(redis: Redis) -> None:
 def records(redis: Redis) -> None:
     BatchLog(redis).write([BatchRecord(model=MODEL)])
     MetricsFlusher(redis).flush()
+
+
+def recognised(redis: Redis) -> None:
+    """A request that waits for another one, one in a lease, and one that is lost."""
+    store = RedisBatchStore(redis, "w1")
+    redis.lpush(KEYS.queue(MODEL, Tier.PAID), our_message("leased", b"1"))
+    assert store.claim(MODEL, "recognised", 64).entries
+    door = Door(redis, "recognised")
+    lost = structs.replace(door.request(Tier.PAID), once=DedupIdentity(question="q"))
+    assert Recogniser(Line(redis), KEYS).lost([lost]) == [True]
+    door.close()

@@ -23,6 +23,7 @@ from tests.gevent_scenarios import (
     limits,
     outages,
     readiness,
+    resent,
 )
 from tests.integration.celery_harness import CeleryProcess
 from tests.valkey import PrivateValkey
@@ -138,3 +139,8 @@ def plain_worker(url: str, tmp_path: Path) -> Iterator[None]:
 
 def test_a_plain_celery_worker_answers(runner: GeventRunner, url: str, plain_worker: None) -> None:
     runner.run(url, elsewhere, "a_plain_worker_answers")
+
+
+@scenarios(resent)
+def test_resent(runner: GeventRunner, url: str, scenario: str) -> None:
+    runner.run(url, resent, scenario)

@@ -8,7 +8,15 @@ import pytest
 from redis.connection import parse_url
 
 from config.errors import SettingsError
-from config.redis_url import celery_url, problem_of, redis_py_url, tls_options
+from config.redis_url import (
+    celery_url,
+    problem_of,
+    redis_py_url,
+    sentinel_options,
+    sentinels_of,
+    tls_options,
+    with_tls_files,
+)
 from config.settings import load_settings
 
 
@@ -50,6 +58,11 @@ def test_all_three_are_led_to_the_same_database(url: str, database: int) -> None
         ("rediss://host/0?ssl_check_hostname=maybe", "must have ssl_check_hostname=true or false"),
         ("redis://host:70000/0", "65535"),
         ("http://host/0", "redis://"),
+        ("sentinel://h1:26379,h2", "sentinel://h1:26379,h2:26379/<name>/0"),
+        ("sentinel://h1,h2/bunch/first", "sentinel://h1:26379,h2:26379/<name>/0"),
+        ("sentinel://h1,h2:99999/bunch", "65535"),
+        ("sentinel://h1/bunch?ssl_ca_certs=/ca.pem", "rediss+sentinel://"),
+        ("sentinel://h1/bunch?password=x", "allowed: sentinel_password"),
     ],
 )
 def test_what_would_mean_different_things_is_refused_with_what_to_write(url: str, said: str) -> None:
@@ -70,3 +83,34 @@ def test_over_tls_the_server_is_verified_unless_the_url_says_otherwise() -> None
         "ssl_certfile": "/c.pem",
         "ssl_keyfile": "/k.pem",
     }
+
+
+def test_a_url_of_sentinels_means_the_same_to_our_clients_and_to_celery() -> None:
+    url = "rediss+sentinel://me:p%40w@h1:1,[::1]:2,h3/main/4?sentinel_password=s&ssl_ca_certs=/ca.pem"
+    assert problem_of(url) == ""
+    found = sentinels_of(url)
+    assert found is not None
+    assert (found.hosts, found.name, found.db) == ((("h1", 1), ("::1", 2), ("h3", 26379)), "main", 4)
+    assert (found.username, found.password, found.sentinel_password) == ("me", "p@w", "s")
+    assert dict(found.tls) == tls_options(url)
+    assert "p@w" not in repr(found)
+    spelt = "sentinel://me:p%40w@h1:1/4;sentinel://me:p%40w@[::1]:2/4;sentinel://me:p%40w@h3:26379/4"
+    assert celery_url(url) == spelt
+    assert sentinel_options(url) == {"master_name": "main", "sentinel_kwargs": {"password": "s"}}
+    assert sentinels_of("redis://h1/0") is None
+    assert sentinel_options("redis://h1/0") == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://h/0", "redis://h/0"),
+        ("rediss://h/0", "rediss://h/0?ssl_ca_certs=/ca&ssl_certfile=/c&ssl_keyfile=/k"),
+        ("rediss://h/0?ssl_ca_certs=/own", "rediss://h/0?ssl_ca_certs=/own&ssl_certfile=/c&ssl_keyfile=/k"),
+        ("rediss+sentinel://h/m", "rediss+sentinel://h/m?ssl_ca_certs=/ca&ssl_certfile=/c&ssl_keyfile=/k"),
+    ],
+)
+def test_files_of_tls_stand_in_every_url_that_names_none_itself(url: str, expected: str) -> None:
+    once = with_tls_files(url, "/ca", "/c", "/k")
+    assert once == expected
+    assert with_tls_files(once, "/ca", "/c", "/k") == once

@@ -37,9 +37,16 @@ _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def alive(services: Services, call: HttpRequest) -> HttpResponse:
-    """`GET /healthz`: this process is alive; with the number of callers that wait in it."""
+    """`GET /healthz`: this process is alive; with the number of callers that wait in it, and the bytes that it keeps to
+    send their requests again after a failover.
+    """
     router = services.client.router
-    body = {"status": "alive", "process": router.channel.removeprefix(REPLY_PREFIX), "waiting": router.size}
+    body = {
+        "status": "alive",
+        "process": router.channel.removeprefix(REPLY_PREFIX),
+        "waiting": router.size,
+        "resendable_bytes": router.kept_bytes,
+    }
     return HttpResponse(200, _encode(body), call.request_id)
 
 

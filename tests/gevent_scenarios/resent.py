@@ -1,0 +1,164 @@
+"""Redis comes back as another server, and has forgotten all, or nothing: each scenario has a server of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import gevent
+import msgspec
+
+from batching.claim.store import RedisBatchStore
+from config.redis import connect
+from config.tiers import Tier
+from tasks.errors import BackendUnavailable, DeadlineExceeded
+from tasks.observability.metrics import RESENT
+from tasks.protocol.caller import Caller
+from tests.gevent_scenarios.frontend_fixture import (
+    KEYS,
+    NOBODY,
+    SHARED,
+    FrontendFixture,
+    all_of,
+    error_of,
+    output,
+    wait_all,
+)
+from tests.valkey import PrivateValkey
+from tests.waiting import wait_until
+
+FORGETFUL = ("--appendonly", "no")
+FAITHFUL = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+@contextmanager
+def server(*arguments: str) -> Iterator[tuple[PrivateValkey, FrontendFixture]]:
+    valkey = PrivateValkey(*arguments)
+    valkey.start()
+    frontend = FrontendFixture(valkey.url)
+    try:
+        yield valkey, frontend
+    finally:
+        frontend.close()
+        valkey.stop()
+
+
+def replaced(valkey: PrivateValkey, frontend: FrontendFixture) -> None:
+    """Return once the frontend has found out what the next life of the server still has."""
+    valkey.kill()
+    valkey.start()
+    router, outbox = frontend.client.router, frontend.client.outbox
+    asked = outbox.recognised
+    wait_until(lambda: router.connected and outbox.recognised > asked, what="the frontend has asked")
+
+
+def resent() -> float:
+    return float(RESENT._value.get())
+
+
+def whoever_waits_is_sent_again_to_a_server_that_has_forgotten_them(_: FrontendFixture) -> None:
+    with server(*FORGETFUL) as (valkey, frontend):
+        pendings = [frontend.submit(number, NOBODY) for number in range(300)]
+        wait_until(lambda: frontend.depth() == 300)
+        replaced(valkey, frontend)
+        wait_until(lambda: frontend.depth() == 300)
+        assert resent() == 300
+        while frontend.serve():
+            pass
+        replies = [frontend.client.wait(each) for each in pendings]
+        assert [output(each) for each in replies] == [{"echo": number} for number in range(300)]
+        assert [each.task_id for each in replies] == [each.task_id for each in pendings]
+        assert frontend.client.router.kept_bytes == 0
+
+
+def what_the_server_has_is_left_alone_wherever_it_is(_: FrontendFixture) -> None:
+    with server(*FAITHFUL) as (valkey, frontend):
+        store = RedisBatchStore(connect(valkey.url), "another")
+        finished, leased, paused = (frontend.submit(each, NOBODY) for each in ("finished", "leased", "paused"))
+        wait_until(lambda: frontend.depth() == 3)
+        # Nobody hears of it, as if the reply had been lost.
+        first = store.claim(NOBODY, "first", 1)
+        stored = b'{"status":"SUCCESS","result":"found","task_id":"%b"}' % finished.task_id.encode()
+        frontend.redis.set(KEYS.result(finished.task_id), stored)
+        store.finish("first", (), last=True)
+        held = store.claim(NOBODY, "second", 1)
+        store.claim(NOBODY, "third", 1)
+        store.put_aside(NOBODY, "third", [(1, 60_000)], last=True)
+        queued = frontend.submit("queued", NOBODY)
+        leader, joined = frontend.submit("same", SHARED), frontend.submit("same", SHARED)
+        wait_until(lambda: (frontend.depth(), frontend.waiting()) == (1, 2))
+        assert (len(first.entries), len(held.entries)) == (1, 1)
+
+        replaced(valkey, frontend)
+        assert resent() == 0
+        assert (frontend.depth(), frontend.depth(SHARED), frontend.waiting()) == (1, 1, 2)
+        assert output(frontend.client.wait(finished)) == "found"
+        kept = {each.out.task_id for each in frontend.client.router.kept()}
+        assert kept == {each.task_id for each in (leased, paused, queued, leader, joined)}
+
+
+def they_are_not_refused_a_second_time(_: FrontendFixture) -> None:
+    with server(*FORGETFUL) as (valkey, frontend):
+        once_a_minute = Caller("k", "o", Tier.PAID, rpm=1, burst=1)
+        first = frontend.submit("first", NOBODY, caller=once_a_minute)
+        wait_until(lambda: frontend.depth() == 1)
+        replaced(valkey, frontend)
+        wait_until(lambda: frontend.depth() == 1)
+        frontend.serve()
+        assert output(frontend.client.wait(first)) == {"echo": "first"}
+
+
+def what_is_kept_for_it_is_bounded(_: FrontendFixture) -> None:
+    with server(*FORGETFUL) as (valkey, frontend):
+        router = frontend.client.router
+        router._max_kept_bytes = 4000
+        pendings = [frontend.submit(number, NOBODY, timeout_s=4.0) for number in range(20)]
+        wait_until(lambda: frontend.depth() == 20)
+        kept = len(router.kept())
+        assert 0 < kept < 20
+        assert 0 < router.kept_bytes <= 4000
+        replaced(valkey, frontend)
+        wait_until(lambda: frontend.depth() == kept)
+        frontend.serve()
+        answers = wait_all(frontend, pendings)
+        assert sum(isinstance(each, DeadlineExceeded) for each in answers) == 20 - kept
+        assert router.kept_bytes == 0
+
+
+def a_request_that_meets_an_outage_is_held(_: FrontendFixture) -> None:
+    with server(*FORGETFUL) as (valkey, frontend):
+        frontend.settings = msgspec.structs.replace(frontend.settings, failover_wait_ms=20_000)
+        frontend.client = frontend.make_client()
+        wait_until(lambda: frontend.client.router.connected)
+        frontend.submit("before", NOBODY)
+        wait_until(lambda: frontend.depth() == 1)
+        valkey.kill()
+        pendings = [frontend.submit(number, NOBODY) for number in range(5)]
+        gone = gevent.spawn(frontend.client.result, "no-such-id")
+        short = frontend.submit("short", NOBODY, timeout_s=0.3)
+        # Its deadline comes first.
+        assert isinstance(error_of(lambda: frontend.client.wait(short)), DeadlineExceeded)
+        assert not any(each.done for each in pendings)
+        valkey.start()
+        assert gone.get() is None
+        wait_until(lambda: frontend.depth() == 6)
+        while frontend.serve():
+            pass
+        assert [output(frontend.client.wait(each)) for each in pendings] == [{"echo": each} for each in range(5)]
+
+
+def but_not_for_longer_than_configured(_: FrontendFixture) -> None:
+    with server(*FORGETFUL) as (valkey, frontend):
+        frontend.settings = msgspec.structs.replace(frontend.settings, failover_wait_ms=300)
+        frontend.client = client = frontend.make_client()
+        wait_until(lambda: client.router.connected)
+        valkey.kill()
+        began = time.monotonic()
+        waits = partial(client.wait, frontend.submit("x", NOBODY))
+        polls = partial(client.receipt, frontend.submit("x", NOBODY, waits=False))
+        errors = all_of([partial(error_of, call) for call in (waits, polls, partial(client.cancel, "x"))])
+        assert all(isinstance(each, BackendUnavailable) for each in errors), errors
+        assert time.monotonic() - began >= 0.3
+        valkey.start()
