@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kombu.entity import Exchange, Queue
+from kombu.transport import TRANSPORT_ALIASES
 
 from config.keys import OPS_QUEUE, Shard
 from config.redis_url import celery_url, sentinel_options, sentinels_of, tls_options
@@ -25,6 +26,9 @@ def celery_config(settings: Settings, *, result_backend: str = "") -> dict[str, 
     """The settings for `app.conf.update`. `result_backend` replaces the plain Redis backend, as the frontend's router
     does.
     """
+    if sentinels_of(settings.control_url):
+        # Under kombu's own name, since Flower knows brokers by the scheme of their URL.
+        TRANSPORT_ALIASES["sentinel"] = _SENTINEL_TRANSPORT
     transport = {
         # Under redis-py 8's default of 5 s for a read, kombu's blocking pop of 1 s is safe; opening is bounded too.
         "socket_connect_timeout": 2.0,
@@ -35,7 +39,6 @@ def celery_config(settings: Settings, *, result_backend: str = "") -> dict[str, 
     }
     return {
         "broker_url": celery_url(settings.control_url),
-        "broker_transport": _SENTINEL_TRANSPORT if sentinels_of(settings.control_url) else None,
         "broker_use_ssl": tls_options(settings.control_url),
         "result_backend": result_backend or _result_backend(settings.redis_url),
         "result_backend_transport_options": sentinel_options(settings.redis_url),

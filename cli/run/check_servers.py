@@ -163,6 +163,8 @@ def _judge(settings: Settings, client: Redis) -> Iterator[tuple[bool, str]]:
         yield from _judge_server(info)
     if settings.durability == "disk":
         yield from _judge_durability(client)
+    if settings.durability == "replica" and info is not None and not info.get("connected_slaves"):
+        yield True, "must have a replica for BUNCH_DURABILITY=replica; none is connected"
     database = client.connection_pool.connection_kwargs.get("db") or 0
     refused = [
         " ".join(map(repr, command[:2] if command[0] != "EVAL" else (command[0], command[3])))

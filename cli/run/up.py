@@ -14,7 +14,7 @@ from cli.base import refuse_cluster, settings_for, start_config_option
 from cli.database import prepare_database
 from cli.run.roles import require_grpc
 from cli.supervisor import role_commands, state
-from config.errors import SettingsError
+from config.errors import Problem, SettingsError
 from config.installation import PROGRAM, how_to_install, is_installed
 from config.secrets.masking import masked_url
 from config.secrets.private_files import restrict_umask, tighten
@@ -89,6 +89,9 @@ def up(
     if sentinel and (in_one or settings.redis_url):
         other = "collocated mode" if in_one else "BUNCH_REDIS_URL"
         raise click.UsageError(f"--sentinel runs an embedded Valkey, which {other} does without: leave out one of them")
+    if settings.durability == "replica" and not (sentinel or settings.redis_url):
+        fix = "needs a replica: start with --sentinel, or name a Redis that has one in BUNCH_REDIS_URL"
+        raise SettingsError((Problem("BUNCH_DURABILITY", "replica", fix),))
     if problems := tuple(start_problems(settings)):
         raise SettingsError(problems)
     screen = Screen(sys.stdout)

@@ -68,14 +68,6 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
         found += _model_out_of_order(model, settings)
     found += weight_problems(settings.models)
     found += placement_problems(settings)
-    if settings.durability == "replica":
-        found.append(
-            Problem(
-                "BUNCH_DURABILITY",
-                "replica",
-                "is not implemented; use disk, which writes each request to disk before accepting it",
-            )
-        )
     found += _not_in_collocated_mode(settings)
     found += _tls_to_redis(settings)
     if 0 < settings.redis_max_memory_bytes < _LEAST_MEMORY_BYTES:
@@ -121,9 +113,9 @@ def _tls_to_redis(settings: Settings) -> Iterator[Problem]:
 def _not_in_collocated_mode(settings: Settings) -> Iterator[Problem]:
     if settings.mode != "collocated":
         return
-    if settings.durability == "disk":
-        fix = "collocated mode keeps requests in memory, never on disk; set BUNCH_MODE=durable, or leave this out"
-        yield Problem("BUNCH_DURABILITY", "disk", fix)
+    if settings.durability in {"disk", "replica"}:
+        fix = "collocated mode keeps requests in its own memory; set BUNCH_MODE=durable, or leave this out"
+        yield Problem("BUNCH_DURABILITY", settings.durability, fix)
     if settings.pools:
         fix = "collocated mode has one process, which serves all models; name devices in the models"
         yield Problem("[pools]", ", ".join(settings.pools), fix)

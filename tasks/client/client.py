@@ -21,6 +21,7 @@ from config.settings import Settings
 from config.tiers import Tier
 from tasks.client.admission_args import AdmissionArgs
 from tasks.client.cancel import Canceller
+from tasks.client.confirmation import Confirmation
 from tasks.client.dedup import Deduplicator, Repeated
 from tasks.client.outbox import Outbox, Receipt
 from tasks.client.resend import LenientArgs
@@ -73,6 +74,7 @@ class Client:
         self._quotas = Quotas(settings)
         self._recogniser = Deduplicator(settings, self._keys)
         self._hold_s = settings.failover_wait_s
+        self._confirmation = Confirmation(redis, self._keys, name) if settings.durability == "replica" else None
         self._sync_result_ttl_ms = min(settings.sync_result_ttl_ms, settings.result_ttl_ms)
         self._queue_timeouts = {tier: settings.queue_timeout_of(tier) for tier in Tier}
 
@@ -144,7 +146,12 @@ class Client:
             reply = pending.wait()
         finally:
             self.router.forget(pending)
-        return checked(self._outcome_of(reply, pending.deadline) if isinstance(reply, Repeated) else reply)
+        if isinstance(reply, Repeated):
+            return checked(self._outcome_of(reply, pending.deadline))
+        if pending.runs_on and isinstance(reply, Reply):
+            # A caller that repeats the request must get this answer again.
+            self._confirm(pending.task_id)
+        return checked(reply)
 
     def _outcome_of(self, first: Repeated, deadline: float) -> Reply | None:
         """Wait for a request that any process may have submitted; None if it has not ended by `deadline`
@@ -160,26 +167,42 @@ class Client:
         finally:
             self.router.forget(pending)
         if isinstance(reply, Repeated):
+            self._confirm(reply.task_id)
             return reply.task_id
         if not isinstance(reply, Receipt | Reply):
             checked(reply)
         # A reply may overtake the receipt: then the queue has had the request, whatever its outcome.
+        try:
+            self._confirm(pending.task_id)
+        except BackendUnavailable:
+            if not pending.runs_on:
+                self._take_back_later([pending.task_id])
+            raise
         return pending.task_id
+
+    def _confirm(self, task_id: str) -> None:
+        """With `replica`, return once a replica knows of this request what the server does. Raises
+        BackendUnavailable.
+        """
+        if self._confirmation is not None:
+            self._confirmation.confirm(self._keys.result(task_id))
 
     def result(self, task_id: str, wait_s: float = 0.0) -> Reply | None:
         """The stored state of a task, after waiting at most `wait_s` for it to finish; None for an unknown id.
 
         Raises:
-            BackendUnavailable: Redis cannot be reached.
+            BackendUnavailable: Redis cannot be reached, or no replica has confirmed an outcome.
         """
         reply = self._stored(task_id)
-        if reply is None or reply.status in FINISHED or wait_s <= 0:
-            return reply
-        pending = self.router.watch(task_id, wait_s)
-        try:
-            return cast("Reply | None", pending.wait()) or self._stored(task_id)
-        finally:
-            self.router.forget(pending)
+        if reply is not None and reply.status not in FINISHED and wait_s > 0:
+            pending = self.router.watch(task_id, wait_s)
+            try:
+                reply = cast("Reply | None", pending.wait()) or self._stored(task_id)
+            finally:
+                self.router.forget(pending)
+        if reply is not None and reply.status in FINISHED:
+            self._confirm(task_id)
+        return reply
 
     def forget(self, task_id: str) -> None:
         """Delete the stored result of a task. Raises BackendUnavailable."""

@@ -147,4 +147,4 @@ class Callers:
         assert len(self.told) == self.asked
         assert len({each.number for each in self.told}) == self.asked
         late = [each for each in self.told if each.took_s > self._timeout_s + HUNG_AFTER_S]
-        assert late == []
+        assert not late, f"{len(late)} were answered late: {late[:3]}"

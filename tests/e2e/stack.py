@@ -192,6 +192,7 @@ class Stack:
         assert code == 0, self.last_logs()
         left = {each.name for each in self.state_dir.iterdir()}
         left -= {"log", "health", "valkey", "flower", "message.key", "flower.password", "up.lock", "bunch.db"}
+        left -= {"valkey-2", "sentinel"}
         assert not left, f"left in {self.state_dir}: {left}"
 
     def kill(self) -> None:

@@ -15,6 +15,7 @@ from tests.gevent_scenarios import (
     answers,
     cached,
     celery_results,
+    confirmed,
     cost,
     elsewhere,
     idempotency,
@@ -144,3 +145,8 @@ def test_a_plain_celery_worker_answers(runner: GeventRunner, url: str, plain_wor
 @scenarios(resent)
 def test_resent(runner: GeventRunner, url: str, scenario: str) -> None:
     runner.run(url, resent, scenario)
+
+
+@scenarios(confirmed)
+def test_confirmed(runner: GeventRunner, url: str, scenario: str) -> None:
+    runner.run(url, confirmed, scenario)

@@ -1,4 +1,7 @@
-"""`rediss://` means one thing for our own clients, Celery's broker and Celery's backend."""
+"""`rediss://` means one thing for our own clients, Celery's broker and Celery's backend; `rediss+sentinel://` too.
+
+The embedded binary has no TLS, so a TLS server of Python's stands in front of it: what is tested is the clients' side.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ import pytest
 
 from config.celery import backend_url
 from config.redis import connect
-from config.settings import Settings
+from config.settings import Settings, load_settings
 from tasks.app import make_app
 from tests.e2e.client import Api
 from tests.e2e.stack import Stack
+from tests.fakes.sentinel import NamingSentinel
 from tests.fakes.tls import Authority, TlsProxy
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
@@ -79,6 +83,43 @@ def test_all_of_them_verify_the_same(
     else:
         with pytest.raises(Exception, match=r"(?i)certificate verify failed"):
             way(settings)
+
+
+@pytest.fixture(scope="module")
+def strict(valkey: PrivateValkey, authority: Authority) -> Iterator[TlsProxy]:
+    """A server that asks for a client's certificate."""
+    proxy = TlsProxy(valkey.port, *authority.certificate("localhost"), clients=authority.ca)
+    proxy.start()
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture(scope="module")
+def sentinel(strict: TlsProxy, authority: Authority) -> Iterator[int]:
+    """The TLS port of a sentinel that names that server; it asks for a certificate as well."""
+    naming = NamingSentinel(("localhost", strict.port))
+    proxy = TlsProxy(naming.port, *authority.certificate("localhost"), clients=authority.ca)
+    proxy.start()
+    yield proxy.port
+    proxy.stop()
+    naming.stop()
+
+
+@pytest.mark.parametrize("form", ["rediss", "rediss+sentinel"])
+@pytest.mark.parametrize("way", WAYS[:3])
+def test_the_files_of_the_settings_are_for_all_of_them_and_for_the_sentinels(
+    strict: TlsProxy, sentinel: int, authority: Authority, way: Way, form: str
+) -> None:
+    url = f"rediss://localhost:{strict.port}/0" if form == "rediss" else f"{form}://localhost:{sentinel}/main/0"
+    cert, key = authority.certificate("a client")
+    environ = {"BUNCH_REDIS_URL": url, "BUNCH_REDIS_CA": str(authority.ca)}
+    ours = {"BUNCH_REDIS_CERT": str(cert), "BUNCH_REDIS_KEY": str(key)}
+    assert way(load_settings(environ | ours, role="worker"))
+    # A client without a certificate; and one that does not know the authority.
+    with pytest.raises(Exception, match=r"(?i)ssl|certificate|closed|reset|broken pipe|no sentinel answers"):
+        way(load_settings(environ, role="worker"))
+    with pytest.raises(Exception, match=r"(?i)certificate verify failed"):
+        way(load_settings({"BUNCH_REDIS_URL": url} | ours, role="worker"))
 
 
 def test_a_whole_stack_over_tls(server: TlsProxy, authority: Authority, tmp_path: Path) -> None:
