@@ -305,6 +305,16 @@ def test_one_whose_connection_has_ended_is_forgotten(frontend: Frontend) -> None
     assert (frontend.channel.answers, frontend.channel.resumed) == ([], 0)
 
 
+@pytest.mark.parametrize("outcome", [REPLY, None], ids=["answered", "late"])
+def test_what_is_kept_to_send_a_request_again_is_dropped_with_its_end(frontend: Frontend, outcome: object) -> None:
+    begun = frontend.begin(PLAIN)
+    assert begun is not None
+    router = frontend.services.client.router
+    router.keep(begun.pending, object(), 100)
+    begun.pending.settle(outcome)
+    assert router.kept_bytes == 0
+
+
 def test_the_fake_channel_is_like_the_real_one() -> None:
     for name in ("disconnected", "must_close", "answer", "resume"):
         assert callable(getattr(LoopChannel, name))

@@ -116,6 +116,7 @@ class Begun:
     def _ended(self) -> None:
         """Called in the hub, between the replies of a whole batch."""
         self.pending.wake = None
+        self._services.client.router.forget(self.pending)
         answer: bytes | None = None
         try:
             reply = self.pending.reply
@@ -127,7 +128,6 @@ class Begun:
         if answer is not None:
             self._channel.answer(answer)
         else:
-            self._services.client.router.forget(self.pending)
             self._channel.resume()
 
     def _answer(self, reply: Reply) -> bytes:
