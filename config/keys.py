@@ -24,6 +24,9 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:delayed:<model>` | zset | until due | requests in their pause: mark and message → Redis time in ms |
 | `bunch:dead` | zset | bounded by count and age | dead letters: task id → Redis time in ms of its end |
 | `bunch:dead:<id>` | hash | with its entry above | one dead letter: message, rank, record (JSON) |
+| `bunch:callbacks` | zset | until delivered or given up | task id → Redis time in ms of the next look at it |
+| `bunch:callbacks:bell` | list | at most one token | a result that is to be pushed has come; senders block on it |
+| `bunch:callback:<id>` | hash | some minutes after its end | a result to push: URL, model, tier, attempts, error |
 | `bunch:cancelled` | zset | trimmed by score | task id → Redis time in ms after which it can be forgotten |
 | `bunch:request:<request id>` | string | as its result | the task id for a caller's own X-Request-Id |
 | `bunch:idempotency:<hash>` | string | as its result | for an Idempotency-Key: hash of the question, and the task id |
@@ -149,6 +152,15 @@ class Shard:
     def dead(self, task_id: str | None = None) -> str:
         """The key of the index of dead letters, or of one dead letter."""
         return f"bunch:dead{self.tag}" + ("" if task_id is None else f":{task_id}")
+
+    def callbacks(self) -> str:
+        return f"bunch:callbacks{self.tag}"
+
+    def callbacks_bell(self) -> str:
+        return f"bunch:callbacks:bell{self.tag}"
+
+    def callback(self, task_id: str) -> str:
+        return f"bunch:callback:{task_id}{self.tag}"
 
     def cancelled(self) -> str:
         return f"bunch:cancelled{self.tag}"

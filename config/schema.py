@@ -217,6 +217,9 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     # Frontends sign their messages with this key; the previous one is still accepted.
     message_secret: str = ""
     message_secret_previous: str = ""
+    # Hosts to which results may be pushed, and the key that signs them.
+    callback_hosts: str = ""
+    callback_secret: str = ""
     state_dir: str = "var"
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["text", "json"] = "text"

@@ -20,6 +20,7 @@ from config.settings import Settings, load_settings
 from tasks.celery.own_queues import OwnQueuesStep
 from tasks.celery.revoke import RevokeStep
 from tasks.ops.bootstep import PeriodicSyncStep
+from tasks.ops.callback_step import CallbackStep
 from tasks.ops.liveness_step import LivenessStep
 from tasks.ops.no_op_commands import NoOpCommandsStep
 from tasks.ops.presence_step import PresenceStep
@@ -60,7 +61,7 @@ def __getattr__(name: str) -> Celery:
         app.bunch_settings = settings
         app.bunch_queues = {OPS_QUEUE}
         app.steps["worker"].update(
-            {NoOpCommandsStep, PeriodicSyncStep, OwnQueuesStep, PresenceStep, LivenessStep, RevokeStep}
+            {NoOpCommandsStep, PeriodicSyncStep, OwnQueuesStep, PresenceStep, LivenessStep, RevokeStep, CallbackStep}
         )
         return app
     raise AttributeError(name)

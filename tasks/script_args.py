@@ -114,6 +114,28 @@ class ClientArgs(NamedTuple):
     requests: int
 
 
+class OweKeys(NamedTuple):
+    callbacks: str
+    callback: str
+    bell: str
+
+
+class OweArgs(NamedTuple):
+    task_id: str
+    look_ms: int
+    keep_ms: int
+    now: int
+
+
+class DueKeys(NamedTuple):
+    callbacks: str
+
+
+class DueArgs(NamedTuple):
+    lease_ms: int
+    most: int
+
+
 class CancelKeys(NamedTuple):
     result: str
     cancelled: str
@@ -227,6 +249,8 @@ SUBMIT_WITHOUT_THRESHOLDS = _submit()
 CHARGE = LuaScript("charge", _FOLDER, ("gcra",), (QuotaKeys,), (ChargeArgs,))
 CLIENT = LuaScript("client", _FOLDER, ("gcra",), (QuotaKeys,), (ClientArgs,))
 NUMBER = LuaScript("number", _FOLDER, keys=(OwnerKeys,), args=(OwnerArgs,))
+OWE = LuaScript("owe", _FOLDER, keys=(OweKeys,), args=(OweArgs,))
+DUE = LuaScript("due", _FOLDER, keys=(DueKeys,), args=(DueArgs,))
 CANCEL = LuaScript("cancel", _FOLDER, keys=(CancelKeys,), args=(CancelArgs,))
 HANG_UP = LuaScript("hang_up", _FOLDER, keys=(HangUpKeys,), args=(HangUpArgs,))
 RECOGNISE = LuaScript("recognise", _FOLDER, keys=(RecogniseKeys,), args=(RecogniseArgs,))
@@ -242,6 +266,8 @@ ALL = (
     CHARGE,
     CLIENT,
     NUMBER,
+    OWE,
+    DUE,
     CANCEL,
     HANG_UP,
     RECOGNISE,

@@ -46,6 +46,7 @@ from tasks.protocol.traceparent import trace_id
 from webapp.api.kserve.signature import signatures_of
 from webapp.api.short_inference import make_short_path
 from webapp.body_budget import COUNTED_BYTES, BodyBudget
+from webapp.callbacks import Callbacks
 from webapp.cors import Cors
 from webapp.errors import ApiError, bunch_error_answer
 from webapp.fallback import FallbackModels
@@ -304,6 +305,7 @@ def make_services(
         readiness=Readiness(redis, fleet, tuple(settings.models)),
         large=BodyBudget(client.charge),
         clients=ClientLimit(settings, redis),
+        callbacks=Callbacks(settings, redis, client),
         routes=RouteTable(routes, tuple(settings.models)),
         tasks=tasks,
         versions=ModelVersions(settings, redis),

@@ -46,6 +46,7 @@ class InferenceBody(msgspec.Struct):
     parameters: dict[str, Any] | None = None
     timeout_ms: Milliseconds | None = None
     client_id: ClientId | None = None
+    callback_url: str | None = None
 
 
 class BulkBody(msgspec.Struct):

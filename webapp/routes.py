@@ -33,6 +33,20 @@ _INFERENCE_HEADERS = (
     ),
 )
 _PREFER = parameter("Prefer", "header", {"type": "string"}, "respond-async: answer 202 once it is queued")
+_CALLBACK_URL = parameter("Callback-URL", "header", {"type": "string"}, "callback_url, where the body is the input")
+_SIGNATURE = "t=<unix seconds>,v1=<hex HMAC-SHA256 of <t>.<body> under the server's secret>"
+_RESULT_PUSHED = {
+    "result": {
+        "{$request.body#/callback_url}": {
+            "post": {
+                "summary": "The outcome, once there is one; at least once.",
+                "parameters": [parameter("Bunch-Signature", "header", {"type": "string"}, _SIGNATURE)],
+                "requestBody": {"required": True, "content": answer("Result", "")["content"]},
+                "responses": {"2XX": {"description": "Taken; anything else is tried again, for an hour."}},
+            }
+        }
+    }
+}
 _ID = {"type": "string", "minLength": 1}
 _TASK_ID = parameter("task_id", "path", _ID, "task id from the 202 answer")
 
@@ -53,7 +67,8 @@ ROUTES = (
         examples={"text": {"model": "minilm", "input": "A bunch of celery"}},
         answer="Inference",
         errors=_FAILURES,
-        parameters=(_PREFER, *_INFERENCE_HEADERS),
+        parameters=(_PREFER, _CALLBACK_URL, *_INFERENCE_HEADERS),
+        callbacks=_RESULT_PUSHED,
         links={"life": link("get_request", "request_id", "$response.body#/request_id", "The stages of the request.")},
         responses={
             "202": {

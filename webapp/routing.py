@@ -44,6 +44,7 @@ class Route:
         parameters: OpenAPI's parameters, made by `webapp.api.openapi.parameter`.
         also: schemas of a 200 by further media types.
         examples: bodies by name, for the reference and for generated clients.
+        callbacks: OpenAPI's callbacks.
         links: OpenAPI's links of a 200, made by `webapp.api.openapi.link`.
         responses: OpenAPI's further responses by status; one for 200 replaces `answer`.
         fast: answered before Flask is asked. Only for a path without a `<name>` other than `<model>`, and not for
@@ -64,6 +65,7 @@ class Route:
     parameters: Sequence[Mapping[str, Any]] = ()
     also: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     examples: Mapping[str, Any] = field(default_factory=dict)
+    callbacks: Mapping[str, Any] = field(default_factory=dict)
     links: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     responses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fast: bool = False

@@ -18,6 +18,7 @@ from tasks.observability.metrics import SharedMetrics
 from tasks.observability.slow_log import SlowLog
 from webapp.api.kserve.signature import Signature
 from webapp.body_budget import BodyBudget
+from webapp.callbacks import Callbacks
 from webapp.fallback import FallbackModels
 from webapp.identity.base import Identity
 from webapp.input_schemas import InputSchemas
@@ -60,6 +61,7 @@ class Services:
     readiness: Readiness
     large: BodyBudget
     clients: ClientLimit
+    callbacks: Callbacks
     routes: RouteTable
     tasks: ModelTasks
     versions: ModelVersions

@@ -46,6 +46,10 @@ def _show(about: dict[str, Any]) -> None:
             _line(name, about[name])
     if about["error"]:
         _line("error", f"{about['error']['code']}: {about['error']['message']}")
+    if about["callback"]:
+        told = about["callback"]
+        why = f": {told['error']}" if told["error"] else ""
+        _line("callback", f"to {told['host']}, {told['status']} ({told['attempts']} attempts){why}")
     if about["stages"]:
         _show_stages(about)
     if about["batch"]:

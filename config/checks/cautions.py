@@ -29,6 +29,12 @@ def cautions(settings: Settings) -> Iterator[Problem]:
             "…",
             "can be guessed, and whoever guesses it can act as anybody; make a new one: openssl rand -hex 32",
         )
+    if settings.callback_secret and is_weak(settings.callback_secret):
+        yield Problem(
+            "BUNCH_CALLBACK_SECRET",
+            "…",
+            "can be guessed, and whoever guesses it can push results of his own; make a new one: openssl rand -hex 32",
+        )
     if settings.mode == "collocated":
         yield from _of_collocated(settings)
     for model in settings.models.values():

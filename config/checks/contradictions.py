@@ -11,6 +11,7 @@ import msgspec
 
 from config import auth
 from config.auth import is_loopback
+from config.callback_hosts import CallbackHosts
 from config.checks.foreign_names import PREFIX
 from config.checks.placement import placement_problems
 from config.checks.shapes import shape_problems
@@ -70,6 +71,7 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
     found += placement_problems(settings)
     found += _not_in_collocated_mode(settings)
     found += _tls_to_redis(settings)
+    found += _callbacks(settings, role)
     if 0 < settings.redis_max_memory_bytes < _LEAST_MEMORY_BYTES:
         found.append(
             Problem(
@@ -108,6 +110,22 @@ def _tls_to_redis(settings: Settings) -> Iterator[Problem]:
         missing = "redis_key" if settings.redis_cert else "redis_cert"
         why = "must be set as well: a client certificate has two files, itself and its key"
         yield Problem(PREFIX + missing.upper(), "", why)
+
+
+def _callbacks(settings: Settings, role: str | None) -> Iterator[Problem]:
+    if not settings.callback_hosts:
+        return
+    try:
+        CallbackHosts(settings.callback_hosts)
+    except ValueError as error:
+        fix = "must be a comma-separated list of name, name:port or *.example.org, without schemes and paths"
+        yield Problem("BUNCH_CALLBACK_HOSTS", str(error), fix)
+    if settings.mode == "collocated":
+        fix = "collocated mode has no ops worker, which pushes results; set BUNCH_MODE=durable, or leave this out"
+        yield Problem("BUNCH_CALLBACK_HOSTS", settings.callback_hosts, fix)
+    elif role in {None, "ops"} and not settings.callback_secret:
+        fix = "must be set where BUNCH_CALLBACK_HOSTS is: it signs what is pushed; make one: openssl rand -hex 32"
+        yield Problem("BUNCH_CALLBACK_SECRET", "", fix)
 
 
 def _not_in_collocated_mode(settings: Settings) -> Iterator[Problem]:

@@ -26,6 +26,7 @@ HOLDERS: Mapping[str, frozenset[str]] = {
     "flower_basic_auth": frozenset({"flower"}),
     "message_secret": _FRONTS | {"worker"},
     "message_secret_previous": _FRONTS | {"worker"},
+    "callback_secret": frozenset({"ops"}),
     "otlp_headers": _FRONTS | {"worker"},
 }
 SECRET_FIELDS = frozenset(HOLDERS)

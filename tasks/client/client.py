@@ -27,13 +27,14 @@ from tasks.client.outbox import Outbox, Receipt
 from tasks.client.resend import LenientArgs
 from tasks.client.router import Pending, Router
 from tasks.client.submission import Submission
-from tasks.errors import BY_CODE, BackendUnavailable, BunchError, DeadlineExceeded, InferenceFailed, TaskCancelled
+from tasks.errors import BackendUnavailable, BunchError, DeadlineExceeded
 from tasks.observability.metrics import CACHE_HITS
+from tasks.protocol.answers import error_of
 from tasks.protocol.caller import Caller
 from tasks.protocol.ids import owned_id
 from tasks.protocol.outgoing import MessageWriter, Outgoing
 from tasks.protocol.quota import Quotas
-from tasks.protocol.results import FINISHED, Reply, decode_details, decode_error, decode_reply
+from tasks.protocol.results import FINISHED, Reply, decode_reply
 from tasks.protocol.seal import seal_of
 from tasks.script_args import CHARGE, HANG_UP, ChargeArgs, HangUpArgs, HangUpKeys, QuotaKeys
 
@@ -123,7 +124,9 @@ class Client:
             self._queues[model, tier],
             timeout_ms,
             min(self._queue_timeouts[tier], timeout_ms),
-            self._sync_result_ttl_ms if submission.waits and not key else self._settings.result_ttl_ms,
+            self._sync_result_ttl_ms
+            if submission.waits and not key
+            else max(self._settings.result_ttl_ms, submission.keep_ms),
             not submission.waits or bool(request_id or key),
             self._keys.request(scoped(request_id, owner)) if request_id else "",
             self._quotas.of(caller),
@@ -293,15 +296,6 @@ def checked(reply: object) -> Reply:
     if isinstance(reply, BunchError):
         raise reply
     raise DeadlineExceeded("the request was not answered before its deadline")
-
-
-def error_of(reply: Reply) -> BunchError:
-    """Map by code, never by the exception's class, which the reader may not have."""
-    if reply.status == "REVOKED":
-        return TaskCancelled("the request was cancelled")
-    code = decode_details(reply.bunch).code
-    text = decode_error(reply.result).text if bytes(reply.result) != b"null" else ""
-    return BY_CODE.get(code, InferenceFailed)(text or "the model failed")
 
 
 def _make_ids(block: int = 256) -> Iterator[str]:

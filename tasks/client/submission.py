@@ -33,6 +33,7 @@ class Submission(msgspec.Struct, frozen=True):
         call_hash: `tasks.client.dedup.call_hash` of a call of several requests; with the same key a different call is
             refused as a whole.
         fresh: compute it, even if an identical request has an answer.
+        keep_ms: how long its result is kept at least, for a caller who does not wait.
         hung_up: tells whether the caller has disconnected; such a request is cancelled if it still waits.
         asked: with an idempotency key, the name that the caller used for a model of several versions: its repetition is
             the same request when the name leads to another version.
@@ -51,6 +52,7 @@ class Submission(msgspec.Struct, frozen=True):
     idempotency_key: str = ""
     call_hash: bytes = b""
     fresh: bool = False
+    keep_ms: int = 0
     hung_up: Callable[[], bool] | None = None
     asked: str = ""
 

@@ -1,11 +1,13 @@
 """Dead letters: requests that failed for good, kept for an operator with everything needed to send them again.
 
 `finish.lua` writes them in the same call that answers the caller. A replay keeps the task id, so a caller who polls for
-it still gets the answer.
+it still gets the answer. A result that could not be pushed is one too: its id is `callback:<task id>`, and its message
+what was to be sent, which a replay sends again.
 """
 
 from __future__ import annotations
 
+import time
 from typing import cast
 
 import msgspec
@@ -13,6 +15,7 @@ from redis import Redis
 
 from config.keys import Shard
 from config.tiers import Tier
+from tasks.callbacks.store import LETTER_PREFIX, CallbackStore
 from tasks.protocol.messages import without_expiry
 from tasks.protocol.results import DeadLetter
 from tasks.script_args import REPLAY, ReplayArgs, ReplayKeys
@@ -48,6 +51,8 @@ class DeadLetters:
         stored = self.show(task_id)
         if stored is None:
             return False
+        if task_id.startswith(LETTER_PREFIX):
+            return CallbackStore(self._redis, self._keys).replay(task_id, time.time())
         record, message = stored
         keys = ReplayKeys(
             dead=self._keys.dead(),

@@ -4,7 +4,8 @@
                                           ├▶ celery-task-meta-<id>      its outcome, while that is kept
                                           ├▶ leases                     an executor has it
                                           ├▶ queues, pauses             it waits
-                                          └▶ bunch:dead:<id>            it was given up
+                                          ├▶ bunch:dead:<id>            it was given up
+                                          └▶ bunch:callback:<id>        its result is pushed
 
 Meant for a person who looks at one request: a few round trips, and one more per thousand requests in its queue.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import msgspec
 from redis import Redis
@@ -22,6 +24,7 @@ from batching.claim.registry import name_of
 from batching.fast_header import read_fast_header
 from config.keys import Shard
 from config.tiers import TIERS
+from tasks.callbacks.store import CallbackStore
 from tasks.fleet.dead_letters import DeadLetters
 from tasks.observability.batch_log import UNSETTLED, BatchLog, BatchRecord, Member
 from tasks.protocol.ids import made_at_ms
@@ -39,8 +42,8 @@ def explain(redis: Redis, models: Iterable[str], name: str, shard: Shard | None 
     """Return a dictionary about the request with this request id or task id; None when nothing is known of it.
 
     Keys: `request_id`, `task_id`, `status`, `model`, `tier`, `attempt`, `stages` (a list of `{"stage", "ms"}` in
-    order), `accounted_ms`, `where`, `batch` (with `neighbours`), `attempts` (earlier ones), `error`. Unknown values are
-    None or empty.
+    order), `accounted_ms`, `where`, `batch` (with `neighbours`), `attempts` (earlier ones), `error`, `callback`.
+    Unknown values are None or empty.
 
     Raises:
         RedisError: Redis cannot be reached.
@@ -63,6 +66,7 @@ def explain(redis: Redis, models: Iterable[str], name: str, shard: Shard | None 
         "batch": None,
         "attempts": [_attempt(*each) for each in found if each is not settled],
         "error": None,
+        "callback": _callback(redis, keys, task_id),
     }
     if reply is not None and reply.status in FINISHED:
         return about | _ended(task_id, reply, settled[0] if settled else None)
@@ -88,6 +92,23 @@ def explain(redis: Redis, models: Iterable[str], name: str, shard: Shard | None 
         # It was between a queue and a lease while we looked: report the state that it had.
         about["status"] = _STATES.get(reply.status, "queued")
     return about
+
+
+def _callback(redis: Redis, keys: Shard, task_id: str) -> dict[str, Any] | None:
+    """Where the result is pushed to, and whether it was. The URL's path may be a secret, so the host stands for it."""
+    found = CallbackStore(redis, keys).find(task_id)
+    if found is None:
+        return None
+    callback, look_ms = found
+    over = "delivered" if callback.delivered_ms else "given up"
+    return {
+        "host": urlsplit(callback.url).netloc,
+        "status": over if look_ms is None else "tried again" if callback.attempts else "owed",
+        "attempts": callback.attempts,
+        "next_ms": look_ms or None,
+        "delivered_ms": callback.delivered_ms or None,
+        "error": callback.error or None,
+    }
 
 
 def explain_recorded(redis: Redis, name: str, owner: str = "", shard: Shard | None = None) -> dict[str, Any] | None:

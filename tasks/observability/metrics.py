@@ -90,6 +90,7 @@ PADDING = _counter("padding_total", "Inputs that a model got only to make a batc
 DEAD_LETTERED = _counter(
     "dead_lettered_total", "Requests that failed for good and are kept as dead letters.", "model", "reason"
 )
+CALLBACKS = _counter("callbacks_total", "Attempts to push a result to its callback URL, by outcome.", "outcome")
 LEDGER_ROWS = _counter("ledger_rows_total", "Requests written to the database's ledger.")
 LEDGER_DROPPED = _counter("ledger_dropped_total", "Requests missing from the ledger, by reason.", "reason")
 GPU_ERRORS = _counter("gpu_errors_total", "Errors that a GPU has reported, by kind.", "worker", "device", "kind")
@@ -104,6 +105,7 @@ QUEUE_OLDEST = _gauge("queue_oldest_seconds", "Age of the oldest waiting request
 WORKERS = _gauge("workers", "Workers by state.", "state")
 EXECUTORS = _gauge("executors", "Executors of healthy workers.", "model", "state")
 DEAD_LETTERS = _gauge("dead_letters", "Dead letters that are kept.")
+CALLBACKS_OWED = _gauge("callbacks_owed", "Results that are still to be pushed, unfinished requests among them.")
 WORKERS_WANTED = _gauge("workers_wanted", "Workers that the autoscaler wants, while one runs.")
 POOL_WORKERS_WANTED = _gauge(
     "pool_workers_wanted", "The same for each pool, or each group of workers with the same models.", "pool"

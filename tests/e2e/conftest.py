@@ -16,6 +16,7 @@ from tests.e2e.stack import Stack
 from tests.waiting import wait_until
 
 KEYS = Shard()
+CALLBACK_SECRET = "a secret of the tests' own stack"
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +25,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     try:
         # Most tests must not meet refusals at admission, or a queue limit of two seconds while the machine stands
         # still; `test_overload` has a stack of its own.
-        yield each.start("--web-workers=2", "--workers=2", "--no-flower", admission="off", queue_timeout_ms=10_000)
+        options = ("--web-workers=2", "--workers=2", "--no-flower")
+        pushes = {"callback_hosts": "127.0.0.1, *.example.org", "callback_secret": CALLBACK_SECRET}
+        yield each.start(*options, admission="off", queue_timeout_ms=10_000, **pushes)
         each.stop()
     finally:
         each.kill()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import pytest
@@ -81,12 +81,21 @@ def check(
         suppress_health_check=list(HealthCheck),
     )
     def run(case: Case[Any]) -> None:
+        if mode is GenerationMode.POSITIVE:
+            # A schema cannot say which hosts are allowed, nor that a caller who waits has no callback.
+            _without(case.body, "callback_url")
+            _without(case.headers, "Callback-URL")
         # Status, content type, schema, headers, what is refused and what is not.
         response = case.call_and_validate(excluded_checks=[not_a_server_error, *excluded])
         # Some ask for an answer in no time at all.
         assert response.status_code < 500 or response.status_code == 504, response.text
 
     run()
+
+
+def _without(members: Any, name: str) -> None:
+    if isinstance(members, MutableMapping):
+        members.pop(name, None)
 
 
 def test_the_description_names_every_endpoint(api: Api) -> None:

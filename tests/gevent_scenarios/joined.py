@@ -338,7 +338,7 @@ def a_taken_back_one_is_told_so(frontend: FrontendFixture) -> None:
 
 
 def _raise(reply: Reply) -> None:
-    from tasks.client.client import error_of as as_error
+    from tasks.protocol.answers import error_of as as_error
 
     raise as_error(reply)
 

@@ -35,6 +35,7 @@ from config.tiers import Tier
 from tasks.accounts.api_keys import ApiKey
 from tasks.accounts.key_table import KeyTableStore
 from tasks.accounts.ledger import LedgerStream, RowGroup
+from tasks.callbacks.store import CallbackStore
 from tasks.client.client import Client
 from tasks.client.client_limit import ClientLimit
 from tasks.client.dedup import DedupIdentity
@@ -246,6 +247,10 @@ def callers(redis: Redis) -> None:
     assert client._take_back(["t2", "t3"])
     assert ClientLimit(settings, redis).refusal("owner", "phone") is None
     assert OwnerNumbers(redis).position("m", "owner") == position(0)
+    callbacks = CallbackStore(redis)
+    callbacks.owe("t4", "https://hooks.example/", MODEL, Tier.PAID, 1.0, 0.0)
+    callbacks.finished("t4")
+    assert callbacks.take(1, 1.0).ids == ["t4"]
 
 
 def registers(redis: Redis) -> None:

@@ -19,6 +19,7 @@ GOOD = {
     "jwt_secret": "hunter2" * 6,
     "message_secret": "hunter2" * 6,
     "message_secret_previous": "hunter2" * 6,
+    "callback_secret": "hunter2" * 6,
     "database_url": "postgresql://u:hunter2@h/d",
     "flower_basic_auth": "me:hunter2",
     "otlp_headers": "authorization=hunter2",

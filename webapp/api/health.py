@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from batching.executor import ExecutorState
 from config.installation import PROGRAM
-from config.keys import REPLY_PREFIX
+from config.keys import REPLY_PREFIX, Shard
 from tasks.fleet.registry_reader import (
     BREAKER_STATES,
     QueueRow,
@@ -153,7 +153,9 @@ def _gauges(services: Services) -> list[Metric]:
     now = services.history.now(workers, queues)
     dead = declared.DEAD_LETTERS.family()
     dead.add_metric((), now.dead)
-    families: list[Metric] = [depth, oldest, states, executors, dead]
+    owed = declared.CALLBACKS_OWED.family()
+    owed.add_metric((), services.redis.zcard(Shard().callbacks()))
+    families: list[Metric] = [depth, oldest, states, executors, dead, owed]
     families += [
         *_faults(services, healthy),
         *_gpus(healthy),

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from config.native import hot_path
+from tasks.client.router import Pending
 from tasks.errors import BunchError
+from tasks.protocol.answers import output_of
 from tasks.protocol.results import Reply
-from webapp.api.results import output_of
 from webapp.api.running import declared_refusals, raise_common, refusal_of, run, run_each, yielding
 from webapp.errors import ApiError
 from webapp.observability.server_timing import header_of, times_of
@@ -52,10 +53,17 @@ def infer(services: Services, call: HttpRequest) -> HttpResponse:
         declared.check(body.input, body.parameters)
     prefer = call.header("HTTP_PREFER")
     waits = prefer is None or not _prefers_async(prefer)
+    url = call.header("HTTP_CALLBACK_URL") if body.callback_url is None else body.callback_url
+    if url is not None:
+        services.callbacks.require(url, waits=waits)
     value = input_json(call, body.input)
     submission = submission_of(settings, call, model, value, body.parameters, body.timeout_ms, waits=waits)
     if not waits:
-        return _accepted(call, run(services, call, submission, started, services.client.receipt))
+        receipt: Callable[[Pending], str] = services.client.receipt
+        if url is not None:
+            submission = services.callbacks.kept(submission)
+            receipt = services.callbacks.noting(submission, url)
+        return _accepted(call, run(services, call, submission, started, receipt))
     answered = services.direct.waiting(services.client, submission)
     reply = run(services, call, submission, started, answered)
     name = services.versions.families.get(model, model)

@@ -75,6 +75,8 @@ def _operation(route: Route, settings: Settings) -> dict[str, Any]:
         if route.examples:
             examples = {name: {"value": value} for name, value in route.examples.items()}
             operation["requestBody"]["content"]["application/json"]["examples"] = examples
+    if route.callbacks:
+        operation["callbacks"] = route.callbacks
     if route.parameters:
         operation["parameters"] = route.parameters
     if settings.auth != "off" and route.access is not Access.PUBLIC:

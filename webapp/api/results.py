@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 from redis.exceptions import RedisError
 
-from tasks.client.client import error_of
 from tasks.errors import BackendUnavailable
 from tasks.observability.explain import explain_recorded
+from tasks.protocol.answers import COMPLETED, answer_of, error_of, state_of
 from tasks.protocol.ids import belongs_to
-from tasks.protocol.results import FINISHED, Reply, decode_details, model_metadata
+from tasks.protocol.results import FINISHED, Reply, decode_details
 from webapp.api import result_events
 from webapp.errors import ApiError
 from webapp.parsing import flag, milliseconds
@@ -21,10 +21,7 @@ from webapp.services import Services
 
 _encode = msgspec.json.Encoder().encode
 
-# Celery's states in the contract's words; RETRY and RECEIVED count as pending.
-_STATES = {"SUCCESS": "SUCCESS", "FAILURE": "FAILURE", "REVOKED": "CANCELLED", "STARTED": "STARTED"}
 _ABOUT_ITS_INPUT = frozenset({"INPUT_REJECTED", "INVALID_INPUT"})
-_COMPLETED = frozenset({"SUCCESS", "FAILURE"})
 _LIFE = {"SUCCESS": "completed", "FAILURE": "failed", "CANCELLED": "failed", "STARTED": "processing"}
 
 
@@ -46,34 +43,11 @@ def get_result(services: Services, call: HttpRequest, task_id: str) -> HttpRespo
     def answer(reply: Reply) -> bytes:
         if forgets and reply.status in FINISHED:
             services.client.forget(task_id)
-        return _answer(task_id, reply)
+        return answer_of(task_id, reply)
 
     if follows:
-        return result_events.follow(services, call, reply, _state_of, answer)
+        return result_events.follow(services, call, reply, state_of, answer)
     return HttpResponse(200, answer(reply), call.request_id)
-
-
-def _state_of(reply: Reply) -> str:
-    return _STATES.get(reply.status, "PENDING")
-
-
-def _answer(task_id: str, reply: Reply) -> bytes:
-    state = _state_of(reply)
-    head = b'{"task_id":%b,"status":"%b"' % (_encode(task_id), state.encode())
-    if state in _COMPLETED and reply.date_done:
-        head += b',"completed_at":' + _encode(reply.date_done)
-    if state == "SUCCESS":
-        return head + output_of(reply) + b"}"
-    if state == "FAILURE":
-        error = error_of(reply)
-        return head + b',"error":%b,"message":%b}' % (_encode(error.code), _encode(error.message))
-    return head + b"}"
-
-
-def output_of(reply: Reply) -> bytes:
-    """The members of an answer that has no place for all of the metadata: the output, and what the model adds to it."""
-    metadata = model_metadata(reply.bunch)
-    return b',"output":' + bytes(reply.result) + (b',"metadata":' + metadata if metadata else b"")
 
 
 def cancel_result(services: Services, call: HttpRequest, task_id: str) -> HttpResponse:
@@ -106,7 +80,7 @@ def get_request(services: Services, call: HttpRequest, request_id: str) -> HttpR
 
 
 def _described(request_id: str, task_id: str, reply: Reply) -> dict[str, object]:
-    state = _STATES.get(reply.status, "PENDING")
+    state = state_of(reply)
     details = decode_details(reply.bunch)
     finished = state in {"SUCCESS", "FAILURE", "CANCELLED"}
     error = error_of(reply) if finished and state != "SUCCESS" else None
@@ -121,7 +95,7 @@ def _described(request_id: str, task_id: str, reply: Reply) -> dict[str, object]
         "batch_size": details.batch_size or None,
         "tier": details.tier or None,
         "attempt": details.attempt,
-        "completed_at": reply.date_done if state in _COMPLETED else None,
+        "completed_at": reply.date_done if state in COMPLETED else None,
         "error": {"error": error.code, "message": error.message} if error else None,
     }
 
