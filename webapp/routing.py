@@ -43,6 +43,8 @@ class Route:
         errors: the statuses of its refusals, except those that follow from `access`.
         parameters: OpenAPI's parameters, made by `webapp.api.openapi.parameter`.
         also: schemas of a 200 by further media types.
+        takes: schemas of a body by further media types.
+        headers: OpenAPI's headers of a 200.
         examples: bodies by name, for the reference and for generated clients.
         callbacks: OpenAPI's callbacks.
         links: OpenAPI's links of a 200, made by `webapp.api.openapi.link`.
@@ -64,6 +66,8 @@ class Route:
     errors: Sequence[int] = ()
     parameters: Sequence[Mapping[str, Any]] = ()
     also: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    takes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    headers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     examples: Mapping[str, Any] = field(default_factory=dict)
     callbacks: Mapping[str, Any] = field(default_factory=dict)
     links: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from tests.e2e.client import Api
 from tests.e2e.stack import Stack
+from tests.e2e.test_rubbish import pushed
 from tests.valkey import free_port
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -38,6 +40,10 @@ class Channel:
     def start(self, model: str, *inputs: Any, **metadata: str) -> Any:
         request = pb.ModelInferRequest(model_name=model, inputs=inputs)
         return self._method("ModelInfer", pb.ModelInferResponse).future(request, metadata=rows(metadata))
+
+    def raw(self, message: bytes) -> Any:
+        """`ModelInfer` with bytes that may be no message."""
+        return self._channel.unary_unary(f"/{SERVICE}/ModelInfer")(message, timeout=PATIENCE_S)
 
     def stream(self, requests: Iterator[Any]) -> Iterator[Any]:
         method = f"/{SERVICE}/ModelStreamInfer"
@@ -155,6 +161,28 @@ def test_errors_are_statuses_with_the_text(
 ) -> None:
     error = refusal(lambda: ask(channel))
     assert (error.code().name, says in error.details()) == (status, True), error
+
+
+def test_rubbish_is_an_invalid_argument_and_queues_nothing(channel: Channel, store: Redis) -> None:
+    before = pushed(store)
+    messages = [
+        pb.ModelInferRequest(model_name="echo", inputs=[tensor("input", "BYTES", shape)], raw_input_contents=[raw])
+        for shape, raw in (
+            ([1], b"\x09\0\0\0a"),
+            ([1], b"\xff\xff\xff\xff"),
+            ([1], b"\1\0\0\0\xff"),
+            ([2], b"\1\0\0\0a"),
+            ([2**63 - 1], b"\1\0\0\0a"),
+            ([1, 2**32, 2**31], b"\1\0\0\0a"),
+            ([-1], b"\1\0\0\0a"),
+            ([], b"\1\0\0\0a"),
+        )
+    ]
+    for raw in (*(each.SerializeToString() for each in messages), b"\xff\xff\xff\xff", b"\x0a\xff"):
+        error = refusal(lambda raw=raw: channel.raw(raw))
+        assert (error.code().name, bool(error.details())) == ("INVALID_ARGUMENT", True), raw
+        assert dict(error.trailing_metadata())["bunch-error"] in {"INVALID_INPUT", "INVALID_JSON"}
+    assert pushed(store) == before
 
 
 def test_our_code_and_the_request_id_come_with_a_status(channel: Channel) -> None:

@@ -91,6 +91,19 @@ def test_what_lies_is_refused(sent: Any, says: str) -> None:
         tensors_of(sent, 9)
 
 
+@pytest.mark.parametrize("shape", [[2**63 - 1], [1, 2**32, 2**31], [2], [0]], ids=str)
+def test_a_shape_that_lies_is_refused_whatever_it_would_need(shape: list[int]) -> None:
+    for datatype, raw in (("INT32", b"\0" * 4), ("BYTES", b"\1\0\0\0a")):
+        with pytest.raises(InvalidInput, match="x"):
+            tensors_of(request(Tensor(name="x", datatype=datatype, shape=shape), raw_input_contents=[raw]), 9)
+
+
+@pytest.mark.parametrize("raw", [b"\x09\0\0\0a", b"\xff\xff\xff\xffa", b"\1\0\0", b"\1\0\0\0\xff", b""], ids=repr)
+def test_a_length_that_lies_is_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidInput, match="x"):
+        tensors_of(request(Tensor(name="x", datatype="BYTES", shape=[1]), raw_input_contents=[raw]), 9)
+
+
 @pytest.mark.parametrize(("datatype", "field"), [("FP32", "fp32_contents"), ("FP64", "fp64_contents")])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
 def test_what_json_has_no_number_for_is_refused_wherever_it_stands(datatype: str, field: str, wrong: float) -> None:

@@ -34,9 +34,11 @@ class Identity:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.addresses: list[str | None] = []
 
     def identify(self, call: HttpRequest, access: Access) -> Caller:
         self.asked += 1
+        self.addresses.append(call.header("REMOTE_ADDR"))
         if call.header("HTTP_AUTHORIZATION") is None:
             raise ApiError("UNAUTHENTICATED", "send a key")
         return Caller("a", "a", Tier.PAID)
@@ -126,6 +128,29 @@ def test_a_stranger_is_refused_before_its_message_is_there(on: Any) -> None:
         assert len(rig.parsed) == 1
 
     on(test)
+
+
+def test_a_stranger_is_identified_with_its_address_by_which_guessing_is_slowed_down(on: Any) -> None:
+    async def test(rig: Rig) -> None:
+        assert await status(rig.infer(message(), None)) is grpc.StatusCode.UNAUTHENTICATED
+        assert rig.identity.addresses == ["127.0.0.1"]
+
+    on(test)
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:127.0.0.1:5000", "127.0.0.1"),
+        ("ipv6:[::1]:5000", "::1"),
+        ("ipv6:%5B2001:db8::7%5D:5000", "2001:db8::7"),
+        ("unix:/run/bunch.sock", ""),
+        ("unix:", ""),
+        ("", ""),
+    ],
+)
+def test_the_address_is_in_the_name_of_a_peer(peer: str, address: str) -> None:
+    assert strangers.address_of(peer) == address
 
 
 def test_who_was_let_in_a_moment_ago_is_asked_once_and_by_the_method(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,3 +92,14 @@ def test_who_may_be_refused_is_told_so(document: dict[str, Any]) -> None:
     answers = document["paths"]["/v1/models"]["get"]["responses"]
     assert ("401" in answers) is ("securitySchemes" in document["components"])
     assert "403" in document["paths"]["/metrics"]["get"]["responses"]
+
+
+@pytest.mark.parametrize("path", ["/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"])
+def test_the_binary_extension_is_described_both_ways(document: dict[str, Any], path: str) -> None:
+    operation = document["paths"][path]["post"]
+    answered = operation["responses"]["200"]
+    for content in (operation["requestBody"]["content"], answered["content"]):
+        assert content.keys() == {"application/json", "application/octet-stream"}
+        assert "Inference-Header-Content-Length" in content["application/octet-stream"]["schema"]["description"]
+    assert answered["headers"].keys() == {"Inference-Header-Content-Length"}
+    assert "Inference-Header-Content-Length" in {each["name"] for each in operation["parameters"]}

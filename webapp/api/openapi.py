@@ -64,6 +64,8 @@ def _operation(route: Route, settings: Settings) -> dict[str, Any]:
     if route.links:
         responses["200"]["links"] = route.links
     responses["200"]["content"] |= {kind: {"schema": schema} for kind, schema in route.also.items()}
+    if route.headers:
+        responses["200"]["headers"] = route.headers
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
@@ -71,7 +73,8 @@ def _operation(route: Route, settings: Settings) -> dict[str, Any]:
         "responses": {**responses, **route.responses, **_errors(route, *_refusals(route.access, settings))},
     }
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": _json(route.body.__name__)}
+        further = {kind: {"schema": schema} for kind, schema in route.takes.items()}
+        operation["requestBody"] = {"required": True, "content": _json(route.body.__name__) | further}
         if route.examples:
             examples = {name: {"value": value} for name, value in route.examples.items()}
             operation["requestBody"]["content"]["application/json"]["examples"] = examples

@@ -3,7 +3,8 @@
     metadata ─▶ Doorkeeper ─identify─▶ the method, which receives the message
                     └ refused: the RPC ends with nothing received
 
-A handler of one message is called only once that is there. So a stranger gets one of streams, which reads none.
+A handler of one message is called only once that is there. So who is not known yet gets one of streams, which reads
+none before the caller is identified.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -28,6 +30,7 @@ from webapp.request import HttpRequest
 
 logger = logging.getLogger(__name__)
 
+_CREDENTIAL = "HTTP_AUTHORIZATION"
 _PREFIX = f"/{SERVICE}/"
 _ACCESS = {_PREFIX + name: method.access for name, method in METHODS.items()} | {
     f"{_PREFIX}ModelStreamInfer": METHODS["ModelInfer"].access
@@ -61,25 +64,37 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         access = _ACCESS.get(name, Access.PUBLIC)
         if access is Access.PUBLIC:
             return self._bounded(await continuation(handler_call_details))
-        call = HttpRequest(environ_of(name.removeprefix(_PREFIX), 0, handler_call_details.invocation_metadata, None))
-        credential = call.header("HTTP_AUTHORIZATION") or ""
-        known = self._known.get(credential) if access is Access.TENANT else None
+        environ = environ_of(name.removeprefix(_PREFIX), 0, handler_call_details.invocation_metadata, None)
+        known = self._known.get(environ.get(_CREDENTIAL, "")) if access is Access.TENANT else None
+        handler = await continuation(handler_call_details)
         if known is not None and known[0] > monotonic():
             key_of.set(known[1])
-            return await continuation(handler_call_details)
-        try:
-            caller = await self._thread.run(lambda: self._thread.services.identity.identify(call, access))
-        except (BunchError, ApiError) as error:
-            return refusing(error, call.request_id)
-        except Exception:
-            logger.exception("unexpected error in a request", extra={"request_id": call.request_id, "path": name})
-            return refusing(INTERNAL, call.request_id)
-        if access is Access.TENANT:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            self._known[credential] = monotonic() + _KNOWN_S, caller.key_id
-        key_of.set(caller.key_id)
-        return await continuation(handler_call_details)
+            return handler
+        return None if handler is None else self._identified(handler, environ, access)
+
+    def _identified(self, handler: Any, environ: dict[str, Any], access: Access) -> Any:
+        """The handler for a credential that has to be looked at. Only its RPC knows the address of the client, by which
+        wrong credentials are slowed down.
+        """
+
+        async def let_in(messages: Any, context: Any) -> None:
+            call = HttpRequest({**environ, "REMOTE_ADDR": address_of(context.peer())})
+            try:
+                caller = await self._thread.run(lambda: self._thread.services.identity.identify(call, access))
+            except (BunchError, ApiError) as error:
+                await abort(context, error, call.request_id)
+            except Exception:
+                about = {"request_id": call.request_id, "path": environ["PATH_INFO"]}
+                logger.exception("unexpected error in a request", extra=about)
+                await abort(context, INTERNAL, call.request_id)
+            if access is Access.TENANT:
+                if len(self._known) >= _MAX_KNOWN:
+                    self._known.clear()
+                self._known[environ.get(_CREDENTIAL, "")] = monotonic() + _KNOWN_S, caller.key_id
+            key_of.set(caller.key_id)
+            await _served(handler, messages, context)
+
+        return _as_stream(handler, let_in)
 
     def _bounded(self, handler: Any) -> Any:
         """The handler of a method that anybody may call, with its place among those."""
@@ -100,9 +115,20 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
                 self._public -= 1
                 self._public_streams -= streams
 
-        # On the wire it is the same, but the place is taken before a message is there, which may never come.
-        read = handler.request_deserializer if handler.request_streaming else None
-        return grpc.stream_stream_rpc_method_handler(counted, read, handler.response_serializer)
+        # The place is taken before a message is there, which may never come.
+        return _as_stream(handler, counted)
+
+
+def address_of(peer: str) -> str:
+    """The IP address in a peer's name, such as `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; empty without one."""
+    kind, _, rest = unquote(peer).partition(":")
+    return rest.rpartition(":")[0].strip("[]") if kind in {"ipv4", "ipv6"} else ""
+
+
+def _as_stream(handler: Any, work: Callable[[Any, Any], Awaitable[None]]) -> Any:
+    """A handler that runs `work` in front of `handler`, before a message is there. On the wire it is the same."""
+    read = handler.request_deserializer if handler.request_streaming else None
+    return grpc.stream_stream_rpc_method_handler(work, read, handler.response_serializer)
 
 
 async def _served(handler: Any, messages: Any, context: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from webapp.api.doors.envelopes import kserve_error
 from webapp.api.kserve import inference, models, statistics
-from webapp.api.kserve.tensors import HEADER_LENGTH, InferHead
+from webapp.api.kserve.tensors import BINARY, HEADER_LENGTH, InferHead
 from webapp.api.openapi import parameter
 from webapp.identity.base import Access
 from webapp.routing import Handler, Route
@@ -17,8 +17,26 @@ _OBJECT = {"type": "object", "additionalProperties": True}
 _TAG = "KServe v2"
 _MODEL = parameter("model", "path", {"type": "string", "minLength": 1}, "name of the model")
 _VERSION = parameter("version", "path", {"type": "string", "minLength": 1}, "version of the model")
+_LENGTH = {"type": "integer", "minimum": 0}
+_RAW_INPUTS = {
+    "type": "string",
+    "format": "binary",
+    "description": (
+        f"The JSON document, {HEADER_LENGTH} bytes of it, and behind it the raw data of each input whose parameters "
+        "have `binary_data_size`, in the order of the inputs: numbers little-endian, each element of BYTES with its "
+        "length in 4 bytes before it. Such an input has no `data`."
+    ),
+}
+_RAW_OUTPUTS = {
+    "type": "string",
+    "format": "binary",
+    "description": (
+        "The same form, where `parameters.binary_data_output` of the request, or `parameters.binary_data` of an "
+        f"output, is true. Without the header {HEADER_LENGTH} all of the answer is JSON."
+    ),
+}
 _INFER_HEADERS = (
-    parameter(HEADER_LENGTH, "header", {"type": "integer", "minimum": 0}, "where the JSON ends and raw tensors begin"),
+    parameter(HEADER_LENGTH, "header", _LENGTH, "where the JSON ends and raw tensors begin, in bytes"),
     parameter("X-Timeout-Ms", "header", {"type": "number", "exclusiveMinimum": 0}, "the caller's deadline"),
 )
 
@@ -83,6 +101,9 @@ ROUTES = (
         *("POST", "/infer", inference.infer, "kserve_infer", "Tensors in, tensors out.", _FAILURES),
         body=InferHead,
         parameters=_INFER_HEADERS,
+        takes={BINARY: _RAW_INPUTS},
+        also={BINARY: _RAW_OUTPUTS},
+        headers={HEADER_LENGTH: {"description": "Where the JSON ends, of an answer with raw data.", "schema": _LENGTH}},
     ),
     _of_the_server(
         *("POST", "/v2/repository/index", Access.TENANT, models.index, "kserve_index", "The models and their states."),
