@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-import random
-import socket
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +14,6 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
-from config.keys import Shard
-from config.tiers import Tier
 from tests.e2e import test_openapi
 from tests.e2e.client import Answer, Api, connected
 from tests.e2e.stack import Stack
@@ -268,79 +263,6 @@ def refuse_rubbish(api: Api, path: str) -> None:
     assert "101 in one call; at most 100" in error_of(path, answer)
     answer = api.call("POST", path, raw=asked % b'"a"', Content_Type="text/plain")
     assert (answer.status, bool(error_of(path, answer))) == (415, True)
-
-
-def test_requests_of_all_doors_share_batches_and_are_told_apart(api: Api) -> None:
-    settled(api)
-    before = Scrape(api)
-    texts = [f"text {n}" for n in range(400)]
-    kinds = ["openai", "packed", "tei", "bunch", "bulk"]
-    random.Random(7).shuffle(texts)
-    asked = []
-    for n, text in enumerate(texts):
-        kind = kinds[n % len(kinds)]
-        if kind == "bunch":
-            asked.append(api.aside("/v1/inference", {"model": "embedder", "input": text}))
-        elif kind == "bulk":
-            asked.append(api.aside("/v1/inference/bulk", {"model": "embedder", "inputs": [text, text + "!"]}))
-        elif kind == "tei":
-            asked.append(api.aside("/embed", {"inputs": [text, text + "!"]}))
-        else:
-            form = {"encoding_format": "base64"} if kind == "packed" else {}
-            asked.append(api.aside("/v1/embeddings", {"model": "embedder", "input": [text, text + "!"], **form}))
-    for n, (text, future) in enumerate(zip(texts, asked, strict=True)):
-        found = future.result().json
-        match kinds[n % len(kinds)]:
-            case "bunch":
-                vectors, wanted = [found["output"]], [text]
-            case "bulk":
-                vectors, wanted = [each["output"] for each in found["results"]], [text, text + "!"]
-            case "tei":
-                vectors, wanted = found, [text, text + "!"]
-            case "openai":
-                vectors, wanted = [each["embedding"] for each in found["data"]], [text, text + "!"]
-            case _:
-                packed = [base64.b64decode(each["embedding"]) for each in found["data"]]
-                vectors, wanted = [list(struct.unpack("<8f", each)) for each in packed], [text, text + "!"]
-        assert vectors == [pytest.approx(vector(each), rel=1e-6) for each in wanted]
-    doors = {"bunch": 80 + 160, "openai": 320, "tei": 160}
-
-    def since(sample: str, **labels: str) -> float:
-        return Scrape(api).total(sample, model="embedder", **labels) - before.total(sample, model="embedder", **labels)
-
-    for door, number in doors.items():
-        wait_until(lambda: since("bunch_requests_total", door=door) == number, what=f"{door} has its number")  # noqa: B023
-    assert since("bunch_batches_total") < sum(doors.values()) / 2
-
-
-def test_who_leaves_while_its_request_waits_costs_no_compute(api: Api, stack: Stack, tmp_path: Path) -> None:
-    before = Scrape(api)
-    ahead = api.aside("/v1/embeddings", {"model": "embedder", "input": str(tmp_path)})
-    wait_until((tmp_path / "held").exists, what="the model holds a batch")
-    texts = ["left", "behind"]
-    leaving = [
-        sent(stack.port, "/v1/embeddings", {"model": "embedder", "input": texts, "encoding_format": "base64"}),
-        sent(stack.port, "/embed", {"inputs": texts}),
-        sent(stack.port, "/", {"inputs": "alone"}),
-    ]
-    with stack.redis() as redis:
-        queue = Shard().queue("embedder", Tier.PAID)
-        wait_until(lambda: redis.llen(queue) == 5, what=lambda: f"{redis.llen(queue)} of 5 wait")
-        for connection in leaving:
-            connection.close()
-        wait_until(lambda: redis.zcard(Shard().cancelled()) == 5, what="all are noticed")
-    (tmp_path / "open").touch()
-    assert ahead.result().status == 200
-    name = "bunch_cancelled_before_compute_total"
-    wait_until(lambda: Scrape(api).total(name) - before.total(name) == 5, what="none of them was computed")
-
-
-def sent(port: int, path: str, body: object) -> socket.socket:
-    raw = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", port))
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}"
-    connection.sendall(head.encode() + b"\r\n\r\n" + raw)
-    return connection
 
 
 def test_the_front_page_is_for_people_and_for_programs(api: Api) -> None:

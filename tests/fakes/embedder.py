@@ -77,3 +77,12 @@ class SlowEmbedder(Embedder):
     def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
         time.sleep(0.3)
         return super().predict(inputs, parameters)
+
+
+class Everything(Embedder):
+    """One model for all doors: embeds texts and ranks pairs, which are together in its batches."""
+
+    tasks = ["embed", "rerank"]  # noqa: RUF012 - as a model's author would write it
+
+    def _one(self, value: Any, parameters: dict[str, Any]) -> Any:
+        return Ranker()._one(**value) if isinstance(value, dict) else super()._one(value, parameters)
