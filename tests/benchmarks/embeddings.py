@@ -106,8 +106,8 @@ def likeness(one: list[float], other: list[float]) -> float:
 
 
 def table(found: dict[tuple[str, int], list[Load]], connections: list[int]) -> str:
-    """Medians over the rounds: ms for one connection, else requests/s. Behind it, how often it is as fast as infinity-emb
-    in the same round: median, lowest and highest.
+    """Medians over the rounds: ms for one connection, else requests/s. Behind it, the ratio to infinity-emb in the same
+    round: median, lowest and highest.
     """
 
     def figures(name: str, number: int) -> list[float]:
