@@ -31,7 +31,7 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
     ignored.
     """
 
-    auth: Literal["off", "keys", "jwt", "keys,jwt"] = "off"
+    auth: Literal["off", "keys", "jwt", "mtls", "keys,jwt", "keys,mtls", "jwt,mtls", "keys,jwt,mtls"] = "off"
     service_token: str = ""
     jwt_algorithms: str = ""
     jwt_jwks: str = ""
@@ -63,6 +63,10 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def takes_tokens(self) -> bool:
         return "jwt" in self.auth
+
+    @property
+    def takes_certificates(self) -> bool:
+        return "mtls" in self.auth
 
     @property
     def keeps_ledger(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import ssl
 import sys
 from dataclasses import replace
 from typing import Any
@@ -12,11 +13,35 @@ from typing import Any
 from config.errors import SettingsError
 from config.process import descriptors
 from config.process.memory import settle_heap
-from config.settings import load_settings
+from config.settings import Settings, load_settings
+
+
+def _server_context(settings: Settings) -> ssl.SSLContext | None:
+    """Raises SettingsError."""
+    if not settings.tls_cert:
+        return None
+    # Imported here, like what it imports: few frontends end TLS themselves.
+    from config.front_tls import server_context
+
+    return server_context(settings)
+
+
+def _check_anew() -> None:
+    """Raises SettingsError: what a reload would read is wrong, or no client would accept it."""
+    settings = load_settings()
+    if _server_context(settings) is None:
+        return
+    from config.front_tls import date_problems, now_utc
+
+    if outdated := tuple(date_problems(settings, now_utc())):
+        raise SettingsError(outdated)
+
 
 _settings = load_settings()
 # Shared by the master and its workers.
 _failed = mmap.mmap(-1, 1)
+# Made here, and again on HUP: workers inherit it, and never read files that are being replaced.
+_tls = _server_context(_settings)
 
 _host = f"[{_settings.http_host}]" if ":" in _settings.http_host else _settings.http_host
 bind = f"{_host}:{_settings.http_port}"
@@ -48,7 +73,7 @@ def on_starting(server: Any) -> None:
 
     def reload_if_right() -> None:
         try:
-            load_settings()
+            _check_anew()
         except SettingsError as error:
             server.log.error(
                 "Reload on HUP refused: the settings are invalid, and the previous ones stay in force:\n%s", error
@@ -64,6 +89,7 @@ def post_fork(server: Any, worker: Any) -> None:
     worker.limits = replace(
         worker.limits, body_bytes=_settings.max_body_bytes, arriving_bytes=_settings.max_arriving_bytes
     )
+    worker.tls = _tls
 
 
 def end_in_failure() -> None:

@@ -5,6 +5,7 @@ properties.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -177,6 +178,12 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     http_port: Port = 8000
     grpc_host: str = "127.0.0.1"
     grpc_port: Port = 8001
+    # TLS of the HTTP and gRPC servers: files in PEM form, and the authorities of clients' certificates.
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    # Addresses and networks of proxies whose word counts on where a request came from.
+    trusted_proxies: str = ""
     # With auth off: host names, besides this machine's own, under which callers are served.
     allowed_hosts: str = ""
     # Sites whose pages may call from a browser.
@@ -270,6 +277,11 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     def host_names(self) -> frozenset[str]:
         """`allowed_hosts`, in lower case."""
         return frozenset(listed(self.allowed_hosts.lower()))
+
+    @property
+    def proxy_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """`trusted_proxies` as networks. Raises ValueError."""
+        return tuple(ip_network(each) for each in listed(self.trusted_proxies))
 
     @property
     def origins(self) -> frozenset[str]:

@@ -49,6 +49,8 @@ _TYPES: dict[str, Any] = {
 _MODEL_TYPES: dict[str, Any] = {
     field.name: field.type for field in msgspec.structs.fields(ModelSettings) if field.name != "name"
 }
+# Paths that are relative to bunch.toml when they are written there.
+_FILES = {"tls_cert", "tls_key", "tls_client_ca"}
 # BUNCH_CONFIG names the file; it is read before the settings in that file. BUNCH_NATIVE is read at the first import
 # (`config.native`). The others are set for processes that we start: their role, what a worker serves, and the
 # variables for its executors (`config.environ`).
@@ -138,7 +140,8 @@ def _read_table(table: Mapping[str, Any], folder: Path, values: dict[str, Any], 
     for key, value in table.items():
         where, field = f"[server] {key}", base_of(key)
         if key in _TYPES:
-            _convert(where, value, _TYPES[key], key, values, problems, strict=True)
+            given = str(folder / value) if key in _FILES and isinstance(value, str) and value else value
+            _convert(where, given, _TYPES[key], key, values, problems, strict=True)
         elif field is not None:
             _read_file(where, str(folder / str(value)), field, f"[server] {field}", table.get(field), values, problems)
         else:

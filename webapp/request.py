@@ -16,6 +16,7 @@ from tasks.client.router import Pending
 from tasks.protocol.caller import Caller
 from tasks.protocol.traceparent import valid, valid_state
 from webapp.body_budget import Turn
+from webapp.http.certificate import CERTIFICATE, ClientCertificate
 from webapp.http.forwarded import NOTED, was_forwarded
 
 JSON = "application/json"
@@ -180,6 +181,12 @@ class HttpRequest:
         """The request that the event loop has submitted for this call, whose end is this call's; else None."""
         begun: Begun | None = self._environ.get("bunch.begun")
         return begun
+
+    @property
+    def certificate(self) -> ClientCertificate | None:
+        """The client's certificate, which the TLS handshake has verified; None without one."""
+        found: ClientCertificate | None = self._environ.get(CERTIFICATE)
+        return found
 
     @property
     def key_id(self) -> str:

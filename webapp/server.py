@@ -8,6 +8,8 @@
     webapp.http.listener ─── out of file numbers: pause, try again
           │ a greenlet per connection
           ▼
+    (webapp.http.tls) ────────── a handshake, where `tls` is set
+          ▼
     webapp.http.connection ◀── webapp.http.connections: one reaper for all deadlines, the shutdown
           │ bytes up to the blank line ── too long 414, 431 · too slow 408 · nothing at all: closed in silence
           ▼
@@ -34,15 +36,16 @@ may serve a connection's plain requests in the event loop: see `webapp.http.shor
 
 The environ holds, besides WSGI's keys: `gunicorn.socket`; `bunch.disconnected()`, true once the client has
 disconnected; `bunch.shutting_down()`, true once this worker has been told to stop; `bunch.forwarded`, `1` if a proxy
-has passed the request on. Not offered: TLS and HTTP/2 (use a proxy), `X-Forwarded-*`, gunicorn's `pre_request` and
-`post_request` hooks, and its control socket, whose thread does not run in a patched master: set
-`control_socket_disable`.
+has passed the request on; `bunch.client_certificate` where a client has shown one. Not offered: HTTP/2 (use a proxy),
+gunicorn's `pre_request` and `post_request` hooks, and its control socket, whose thread does not run in a patched
+master: set `control_socket_disable`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -73,13 +76,17 @@ _board = AcceptBalance()
 
 
 class Worker(GeventWorker):
-    """gunicorn's gevent worker with our own socket loop. `limits` is set in gunicorn's `post_fork`.
+    """gunicorn's gevent worker with our own socket loop. `limits` and `tls` are set in gunicorn's `post_fork`.
+
+    `tls` is made in the master: all its workers, also one that is started later, have the same certificate and the same
+    keys of session tickets.
 
     `on_stopping` is called when the worker begins to stop, `on_last_moment` shortly before connections that have not
     drained are closed. `save_s` are the last seconds of `graceful_timeout`, which `worker_exit` needs.
     """
 
     limits: ServerLimits = ServerLimits()
+    tls: ssl.SSLContext | None = None
     save_s: float = 0.0
     on_stopping: Callable[[], None] = staticmethod(lambda: None)
     on_last_moment: Callable[[], None] = staticmethod(lambda: None)
@@ -107,7 +114,7 @@ class Worker(GeventWorker):
     @classmethod
     def check_config(cls, cfg: Any, _log: Any) -> None:
         if cfg.is_ssl:
-            raise ConfigError("webapp.server.Worker speaks no TLS: leave certfile and keyfile out, use a proxy")
+            raise ConfigError("webapp.server.Worker has `tls`, a context of its own: leave certfile and keyfile out")
 
     @property
     def shutting_down(self) -> bool:
@@ -131,6 +138,7 @@ class Worker(GeventWorker):
             on_change=self._on_change,
             before_body=getattr(self.wsgi, "before_body", None),
             short_path=getattr(self.wsgi, "short_path", None),
+            tls=self.tls,
         )
         self._cap = min(self.worker_connections, descriptors.for_clients())
         base = self._base_environ()
@@ -181,7 +189,7 @@ class Worker(GeventWorker):
     def _base_environ(self) -> dict[str, Any]:
         return {
             "wsgi.version": (1, 0),
-            "wsgi.url_scheme": "http",
+            "wsgi.url_scheme": "http" if self.tls is None else "https",
             "wsgi.errors": sys.stderr,
             "wsgi.multithread": True,
             "wsgi.multiprocess": self.cfg.workers > 1,

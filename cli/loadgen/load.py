@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ import httptools
 import msgspec
 
 from cli.loadgen.arrivals import Arrivals, Caller, cast
+from config.auth import is_loopback
 
 # The status of a connection that could not be opened, or broke: no answer came.
 NO_ANSWER = 0
@@ -118,7 +120,8 @@ class Load:
         parts = urlsplit(url)
         if parts.hostname is None:
             raise ValueError(f"{url!r} is not a URL")
-        self._host, self._port = parts.hostname, parts.port or 80
+        self._tls = _tls_towards(parts.hostname) if parts.scheme == "https" else None
+        self._host, self._port = parts.hostname, parts.port or (443 if self._tls else 80)
         fixed = {"Host": parts.netloc, "Content-Type": "application/json", "X-Timeout-Ms": round(timeout_s * 1000)}
         self._heads = [
             "\r\n".join(
@@ -193,7 +196,7 @@ class Load:
         sent = time.perf_counter()
         try:
             async with asyncio.timeout(self._patience_s):
-                status, answer = await connection.ask(self._host, self._port, request)
+                status, answer = await connection.ask(self._host, self._port, request, self._tls)
         except (OSError, TimeoutError) as error:
             connection.close()
             status, answer = NO_ANSWER, b""
@@ -205,6 +208,15 @@ class Load:
         run.add(number, status, answer, now - due, now - self._began, self._tiers[caller], now - sent)
 
 
+def _tls_towards(host: str) -> ssl.SSLContext:
+    """The context for a server. On loopback its certificate is not verified: that is rarely one for this name."""
+    context = ssl.create_default_context()
+    if is_loopback(host):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 class _Connection(asyncio.Protocol):
     """One keep-alive connection with one request at a time; it is opened, and reopened, when needed."""
 
@@ -214,10 +226,10 @@ class _Connection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = None
         self._body: list[bytes] = []
 
-    async def ask(self, host: str, port: int, request: bytes) -> tuple[int, bytes]:
+    async def ask(self, host: str, port: int, request: bytes, tls: ssl.SSLContext | None) -> tuple[int, bytes]:
         loop = asyncio.get_running_loop()
         if self._transport is None or self._transport.is_closing():
-            await loop.create_connection(lambda: self, host, port)
+            await loop.create_connection(lambda: self, host, port, ssl=tls)
         assert self._transport is not None
         self._answer = loop.create_future()
         self._parser, self._body = httptools.HttpResponseParser(self), []

@@ -70,6 +70,7 @@ def find(config_file: Path | None) -> Findings:
         *server_warnings(settings),
         *separator_warnings(settings),
         *cautions(settings),
+        *_tls_cautions(settings),
         *_health_unknown(settings),
         *differs_from_here(settings),
     ]
@@ -123,6 +124,7 @@ def find_problems(settings: Settings) -> Iterator[Problem]:
     yield from seal_problems(settings)
     if not any(package_problems(settings)):
         yield from database_problems(settings)
+    yield from _tls_dates(settings)
     if not state.is_running(Path(settings.state_dir)):
         yield from _ports(settings)
 
@@ -140,6 +142,7 @@ def start_problems(settings: Settings) -> Iterator[Problem]:
     if not settings.redis_url:
         yield from _embedded()
     yield from _token_keys(settings)
+    yield from _tls_files(settings)
     yield from _absent_devices(settings)
     yield from _models(settings)
 
@@ -196,6 +199,28 @@ def _token_keys(settings: Settings) -> Iterator[Problem]:
         return
     if not keys:
         yield Problem("BUNCH_JWT_JWKS", masking.shown("jwt_jwks", source), "holds no key, so no token can be verified")
+
+
+def _tls_files(settings: Settings) -> Iterator[Problem]:
+    if settings.tls_cert:
+        # Imported here, like what it imports: few frontends end TLS themselves.
+        from config.front_tls import file_problems
+
+        yield from file_problems(settings)
+
+
+def _tls_dates(settings: Settings) -> Iterator[Problem]:
+    if settings.tls_cert:
+        from config.front_tls import date_problems, now_utc
+
+        yield from date_problems(settings, now_utc())
+
+
+def _tls_cautions(settings: Settings) -> Iterator[Problem]:
+    if settings.tls_cert:
+        from config import front_tls
+
+        yield from front_tls.cautions(settings, front_tls.now_utc())
 
 
 def _models(settings: Settings) -> Iterator[Problem]:

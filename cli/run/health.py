@@ -84,7 +84,7 @@ def _frontend(settings: Settings) -> str:
 
     running = state.read(Path(settings.state_dir))
     port = int(running.url.rpartition(":")[2]) if running and running.url else settings.http_port
-    status, body = get(settings.http_host, port, "/readyz")
+    status, body = get(settings.http_host, port, "/readyz", tls=bool(settings.tls_cert))
     if status == 200:
         return ""
     return reason_of(body) or (f"/readyz is {status}" if status else f"port {port} does not answer")

@@ -26,6 +26,7 @@ from config.settings import Settings
 def web(config_file: Path | None) -> None:
     """Run the HTTP frontend."""
     settings = locate(config_file, "web")
+    _require_tls_files(settings)
     _become("web", role_commands.web(settings), settings)
 
 
@@ -37,10 +38,19 @@ def grpc(config_file: Path | None) -> None:
 
     require_grpc()
     settings = locate(config_file, "grpc")
+    _require_tls_files(settings)
     if settings.mode == "collocated":
         raise click.UsageError("collocated mode has no gRPC frontend: its queue is in the memory of the web process")
     port = ports.require_free(settings.grpc_host, settings.grpc_port, "BUNCH_GRPC_PORT")
     _become("grpc", role_commands.grpc(), msgspec.structs.replace(settings, grpc_port=port))
+
+
+def _require_tls_files(settings: Settings) -> None:
+    """Raise SettingsError if a frontend could not start with its certificate, which it would say in a traceback."""
+    if settings.tls_cert:
+        from config.front_tls import server_context
+
+        server_context(settings)
 
 
 def require_grpc() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -66,11 +67,11 @@ def answers_tcp(host: str, port: int) -> Probe:
     return probe
 
 
-def answers_http(host: str, port: int, path: str) -> Probe:
+def answers_http(host: str, port: int, path: str, *, tls: bool = False) -> Probe:
     """Ready when a GET is answered with 200."""
 
     def probe(_: int) -> Look:
-        status, body = get(host, port, path)
+        status, body = get(host, port, path, tls=tls)
         return Look(ready=status == 200, detail=reason_of(body))
 
     return probe
@@ -116,9 +117,14 @@ def _look_at_models(row: WorkerRow) -> Look:
     return Look(ready=bool(row.models))
 
 
-def get(host: str, port: int, path: str) -> tuple[int, bytes]:
-    """Status and body; status 0 when there was no answer."""
-    connection = http.client.HTTPConnection(reachable(host), port, timeout=TIMEOUT_S)
+def get(host: str, port: int, path: str, *, tls: bool = False) -> tuple[int, bytes]:
+    """Status and body; status 0 when there was no answer. A certificate is not verified: no secret is sent."""
+    at = reachable(host)
+    connection = (
+        http.client.HTTPSConnection(at, port, timeout=TIMEOUT_S, context=_unverified())
+        if tls
+        else http.client.HTTPConnection(at, port, timeout=TIMEOUT_S)
+    )
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -129,6 +135,13 @@ def get(host: str, port: int, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
+def _unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 def reachable(host: str) -> str:
     """The address under which this machine reaches a server that listens on `host`."""
     if host in {"", "0.0.0.0"}:  # noqa: S104
@@ -136,9 +149,9 @@ def reachable(host: str) -> str:
     return "::1" if host == "::" else host
 
 
-def url(host: str, port: int) -> str:
+def url(host: str, port: int, *, tls: bool = False) -> str:
     name = reachable(host)
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    return f"http{'s' if tls else ''}://{f'[{name}]' if ':' in name else name}:{port}"
 
 
 def reason_of(body: bytes) -> str:

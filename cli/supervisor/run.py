@@ -128,16 +128,23 @@ def _loop(
             supervisor.stop()
             screen.settle()
             screen.line("stopping" + ("; interrupt again to kill" if signals.count else ""))
+        if signals.take_reload():
+            supervisor.reload()
+            screen.line("the frontends read their settings and certificate again")
         if signals.count > 1:
             supervisor.kill(time.monotonic())
         signals.wait(_TICK_S)
 
 
 class _Signals:
-    """Counts the requests to stop, and wakes the loop for each."""
+    """Counts the requests to stop, and wakes the loop for each. HUP asks for a reload, unless it says that the terminal
+    is gone.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self._reload = False
+        self._terminals = [number for number in range(3) if os.isatty(number)]
         self._reading, self._writing = -1, -1
         self._before: dict[int, object] = {}
 
@@ -159,5 +166,19 @@ class _Signals:
         with contextlib.suppress(BlockingIOError):
             os.read(self._reading, 512)
 
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        self.count += 1
+    def take_reload(self) -> bool:
+        """Return whether a reload was asked for since the last call."""
+        asked, self._reload = self._reload, False
+        return asked
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and not self._terminal_is_gone():
+            self._reload = True
+        else:
+            self.count += 1
+
+    def _terminal_is_gone(self) -> bool:
+        poll = select.poll()
+        for number in self._terminals:
+            poll.register(number, 0)
+        return any(events & select.POLLHUP for _, events in poll.poll(0))

@@ -89,7 +89,7 @@ class Stack:
         self.options = options
         self._workers: dict[tuple[str, int], ProcessSpec] = {}
         self._served_at = 0.0
-        self.url = url(settings.http_host, http_port)
+        self.url = url(settings.http_host, http_port, tls=bool(settings.tls_cert))
         self.flower_url = url(settings.flower_host, self.settings.flower_port) if options.flower else None
 
     def supervisor(self, reaper: Reaper, report: Report) -> Supervisor:
@@ -126,7 +126,7 @@ class Stack:
 
     def _is_ready(self) -> bool:
         settings = self.settings
-        if get(settings.http_host, settings.http_port, "/readyz")[0] != 200:
+        if get(settings.http_host, settings.http_port, "/readyz", tls=bool(settings.tls_cert))[0] != 200:
             return False
         if self.options.grpc and not answers_tcp(settings.grpc_host, settings.grpc_port)(0).ready:
             return False
@@ -141,7 +141,7 @@ class Stack:
     def _specs(self) -> list[ProcessSpec]:
         settings = self.settings
         drain_s = self._drain_s
-        web_answers = answers_http(settings.http_host, settings.http_port, "/healthz")
+        web_answers = answers_http(settings.http_host, settings.http_port, "/healthz", tls=bool(settings.tls_cert))
         if settings.mode == "collocated":
             web_answers = models_loaded(Fleet(self._redis, lease_ttl_s=settings.lease_ttl_s), in_frontend=True)
         specs = [

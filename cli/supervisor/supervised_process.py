@@ -136,6 +136,11 @@ class SupervisedProcess:
         """Ask it to end gracefully."""
         self._end(signal.SIGTERM, whole_group=False)
 
+    def reload(self) -> None:
+        """Ask it to read its settings again. Not while it starts: a process without a handler would die of it."""
+        if self._process is not None and self.state is State.RUNNING:
+            self._process.send_signal(signal.SIGHUP)
+
     def hasten(self) -> None:
         self._end(self.spec.hasty_signal, whole_group=True)
 

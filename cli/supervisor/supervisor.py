@@ -122,6 +122,12 @@ class Supervisor:
             elif child.state is State.STOPPING and now >= self._kill_at[child.spec.name]:
                 child.kill()
 
+    def reload(self) -> None:
+        """Have the frontends read their settings and certificate again."""
+        for child in self.children:
+            if child.spec.role in {"web", "grpc"}:
+                child.reload()
+
     def stop(self) -> None:
         """Stop the children in order, each gracefully."""
         if self.phase in {Phase.STARTING, Phase.READY}:

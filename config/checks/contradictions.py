@@ -43,6 +43,7 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
             )
         )
     found += _bad_names(settings)
+    found += _tls_out_of_order(settings, role)
     if role in {None, "flower"} and not is_loopback(settings.flower_host) and not settings.flower_basic_auth:
         found.append(
             Problem(
@@ -126,6 +127,31 @@ def _callbacks(settings: Settings, role: str | None) -> Iterator[Problem]:
     elif role in {None, "ops"} and not settings.callback_secret:
         fix = "must be set where BUNCH_CALLBACK_HOSTS is: it signs what is pushed; make one: openssl rand -hex 32"
         yield Problem("BUNCH_CALLBACK_SECRET", "", fix)
+
+
+def _tls_out_of_order(settings: Settings, role: str | None) -> Iterator[Problem]:
+    pair = {"BUNCH_TLS_CERT": settings.tls_cert, "BUNCH_TLS_KEY": settings.tls_key}
+    for key, missing in (("BUNCH_TLS_CERT", "BUNCH_TLS_KEY"), ("BUNCH_TLS_KEY", "BUNCH_TLS_CERT")):
+        if pair[key] and not pair[missing]:
+            yield Problem(missing, "", f"must be set as well as {key}: TLS needs a certificate and its private key")
+    if settings.tls_client_ca and not settings.takes_certificates:
+        fix = "is used only where BUNCH_AUTH has mtls; add it there, or leave this out"
+        yield Problem("BUNCH_TLS_CLIENT_CA", settings.tls_client_ca, fix)
+    if (
+        role in {None, "web", "grpc"}
+        and settings.takes_certificates
+        and not (settings.tls_client_ca and settings.tls_cert)
+    ):
+        fix = "mtls needs BUNCH_TLS_CERT, BUNCH_TLS_KEY, and BUNCH_TLS_CLIENT_CA with the authorities of the clients"
+        yield Problem("BUNCH_AUTH", settings.auth, fix)
+    if role == "grpc" and settings.auth == "mtls":
+        fix = "gRPC identifies callers by keys and tokens only; add keys or jwt, or do not start this role"
+        yield Problem("BUNCH_AUTH", settings.auth, fix)
+    try:
+        settings.proxy_networks  # noqa: B018 - its error is what is asked for
+    except ValueError as error:
+        fix = f"must be a comma-separated list of addresses and networks, such as 10.0.0.0/8: {error}"
+        yield Problem("BUNCH_TRUSTED_PROXIES", settings.trusted_proxies, fix)
 
 
 def _not_in_collocated_mode(settings: Settings) -> Iterator[Problem]:

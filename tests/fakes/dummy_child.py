@@ -37,6 +37,7 @@ def main() -> None:
             sys.exit(0)
 
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, lambda *_: write("reloaded"))
     if given.say:
         print(given.say, flush=True)
     if given.die:

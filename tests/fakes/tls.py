@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 _A_DAY = dt.timedelta(days=1)
@@ -28,21 +28,37 @@ class Authority:
         own = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
         self.ca = self._write("ca.pem", own.sign(self._key, hashes.SHA256()).public_bytes(_PEM))
 
-    def certificate(self, *names: str, expired: bool = False) -> tuple[Path, Path]:
-        """Files of a certificate for a server with these names or addresses, and of its key. A client's is the same."""
-        key = ec.generate_private_key(ec.SECP256R1())
+    def certificate(
+        self, *names: str, expired: bool = False, unit: str = "", file: str = "", rsa_bits: int = 0
+    ) -> tuple[Path, Path]:
+        """Files of a certificate for a server with these names or addresses, and of its key. A client's is the same.
+
+        A name may be a URI or an address of e-mail, too; `unit` is the subject's; `file` names the files.
+        """
+        key = rsa.generate_private_key(65537, rsa_bits) if rsa_bits else ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a server")])
+        if unit:
+            subject = x509.Name([*subject, x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, unit)])
         alternatives = x509.SubjectAlternativeName([_general_name(name) for name in names])
         builder = self._builder(subject, key, ended=expired)
         signed = builder.add_extension(alternatives, False).sign(self._key, hashes.SHA256())
         secret = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         return (
-            self._write(f"{names[0]}.pem", signed.public_bytes(_PEM)),
-            self._write(f"{names[0]}.key", secret),
+            self._write(f"{file or names[0]}.pem", signed.public_bytes(_PEM)),
+            self._write(f"{file or names[0]}.key", secret),
         )
 
+    def revoke(self, certificate: Path) -> Path:
+        """A file of the authority together with a list that revokes one certificate."""
+        now = dt.datetime.now(dt.UTC)
+        number = x509.load_pem_x509_certificate(certificate.read_bytes()).serial_number
+        revoked = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now).build()
+        listed = x509.CertificateRevocationListBuilder().issuer_name(self._name).add_revoked_certificate(revoked)
+        signed = listed.last_update(now - _A_DAY).next_update(now + _A_DAY).sign(self._key, hashes.SHA256())
+        return self._write("ca-with-list.pem", self.ca.read_bytes() + signed.public_bytes(_PEM))
+
     def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, ended: bool = False
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, *, ended: bool = False
     ) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)
         return (
@@ -122,6 +138,10 @@ _PEM = serialization.Encoding.PEM
 
 
 def _general_name(name: str) -> x509.GeneralName:
+    if "://" in name:
+        return x509.UniformResourceIdentifier(name)
+    if "@" in name:
+        return x509.RFC822Name(name)
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:

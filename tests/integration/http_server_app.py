@@ -96,7 +96,7 @@ def _echo(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     shown["pid"] = os.getpid()
     if environ["REMOTE_ADDR"]:
         shown["nodelay"] = bool(environ["gunicorn.socket"].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-    return _json(start_response, shown)
+    return _json(start_response, shown | {"certificate": environ.get("bunch.client_certificate")})
 
 
 def _size(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

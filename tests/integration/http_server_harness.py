@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,9 +40,11 @@ class Gone(Exception):
 class Client:
     """One connection. It reads responses strictly: one with an unclear end is a failure."""
 
-    def __init__(self, port: int, unix_path: Path | None = None) -> None:
+    def __init__(self, port: int, unix_path: Path | None = None, tls: ssl.SSLContext | None = None) -> None:
+        self.socket: socket.socket
         if unix_path is None:
-            self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+            plain = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+            self.socket = plain if tls is None else tls.wrap_socket(plain, server_hostname="127.0.0.1")
         else:
             self.socket = socket.socket(socket.AF_UNIX)
             self.socket.settimeout(PATIENCE_S)
@@ -142,11 +145,21 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
 
 
 class Server:
-    """gunicorn with the worker class under test. `limits` are ServerLimits fields, `settings` gunicorn's."""
+    """gunicorn with the worker class under test. `limits` are ServerLimits fields, `tls` those of Settings, `trust` the
+    context of its clients; `settings` are gunicorn's.
+    """
 
     def __init__(
-        self, folder: Path, *, limits: dict[str, float] | None = None, unix_path: Path | None = None, **settings: object
+        self,
+        folder: Path,
+        *,
+        limits: dict[str, float] | None = None,
+        unix_path: Path | None = None,
+        tls: dict[str, str] | None = None,
+        trust: ssl.SSLContext | None = None,
+        **settings: object,
     ) -> None:
+        self._trust = trust
         self._log = folder / "gunicorn.log"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -164,9 +177,12 @@ class Server:
         lines = [f"{name} = {value!r}" for name, value in settings.items()]
         config.write_text(
             "\n".join(lines)
+            + "\nfrom config.front_tls import server_context\nfrom config.schema import Settings\n"
+            + f"_tls = server_context(Settings(**{tls or {}!r}))\n"
             + "\ndef post_fork(server, worker):\n"
             + "    from webapp.http.limits import ServerLimits\n"
             + f"    worker.limits = ServerLimits(**{limits or {}!r})\n"
+            + "    worker.tls = _tls\n"
         )
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -183,7 +199,7 @@ class Server:
         return self._log.read_text()
 
     def client(self) -> Client:
-        return Client(self.port)
+        return Client(self.port, tls=self._trust)
 
     def state(self) -> dict[str, int]:
         """The application's counters; the request for them does not change them."""

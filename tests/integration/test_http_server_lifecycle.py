@@ -265,11 +265,6 @@ class TestWorkers:
             assert load.lost == []
             assert "MonkeyPatchWarning" not in server.log
 
-    def test_tls_is_refused_at_the_start(self, tmp_path: Path) -> None:
-        (tmp_path / "cert.pem").touch()
-        with pytest.raises(RuntimeError, match="speaks no TLS"):
-            Server(tmp_path, certfile=str(tmp_path / "cert.pem"), keyfile=str(tmp_path / "cert.pem"))
-
 
 def test_access_log(tmp_path: Path) -> None:
     access = tmp_path / "access.log"

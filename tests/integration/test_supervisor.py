@@ -245,7 +245,7 @@ def test_shows_only_warnings_and_worse_of_what_children_say(up: DummyUp) -> None
 
 
 def test_a_reader_that_goes_away_ends_nothing(up: DummyUp) -> None:
-    """As in `up | head`, or when the terminal is closed."""
+    """As in `up | head`."""
     command = [sys.executable, "-m", "tests.fakes.dummy_up", str(up.state_dir)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         up.adopt(process)
@@ -257,9 +257,28 @@ def test_a_reader_that_goes_away_ends_nothing(up: DummyUp) -> None:
         os.kill(up.pid("worker"), signal.SIGKILL)
         wait_until(lambda: up.rows()["worker"]["restarts"] == 1 and up.rows()["worker"]["state"] == "running")
 
-        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
     assert "flower ended" in up.record()
+    assert up.left() == []
+
+
+def test_hup_is_for_the_frontend_while_there_is_a_terminal(up: DummyUp) -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "tests.fakes.dummy_up", str(up.state_dir)]
+    with up.output.open("w") as output, subprocess.Popen(
+        command, cwd=ROOT, stdin=theirs, stdout=output, stderr=output, text=True, start_new_session=True
+    ) as process:  # fmt: skip
+        up.adopt(process)
+        os.close(theirs)
+        up.wait_ready()
+        process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "web reloaded" in up.record())
+        assert {row["state"] for row in up.rows().values()} == {"running"}
+        os.close(ours)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(PATIENCE_S) == 0
+    assert [each for each in up.record() if "reloaded" in each] == ["web reloaded"]
     assert up.left() == []
 
 

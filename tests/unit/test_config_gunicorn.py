@@ -14,6 +14,7 @@ from gunicorn.config import Config
 from gunicorn.util import parse_address
 
 from config.environ import ROOT
+from tests.fakes.tls import Authority
 from webapp.http.limits import ServerLimits
 
 
@@ -57,6 +58,34 @@ def test_a_process_with_its_queue_in_memory_has_time_to_save_it_before_it_is_kil
     given["post_fork"](None, worker)
     assert given["graceful_timeout"] - worker.save_s == 7
     assert worker.save_s == spare_s
+
+
+def test_workers_have_the_certificate_of_their_master(read, tmp_path: Path) -> None:
+    certificate, key = Authority(tmp_path).certificate("bunch.example")
+    worker = SimpleNamespace(limits=ServerLimits())
+    given = read(tls_cert=certificate, tls_key=key)
+    certificate.unlink()
+    given["post_fork"](None, worker)
+    assert worker.tls.cert_store_stats() == {"x509": 0, "crl": 0, "x509_ca": 0}
+
+
+@pytest.mark.parametrize("what", ["gone", "expired", "good"])
+def test_hup_with_a_certificate_that_nobody_could_use_changes_nothing(read, tmp_path: Path, what: str) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.certificate("bunch.example")
+    given = read(tls_cert=certificate, tls_key=key)
+    done: list[str] = []
+    server = SimpleNamespace(
+        handle_hup=lambda: done.append("reloaded"), log=SimpleNamespace(error=lambda _, error: done.append(str(error)))
+    )
+    given["on_starting"](server)
+    if what == "gone":
+        key.unlink()
+    else:
+        authority.certificate("bunch.example", expired=what == "expired")
+    server.handle_hup()
+    (only,) = done
+    assert {"gone": "BUNCH_TLS_KEY", "expired": "BUNCH_TLS_CERT", "good": "reloaded"}[what] in only
 
 
 def test_a_worker_that_fails_for_good_ends_the_server_with_status_1(read, monkeypatch: pytest.MonkeyPatch) -> None:

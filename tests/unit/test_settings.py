@@ -41,6 +41,12 @@ def problems_of(environ: dict[str, str], config_file: str | None = None) -> dict
     return {each.key: str(each) for each in caught.value.problems}
 
 
+def test_files_of_tls_are_beside_the_file_that_names_them(tmp_path: Path) -> None:
+    (tmp_path / "bunch.toml").write_text('[server]\ntls_cert = "tls/cert.pem"\ntls_key = "/run/key.pem"\n')
+    settings = load_settings({}, str(tmp_path / "bunch.toml"))
+    assert (settings.tls_cert, settings.tls_key) == (str(tmp_path / "tls/cert.pem"), "/run/key.pem")
+
+
 def test_environment_over_file_over_default(bunch_toml) -> None:
     file = bunch_toml("[server]\nhttp_port = 9001\nweb_workers = 7\n" + MODEL)
     settings = load_settings({"BUNCH_HTTP_PORT": "9002"}, file)

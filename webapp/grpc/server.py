@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from config.settings import Settings, grpc_as_front
 from webapp.api.kserve.models import server_is_ready
 from webapp.grpc.bridge import ServiceThread
+from webapp.grpc.certificate import Certificate
 from webapp.grpc.proto import open_inference_pb2 as pb
 from webapp.grpc.service import SERVICE, Service
 from webapp.grpc.strangers import Doorkeeper
@@ -68,7 +69,13 @@ class Server:
         names = (pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name, health.SERVICE_NAME)
         reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
         host = f"[{settings.grpc_host}]" if ":" in settings.grpc_host else settings.grpc_host
-        server.add_insecure_port(f"{host}:{settings.grpc_port}")
+        address = f"{host}:{settings.grpc_port}"
+        if settings.tls_cert:
+            certificate = Certificate(settings)
+            loop.add_signal_handler(signal.SIGHUP, certificate.renew)
+            server.add_secure_port(address, certificate.credentials())
+        else:
+            server.add_insecure_port(address)
         await server.start()
         logger.info("gRPC at %s:%d", host, settings.grpc_port)
         watching = asyncio.create_task(self._watch())

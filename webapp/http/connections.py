@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import ssl
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,6 +17,7 @@ from webapp.http.intake import Intake
 from webapp.http.limits import ServerLimits
 from webapp.http.response import Response
 from webapp.http.short_path import MakeShortPath
+from webapp.http.tls import TlsConnection, Turns
 
 # (environ, response, seconds taken)
 AccessLog = Callable[[dict[str, Any], Response, float], None]
@@ -29,6 +31,7 @@ class Connections:
     `on_request` is called before each request's application, `on_change` with the number of connections.
     `before_body` is called while a request's body has yet to arrive: it may answer without it, and the body
     is discarded. `short_path` makes the short path of a connection's requests.
+    With `tls` every connection begins with a handshake.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Connections:
         on_change: Callable[[int], None],
         before_body: BeforeBody | None = None,
         short_path: MakeShortPath | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.app = app
         self.limits = limits
@@ -51,6 +55,8 @@ class Connections:
         self.short_path = short_path if access is None else None
         self.intake = Intake(limits.arriving_bytes)
         self.shutting_down = False
+        self._tls = tls
+        self._turns = Turns() if tls is not None else None
         self._on_change = on_change
         self._connections: set[Connection] = set()
 
@@ -59,7 +65,10 @@ class Connections:
 
     def open(self, sock: socket.socket, base_environ: dict[str, Any]) -> None:
         """Serve an accepted socket; the environ belongs to the connection from here on."""
-        connection = Connection(self, sock, base_environ)
+        if self._tls is None or self._turns is None:
+            connection = Connection(self, sock, base_environ)
+        else:
+            connection = TlsConnection(self, sock, base_environ, self._tls, self._turns)
         self._connections.add(connection)
         self._on_change(len(self._connections))
         connection.start()

@@ -23,6 +23,8 @@ class ServerLimits:
     # The whole head: request line, headers and the blank line.
     header_bytes: int = 64 * 1024
     body_bytes: int = 1024 * 1024
+    # From accepting a connection to the end of its TLS handshake.
+    handshake_time_s: float = 10.0
     # From a request's first byte to the end of its head; also from accepting a connection to its first byte.
     header_time_s: float = 10.0
     # From the end of the head to the end of the body.

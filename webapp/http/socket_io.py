@@ -24,7 +24,7 @@ from webapp.http.limits import ServerLimits
 logger = logging.getLogger(__name__)
 
 _READ, _WRITE = 1, 2
-_PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT
+PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT
 # Responses of pipelined requests are sent together up to about this much.
 _COALESCE_BYTES = 64 * 1024
 # Discarded data goes into one buffer that all connections share.
@@ -105,7 +105,7 @@ class Channel(abc.ABC):
         if self._buffer:
             return False
         try:
-            return not self._raw.recv(1, _PEEK)
+            return not self._raw.recv(1, PEEK)
         except _NOT_NOW:
             return False
         except OSError:

@@ -1,6 +1,6 @@
 """Identification of callers. Both lanes call the same `Identity` before any handler runs (`webapp.app.answered`).
 
-HttpRequest ──Authorization──▶ Identity ──▶ Caller (key, owner, tier, limits)
+HttpRequest ──Authorization, certificate──▶ Identity ──▶ Caller (key, owner, tier, limits)
                                  └ refused: 401, or 403 for a known caller at an operator's endpoint
 """
 
@@ -20,6 +20,7 @@ def make_identity(settings: Settings, redis: Redis) -> Identity:
         return NoAuth(settings)
     # An installation without the extra `accounts` has no library for tokens.
     from webapp.identity.bearer import Bearer
+    from webapp.identity.certificates import CertificateHolders
     from webapp.identity.jwks import KeySet
     from webapp.identity.keyring import KeyRing
     from webapp.identity.tokens import TokenVerifier
@@ -27,4 +28,5 @@ def make_identity(settings: Settings, redis: Redis) -> Identity:
     jwks = KeySet(settings)
     ring = KeyRing(KeyTableStore(redis)) if settings.takes_keys else None
     tokens = TokenVerifier(settings, jwks) if settings.takes_tokens else None
-    return Bearer(settings, ring, tokens, jwks)
+    holders = CertificateHolders(settings) if settings.takes_certificates else None
+    return Bearer(settings, ring, tokens, jwks, holders)

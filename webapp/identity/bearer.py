@@ -1,10 +1,12 @@
-"""`Authorization: Bearer …`: an API key, a token, or the operators' service token.
+"""`Authorization: Bearer …`: an API key, a token, or the operators' service token; or a client certificate.
 
     service token? ─yes─▶ OPERATOR            at an operator's endpoint alone
         │ no
     has the form of a key? ─yes─▶ KeyRing     a dictionary and one hash
         │ no
     TokenVerifier                             remembered, or one signature
+
+    no credential, or only certificates are accepted? ─▶ CertificateHolders
 
 Everything else is 401, with the same text whatever was wrong. The more of them come from one address, the longer they
 take.
@@ -20,6 +22,8 @@ from config.settings import Settings
 from tasks.protocol.caller import Caller
 from webapp.errors import ApiError
 from webapp.identity.base import CHALLENGE, Access
+from webapp.identity.certificates import CertificateHolders
+from webapp.identity.client_address import ClientAddress
 from webapp.identity.jwks import KeySet
 from webapp.identity.keyring import KeyRing
 from webapp.identity.operators import Operators, credential
@@ -32,13 +36,23 @@ MAX_HELD_BACK = 200
 
 
 class Bearer:
-    """Identifies callers by keys and tokens, as far as the settings accept them."""
+    """Identifies callers by keys, tokens and certificates, as far as the settings accept them."""
 
-    def __init__(self, settings: Settings, ring: KeyRing | None, tokens: TokenVerifier | None, jwks: KeySet) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        ring: KeyRing | None,
+        tokens: TokenVerifier | None,
+        jwks: KeySet,
+        holders: CertificateHolders | None = None,
+    ) -> None:
         self._ring = ring
         self._tokens = tokens
         self._jwks = jwks
+        self._holders = holders
+        self._without_text = holders is not None and ring is None and tokens is None
         self._operators = Operators(settings)
+        self._client_address = ClientAddress(settings)
         self._penalties = Throttle()
         self._held_back = 0
 
@@ -67,6 +81,9 @@ class Bearer:
                 return found
         text = credential(call)
         caller = self._tenant(text)
+        if caller is None and self._holders is not None and (not text or self._without_text):
+            # A credential that is not valid is refused, whatever certificate comes with it.
+            caller = self._holders.find(call)
         if caller is None:
             raise self._refusal(call, text)
         if access is Access.OPERATOR:
@@ -74,9 +91,11 @@ class Bearer:
         return caller
 
     def recognised(self, call: HttpRequest) -> Caller | None:
-        ring = self._ring
+        ring, text = self._ring, credential(call)
+        if self._holders is not None and (not text or self._without_text):
+            return self._holders.find(call)
         # A token may need its issuer's keys, which are at another host.
-        return ring.find(text) if ring is not None and ring.loaded and (text := credential(call)) else None
+        return ring.find(text) if ring is not None and ring.loaded and text else None
 
     def _tenant(self, text: str) -> Caller | None:
         if not text:
@@ -87,13 +106,20 @@ class Bearer:
         return caller
 
     def _refusal(self, call: HttpRequest, text: str) -> ApiError:
-        if not text:
-            return ApiError("UNAUTHENTICATED", "send Authorization: Bearer <API key or token>", CHALLENGE)
+        # Where only certificates are accepted no text is right, so there is nothing to guess.
+        if not text or self._without_text:
+            return ApiError("UNAUTHENTICATED", self._wanted(), CHALLENGE)
         self._hold_back(call)
         return ApiError("UNAUTHENTICATED", "the credential is not valid", CHALLENGE)
 
+    def _wanted(self) -> str:
+        if self._without_text:
+            return "connect with a client certificate that names you, of an authority that is trusted here"
+        also = "" if self._holders is None else ", or connect with a client certificate"
+        return f"send Authorization: Bearer <API key or token>{also}"
+
     def _hold_back(self, call: HttpRequest) -> None:
-        pause_s = self._penalties.pause(call.header("REMOTE_ADDR") or "", monotonic())
+        pause_s = self._penalties.pause(self._client_address(call), monotonic())
         if not pause_s:
             return
         if self._held_back >= MAX_HELD_BACK:

@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 
 from tasks.observability.explain import explain, why_unknown
 from webapp.errors import ApiError
+from webapp.identity.client_address import ClientAddress
 from webapp.ops import actions, origin_check
 from webapp.ops.feed import EVERY_S, Feed
 from webapp.parsing import read_body
@@ -44,7 +45,7 @@ def act(services: Services, call: HttpRequest, name: str) -> HttpResponse:
     origin_check.refuse_other_sites(call)
     body = read_body(call, _action, services.large)
     try:
-        done = actions.run(services, name, body, call.caller.key_id, call.header("REMOTE_ADDR") or "")
+        done = actions.run(services, name, body, call.caller.key_id, ClientAddress(services.settings)(call))
     except RedisError as error:
         raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
     return HttpResponse(200, msgspec.json.encode(done), call.request_id)
