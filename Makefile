@@ -15,7 +15,7 @@ TEST_PROCESSES ?= 3
 PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help native demo up test check lint format chaos gpu clients flower page bench overload policies lock audit clean chart
+.PHONY: help native demo up test check lint format chaos gpu clients proxies flower page bench overload policies lock audit clean chart
 
 help: ## What can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -50,6 +50,10 @@ gpu: $(DEV) native ## What only a real GPU can show, in one table; five minutes.
 
 clients: $(DEV) native | $(TEST_TMP) ## The SDKs of others, each in its own environment; writes the table of docs/clients.md
 	@$(PYTEST) tests/clients -q -rA --tb=short $(ARGS)
+
+proxies: $(DEV) native | $(TEST_TMP) ## The recipes of deploy/proxies with real nginx and HAProxy, which apt-get installs as root
+	@[ "$$(id -u)" != 0 ] || (apt-get update -q && apt-get install -y -q nginx-light haproxy) >/dev/null || echo 'apt-get could not install them'
+	@$(PYTEST) tests/integration/test_proxies.py -q -rs $(ARGS)
 
 flower: $(DEV) native | $(TEST_TMP) ## 200,000 requests past a real Flower, compared with another listener; a few minutes
 	@FLOWER_REQUESTS=$${FLOWER_REQUESTS:-200000} $(PYTEST) tests/e2e/test_flower.py -q -s --timeout=900 $(ARGS)

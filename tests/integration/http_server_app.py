@@ -138,7 +138,7 @@ def _closing(_environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 def _events(_environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     """Send an event, then wait for a second request before the next event."""
-    start_response("200 OK", [("Content-Type", "text/event-stream")])
+    start_response("200 OK", [("Content-Type", "text/event-stream"), ("X-Accel-Buffering", "no")])
     yield b"data: 1\n\n"
     seen = _state["calls"]
     while _state["calls"] == seen:
