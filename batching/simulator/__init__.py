@@ -31,6 +31,7 @@ faults occur (`faults`), and the cost of each step (`Overheads`).
 | `queues` | the tier queues, and the claim as `lua/claim.lua` makes it |
 | `feeder` | one executor: where its loop is, and the worker's own `LoopState` |
 | `engine` | `simulate`: the events |
+| `residency` | `simulate_residency`: several models that are loaded on demand, in step |
 | `report` | `Report`: percentiles, goodput, utilisation, refusals |
 
 The views of a policy, and the learning from looks, claims and finished batches, are those of

@@ -44,7 +44,9 @@ def simulate(scenario: Scenario, seed: int = 1) -> Report:
 
 
 class Simulation:
-    """One run. `at_intervals`, `add` and `drain` are for callers that change the fleet while it runs."""
+    """One run. `call_at`, `add` and `drain` are for callers that change the fleet while it runs; `next_at` and `step`,
+    `hold` and `release` for those that run several models at once.
+    """
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.now = 0.0
@@ -67,19 +69,34 @@ class Simulation:
             self.add(ready_at=0.0)
 
     def run(self) -> Report:
+        while self.step():
+            pass
+        return self.report()
+
+    @property
+    def next_at(self) -> float:
+        """The time of the next event; infinite: there is none."""
+        arrival = self.queues.next_arrival if self._at_bell else math.inf
+        return min(self._heap[0][0], arrival) if self._heap else arrival
+
+    def step(self) -> bool:
+        """Do the next event; returns whether there was one before the end."""
         heap = self._heap
-        while True:
-            arrival = self.queues.next_arrival if self._at_bell else math.inf
-            if heap and heap[0][0] < arrival:
-                self.now, _, event, feeder, epoch, argument = heappop(heap)
-                if self.now > self._end:
-                    break
-                event(feeder, epoch, argument)
-            elif arrival < math.inf:
-                self.now = arrival
-                self._ring()
-            else:
-                break
+        arrival = self.queues.next_arrival if self._at_bell else math.inf
+        if heap and heap[0][0] < arrival:
+            self.now, _, event, feeder, epoch, argument = heappop(heap)
+            if self.now > self._end:
+                return False
+            event(feeder, epoch, argument)
+        elif arrival < math.inf:
+            self.now = arrival
+            self._ring()
+        else:
+            return False
+        return True
+
+    def report(self) -> Report:
+        """The report of the run so far."""
         return report(self._scenario, self.queues, self.feeders, self._served, self.now)
 
     def add(self, ready_at: float) -> None:
@@ -97,6 +114,20 @@ class Simulation:
             feeder.epoch += 1
             self._gone(feeder)
 
+    def hold(self, feeder: Feeder) -> None:
+        """The feeder claims no more; its executor is down (`At.DOWN`) when nothing is in hand."""
+        feeder.held = True
+        if feeder.at is not At.WORK and not feeder.state.in_hand:
+            feeder.epoch += 1
+            feeder.at = At.DOWN
+
+    def release(self, feeder: Feeder, now: float) -> None:
+        """The executor of a held feeder takes batches again."""
+        feeder.held = False
+        if feeder.at is At.DOWN:
+            self.now = now
+            self._push(now, self._up, feeder)
+
     def call_at(self, at: float, function: Callable[[], None]) -> None:
         self._push(at, lambda _feeder, _epoch, call: call(), self.feeders[0], function)
 
@@ -107,11 +138,14 @@ class Simulation:
     def _turn(self, feeder: Feeder, view: Waiting | None) -> None:
         """One decision, as `ClaimLoop._turn`."""
         feeder.at = At.WORK
-        if feeder.draining:
-            if not feeder.state.in_hand:
+        if feeder.draining or feeder.held:
+            if feeder.state.in_hand:
+                feeder.at = At.EXECUTOR
+            elif feeder.draining:
                 self._gone(feeder)
             else:
-                feeder.at = At.EXECUTOR
+                feeder.epoch += 1
+                feeder.at = At.DOWN
             return
         permitted = feeder.breaker.permits(self.now)
         if not permitted:

@@ -25,7 +25,7 @@ class Feeder:
     """The loop of one executor, which takes batches from `started_at` on."""
 
     __slots__ = (
-        *("at", "batches", "breaker", "busy_s", "draining", "epoch", "number", "peers", "served", "shapes"),
+        *("at", "batches", "breaker", "busy_s", "draining", "epoch", "held", "number", "peers", "served", "shapes"),
         *("started_at", "state"),
     )
 
@@ -51,7 +51,7 @@ class Feeder:
         self.served = 0
         # The sizes that its model has run so far.
         self.shapes: set[int] = set()
-        self.draining = False
+        self.draining = self.held = False
 
     @property
     def is_idle(self) -> bool:
