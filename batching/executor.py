@@ -19,6 +19,8 @@ class ExecutorState(str, Enum):
     READY = "ready"
     FAILED = "failed"
     STOPPED = "stopped"
+    UNLOADED = "unloaded"
+    """It has no process until somebody needs its model (`workers.residency`)."""
 
 
 class Cause(str, Enum):

@@ -43,6 +43,7 @@ each task id, so that every script still touches the keys of one shard only (Red
 | `bunch:scale` | string | a minute | the autoscaler's last observation and decision, JSON |
 | `bunch:controls:<model>` | hash | kept | operators' changes: paused tiers, tuned settings, a reload, JSON each |
 | `bunch:owners:<model>` | hash | a week after the last use | owner, hashed → its number, for a model that is divided |
+| `bunch:wanted:<model>` | string | 10 s, until a worker sees it | its model shall be loaded, though nothing waits |
 | `bunch:reloading:<model>` | string | a minute, renewed | the worker that is restarting an executor of the model |
 | `bunch:record:<which>` | stream | `all` an hour, `failed` a day; bounded by bytes | outcomes of requests |
 | `bunch:record:size:<which>` | hash | as its stream | its size in bytes, and the time up to which it was trimmed |
@@ -202,6 +203,9 @@ class Shard:
 
     def owners(self, model: str) -> str:
         return f"bunch:owners:{model}{self.tag}"
+
+    def wanted(self, model: str) -> str:
+        return f"bunch:wanted:{model}{self.tag}"
 
     def reloading(self, model: str) -> str:
         return f"bunch:reloading:{model}{self.tag}"

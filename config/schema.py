@@ -90,6 +90,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     devices: Devices = None
     # Of its device's memory, for each executor. None: no limit.
     memory_fraction: MemoryFraction | None = None
+    # Whether it is loaded while a worker runs, or while it is asked and has room (`config.model_files.room`).
+    residency: Literal["always", "on_demand"] = "always"
     timeout_ms: PositiveInt = 3000
     # 0: none. Below 1 every second batch would be killed.
     timeout_factor: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 0.0
@@ -124,6 +126,16 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return scheme_of(self.source).remote
 
     @property
+    def on_demand(self) -> bool:
+        """Return whether it may be unloaded while its worker runs."""
+        return self.residency == "on_demand"
+
+    @property
+    def processes(self) -> int:
+        """The processes of each executor that have the model loaded."""
+        return 2 if self.spare else 1
+
+    @property
     def replicas(self) -> tuple[str, ...]:
         """The sources of the same model: the addresses of an API, each with executors of its own."""
         return tuple(dict.fromkeys((self.source, *self.urls)))
@@ -154,6 +166,8 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     name: str
     models: tuple[str, ...]
     devices: Devices = None
+    # Instead of the server's; None: that.
+    max_resident: PositiveInt | None = None
 
 
 class Settings(AuthSettings, frozen=True, kw_only=True):
@@ -232,6 +246,8 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     log_format: Literal["text", "json"] = "text"
     lease_ttl_ms: Annotated[int, msgspec.Meta(ge=1000)] = 5_000
     graceful_timeout_ms: PositiveInt = 30_000
+    # The number of on-demand models that a worker has loaded at once; 0: only memory fractions limit it.
+    max_resident: NaturalInt = 0
     # Of a GPU's memory: above it, batches are smaller; 100: never.
     gpu_memory_percent: Percent = 90
     metrics: Literal["on", "off"] = "on"

@@ -99,7 +99,14 @@ class BackendUnavailable(BunchError):
 
 class ModelUnavailable(BunchError):
     code = "MODEL_UNAVAILABLE"
-    retry_after_s = 1.0
+
+    def __init__(self, message: str = "", retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.args = (message, retry_after_s)
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class ShuttingDown(BunchError):

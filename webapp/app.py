@@ -302,7 +302,7 @@ def make_services(
         slow=SlowLog(redis),
         direct=FallbackModels(settings),
         identity=make_identity(settings, redis),
-        readiness=Readiness(redis, fleet, tuple(settings.models)),
+        readiness=Readiness(redis, fleet, settings.models),
         large=BodyBudget(client.charge),
         clients=ClientLimit(settings, redis),
         callbacks=Callbacks(settings, redis, client),

@@ -4,14 +4,16 @@
     a model never served? ────┼──▶ Readiness.look ─┴─▶ register of workers, what is paused, what was ever loaded
     504: why? ────────────────┘          └ Redis does not say in time: None
 
-A request for a model that was ready once does not ask: its name is in a set.
+A request for a model that was ready once does not ask: its name is in a set. For a model that is loaded on demand it
+does, at most once a second for all: if its deadline cannot hold the load, it is refused, and the model is loaded for
+the next one.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,11 +21,14 @@ import gevent
 from redis import Redis
 from redis.exceptions import RedisError
 
+from batching.executor import ExecutorState
+from batching.policy.residency import Stage
 from config.keys import Shard
+from config.schema import ModelSettings
 from config.tiers import Tier
 from tasks.errors import DeadlineExceeded, ModelUnavailable
 from tasks.fleet.desired_state import DesiredState
-from tasks.fleet.registry_reader import Fleet, ready_models
+from tasks.fleet.registry_reader import Fleet, WorkerRow, ready_models
 
 logger = logging.getLogger(__name__)
 
@@ -33,31 +38,51 @@ PROBE_S = 0.5
 # A caller whose deadline has passed is not kept longer than deadlines are precise.
 _REASON_S = 0.03
 _REQUIRE_S = 0.5
+_WANTED_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """A model that is loaded on demand, and nowhere now. `ready_in_s`: until a request would be answered, None: not
+    known. `failed`: its loads fail, and this is the time until the next.
+    """
+
+    ready_in_s: float | None
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`served` models have an executor that takes batches; `known` models have had one at some time; `paused` has the
-    tiers that are not claimed, by model.
+    """`served` models have an executor that takes batches, or will when requests wait; `known` models have had one at
+    some time; `paused` has the tiers that are not claimed, by model; `cold` the models that are loaded nowhere.
     """
 
     served: frozenset[str]
     known: frozenset[str]
     paused: Mapping[str, frozenset[Tier]]
+    cold: Mapping[str, Cold]
 
 
 class Readiness:
     """The readiness of models, for the greenlets of one process. `clock` gives monotonic seconds."""
 
     def __init__(
-        self, redis: Redis, fleet: Fleet, models: tuple[str, ...], clock: Callable[[], float] = time.monotonic
+        self,
+        redis: Redis,
+        fleet: Fleet,
+        models: Mapping[str, ModelSettings],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._redis = redis
         self._fleet = fleet
         self._desired_state = DesiredState(redis)
-        self._models = models
+        self._models = tuple(models)
+        self._on_demand = frozenset(name for name, model in models.items() if model.on_demand)
+        # When each was last asked to be loaded.
+        self._wanted_at: dict[str, float] = {}
         self._clock = clock
-        self._known: frozenset[str] = frozenset()
+        # Those of `known` models that are not loaded on demand: nothing is asked about them.
+        self._unasked: frozenset[str] = frozenset()
         self._last: Standing | None = None
         # When the last finished read began, and when the current one did.
         self._looked_at = float("-inf")
@@ -81,20 +106,51 @@ class Readiness:
         return self._last
 
     def knows(self, model: str) -> bool:
-        """True if the model was ready once, as far as this process knows: `refusal` then has none."""
-        return model in self._known
+        """True if the model was ready once, as far as this process knows, and stays loaded: `refusal` then has none."""
+        return model in self._unasked
 
-    def refusal(self, model: str) -> ModelUnavailable | None:
-        """The error for a model that no executor has ever been ready for: a request would wait in vain."""
-        if model in self._known:
+    def refusal(self, model: str, timeout_s: float) -> ModelUnavailable | None:
+        """The error for a request that would wait in vain: no executor has ever been ready for its model, or its
+        `timeout_s` is shorter than the model needs to be loaded.
+        """
+        if model in self._unasked:
             return None
-        standing = self.look(_REQUIRE_S, max_age_s=0.0)
+        standing = self.look(_REQUIRE_S, max_age_s=FRESH_S if model in self._on_demand else 0.0)
         # While Redis is away the queue itself says so, or the model is called without it.
-        if standing is None or model in standing.known:
+        if standing is None:
+            return None
+        cold = standing.cold.get(model)
+        if cold is not None:
+            return self._cold_refusal(model, cold, timeout_s)
+        if model in standing.known:
             return None
         return ModelUnavailable(
             f"no executor has been ready for {model} yet: it is still loading, or no worker serves it"
         )
+
+    def _cold_refusal(self, model: str, cold: Cold, timeout_s: float) -> ModelUnavailable | None:
+        if cold.failed:
+            again = "`manage.py models` says why"
+            return ModelUnavailable(f"{model} could not be loaded; {again}", cold.ready_in_s or 1.0)
+        if cold.ready_in_s is None or cold.ready_in_s <= timeout_s:
+            return None
+        self.want(model)
+        # A worker sees that with its next heartbeat.
+        ready_in_s = cold.ready_in_s + FRESH_S
+        return ModelUnavailable(
+            f"{model} is not loaded, and will be in about {ready_in_s:.1f} s, after this request's deadline", ready_in_s
+        )
+
+    def want(self, model: str) -> None:
+        """Have a worker load a model that is loaded on demand, with its next heartbeat."""
+        now = self._clock()
+        if now - self._wanted_at.get(model, float("-inf")) < FRESH_S:
+            return
+        self._wanted_at[model] = now
+        try:
+            self._redis.set(Shard().wanted(model), 1, px=_WANTED_MS)
+        except RedisError as error:
+            logger.debug("could not ask for %s to be loaded: %s", model, error)
 
     def explained(self, error: DeadlineExceeded, model: str, tier: Tier) -> DeadlineExceeded:
         """The error with the reason why `model` did not answer, if that is known."""
@@ -103,6 +159,8 @@ class Readiness:
             return error
         if tier in standing.paused.get(model, ()):
             return DeadlineExceeded(f"{error.message}: {model} is paused for {tier.value}")
+        if model in standing.cold:
+            return DeadlineExceeded(f"{error.message}: {model} was not loaded in time")
         if model not in standing.served:
             return DeadlineExceeded(f"{error.message}: no executor is ready for {model}")
         return error
@@ -115,7 +173,7 @@ class Readiness:
     def _look(self) -> None:
         try:
             self._last = self._seen()
-            self._known |= self._last.known
+            self._unasked |= self._last.known - self._on_demand
         except RedisError as error:
             self._last = None
             logger.debug("could not read which models are ready: %s", error)
@@ -127,7 +185,8 @@ class Readiness:
             self._looking = None
 
     def _seen(self) -> Standing:
-        served = ready_models(self._fleet.healthy())
+        workers = self._fleet.healthy()
+        served = ready_models(workers)
         names = [Shard().edition(name) for name in self._models]
         loads = cast("list[bytes | None]", self._redis.mget(names)) if names else []
         # A server that has lost its data does not know the earlier loads.
@@ -135,4 +194,17 @@ class Readiness:
         paused = {
             name: desired.paused for name, desired in self._desired_state.read(self._models).items() if desired.paused
         }
-        return Standing(frozenset(served & set(self._models)), frozenset(known), paused)
+        cold = {name: row for name in self._on_demand if (row := _cold(name, workers)) is not None}
+        return Standing(frozenset(served & set(self._models)), frozenset(known), paused, cold)
+
+
+def _cold(model: str, workers: Sequence[WorkerRow]) -> Cold | None:
+    """The model, if it is loaded in none of the workers that serve it."""
+    rows = [each for worker in workers for each in worker.models if each.model == model]
+    states = [each.on_demand for each in rows if each.on_demand is not None]
+    if not rows or len(states) < len(rows) or any(each.residency == Stage.RESIDENT.value for each in states):
+        return None
+    if all(each.state == ExecutorState.FAILED.value for each in rows):
+        return Cold(min(each.retry_in_ms or 0 for each in states) / 1000, failed=True)
+    known = [each.ready_in_ms for each in states if each.ready_in_ms is not None]
+    return Cold(min(known) / 1000 if known else None)

@@ -237,6 +237,10 @@ class Reconciler:
                     return None
                 if executor.loaded is None and executor.state is ExecutorState.FAILED:
                     return executor.error or "the executor did not start"
+                if executor.state is ExecutorState.UNLOADED:
+                    # It is loaded from the new settings when requests wait for it.
+                    loop.use(target, self._make_policy(target))
+                    return None
             return "the executor was not ready in time"
         finally:
             if not self._draining:

@@ -13,12 +13,13 @@ from batching.claim.shared_breaker import SharedBreaker
 from batching.executor import ExecutorState
 from config.model_files.pools import Assignment
 from config.settings import ModelSettings
-from tasks.fleet.registry_reader import ExecutorRow, GpuRow, WorkerRow
+from tasks.fleet.registry_reader import ExecutorRow, GpuRow, OnDemandRow, WorkerRow
 from tasks.observability.metrics import BUSY_SECONDS
 from workers.executor.process_executor import ProcessExecutor
 from workers.health.verdict import Health
 from workers.health.watch import State
 from workers.reconciler import Reconciler
+from workers.residency.residency import Residency
 
 RUNNING, STOPPING, OFFLINE = "running", "stopping", "offline"
 # An executor with its model and its loop.
@@ -34,6 +35,7 @@ class WorkerReport:
         node: its name in Celery, once it has one.
         seal: identifies the key with which it checks frontends' messages.
         health: returns the last state of its GPUs, and of the speed of its executors.
+        residency: its models that are loaded on demand.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class WorkerReport:
         node: Callable[[], str],
         seal: str,
         health: Callable[[], State],
+        residency: Residency,
     ) -> None:
         self.state = RUNNING
         self._worker_id = worker_id
@@ -56,6 +59,7 @@ class WorkerReport:
         self._node = node
         self._seal = seal
         self._health = health
+        self._residency = residency
         self._started_at = time.time()
         self._busy: dict[str, tuple[float, float]] = {}
 
@@ -78,11 +82,12 @@ class WorkerReport:
                 in_flight=loop.in_hand,
                 spare_pid=executor.spare.pid,
                 pressed_size=loop.state.pressed_size,
+                on_demand=self._on_demand(model.name) if model.on_demand else None,
             )
             for model, executor, loop in self._places
         )
         gpus = self._health()
-        is_degraded = any(each.state != ExecutorState.READY.value or each.breaker != "closed" for each in rows)
+        is_degraded = any(not each.is_served or each.breaker != "closed" for each in rows)
         return WorkerRow(
             self._worker_id,
             socket.gethostname(),
@@ -100,6 +105,16 @@ class WorkerReport:
                 GpuRow(each.device, each.utilization, each.memory_used, each.memory_total, each.temperature_c)
                 for each in gpus.readings
             ),
+        )
+
+    def _on_demand(self, model: str) -> OnDemandRow:
+        member, ready_in_s = self._residency.members[model], self._residency.ready_in_s(model)
+        return OnDemandRow(
+            member.stage.value,
+            member.loads,
+            round(member.load_s * 1000) or None,
+            None if ready_in_s is None else round(ready_in_s * 1000),
+            member.retry_in_ms(time.monotonic()),
         )
 
     def paces(self) -> dict[str, ModelThroughput]:

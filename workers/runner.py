@@ -35,7 +35,7 @@ from batching.policy_settings import make_policy
 from batching.ports import FollowUp, Observer
 from config.keys import Shard
 from config.model_files.pools import assignment
-from config.process.devices import executor_count, sharing, this_machine
+from config.process.devices import executor_count, this_machine
 from config.process.memory import settle_heap
 from config.process.threads import in_parallel
 from config.redis import connect
@@ -57,13 +57,15 @@ from tasks.protocol.seal import seal_of
 from workers import breakers
 from workers.celery.learnt_stats import shown
 from workers.celery.started_marks import StartedMarks
+from workers.executor.on_demand import OnDemandExecutor
 from workers.executor.process_executor import ProcessExecutor
 from workers.health.nvml import open_nvml
 from workers.health.reactions import WorkerReactions
 from workers.health.speed import SpeedWatch
 from workers.health.watch import Driver, HealthWatch
 from workers.reconciler import Reconciler
-from workers.report import OFFLINE, STOPPING, WorkerReport
+from workers.report import OFFLINE, RUNNING, STOPPING, WorkerReport
+from workers.residency.assembly import make_residency, shared_devices
 
 logger = logging.getLogger(__name__)
 
@@ -157,20 +159,24 @@ class WorkerRunner:
             )
             for n, (model, executor) in enumerate(self._executors)
         ]
+        places = [(*each, loop) for each, loop in zip(self._executors, self._loops, strict=True)]
         self.reconciler = Reconciler(
             self._redis,
             self.worker_id,
-            [(model, loop, executor) for (model, executor), loop in zip(self._executors, self._loops, strict=True)],
+            [(model, loop, executor) for model, executor, loop in places],
             make_policy,
             self._models_of_the_file,
         )
-        for loop, (model, _) in zip(self._loops, self._executors, strict=True):
-            loop.peers = [
-                other
-                for other, (others_model, _) in zip(self._loops, self._executors, strict=True)
-                if others_model is model and other is not loop
-            ]
-        places = [(model, executor, loop) for (model, executor), loop in zip(self._executors, self._loops, strict=True)]
+        for model, _, loop in places:
+            loop.peers = [other for of, _, other in places if of is model and other is not loop]
+        self.residency = make_residency(
+            self._served,
+            places,
+            store,
+            self._watch,
+            partial(self._registry.is_elsewhere, self.worker_id),
+            lambda: self._report.state == RUNNING and not self.reconciler.draining,
+        )
         self._health = HealthWatch(
             WorkerReactions(places, self._go_offline),
             lambda: self.name,
@@ -186,6 +192,7 @@ class WorkerRunner:
             self._node,
             self._seal.fingerprint if self._seal is not None else "",
             lambda: self._speed.state(self._health.state()),
+            self.residency,
         )
         self._announced: dict[str, int] = {}
         self._presence = Presence(self._redis, "worker", self._configured, lambda: self.name, self._pids)
@@ -205,13 +212,14 @@ class WorkerRunner:
             logger.warning("cannot read which models are paused, and claim nothing until it can be read: %s", error)
         if self._ledger:
             self._ledger.start()
-        for line in self._shared_devices():
+        for line in shared_devices(self._served, self._executors):
             logger.warning("%s", line)
         for _, executor in self._executors:
             executor.start()
         self._watch.start()
         for loop in self._loops:
             loop.start()
+        self.residency.start()
         self._heart.start()
         self._health.start()
         self._liveness.start()
@@ -221,6 +229,7 @@ class WorkerRunner:
             self._report.state = STOPPING
         self._news.set()
         self.reconciler.stop()
+        self.residency.stop()
         for loop in self._loops:
             loop.stop_claiming()
 
@@ -237,12 +246,9 @@ class WorkerRunner:
         self._liveness.stop()
         self._news.set()
         self._heart.join(timeout=2 * BEAT_EVERY_S)
-        if self._batch_log is not None:
-            self._batch_log.stop()
-        if self._ledger:
-            self._ledger.stop()
-        if self._tracer is not None:
-            self._tracer.stop()
+        for each in (self._batch_log, self._ledger, self._tracer):
+            if each is not None:
+                each.stop()
         try:
             self._flusher.flush()
             self._registry.deregister(self.worker_id)
@@ -271,12 +277,9 @@ class WorkerRunner:
         """
         worst = breakers.reset(self._breakers, model)
         loops = [loop for (each, _), loop in zip(self._executors, self._loops, strict=True) if each.name == model]
-        learned = [loop.state.safe_size for loop in loops if loop.state.safe_size is not None]
-        forgotten = {"breaker": worst, "safe_size": min(learned, default=None)}
-        for loop in loops:
-            loop.forget_safe_size()
+        learned = [size for loop in loops if (size := loop.forget_safe_size()) is not None]
         self._speed.forget(model)
-        return forgotten
+        return {"breaker": worst, "safe_size": min(learned, default=None)}
 
     def info(self) -> dict[str, Any]:
         row = msgspec.to_builtins(self._describe())
@@ -304,26 +307,21 @@ class WorkerRunner:
         return self._redis
 
     def _executor(self, model: ModelSettings, index: int, folder: str) -> ProcessExecutor:
-        return ProcessExecutor(
+        kind = OnDemandExecutor if model.on_demand else ProcessExecutor
+        return kind(
             model,
             index,
             folder=folder,
             devices=self._served.devices,
             max_output_bytes=self._settings.max_output_bytes,
-            on_change=self._news.set,
+            on_change=self._changed,
             on_loaded=partial(self._telemetry.loaded, model.name),
             on_replaced=partial(self._telemetry.replaced, model.name),
         )
 
-    def _shared_devices(self) -> list[str]:
-        # Two models on one GPU are usually intended; two executors of the same model seldom are.
-        return [
-            line
-            for model in self._served.models.values()
-            # Devices that are named twice are meant so.
-            if not model.is_remote and model.devices is None and self._served.devices is None
-            for line in sharing({each.name: each.placement for of, each in self._executors if of is model})
-        ]
+    def _changed(self) -> None:
+        self._news.set()
+        self.residency.wake()
 
     def _observer(self) -> Observer:
         speed = self._speed if self._speed.has_devices else None
@@ -372,9 +370,11 @@ class WorkerRunner:
                 self.reconciler.sync()
                 self._presence.beat()
                 self._announce_loads()
+                for name in self._registry.wanted(self.residency.unloaded):
+                    self.residency.want(name)
                 self._telemetry.tick()
                 self._priorities.gather(self._served.models)
-                if beat % IDLE_BEATS == 0 or self._watch.held < len(self._loops):
+                if beat % IDLE_BEATS == 0 or self._watch.held < len(self._loops) - self.residency.without_seat:
                     self._flusher.flush()
             except RedisError as error:
                 logger.warning("the heartbeat failed and will be repeated: %s", error)
@@ -388,7 +388,7 @@ class WorkerRunner:
     def _announce_loads(self) -> None:
         """Start a new epoch of a model after a load, so that cached answers from before are not given any more."""
         for model, executor in self._executors:
-            starts = executor.restarts
+            starts = executor.starts
             if executor.state is ExecutorState.READY and self._announced.get(executor.name) != starts:
                 self._redis.incr(Shard().edition(model.name))
                 self._announced[executor.name] = starts

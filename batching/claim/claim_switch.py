@@ -1,5 +1,5 @@
 """The switch that keeps a claim loop from claiming for a while: an operator's pause, a drain, a reload of its
-executor.
+executor, or that its model is not loaded.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ class ClaimSwitch:
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed
-        self._held = False
+        self._held = self._away = False
         self.resting = False
         # The ranks of which nothing is claimed.
         self.paused: frozenset[int] = frozenset()
 
     @property
     def is_shut(self) -> bool:
-        return self._held or len(self.paused) == len(TIERS)
+        return self._held or self._away or len(self.paused) == len(TIERS)
 
     def hold(self) -> None:
         """Claim nothing until `release`; claimed batches go on."""
@@ -33,6 +33,17 @@ class ClaimSwitch:
     def release(self) -> None:
         with self._changed:
             self._held = False
+            self._changed.notify_all()
+
+    def leave(self) -> None:
+        """The executor goes: claim nothing until `come_back`, whoever holds and releases meanwhile."""
+        with self._changed:
+            self._away = True
+            self._changed.notify_all()
+
+    def come_back(self) -> None:
+        with self._changed:
+            self._away = False
             self._changed.notify_all()
 
     def pause(self, ranks: frozenset[int]) -> None:

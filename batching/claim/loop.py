@@ -101,11 +101,12 @@ class ClaimLoop:
     def is_idle(self) -> bool:
         return not (self.state.in_hand or self.gate.is_shut) and self._executor.state is ExecutorState.READY
 
-    def forget_safe_size(self) -> None:
+    def forget_safe_size(self) -> int | None:
         """Forget the learned size limit, when an operator reports more memory: whole batches again, until memory runs
-        out.
+        out. Returns what it was.
         """
-        self.state.safe_size = None
+        learned, self.state.safe_size = self.state.safe_size, None
+        return learned
 
     def start(self) -> None:
         for thread in self._threads:

@@ -103,6 +103,11 @@ class LoopState(Generic[B]):
         """True if the last batches were of one request and nothing waited behind them."""
         return max(self._recent) == 1 and not self._more_waits
 
+    @property
+    def more_waits(self) -> bool:
+        """True if the last claim left requests behind."""
+        return self._more_waits
+
     def use(self, policy: Policy, sizes: tuple[int, ...]) -> None:
         """Use another policy; with other sizes, the time of a batch is learned anew."""
         self.learner.policy = policy

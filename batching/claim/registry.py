@@ -138,6 +138,21 @@ class WorkerRegistry:
             return []
         return [each.decode() for each in cast("list[bytes]", overdue)]
 
+    def is_elsewhere(self, worker_id: str, model: str) -> bool:
+        """Return whether another worker has beaten lately with an executor ready for the model. Raises RedisError."""
+        rows = cast("dict[bytes, bytes]", self._redis.hgetall(self._keys.pace(model)))
+        beats = {name.decode(): row.split(b";") for name, row in rows.items()}
+        now_ms = int(beats[worker_id][0]) if worker_id in beats else 0
+        others = (row for name, row in beats.items() if name != worker_id)
+        return any(int(row[1]) and now_ms - int(row[0]) < self._ttl_ms for row in others)
+
+    def wanted(self, models: Sequence[str]) -> list[str]:
+        """Those of the models that a frontend has asked to load, each for one worker that asks. Raises RedisError."""
+        keys = {self._keys.wanted(name): name for name in models}
+        if not keys or not self._redis.exists(*keys):
+            return []
+        return [name for key, name in keys.items() if self._redis.delete(key)]
+
     def bury(self, pid: int) -> int:
         """Give back all leases of a dead process of this host; returns the number of requests."""
         members = cast("list[bytes]", self._redis.zrange(self._keys.workers(), 0, -1))

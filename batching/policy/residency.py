@@ -9,6 +9,9 @@ Who leaves: first a model whose requests have ceased, the least recently used of
 demand. A loaded model stays for as long as its load took: so at most half of the time goes into loading. It is better
 to wait for that than to send away a model with more demand, which would come back at once.
 
+A request whose deadline is near does not wait for that: of those that may leave now, the one with the least demand
+does, however much it is asked. Then a model that has answered all that waited may leave before its time.
+
 Demand decides before recency, since under random arrivals the most asked model is often not the most recent one.
 """
 
@@ -25,6 +28,8 @@ LEAST_RESIDENCE_S = 0.25
 # A model without a request for that many of its mean gaps is not asked any more: by chance once in twenty times.
 CEASED_GAPS = 3.0
 DEMAND_MEMORY_S = 30.0
+# A deadline is near when the time left is that many loads: one for its own, and the rest for what comes before it.
+URGENT_LOADS = 3.0
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 _LOAD_GAIN = 1 / 4
 # Fractions of a device are sums of decimal numbers.
@@ -50,6 +55,7 @@ class Tenant:
         needs: the room that it takes, of each limit; more than one with several devices.
         since: when its stage began.
         oldest_at: since when its oldest request waits; infinite: nothing waits.
+        due_at: the earliest deadline among those that wait longest; infinite: not known.
         busy: it has a batch in hand.
         used_at: the end of its last batch.
         demand: its requests per second, lately.
@@ -69,6 +75,7 @@ class Tenant:
     load_s: float = 0.0
     not_before: float = -math.inf
     dismissed: bool = False
+    due_at: float = math.inf
 
     @property
     def waits(self) -> bool:
@@ -79,10 +86,16 @@ class Tenant:
         """Since when its requests wait for it to be loaded. What waited before it left has had its turn."""
         return max(self.oldest_at, self.since)
 
-    @property
-    def stays_until(self) -> float:
-        """The end of its minimum residence; infinite before it has begun."""
-        return self.since + max(self.load_s, LEAST_RESIDENCE_S) if self.stage is Stage.RESIDENT else math.inf
+    def stays_until(self, *, is_urgent: bool) -> float:
+        """The end of its minimum residence; infinite before it has begun. `is_urgent`: for another one's deadline."""
+        if self.stage is not Stage.RESIDENT:
+            return math.inf
+        is_done = is_urgent and not (self.busy or self.waits)
+        return self.since + (LEAST_RESIDENCE_S if is_done else max(self.load_s, LEAST_RESIDENCE_S))
+
+    def is_urgent(self, now: float) -> bool:
+        """Return whether its deadline leaves little more time than loading takes."""
+        return self.due_at - now <= URGENT_LOADS * max(self.load_s, LEAST_RESIDENCE_S)
 
     def has_ceased(self, now: float) -> bool:
         """Return whether nobody seems to ask for it any more."""
@@ -178,7 +191,10 @@ class _Draft:
     def _choose(self, candidate: Tenant) -> None:
         """Send away the first victims that make room for the candidate, all at once, or wait until they may go."""
         chosen: list[Tenant] = []
-        for victim in sorted(self._victims, key=lambda victim: _worth(victim, self._now)):
+        is_urgent = candidate.is_urgent(self._now)
+        until = {each.name: each.stays_until(is_urgent=is_urgent) for each in self._victims}
+        by_worth = sorted(self._victims, key=lambda victim: _worth(victim, self._now))
+        for victim in sorted(by_worth, key=lambda victim: is_urgent and until[victim.name] > self._now):
             if _fits(candidate, self._coming):
                 break
             shared = victim.needs.keys() & candidate.needs.keys()
@@ -186,7 +202,7 @@ class _Draft:
                 chosen.append(victim)
                 _take(self._coming, victim, -1)
         self._victims = [each for each in self._victims if each not in chosen]
-        stays_until = max(each.stays_until for each in chosen)
+        stays_until = max(until[each.name] for each in chosen)
         if stays_until <= self._now:
             self.drain += [each.name for each in chosen]
         else:

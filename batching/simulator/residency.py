@@ -97,6 +97,7 @@ class _Model:
             self.used_at,
             self.demand.lately(now),
             self.load_s,
+            due_at=queues.due,
         )
 
     def enter(self, stage: Stage, now: float) -> None:

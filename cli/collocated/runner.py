@@ -100,7 +100,7 @@ class CollocatedRunner(WorkerRunner):
 
     def _announce_loads(self) -> None:
         for model, executor in self._executors:
-            starts = executor.restarts
+            starts = executor.starts
             if executor.state is ExecutorState.READY and self._forgotten.get(executor.name) != starts:
                 self._store.questions.forget(model.name)
                 self._forgotten[executor.name] = starts

@@ -123,7 +123,7 @@ class Gauge:
     def signals(self, actor: Actor) -> dict[Group, Signals]:
         """The signals of each group. Raises RedisError."""
         healthy = self._fleet.healthy()
-        ready = [row for row in healthy if any(each.state == "ready" for each in row.models)]
+        ready = [row for row in healthy if any(each.is_served for each in row.models)]
         waiting: dict[str, int] = dict.fromkeys(self._models, 0)
         for queue in self._fleet.queues(self._models):
             waiting[queue.model] += queue.depth

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +110,7 @@ def workers(config_file: Path | None, every_s: float | None, as_json: bool, ever
 @watch_option
 @json_option
 def models(config_file: Path | None, every_s: float | None, as_json: bool) -> None:
-    """List the configured models and how they are served. Exit 1 when one is loaded nowhere."""
+    """List the configured models and how they are served. Exit 1 when one is served nowhere."""
     settings = locate(config_file)
     redis = redis_of(settings)
 
@@ -118,7 +118,7 @@ def models(config_file: Path | None, every_s: float | None, as_json: bool) -> No
         return _model_rows(settings, redis)
 
     _show(every_s, as_json, rows, lambda: _models_table(settings, redis))
-    if any(row["ready"] == 0 for row in rows()):
+    if any(row["served"] == 0 for row in rows()):
         fail()
 
 
@@ -179,6 +179,7 @@ def _models_table(settings: Settings, redis: Redis) -> RenderableType:
             ("model", lambda row: row["model"]),
             ("version", lambda row: row["version"]),
             ("ready", lambda row: row["ready"]),
+            ("residency", lambda row: row["residency"]),
             ("executors", lambda row: row["executors"]),
             ("batch size", lambda row: row["max_batch_size"]),
             ("safe batch", lambda row: row["safe_batch_size"] or "–"),
@@ -207,6 +208,8 @@ def _model_row(model: ModelSettings, desired: Desired, healthy: list[WorkerRow])
     from tasks.fleet.registry_reader import breakers, safe_sizes
 
     executors = [each for row in healthy for each in row.models if each.model == model.name]
+    on_demand = {row.id: each.on_demand for row in healthy for each in row.models if each.model == model.name}
+    loads = [each for each in on_demand.values() if each]
     now = with_desired(model, desired)
     return {
         "model": model.name,
@@ -231,6 +234,10 @@ def _model_row(model: ModelSettings, desired: Desired, healthy: list[WorkerRow])
             if each.model == model.name
         ],
         "ready": sum(each.state == "ready" for each in executors),
+        "served": sum(each.is_served for each in executors),
+        "residency": _residency(executors),
+        "loads": sum(each.loads for each in loads),
+        "load_ms": max((each.load_ms or 0 for each in loads), default=0) or None,
         "paused": [tier.value for tier in sorted(desired.paused, key=lambda tier: tier.rank)],
         "tuned": desired.tuned | ({} if desired.weight is None else {"weight": desired.weight}),
         "reload_refused": desired.refusal if desired.is_refused else None,
@@ -238,6 +245,12 @@ def _model_row(model: ModelSettings, desired: Desired, healthy: list[WorkerRow])
         "safe_batch_size": safe_sizes(healthy).get(model.name),
         "error": next((each.error for each in executors if each.error), None),
     }
+
+
+def _residency(executors: Sequence[ExecutorRow]) -> str:
+    """`always`, or the stages of a model that is loaded on demand, in each worker: `resident`, `unloaded`, …"""
+    stages = [each.on_demand.residency for each in executors if each.on_demand]
+    return ", ".join(dict.fromkeys(stages)) or "always"
 
 
 def _where(row: dict[str, Any]) -> str:

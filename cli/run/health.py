@@ -101,7 +101,7 @@ def _models(settings: Settings, redis: Redis) -> str:
         here.remove(row.pid)
         if row.state != "running":
             return f"worker (pid {row.pid}) is {row.state}"
-        if not any(each.state == "ready" for each in row.models):
+        if not any(each.is_served for each in row.models):
             return f"worker (pid {row.pid}) has no model ready: " + _states(row.models)
     return f"worker (pid {min(here)}) is not registered yet" if here else ""
 

@@ -106,7 +106,7 @@ def leases_given_back(registry: WorkerRegistry) -> Callable[[int], bool]:
 
 
 def _look_at_models(row: WorkerRow) -> Look:
-    late = [each for each in row.models if each.state != "ready"]
+    late = [each for each in row.models if not each.is_served]
     # While an executor is started again, its row still has the error of the previous start.
     errors = {each.model: each.error for each in late if each.error and each.state == "failed"}
     if errors:

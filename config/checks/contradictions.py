@@ -14,6 +14,7 @@ from config.auth import is_loopback
 from config.callback_hosts import CallbackHosts
 from config.checks.foreign_names import PREFIX
 from config.checks.placement import placement_problems
+from config.checks.residency import residency_problems
 from config.checks.shapes import shape_problems
 from config.errors import Problem
 from config.model_files.schemes import forms, scheme_of
@@ -70,6 +71,7 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
         found += _model_out_of_order(model, settings)
     found += weight_problems(settings.models)
     found += placement_problems(settings)
+    found += residency_problems(settings)
     found += _not_in_collocated_mode(settings)
     found += _tls_to_redis(settings)
     found += _callbacks(settings, role)

@@ -101,14 +101,12 @@ def _members(pool: PoolSettings, settings: Settings) -> list[ModelSettings]:
 
 
 def _crowded(where: str, models: list[ModelSettings], devices: Devices) -> Iterator[Problem]:
-    """Devices whose memory fractions come to more than 1, in one worker."""
+    """Devices whose memory fractions come to more than 1, in one worker, of models that are always loaded."""
     sums: dict[str, float] = {}
     for model in models:
-        if model.memory_fraction is not None and not model.is_remote:
-            for device in _taken(model, devices):
-                # A spare has the model loaded as well.
-                processes = 2 if model.spare else 1
-                sums[device] = sums.get(device, 0.0) + processes * model.memory_fraction
+        if not model.on_demand:
+            for device, fraction in taken(model, devices).items():
+                sums[device] = sums.get(device, 0.0) + fraction
     everywhere = sums.pop(_ALL, 0.0)
     for device, total in sums.items() or {_ALL: 0.0}.items():
         if total + everywhere > 1 + 1e-9:
@@ -116,13 +114,21 @@ def _crowded(where: str, models: list[ModelSettings], devices: Devices) -> Itera
             yield Problem(where, f"{device}: {', '.join(model.name for model in models)}", fix)
 
 
-def _taken(model: ModelSettings, pools: Devices) -> Iterator[str]:
-    """The device of each executor, as far as the file tells: `auto` puts at least the first on the first GPU."""
+def taken(model: ModelSettings, pools: Devices) -> dict[str, float]:
+    """The share of each GPU that a model takes, as far as the file tells: `auto` puts at least the first executor on
+    the first GPU. A spare has the model loaded as well.
+    """
+    sums: dict[str, float] = {}
+    if model.memory_fraction is None or model.is_remote:
+        return sums
     devices = model.devices or (pools if model.device == "auto" else None)
     if devices is None:
         exact = model.device not in {"auto", "cuda"}
         devices = tuple(itertools.repeat(model.device, model.instances)) if exact else ("cuda:0",)
-    yield from (each for each in ((_ALL,) if devices == _ALL else devices) if each != "cpu")
+    for each in (_ALL,) if devices == _ALL else devices:
+        if each != "cpu":
+            sums[each] = sums.get(each, 0.0) + model.processes * model.memory_fraction
+    return sums
 
 
 def _shown(value: object) -> object:

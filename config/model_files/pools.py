@@ -22,11 +22,15 @@ _POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The models of one worker. `devices` are for models that name none themselves; `pool` is empty without one."""
+    """The models of one worker. `devices` are for models that name none themselves; `pool` is empty without one.
+
+    `max_resident` is the number of on-demand models that may be loaded at once; 0: no such limit.
+    """
 
     models: Mapping[str, ModelSettings]
     devices: Devices = None
     pool: str = ""
+    max_resident: int = 0
 
 
 def assignment(settings: Settings) -> Assignment:
@@ -34,7 +38,8 @@ def assignment(settings: Settings) -> Assignment:
     pool = settings.pools.get(settings.worker_pool)
     names = pool.models if pool else _listed(settings) or tuple(settings.models)
     models = {name: settings.models[name] for name in names if name in settings.models}
-    return Assignment(models, pool.devices if pool else None, settings.worker_pool)
+    most = pool.max_resident if pool and pool.max_resident else settings.max_resident
+    return Assignment(models, pool.devices if pool else None, settings.worker_pool, most)
 
 
 def read_pools(tables: Mapping[str, Any], problems: list[Problem]) -> dict[str, PoolSettings]:
@@ -54,7 +59,7 @@ def read_pools(tables: Mapping[str, Any], problems: list[Problem]) -> dict[str, 
                 pools[name] = msgspec.convert({**table, "name": name}, PoolSettings)
             except msgspec.ValidationError as error:
                 kind = not_of_kind(error, PoolSettings)
-                problems.append(Problem(where, masking.MASK, f"has the keys models and devices; {kind}"))
+                problems.append(Problem(where, masking.MASK, f"has the keys models, devices and max_resident; {kind}"))
     return pools
 
 

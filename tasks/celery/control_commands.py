@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 RESET_FAULTS = "reset_faults"
+UNLOAD_MODEL = "unload_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "tune": Command("<model> [key=value …]", _MODEL, "changes"),
         "reload_model": Command("<model> [key=value …]", _MODEL, "changes"),
         RESET_FAULTS: Command("<model>", _MODEL),
+        UNLOAD_MODEL: Command("<model>", _MODEL),
         # Celery's own name.
         "pool_restart": Command(),
     }

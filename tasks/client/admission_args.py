@@ -33,8 +33,9 @@ class AdmissionArgs:
         self._keys = {name: _keys_of(name, keys) for name in settings.models}
         thresholds = settings.shed_thresholds()
         self._ranks = {
-            queue: (rank, -1 if threshold is None else threshold)
-            for name in settings.models
+            # What has gathered while a model was not loaded is no overload: its requests have their deadlines only.
+            queue: (rank, -1 if threshold is None or model.on_demand else threshold)
+            for name, model in settings.models.items()
             for rank, (queue, threshold) in enumerate(zip(keys.queues(name), thresholds, strict=True), 1)
         }
 

@@ -6,6 +6,7 @@ One `Client` per process, for gevent: its greenlets share one outbox and one rou
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -71,13 +72,20 @@ class Client:
         self._hang_up = redis.register_script(HANG_UP.text)
         self._canceller = Canceller(redis, self._keys)
         self._charge = redis.register_script(CHARGE.text)
-        self._queues = {(name, tier): self._keys.queue(name, tier) for name in settings.models for tier in Tier}
+        # With the time limit in it, in milliseconds. What waits for its model to be loaded has its deadline only.
+        self._queues = {
+            (name, tier): (
+                self._keys.queue(name, tier),
+                math.inf if model.on_demand else settings.queue_timeout_of(tier),
+            )
+            for name, model in settings.models.items()
+            for tier in Tier
+        }
         self._quotas = Quotas(settings)
         self._recogniser = Deduplicator(settings, self._keys)
         self._hold_s = settings.failover_wait_s
         self._confirmation = Confirmation(redis, self._keys, name) if settings.durability == "replica" else None
         self._sync_result_ttl_ms = min(settings.sync_result_ttl_ms, settings.result_ttl_ms)
-        self._queue_timeouts = {tier: settings.queue_timeout_of(tier) for tier in Tier}
 
     def _make_router(self, redis: Redis, name: str) -> Router:
         return Router(redis, name, on_hang_up=self._take_back, on_new_server=self._send_again)
@@ -118,12 +126,13 @@ class Client:
             once = self._recogniser.of(submission)
         task_id = owned_id(new_id(), owner) if owner else new_id()
         timeout_ms = max(1, int(submission.timeout_s * 1000))
+        queue, limit_ms = self._queues[model, tier]
         out = Outgoing(
             task_id,
             submission,
-            self._queues[model, tier],
+            queue,
             timeout_ms,
-            min(self._queue_timeouts[tier], timeout_ms),
+            timeout_ms if timeout_ms < limit_ms else int(limit_ms),
             self._sync_result_ttl_ms
             if submission.waits and not key
             else max(self._settings.result_ttl_ms, submission.keep_ms),

@@ -19,6 +19,21 @@ from config.tiers import TIERS
 _RATE_OVER_S = 5
 
 
+class OnDemandRow(msgspec.Struct, frozen=True):
+    """A model that is loaded on demand, in one worker. `residency` is its `batching.policy.residency.Stage`.
+
+    `load_ms` is how long loading takes, None before the first load. `ready_in_ms` is the time until a request of now
+    would be answered, None where that is not known. `retry_in_ms` is the rest of the pause after a load that failed,
+    None unless one has.
+    """
+
+    residency: str
+    loads: int = 0
+    load_ms: int | None = None
+    ready_in_ms: int | None = None
+    retry_in_ms: int | None = None
+
+
 class ExecutorRow(msgspec.Struct, frozen=True):
     """One executor, as its worker reports it. `busy` is the fraction of the last second spent in the model. `error`
     says why it did not start or, while it is starting, why the process before it was replaced.
@@ -28,6 +43,7 @@ class ExecutorRow(msgspec.Struct, frozen=True):
     `device` is the device that its model was given, and which GPU that is; `in_flight` how many requests it holds.
     `spare_pid` is the process that takes its place when it ends, None while none is loaded.
     `pressed_size` is the largest batch while its device's memory is nearly full, None while it is not.
+    `on_demand` is None for a model that is always loaded.
     """
 
     model: str
@@ -46,6 +62,12 @@ class ExecutorRow(msgspec.Struct, frozen=True):
     in_flight: int = 0
     spare_pid: int | None = None
     pressed_size: int | None = None
+    on_demand: OnDemandRow | None = None
+
+    @property
+    def is_served(self) -> bool:
+        """Return whether it takes batches, or will when requests wait for its model."""
+        return self.state == "ready" or (self.on_demand is not None and self.state in {"unloaded", "starting"})
 
 
 class GpuRow(msgspec.Struct, frozen=True):
@@ -176,8 +198,8 @@ class Fleet:
 
 
 def ready_models(workers: Iterable[WorkerRow]) -> set[str]:
-    """The models with at least one executor that takes batches."""
-    return {each.model for worker in workers for each in worker.models if each.state == "ready"}
+    """The models with at least one executor that takes batches, or will when requests wait."""
+    return {each.model for worker in workers for each in worker.models if each.is_served}
 
 
 # The worst last, as `bunch_breaker_state` numbers them.

@@ -104,6 +104,7 @@ QUEUE_DEPTH = _gauge("queue_depth", "Requests waiting in the queue.", "model", "
 QUEUE_OLDEST = _gauge("queue_oldest_seconds", "Age of the oldest waiting request.", "model", "tier")
 WORKERS = _gauge("workers", "Workers by state.", "state")
 EXECUTORS = _gauge("executors", "Executors of healthy workers.", "model", "state")
+RESIDENT = _gauge("resident", "Models that are loaded: 1, or 0 for one that is loaded on demand.", "model", "worker")
 DEAD_LETTERS = _gauge("dead_letters", "Dead letters that are kept.")
 CALLBACKS_OWED = _gauge("callbacks_owed", "Results that are still to be pushed, unfinished requests among them.")
 WORKERS_WANTED = _gauge("workers_wanted", "Workers that the autoscaler wants, while one runs.")

@@ -69,6 +69,20 @@ class LoadsLater:
         return inputs
 
 
+class LoadsSlowly:
+    """Echoes; loading takes `load_ms`, a batch `batch_ms`."""
+
+    def __init__(self, load_ms: int = 200, batch_ms: int = 5) -> None:
+        self._load_s, self._batch_s = load_ms / 1000, batch_ms / 1000
+
+    def load(self, device: str) -> None:
+        time.sleep(self._load_s)
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        time.sleep(self._batch_s)
+        return inputs
+
+
 class DiesLoading:
     def load(self, device: str) -> None:
         os._exit(3)

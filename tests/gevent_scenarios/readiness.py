@@ -18,7 +18,7 @@ from batching.claim.registry import WorkerRegistry
 from config.settings import Settings
 from config.tiers import Tier
 from tasks.fleet.desired_state import DesiredState
-from tasks.fleet.registry_reader import ExecutorRow, WorkerRow
+from tasks.fleet.registry_reader import ExecutorRow, OnDemandRow, WorkerRow
 from tests.fakes.worker import StandInWorker
 from tests.gevent_scenarios.frontend_fixture import KEYS, NOBODY, SERVED, SMALL, FrontendFixture, all_of
 from tests.gevent_scenarios.outages import hanging
@@ -164,6 +164,78 @@ def what_was_loaded_once_waits_and_a_late_answer_says_why(frontend: FrontendFixt
         DesiredState(frontend.redis).resume(NOBODY)
         gevent.sleep(FRESH_S)
         assert "paused" not in post(client, "/v1/inference", late, **{"X-Tier": "free"})[1]["message"]
+
+
+def on_demand(frontend: FrontendFixture, **settings: Any) -> Settings:
+    """The settings, with a model that is loaded on demand."""
+    model = msgspec.structs.replace(frontend.settings.models[SERVED], residency="on_demand")
+    models = {**frontend.settings.models, SERVED: model}
+    return msgspec.structs.replace(frontend.settings, models=models, max_resident=1, **settings)
+
+
+def resides(redis: Redis, state: str, **about: Any) -> None:
+    """Register a worker with the on-demand model."""
+    row = ExecutorRow(SERVED, f"{SERVED}/0", state, on_demand=OnDemandRow(**about))
+    worker = WorkerRow("w1", "host", 1, 0.0, (row,))
+    WorkerRegistry(redis, lease_ttl_s=60.0).beat(worker.id, msgspec.json.encode(worker))
+    gevent.sleep(FRESH_S)
+
+
+def retry_after(client: FlaskClient, path: str, body: dict[str, object]) -> tuple[int, str, str]:
+    answer = client.post(path, json=body)
+    return answer.status_code, msgspec.json.decode(answer.data)["error"], answer.headers["Retry-After"]
+
+
+def a_deadline_that_cannot_hold_the_load_is_refused_and_the_model_is_wanted(frontend: FrontendFixture) -> None:
+    redis = frontend.redis
+    short: dict[str, object] = {"input": 1, "timeout_ms": 500}
+    long: dict[str, object] = {"input": 1, "timeout_ms": 9_000}
+    with frontend_app(on_demand(frontend)) as client:
+        resides(redis, "unloaded", residency="unloaded", ready_in_ms=4_200)
+        assert is_ready(client, f"?model={SERVED}")[0] == 200
+        asked: list[tuple[str, dict[str, object]]] = [
+            ("/v1/inference", short),
+            ("/v1/inference/bulk", {"inputs": [1, 2], "timeout_ms": 500}),
+        ]
+        for path, body in asked:
+            # And a second until a worker has seen that it is wanted.
+            assert retry_after(client, path, body) == (503, "MODEL_UNAVAILABLE", "6"), path
+        assert WorkerRegistry(redis, 60.0).wanted([NOBODY, SERVED]) == [SERVED]
+        assert WorkerRegistry(redis, 60.0).wanted([SERVED]) == [], "one worker is enough"
+
+        for state, about in (
+            ("unloaded", {"residency": "unloaded", "ready_in_ms": 4_200}),
+            ("starting", {"residency": "loading"}),
+            ("ready", {"residency": "resident", "ready_in_ms": 0}),
+        ):
+            resides(redis, state, **about)
+            body = short if state != "unloaded" else long
+            accepted = client.post("/v1/inference", json=body, headers={"Prefer": "respond-async"})
+            assert accepted.status_code == 202, state
+        assert WorkerRegistry(redis, 60.0).wanted([SERVED]) == []
+
+
+def a_model_whose_load_fails_is_refused_until_the_next_try(frontend: FrontendFixture) -> None:
+    with frontend_app(on_demand(frontend)) as client:
+        resides(frontend.redis, "failed", residency="unloaded", retry_in_ms=7_500)
+        assert is_ready(client, f"?model={SERVED}")[0] == 503
+        assert retry_after(client, "/v1/inference", {"input": 1}) == (503, "MODEL_UNAVAILABLE", "8")
+
+
+def what_waits_for_its_model_to_be_loaded_has_its_deadline_only(frontend: FrontendFixture) -> None:
+    settings = on_demand(frontend, queue_timeout_ms=1)
+    for configured, status in ((settings, 200), (msgspec.structs.replace(frontend.settings, queue_timeout_ms=1), 504)):
+        resides(frontend.redis, "unloaded", residency="unloaded")
+        with frontend_app(configured) as client:
+            asked = gevent.spawn(post, client, "/v1/inference", {"input": 1, "timeout_ms": 5_000})
+            wait_until(lambda: frontend.redis.llen(KEYS.queue(SERVED, Tier.PAID)), what="it waits")
+            gevent.sleep(0.05)
+            worker = StandInWorker(frontend.url)
+            worker.start()
+            try:
+                assert asked.get()[0] == status
+            finally:
+                worker.stop()
 
 
 def who_knows_a_model_asks_redis_nothing_more(frontend: FrontendFixture) -> None:

@@ -51,6 +51,7 @@ NAMES = {
     "controls": lambda shard: shard.controls("minilm"),
     "owners": lambda shard: shard.owners("minilm"),
     "reloading": lambda shard: shard.reloading("minilm"),
+    "wanted": lambda shard: shard.wanted("minilm"),
     "record": lambda shard: shard.record("all"),
     "record_size": lambda shard: shard.record_size("all"),
     "history": lambda shard: shard.history(),

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from cli.commands import cli
 from config.errors import SettingsError
 from config.model_files.pools import assignment
+from config.model_files.room import needs_of, room_for
 from config.settings import Settings, load_settings
 
 MODELS = """
@@ -91,7 +92,7 @@ def test_a_worker_for_what_there_is_not_does_not_start(tmp_path: Path, environ: 
             {},
             "[pools.p] devices = 'cuda0': must be \"all\"",
         ),
-        ("[pools.p]\nmodels = ['a', 'b', 'web']\nworkers = 2", {}, "has the keys models and devices"),
+        ("[pools.p]\nmodels = ['a', 'b', 'web']\nworkers = 2", {}, "has the keys models, devices and max_resident"),
         ("", {"a": "devices = 'every'"}, "[models.a] devices"),
         ("", {"a": "devices = []"}, "must name at least one device"),
         ("", {"a": "devices = ['cuda:0']\ninstances = 2"}, "[models.a] instances = 2: has no effect beside devices"),
@@ -109,6 +110,79 @@ def test_what_contradicts_itself_is_refused_by_name(
 ) -> None:
     problems = refused(tmp_path, pools, **keys)
     assert [each for each in problems if said in each], problems
+
+
+ON_DEMAND = 'residency = "on_demand"\n'
+
+
+@pytest.mark.parametrize(
+    ("pools", "keys", "said"),
+    [
+        ("", {"a": ON_DEMAND}, "[models.a] residency = 'on_demand': needs to know how many models fit"),
+        ("", {"web": ON_DEMAND}, "[models.web] residency = 'on_demand': has no effect on a model that runs behind"),
+        ("[server]\nmax_resident = 1", {}, "[server] max_resident = 1: limits on-demand models, and there is none"),
+        (
+            "[server]\nmax_resident = 1",
+            {"a": ON_DEMAND + "spare = true"},
+            "[server] max_resident = 1: must be at least 2: a takes that many places",
+        ),
+        (
+            "[server]\nmax_resident = 2\n[pools.p]\nmodels = ['a', 'web']\nmax_resident = 1\n[pools.q]\nmodels = ['b']",
+            {"a": ON_DEMAND + "spare = true", "b": ON_DEMAND},
+            "[pools.p] max_resident = 1: must be at least 2",
+        ),
+        (
+            "[pools.q]\nmodels = ['b', 'web']\nmax_resident = 1\n[pools.p]\nmodels = ['a']",
+            {"a": ON_DEMAND + "memory_fraction = 0.5"},
+            "[pools.q] max_resident = 1: limits on-demand models, and there is none",
+        ),
+        (
+            "",
+            {"a": ON_DEMAND + "memory_fraction = 0.6", "b": "memory_fraction = 0.5"},
+            "[models.a] memory_fraction = 0.6: can never be loaded on cuda:0",
+        ),
+        ("", {"a": ON_DEMAND + "memory_fraction = 0.6\ndevices = ['cuda:1', 'cuda:1']"}, "it takes 1.2 of the memory"),
+    ],
+)
+def test_on_demand_models_that_can_never_have_room_are_refused(
+    tmp_path: Path, pools: str, keys: dict[str, str], said: str
+) -> None:
+    problems = refused(tmp_path, pools, **keys)
+    assert [each for each in problems if said in each], problems
+
+
+def test_on_demand_models_need_not_have_room_at_once(tmp_path: Path) -> None:
+    each = ON_DEMAND + "memory_fraction = 0.7"
+    load(tmp_path, a=each, b=each)
+    assert assignment(load(tmp_path, "[server]\nmax_resident = 1", a=ON_DEMAND, b=ON_DEMAND)).max_resident == 1
+    pools = "[server]\nmax_resident = 1\n[pools.p]\nmodels = ['a', 'b', 'web']\nmax_resident = 2"
+    settings = load(tmp_path, pools, {"BUNCH_WORKER_POOL": "p"}, a=ON_DEMAND, b=ON_DEMAND)
+    assert assignment(settings).max_resident == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "shares", "left"),
+    [
+        # Two devices, a spare on each; and what is always loaded takes its part.
+        ({"a": ON_DEMAND + "memory_fraction = 0.3\nspare = true\ndevices = ['cuda:0', 'cuda:1']"}, 0.6, 1.0),
+        (
+            {
+                "a": ON_DEMAND + "memory_fraction = 0.3\ndevices = ['cuda:0', 'cuda:1']",
+                "b": "memory_fraction = 0.2\ndevices = ['cuda:0', 'cuda:1']",
+            },
+            0.3,
+            0.8,
+        ),
+    ],
+)
+def test_room_is_what_the_devices_have_without_what_stays(
+    tmp_path: Path, keys: dict[str, str], shares: float, left: float
+) -> None:
+    models = load(tmp_path, **keys).models
+    devices = ("cuda:0", "cuda:1")
+    always = [needs_of(models["b"], devices, 3)] if "b" in keys else []
+    assert needs_of(models["a"], devices, 0) == pytest.approx(dict.fromkeys(devices, shares))
+    assert room_for(always, devices, 3) == pytest.approx({**dict.fromkeys(devices, left), "models": 3.0})
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ class World:
         self.due: dict[str, float] = {}
         self.batch_ends: dict[str, float] = {}
         self.longest_s = 0.0
+        self.deadline_s = math.inf
 
     def run(self, arrivals: Sequence[tuple[float, str]]) -> None:
         ahead = sorted(arrivals)
@@ -51,7 +52,9 @@ class World:
             )
             while ahead and ahead[0][0] <= self.now:
                 name = ahead.pop(0)[1]
-                self.change(name, oldest_at=min(self.now, self.tenants[name].oldest_at))
+                each = self.tenants[name]
+                due_at = min(self.now + self.deadline_s, each.due_at)
+                self.change(name, oldest_at=min(self.now, each.oldest_at), due_at=due_at)
             self.pass_time()
         assert not ahead
 
@@ -64,7 +67,9 @@ class World:
             for name in steps.drain:
                 each = self.tenants[name]
                 assert each.stage is Stage.RESIDENT
-                assert self.now >= each.since + max(each.load_s, LEAST_RESIDENCE_S)
+                hurry = any(other.waits and other.is_urgent(self.now) for other in self.tenants.values())
+                least_s = 0.0 if hurry and not (each.busy or each.waits) else each.load_s
+                assert self.now >= each.since + max(least_s, LEAST_RESIDENCE_S)
                 self.enter(name, Stage.DRAINING)
             for name in steps.load:
                 assert (self.tenants[name].stage, self.tenants[name].waits) == (Stage.UNLOADED, True)
@@ -91,7 +96,7 @@ class World:
         for name, each in self.tenants.items():
             if each.stage is Stage.RESIDENT and each.waits and not each.busy:
                 self.longest_s = max(self.longest_s, self.now - each.oldest_at)
-                self.change(name, busy=True, oldest_at=math.inf, demand=each.demand + 1)
+                self.change(name, busy=True, oldest_at=math.inf, due_at=math.inf, demand=each.demand + 1)
                 self.batch_ends[name] = self.now + self.batch_s
 
     def enter(self, name: str, stage: Stage) -> None:
@@ -121,7 +126,9 @@ def worlds(draw: st.DrawFn) -> tuple[World, list[tuple[float, str]]]:
         st.lists(st.tuples(st.floats(0.0, 60.0), st.integers(0, count - 1).map(str)), min_size=1, max_size=40)
     )
     room = {"models": float(places), "gpu0": 1.0, "gpu1": 1.0}
-    return World(needs, loads, room, draw(st.floats(0.001, 5.0))), arrivals
+    world = World(needs, loads, room, draw(st.floats(0.001, 5.0)))
+    world.deadline_s = draw(st.one_of(st.just(math.inf), st.floats(0.1, 60.0)))
+    return world, arrivals
 
 
 @given(worlds())
@@ -132,7 +139,8 @@ def test_every_request_finds_its_model_in_the_end_within_the_limits_and_the_mini
     world.run(arrivals)
     assert all(not each.waits for each in world.tenants.values())
     for name, times in world.loads.items():
-        stays_s = world.loads_s[int(name)] + max(world.loads_s[int(name)], LEAST_RESIDENCE_S)
+        least_s = world.loads_s[int(name)] if world.deadline_s == math.inf else 0.0
+        stays_s = world.loads_s[int(name)] + max(least_s, LEAST_RESIDENCE_S)
         assert all(after - before >= stays_s - 1e-6 for before, after in itertools.pairwise(times))
 
 
@@ -185,6 +193,16 @@ def test_it_is_better_to_wait_for_the_end_of_a_minimum_residence_than_to_send_aw
     models = [much, fresh, waiting("d", 100.0)]
     assert plan(models, TWO, 100.0) == Plan(look_at=102.0)
     assert plan(models, TWO, 102.0).drain == ("fresh",)
+
+
+def test_a_deadline_that_is_near_is_no_time_to_wait_for_the_best_one_to_leave() -> None:
+    much = replace(resident("much", used_at=99.9), demand=10.0)
+    fresh = replace(resident("fresh"), since=99.0, load_s=3.0, demand=2.0)
+    for due_at, expected in ((104.0, Plan(look_at=102.0)), (103.0, Plan(drain=("much",)))):
+        asks = replace(waiting("d", 99.5), load_s=1.0, due_at=due_at)
+        assert plan([much, replace(fresh, busy=True), asks], TWO, 100.0) == expected
+    # It has answered all that waited.
+    assert plan([much, fresh, asks], TWO, 100.0) == Plan(drain=("fresh",))
 
 
 def test_a_busy_model_drains_before_it_leaves() -> None:

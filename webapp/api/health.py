@@ -150,12 +150,18 @@ def _gauges(services: Services) -> list[Metric]:
     for model in services.settings.models:
         for state in ExecutorState:
             executors.add_metric((model, state.value), running[model, state.value])
+    resident = declared.RESIDENT.family()
+    for worker in healthy:
+        loaded = {each.model: False for each in worker.models}
+        loaded |= {each.model: True for each in worker.models if each.state == ExecutorState.READY.value}
+        for model, is_loaded in loaded.items():
+            resident.add_metric((model, worker.name), int(is_loaded))
     now = services.history.now(workers, queues)
     dead = declared.DEAD_LETTERS.family()
     dead.add_metric((), now.dead)
     owed = declared.CALLBACKS_OWED.family()
     owed.add_metric((), services.redis.zcard(Shard().callbacks()))
-    families: list[Metric] = [depth, oldest, states, executors, dead, owed]
+    families: list[Metric] = [depth, oldest, states, executors, resident, dead, owed]
     families += [
         *_faults(services, healthy),
         *_gpus(healthy),

@@ -142,9 +142,9 @@ def bulk(services: Services, call: HttpRequest) -> HttpResponse:
     if len(body.inputs) > settings.max_bulk_items:
         raise ApiError("INVALID_INPUT", f"inputs: at most {settings.max_bulk_items} in one call")
     model = services.versions.route(body.model, call)
-    refused = refusal_of(services, call, model, len(body.inputs))
     wrong = declared_refusals(services, call, model, body.inputs, body.parameters)
     whole = submission_of(settings, call, model, b"null", body.parameters, body.timeout_ms)
+    refused = refusal_of(services, call, model, whole.timeout_s, len(body.inputs))
     inputs = bulk_json(call, [as_json(each) for each in yielding(body.inputs)])
     ended = run_each(services, call, whole, inputs, [each or refused for each in wrong], started)
     raise_common([each.outcome for each in ended if isinstance(each.outcome, BunchError)], len(ended))

@@ -64,7 +64,7 @@ def run(
     outcome: Outcome | None = None
     try:
         begun = call.begun
-        refusal = refusal_of(services, call, model) if begun is None else None
+        refusal = refusal_of(services, call, model, submission.timeout_s) if begun is None else None
         if refusal is not None:
             raise refusal
         pending = services.client.submit(submission) if begun is None else begun.pending
@@ -224,7 +224,7 @@ def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
             submission = replace(*one_each(submission, values), request_id=submission.request_id)
         return [run(services, call, submission, started, services.direct.waiting(services.client, submission), door)]
     whole = submission_of(settings, call, model, b"null", parameters, timeout_ms)
-    _require_room(services, call, model, len(values))
+    _require_room(services, call, whole, len(values))
     ended = run_each(services, call, whole, values, [None] * len(values), started, door, as_one=True)
     raise_common([each.outcome for each in ended if isinstance(each.outcome, BunchError)], len(values))
     replies: list[Reply] = []
@@ -265,14 +265,14 @@ def _encoded(services: Services, call: HttpRequest, inputs: Sequence[object], na
     return values
 
 
-def _require_room(services: Services, call: HttpRequest, model: str, count: int) -> None:
+def _require_room(services: Services, call: HttpRequest, whole: Submission, count: int) -> None:
     """Raise the refusal of a call that is known before any of its `count` inputs counts against its caller's rate."""
     burst = services.client.burst_of(call.caller)
     if burst is not None and count > burst:
         # Without a time to try again: no later try has more room.
         most = f"{burst} input{'s' * (burst > 1)} in one call"
         raise ApiError("RATE_LIMITED", f"this API key may send at most {most}, which is the burst of its rate")
-    refused = refusal_of(services, call, model, count)
+    refused = refusal_of(services, call, whole.model, whole.timeout_s, count)
     if refused is not None:
         raise refused
 
@@ -284,9 +284,11 @@ def _about(place: str, error: BunchError) -> BunchError:
     return named
 
 
-def refusal_of(services: Services, call: HttpRequest, model: str, count: int = 1) -> BunchError | None:
+def refusal_of(
+    services: Services, call: HttpRequest, model: str, timeout_s: float, count: int = 1
+) -> BunchError | None:
     """The refusal that is known without the queue, if any."""
-    refusal = services.readiness.refusal(model)
+    refusal = services.readiness.refusal(model, timeout_s)
     if refusal is not None or not call.client_id:
         return refusal
     return services.clients.refusal(call.caller.owner, call.client_id, count)

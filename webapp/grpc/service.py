@@ -91,7 +91,8 @@ def _load(services: Services, call: HttpRequest, request: Any) -> Any:
 
 
 def _unload(services: Services, call: HttpRequest, request: Any) -> Any:
-    raise models.refused_unload(services, request.model_name)
+    models.unload_now(services, request.model_name)
+    return pb.RepositoryModelUnloadResponse()
 
 
 def _infer(services: Services, call: HttpRequest, request: Any) -> Any:

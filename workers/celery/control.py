@@ -10,6 +10,7 @@
 | `tune MODEL key=value…` | changes policy, batch size or window, in the whole fleet |
 | `reload_model MODEL [key=value…]` | restarts every executor, one at a time, from the file or another source |
 | `reset_faults MODEL` | closes its breaker and forgets its safe batch size |
+| `unload_model MODEL` | unloads a model that is loaded on demand, until requests wait for it again |
 | `pool_restart` | Celery's command: restarts this worker's executors, one at a time |
 
 Celery's own commands that have no effect on batches reply so (`NO_EFFECT`), where Celery would reply "ok".
@@ -31,7 +32,7 @@ from celery.worker.control import Panel
 from config.installation import PROGRAM
 from config.model_files.versions import others_of
 from config.tiers import TIERS, Tier
-from tasks.celery.control_commands import COMMANDS, RESET_FAULTS
+from tasks.celery.control_commands import COMMANDS, RESET_FAULTS, UNLOAD_MODEL
 from tasks.fleet.desired_state import BadChange, DesiredState, pairs
 from workers.runner import WorkerRunner
 
@@ -177,6 +178,15 @@ def reset_faults(state: Any, model: str, **_: Any) -> Reply:
         return {"ok": "reset", **_serving(state, model).reset(model)}
     except BadChange as error:
         return {"error": str(error)}
+
+
+@_command(UNLOAD_MODEL)
+@_replies
+def unload_model(state: Any, model: str, **_: Any) -> str:
+    """Unload a model that is loaded on demand, until requests wait for it again."""
+    if not _serving(state, model).residency.dismiss(model):
+        raise BadChange(f'{model} stays loaded; set residency = "on_demand" in bunch.toml to let it be unloaded')
+    return f"{model} is unloaded when its batches are finished"
 
 
 def _runner(state: Any) -> WorkerRunner:

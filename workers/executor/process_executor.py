@@ -67,8 +67,7 @@ class ProcessExecutor:
         machine: Callable[[], Machine] = this_machine,
     ) -> None:
         self.name = f"{model.name}/{index}"
-        self._index, self._devices, self._machine = index, devices, machine
-        self._model = model
+        self._model, self._index, self._devices, self._machine = model, index, devices, machine
         self._folder, self._max_output_bytes = folder, max_output_bytes
         self._on_change, self._on_loaded = guarded(on_change, self.name), guarded(on_loaded, self.name)
         self._on_replaced = guarded(on_replaced, self.name)
@@ -95,8 +94,9 @@ class ProcessExecutor:
         self._thread: threading.Thread | None = None
         # Whether stages of its model run beside those of other batches.
         self.overlaps = False
-        self._version, self._starts = "", 0
-        self.batches, self.busy_s = 0, 0.0
+        self._version, self.starts, self.batches, self.busy_s = "", 0, 0, 0.0
+        # False while it shall have no process (`workers.executor.on_demand`).
+        self._wanted = True
         self.last_error: str | None = None
 
     @property
@@ -115,7 +115,7 @@ class ProcessExecutor:
     @property
     def restarts(self) -> int:
         """The number of restarts, after deaths and after failed starts."""
-        return max(0, self._starts - 1)
+        return max(0, self.starts - 1)
 
     @property
     def loaded(self) -> ModelSettings | None:
@@ -214,9 +214,9 @@ class ProcessExecutor:
             except Exception:
                 logger.exception("%s: supervisor", self.name)
             # A source that leads to no model is not tried again until it changes or is reloaded.
-            while self._stop_at is None and self._hopeless is self._model:
+            while self._stop_at is None and self._wanted and self._hopeless is self._model:
                 self._poll().poll(milliseconds(_LOOK_FOR_RELOAD_S))
-            if self._stop_at is None and self._hopeless is None and self.spare.pid is None:
+            if self._stop_at is None and self._wanted and self._hopeless is None and self.spare.pid is None:
                 self._poll().poll(milliseconds(self._backoff_s))
                 self._backoff_s = min(MAX_BACKOFF_S, self._backoff_s * 2)
         self.spare.close()
@@ -229,7 +229,7 @@ class ProcessExecutor:
     def _live(self) -> None:
         """One child from its start to its death."""
         self._become(ExecutorState.STARTING)
-        self._starts += 1
+        self.starts += 1
         self._hopeless = None
         model = self._model
         child = self.spare.take(model) or self._start(model)
@@ -257,6 +257,7 @@ class ProcessExecutor:
     def _start_failed(self, error: str) -> None:
         error = encodable(error)
         again = "next try when the model is reloaded" if self._hopeless else f"next try in {self._backoff_s:.1f} s"
+        again = again if self._wanted else "next try when requests wait for it, after a pause"
         # Logged once; the state keeps showing it.
         level = logging.DEBUG if error == self._error else logging.ERROR
         logger.log(level, "%s: the executor did not start; %s: %s", self.name, again, error.rstrip())
@@ -267,7 +268,7 @@ class ProcessExecutor:
         """Serve from ready to death. However it ends, no batch is left without an event."""
         self._error = self._fault = None
         with self._sending:
-            if model is not self._model:
+            if model is not self._model or not self._wanted:
                 return
             self._child, self._loaded = child, model
         self._become(ExecutorState.READY)
@@ -338,10 +339,10 @@ class ProcessExecutor:
             self._patience = self._patience.replaced(time.monotonic())
             # In the model's own text, which is for operators only.
             told = f"{told}: {fault.reason}"
-        if self._stop_at is None:
+        if self._stop_at is None and self._wanted:
             self._on_replaced(Cause.RELOAD if replaced else death.cause)
         if replaced and not left:
-            logger.info("%s: replaced; %s", self.name, told)
+            logger.info("%s: %s; %s", self.name, "replaced" if self._wanted else "unloaded", told)
         elif left or self._stop_at is None:
             self.last_error = told
             logger.error("%s: the executor ended with %d batches in hand: %s", self.name, len(left), told)

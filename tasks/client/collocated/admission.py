@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from batching.claim.registry import ModelThroughput
@@ -92,7 +93,10 @@ class LocalAdmission:
         unit = 1 if form is Form.DEPTH else 1000
         thresholds = tuple(math.inf if each is None else each / unit for each in settings.shed_thresholds())
         headroom, ageing_s = settings.capacity_percent / 100, settings.ageing_ms / 1000
-        self._rule = Admission(form, thresholds, headroom, ageing_s=ageing_s)
+        rule = Admission(form, thresholds, headroom, ageing_s=ageing_s)
+        # What has gathered while a model was not loaded is no overload: its requests have their deadlines only.
+        patient = replace(rule, thresholds=(math.inf,) * len(thresholds))
+        self._rules = {name: patient if model.on_demand else rule for name, model in settings.models.items()}
         self.quotas = QuotaStates(store.now_ms)
         # Whether the memory is used up, as of the last measurement.
         self.is_full = False
@@ -134,7 +138,7 @@ class LocalAdmission:
         kind = (rank, out.deadline_ms, out.queue_limit_ms)
         calm = load.calm.get(kind)
         if calm is None:
-            calm = load.calm[kind] = self._calm(load.pressure, self._limits[model], *kind)
+            calm = load.calm[kind] = _calm(self._rules[model], load.pressure, self._limits[model], *kind)
         waiting = queues.waiting
         if waiting + own <= calm:
             return None
@@ -162,15 +166,15 @@ class LocalAdmission:
         pressure = Pressure(
             depths, measured.arrivals, measured.rate, measured.first_s, measured.full_s, measured.full, measured.steady
         )
-        limit = self._limits[model]
+        limit, rule = self._limits[model], self._rules[model]
         times = {"deadline_s": out.deadline_ms / 1000, "queue_limit_s": out.queue_limit_ms / 1000}
         if depths[rank] >= limit:
             why: Shed | None = Shed.QUEUE_FULL
         else:
-            why = self._rule.judge(pressure, rank, own=own, keyed=quota is not None, **times)
+            why = rule.judge(pressure, rank, own=own, keyed=quota is not None, **times)
         if why is None:
             return None
-        retry_s = self._rule.retry_s(pressure, rank, why, own=own, limit=limit, **times)
+        retry_s = rule.retry_s(pressure, rank, why, own=own, limit=limit, **times)
         return Verdict(Status[why.name], retry_s * 1000)
 
     def _with_quota(self, verdict: Verdict, quota: Quota | None) -> Verdict:
@@ -178,19 +182,6 @@ class LocalAdmission:
             return verdict
         remaining, whole_us = self.quotas.left(quota.key_id, _limit(quota))
         return verdict._replace(remaining=remaining, whole_ms=whole_us / 1000)
-
-    def _calm(self, load: Pressure, limit: int, rank: int, deadline_ms: int, queue_limit_ms: int) -> float:
-        """The number that may wait so that no request of this class is refused, whatever waits: one comparison then."""
-        form, rate = self._rule.form, load.rate
-        calm: float = limit - 1
-        if form is Form.OFF or (rate <= 0 and form is Form.DRAIN):
-            return calm
-        calm = min(calm, self._rule.room(load, rank, queue_limit_ms / 1000))
-        if rate <= 0:
-            return calm
-        left = rate * (1 - sum(self._rule.shares[rank + 1 :])) - sum(load.arrivals[:rank])
-        time_s = min(queue_limit_ms / 1000, deadline_ms / 1000 - load.full_s)
-        return min(calm, time_s * left if left > 0 else -1.0)
 
     def _load_of(self, model: str) -> _Load:
         now = self._store.now_ms()
@@ -219,3 +210,17 @@ def _limit(quota: Quota) -> Gcra:
 
 def _now_us() -> float:
     return time.monotonic_ns() / 1000
+
+
+def _calm(rule: Admission, load: Pressure, limit: int, rank: int, deadline_ms: int, queue_limit_ms: int) -> float:
+    """The number that may wait so that no request of this class is refused, whatever waits: one comparison then."""
+    form, rate = rule.form, load.rate
+    calm: float = limit - 1
+    if form is Form.OFF or (rate <= 0 and form is Form.DRAIN):
+        return calm
+    calm = min(calm, rule.room(load, rank, queue_limit_ms / 1000))
+    if rate <= 0:
+        return calm
+    left = rate * (1 - sum(rule.shares[rank + 1 :])) - sum(load.arrivals[:rank])
+    time_s = min(queue_limit_ms / 1000, deadline_ms / 1000 - load.full_s)
+    return min(calm, time_s * left if left > 0 else -1.0)

@@ -4,20 +4,27 @@
     GET /v2/models, /v2/models/{m}[/versions/{v}][/ready, /config]
     POST /v2/repository/index, /v2/repository/models/{m}/load, …/unload
 
-What is served stands in `bunch.toml`; nothing here changes it.
+What is served stands in `bunch.toml`; nothing here changes it. `load` and `unload` are for models with
+`residency = "on_demand"`: the one loads as a request would, the other makes room at once, until the next request.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
+import gevent
 import msgspec
+from kombu.exceptions import OperationalError
 
 from config.installation import PROGRAM
 from config.model_files.versions import SEPARATOR
 from config.schema import ModelSettings, Tensor
 from config.version import VERSION
+from tasks.celery.control_commands import UNLOAD_MODEL
+from tasks.errors import ModelUnavailable
+from tasks.fleet.broadcast import tell
 from webapp.api.kserve.datatypes import DATATYPES
 from webapp.api.kserve.signature import Signature
 from webapp.cors import from_another_site
@@ -33,6 +40,7 @@ EXTENSIONS = [
 _encode = msgspec.json.Encoder().encode
 _US_PER_MS = 1000
 READY, UNAVAILABLE = "READY", "UNAVAILABLE"
+_LOAD_LOOK_S = 0.1
 
 
 class IndexBody(msgspec.Struct):
@@ -151,11 +159,13 @@ def _indexed(name: str, signature: Signature, standing: Standing | None) -> dict
         return {**row, "state": UNAVAILABLE, "reason": "Redis does not answer"}
     if signature.model not in standing.served:
         return {**row, "state": UNAVAILABLE, "reason": "no executor is ready"}
+    if signature.model in standing.cold:
+        return {**row, "reason": "not loaded; the next request loads it"}
     return row
 
 
 def load(services: Services, call: HttpRequest, model: str) -> HttpResponse:
-    """`POST /v2/repository/models/{model}/load`: success where it is loaded already, which workers do by themselves."""
+    """`POST /v2/repository/models/{model}/load`: success once it is loaded."""
     _refuse_pages(call)
     require_loaded(services, model)
     return _answer(call, {})
@@ -168,9 +178,13 @@ def _refuse_pages(call: HttpRequest) -> None:
 
 
 def require_loaded(services: Services, model: str) -> None:
-    """Raise ApiError unless the model is served."""
-    signature_at(services, model, "")
-    if not model_is_ready(services, model):
+    """Load a model that is loaded on demand, and wait for it. Raises ApiError or ModelUnavailable unless it is loaded
+    then.
+    """
+    name = signature_at(services, model, "").model
+    if services.settings.models[name].on_demand:
+        _load_now(services, name)
+    elif not model_is_ready(services, model):
         raise ApiError(
             "MODEL_UNAVAILABLE",
             f"no executor is ready for {model}: workers load the models of bunch.toml when they start, and this"
@@ -178,18 +192,54 @@ def require_loaded(services: Services, model: str) -> None:
         )
 
 
+def _load_now(services: Services, model: str) -> None:
+    until = time.monotonic() + services.settings.request_timeout_s
+    services.readiness.want(model)
+    while True:
+        standing = services.readiness.look(max_age_s=_LOAD_LOOK_S)
+        if standing is None:
+            raise ApiError("BACKEND_UNAVAILABLE", "Redis does not answer")
+        cold = standing.cold.get(model)
+        if cold is None and model in standing.served:
+            return
+        if cold is None or cold.failed:
+            raise ModelUnavailable(
+                f"{model} cannot be loaded; `manage.py models` says why", (cold and cold.ready_in_s) or 1.0
+            )
+        if time.monotonic() >= until:
+            raise ModelUnavailable(f"{model} is not loaded yet; it has been asked for", cold.ready_in_s or 1.0)
+        gevent.sleep(_LOAD_LOOK_S)
+
+
 def unload(services: Services, call: HttpRequest, model: str) -> HttpResponse:
-    """`POST /v2/repository/models/{model}/unload`: refused."""
+    """`POST /v2/repository/models/{model}/unload`: success once the workers know. They finish their batches."""
     _refuse_pages(call)
-    raise refused_unload(services, model)
+    unload_now(services, model)
+    return _answer(call, {})
 
 
-def refused_unload(services: Services, model: str) -> ApiError:
-    signature_at(services, model, "")
+def unload_now(services: Services, model: str) -> None:
+    """Unload a model that is loaded on demand, until the next request for it. Raises ApiError."""
+    name = signature_at(services, model, "").model
+    if not services.settings.models[name].on_demand:
+        raise _stays_loaded(name)
+    try:
+        replies = tell(services.settings, services.redis, UNLOAD_MODEL, {"model": name})
+    except OperationalError as error:
+        raise ApiError("BACKEND_UNAVAILABLE", f"the broker is not reachable: {error}") from error
+    if not replies:
+        raise ApiError("BACKEND_UNAVAILABLE", "no worker answers; in collocated mode nothing is unloaded by hand")
+    refused = [f"{node}: {reply['error']}" for node, reply in replies.items() if "error" in reply]
+    if refused:
+        raise ApiError("INVALID_INPUT", "; ".join(refused))
+
+
+def _stays_loaded(model: str) -> ApiError:
     return ApiError(
         "INVALID_INPUT",
         f"{model} stays loaded for as long as a worker runs that serves it; `{PROGRAM} pause {model}` stops it from"
-        " taking requests, `worker --models` runs workers without it",
+        ' taking requests, `worker --models` runs workers without it, and `residency = "on_demand"` in bunch.toml lets'
+        " it be unloaded",
     )
 
 

@@ -12,7 +12,7 @@ function stirs(model, points, range, now) {
   if (model.paused.length || model.tuned.length || model.refusal) return true;
   if (now.queues.some((row) => row.model === model.name && (row.depth || row.arrival_rps))) return true;
   const executors = now.workers.flatMap((worker) => worker.models).filter((each) => each.model === model.name);
-  return !executors.length || executors.some((each) => each.state !== "ready" || each.breaker !== "closed" || each.busy > 0);
+  return !executors.length || executors.some((each) => (each.state !== "ready" && each.state !== "unloaded") || each.breaker !== "closed" || each.busy > 0);
 }
 
 // {every, matching, shown: sets of names; idle: how many are or can be hidden; now: the shown part of `now`}

@@ -197,7 +197,7 @@ export function models(points, now) {
     const waiting = now.queues.filter((row) => row.model === model.name);
     const executors = now.workers.filter((worker) => worker.healthy).flatMap((worker) => worker.models).filter((each) => each.model === model.name);
     const ready = executors.filter((each) => each.state === "ready");
-    return { ...model, all, ok, mean: all ? took / all : null, depth: total(waiting.map((row) => row.depth)), ready: ready.length, executors: executors.length, busy: ready.length ? total(ready.map((each) => each.busy)) / ready.length : null };
+    return { ...model, all, ok, mean: all ? took / all : null, depth: total(waiting.map((row) => row.depth)), ready: ready.length, executors: executors.length, unloaded: executors.length > 0 && executors.every((each) => each.state === "unloaded"), onDemand: executors.some((each) => each.on_demand && each.state !== "failed"), busy: ready.length ? total(ready.map((each) => each.busy)) / ready.length : null };
   });
   fill(element("models-table"), rows, (row) => row.name, [
     { header: true, cell: (row) => row.name },
@@ -205,7 +205,7 @@ export function models(points, now) {
     { ...CELL, cell: (row) => (row.all ? percent(row.ok / row.all) : "–") },
     { ...CELL, cell: (row) => (row.mean === null ? "–" : span(row.mean)) },
     { ...CELL, cell: (row) => count(row.depth) },
-    { ...CELL, cell: (row) => `${row.ready} of ${row.executors}`, level: (row) => (row.ready ? "" : "bad") },
+    { ...CELL, cell: (row) => (row.unloaded ? "unloaded" : `${row.ready} of ${row.executors}`), level: (row) => (row.ready || row.onDemand ? "" : "bad") },
     { ...CELL, cell: (row) => (row.busy === null ? "–" : percent(row.busy, 0)) },
     { cell: (row) => (row.paused.length ? `paused: ${row.paused.length === Object.keys(now.slo).length ? "all tiers" : row.paused.join(", ")}` : "yes"), level: (row) => (row.paused.length ? "bad" : "") },
     { cell: (row) => row.policy },

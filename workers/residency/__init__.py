@@ -1,0 +1,1 @@
+"""Models that are loaded on demand: what is in memory follows `batching.policy.residency`."""
