@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,3 +104,11 @@ def test_the_binary_extension_is_described_both_ways(document: dict[str, Any], p
         assert "Inference-Header-Content-Length" in content["application/octet-stream"]["schema"]["description"]
     assert answered["headers"].keys() == {"Inference-Header-Content-Length"}
     assert "Inference-Header-Content-Length" in {each["name"] for each in operation["parameters"]}
+
+
+def test_the_schemas_of_a_version_are_components_whose_names_openapi_allows() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    models = {name: ModelSettings(name=name, source="a:B", input_schema=schema) for name in ("m", "m@2")}
+    components = describe(Settings(models=models, default_model="m"), ROUTES)["components"]["schemas"]
+    assert {"m.input", "m.2.input"} <= components.keys()
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in components)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from config.model_files.versions import SEPARATOR
 from config.schema import ModelSettings
 from config.settings import Settings
 
@@ -41,7 +42,8 @@ def _add_parts(components: dict[str, Any], model: ModelSettings) -> dict[str, An
     for field, schema in (("input", model.input_schema), ("parameters", model.parameters_schema)):
         if not isinstance(schema, dict):
             continue
-        name = f"{model.name}.{field}"
+        # A component's name may have no @.
+        name = f"{model.name.replace(SEPARATOR, '.')}.{field}"
         components |= {name: schema} if "$id" in schema else _parted(schema, name)
         parts[field] = {"$ref": f"#/components/schemas/{name}"}
     if "parameters" in parts:

@@ -128,7 +128,7 @@ function tuning(askWhether, failed) {
     policy.value = model.policy;
     size.value = model.max_batch_size;
     wait.value = model.max_wait_ms ?? "";
-    const shownOptions = model.weight === null ? model.options : { ...model.options, weight: model.weight };
+    const shownOptions = (model.weight ?? null) === null ? model.options : { ...model.options, weight: model.weight };
     more.value = Object.entries(shownOptions).map(([key, value]) => `${key}=${value}`).join(" ");
     shown = values();
     element("tune-h").textContent = `Tune ${model.name}`;

@@ -211,7 +211,7 @@ export function models(points, now) {
     { cell: (row) => row.policy },
     { ...CELL, cell: (row) => count(row.max_batch_size) },
     { ...CELL, cell: (row) => span(row.wait_ms / 1000) },
-    { class: "wrap full", cell: (row) => [row.weight === null ? "" : `weight ${row.weight} %`, row.tuned.join(", "), row.refusal ? `reload ${row.reload} refused: ${row.refusal}` : ""].filter(Boolean).join("; ") || "–", level: (row) => (row.refusal ? "bad" : "") },
+    { class: "wrap full", cell: (row) => [(row.weight ?? null) === null ? "" : `weight ${row.weight} %`, row.tuned.join(", "), row.refusal ? `reload ${row.reload} refused: ${row.refusal}` : ""].filter(Boolean).join("; ") || "–", level: (row) => (row.refusal ? "bad" : "") },
     { class: "full bare", cell: (row) => html("span", { class: "buttons" },
       act("tune", "Tune", row.name, { model: row.name }),
       row.paused.length < Object.keys(now.slo).length ? act("pause", "Pause", row.name, { model: row.name }) : null,
