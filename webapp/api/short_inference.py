@@ -36,6 +36,7 @@ _ROUTE = ("POST", "/v1/inference")
 LEFT_ALONE = frozenset(
     {
         "HTTP_CACHE_CONTROL",
+        "HTTP_CALLBACK_URL",
         "HTTP_IDEMPOTENCY_KEY",
         "HTTP_PREFER",
         "HTTP_TRACEPARENT",
