@@ -89,7 +89,7 @@ class Frontend:
             redis_url="redis://127.0.0.1:1", auth="off", models=models, default_model="m", **settings
         )
         self.services: Services = make_services(self.settings, make_client=Noting)
-        self.services.readiness._known = frozenset({"m", "other", "declared"})
+        self.services.readiness._unasked = frozenset({"m", "other", "declared"})
         self.channel = FakeChannel()
 
     @property
