@@ -14,6 +14,9 @@ TEST_TMP := $(CURDIR)/var/tmp
 TEST_PROCESSES ?= 3
 PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
 
+# The extras of the image without torch.
+SLIM := flower,accounts,otel,grpc
+
 .DEFAULT_GOAL := help
 .PHONY: help native demo up test check lint format chaos gpu clients proxies flower page bench overload policies lock audit clean chart
 
@@ -75,8 +78,9 @@ chart: $(DEV) ## deploy/manifests from the Helm chart, linted by checkov in an e
 	@test -x $(CHECKOV) || { $(BIN)/python -m venv var/checkov && var/checkov/bin/pip --disable-pip-version-check -qq install checkov==3.3.30; }
 	@$(CHECKOV) --config-file deploy/checkov.yaml --directory deploy/manifests
 
-lock: $(RUNTIME) ## requirements.lock: what an image installs, by hash; run it where the image is built for
+lock: $(RUNTIME) ## requirements.lock: $(RUNTIME) ## requirements*.lock: what the images install, by hash; run it where they are built for
 	@$(BIN)/python .ci/lock.py > requirements.lock.new && mv requirements.lock.new requirements.lock || { rm -f requirements.lock.new; exit 1; }
+	@$(BIN)/python .ci/lock.py --extras=$(SLIM) > requirements.lock.new && mv requirements.lock.new requirements-slim.lock || { rm -f requirements.lock.new; exit 1; }
 
 audit: $(RUNTIME) ## Known vulnerabilities of the pinned packages; skipped, loudly, without an index
 	@.ci/audit

@@ -6,7 +6,8 @@
 
 Other projects have a `tasks` and a `config` of their own, so nothing but `bunch` is importable by name after an
 installation (ADR 0067). `config/native/hot_path.c` is compiled where there is a compiler, and left out where there is
-none; `BUNCH_NATIVE=off` leaves it out, and makes a wheel for every platform and Python.
+none; `BUNCH_NATIVE=off` leaves it out, and makes a wheel for every platform and Python, `BUNCH_NATIVE=required` ends
+the build where it cannot be compiled.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def hot_path() -> list[Extension]:
             define_macros=[("SOURCE_HASH", f'"{source_hash}"')],
             extra_compile_args=["-O2", "-fvisibility=hidden"],
             # Without a compiler the functions in Python run, which say the same.
-            optional=True,
+            optional=os.environ.get("BUNCH_NATIVE") != "required",
         )
     ]
 

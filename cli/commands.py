@@ -9,6 +9,10 @@ from cli.main import LazyGroup
 # Where each command is, and the first line of its help: nothing is imported to list them.
 COMMANDS = {
     "init": ("cli.run.init:init", "Write a bunch.toml and a small model into FOLDER, the current one by default."),
+    "containerize": (
+        "cli.run.containerize:containerize",
+        "Write a Dockerfile for the models of FOLDER, the current one by default.",
+    ),
     "up": ("cli.run.up:up", "Run the whole stack in the foreground, until Ctrl-C."),
     "demo": (
         "cli.run.demo:demo",

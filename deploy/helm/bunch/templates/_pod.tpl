@@ -121,7 +121,7 @@ volumeMounts:
   {{- with .root.Values.extraVolumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end }}
 
-{{- /* Probes of a role without a port: `manage.py health`, a quarter of a second of a core each. */ -}}
+{{- /* Probes of a role without a port: `bunch health`, a quarter of a second of a core each. */ -}}
 {{- define "bunch.execProbes" -}}
 {{- $health := concat .root.Values.image.command (list "health" .role) }}
 # Until the first beat. A model that loads for long is a matter of readiness: the worker beats meanwhile.
