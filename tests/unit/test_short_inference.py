@@ -130,6 +130,7 @@ BODIES = [
     b'{"input":7,"parameters":{"a":1}}',
     b'{"input":7,"timeout_ms":5}',
     b'{"input":7,"client_id":"c"}',
+    b'{"input":7,"callback_url":"https://hooks.example/"}',
     b'{"input":7,"model":null}',
     b'{"input":7,"model":"unknown"}',
     b'{"input":7,"model":"declared"}',

@@ -156,7 +156,7 @@ def plain_input(body: bytes) -> tuple[bytes, str | None] | None:
         ApiError: as `decoded`.
     """
     read = decoded(body, _decoder)
-    if read.parameters is not None or read.timeout_ms is not None or read.client_id is not None:
+    if (read.parameters, read.timeout_ms, read.client_id, read.callback_url) != (None, None, None, None):
         return None
     return as_json(read.input), read.model
 

@@ -69,7 +69,7 @@
   "web" $fronts
   "grpc" $fronts
   "worker" (list "redisUrl" "brokerUrl" "messageSecret" "messageSecretPrevious" "otlpHeaders")
-  "ops" (list "redisUrl" "brokerUrl" "databaseUrl")
+  "ops" (list "redisUrl" "brokerUrl" "databaseUrl" "callbackSecret")
   "flower" (list "redisUrl" "brokerUrl" "flowerBasicAuth")
   "autoscale" (list "redisUrl" "brokerUrl")
 | toJson }}
