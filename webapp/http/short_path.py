@@ -103,7 +103,8 @@ class LoopChannel(Channel):
 
     def _takes(self, data: bytes, short: ShortPath) -> bool:
         body = None if self._template is None else self._template.body_of(data)
-        if body is None:
+        # The greenlet refuses one that is too large.
+        if body is None or len(body) > self._limits.body_bytes:
             return False
         try:
             exchange = short.take(body, self)
@@ -154,4 +155,6 @@ class LoopChannel(Channel):
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.abandon()
+        # Their environ holds a bound method of this object, a cycle that would keep a closed connection in memory.
+        self._template = self._short = None
         super()._close(linger=linger)
