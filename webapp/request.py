@@ -100,6 +100,10 @@ class HttpRequest:
         self.large_body = b""
         self.turn: Turn | None = None
 
+    def again(self) -> HttpRequest:
+        """Another call with the same head."""
+        return HttpRequest(self._environ)
+
     @property
     def request_id(self) -> str:
         """The caller's id, or the id of the task that this call became, or a new one."""

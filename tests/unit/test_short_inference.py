@@ -15,6 +15,7 @@ from tasks.client.client import Client
 from tasks.client.router import Pending
 from tasks.client.submission import Submission
 from tasks.errors import BunchError, CallerGone, InvalidInput
+from tasks.observability.slow_log import SlowRequest
 from tasks.protocol.results import Reply
 from webapp.api import inference, short_inference
 from webapp.api.inference import infer
@@ -248,6 +249,22 @@ def test_each_answer_is_counted_once(frontend: Frontend) -> None:
     begun.pending.settle(REPLY)
     tally = frontend.services.tallies._tallies["m", Tier.PAID, "OK", "bunch"]
     assert sum(tally.buckets) == 1
+
+
+def test_each_slow_request_of_a_connection_is_remembered_under_its_own_id(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[SlowRequest] = []
+    monkeypatch.setattr(frontend.services.slow, "note", noted.append)
+    monkeypatch.setattr(short_inference, "perf_counter", iter((0.0, 1000.0) * 2).__next__)
+    short, channel = frontend.short(), frontend.channel
+    assert short is not None
+    for task_id in ("first", "second"):
+        begun = short.take(PLAIN, channel)  # type: ignore[arg-type]
+        assert begun is not None
+        begun.pending.task_id = task_id
+        begun.pending.settle(REPLY)
+    assert [(each.request_id, each.task_id) for each in noted] == [("first", "first"), ("second", "second")]
 
 
 @pytest.mark.parametrize(

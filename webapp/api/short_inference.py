@@ -144,8 +144,10 @@ class Begun:
         ]
         whole = plain_response(STATUS_LINES[200], headers, body)
         if self._services.tallies.count(submission.model, submission.caller.tier, "OK", took_s):
-            self._call.became(task_id)
-            remember(self._services, self._call, submission, "OK", took_s, reply, self.pending)
+            # Of this request alone: the connection's call would keep the id of the first.
+            call = self._call.again()
+            call.became(task_id)
+            remember(self._services, call, submission, "OK", took_s, reply, self.pending)
         return whole
 
 
