@@ -50,13 +50,20 @@ class OwnerNumbers:
 
     def keep(self, model: str) -> None:
         """Read the numbers that were given before this process began, and keep all for as long as they are used."""
-        key = self._keys.owners(model)
+        known, key = self._known.get(model), self._keys.owners(model)
+        newest = next(reversed(known), "") if known else ""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.expire(key, KEPT_S)
         pipeline.hlen(key)
-        _, there = pipeline.execute()
-        # Fewer than before: Redis has lost data, and gives numbers anew.
-        if model not in self._known or there < len(self._known[model]):
+        pipeline.hget(key, newest)
+        _, there, number = pipeline.execute()
+        # Redis has lost data, and gives numbers anew: fewer than before, or as many by now, but others. What a server
+        # has lost that took over is what came last.
+        if (
+            known is None
+            or there < len(known)
+            or (known and (number is None or position(int(number)) != known[newest]))
+        ):
             self._read(model)
 
     def forget(self, model: str) -> None:

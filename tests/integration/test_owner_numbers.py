@@ -116,6 +116,21 @@ def test_numbers_that_redis_has_lost_are_forgotten_everywhere(redis: Redis) -> N
     assert first.position("m", OWNERS[2]) == position(0)
 
 
+def test_numbers_that_redis_has_lost_are_forgotten_also_where_others_have_as_many_by_now(redis: Redis) -> None:
+    first, second = OwnerNumbers(redis), OwnerNumbers(redis)
+    for owner in OWNERS[:3]:
+        first.position("m", owner)
+    redis.delete(KEYS.owners("m"))
+    for owner in OWNERS[10:20]:
+        second.position("m", owner)
+    first.keep("m")
+    assert second.position("m", OWNERS[2]) == first.position("m", OWNERS[2]) == position(10)
+    # What is known is not read again each second.
+    before = calls(redis)
+    first.keep("m")
+    assert calls(redis) == before + 4
+
+
 def test_all_frontends_divide_alike_and_a_new_weight_moves_owners_one_way(
     redis: Redis, frontends: list[ModelVersions]
 ) -> None:
