@@ -21,6 +21,8 @@ from config.secrets.masking import MASK
 SEPARATOR = "@"
 _MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,30}")
+# It becomes part of no queue's name, and may be a commit or have a local part.
+_OWN_VERSION = re.compile(r"[A-Za-z0-9._+-]+")
 # Keys that make no sense together: a version with the first of its own does not inherit the others.
 _INSTEAD = {
     "source": ("urls",),
@@ -71,12 +73,16 @@ def _versions(name: str, shared: Mapping[str, Any], versions: Any, problems: lis
     if not isinstance(versions, dict):
         problems.append(Problem(place, MASK, f"must be tables [models.{name}.versions.<version>]"))
         return
+    called = shared.get("version", "1")
+    if versions and isinstance(called, str) and not _OWN_VERSION.fullmatch(called):
+        fix = f"must have only letters, digits, ., -, _ and +: beside others it is asked for as {name}{SEPARATOR}…"
+        problems.append(Problem(f"[models.{name}] version", called, fix))
     for version, own in versions.items():
         where = f"[models.{name}.versions.{version}]"
         if not _VERSION.fullmatch(version):
             fix = "must have only letters, digits, ., - and _, at most 31: it becomes part of the queue names"
             problems.append(Problem(where, version, fix))
-        elif version == shared.get("version", "1"):
+        elif version == called:
             fix = f"is the version of [models.{name}] itself; give that one its own: version = …"
             problems.append(Problem(where, version, fix))
         elif not isinstance(own, dict):
@@ -99,7 +105,8 @@ def others_of(models: Mapping[str, ModelSettings], name: str) -> list[ModelSetti
 
 def too_heavy(weights: Mapping[str, float]) -> str | None:
     """The mistake, if the weights of a model's versions are together more than there is."""
-    if sum(weights.values()) <= _WHOLE:
+    # To the hundredth: 82.79 + 8.06 + 9.15 is a little above 100 in binary.
+    if round(sum(weights.values()), 2) <= _WHOLE:
         return None
     return (
         f"weights are per cent, at most {_WHOLE} for all versions of a model together; there are "

@@ -73,6 +73,7 @@ def test_a_key_of_its_own_replaces_those_that_it_excludes(
         ("[models.m.versions.1]", ["[models.m.versions.1] = '1': is the version of [models.m] itself"]),
         ('[models.m.versions.2]\nversion = "3"', ["[models.m.versions.2] version = '3': is 2 already"]),
         ('[models.m.versions."a b"]', ["[models.m.versions.a b] = 'a b': must have only letters"]),
+        ("version = 'a\"b'\n[models.m.versions.2]", ["[models.m] version = 'a\"b': must have only letters"]),
         ("[models.m.versions.2]\nweight = 101", ["[models.m.versions.2] weight = 101: Expected `float` <= 100"]),
         ("[models.m.versions.2]\nweights = 5", ["[models.m.versions.2] weights = 5: unknown; did you mean weight?"]),
         ("versions = 2", ["[models.m.versions] = '…': must be tables"]),
@@ -90,6 +91,19 @@ def test_a_wrong_version_is_told_with_what_would_be_right(tmp_path: Path, text: 
     assert len(found) == len(told), found
     for each, begins in zip(sorted(found), sorted(told), strict=True):
         assert each.startswith(begins)
+
+
+def test_weights_may_be_exactly_the_whole_in_hundredths(tmp_path: Path) -> None:
+    weights = (82.79, 8.06, 9.15)
+    assert sum(weights) > 100
+    text = "".join(f"[models.m.versions.{number}]\nweight = {each}\n" for number, each in enumerate(weights, 2))
+    assert len(read(tmp_path, f'[models.m]\nsource = "a:B"\n{text}').models) == 4
+
+
+@pytest.mark.parametrize("version", ["1.2+cu12", "3f2c9e1bd07a4c5e8f60123456789abcdef01234"])
+def test_the_models_own_version_may_be_a_commit_or_have_a_local_part(tmp_path: Path, version: str) -> None:
+    text = f'[models.m]\nsource = "a:B"\nversion = "{version}"\n[models.m.versions.2]\n'
+    assert read(tmp_path, text).models["m"].version == version
 
 
 def test_a_pool_names_each_version_that_it_serves(tmp_path: Path) -> None:
