@@ -10,13 +10,10 @@ import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 from config.errors import Problem, SettingsError
 from config.schema import Settings
-
-if TYPE_CHECKING:
-    from cryptography.x509 import Certificate
 
 # An authority that renews by itself does so a month before the end; who has two weeks left has missed that.
 _SOON = timedelta(days=14)
@@ -62,23 +59,23 @@ def file_problems(settings: Settings) -> Iterator[Problem]:
 
 def date_problems(settings: Settings, now: datetime) -> Iterator[Problem]:
     """Certificates of the server that are not valid at `now`, so that its clients refuse them."""
-    for key, path, each in _certificates(settings):
+    for key, path, begins, ends in _certificates(settings):
         if key == "BUNCH_TLS_CLIENT_CA":
             # One of several authorities may have ended; its clients are refused.
             continue
-        if each.not_valid_after_utc <= now:
-            yield Problem(key, path, f"has expired on {each.not_valid_after_utc:%Y-%m-%d}; renew it, then send HUP")
-        elif each.not_valid_before_utc > now:
-            yield Problem(key, path, f"is not valid before {each.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
+        if ends <= now:
+            yield Problem(key, path, f"has expired on {ends:%Y-%m-%d}; renew it, then send HUP")
+        elif begins > now:
+            yield Problem(key, path, f"is not valid before {begins:%Y-%m-%d %H:%M} UTC")
 
 
 def cautions(settings: Settings, now: datetime) -> Iterator[Problem]:
     """What works, but not for long, or for too many."""
-    for key, path, each in _certificates(settings):
-        if now < each.not_valid_after_utc <= now + _SOON:
-            yield Problem(key, path, f"expires on {each.not_valid_after_utc:%Y-%m-%d}; renew it, then send HUP")
-        elif key == "BUNCH_TLS_CLIENT_CA" and each.not_valid_after_utc <= now:
-            yield Problem(key, path, f"has an authority that expired on {each.not_valid_after_utc:%Y-%m-%d}; remove it")
+    for key, path, _, ends in _certificates(settings):
+        if now < ends <= now + _SOON:
+            yield Problem(key, path, f"expires on {ends:%Y-%m-%d}; renew it, then send HUP")
+        elif key == "BUNCH_TLS_CLIENT_CA" and ends <= now:
+            yield Problem(key, path, f"has an authority that expired on {ends:%Y-%m-%d}; remove it")
     if settings.tls_key and Path(settings.tls_key).is_file() and Path(settings.tls_key).stat().st_mode & 0o004:
         yield Problem("BUNCH_TLS_KEY", settings.tls_key, "can be read by every user of this machine; chmod 600 it")
 
@@ -110,7 +107,7 @@ def _not_a_pair(settings: Settings, error: Exception) -> Problem:
     if "MISMATCH" in reason:
         fix = f"is not the key of the certificate {settings.tls_cert}; set the two that belong together"
         return Problem("BUNCH_TLS_KEY", settings.tls_key, fix)
-    if not list(_loaded(settings.tls_cert)):
+    if not _leaf(settings.tls_cert):
         return Problem("BUNCH_TLS_CERT", settings.tls_cert, "must hold a certificate in PEM form, and its chain")
     fix = f"must hold the unencrypted private key of the certificate in PEM form: {reason or error}"
     return Problem("BUNCH_TLS_KEY", settings.tls_key, fix)
@@ -127,19 +124,40 @@ def _ask_for_certificates(context: ssl.SSLContext, settings: Settings) -> None:
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
-def _certificates(settings: Settings) -> Iterator[tuple[str, str, Certificate]]:
+class _Dates(NamedTuple):
+    """The validity of one certificate in a file of the settings."""
+
+    key: str
+    path: str
+    begins: datetime
+    ends: datetime
+
+
+def _certificates(settings: Settings) -> Iterator[_Dates]:
+    """The server's own certificate, and the authorities of its clients. Files that cannot be read have none."""
     for key, path in _files(settings):
-        if key != "BUNCH_TLS_KEY":
-            for each in _loaded(path):
-                yield key, path, each
+        found = {"BUNCH_TLS_CERT": _leaf, "BUNCH_TLS_CLIENT_CA": _authorities}.get(key, lambda _: [])(path)
+        for each in found:
+            yield _Dates(key, path, _time(each["notBefore"]), _time(each["notAfter"]))
 
 
-def _loaded(path: str) -> list[Certificate]:
-    # Imported here: a frontend that only loads a context does without.
-    from cryptography.x509 import load_pem_x509_certificates
-
+def _leaf(path: str) -> list[dict[str, Any]]:
+    """The first certificate of a file, which is the server's own; none if there is none."""
     try:
-        return load_pem_x509_certificates(Path(path).read_bytes())
-    except (OSError, ValueError):
-        # `file_problems` names it.
+        # The only way of the standard library to read one; the library that has others is an extra.
+        return [ssl._ssl._test_decode_cert(path)]  # type: ignore[attr-defined]  # noqa: SLF001
+    except (ssl.SSLError, OSError, ValueError):
         return []
+
+
+def _authorities(path: str) -> list[Any]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_verify_locations(path)
+    except (ssl.SSLError, OSError):
+        return []
+    return context.get_ca_certs()
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(text), UTC)

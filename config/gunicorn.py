@@ -20,7 +20,7 @@ def _server_context(settings: Settings) -> ssl.SSLContext | None:
     """Raises SettingsError."""
     if not settings.tls_cert:
         return None
-    # Imported here, like what it imports: few frontends end TLS themselves.
+    # Imported here: few frontends end TLS themselves.
     from config.front_tls import server_context
 
     return server_context(settings)

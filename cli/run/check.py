@@ -203,7 +203,7 @@ def _token_keys(settings: Settings) -> Iterator[Problem]:
 
 def _tls_files(settings: Settings) -> Iterator[Problem]:
     if settings.tls_cert:
-        # Imported here, like what it imports: few frontends end TLS themselves.
+        # Imported here: few frontends end TLS themselves.
         from config.front_tls import file_problems
 
         yield from file_problems(settings)

@@ -18,6 +18,7 @@ import pytest
 from cli.supervisor.ports import free_port
 from tests.e2e.stack import Stack
 from tests.fakes.tls import Authority
+from tests.integration.http_server_harness import post
 from tests.waiting import wait_until
 
 MODELS = """\
@@ -163,6 +164,34 @@ def test_a_caller_that_hangs_up_is_noticed(connect: Connect, caller: Caller) -> 
         caller.connection.close()
         assert [each.result()[0] for each in first] == [200, 200, 200]
     wait_until(lambda: total("cancelled_before_compute_total") > before, what="it was cancelled")
+
+
+def test_a_request_that_comes_before_the_answer_to_the_one_before_it_is_answered(caller: Caller) -> None:
+    """The first is served in the event loop, which has read the second while it asked whether the client is there."""
+    body = b'{"model": "slow", "input": 1}'
+    request = post("/v1/inference", body, "Content-Type: application/json")
+    caller.connection.connect()
+    sock = caller.connection.sock
+    # Much less than the server waits before it looks once more.
+    sock.settimeout(60)
+    answers = sock.makefile("rb")
+
+    def answered() -> int:
+        status = int(answers.readline().split()[1])
+        lines = list(iter(answers.readline, b"\r\n"))
+        length = next(int(line.split(b":")[1]) for line in lines if line.lower().startswith(b"content-length"))
+        answers.read(length)
+        return status
+
+    with answers:
+        for _ in range(2):
+            sock.sendall(request)
+            assert answered() == 200
+        sock.sendall(request)
+        # Longer than between two looks, and shorter than the model takes.
+        threading.Event().wait(0.3)
+        sock.sendall(request)
+        assert [answered(), answered()] == [200, 200]
 
 
 def test_grpc_has_the_same_certificate(stack: Stack, authority: Authority) -> None:
