@@ -162,3 +162,15 @@ def but_not_for_longer_than_configured(_: FrontendFixture) -> None:
         assert all(isinstance(each, BackendUnavailable) for each in errors), errors
         assert time.monotonic() - began >= 0.3
         valkey.start()
+
+
+def keeping_requests_costs_redis_no_call(_: FrontendFixture) -> None:
+    with server(*FORGETFUL) as (_valkey, frontend):
+        frontend.submit("loads the script", NOBODY)
+        wait_until(lambda: frontend.depth() == 1)
+        frontend.redis.config_resetstat()
+        pendings = [frontend.submit(number, NOBODY) for number in range(10)]
+        wait_until(lambda: all(each.sent for each in pendings))
+        calls = frontend.redis.info("commandstats")
+        assert calls["cmdstat_evalsha"]["calls"] == 1
+        assert not calls.keys() & {"cmdstat_wait", "cmdstat_role", "cmdstat_ping"}
