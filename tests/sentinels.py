@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -122,6 +122,7 @@ class Watched:
                 and int(plain["num-other-sentinels"]) == len(self.sentinel_ports) - 1
                 and "down" not in str(plain["flags"])
                 and self._could_be_promoted(port)
+                and self._is_awake(port)
             )
 
         with suppress(RedisError):
@@ -133,6 +134,17 @@ class Watched:
         pairs = about if isinstance(about, dict) else dict(zip(about[::2], about[1::2], strict=True))
         plain = {_text(name): _text(value) for name, value in pairs.items()}
         return plain["master-link-status"] == "ok" and "down" not in plain["flags"]
+
+    def stalls(self) -> int:
+        """How many times a sentinel has found that its machine, or its clock, stood still (TILT). For 30 s it then
+        watches and does nothing: on a machine with too much other work there is no failover.
+        """
+        logs = (Path(self._folder.name, f"{port}.log") for port in self.sentinel_ports)
+        return sum(each.read_text(errors="replace").count("+tilt") for each in logs if each.exists())
+
+    def _is_awake(self, port: int) -> bool:
+        with self.client(port) as client:
+            return not int(cast("dict[str, Any]", client.info("sentinel"))["sentinel_tilt"])
 
     def signal(self, port: int, number: signal.Signals) -> None:
         os.kill(self.processes[port].pid, number)
