@@ -105,7 +105,8 @@ class ClaimLoop:
         """Forget the learned size limit, when an operator reports more memory: whole batches again, until memory runs
         out. Returns what it was.
         """
-        learned, self.state.safe_size = self.state.safe_size, None
+        learned = self.state.safe_size
+        self.state.forget_memory()
         return learned
 
     def start(self) -> None:
@@ -340,9 +341,14 @@ class ClaimLoop:
     def _done(self, event: Done) -> None:
         # Before the batch leaves the hands: from then on the feeder may claim the next.
         if event.safe_size is not None:
-            safe_size = self.state.ran_out(event.safe_size)
+            safe_size = self.state.ran_out(event.safe_size, len(event.outcomes), self._clock())
             logger.warning(
                 "%s: out of memory; batches have at most %d requests from now on", self._executor.name, safe_size
+            )
+        elif self.state.safe_size is not None and self.state.had_room(len(event.outcomes), self._clock()):
+            most = self.state.safe_size
+            logger.info(
+                "%s: %s are tried again", self._executor.name, f"batches of {most}" if most else "whole batches"
             )
         ok = any(not isinstance(outcome, Failed) for outcome in event.outcomes)
         finished = self._hands.finished(event, ok=ok)

@@ -35,6 +35,10 @@ TOO_SHORT_FOR_BELLS_S = 0.003
 TICK_S = 0.25
 # A plain Celery client does not ring; its messages are found at this interval (the contract allows 100 ms).
 LOOK_EVERY_S = 0.08
+# After memory ran out, larger batches are tried again: a neighbour on the GPU may have left, or the inputs were
+# unusual. Each try that fails costs some calls, so the time until the next doubles.
+FIRST_TRY_S = 60.0
+_LAST_TRY_S = 3600.0
 # An average over about eight batches: accurate enough to time the next claim.
 _GAIN = 1 / 8
 
@@ -75,7 +79,7 @@ class LoopState(Generic[B]):
     """
 
     __slots__ = (
-        *("_front_since", "_more_waits", "_recent", "_row_since", "_sizes"),
+        *("_fits", "_front_since", "_more_waits", "_recent", "_row_since", "_sizes", "_try_at", "_try_s", "_whole"),
         *("batch_s", "in_hand", "learner", "pace", "pressed_size", "safe_size"),
     )
 
@@ -88,8 +92,13 @@ class LoopState(Generic[B]):
         self.batch_s = 0.0
         # The time from the end of one batch to the end of the next in a run; it includes the claim.
         self.pace = Throughput()
-        # The largest batch that fitted into the device's memory; None: no limit is known.
+        # The largest batch that fitted into the device's memory, or is to be tried; None: no limit is known.
         self.safe_size: int | None = None
+        # The largest batch that had no room, and the size that had; when larger ones are tried, and how long after the
+        # next failure.
+        self._whole = self._fits = 0
+        self._try_at = -math.inf
+        self._try_s = FIRST_TRY_S
         # The limit while its device's memory is nearly full; None: it is not.
         self.pressed_size: int | None = None
         self._front_since = free_since
@@ -203,10 +212,34 @@ class LoopState(Generic[B]):
         self._more_waits = False
         self._leave(batch, now)
 
-    def ran_out(self, safe_size: int) -> int:
-        """Memory had room for only `safe_size` requests. Returns the size that applies from now on."""
-        self.safe_size = min(safe_size, self.safe_size or safe_size)
+    def ran_out(self, safe_size: int, size: int, now: float) -> int:
+        """Memory had room for only `safe_size` of a batch of `size`. Returns the size that applies from now on."""
+        self._whole = max(size, self._whole)
+        self._fits = self.safe_size = min(safe_size, self.safe_size or safe_size)
+        # Batches that were claimed before the first of them told are one failure.
+        if now >= self._try_at:
+            self._try_at = now + self._try_s
+            self._try_s = min(_LAST_TRY_S, 2 * self._try_s)
         return self.safe_size
+
+    def had_room(self, size: int, now: float) -> bool:
+        """Memory had room for a batch of `size`. Returns whether larger ones than before may be tried from now on."""
+        if self.safe_size is None or size < self.safe_size:
+            return False
+        if size > self._fits:
+            # What was tried went well: the next failure is a first one.
+            self._fits, self._try_s = size, FIRST_TRY_S
+        if now < self._try_at:
+            return False
+        larger = 2 * self.safe_size
+        self.safe_size = larger if larger < self._whole else None
+        return True
+
+    def forget_memory(self) -> None:
+        """Forget that memory ever ran out."""
+        self.safe_size = None
+        self._whole = 0
+        self._try_at, self._try_s = -math.inf, FIRST_TRY_S
 
     def _leave(self, batch: B, now: float) -> None:
         self.in_hand.remove(batch)

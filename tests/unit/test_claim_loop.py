@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from batching.claim.loop_state import FIRST_TRY_S
 from batching.executor import Lost
 from batching.policy import Decision, Dispatch, FixedWindow, QueueView, Reason
 from batching.request import Done, Failed, Ok, Outcome, Rejected, Request, Work
@@ -354,6 +355,23 @@ def test_a_smaller_size_is_not_forgotten_for_a_larger_one(make: Make) -> None:
         rig.put(task_id)
         rig.settled(task_id)
     assert rig.loop.state.safe_size == 2
+
+
+def test_after_a_while_larger_batches_are_tried_again(make: Make) -> None:
+    later = 0.0
+
+    def answer(work: Work) -> Done:
+        nonlocal later
+        first = len(rig.executor.taken) == 1
+        later = 0.0 if first else FIRST_TRY_S
+        return done(work, [Ok(b"1") for _ in work.inputs], safe_size=4 if first else None)
+
+    rig = make(ScriptedExecutor(answer), clock=lambda: time.monotonic() + later)
+    rig.put(*map(str, range(12)))
+    rig.start()
+    rig.settled(*map(str, range(12)))
+    assert [work.safe_size for work in rig.executor.taken] == [None, 4]
+    assert rig.loop.state.safe_size is None
 
 
 def test_an_operator_can_have_the_safe_size_forgotten(make: Make) -> None:

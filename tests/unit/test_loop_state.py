@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.claim.loop_state import LOOK_EVERY_S, TICK_S, TOO_SHORT_FOR_BELLS_S, LoopState, Until, Waiting
+from batching.claim.loop_state import (
+    FIRST_TRY_S,
+    LOOK_EVERY_S,
+    TICK_S,
+    TOO_SHORT_FOR_BELLS_S,
+    LoopState,
+    Until,
+    Waiting,
+)
 from batching.policy import Decision, Dispatch, QueueView, Reason, Wait
 
 SECONDS = st.floats(0.0, 100.0)
@@ -104,15 +112,58 @@ def test_a_claim_is_no_larger_than_asked_than_permitted_and_than_memory_has_room
 ) -> None:
     state = new()
     if safe_size is not None:
-        state.ran_out(safe_size)
+        state.ran_out(safe_size, 2 * safe_size, 0.0)
     claimed = state.limited(Dispatch(size, Reason.DELAY, 0.5), permitted)
     assert claimed == Dispatch(min(size, permitted, safe_size or size), Reason.DELAY, 0.5)
 
 
 def test_what_memory_has_room_for_only_shrinks() -> None:
     state = new()
-    assert [state.ran_out(each) for each in (8, 16, 2)] == [8, 8, 2]
+    assert [state.ran_out(each, 16, 0.0) for each in (8, 16, 2)] == [8, 8, 2]
     assert state.safe_size == 2
+
+
+def grown(state: LoopState[str], now: float) -> list[int | None]:
+    """The sizes that are allowed after each full batch, as long as they grow."""
+    sizes: list[int | None] = []
+    while state.safe_size is not None and state.had_room(state.safe_size, now):
+        sizes.append(state.safe_size)
+    return sizes
+
+
+def test_what_memory_has_room_for_grows_again_after_a_while_up_to_whole_batches() -> None:
+    state = new()
+    state.ran_out(1, 16, 10.0)
+    assert grown(state, 10.0 + FIRST_TRY_S - 1) == []
+    assert grown(state, 10.0 + FIRST_TRY_S) == [2, 4, 8, None]
+    assert state.safe_size is None
+
+
+def test_only_a_batch_of_the_full_size_shows_that_memory_has_room() -> None:
+    state = new()
+    state.ran_out(4, 16, 0.0)
+    assert not state.had_room(3, 10 * FIRST_TRY_S)
+    assert state.safe_size == 4
+
+
+def test_each_size_that_fails_again_is_tried_after_twice_the_time_until_one_succeeds() -> None:
+    state = new()
+    now, waits = 0.0, []
+    for _ in range(9):
+        state.ran_out(2, 16, now)
+        # Claimed before the failure was known, and of the same size.
+        state.ran_out(2, 16, now)
+        wait_s = FIRST_TRY_S
+        while not state.had_room(2, now + wait_s):
+            wait_s += FIRST_TRY_S
+        now += wait_s
+        waits.append(wait_s / FIRST_TRY_S)
+        assert state.safe_size == 4
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert state.had_room(4, now)
+    state.ran_out(4, 8, now)
+    assert not state.had_room(4, now + FIRST_TRY_S - 1)
+    assert state.had_room(4, now + FIRST_TRY_S)
 
 
 @given(st.floats(-10.0, 10.0) | st.just(math.inf), st.floats(0.0, 1e6), st.booleans())

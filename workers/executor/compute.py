@@ -9,8 +9,9 @@ A call is `predict`, with `prepare` before and `finish` after it where the model
 
 An exception does not say which input caused it, so the batch runs again in halves, down to the culprit, which alone
 fails: about 2·log2(n) extra passes for each. A model that fails for every input is recognised by the number of passes
-without a success, and the rest fails with it. Out of memory is halved too, and the worker is told the size that fitted,
-unless the halves lead to one input that is too large by itself. A transient error is not halved, but returned to the
+without a success, and the rest fails with it. Out of memory is halved too, after one more try with what torch had
+reserved for nothing; the worker is told the size that fitted, unless the halves lead to one input that is too large by
+itself. A transient error is not halved, but returned to the
 worker, which tries the whole batch again; on the last try it is halved like any other.
 
 An error that poisons the process is not halved: the rest would fail too (`workers.executor.faults.health`).
@@ -35,6 +36,7 @@ from tasks.protocol import kombu_types
 from tasks.protocol.traceparent import is_sampled
 from workers.executor.batch_budget import Budget, cut
 from workers.executor.call import Call, Stages, tell
+from workers.executor.device_memory import free_unused
 from workers.executor.faults.exception_text import ItemError, describe
 from workers.executor.faults.health import LAST_WORDS, Harvest, Health, Sample, barren_limit
 from workers.executor.forked import end_if_forked
@@ -140,6 +142,7 @@ class BatchComputer:
         called = barren = padding = 0
         compute_s = 0.0
         learned: int | None = None
+        freed = False
         while parts:
             part = parts.pop()
             members = part.members
@@ -159,6 +162,10 @@ class BatchComputer:
                 members = call.members
             if error is None:
                 barren = 0
+                continue
+            if error.out_of_memory and not freed and free_unused():
+                freed = True
+                parts.append(part._replace(members=members))
                 continue
             # A refusal of one input by an exception is an answer as well: the model works.
             barren = 0 if error.rejected and len(members) == 1 else barren + 1
