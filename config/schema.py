@@ -20,6 +20,8 @@ NaturalInt = Annotated[int, msgspec.Meta(ge=0)]
 # Under twelve days: times travel in fields of fixed width (`batching.fast_header`).
 Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=999_999_999)]
 UpToMilliseconds = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
+# A flush is held for as long, and sent again; `submit.lua` remembers for 30 s whether it has run.
+FailoverWait = Annotated[int, msgspec.Meta(ge=0, le=25_000)]
 # Above a million per minute the interval between requests would be rounded too coarsely.
 Rpm = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
@@ -185,7 +187,7 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     redis_cert: str = ""
     redis_key: str = ""
     # How long a request that meets an outage of Redis is held. None: 5 s with Sentinel, else not at all.
-    failover_wait_ms: UpToMilliseconds | None = None
+    failover_wait_ms: FailoverWait | None = None
     result_ttl_ms: Milliseconds = 600_000
     sync_result_ttl_ms: Milliseconds = 60_000
     http_host: str = "127.0.0.1"

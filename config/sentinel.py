@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import _socket
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -37,6 +38,8 @@ from redis.retry import Retry
 
 from config.redis_errors import Meaning, meaning_of
 from config.redis_url import Sentinels
+
+logger = logging.getLogger(__name__)
 
 # How often the sentinels are asked while nothing goes wrong.
 _WATCH_EVERY_S = 0.5
@@ -185,10 +188,18 @@ class Primary:
             time.sleep(_WATCH_EVERY_S)
             if not self._connections:
                 self._watching = False
-                return
-            # Whoever wants to connect is told of it.
-            with contextlib.suppress(SentinelError):
+                # One that was registered in between has started no other watch.
+                if not self._connections:
+                    return
+                self._watching = True
+            try:
                 self.ask(everyone=True)
+            except SentinelError:
+                # Whoever wants to connect is told of it.
+                continue
+            except Exception:
+                # Without it, nobody would leave a primary that hangs.
+                logger.exception("could not ask the sentinels for the primary; asking again")
 
 
 class PrimaryConnection(Connection):

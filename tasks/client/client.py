@@ -103,6 +103,7 @@ class Client:
             kept=self.router.kept,
             lenient=LenientArgs(settings, self._keys),
             hold_s=settings.failover_wait_s,
+            direct={name for name, model in settings.models.items() if model.direct},
         )
 
     def _send_again(self) -> None:

@@ -55,7 +55,12 @@ class Confirmation:
         try:
             while self._asked:
                 batch, self._asked = self._asked, []
-                verdicts = self._round([key for key, _ in batch])
+                try:
+                    verdicts = self._round([key for key, _ in batch])
+                except Exception:
+                    # Whoever asked must be told something.
+                    logger.exception("could not have %d keys confirmed by a replica", len(batch))
+                    verdicts = [False] * len(batch)
                 for (_, confirmed), verdict in zip(batch, verdicts, strict=True):
                     confirmed.set(verdict)
         finally:

@@ -16,8 +16,9 @@ accepted before.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -75,6 +76,7 @@ class Outbox:
     `on_doubt` gets the task ids of a flush that may still run although its callers have been refused; `on_answered`
     each request that was answered from the cache, which no worker sees. `keep` gets what a queue has accepted of those
     who wait, with its bytes, and `kept` returns what of it has no answer yet; `lenient` is how that is sent again.
+    `direct`: the models that are called without the queue while it is away; who waits for one is not held.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Outbox:
         kept: Callable[[], list[Posted]] = list,
         lenient: LenientArgs | None = None,
         hold_s: float = 0.0,
+        direct: Container[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
@@ -103,10 +106,13 @@ class Outbox:
         self._kept = kept
         self._lenient = lenient or rules
         self._hold_s = hold_s
+        self._direct = direct
         self._clock = clock
         self._keys = shard or Shard()
         self._recogniser = Recogniser(self._line, self._keys)
         self._again = False
+        # Whoever was submitted before this time may have waited behind a flush that was held; 0: nobody.
+        self._held_until = 0.0
         self._items: list[Posted] = []
         self._wake = Event()
         self._script = Script(rules.script)
@@ -145,9 +151,13 @@ class Outbox:
 
     def _submit(self, batch: list[Posted]) -> None:
         self.flushes += 1
-        began = self._clock()
         pause_s = _FIRST_PAUSE_S
         sent = batch
+        if self._held_until and _waits_since(batch[0]) >= self._held_until:
+            self._held_until = 0.0
+        if self._held_until:
+            # They have waited behind a flush that was held; nobody may compute for them beyond their deadlines.
+            sent = self._late(batch)
         while True:
             try:
                 statuses = self._flush(sent, self._rules)
@@ -166,28 +176,36 @@ class Outbox:
             gevent.sleep(pause_s)
             pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
             # All of them, in their order, as the server may have answered this flush before.
-            late_ms = int((self._clock() - began) * 1000)
-            sent = [structs.replace(item, out=shortened(item.out, late_ms)) for item in batch]
+            sent = self._late(batch)
+            self._held_until = self._clock()
 
     def _may_pass(self, batch: list[Posted], error: Exception) -> bool:
         """Refuse whoever has been held for long enough; return whether any of the flush is held on."""
         meaning = meaning_of(error)
         hold_s = self._hold_s if meaning in {Meaning.ANEW, Meaning.LATER} else 0.0
         now = self._clock()
-        over = [item for item in batch if not item.pending.done and (not hold_s or _waits_since(item) + hold_s <= now)]
+        over = [item for item in batch if not item.pending.done and self._ends(item, hold_s) <= now]
         left = len(over) < sum(not item.pending.done for item in batch)
         text = "the queue takes no requests now" if meaning is Meaning.FULL else "the queue is not reachable"
         refusal = BackendUnavailable(f"{text}; try again shortly")
         self._refuse(over, refusal)
         if isinstance(error, RedisTimeoutError) or hold_s:
             # Any of the tries may still run.
-            self._on_doubt([item.out.task_id for item in over if not item.pending.runs_on])
+            doubtful = [item.out.task_id for item in over if not item.pending.runs_on]
+            if doubtful:
+                self._on_doubt(doubtful)
         if left:
             # Those behind them wait for the same server.
-            behind = [item for item in self._items if _waits_since(item) + hold_s <= now]
-            self._items = [item for item in self._items if _waits_since(item) + hold_s > now]
+            behind = [item for item in self._items if self._ends(item, hold_s) <= now]
+            self._items = [item for item in self._items if self._ends(item, hold_s) > now]
             self._refuse(behind, refusal)
         return left
+
+    def _ends(self, item: Posted, hold_s: float) -> float:
+        """The time until which a request is held; in the past if it is not."""
+        # Whoever polls, or has a key, needs the queue.
+        goes_on = item.out.submission.model in self._direct and not item.receipt and not item.pending.runs_on
+        return -math.inf if goes_on or not hold_s else _waits_since(item) + hold_s
 
     def _send_lost(self) -> None:
         self._again = False
@@ -207,6 +225,9 @@ class Outbox:
             # It failed over again, or is not there yet; what was sent is recognised then.
             self.send_again()
             gevent.sleep(_FIRST_PAUSE_S)
+        except Exception:
+            # All requests of this process depend on this one greenlet.
+            logger.exception("could not send again what was lost of %d waiting requests", len(waiting))
         else:
             logger.warning(
                 "Redis is another server than before: of %d waiting requests it did not have %d, which were sent again",
@@ -216,11 +237,15 @@ class Outbox:
 
     def _send_again(self, items: list[Posted]) -> None:
         self.flushes += 1
-        now = self._clock()
-        late = [shortened(item.out, int((now - _waits_since(item)) * 1000)) for item in items]
-        again = [structs.replace(item, out=out) for item, out in zip(items, late, strict=True)]
+        again = self._late(items)
         self._report(again, self._flush(again, self._lenient))
         RESENT.inc(len(again))
+
+    def _late(self, items: Sequence[Posted]) -> list[Posted]:
+        """The same with the times that are left of them."""
+        now = self._clock()
+        late_ms = [int((now - _waits_since(item)) * 1000) for item in items]
+        return [structs.replace(item, out=shortened(item.out, each)) for item, each in zip(items, late_ms, strict=True)]
 
     def _next(self) -> list[Posted]:
         size = 0

@@ -25,6 +25,8 @@ from tasks.protocol.outgoing import Outgoing
 from tasks.script_args import RECOGNISE, ClassRow, RecogniseArgs, RecogniseKeys, RuleArgs
 
 _NO_LIMIT = 1_000_000_000
+# So large that no state of a key is too far in the future for it, and is taken for a mistake (gcra.lua).
+_NO_BURST = 10**15
 
 
 class Recogniser:
@@ -63,7 +65,7 @@ class LenientArgs(AdmissionArgs):
     def of_class(self, out: Outgoing, model: int, quotas: dict[str, int]) -> ClassRow:
         row = super().of_class(out, model, quotas)
         # The key's waiting requests are counted as before; its rate is not.
-        return row._replace(interval_us=1, burst=_NO_LIMIT) if row.quota else row
+        return row._replace(interval_us=1, burst=_NO_BURST) if row.quota else row
 
 
 def shortened(out: Outgoing, late_ms: int) -> Outgoing:

@@ -122,7 +122,6 @@ class Router:
         self._on_hang_up = on_hang_up
         self._on_new_server = on_new_server
         self._max_kept_bytes = max_kept_bytes
-        # What is kept of waiting requests to send them again.
         self.kept_bytes = 0
         # The `run_id` of the server of the last subscription; empty if it may not be asked for.
         self._server: str | None = None
@@ -198,9 +197,7 @@ class Router:
     def forget(self, pending: Pending) -> None:
         """Remove a pending request, however its wait ended."""
         pending.done = True
-        if pending.sent is not None:
-            self.kept_bytes -= pending.sent[1]
-            pending.sent = None
+        self._drop(pending)
         if not pending.channel:
             self._pending.pop(pending.task_id, None)
             return
@@ -210,6 +207,10 @@ class Router:
             if not watchers:
                 del self._watched[pending.task_id]
                 self._send("UNSUBSCRIBE", pending.channel)
+
+    def _drop(self, pending: Pending) -> None:
+        size, pending.sent = pending.sent[1] if pending.sent is not None else 0, None
+        self.kept_bytes -= size
 
     def settle(self, pending: Pending, reply: Any) -> None:
         """Settle from any greenlet; the waiter runs in the hub's next round."""
@@ -251,7 +252,8 @@ class Router:
     def _connect(self) -> None:
         connection = dedicated_connection(self._redis.connection_pool)
         server = run_id(connection)
-        self._is_new = self._server is not None and (not server or server != self._server)
+        # Until it was asked what it has: this connection may break before, or the server may still be loading.
+        self._is_new |= self._server is not None and (not server or server != self._server)
         self._server = server
         with self._sending:
             watched = (RESULT_PREFIX + each for each in self._watched)
@@ -293,8 +295,7 @@ class Router:
 
     def _hear(self, channel: bytes, data: bytes) -> None:
         try:
-            several = channel in {self.channel.encode(), _REVOKED}
-            replies = decode_replies(data) if several else [decode_reply(data)]
+            replies = decode_replies(data) if channel in {self.channel.encode(), _REVOKED} else [decode_reply(data)]
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             # One unreadable reply must not cost the others theirs; each is also stored under a key of its own.
             logger.error("cannot decode the replies on %s: %r; reading the stored results", channel, error)
@@ -372,12 +373,11 @@ class Router:
 
     def _last_look(self, due: Iterable[Pending], until: float) -> None:
         looked_up: list[str] = []
-        for pending in due:
-            if pending.done:
-                continue
+        for pending in (each for each in due if not each.done):
             if pending.deadline <= until:
                 # The submitter, which would forget it, may have been killed before it waited.
                 self._pending.pop(pending.task_id, None)
+                self._drop(pending)
                 get_hub().loop.run_callback(pending.settle, None)
             else:
                 self._schedule(pending, pending.deadline)

@@ -25,6 +25,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from config.redis_errors import Meaning, meaning_of
 from config.redis_url import Sentinels
 from config.sentinel import Address, Primary, PrimaryConnection, SentinelError
+from tests.waiting import wait_until
 
 HOSTS = (("s1", 26379), ("s2", 26379), ("s3", 26379))
 OLD, NEW = ("10.0.0.1", 6379), ("10.0.0.2", 6379)
@@ -114,6 +115,21 @@ def test_a_failover_cuts_the_connections_to_the_old_primary_and_no_other() -> No
     primary.said = dict.fromkeys(("s1", "s2", "s3"), (2, NEW))
     primary.ask()
     assert (stale.is_cut, fresh.is_cut, primary.switches) == (True, False, 1)
+
+
+def test_the_watch_goes_on_after_an_error_that_nobody_has_thought_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("config.sentinel._WATCH_EVERY_S", 0.001)
+    primary = Said(s1=(1, OLD), s2=(1, OLD), s3=(1, OLD))
+    primary.ask()
+
+    def broken(host: Address) -> tuple[int, Address]:
+        primary._ask_one = lambda host: (2, NEW)  # type: ignore[method-assign]
+        raise RuntimeError
+
+    primary._ask_one = broken  # type: ignore[method-assign]
+    stale = Cuttable()
+    primary.register(cast("PrimaryConnection", stale))
+    wait_until(lambda: stale.is_cut)
 
 
 @pytest.mark.parametrize(

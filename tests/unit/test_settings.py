@@ -362,6 +362,7 @@ def test_the_shipped_models_are_what_the_readme_says() -> None:
     [
         ("REDIS_CA", __file__, "write rediss:// or rediss+sentinel://"),
         ("FAILOVER_WAIT_MS", "-1", "Expected"),
+        ("FAILOVER_WAIT_MS", "25001", "<= 25000"),
         ("DURABILITY", "none", "memory, second, disk"),
         ("REDIS_MAX_MEMORY_BYTES", "1000", "67108864"),
         ("REDIS_MAX_MEMORY_BYTES", "-1", "Expected"),
