@@ -20,12 +20,11 @@ MOST = 1024
 
 
 class Exchange:
-    """Answered in the next round of the loop, with `short`."""
+    """Answered in the next round of the loop, with `size` bytes that end in `short`."""
 
-    def __init__(self, channel: LoopChannel) -> None:
-        gevent.get_hub().loop.run_callback(
-            channel.answer, plain_response("200 OK", [("Content-Length", "5")], b"short")
-        )
+    def __init__(self, channel: LoopChannel, size: int) -> None:
+        answer = plain_response("200 OK", [("Content-Length", str(size))], b"short".rjust(size))
+        gevent.get_hub().loop.run_callback(channel.answer, answer)
 
     def abandon(self) -> None:
         """Nothing is kept."""
@@ -36,9 +35,10 @@ class Short:
 
     def __init__(self, environ: dict[str, Any]) -> None:
         self.environ = environ
+        self.size = 5
 
     def take(self, body: bytes, channel: LoopChannel) -> Exchange:
-        return Exchange(channel)
+        return Exchange(channel, self.size)
 
 
 def whole(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -51,7 +51,7 @@ class Served:
 
     def __init__(self) -> None:
         self.made: list[weakref.ref[Short]] = []
-        limits = ServerLimits(body_bytes=MOST, arriving_bytes=4 * MOST, linger_s=0)
+        limits = ServerLimits(body_bytes=MOST, arriving_bytes=4 * MOST, linger_s=0, drain_idle_s=0)
         self.connections = Connections(
             whole, limits, access=None, on_request=lambda: None, on_change=lambda _: None, short_path=self._make
         )
@@ -85,6 +85,20 @@ def served() -> Iterator[Served]:
 def test_a_body_over_the_limit_is_refused_as_ever(served: Served) -> None:
     assert served.ask(MOST).endswith(b"short")
     assert served.ask(MOST + 1).startswith(b"HTTP/1.1 413 ")
+
+
+def test_an_answer_that_is_under_way_when_the_server_stops_is_whole(served: Served) -> None:
+    short = served.made[0]()
+    assert short is not None
+    # More than the buffers of both ends hold.
+    short.size = 8_000_000
+    received = served.ask(5)
+    served.connections.begin_shutdown()
+    gevent.get_hub().loop.run_callback(served.connections.reap)
+    while not received.endswith(b"short"):
+        more = served.client.recv(1 << 20)
+        assert more, "the answer was cut short"
+        received += more
 
 
 def test_a_closed_connection_leaves_nothing_to_the_garbage_collector(served: Served) -> None:

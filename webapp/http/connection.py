@@ -139,6 +139,9 @@ class Connection(LoopChannel):
                 continue
 
     def _receive_request(self) -> bytes:
+        # Not idle until the last answer has left: a shutdown, which leaves idle ones a moment, would cut it short.
+        if self._unsent:
+            self._flush()
         now = time.monotonic()
         deadline = now + (self._limits.idle_time_s if self._used else self._limits.header_time_s)
         if self._service.shutting_down:
