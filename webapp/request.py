@@ -77,6 +77,10 @@ class Begun(Protocol):
     pending: Pending
     started: float
 
+    @property
+    def model(self) -> str:
+        """The model that has it."""
+
 
 class HttpRequest:
     """One HTTP request over its WSGI environment.

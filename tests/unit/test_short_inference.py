@@ -296,6 +296,19 @@ def test_the_greenlet_ends_the_request_that_was_submitted(frontend: Frontend) ->
     assert len(frontend.noted) == 1
 
 
+def test_its_end_is_that_of_the_model_that_had_it_though_the_name_leads_elsewhere_by_now(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = frontend.begin(PLAIN)
+    assert begun is not None
+    begun.pending.settle(InvalidInput("no"))
+    monkeypatch.setattr(frontend.services.versions, "route", lambda *_: "other")
+    more: Any = {"bunch.begun": begun}
+    with pytest.raises(InvalidInput):
+        frontend.whole(PLAIN, **more)
+    assert {model for model, *_ in frontend.services.tallies._tallies} == {"m"}
+
+
 def test_while_the_server_stops_the_greenlet_closes_the_connection(frontend: Frontend) -> None:
     begun = frontend.begin(PLAIN)
     assert begun is not None

@@ -43,11 +43,13 @@ _RESPOND_ASYNC = re.compile(r"(?:^|,)[ \t]*+respond-async[ \t]*+(?:[,;=]|$)", re
 
 def infer(services: Services, call: HttpRequest) -> HttpResponse:
     """Wait for the output, or with `Prefer: respond-async` answer as soon as the queue has the request."""
-    started = perf_counter() if call.begun is None else call.begun.started
+    begun = call.begun
+    started = perf_counter() if begun is None else begun.started
     settings = services.settings
     body = read_body(call, _inference, services.large)
     call.client_id = body.client_id or ""
-    model = services.versions.route(body.model, call)
+    # A weight may have changed since a request began.
+    model = services.versions.route(body.model, call) if begun is None else begun.model
     declared = services.declared.get(model)
     if declared is not None:
         declared.check(body.input, body.parameters)

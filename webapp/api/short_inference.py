@@ -110,6 +110,10 @@ class Begun:
         self.pending: Pending = services.client.submit(submission)
         self.pending.wake = self._ended
 
+    @property
+    def model(self) -> str:
+        return self._submission.model
+
     def abandon(self) -> None:
         self.pending.wake = None
         self._services.client.router.forget(self.pending)
