@@ -88,7 +88,7 @@ class Client:
         self._sync_result_ttl_ms = min(settings.sync_result_ttl_ms, settings.result_ttl_ms)
 
     def _make_router(self, redis: Redis, name: str) -> Router:
-        return Router(redis, name, on_hang_up=self._take_back, on_new_server=self._send_again)
+        return Router(redis, name, on_hang_up=self._take_back_later, on_new_server=self._send_again)
 
     def _make_outbox(self, settings: Settings, redis: Redis, name: str) -> Outbox:
         return Outbox(
@@ -170,7 +170,7 @@ class Client:
         """Wait for a request that any process may have submitted; None if it has not ended by `deadline`
         (monotonic).
         """
-        reply = self.result(first.task_id, deadline - time.monotonic())
+        reply = self.result(first.task_id, deadline - time.monotonic(), deadline)
         return reply if reply is not None and reply.status in FINISHED else None
 
     def receipt(self, pending: Pending) -> str:
@@ -200,17 +200,18 @@ class Client:
         if self._confirmation is not None:
             self._confirmation.confirm(self._keys.result(task_id))
 
-    def result(self, task_id: str, wait_s: float = 0.0) -> Reply | None:
-        """The stored state of a task, after waiting at most `wait_s` for it to finish; None for an unknown id.
+    def result(self, task_id: str, wait_s: float = 0.0, deadline: float = math.inf) -> Reply | None:
+        """The stored state of a task, after waiting at most `wait_s` for it to finish; None for an unknown id. While
+        Redis fails over it is held, but not beyond `deadline` (monotonic).
 
         Raises:
             BackendUnavailable: Redis cannot be reached, or no replica has confirmed an outcome.
         """
-        reply = self._stored(task_id)
+        reply = self._stored(task_id, deadline)
         if reply is not None and reply.status not in FINISHED and wait_s > 0:
             pending = self.router.watch(task_id, wait_s)
             try:
-                reply = cast("Reply | None", pending.wait()) or self._stored(task_id)
+                reply = cast("Reply | None", pending.wait()) or self._stored(task_id, deadline)
             finally:
                 self.router.forget(pending)
         if reply is not None and reply.status in FINISHED:
@@ -275,13 +276,14 @@ class Client:
 
         gevent.spawn(keep_trying)
 
-    def _stored(self, task_id: str) -> Reply | None:
-        raw = cast("bytes | None", self._held(lambda: self._redis.get(self._keys.result(task_id)), _NO_RESULTS))
+    def _stored(self, task_id: str, deadline: float) -> Reply | None:
+        key = self._keys.result(task_id)
+        raw = cast("bytes | None", self._held(lambda: self._redis.get(key), _NO_RESULTS, deadline))
         return decode_reply(raw) if raw else None
 
-    def _held(self, call: Callable[[], object], text: str) -> object:
+    def _held(self, call: Callable[[], object], text: str, deadline: float = math.inf) -> object:
         """The result of a call that may be repeated, and is while Redis fails over. Raises BackendUnavailable."""
-        until = time.monotonic() + self._hold_s
+        until = min(time.monotonic() + self._hold_s, deadline)
         while True:
             try:
                 return call()

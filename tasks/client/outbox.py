@@ -242,9 +242,14 @@ class Outbox:
         RESENT.inc(len(again))
 
     def _late(self, items: Sequence[Posted]) -> list[Posted]:
-        """The same with the times that are left of them."""
+        """The same with the times that are left of them. Nobody shall compute what has ended meanwhile."""
         now = self._clock()
-        late_ms = [int((now - _waits_since(item)) * 1000) for item in items]
+        late_ms = [
+            item.out.deadline_ms
+            if item.pending.done and not item.pending.runs_on
+            else int((now - _waits_since(item)) * 1000)
+            for item in items
+        ]
         return [structs.replace(item, out=shortened(item.out, each)) for item, each in zip(items, late_ms, strict=True)]
 
     def _next(self) -> list[Posted]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import gevent
 import pytest
+from msgspec import structs
 from redis.exceptions import BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -17,7 +19,9 @@ from config.settings import ModelSettings, Settings
 from config.tiers import Tier
 from tasks.client.admission_args import AdmissionArgs
 from tasks.client.admission_codes import QUEUED
+from tasks.client.client import Client
 from tasks.client.confirmation import Confirmation
+from tasks.client.dedup import Repeated
 from tasks.client.outbox import Outbox
 from tasks.client.resend import LenientArgs
 from tasks.client.router import Pending, Router
@@ -132,6 +136,46 @@ def test_a_request_that_can_do_without_the_queue_is_not_held() -> None:
     outbox.turn()
     assert outbox.refused == ["direct"]
     assert outbox.doubted == [["direct"]], "the flush may still run"
+
+
+def test_whoever_gave_up_while_a_flush_was_held_is_too_late_for_a_worker_unless_the_request_runs_on() -> None:
+    outbox = FakeOutbox(LOST, None)
+    waits, gone, keyed = outbox.ask("waits"), outbox.ask("gone"), outbox.ask("under a key")
+    keyed.runs_on = True
+    fails = outbox.fails
+
+    def meanwhile() -> None:
+        fails()
+        gone.settle(None)
+        keyed.settle(None)
+
+    outbox.fails = meanwhile  # type: ignore[method-assign]
+    outbox.turn()
+    assert not waits.done
+    assert outbox.sent == [[10_000, 10_000, 10_000], [9000, 1, 9000]]
+
+
+def test_a_caller_who_hangs_up_during_an_outage_is_taken_back_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.client.client._TAKE_BACK_EVERY_S", 0.0)
+    client = Client(SETTINGS, connect("redis://127.0.0.1:1"))
+    taken: list[Sequence[str]] = []
+
+    def take_back(task_ids: Sequence[str]) -> bool:
+        taken.append(task_ids)
+        return len(taken) == 3
+
+    client._take_back = take_back  # type: ignore[method-assign]
+    client.router.expect("gone", LIMIT_S, hung_up=lambda: True)
+    client.router._look_for_hang_ups()
+    for _ in range(10):
+        gevent.sleep(0.001)
+    assert taken == [["gone"]] * 3
+
+
+def test_whoever_repeats_a_request_is_not_held_beyond_the_deadline() -> None:
+    client = Client(structs.replace(SETTINGS, failover_wait_ms=20_000), connect("redis://127.0.0.1:1"))
+    with pytest.raises(BackendUnavailable), gevent.Timeout(10):
+        client._outcome_of(Repeated("first"), time.monotonic() + 0.1)
 
 
 def test_an_error_while_it_is_sent_again_does_not_end_the_outbox() -> None:

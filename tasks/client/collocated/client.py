@@ -81,9 +81,9 @@ class LocalClient(Client):
             self._store.take_back(task_id, self._settings.request_timeout_ms)
         return True
 
-    def _stored(self, task_id: str) -> Reply | None:
+    def _stored(self, task_id: str, deadline: float) -> Reply | None:
         raw = self._store.states.get(task_id)
-        return super()._stored(task_id) if raw is None else decode_reply(raw)
+        return super()._stored(task_id, deadline) if raw is None else decode_reply(raw)
 
 
 class LocalClientLimit(ClientLimit):
