@@ -11,9 +11,11 @@ from urllib.parse import urlsplit
 from cli.base import CLUSTER, without_credentials
 from config.errors import Problem
 from config.keys import SEPARATOR, Shard
+from config.redis_url import sentinels_of
 from config.secrets.masking import PERCENT, masked_url
 from config.secrets.message_keys import fingerprint, message_keys
 from config.settings import Settings, is_loopback
+from config.tiers import Tier
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -61,10 +63,21 @@ def server_problems(settings: Settings) -> Iterator[Problem]:
 
 def server_warnings(settings: Settings) -> Iterator[Problem]:
     """Settings of a server that work but may not be intended."""
+    yield from _too_short_for_a_failover(settings)
     for key, url in _servers(settings).items():
         yield from _look(settings, key, url).warnings
         if not must_have_password(settings, url):
             yield from _without_password(key, url)
+
+
+def _too_short_for_a_failover(settings: Settings) -> Iterator[Problem]:
+    held_ms, limit_ms = settings.failover_wait_s * 1000, min(map(settings.queue_timeout_of, Tier))
+    if sentinels_of(settings.redis_url) and limit_ms < held_ms:
+        why = (
+            "what waits in a queue when Redis fails over gives up before the failover may have ended "
+            f"(BUNCH_FAILOVER_WAIT_MS); set it to at least {held_ms:.0f}"
+        )
+        yield Problem("BUNCH_QUEUE_TIMEOUT_MS", limit_ms, why)
 
 
 def seal_problems(settings: Settings) -> Iterator[Problem]:
