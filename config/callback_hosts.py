@@ -23,6 +23,11 @@ _ENTRY = re.compile(rf"(?P<host>(?:\*\.)?{_NAME}|\[[0-9a-f:.]+\])(?::(?P<port>[1
 _PORTS = {"https": 443, "http": 80}
 _MAX_PORT = 65_535
 _CONTROL = re.compile(r"[^!-~]")
+# All that is allocated for the public. Python calls more of IPv6 global: IPv4 addresses in deprecated forms, the NAT64
+# prefixes of a site (RFC 8215), and site-local addresses.
+_PUBLIC_IPV6 = ipaddress.IPv6Network("2000::/3")
+# Metadata services that are not link-local: EC2's by IPv6, Alibaba Cloud's.
+_MACHINES = frozenset({ipaddress.ip_address("fd00:ec2::254"), ipaddress.ip_address("100.100.100.200")})
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -53,16 +58,16 @@ class Target:
     def require(self, address: str) -> None:
         """Raise ForbiddenTarget unless the host may have this IP address."""
         ip = _innermost(ipaddress.ip_address(address.partition("%")[0]))
-        if self.host == str(ip):
-            return
-        if ip.is_link_local or ip.is_multicast or ip.is_unspecified:
-            # Link-local is where clouds keep the credentials of a machine.
+        is_public = ip.is_global and (ip.version == 4 or ip in _PUBLIC_IPV6)
+        is_listed = self.host == str(ip)
+        if not is_listed and (ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip in _MACHINES):
+            # Where clouds keep the credentials of a machine.
             raise ForbiddenTarget(f"{self.host} has the address {ip}, to which nothing is sent")
-        if not ip.is_global and not self.named:
+        if not is_public and not self.named:
             raise ForbiddenTarget(
                 f"{self.host} has the private address {ip}; name this host itself in BUNCH_CALLBACK_HOSTS to allow it"
             )
-        if ip.is_global and self.scheme == "http":
+        if is_public and self.scheme == "http":
             raise ForbiddenTarget(f"{self.host} has the public address {ip}, to which results go with https only")
 
 

@@ -83,7 +83,11 @@ def test_a_public_address_is_called(url: str, address: str) -> None:
 
 
 PRIVATE = ["127.0.0.1", "10.1.2.3", "172.17.0.2", "192.168.0.1", "100.64.0.1", "::1", "fc00::1", "::ffff:10.0.0.1"]
+# Python calls these global.
+PRIVATE += ["::127.0.0.1", "::ffff:0:127.0.0.1", "64:ff9b:1::7f00:1", "fec0::1"]
 NEVER = [
+    "fd00:ec2::254",
+    "100.100.100.200",
     "169.254.169.254",
     "0.0.0.0",
     "224.0.0.1",
@@ -114,6 +118,12 @@ def test_a_host_that_is_named_itself_may_be_private_but_not_link_local() -> None
 def test_a_public_address_gets_no_result_in_clear() -> None:
     with pytest.raises(ForbiddenTarget, match="https only"):
         HOSTS.target("http://receiver:8080/").require("93.184.215.14")
+    with pytest.raises(ForbiddenTarget, match="https only"):
+        CallbackHosts("93.184.215.14").target("http://93.184.215.14/").require("93.184.215.14")
+
+
+def test_a_link_local_address_is_called_only_where_the_list_has_it() -> None:
+    CallbackHosts("169.254.7.7").target("http://169.254.7.7/").require("169.254.7.7")
 
 
 def test_the_signature_is_what_the_contract_says_and_the_example_checks_it() -> None:
