@@ -61,8 +61,11 @@ class Callbacks:
             task_id = self._client.receipt(pending)
             try:
                 self._store.owe(task_id, url, submission.model, submission.tier, submission.timeout_s, time.time())
-            except RedisError as error:
-                gevent.spawn(self._cancel, task_id)
+                self._client.confirm(self._store.name(task_id))
+            except (RedisError, BackendUnavailable) as error:
+                # With an Idempotency-Key it may be one that was promised to an earlier call, and a later one finds it.
+                if not pending.runs_on:
+                    gevent.spawn(self._cancel, task_id)
                 raise BackendUnavailable("the callback could not be noted; try again shortly") from error
             gevent.spawn(self._tell, task_id, submission.timeout_s)
             return task_id

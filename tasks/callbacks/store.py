@@ -62,6 +62,10 @@ class CallbackStore:
         self._owe = redis.register_script(OWE.text)
         self._due = redis.register_script(DUE.text)
 
+    def name(self, task_id: str) -> str:
+        """The Redis key of a callback."""
+        return self._keys.callback(task_id)
+
     def owe(self, task_id: str, url: str, model: str, tier: Tier, timeout_s: float, now_s: float) -> None:
         """Note a callback. A sender looks at it once `finished` says so, and sometimes before, should nobody say so."""
         fields = {

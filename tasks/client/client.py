@@ -193,12 +193,13 @@ class Client:
             raise
         return pending.task_id
 
-    def _confirm(self, task_id: str) -> None:
-        """With `replica`, return once a replica knows of this request what the server does. Raises
-        BackendUnavailable.
-        """
+    def confirm(self, key: str) -> None:
+        """With `replica`, return once a replica has this Redis key as the server has it. Raises BackendUnavailable."""
         if self._confirmation is not None:
-            self._confirmation.confirm(self._keys.result(task_id))
+            self._confirmation.confirm(key)
+
+    def _confirm(self, task_id: str) -> None:
+        self.confirm(self._keys.result(task_id))
 
     def result(self, task_id: str, wait_s: float = 0.0, deadline: float = math.inf) -> Reply | None:
         """The stored state of a task, after waiting at most `wait_s` for it to finish; None for an unknown id. While
