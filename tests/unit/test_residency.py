@@ -241,6 +241,29 @@ def test_a_process_that_dies_keeps_its_room_while_it_is_replaced() -> None:
     assert world.residency.members["a"].load_s == pytest.approx(LOAD_S), "a replacement is no load"
 
 
+def test_a_model_whose_processes_die_again_and_again_leaves_for_another_all_the_same() -> None:
+    world = World(2, room=1.0)
+    world.serve("a")
+    world.asks("b")
+    for _ in range(3):
+        # It never serves for as long as its load took.
+        world.executors["a"].load()
+        world.act(after_s=LOAD_S / 2)
+        world.executors["a"].loaded()
+        world.act()
+    assert world.stages()["a"] is Stage.LEAVING
+    world.executors["a"].gone()
+    world.serve("b")
+    world.depths["b"] = 0
+    world.asks("a")
+    world.act(after_s=LOAD_S)
+    world.executors["b"].gone()
+    world.act()
+    world.executors["a"].loaded()
+    world.asks("b")
+    assert world.stages()["a"] is Stage.RESIDENT, "its next residence is a whole one"
+
+
 def test_a_wanted_model_is_loaded_without_requests_and_a_dismissed_one_leaves_without_need() -> None:
     world = World(2, room=2.0)
     assert world.residency.want("a")

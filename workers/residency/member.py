@@ -69,6 +69,8 @@ class Member:
         self._loops = [loop for loop, _ in pairs]
         self._executors = [executor for _, executor in pairs]
         self._since = -math.inf
+        # Since its load has ended; infinite before.
+        self._resident_at = math.inf
         self._is_in = self._drains = self._dismissed = False
         self._began_at: float | None = None
         self._failures = 0
@@ -125,6 +127,8 @@ class Member:
             return
         self.stage, self._since = stage, now
         if stage is Stage.RESIDENT:
+            # A replaced process begins no new residence: a model whose processes die again and again must leave, too.
+            self._since = self._resident_at = min(self._resident_at, now)
             self._failures, self._not_before = 0, -math.inf
             if self._began_at is not None:
                 self.load_s, self._began_at = learnt_load_s(self.load_s, now - self._began_at), None
@@ -169,6 +173,7 @@ class Member:
     def load(self, now: float) -> None:
         self.loads += 1
         self._is_in, self._began_at, self._wanted_at = True, now, math.inf
+        self._resident_at = math.inf
         self._dismissed = False
         self.seat.rise()
         for executor in self._executors:
