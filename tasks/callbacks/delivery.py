@@ -83,9 +83,11 @@ def deliver(
 
 def _connected(target: Target, addresses: Sequence[str], until: float, tls: ssl.SSLContext | None) -> socket.socket:
     failed: OSError = OSError("it has no address")
-    for address in addresses:
+    for tried, address in enumerate(addresses):
+        # The first may swallow everything, as IPv6 does where its route is broken.
+        most_s = _left_s(until) / (len(addresses) - tried)
         try:
-            connection = socket.create_connection((address, target.port), _left_s(until))
+            connection = socket.create_connection((address, target.port), most_s)
             break
         except OSError as error:
             failed = error
@@ -94,6 +96,7 @@ def _connected(target: Target, addresses: Sequence[str], until: float, tls: ssl.
     if target.scheme == "http":
         return connection
     try:
+        connection.settimeout(_left_s(until))
         return (tls or ssl.create_default_context()).wrap_socket(connection, server_hostname=target.host)
     except BaseException:
         connection.close()

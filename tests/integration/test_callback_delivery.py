@@ -89,6 +89,21 @@ def test_a_receiver_that_talks_for_ever_is_left_at_the_limit() -> None:
             over.set()
 
 
+def test_an_address_that_swallows_everything_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = socket.create_connection
+
+    def connected(address: tuple[str, int], timeout: float) -> socket.socket:
+        if address[0] == "127.0.0.2":
+            threading.Event().wait(timeout)
+            raise TimeoutError
+        return connect(address, timeout)
+
+    with receiving() as receiver:
+        monkeypatch.setattr(socket, "create_connection", connected)
+        target = HOSTS.target(f"http://localhost:{receiver.port}/")
+        deliver(target, b"{}", [], timeout_s=1.0, resolve=lambda *_: ["127.0.0.2", "127.0.0.1"])
+
+
 @contextlib.contextmanager
 def fronted(port: int, authority: Authority) -> Iterator[TlsProxy]:
     proxy = TlsProxy(port, *authority.certificate("localhost"))
