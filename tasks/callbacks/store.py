@@ -129,7 +129,9 @@ class CallbackStore:
     def delivered(self, task_id: str, callback: Callback, result_ttl_ms: int, now_s: float) -> None:
         """The receiver has it. Its result is kept no longer than others' from here on."""
         key, result = self._keys.callback(task_id), self._keys.result(task_id)
-        pipeline = self._redis.pipeline(transaction=True)
+        pipeline = self._settling(task_id, callback)
+        if pipeline is None:
+            return
         pipeline.zrem(self._keys.callbacks(), task_id)
         pipeline.hset(key, mapping={"delivered_ms": int(now_s * 1000), "attempts": callback.attempts, "error": ""})
         pipeline.hdel(key, "body")
@@ -153,7 +155,9 @@ class CallbackStore:
         )
         dead = self._keys.dead()
         rank = next((rank for rank, tier in enumerate(TIERS) if tier.value == callback.tier), 0)
-        pipeline = self._redis.pipeline(transaction=True)
+        pipeline = self._settling(task_id, callback)
+        if pipeline is None:
+            return
         pipeline.hset(
             self._keys.dead(letter_id),
             mapping={"message": body, "rank": rank, "record": msgspec.json.encode(record), "url": callback.url},
@@ -169,6 +173,19 @@ class CallbackStore:
             oldest = cast("list[bytes]", self._redis.zrange(dead, 0, surplus - 1))
             self._redis.zrem(dead, *oldest)
             self._redis.unlink(*(self._keys.dead(each.decode()) for each in oldest))
+
+    def _settling(self, task_id: str, callback: Callback) -> Any:
+        """A transaction that ends this callback; None if a later call with the same Idempotency-Key has named another
+        URL meanwhile, which is still owed. It fails with a WatchError, a RedisError, if one does so now.
+        """
+        pipeline: Any = self._redis.pipeline(transaction=True)
+        pipeline.watch(self._keys.callback(task_id))
+        url = pipeline.hget(self._keys.callback(task_id), "url")
+        if url is not None and url.decode() != callback.url:
+            pipeline.reset()
+            return None
+        pipeline.multi()
+        return pipeline
 
     def replay(self, letter_id: str, now_s: float) -> bool:
         """Send a dead letter's body again, for another hour. False if it is gone."""

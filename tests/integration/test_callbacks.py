@@ -291,6 +291,20 @@ def test_a_result_that_was_deleted_is_not_pushed(rig: Rig, receiver: Receiver) -
     assert (rig.score(), counted("lost")) == (None, lost + 1)
 
 
+def test_a_url_that_a_repetition_has_named_meanwhile_is_still_owed(rig: Rig) -> None:
+    rig.owe("http://127.0.0.1:1/first")
+    (first,) = rig.store.read(["t1"])
+    assert first is not None
+    rig.owe("http://127.0.0.1:1/second")
+    rig.store.delivered("t1", first, 1000, rig.time.now)
+    rig.store.bury("t1", first, b"{}", "gone", rig.time.now)
+    found = rig.store.find("t1")
+    assert found is not None
+    assert (found[0].url, found[1]) == ("http://127.0.0.1:1/second", 0)
+    rig.store.delivered("t1", found[0], 1000, rig.time.now)
+    assert rig.redis.zcard(KEYS.callbacks()) == 0
+
+
 def test_two_senders_send_each_result_once(rig: Rig, receiver: Receiver) -> None:
     other = rig.another()
     for number in range(20):
