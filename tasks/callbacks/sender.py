@@ -141,9 +141,10 @@ class Sender:
                 thread = threading.Thread(
                     target=self._attempt, args=(task_id, callback, target), name="callback", daemon=True
                 )
+                # First: where no thread can be started now, it must not count as under way, whose lease is renewed.
+                thread.start()
                 self._gates.start(target.place)
                 self._under_way[task_id] = thread
-                thread.start()
         if wait_s and self._is_over(callback):
             self._give_up(task_id, callback, f"{target.place} did not answer other requests either")
             return 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -319,6 +320,20 @@ def test_what_a_dead_sender_had_taken_is_sent_by_another(rig: Rig, receiver: Rec
     assert rig.turn() == 0
     wait_until(lambda: rig.turn() == 1, what="its lease has ended")
     assert len(receiver.sent) == 1
+
+
+def test_a_sender_that_can_start_no_thread_for_now_keeps_nothing_for_itself(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    rig.owe("http://127.0.0.1:1/")
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError):
+        rig.sender.turn(wait_s=0.01)
+    assert not rig.sender._under_way
+    assert not rig.sender._gates.hosts
 
 
 def test_a_lease_is_kept_as_long_as_its_sender_works(redis: Redis, receiver: Receiver) -> None:
