@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import ssl
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from config.tiers import Tier
 from tests.fakes.tls import Authority
 from webapp.errors import ApiError
 from webapp.http.certificate import CERTIFICATE, ClientCertificate
+from webapp.http.tls import TlsConnection
 from webapp.identity.base import Access
 from webapp.identity.bearer import Bearer
 from webapp.identity.certificates import CertificateHolders
@@ -207,3 +210,21 @@ class TestClientAddress:
         if forwarded is not None:
             environ["HTTP_X_FORWARDED_FOR"] = forwarded
         assert ClientAddress(Settings(trusted_proxies=proxies))(HttpRequest(environ)) == client
+
+
+def test_a_client_without_tls_that_sends_for_ever_gets_its_answer_and_no_more_of_the_event_loops_time() -> None:
+    sent: list[bytes] = []
+    reads = iter(range(1000))
+
+    def recv(_: int) -> bytes:
+        next(reads)
+        return b"x"
+
+    connection = TlsConnection.__new__(TlsConnection)
+    connection._base = {"REMOTE_ADDR": "192.0.2.1"}
+    connection._raw = SimpleNamespace(tcp=SimpleNamespace(send=sent.append, recv=recv, shutdown=lambda _: None))
+    error = ssl.SSLError(1, "a request")
+    error.reason = "HTTP_REQUEST"
+    connection._explain(error)
+    assert b"speaks TLS" in sent[0]
+    assert next(reads) <= 100

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 SLICE_S = 0.002
 # The longest plain text of a record: what was received beside what was asked for is never more.
 _RECORD_BYTES = 16 * 1024
+_MOST_THROWN_AWAY = 16
 
 
 class Turns:
@@ -229,8 +230,10 @@ class TlsConnection(Connection):
             tcp.send(answer)
             # What it has sent is still unread, so that closing would be a reset, which overtakes the answer.
             tcp.shutdown(socket.SHUT_WR)
-            while tcp.recv(_RECORD_BYTES):
-                pass
+            # In the event loop's time, so not for as long as it may go on sending.
+            for _ in range(_MOST_THROWN_AWAY):
+                if not tcp.recv(_RECORD_BYTES):
+                    break
 
     def _close(self, *, linger: bool) -> None:
         if self._established and not linger and not self._unsent:
