@@ -32,6 +32,10 @@ COPY . /models
 """
 
 _DOCKERIGNORE = """\
+# Secrets are for the container, not in the image.
+**/.env
+**/.env.*
+**/*.key
 .dockerignore
 .git
 .gitignore

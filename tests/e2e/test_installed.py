@@ -213,6 +213,7 @@ def modelled(environment: dict[str, str], packages: Path, tmp_path_factory: pyte
     (folder / "bunch.toml").write_text('[models.loud]\nsource = "model:batchstring"\ncache = false\n')
     done = run(environment, folder, "bunch", "containerize")
     assert done.returncode == 0, done.stderr
+    assert {"**/.env", "**/*.key"} <= set((folder / ".dockerignore").read_text().splitlines())
     return folder
 
 
@@ -251,6 +252,11 @@ def test_a_mounted_folder_has_its_packages_in_a_volume(image: Image, modelled: P
     (folder / "loudly.py").write_text("def said(text): return text\n")
     assert "models: loud" in started(image, "check").stdout
     assert (folder / "loudly.py").read_text().endswith("return text\n")
+    # The next image, with other packages of its own, does not.
+    with image.path("/opt/bunch/constraints.txt").open("a") as constraints:
+        constraints.write("# another image\n")
+    assert "models: loud" in started(image, "check").stdout
+    assert len(list(image.path("/packages").glob("[0-9a-f]*"))) == 2
 
 
 @pytest.mark.parametrize(
