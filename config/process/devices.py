@@ -148,6 +148,23 @@ def _named(name: str, instance: int, machine: Machine) -> Placement:
     return Placement("cuda", machine.gpus[int(index)] if is_numbered_here and machine.gpus else index)
 
 
+def gpu_of(placed: Placement, machine: Machine) -> str:
+    """The device of an executor under one name, however bunch.toml names it: a GPU of this machine as in `machine`."""
+    name, gpus = placed.visible, machine.gpus
+    if name is None:
+        # `device = "cuda:1"`: among all that its process sees.
+        index = placed.device.removeprefix("cuda:")
+    elif not name.startswith("GPU-"):
+        # `_named` has the number of one that CUDA counts by itself; with a choice of the starter it took the choice.
+        index = "" if machine.narrowed else name
+    else:
+        found = [each for each in gpus if each.startswith(name)]
+        return found[0] if len(found) == 1 else name
+    if index.isdigit() and int(index) < len(gpus):
+        return gpus[int(index)]
+    return name or placed.device
+
+
 def sharing(placed: Mapping[str, Placement]) -> list[str]:
     """One line per executor, by name, that has no GPU of its own."""
     first: dict[str, str] = {}

@@ -17,6 +17,7 @@ from config.process.devices import (
     driver_gpus,
     executor_count,
     file_gpus,
+    gpu_of,
     place,
     placement,
     sharing,
@@ -235,3 +236,21 @@ def test_device_files_are_counted_where_the_library_is_missing(tmp_path: Path) -
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia0-caps"):
         (tmp_path / name).touch()
     assert file_gpus(tmp_path) == ("0", "1")
+
+
+@pytest.mark.parametrize("narrowed", [False, True])
+def test_a_gpu_has_one_name_however_the_file_names_it(narrowed: bool) -> None:
+    machine = Machine(("GPU-aa-1", "GPU-bb-2"), narrowed=narrowed)
+
+    def name(devices: Devices, device: str = "auto") -> str:
+        model = ModelSettings(name="m", source="x:y", device=device, devices=devices)
+        return gpu_of(placement(model, None, 1, machine), machine)
+
+    named = (name(None), name(None, "cuda"), name(None, "cuda:1"), name(("cuda:1",)), name(("GPU-bb",)), name("all"))
+    assert set(named) == {"GPU-bb-2"}
+    assert name(("cpu",)) == name(None, "cpu") == "cpu"
+    # Numbers that are the starter's choice are not counted among themselves.
+    chosen = Machine(("3", "1"), narrowed=True)
+    model = ModelSettings(name="m", source="x:y")
+    assert [gpu_of(placement(model, None, each, chosen), chosen) for each in (0, 1)] == ["3", "1"]
+    assert gpu_of(placement(model, None, 0, Machine()), Machine()) == "cpu"

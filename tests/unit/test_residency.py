@@ -17,8 +17,11 @@ from batching.claim.store import View
 from batching.executor import ExecutorState
 from batching.policy import WhenIdle
 from batching.policy.residency import Stage
+from config.process.devices import Machine, placement
 from config.schema import ModelSettings
 from workers.executor.on_demand import OnDemandExecutor
+from workers.residency import assembly
+from workers.residency.assembly import make_residency
 from workers.residency.member import Member, UnloadedSeat
 from workers.residency.residency import Residency
 
@@ -295,3 +298,24 @@ def test_the_time_until_an_unloaded_model_is_ready_counts_the_residence_of_other
     world.act()
     # The residence of `b`, and the load of `a`.
     assert world.residency.ready_in_s("a") == pytest.approx(3.0 + LOAD_S)
+
+
+def test_two_models_on_one_gpu_share_its_memory_however_they_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(("GPU-aa-1",))
+    monkeypatch.setattr(assembly, "this_machine", lambda: machine)
+    models = {
+        "a": ModelSettings(name="a", source="x:y", residency="on_demand", memory_fraction=0.6),
+        "b": ModelSettings(name="b", source="x:y", residency="on_demand", memory_fraction=0.6, devices=("cuda:0",)),
+        "c": ModelSettings(name="c", source="x:y", memory_fraction=0.3, device="cuda:0"),
+    }
+    places = [
+        (model, SimpleNamespace(placement=placement(model, None, 0, machine)), Loop()) for model in models.values()
+    ]
+    served = SimpleNamespace(models=models, max_resident=0)
+    watch = IdleWatch(cast("Any", None))
+    made = make_residency(cast("Any", served), cast("Any", places), cast("Any", None), watch, bool, lambda: True)
+    assert made._room == {"GPU-aa-1": pytest.approx(0.7)}
+    assert {name: each.needs for name, each in made.members.items()} == {
+        "a": {"GPU-aa-1": 0.6},
+        "b": {"GPU-aa-1": 0.6},
+    }

@@ -9,7 +9,7 @@ from batching.claim.idle_watch import IdleWatch
 from batching.claim.store import BatchStore
 from config.model_files.pools import Assignment
 from config.model_files.room import needs_of, room_for
-from config.process.devices import sharing
+from config.process.devices import gpu_of, sharing, this_machine
 from config.schema import ModelSettings
 from workers.executor.on_demand import OnDemandExecutor
 from workers.executor.process_executor import ProcessExecutor
@@ -27,8 +27,9 @@ def make_residency(
     is_open: Callable[[], bool],
 ) -> Residency:
     """The residency of the worker that serves `served` with these executors."""
+    machine = this_machine()
     devices = {
-        name: [str(executor.placement) for of, executor, _ in places if of is model]
+        name: [gpu_of(executor.placement, machine) for of, executor, _ in places if of is model]
         for name, model in served.models.items()
     }
     needs = {name: needs_of(model, devices[name], served.max_resident) for name, model in served.models.items()}
