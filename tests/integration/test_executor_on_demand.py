@@ -98,6 +98,15 @@ def test_a_load_that_fails_is_not_repeated_until_it_is_asked_for(make: Make, tmp
     assert executor.error is None
 
 
+def test_after_a_load_that_failed_a_reload_is_taken_for_the_next_one(make: Make) -> None:
+    executor = make("tests.fakes.models:Absent")
+    executor.load()
+    wait_until(lambda: executor.is_out and executor.state is ExecutorState.FAILED, what="the load has failed")
+    executor.replace(ModelSettings(name="m", source="tests.fakes.models:Puppet", cache=False))
+    assert (executor.state, executor.is_out) == (ExecutorState.UNLOADED, True)
+    load(executor)
+
+
 def test_a_process_that_dies_while_it_loads_is_a_load_that_failed(make: Make) -> None:
     executor = make("tests.fakes.models:DiesLoading")
     executor.load()

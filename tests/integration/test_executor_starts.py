@@ -66,7 +66,17 @@ def test_a_source_that_leads_to_no_model_is_tried_once_and_again_after_a_reload(
     (record,) = [each for each in caplog.records if "the executor did not start" in each.message]
     assert "when the model is reloaded" in record.message
     executor.replace(ModelSettings(name="m", source="tests.fakes.models:Puppet", cache=False))
+    assert executor.state is not ExecutorState.FAILED, "who waits for the reload would take the old error for its own"
     assert executor.wait_ready(LONG_S), executor.error
+
+
+def test_a_start_that_fails_after_its_model_was_replaced_says_nothing_about_the_new_one(build: Start) -> None:
+    executor = build("tests.fakes.models:LoadsForever", start_timeout_ms=400)
+    executor.start()
+    wait_until(lambda: executor.pid is not None, what="its process is there")
+    executor.replace(ModelSettings(name="m", source="tests.fakes.models:Puppet", cache=False))
+    assert executor.wait_ready(LONG_S), executor.error
+    assert executor.last_error is None
 
 
 def test_a_start_that_fails_in_the_same_way_each_time_is_logged_once(

@@ -187,6 +187,17 @@ def test_a_load_that_fails_gives_its_room_to_others_and_is_tried_again_after_lon
     assert world.executors["a"].state is ExecutorState.UNLOADED, "requests are let in again"
 
 
+def test_a_load_that_failed_is_seen_also_if_a_reload_has_come_in_between() -> None:
+    world = World(1, room=1.0)
+    world.asks("a")
+    world.executors["a"].failed()
+    world.executors["a"].unload()
+    world.act()
+    assert (world.stages()["a"], world.claims("a")) == (Stage.UNLOADED, False)
+    world.act(after_s=1.0)
+    assert world.stages()["a"] is Stage.LOADING
+
+
 def test_a_worker_that_drains_loads_nothing() -> None:
     world = World(1, room=1.0)
     world.open = False

@@ -57,6 +57,11 @@ class OnDemandExecutor(ProcessExecutor):
         elif self.is_out:
             self._become(ExecutorState.UNLOADED)
 
+    def replace(self, model: ModelSettings) -> None:
+        """As of a `ProcessExecutor`; after a failure the new settings wait for the next `load`."""
+        self._become(ExecutorState.UNLOADED, instead_of=ExecutorState.FAILED)
+        super().replace(model)
+
     def stop(self, timeout_s: float) -> None:
         """Stop, also while there is no process."""
         with self._changed:

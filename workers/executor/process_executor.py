@@ -48,7 +48,7 @@ class ProcessExecutor:
         folder: the folder of bunch.toml, first on the model's path.
         devices: those of the pool, for a model that names none.
         max_output_bytes: limit of one output as JSON; 0: any size.
-        on_change: called after every change of state. All three are called in the supervisor's thread.
+        on_change: called after every change of state, by any thread; the others by the supervisor's.
         on_loaded: called with the seconds that each successful start took.
         on_replaced: called with the cause when a child that had been ready is gone, and another is to follow.
     """
@@ -148,8 +148,7 @@ class ProcessExecutor:
             ExecutorGone: no living child could take it.
         """
         may_end = self._patience.grants(time.monotonic())
-        # Only a remote model continues a trace.
-        traced = work.traceparents if self._model.is_remote else []
+        traced = work.traceparents if self._model.is_remote else []  # No other model continues a trace.
         frame = encode(structs.replace(work, traceparents=traced, may_end=may_end))
         with self._sending:
             child = self._child
@@ -175,6 +174,8 @@ class ProcessExecutor:
             child, self._child = self._child, None
         if child is not None:
             child.close_input()
+        # Whoever waits for the new model must not take the error of the old one for its own.
+        self._become(ExecutorState.STARTING, instead_of=ExecutorState.FAILED)
 
     def condemn(self, reason: str) -> None:
         """Replace a ready child at once, as if it had found its device broken itself."""
@@ -244,8 +245,9 @@ class ProcessExecutor:
                     self._on_loaded(time.monotonic() - child.started_at)
                 self._serve(child, model)
         except StartFailed as error:
-            self._hopeless = model if error.final else None
-            self._start_failed(error.why)
+            if model is self._model:
+                self._hopeless = model if error.final else None
+                self._start_failed(error.why)
         finally:
             self.pid = None
             child.bury()
@@ -280,8 +282,7 @@ class ProcessExecutor:
 
     def _answer_until_gone(self, child: ChildProcess) -> Death:
         """Forward answers until the child is gone or must be killed; returns the death."""
-        poll = self._poll(child)
-        stopping = False
+        poll, stopping = self._poll(child), False
         while True:
             if self._stop_at is None and self.spare.tend(self._model):
                 poll = self._poll(child)
@@ -333,8 +334,7 @@ class ProcessExecutor:
             # One that is killed for its time is the front batch alone.
             both = self._handed.overlap and self._stop_at is None and death.cause is not Cause.TIMEOUT
             left = self._handed.drop_all()
-        fault = self._fault
-        told = death.reason
+        fault, told = self._fault, death.reason
         if fault is not None:
             self._patience = self._patience.replaced(time.monotonic())
             # In the model's own text, which is for operators only.
@@ -391,9 +391,9 @@ class ProcessExecutor:
             poll.register(self._stop_pipe[0], select.POLLIN)
         return poll
 
-    def _become(self, state: ExecutorState) -> None:
+    def _become(self, state: ExecutorState, *, instead_of: ExecutorState | None = None) -> None:
         with self._changed:
-            if self._state is state:
+            if self._state is state or instead_of not in {None, self._state}:
                 return
             self._state = state
             self._changed.notify_all()

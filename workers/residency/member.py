@@ -19,7 +19,7 @@ from batching.policy.residency import Demand, Stage, Tenant, backoff_s, learnt_l
 from config.schema import ModelSettings
 from workers.executor.on_demand import OnDemandExecutor
 
-_READY, _FAILED = ExecutorState.READY, ExecutorState.FAILED
+_READY = ExecutorState.READY
 
 
 class UnloadedSeat(Seat):
@@ -114,7 +114,8 @@ class Member:
         if requests > self._counted:
             self._demand = self._demand.seen(requests - self._counted, now)
             self._counted = requests
-        failed = [each for each in self._executors if each.state is _FAILED and each.is_out]
+        # By what takes room, as a reload may have taken the failed state away meanwhile.
+        failed = [each for each in self._executors if each.is_out]
         if self._is_in and len(failed) == len(self._executors):
             self._fail(now)
         elif self._is_in and failed and now >= self._not_before:
