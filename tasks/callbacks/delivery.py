@@ -18,6 +18,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from http import HTTPStatus
 
 from config.callback_hosts import ForbiddenTarget, Target
@@ -97,10 +98,16 @@ def _connected(target: Target, addresses: Sequence[str], until: float, tls: ssl.
         return connection
     try:
         connection.settimeout(_left_s(until))
-        return (tls or ssl.create_default_context()).wrap_socket(connection, server_hostname=target.host)
+        return (tls or _system_authorities()).wrap_socket(connection, server_hostname=target.host)
     except BaseException:
         connection.close()
         raise
+
+
+@cache
+def _system_authorities() -> ssl.SSLContext:
+    """Made once: to read the system's hundred and more authorities takes longer than a delivery."""
+    return ssl.create_default_context()
 
 
 def _request(target: Target, body: bytes, headers: Sequence[tuple[str, str]]) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from config.callback_hosts import CallbackHosts, Target
+from tasks.callbacks import delivery
 from tasks.callbacks.delivery import NotTaken, Unreachable, deliver
 from tests.fakes.receiver import receiving
 from tests.fakes.tls import Authority, TlsProxy
@@ -128,3 +129,23 @@ def test_tls_is_verified(tmp_path: Path) -> None:
             deliver(wrong, b"{}", [], tls=ssl.create_default_context(cafile=authority.ca))
     (sent,) = receiver.sent
     assert (sent.headers["host"], sent.headers["x-y"]) == (f"localhost:{proxy.port}", "z")
+
+
+def test_the_systems_authorities_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(tmp_path)
+    context = ssl.create_default_context(cafile=authority.ca)
+    made: list[ssl.SSLContext] = []
+
+    def make() -> ssl.SSLContext:
+        made.append(context)
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", make)
+    delivery._system_authorities.cache_clear()
+    try:
+        with receiving() as receiver, fronted(receiver.port, authority) as proxy:
+            for _ in range(2):
+                deliver(HOSTS.target(f"https://localhost:{proxy.port}/hook"), b"{}", [])
+    finally:
+        delivery._system_authorities.cache_clear()
+    assert len(made) == 1
