@@ -104,12 +104,12 @@ def test_stops_the_frontend_first_and_valkey_last(up: DummyUp) -> None:
     redis = up.pid("redis")
     up.process.send_signal(signal.SIGTERM)
     wait_until(lambda: "web asked" in up.record())
-    states = up.rows()
+    wait_until(lambda: up.rows()["web"]["state"] == "stopping", what="that is shown")
+    assert up.rows()["worker"]["state"] == "running"
     drained.touch()
 
     assert up.process.wait(PATIENCE_S) == 0
 
-    assert (states["web"]["state"], states["worker"]["state"]) == ("stopping", "running")
     assert [line for line in up.record() if "started" not in line] == [
         "web asked",
         "web ended",
