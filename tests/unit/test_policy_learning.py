@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.policy import Claimed, EwmaWindow, Learner, Learnt, PidWindow, QueueView, Speculative, Wait, WhenIdle
+from batching.policy import (
+    Adaptive,
+    Claimed,
+    EwmaWindow,
+    Learner,
+    Learnt,
+    PidWindow,
+    QueueView,
+    Speculative,
+    Wait,
+    WhenIdle,
+)
 from batching.policy.published.pid import Controller
 
 MAX_WAIT_S = 0.1
@@ -85,6 +96,20 @@ def test_callers_are_counted_only_before_the_first_can_be_back() -> None:
         learner.looked(40, 3 + n * 0.1 + 0.06)
         # For two batches they may be the same.
         assert learner.learnt.callers == (64 if n < 2 else 0)
+
+
+def test_a_lone_caller_who_is_back_at_once_is_not_counted_twice() -> None:
+    """Batches of 50 ms; its next request comes 2 ms after each, and is what the loop then looks for and claims."""
+    learner, policy = Learner(WhenIdle(64)), Adaptive(64)
+    for n in range(20):
+        end = n * 0.06
+        learner.finished(1, 0.05, end)
+        learner.looked(1, end + 0.0021)
+        view = QueueView(1, end + 0.002, free_at=end, batch_s=0.05, recent=1, learnt=learner.learnt)
+        waits = isinstance(policy.decide(view, end + 0.0021), Wait)
+        learner.claimed(1, 0, 0.0001, 0.0001, end + 0.0021)
+    assert learner.learnt.callers == 0
+    assert not waits
 
 
 def test_who_came_by_itself_while_one_was_served_is_no_caller_who_comes_back() -> None:

@@ -23,8 +23,9 @@ _CROWDING_GAIN = 1 / 4
 # As shares of a batch's time: a request that comes so soon after a batch's end has waited for it; so soon after another
 # request, it came with it.
 _SOON = 0.25
-# As a share of a batch's time: within it, no answered caller can have returned.
+# Within this share of a batch's time, and of the time that callers usually take, no answered caller can have returned.
 _AT_ONCE = 0.1
+_BEFORE_ANY = 0.5
 # After this many batches, the number of callers may have changed.
 _UNCOUNTED = 2
 
@@ -125,13 +126,19 @@ class Learner:
         returned.
         """
         if self._answered:
-            if now - self._ended_at <= _AT_ONCE * self._time.predict(1):
+            if now - self._ended_at <= self._before_any_s():
                 self._callers, self._uncounted = self._answered + depth, 0
             elif self._uncounted >= _UNCOUNTED:
                 self._callers = 0
             else:
                 self._uncounted += 1
             self._answered = 0
+
+    def _before_any_s(self) -> float:
+        """The time after a batch's end within which none of its callers can be back."""
+        at_once_s = _AT_ONCE * self._time.predict(1)
+        # A lone caller who is back in two milliseconds would otherwise be counted twice, and waited for in vain.
+        return min(at_once_s, _BEFORE_ANY * self._median_return_s) if self._median_return_s else at_once_s
 
     def _count_crowding(self, size: int, waited_s: float, middle_s: float, now: float) -> None:
         """Count whether the previous batch came in a burst: only now is it known who came right behind it."""
