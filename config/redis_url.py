@@ -48,14 +48,14 @@ class Sentinels:
 
 def sentinels_of(url: str) -> Sentinels | None:
     """What a `sentinel://` URL names; None for any other URL. Raises ValueError when it cannot be read."""
-    parts = urlsplit(url)
+    parts = _split(url)
     if parts.scheme not in _SENTINELS:
         return None
     credential, _, hosts = parts.netloc.rpartition("@")
     username, _, password = credential.partition(":")
     given = dict(parse_qsl(parts.query))
     return Sentinels(
-        hosts=tuple(_host(each) for each in hosts.split(",")),
+        hosts=tuple(_host(unquote(each)) for each in hosts.split(",")),
         name=unquote(parts.path.strip("/").partition("/")[0]),
         db=_database(parts),
         username=unquote(username),
@@ -64,6 +64,14 @@ def sentinels_of(url: str) -> Sentinels | None:
         sentinel_password=given.get("sentinel_password", ""),
         tls=tuple((tls_options(url) or {}).items()),
     )
+
+
+def _split(url: str) -> SplitResult:
+    scheme, sign, rest = url.partition("://")
+    if scheme in _SENTINELS:
+        # Of several hosts, Python takes an IPv6 address only as the first: some of its versions refuse others.
+        rest = rest.replace("[", "%5B").replace("]", "%5D")
+    return urlsplit(f"{scheme}{sign}{rest}")
 
 
 def _host(text: str) -> tuple[str, int]:
@@ -75,7 +83,10 @@ def _host(text: str) -> tuple[str, int]:
 
 def problem_of(url: str) -> str:
     """The problem with a URL and its remedy; empty when it is valid."""
-    parts = urlsplit(url)
+    try:
+        parts = _split(url)
+    except ValueError:
+        return "must have a host, with an IPv6 address in brackets: redis://[::1]:6379/0"
     if parts.scheme not in _SCHEMES:
         return "must start with redis://, rediss://, unix://, sentinel:// or rediss+sentinel://"
     try:
@@ -90,7 +101,7 @@ def problem_of(url: str) -> str:
 
 def redis_py_url(url: str) -> str:
     """The URL in redis-py's form."""
-    parts = urlsplit(url)
+    parts = _split(url)
     if parts.scheme in _SOCKETS:
         # `geturl` does not write these schemes correctly when there is no host.
         return f"unix://{parts.netloc}{parts.path}?db={_database(parts)}"
@@ -103,7 +114,7 @@ def redis_py_url(url: str) -> str:
 
 def celery_url(url: str) -> str:
     """The URL in kombu's and Celery's form: their spelling of a Unix socket, a URL for each sentinel, no options."""
-    parts = urlsplit(url)
+    parts = _split(url)
     if (sentinels := sentinels_of(url)) is not None:
         credential, at, _ = parts.netloc.rpartition("@")
         hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in sentinels.hosts)
@@ -118,7 +129,7 @@ def tls_options(url: str) -> dict[str, Any] | None:
 
     Unless the URL says otherwise, the server's certificate and host name are verified against the system's authorities.
     """
-    parts = urlsplit(url)
+    parts = _split(url)
     if parts.scheme not in _TLS_SCHEMES:
         return None
     given = dict(parse_qsl(parts.query))
@@ -140,17 +151,19 @@ def sentinel_options(url: str) -> dict[str, Any]:
 
 
 def with_tls_files(url: str, ca: str, cert: str, key: str) -> str:
-    """The URL with these files of TLS, each where it names none itself; any URL without TLS as it is."""
-    parts = urlsplit(url)
-    if parts.scheme not in _TLS_SCHEMES:
+    """The URL with these files of TLS, each where it names none itself; any URL without TLS, or that is none, as it
+    is.
+    """
+    if not uses_tls(url) or problem_of(url):
         return url
+    parts = _split(url)
     given = dict(parse_qsl(parts.query))
     files = {name: path for name, path in zip(_FILES, (ca, cert, key), strict=True) if path}
     return parts._replace(query=urlencode(files | given, safe="/")).geturl() if files.keys() - given.keys() else url
 
 
 def uses_tls(url: str) -> bool:
-    return urlsplit(url).scheme in _TLS_SCHEMES
+    return url.partition("://")[0] in _TLS_SCHEMES
 
 
 def _database(parts: SplitResult) -> int:

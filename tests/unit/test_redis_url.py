@@ -58,6 +58,8 @@ def test_all_three_are_led_to_the_same_database(url: str, database: int) -> None
         ("rediss://host/0?ssl_check_hostname=maybe", "must have ssl_check_hostname=true or false"),
         ("redis://host:70000/0", "65535"),
         ("http://host/0", "redis://"),
+        ("redis://[", "redis://[::1]:6379/0"),
+        ("rediss://[", "redis://[::1]:6379/0"),
         ("sentinel://h1:26379,h2", "sentinel://h1:26379,h2:26379/<name>/0"),
         ("sentinel://h1,h2/bunch/first", "sentinel://h1:26379,h2:26379/<name>/0"),
         ("sentinel://h1,h2:99999/bunch", "65535"),
