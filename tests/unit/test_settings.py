@@ -265,7 +265,7 @@ def test_no_environment_breaks_the_reader(environ: dict[str, str]) -> None:
         load_settings({name: value for name, value in environ.items() if name != "BUNCH_CONFIG"})
     except SettingsError as error:
         problems = error.problems
-    # Problems between settings name them as they are written in the documentation; one may be a setting that is missing.
+    # Problems between settings name them as they are written in the documentation; one may be missing.
     known = {f"BUNCH_{name.upper()}" for name in Settings.__struct_fields__}
     assert {each.key.upper() for each in problems} <= known | {name.upper() for name in environ}
 
