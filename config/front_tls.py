@@ -70,7 +70,7 @@ def date_problems(settings: Settings, now: datetime) -> Iterator[Problem]:
 
 
 def cautions(settings: Settings, now: datetime) -> Iterator[Problem]:
-    """What works, but not for long, or for too many."""
+    """Settings that work, but not for long, or for too many."""
     for key, path, _, ends in _certificates(settings):
         if now < ends <= now + _SOON:
             yield Problem(key, path, f"expires on {ends:%Y-%m-%d}; renew it, then send HUP")

@@ -1,5 +1,5 @@
-"""How this copy of Bunch is installed, for messages that name a command or a package: a checkout with its `manage.py`
-and requirements, or `pip install bunch[…]` with its extras.
+"""The kind of installation, for messages that name a command or a package: a checkout with its `manage.py` and
+requirements, or `pip install bunch[…]` with its extras.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def how_to_install(extra: str) -> str:
 
 
 def advice(error: ImportError, extras: Iterable[str] = EXTRAS) -> str:
-    """What to install for a module that was not found; "" when it is of no extra."""
+    """The extra to install for a module that was not found; "" when it is of no extra."""
     top = (error.name or "").partition(".")[0]
     for extra in extras:
         if top and top in {name.partition(".")[0] for name in EXTRAS[extra]}:

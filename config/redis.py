@@ -226,7 +226,7 @@ def dedicated_connection(pool: Any) -> Any:
 
 
 def run_id(connection: Any) -> str:
-    """What tells one life of a server from another; empty where the user may not ask. Raises RedisError."""
+    """A text that tells one life of a server from another; empty where the user may not ask. Raises RedisError."""
     connection.send_command("INFO", "server")
     try:
         about = connection.read_response()

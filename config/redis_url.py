@@ -47,7 +47,7 @@ class Sentinels:
 
 
 def sentinels_of(url: str) -> Sentinels | None:
-    """What a `sentinel://` URL names; None for any other URL. Raises ValueError when it cannot be read."""
+    """The sentinels and the primary that a `sentinel://` URL names; None for any other URL. Raises ValueError."""
     parts = _split(url)
     if parts.scheme not in _SENTINELS:
         return None

@@ -285,7 +285,7 @@ def pool_options(sentinels: Sentinels) -> dict[str, Any]:
 
 
 def failovers_of(redis: Redis) -> int:
-    """How many times another server has become the primary of this client; always 0 without Sentinel."""
+    """The number of times that another server has become the primary of this client; always 0 without Sentinel."""
     primary: Primary | None = redis.connection_pool.connection_kwargs.get("primary")
     return primary.switches if primary is not None else 0
 

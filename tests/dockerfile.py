@@ -40,11 +40,11 @@ class Image:
     healthcheck: tuple[str, ...] = ()
 
     def path(self, path: str) -> Path:
-        """Where a path of the image is on this machine."""
+        """The place of a path of the image on this machine."""
         return self.root / path.lstrip("/")
 
     def command_of(self, *arguments: str) -> list[str]:
-        """What a container runs that is started with `arguments`."""
+        """The command of a container that is started with `arguments`."""
         return [*self.entrypoint, *(arguments or self.command)]
 
     def moved(self, text: str) -> str:

@@ -136,7 +136,7 @@ class Watched:
         return plain["master-link-status"] == "ok" and "down" not in plain["flags"]
 
     def stalls(self) -> int:
-        """How many times a sentinel has found that its machine, or its clock, stood still (TILT). For 30 s it then
+        """The number of times that a sentinel found its machine, or its clock, standing still (TILT). For 30 s it then
         watches and does nothing: on a machine with too much other work there is no failover.
         """
         logs = (Path(self._folder.name, f"{port}.log") for port in self.sentinel_ports)

@@ -63,7 +63,7 @@ class ModelVersions:
 
     @property
     def chores(self) -> list[Callable[[], None]]:
-        """What must be done every second; nothing without versions."""
+        """The work of every second; nothing without versions."""
         return [self.refresh] if self._others else []
 
     def route(self, asked: str | None, call: HttpRequest) -> str:

@@ -60,7 +60,7 @@ class Nobody:
 
 
 class Exported:
-    """What KEDA or an HPA is told, which follows it within minutes.
+    """The figures for KEDA or an HPA, which follows it within minutes.
 
     So the decision stands until the next one. If the number fell back to the workers of this moment while the new ones
     are loading, nobody who asks every half minute would ever see it. Where more workers stay than were decided on (a

@@ -41,7 +41,7 @@ def doctor(config_file: Path | None, as_json: bool) -> None:
 
 
 def host_findings(settings: Settings) -> Iterator[Problem]:
-    """What this host lacks for `settings`."""
+    """The things that this host lacks for `settings`."""
     local = [model for model in settings.models.values() if not model.is_remote]
     host = look(Path(settings.state_dir))
     needs = Needs(

@@ -33,7 +33,7 @@ class Settled:
         self._told = self._last = look()
 
     def changes(self) -> list[Path]:
-        """What has changed since the last change that was returned; empty while it still changes."""
+        """The files that have changed since the last change that was returned; empty while it still changes."""
         now = self._look()
         if now != self._last:
             self._last = now

@@ -1,4 +1,4 @@
-"""What this host lacks for Bunch: limits, kernel settings, and the GPU driver, each with its fix.
+"""The things that this host lacks for Bunch: limits, kernel settings, and the GPU driver, each with its fix.
 
     /proc, /sys, limits ──look──▶ Host ──lacks──▶ problems
 
@@ -34,7 +34,7 @@ _MEMORY = 1024 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What was found. `huge_pages` is the word in brackets of the kernel's list, `file_system` the type of the state
+    """The findings. `huge_pages` is the word in brackets of the kernel's list, `file_system` the type of the state
     folder's; `gpus_on_bus` counts NVIDIA's display controllers, whether a driver serves them or not.
     """
 
@@ -53,7 +53,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the settings ask of a host. `embedded`: Valkey runs here; `durable`: what it holds is to survive."""
+    """The settings' demands on a host. `embedded`: Valkey runs here; `durable`: what it holds is to survive."""
 
     open_files: int
     backlog: int
@@ -83,7 +83,7 @@ def look(state_dir: Path, proc: Path = Path("/proc"), sys: Path = Path("/sys")) 
 
 
 def lacks(host: Host, needs: Needs) -> Iterator[Problem]:
-    """What to change on `host`, the most harmful first."""
+    """The changes to make on `host`, the most harmful first."""
     yield from _gpus(host, needs)
     if host.open_files is not None and host.open_files < needs.open_files:
         yield Problem(

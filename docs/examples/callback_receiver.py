@@ -17,7 +17,7 @@ handled: set[str] = set()  # in a database, in a real receiver
 
 
 def is_genuine(secret: str, header: str, body: bytes, now_s: float) -> bool:
-    """Whether `Bunch-Signature: t=<unix seconds>,v1=<hex HMAC-SHA256 of "<t>.<body>">` is right, and not old."""
+    """True if `Bunch-Signature: t=<unix seconds>,v1=<hex HMAC-SHA256 of "<t>.<body>">` is right, and not old."""
     fields = dict(part.split("=", 1) for part in header.split(",") if "=" in part)
     sent, mac = fields.get("t", ""), fields.get("v1", "")
     expected = hmac.new(secret.encode(), f"{sent}.".encode() + body, hashlib.sha256).hexdigest()

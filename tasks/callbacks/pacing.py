@@ -1,4 +1,4 @@
-"""When a callback is tried again, and which hosts may be called now: values and times only.
+"""The times of retries of callbacks, and the hosts that may be called now: values and times only.
 
 an answer that is no 2xx ─▶ this callback waits: 1 s, 2 s, 4 s … 5 min
 no answer                ─▶ its host waits likewise, and with it all callbacks to that host

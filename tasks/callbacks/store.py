@@ -1,4 +1,4 @@
-"""What is owed to receivers, in Redis: noted before a caller is told 202, taken under a lease, gone once delivered.
+"""Results owed to receivers, in Redis: noted before a caller is told 202, taken under a lease, gone once delivered.
 
 A hash per callback, and its place in `bunch:callbacks`: the time at which a sender looks at it next. A sender that dies
 loses its lease, and another one sends again: a receiver gets each result at least once, and knows it by `task_id`.

@@ -18,7 +18,7 @@ from tasks.client.versions import WHOLE, digest, hashed_position, position
 from tasks.script_args import NUMBER, OwnerArgs, OwnerKeys
 
 KEPT_S = 7 * 24 * 3600
-"""How long the numbers of a model are kept after it was last divided: a canary that goes on has the same owners."""
+"""The time that a model's numbers are kept after it was last divided: a canary that goes on has the same owners."""
 
 
 class OwnerNumbers:

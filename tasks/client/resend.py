@@ -38,7 +38,7 @@ class Recogniser:
         self._script = Script(RECOGNISE.text)
 
     def lost(self, outs: Sequence[Outgoing]) -> list[bool]:
-        """Whether each is lost. Raises RedisError."""
+        """For each, true if it is lost. Raises RedisError."""
         keys = self._keys
         models = dict.fromkeys(out.submission.model for out in outs)
         queues = [queue for model in models for queue in keys.queues(model)]

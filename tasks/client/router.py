@@ -191,7 +191,7 @@ class Router:
             pending.sent = (sent, size)
 
     def kept(self) -> list[Any]:
-        """What was kept of the requests that are not answered yet."""
+        """Everything that was kept of the requests that are not answered yet."""
         return [each.sent[0] for each in self._pending.values() if each.sent is not None and not each.done]
 
     def forget(self, pending: Pending) -> None:

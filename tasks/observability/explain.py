@@ -95,7 +95,7 @@ def explain(redis: Redis, models: Iterable[str], name: str, shard: Shard | None 
 
 
 def _callback(redis: Redis, keys: Shard, task_id: str) -> dict[str, Any] | None:
-    """Where the result is pushed to, and whether it was. The URL's path may be a secret, so the host stands for it."""
+    """The host that the result is pushed to, since the URL's path may be a secret, and whether it was."""
     found = CallbackStore(redis, keys).find(task_id)
     if found is None:
         return None

@@ -76,7 +76,7 @@ class Traffic:
         """Check that each request was answered, and computed once."""
         codes = Counter(each.status for each in self.http.answers)
         assert set(codes) == {200}, (codes, self.http.refusals)
-        assert set(self.grpc) == {"OK"}
+        assert set(self.grpc) == {"OK"}, self.grpc
         computed = Counter(written.read_text().split())
         assert [each for each, count in computed.items() if count > 1] == []
         assert computed.total() == codes.total() + self.grpc.total()

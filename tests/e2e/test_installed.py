@@ -38,7 +38,7 @@ SOURCES = ("bunch", "batching", "cli", "config", "tasks", "webapp", "workers")
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where pip finds what a model asks for."""
+    """The folder in which pip finds what a model asks for."""
     return tmp_path_factory.mktemp("packages")
 
 

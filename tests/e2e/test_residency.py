@@ -60,7 +60,7 @@ residency = "on_demand"
 
 @pytest.fixture(scope="module")
 def until(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the weights of `broken` are missing."""
+    """The file whose absence breaks `broken`."""
     return tmp_path_factory.mktemp("weights") / "weights"
 
 

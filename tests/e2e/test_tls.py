@@ -147,7 +147,7 @@ def test_hup_to_up_shows_a_new_certificate_and_fails_nobody(
 
 
 def test_a_caller_that_hangs_up_is_noticed(connect: Connect, caller: Caller) -> None:
-    """What it has asked for still waits behind others, and is dropped."""
+    """Its request still waits behind others, and is dropped."""
     operator = connect()
 
     def total(name: str) -> float:

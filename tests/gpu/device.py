@@ -10,7 +10,7 @@ from config.settings import ModelSettings
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the checks run on.
+    """The device that the checks run on.
 
     Args:
         torch: the device's name in torch, `cuda` or `cpu`.

@@ -98,7 +98,7 @@ def test_the_lock_of_this_repository_has_the_pinned_versions() -> None:
 
 
 def test_the_lock_without_torch_is_a_part_of_the_other_with_grpc() -> None:
-    """What `make lock` writes for the slim image: the same files, but for a role that only it has."""
+    """The file that `make lock` writes for the slim image: the same files, but for a role that only it has."""
     whole, slim = (
         dict(re.findall(r"^([\w.-]+==\S+) \\\n    --hash=sha256:(\w+)$", (ROOT / name).read_text(), re.MULTILINE))
         for name in ("requirements.lock", "requirements-slim.lock")

@@ -203,7 +203,7 @@ def test_a_frontend_that_is_replaced_fails_no_request(proxy: Proxy, server: Serv
 
 
 def test_recipes_name_what_the_frontend_needs() -> None:
-    """Where no program is installed this is all that is looked at."""
+    """All that is looked at where no program is installed."""
     for _, recipe, _, _ in _COMMANDS.values():
         text = (RECIPES / recipe).read_text()
         assert "BUNCH_TRUSTED_PROXIES" in text

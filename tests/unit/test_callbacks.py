@@ -1,4 +1,4 @@
-"""Which URLs and addresses a result may be pushed to, its signature, and when it is tried again."""
+"""The URLs and addresses that a result may be pushed to, its signature, and when it is tried again."""
 
 from __future__ import annotations
 

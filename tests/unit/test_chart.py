@@ -42,7 +42,7 @@ def given(request: pytest.FixtureRequest) -> list[Object]:
 
 
 def settings_of(pod: Object, given: list[Object], folder: Path) -> Settings:
-    """What the role in a pod would read, with the files that are mounted there."""
+    """The settings that the role in a pod would read, with the files that are mounted there."""
     config = folder / "bunch.toml"
     config.write_text(of_kind(given, "ConfigMap")["bunch"]["data"]["bunch.toml"])
     ours = {name: value for name, value in environment(pod).items() if name.startswith("BUNCH_")}

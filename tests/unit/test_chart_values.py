@@ -24,7 +24,7 @@ KEDA: dict[str, Any] = {"config": {"inline": POOLS}, "pools": {"small": {}, "big
 
 
 def keys_of(values: Any, schema: dict[str, Any], path: str = "") -> list[tuple[str, set[str], set[str]]]:
-    """Where the keys of the values and of the schema differ."""
+    """The keys in which values and schema differ."""
     schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
     if "properties" not in schema or not isinstance(values, dict):
         return []

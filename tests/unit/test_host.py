@@ -1,4 +1,4 @@
-"""What `doctor` says of a host, and what it reads it from."""
+"""The words of `doctor` about a host, and the files that it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models are loaded where not all have room: what holds for every load, and single decisions."""
+"""The models that are loaded where not all have room: what holds for every load, and single decisions."""
 
 from __future__ import annotations
 

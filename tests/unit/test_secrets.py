@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from config.errors import SettingsError
 from config.schema import Settings
 from config.secrets.secret_settings import HOLDERS, SECRET_FIELDS, NoSecret, header_values, read_secret
 from config.settings import load_settings
+from tests.configs import problems_of
 
 # A value of each that its own rules take.
 GOOD = {
@@ -29,12 +29,6 @@ GOOD = {
 @pytest.fixture(autouse=True)
 def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def problems_of(environ: dict[str, str], config_file: str | None = None) -> dict[str, str]:
-    with pytest.raises(SettingsError) as caught:
-        load_settings(environ, config_file)
-    return {each.key: str(each) for each in caught.value.problems}
 
 
 def test_every_secret_is_tried_here_and_held_by_somebody() -> None:

@@ -1,4 +1,4 @@
-"""What `up --reload` looks at, and when it takes a change for finished."""
+"""The files that `up --reload` looks at, and the moment at which a change counts as finished."""
 
 from __future__ import annotations
 

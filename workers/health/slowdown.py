@@ -76,7 +76,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """What is known of the speed of one executor; `slow` is None while it is as quick as usual."""
+    """The known speed of one executor; `slow` is None while it is as quick as usual."""
 
     slow: Slow | None = None
     # The least recently seen first.

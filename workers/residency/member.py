@@ -135,7 +135,7 @@ class Member:
                 self.load_s, self._began_at = learnt_load_s(self.load_s, now - self._began_at), None
 
     def looked(self, view: View, now: float, *, elsewhere: bool) -> None:
-        """What waits for it, while it is not loaded. `elsewhere`: another worker has it loaded."""
+        """The requests that wait for it, while it is not loaded. `elsewhere`: another worker has it loaded."""
         self.depth = view.depth
         if not view.depth:
             self.oldest_at = self._due_at = math.inf
