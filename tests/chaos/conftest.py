@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.chaos.kubelet import Kubelet
 from tests.chaos.stage import Stage
 from tests.e2e.client import Api, connected
+from tests.valkey import PrivateValkey
 
 FAULTS = int(os.environ.get("CHAOS_FAULTS", "0"))
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
@@ -47,3 +50,19 @@ def api(stage: Stage) -> Iterator[Api]:
 @pytest.fixture
 def rng() -> random.Random:
     return random.Random(SEED)
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
+    """Machines without pods, on a Valkey of their own."""
+    # Imported here: it needs gRPC's packages, which the other tests do not.
+    from tests.chaos.traffic import kubelet_on
+
+    valkey = PrivateValkey()
+    valkey.start()
+    each = kubelet_on(tmp_path, valkey.url)
+    try:
+        yield each
+    finally:
+        each.end()
+        valkey.stop()

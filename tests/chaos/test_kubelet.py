@@ -5,34 +5,20 @@ The long form (`make chaos`) has 20 restarts of each role under 300 requests a s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.conftest import FAULTS
 from tests.chaos.kubelet import Kubelet
-from tests.valkey import PrivateValkey
 
 pytest.importorskip("grpc", reason="needs requirements-grpc.txt")
 
-from tests.chaos.traffic import Traffic, kubelet_on
+from tests.chaos.traffic import Traffic
 
 RESTARTS, RPS = (20, 300.0) if FAULTS else (2, 60.0)
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
-
-
-@pytest.fixture
-def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
-    valkey = PrivateValkey()
-    valkey.start()
-    each = kubelet_on(tmp_path, valkey.url)
-    try:
-        yield each
-    finally:
-        each.end()
-        valkey.stop()
 
 
 @pytest.mark.timeout(900)

@@ -10,18 +10,16 @@ import io
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.kubelet import Kubelet
 from tests.e2e.stack import ROOT
-from tests.valkey import PrivateValkey
 
 pytest.importorskip("grpc", reason="needs requirements-grpc.txt")
 
-from tests.chaos.traffic import Traffic, kubelet_on
+from tests.chaos.traffic import Traffic
 
 _WITHOUT_A_TAG = "9e4cb26"
 _RPS = 60.0
@@ -46,18 +44,6 @@ def before(tmp_path: Path) -> Path:
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
         files.extractall(folder, filter="data")
     return folder
-
-
-@pytest.fixture
-def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
-    valkey = PrivateValkey()
-    valkey.start()
-    each = kubelet_on(tmp_path, valkey.url)
-    try:
-        yield each
-    finally:
-        each.end()
-        valkey.stop()
 
 
 def test_an_upgrade_in_any_order_and_back_fails_nothing(kubelet: Kubelet, before: Path, tmp_path: Path) -> None:
