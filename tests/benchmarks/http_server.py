@@ -20,10 +20,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flask import Flask, Response
 
@@ -34,7 +34,7 @@ _ROOT = Path(__file__).parents[2]
 _WORKERS = ("gevent", "gevent_pywsgi", "webapp.server.Worker")
 _APPS = ("bare", "flask_app")
 _START_LIMIT_S = 30.0
-_DONE = re.compile(r"(\d+) requests in ([\d.]+)(m?s|m)")
+DONE = re.compile(r"(\d+) requests in ([\d.]+)(m?s|m)")
 _ERRORS = re.compile(r"Socket errors: (.*)|Non-2xx or 3xx responses: (\d+)")
 
 
@@ -49,6 +49,9 @@ flask_app = Flask(__name__)
 @flask_app.get("/")
 def _index() -> Response:
     return Response(b"{}", mimetype="application/json")
+
+
+AnyRow = TypeVar("AnyRow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +78,14 @@ def measure(worker: str, app: str, wrk: str, *, connections: int, duration_s: in
         try:
             url = f"http://127.0.0.1:{port}/"
             _wait(url, processes)
-            before = _cpu_s(processes)
+            before = cpu_s(processes)
             output = subprocess.run(
                 [wrk, "-t1", f"-c{connections}", f"-d{duration_s}s", url], capture_output=True, text=True, check=True
             ).stdout
-            used_s = _cpu_s(processes) - before
+            used_s = cpu_s(processes) - before
         finally:
             processes.stop()
-    done = _DONE.search(output)
+    done = DONE.search(output)
     if done is None:
         raise RuntimeError(f"wrk printed no summary:\n{output}")
     requests = int(done[1])
@@ -102,7 +105,7 @@ def _wait(url: str, processes: Processes) -> None:
             time.sleep(0.05)
 
 
-def _cpu_s(processes: Processes) -> float:
+def cpu_s(processes: Processes) -> float:
     times = [process.cpu_times() for process in processes.marked()]
     return float(sum(each.user + each.system for each in times))
 
@@ -128,16 +131,24 @@ def run(*, rounds: int, duration_s: int, connections: int) -> list[Row]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def rows_asked_for(doc: str | None, run: Callable[..., list[AnyRow]]) -> list[AnyRow]:
+    """The rows that `run` measures as the command line asks for; none once they were printed as JSON."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--duration", type=int, default=4, help="seconds of load for each server and round")
+    parser.add_argument("--duration", type=int, default=4, help="seconds of load for each server, kind and round")
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows = run(rounds=arguments.rounds, duration_s=arguments.duration, connections=arguments.connections)
-    if arguments.json:
-        print(json.dumps([asdict(row) for row in rows]))
+    if not arguments.json:
+        return rows
+    print(json.dumps([asdict(row) for row in rows]))  # type: ignore[call-overload]
+    return []
+
+
+def main() -> None:
+    rows = rows_asked_for(__doc__, run)
+    if not rows:
         return
     print(f"{'application':12} {'worker':22} {'requests/s':>10} {'CPU µs each':>12} {'errors':>7}")
     for row in rows:

@@ -9,8 +9,6 @@ all servers in turn; the worker's CPU stays comparable where the machine has oth
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import ssl
@@ -21,10 +19,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.http_server import _DONE, _cpu_s
+from tests.benchmarks.http_server import DONE, cpu_s, rows_asked_for
 from tests.benchmarks.load import ensure_wrk
 from tests.benchmarks.processes import Processes, free_port
 from tests.fakes.tls import Authority
@@ -78,13 +76,13 @@ def measure(tls: str, wrk: str, *, connections: int, duration_s: int) -> dict[st
             url = f"http{'' if bits is None else 's'}://127.0.0.1:{port}/"
             _wait(url, processes)
             for kind, header in _KINDS.items():
-                before = _cpu_s(processes)
+                before = cpu_s(processes)
                 run = [wrk, "-t1", f"-c{connections}", f"-d{duration_s}s", *header, url]
                 output = subprocess.run(run, capture_output=True, text=True, check=True).stdout
-                done, rps = _DONE.search(output), re.search(r"Requests/sec:\s+([\d.]+)", output)
+                done, rps = DONE.search(output), re.search(r"Requests/sec:\s+([\d.]+)", output)
                 if done is None or rps is None or int(done[1]) == 0:
                     raise RuntimeError(f"wrk got no answers:\n{output}")
-                found[kind] = float(rps[1]), (_cpu_s(processes) - before) / int(done[1])
+                found[kind] = float(rps[1]), (cpu_s(processes) - before) / int(done[1])
         finally:
             processes.stop()
     return found
@@ -119,15 +117,8 @@ def run(*, rounds: int, duration_s: int, connections: int) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--duration", type=int, default=4, help="seconds of load for each server, kind and round")
-    parser.add_argument("--connections", type=int, default=64)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    rows = run(rounds=arguments.rounds, duration_s=arguments.duration, connections=arguments.connections)
-    if arguments.json:
-        print(json.dumps([asdict(row) for row in rows]))
+    rows = rows_asked_for(__doc__, run)
+    if not rows:
         return
     print(f"{'connections':12} {'TLS':12} {'a second':>10} {'CPU µs each':>12}")
     for row in rows:
