@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import msgspec
@@ -184,9 +184,11 @@ class Stack:
         return replace(spec, environment=environment, start_stage=0, hasty_signal=signal.SIGTERM)
 
     def _watched(self, embedded: EmbeddedSentinels) -> Iterator[ProcessSpec]:
-        for server in embedded.servers:
-            spec = self._server(server, _client(server.tcp_url))
-            yield replace(spec, restart_after_s=RESTART_AFTER_S)
+        # The replica's file is written first: if `up` ends in between, there are not two files of a primary.
+        specs = [self._server(each, _client(each.tcp_url)) for each in reversed(embedded.servers)]
+        for server, spec in zip(embedded.servers, reversed(specs), strict=True):
+            replaced = partial(embedded.names_another, server)
+            yield replace(spec, restart_after_s=RESTART_AFTER_S, restart_early=replaced)
         for number, port in enumerate(embedded.sentinel_ports, 1):
             answers = answers_ping(_client(embedded.sentinel_url(port)))
             command = embedded.prepare_sentinel(port)

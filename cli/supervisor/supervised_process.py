@@ -49,8 +49,9 @@ class ProcessSpec:
     optional: bool = False
     # The signal that ends it when there is no time, instead of SIGKILL; it must obey quickly.
     hasty_signal: int = signal.SIGKILL
-    # At least this long after a death.
+    # At least this long after a death; or only the back-off, once `restart_early` returns True.
     restart_after_s: float = 0.0
+    restart_early: Callable[[], bool] = lambda: False
     # Of a worker.
     pool: str = ""
 
@@ -72,7 +73,7 @@ class SupervisedProcess:
         self._backoff = backoff
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
-        self._due_at = 0.0
+        self._due_at = self._early_at = 0.0
         self._dead_pids: list[int] = []
         rotate(spec.log_file)
 
@@ -92,7 +93,7 @@ class SupervisedProcess:
             )
         except OSError as error:
             self.failures = self._backoff.failures(self.failures, 0.0)
-            self._due_at = now + self._backoff.delay_s(self.failures)
+            self._due_at = self._early_at = now + self._backoff.delay_s(self.failures)
             self.state, self.detail = State.RESTARTING, f"cannot be started: {error.strerror}"
             return
         self._started_at = now
@@ -119,13 +120,16 @@ class SupervisedProcess:
             self.state = State.STOPPED
         else:
             self.failures = self._backoff.failures(self.failures, now - self._started_at)
-            self._due_at = now + max(self._backoff.delay_s(self.failures), self.spec.restart_after_s)
+            self._early_at = now + self._backoff.delay_s(self.failures)
+            self._due_at = max(self._early_at, now + self.spec.restart_after_s)
             self.state, self.detail = State.RESTARTING, exit_text(status)
         return status
 
     def probe(self) -> None:
         """Run the probe while it starts, and repeat the aftermath of earlier lives until it is done."""
         self._clean_up()
+        if self.state is State.RESTARTING and self._due_at > self._early_at and self.spec.restart_early():
+            self._due_at = self._early_at
         if self.state is State.STARTING and self.pid is not None:
             found = self.spec.probe(self.pid)
             self.detail, self.error = found.detail, found.error

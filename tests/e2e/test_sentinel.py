@@ -13,28 +13,57 @@ from tests.waiting import wait_until
 MODEL = '[models.echo]\nsource = "workers.models.echo:Echo"\n'
 
 
-def test_its_primary_may_be_killed(tmp_path: Path) -> None:
+def test_its_primary_may_be_killed_and_the_next_start_begins_with_the_last_one(tmp_path: Path) -> None:
     stack = Stack(tmp_path, MODEL)
+    options = ("--web-workers=1", "--no-flower", "--sentinel")
     try:
         # However long the failover takes here.
         patient = {"failover_wait_ms": 25_000, "queue_timeout_ms": 30_000}
-        stack.start("--web-workers=1", "--no-flower", "--sentinel", durability="replica", **patient)
-        names = [row.name for row in stack.rows() if row.role == "redis"]
-        assert names == ["valkey", "valkey-2", "sentinel-1", "sentinel-2", "sentinel-3"]
+        stack.start(*options, durability="replica", **patient)
+        assert names(stack) == ["valkey", "valkey-2", "sentinel-1", "sentinel-2", "sentinel-3"]
         assert stack.redis_url.startswith("sentinel://")
         with connected(stack.port) as api:
             accepted = api.later("before")
-            primary = next(row.pid for row in stack.rows() if row.name == "valkey")
-            assert primary is not None
-            os.kill(primary, signal.SIGKILL)
+            assert api.result(accepted, wait_ms=5000)["output"] == "before"
+            old = kill(stack, "valkey")
             assert api.infer("meanwhile").json["output"] == "meanwhile"
+        with stack.redis() as redis:
+            # Only the new primary has it: the old one is down, or has not been told yet whom to follow.
+            redis.set("written", "by then")
+            assert redis.config_get("port")["port"] != old
+        stack.stop()
+
+        stack.start(*options)
+        assert names(stack)[:2] == ["valkey-2", "valkey"]
+        with connected(stack.port) as api:
+            with stack.redis() as redis:
+                assert redis.get("written") == b"by then"
+            assert api.result(accepted)["output"] == "before"
+            old = kill(stack, "valkey-2")
+            assert api.infer("again").json["output"] == "again"
             # Until the old primary is a replica nobody is left who could confirm a result.
             assert api.get(f"/v1/result/{accepted}?wait_ms=5000").status in {200, 503}
             wait_until(stack.all_run, what="the old primary runs again")
             with stack.redis() as redis:
                 wait_until(lambda: redis.execute_command("ROLE")[2], what="and follows the new one")
+                assert redis.config_get("port")["port"] != old
+                assert redis.get("written") == b"by then"
             assert api.result(accepted)["output"] == "before"
             assert api.infer("after").json["output"] == "after"
         stack.stop()
     finally:
         stack.kill()
+
+
+def names(stack: Stack) -> list[str]:
+    return [row.name for row in stack.rows() if row.role == "redis"]
+
+
+def kill(stack: Stack, name: str) -> str:
+    """Kill the primary, which is the server of this name. Returns its port."""
+    with stack.redis() as redis:
+        server = redis.info("server")
+    pid = next(row.pid for row in stack.rows() if row.name == name)
+    assert pid == server["process_id"]
+    os.kill(pid, signal.SIGKILL)
+    return str(server["tcp_port"])

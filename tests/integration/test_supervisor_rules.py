@@ -112,6 +112,27 @@ def test_restarts_wait_twice_as_long_each_time_and_start_over_after_a_long_life(
     assert notes.deaths == ["one exited with 3"] * 5
 
 
+def test_a_long_wait_before_a_restart_ends_early_but_not_before_the_back_off(make: Make, spec: ProcessSpec) -> None:
+    early: list[bool] = []
+    spec = replace(spec, command=_DIES, restart_after_s=20.0, restart_early=lambda: bool(early))
+    supervisor = make(spec, backoff=Backoff(first_s=1.0))
+    (child,) = supervisor.children
+    supervisor.tick(0.0)
+    wait_for_death(child)
+    supervisor.tick(0.0)
+    supervisor.tick(19.9)
+    assert child.pid is None
+    supervisor.tick(20.0)
+    assert child.pid is not None
+    wait_for_death(child)
+    early.append(True)
+    for now in (20.0, 20.5, 21.0, 21.9):
+        supervisor.tick(now)
+        assert child.pid is None
+    supervisor.tick(22.0)
+    assert child.pid is not None
+
+
 def test_gives_up_before_the_first_ready_only(make: Make, spec: ProcessSpec) -> None:
     supervisor = make(replace(spec, command=_DIES), ready=lambda: False)
     (child,) = supervisor.children
