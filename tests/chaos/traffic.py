@@ -42,7 +42,8 @@ def kubelet_on(folder: Path, redis_url: str) -> Kubelet:
         # A machine with other work is slow, not wrong.
         "BUNCH_QUEUE_TIMEOUT_MS": str(PATIENCE_MS),
         "BUNCH_REQUEST_TIMEOUT_MS": str(PATIENCE_MS),
-        "BUNCH_GRACEFUL_TIMEOUT_MS": str(PATIENCE_MS),
+        # A gRPC server waits for its clients to leave for half of it.
+        "BUNCH_GRACEFUL_TIMEOUT_MS": "16000",
         "BUNCH_LEASE_TTL_MS": "120000",
         "BUNCH_ADMISSION": "off",
     }

@@ -21,7 +21,7 @@ health = pytest.importorskip("grpc_health.v1.health")
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: E402 - needs gRPC's packages
 
-from webapp.grpc import service, strangers  # noqa: E402 - needs gRPC's packages
+from webapp.grpc import connections, service, strangers  # noqa: E402 - needs gRPC's packages
 from webapp.grpc.proto import open_inference_pb2 as pb  # noqa: E402 - needs gRPC's packages
 
 KNOWN = (("authorization", "Bearer a"),)
@@ -61,7 +61,7 @@ class Rig:
         self.parsed: list[Any] = []
         thread: Any = Thread()
         self.identity: Identity = thread.services.identity
-        self.service = service.Service(thread)
+        self.service = service.Service(thread, connections.Connections(PATIENCE_S))
         self.server = grpc.aio.server(interceptors=(strangers.Doorkeeper(thread),))
         self.server.add_generic_rpc_handlers((self.service.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), self.server)

@@ -1,7 +1,8 @@
 """The gRPC server: start, health, graceful stop.
 
-TERM ─▶ health NOT_SERVING, no further calls, nor requests of streams ─▶ those under way end, within `graceful_timeout`
-                                                 └ shortly before that is over: UNAVAILABLE for those that wait
+TERM ─▶ health NOT_SERVING ─▶ the clients leave (`connections`), half of `graceful_timeout` at most
+     ─▶ no further calls, nor requests of streams ─▶ those under way end, within `graceful_timeout`
+              └ shortly before that is over: UNAVAILABLE for those that wait
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+from time import monotonic
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -19,6 +21,7 @@ from config.settings import Settings, grpc_as_front
 from webapp.api.kserve.models import server_is_ready
 from webapp.grpc.bridge import ServiceThread
 from webapp.grpc.certificate import Certificate
+from webapp.grpc.connections import Connections
 from webapp.grpc.proto import open_inference_pb2 as pb
 from webapp.grpc.service import SERVICE, Service
 from webapp.grpc.strangers import Doorkeeper
@@ -43,7 +46,8 @@ class Server:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._thread = ServiceThread(grpc_as_front(settings))
-        self._service = Service(self._thread)
+        self._connections = Connections(settings.graceful_timeout_s / 2)
+        self._service = Service(self._thread, self._connections)
         self._health = health.aio.HealthServicer()
 
     async def serve(self) -> int:
@@ -62,6 +66,7 @@ class Server:
                 ("grpc.max_send_message_length", -1),
                 # Two servers on one port would share its calls without anybody noticing.
                 ("grpc.so_reuseport", 0),
+                self._connections.option,
             ),
         )
         server.add_generic_rpc_handlers((self._service.handler(),))
@@ -85,9 +90,11 @@ class Server:
         return 0
 
     async def _stop(self, server: grpc.aio.Server) -> None:
-        self._service.stop()
+        end = monotonic() + self._settings.graceful_timeout_s
         await self._health.enter_graceful_shutdown()
-        limit_s = self._settings.graceful_timeout_s
+        await self._connections.leave()
+        self._service.stop()
+        limit_s = end - monotonic()
         last_s = min(_LAST_MOMENT_S, limit_s / 4)
         stopping = asyncio.create_task(server.stop(limit_s))
         with contextlib.suppress(TimeoutError):

@@ -33,6 +33,7 @@ from webapp.body_budget import COUNTED_BYTES, LARGE_BYTES
 from webapp.errors import STATUS_OF as HTTP_STATUS_OF
 from webapp.errors import ApiError
 from webapp.grpc.bridge import ServiceThread
+from webapp.grpc.connections import Connections
 from webapp.grpc.messages import filled, infer_response, parameters_of, tensors_of, wanted_of
 from webapp.grpc.proto import open_inference_pb2 as pb
 from webapp.grpc.statuses import STATUS_OF, details, trailing
@@ -137,8 +138,9 @@ class Message:
 class Service:
     """The methods, as gRPC calls them."""
 
-    def __init__(self, thread: ServiceThread) -> None:
+    def __init__(self, thread: ServiceThread, connections: Connections) -> None:
         self._thread = thread
+        self._connections = connections
         self._reading: set[asyncio.Task[None]] = set()
         self._streams: Counter[str] = Counter()
         self.shutting_down = False
@@ -164,6 +166,7 @@ class Service:
 
     def _unary(self, name: str, method: Method) -> Any:
         async def call(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            self._connections.called(context.peer())
             http, answer = await self._answer(name, method, Message(raw), context)
             if isinstance(answer, BunchError | ApiError):
                 await abort(context, answer, http.request_id)
@@ -174,6 +177,7 @@ class Service:
 
     async def _stream(self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         """Answer each request of a stream, in their order; an error ends its request and not the stream."""
+        self._connections.called(context.peer())
         call = HttpRequest(environ_of("ModelStreamInfer", 0, context.invocation_metadata(), None))
         key_id = key_of.get()
         refused = self._refusal(call, key_id)
