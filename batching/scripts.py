@@ -1,4 +1,5 @@
-"""The Lua scripts: one file each in `lua/`, one atomic job each, the stamp's layout in front of all.
+"""The Lua scripts: one file each in `lua/`, one atomic job each, the stamp's layout and the shard's names in front
+of all.
 
 Code that two scripts share, or a rule with a Python twin, is a part: a file of local names that is put in front of a
 script. The server creates functions again each time that a script runs, so a script gets only those names of its parts
@@ -77,13 +78,13 @@ class LuaScript:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files of the script: the layout of the fast header, the parts, and the script itself."""
+        """The files of the script: the layout of the fast header, the names of the shard, the parts, and the script."""
         places = (
             folder / f"{each}.lua"
             for each in (*self.parts, self.name)
             for folder in (self.folder if (self.folder / f"{each}.lua").exists() else _FOLDER,)
         )
-        return (_FOLDER / "fast_header.lua", *places)
+        return (_FOLDER / "fast_header.lua", _FOLDER / "shard.lua", *places)
 
 
 def used_of(part: str, text: str) -> str:

@@ -1,7 +1,8 @@
 r"""Every Redis name that Bunch uses, as a function: type, lifetime and meaning.
 
-One shard holds all of them today. With more shards each name ends in the shard's hash tag (`{s3}`) and so does
-each task id, so that every script still touches the keys of one shard only (Redis Cluster refuses anything else).
+One shard has all of them. With more shards (`config.shards`) each name of what a request needs has the tag of its
+shard (`{s3}`), so that every script touches the keys of one shard only: Redis Cluster refuses anything else. What
+belongs to the fleet stays without a tag, in its home.
 
 | name | type | lifetime | meaning |
 |---|---|---|---|
@@ -104,7 +105,13 @@ class Shard:
         return f"_kombu.binding.{queue}"
 
     def result(self, task_id: str) -> str:
-        return RESULT_PREFIX + task_id
+        return f"{RESULT_PREFIX}{task_id}{self.tag}"
+
+    def reply_channel(self, process_id: str) -> str:
+        return f"{REPLY_PREFIX}{process_id}{self.tag}"
+
+    def revoked_channel(self) -> str:
+        return f"{REVOKED_CHANNEL}{self.tag}"
 
     def bell(self, model: str) -> str:
         return f"{_BELL_PREFIX}{model}{self.tag}"
@@ -247,8 +254,9 @@ class Shard:
         return f"bunch:slow{self.tag}"
 
 
-def reply_channel(process_id: str) -> str:
-    return REPLY_PREFIX + process_id
+def task_of_result(name: str, tag: str) -> str:
+    """The task id whose result key, or channel, this is; `tag` is that of its shard."""
+    return name.removeprefix(RESULT_PREFIX).removesuffix(tag)
 
 
 def model_of_bell(bell: str, tag: str) -> str:

@@ -57,6 +57,8 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _FORM = f"a list of {{ name, datatype, shape }}, with a datatype of {', '.join(get_args(Datatype))}"
 Tensors = Annotated[list[Tensor], msgspec.Meta(min_length=1, description=_FORM)]
 
+_CLUSTERS = ("cluster://", "rediss+cluster://")
+
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[models.<name>]` table of `bunch.toml`."""
@@ -179,6 +181,8 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     mode: Literal["durable", "collocated"] = "durable"
     redis_url: str = ""
     broker_url: str = ""
+    # Of the queues; 0: 16 with a cluster, else 1. More than one: `config.shards`.
+    shards: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
     # For the embedded server: durability, and its memory limit; 0: a quarter of the machine's memory.
     durability: Literal["memory", "second", "disk", "replica"] = "second"
     redis_max_memory_bytes: NaturalInt = 0
@@ -357,7 +361,22 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
         """Seconds for which a request is held while Redis fails over."""
         if self.failover_wait_ms is not None:
             return self.failover_wait_ms / 1000
-        return 5.0 if self.redis_url.startswith(("sentinel://", "rediss+sentinel://")) else 0.0
+        fails_over = ("sentinel://", "rediss+sentinel://", *_CLUSTERS)
+        return 5.0 if self.redis_url.startswith(fails_over) else 0.0
+
+    @property
+    def is_clustered(self) -> bool:
+        """Return whether requests are in a Redis Cluster."""
+        return self.redis_url.startswith(_CLUSTERS)
+
+    @property
+    def shard_count(self) -> int:
+        return self.shards or (16 if self.is_clustered else 1)
+
+    @property
+    def home_url(self) -> str:
+        """The Redis URL of everything that is no shard's. A cluster has shards alone."""
+        return self.control_url if self.is_clustered else self.redis_url
 
     @property
     def control_url(self) -> str:

@@ -156,7 +156,9 @@ class HangUpArgs(NamedTuple):
 
 
 class RecogniseKeys(NamedTuple):
-    """`leases`, `lease` and `joined` are prefixes of key names. Then queues, and the `delayed` of each model."""
+    """`leases` and `lease` are names without what they are of, `joined` is a prefix. Then queues, and the `delayed` of
+    each model.
+    """
 
     workers: str
     leases: str

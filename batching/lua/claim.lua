@@ -36,7 +36,6 @@ local margin = tonumber(ARGV.margin_ms)
 local most_bytes = tonumber(ARGV.max_bytes)
 local SHARES = ARGV.width
 local SUSPECTS = SHARES + count
-local result_prefix = 'celery-task-meta-'
 
 local function view()
   local depths, oldest, due = {}, {}, {}
@@ -283,9 +282,9 @@ local function pop(i, want)
         elseif tracked(message) then
           -- Over no end: it may be another's, or have been revoked.
           local id = task_id(message)
-          local status = string.match(redis.call('GETRANGE', result_prefix .. id, 0, 31), '^{"status":%s*"(%u+)"')
+          local status = string.match(redis.call('GETRANGE', result_key(id), 0, 31), '^{"status":%s*"(%u+)"')
           if status == 'PENDING' then
-            redis.call('SET', result_prefix .. id, state_of(id, 'STARTED'), 'KEEPTTL')
+            redis.call('SET', result_key(id), state_of(id, 'STARTED'), 'KEEPTTL')
           elseif status == 'REVOKED' then
             verdict = 'c'
           end

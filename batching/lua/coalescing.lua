@@ -103,10 +103,10 @@ local function ending(from)
   end
 
   local function tell(q, waiter, kind, result)
-    local key = 'celery-task-meta-' .. waiter.id
+    local key = result_key(waiter.id)
     local announce = tracked(waiter.message)
     store(key, result, waiter.ttl, not announce and waiter.channel)
-    if announce then redis.call('PUBLISH', key, result) end
+    if announce then publish(key, result) end
     if waiter.channel ~= '' then reply(waiter.channel, waiter.id, result) end
     note(q, waiter, kind)
   end
@@ -124,7 +124,7 @@ local function ending(from)
   local any_cancelled
   local function is_over(q, waiter, at)
     if any_cancelled == nil then any_cancelled = redis.call('EXISTS', KEYS.cancelled) == 1 end
-    local key, asked_for = 'celery-task-meta-' .. waiter.id, tracked(waiter.message)
+    local key, asked_for = result_key(waiter.id), tracked(waiter.message)
     local gone = any_cancelled and redis.call('ZREM', KEYS.cancelled, waiter.id) == 1
     if gone and asked_for then redis.call('SET', key, state_of(waiter.id, 'REVOKED'), 'PX', waiter.ttl) end
     -- Celery's `revoke` writes no more than the state.

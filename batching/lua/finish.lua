@@ -52,7 +52,7 @@ local STATE = '^{"status":"%u+","result":null,"traceback":null,"children":%[%],"
 local OWNED = '^{"status":"%u+","owned":true'
 local refused = {}
 local function is_anothers(id)
-  local there = redis.pcall('GETRANGE', 'celery-task-meta-' .. id, 0, 95)
+  local there = redis.pcall('GETRANGE', result_key(id), 0, 95)
   return type(there) == 'string' and (string.find(there, STATE) or string.find(there, OWNED))
 end
 
@@ -64,10 +64,10 @@ local function settle(first, position, ttl, channel, record, announce, foreign)
     return
   end
   if record ~= '' then bury(position, id, record) end
-  local key = 'celery-task-meta-' .. id
+  local key = result_key(id)
   if ttl ~= '0' then
     store(key, result, ttl, not announce and channel)
-    if announce then redis.call('PUBLISH', key, result) end
+    if announce then publish(key, result) end
   end
   if channel then reply(channel, id, result) end
   if ARGV.last == '0' then redis.call('LSET', KEYS.lease, -position, SETTLED) end

@@ -16,7 +16,7 @@ for i = 2, #lease do
     if ARGV.blame ~= '0' then message = with_attempt(message, ARGV.blame == '2', tonumber(ARGV.losses)) end
     if ours and tracked(message) then
       local id = task_id(message)
-      redis.call('SET', 'celery-task-meta-' .. id, state_of(id, 'PENDING'), 'XX', 'KEEPTTL')
+      redis.call('SET', result_key(id), state_of(id, 'PENDING'), 'XX', 'KEEPTTL')
     end
     redis.call('RPUSH', KEYS[KEYS.width + 1 + rank], message)
     returned = returned + 1

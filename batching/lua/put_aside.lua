@@ -19,7 +19,7 @@ for at = ARGV.width + 1, #ARGV, Pause.width do
     redis.call('LSET', KEYS.lease, -position, SETTLED)
     if stamped(message) and tracked(message) then
       local id = task_id(message)
-      redis.call('SET', 'celery-task-meta-' .. id, state_of(id, 'PENDING'), 'XX', 'KEEPTTL')
+      redis.call('SET', result_key(id), state_of(id, 'PENDING'), 'XX', 'KEEPTTL')
     end
     count = count + 1
   end

@@ -61,7 +61,7 @@ end
 local function send_replies()
   local heard = {}
   for channel, to in pairs(replies) do
-    heard[channel] = redis.call('PUBLISH', channel, '[' .. table.concat(to, ',') .. ']') > 0
+    heard[channel] = publish(channel, '[' .. table.concat(to, ',') .. ']') > 0
   end
   for channel, by_ttl in pairs(results) do
     for ttl, words in pairs(by_ttl) do

@@ -13,7 +13,7 @@ from typing import cast
 
 from redis import Redis
 
-from config.keys import REVOKED_CHANNEL, Shard
+from config.keys import Shard
 from tasks.script_args import CANCEL, CancelArgs, CancelKeys
 
 
@@ -31,6 +31,6 @@ class Canceller:
             stateless_ms: how long a request without a readable state may wait; 0: such a request is not cancelled.
         """
         keys = CancelKeys(result=self._keys.result(task_id), cancelled=self._keys.cancelled())
-        args = CancelArgs(task_id=task_id, channel=REVOKED_CHANNEL, stateless_ms=stateless_ms)
+        args = CancelArgs(task_id=task_id, channel=self._keys.revoked_channel(), stateless_ms=stateless_ms)
         found = self._cancel(keys=keys, args=args)
         return cast("bytes", found).decode()

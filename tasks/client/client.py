@@ -88,7 +88,7 @@ class Client:
         self._sync_result_ttl_ms = min(settings.sync_result_ttl_ms, settings.result_ttl_ms)
 
     def _make_router(self, redis: Redis, name: str) -> Router:
-        return Router(redis, name, on_hang_up=self._take_back_later, on_new_server=self._send_again)
+        return Router(redis, name, self._keys, on_hang_up=self._take_back_later, on_new_server=self._send_again)
 
     def _make_outbox(self, settings: Settings, redis: Redis, name: str) -> Outbox:
         return Outbox(

@@ -30,7 +30,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from config.keys import Shard, reply_channel
+from config.keys import Shard
 from config.redis import Line, Script
 from config.redis_errors import Meaning, meaning_of
 from tasks.client.admission_args import AdmissionArgs
@@ -96,7 +96,6 @@ class Outbox:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
-        self._channel = reply_channel(name)
         self._line = Line(redis)
         self._rules = rules
         self._settle = settle
@@ -109,6 +108,7 @@ class Outbox:
         self._direct = direct
         self._clock = clock
         self._keys = shard or Shard()
+        self._channel = self._keys.reply_channel(name)
         self._recogniser = Recogniser(self._line, self._keys)
         self._again = False
         # Whoever was submitted before this time may have waited behind a flush that was held; 0: nobody.

@@ -27,10 +27,11 @@ import msgspec
 from gevent import get_hub, getcurrent
 from gevent.lock import RLock
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from config.keys import RESULT_PREFIX, REVOKED_CHANNEL, reply_channel
+from config.keys import Shard, task_of_result
 from config.redis import dedicated_connection, run_id
 from tasks.errors import BunchError, CallerGone, ShuttingDown
 from tasks.protocol.results import FINISHED, Reply, decode_replies, decode_reply
@@ -52,7 +53,6 @@ _MGET_CHUNK = 500
 MAX_KEPT_BYTES = 64 * 1024 * 1024
 
 STORED = "STORED"
-_REVOKED = REVOKED_CHANNEL.encode()
 
 
 class Pending:
@@ -106,19 +106,26 @@ def shutting_down() -> BunchError:
 
 
 class Router:
-    """Delivers replies to the greenlets of this process. The constructor opens nothing; `start` subscribes."""
+    """Delivers replies of one shard to the greenlets of this process. The constructor opens nothing; `start`
+    subscribes.
+    """
 
     def __init__(
         self,
         redis: Redis,
         process_id: str,
+        shard: Shard | None = None,
         *,
         on_hang_up: Callable[[Sequence[str]], object] = lambda task_ids: None,
         on_new_server: Callable[[], object] = lambda: None,
         max_kept_bytes: int = MAX_KEPT_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.channel = reply_channel(process_id)
+        self._keys = shard or Shard()
+        self.channel = self._keys.reply_channel(process_id)
+        self._revoked = self._keys.revoked_channel()
+        # Plain channels have no node in a cluster: what is published there, every node passes on to every other.
+        self._s = "S" if self._keys.tag else ""
         self._on_hang_up = on_hang_up
         self._on_new_server = on_new_server
         self._max_kept_bytes = max_kept_bytes
@@ -175,13 +182,13 @@ class Router:
 
     def watch(self, task_id: str, timeout_s: float) -> Pending:
         """Wait for an id that this process did not submit."""
-        channel = RESULT_PREFIX + task_id
+        channel = self._keys.result(task_id)
         pending = Pending(task_id, self._clock() + timeout_s, channel)
         watchers = self._watched.setdefault(task_id, [])
         watchers.append(pending)
         self._schedule(pending, pending.deadline)
         # The confirmation of the subscription triggers the first read of the result, so nothing is missed.
-        self._send("SUBSCRIBE", channel)
+        self._send(f"{self._s}SUBSCRIBE", channel)
         return pending
 
     def keep(self, pending: Pending, sent: Any, size: int) -> None:
@@ -206,7 +213,7 @@ class Router:
             watchers.remove(pending)
             if not watchers:
                 del self._watched[pending.task_id]
-                self._send("UNSUBSCRIBE", pending.channel)
+                self._send(f"{self._s}UNSUBSCRIBE", pending.channel)
 
     def _drop(self, pending: Pending) -> None:
         size, pending.sent = pending.sent[1] if pending.sent is not None else 0, None
@@ -256,8 +263,8 @@ class Router:
         self._is_new |= self._server is not None and (not server or server != self._server)
         self._server = server
         with self._sending:
-            watched = (RESULT_PREFIX + each for each in self._watched)
-            connection.send_command("SUBSCRIBE", REVOKED_CHANNEL, self.channel, *watched)
+            watched = map(self._keys.result, self._watched)
+            connection.send_command(f"{self._s}SUBSCRIBE", self._revoked, self.channel, *watched)
             self._connection = connection
 
     def _disconnect(self) -> None:
@@ -268,7 +275,6 @@ class Router:
 
     def _read_until_broken(self) -> None:
         heard = self._clock()
-        own = self.channel.encode()
         while True:
             try:
                 message = self._connection.read_response(timeout=_READ_TIMEOUT_S, disconnect_on_error=False)
@@ -279,23 +285,30 @@ class Router:
                     self._send("PING")
                 continue
             heard = self._clock()
-            kind = message[0]
-            if kind == b"message":
-                self._hear(message[1], message[2])
-            elif kind == b"subscribe":
-                if message[1] == own:
-                    # Messages published while nobody listened are lost, but their results are stored.
-                    self.connected = True
-                    self._look_up(list(self._pending))
-                    if self._is_new:
-                        self._is_new = False
-                        self._on_new_server()
-                elif message[1] != _REVOKED:
-                    self._look_up([message[1].decode().removeprefix(RESULT_PREFIX)])
+            self._heed(*message[:3])
+
+    def _heed(self, kind: bytes, channel: bytes, data: Any) -> None:
+        if kind in {b"message", b"smessage"}:
+            self._hear(channel, data)
+        elif kind in {b"subscribe", b"ssubscribe"} and channel == self.channel.encode():
+            # Messages published while nobody listened are lost, but their results are stored.
+            self.connected = True
+            self._look_up(list(self._pending))
+            if self._is_new:
+                self._is_new = False
+                self._on_new_server()
+        elif kind in {b"subscribe", b"ssubscribe"} and channel != self._revoked.encode():
+            self._look_up([task_of_result(channel.decode(), self._keys.tag)])
+        elif kind == b"sunsubscribe" and channel == self.channel.encode():
+            raise RedisConnectionError("the shard has moved to another node")
 
     def _hear(self, channel: bytes, data: bytes) -> None:
         try:
-            replies = decode_replies(data) if channel in {self.channel.encode(), _REVOKED} else [decode_reply(data)]
+            replies = (
+                decode_replies(data)
+                if channel in {self.channel.encode(), self._revoked.encode()}
+                else [decode_reply(data)]
+            )
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             # One unreadable reply must not cost the others theirs; each is also stored under a key of its own.
             logger.error("cannot decode the replies on %s: %r; reading the stored results", channel, error)
@@ -334,7 +347,7 @@ class Router:
     def _look_up(self, task_ids: Sequence[str]) -> None:
         for start in range(0, len(task_ids), _MGET_CHUNK):
             chunk = task_ids[start : start + _MGET_CHUNK]
-            stored = self._redis.mget([RESULT_PREFIX + each for each in chunk])
+            stored = self._redis.mget([*map(self._keys.result, chunk)])
             self._deliver([_decoded(cast("bytes", raw), key) for raw, key in zip(stored, chunk, strict=True) if raw])
 
     def _sweep(self) -> None:

@@ -13,9 +13,9 @@ local revoked = state_of(ARGV.task_id, 'REVOKED')
 if state then
   left = math.max(redis.call('PTTL', KEYS.result), 0)
   redis.call('SET', KEYS.result, revoked, 'KEEPTTL')
-  redis.call('PUBLISH', KEYS.result, revoked)
+  publish(KEYS.result, revoked)
 end
 redis.call('ZADD', KEYS.cancelled, now + left, ARGV.task_id)
 redis.call('ZREMRANGEBYSCORE', KEYS.cancelled, '-inf', now)
-redis.call('PUBLISH', ARGV.channel, '[' .. revoked .. ']')
+publish(ARGV.channel, '[' .. revoked .. ']')
 return status

@@ -82,7 +82,7 @@ local function recognition(door)
     local known = redis.call('GET', claim)
     local print, id = string.match(known or '', '^(%x+);(.+)$')
     if not id then return nil end
-    local key = 'celery-task-meta-' .. id
+    local key = result_key(id)
     local status = string.match(redis.call('GETRANGE', key, 0, 31), '^{"status":%s*"(%u+)"')
     if not status or status == 'REVOKED' then return nil end
     if status == 'FAILURE' then
@@ -116,12 +116,12 @@ local function recognition(door)
   -- Finish a request whose answer is cached, as a worker would.
   local function answer(class, parts, rest, request_key)
     local id, keep = door.id_of(door, rest), field(rest, TTL - door.prefix, 9)
-    local key = 'celery-task-meta-' .. id
+    local key = result_key(id)
     local result = parts.before .. '"' .. id .. '","bunch":{"admission_ms":0,"queue_ms":0,"tier":"' .. class.once
       .. '","attempt":1,' .. parts.after
     if string.byte(rest, 1) == 49 then
       redis.call('SET', key, result, 'PX', keep)
-      redis.call('PUBLISH', key, result)
+      publish(key, result)
     else
       -- No other reader: once the caller has heard it, it need not be kept for long.
       local n = #results
@@ -277,7 +277,7 @@ local function recognition(door)
   end
 
   function door.conclude()
-    local heard = #replies > 0 and redis.call('PUBLISH', door.channel, '[' .. table.concat(replies, ',') .. ']') > 0
+    local heard = #replies > 0 and publish(door.channel, '[' .. table.concat(replies, ',') .. ']') > 0
     for j = 1, #results, 3 do
       local keep = results[j + 2]
       redis.call('SET', results[j], results[j + 1], 'PX', heard and math.min(keep, HEARD_MS) or keep)

@@ -48,7 +48,7 @@ end
 local function track(flush, rest, deadline, request_key)
   local id = id_of(flush, rest)
   local keep = deadline + field(rest, TTL - flush.prefix, 9)
-  redis.call('SET', 'celery-task-meta-' .. id, state_of(id, 'PENDING'), 'PX', keep)
+  redis.call('SET', result_key(id), state_of(id, 'PENDING'), 'PX', keep)
   if request_key ~= '' then redis.call('SET', request_key, id, 'PX', keep) end
 end
 

@@ -6,6 +6,10 @@
 
 A process that is asked about an id computes the tag: nothing is stored, nothing is looked up, and every process gets
 the same result. Another owner's id is answered like an unknown one. With auth off, everything after the time is random.
+
+With several shards the id also tells its shard, and the variant digit is `b`: two of the random digits are its number.
+                         1c4-07be-8d15-a6e0-9b
+                                   ──  └ a: one shard; b: these two digits are its number
 """
 
 from __future__ import annotations
@@ -17,11 +21,25 @@ from functools import lru_cache
 
 _TAG = 10
 # The form that `tasks.client.client.new_id` makes: a step every four seconds, which repeats after 48 days.
-_OURS = re.compile(r"([0-9a-f]{5})[0-9a-f]{3}-[0-9a-f]{4}-8[0-9a-f]{3}-a[0-9a-f]{3}-[0-9a-f]{12}")
+_OURS = re.compile(r"([0-9a-f]{5})[0-9a-f]{3}-[0-9a-f]{4}-8[0-9a-f]{3}-[ab][0-9a-f]{3}-[0-9a-f]{12}")
+# The places of the shard's number, and of the digit that says that there is one.
+_NUMBER, _VARIANT = slice(15, 17), 19
 _STEP_MS = 4000
 _STEPS = 1 << 20
 # How far a frontend's clock may be ahead.
 _AHEAD_MS = 600_000
+
+
+def sharded_id(task_id: str, number: int) -> str:
+    """Return a new id of that shard; `number` is below 256. An owner's tag covers it, so it comes first."""
+    return f"{task_id[:15]}{number:02x}{task_id[17:_VARIANT]}b{task_id[_VARIANT + 1 :]}"
+
+
+def shard_of(task_id: str) -> int | None:
+    """The number of the shard that an id of ours tells; None for any other id."""
+    if task_id[_VARIANT : _VARIANT + 1] != "b" or _OURS.fullmatch(task_id) is None:
+        return None
+    return int(task_id[_NUMBER], 16)
 
 
 def owned_id(task_id: str, owner: str) -> str:

@@ -11,7 +11,7 @@ from redis import Redis
 
 from batching.claim.lease import Entry
 from batching.claim.store import Claim, RedisBatchStore
-from config.keys import REVOKED_CHANNEL, Shard
+from config.keys import Shard
 from config.redis import connect
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
@@ -106,7 +106,7 @@ class FrontendFixture:
     def channels(self) -> list[str]:
         """Channels with a subscriber, without the one for revoked requests, which every frontend has."""
         heard = cast("list[bytes]", self.redis.pubsub_channels())
-        return sorted(each.decode() for each in heard if each != REVOKED_CHANNEL.encode())
+        return sorted(each.decode() for each in heard if each != Shard().revoked_channel().encode())
 
 
 def asking(

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from config import keys
-from config.keys import Shard, reply_channel
+from config.keys import Shard
 from config.tiers import Tier
 
 NAMES = {
@@ -56,6 +56,8 @@ NAMES = {
     "record_size": lambda shard: shard.record_size("all"),
     "history": lambda shard: shard.history(),
     "history_turn": lambda shard: shard.history_turn(17),
+    "reply_channel": lambda shard: shard.reply_channel("p"),
+    "revoked_channel": lambda shard: shard.revoked_channel(),
     "slow": lambda shard: shard.slow(),
 }
 METHODS = {
@@ -79,14 +81,14 @@ def test_everything_else_starts_with_bunch(name: str) -> None:
     assert NAMES[name](Shard()).startswith("bunch:")
 
 
-@pytest.mark.parametrize("name", sorted(METHODS - {"result"}))
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_shards_names_carry_its_tag(name: str) -> None:
     assert "{s3}" in NAMES[name](Shard("{s3}"))
     assert "{" not in NAMES[name](Shard())
 
 
 def test_names_differ() -> None:
-    made = [name(Shard()) for name in NAMES.values()] + [reply_channel("p"), keys.OPS_QUEUE]
+    made = [name(Shard()) for name in NAMES.values()] + [keys.OPS_QUEUE]
     assert len(set(made)) == len(made)
 
 
@@ -95,4 +97,3 @@ def test_every_name_is_in_the_table_with_type_and_meaning() -> None:
     patterns = [re.compile(re.sub(r"<[^>]+>", "[^:]+", re.escape(name).replace(r"\ ", " "))) for name, *_ in rows]
     for name, make in NAMES.items():
         assert any(pattern.fullmatch(make(Shard())) for pattern in patterns), name
-    assert any(pattern.fullmatch(reply_channel("p")) for pattern in patterns)
