@@ -23,15 +23,14 @@ from typing import Any
 
 import flask
 import gevent
-from redis import Redis
 from redis.exceptions import RedisError
 from werkzeug.exceptions import HTTPException, NotFound
 
-from config.redis import connect
 from config.settings import Settings, load_settings
+from config.shards import Places, open_places
 from tasks.accounts.ledger import LedgerBuffer, LedgerStream
-from tasks.client.client import Client
 from tasks.client.client_limit import ClientLimit
+from tasks.client.sharded_client import AnyClient, make_client
 from tasks.errors import BunchError, RateLimited
 from tasks.fleet.liveness import Liveness
 from tasks.fleet.process_register import Presence
@@ -114,7 +113,7 @@ class BunchApp(flask.Flask):
 
     def refuse(self) -> None:
         """Refuse all waiting callers, shortly before the time for draining is over, while answers still reach them."""
-        self.services.client.router.refuse()
+        self.services.client.refuse()
 
     def stop(self) -> None:
         self._liveness.stop()
@@ -272,12 +271,13 @@ def _http_error(services: Services, error: HTTPException) -> flask.Response:
 
 def make_services(
     settings: Settings,
-    redis: Redis | None = None,
+    places: Places | None = None,
     routes: Sequence[Route] = ROUTES,
-    make_client: Callable[..., Client] = Client,
+    make_client: Callable[..., AnyClient] = make_client,
 ) -> Services:
     """Make the objects of one frontend process, without starting them."""
-    redis = redis or connect(settings.redis_url)
+    places = places or open_places(settings)
+    redis = places.home.redis
     fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
     shared = SharedMetrics(redis)
     ledger = DoorLedger(LedgerBuffer(LedgerStream(redis))) if settings.keeps_ledger else None
@@ -289,11 +289,12 @@ def make_services(
         for each in told:
             each(out)
 
-    client = make_client(settings, redis, on_answered=answered)
+    client = make_client(settings, places, on_answered=answered)
     tasks = ModelTasks(settings)
     return Services(
         settings=settings,
         redis=redis,
+        places=places,
         client=client,
         fleet=fleet,
         metrics=shared,

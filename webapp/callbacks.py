@@ -18,8 +18,8 @@ from redis.exceptions import RedisError
 from config.callback_hosts import CallbackHosts, ForbiddenTarget
 from config.settings import Settings
 from tasks.callbacks.store import KEEP_MS, CallbackStore
-from tasks.client.client import Client
 from tasks.client.router import Pending
+from tasks.client.sharded_client import AnyClient
 from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable, BunchError
 from tasks.protocol.results import FINISHED
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class Callbacks:
     """The callbacks of one frontend process."""
 
-    def __init__(self, settings: Settings, redis: Redis, client: Client) -> None:
+    def __init__(self, settings: Settings, redis: Redis, client: AnyClient) -> None:
         self._hosts = CallbackHosts(settings.callback_hosts)
         self._store = CallbackStore(redis)
         self._client = client

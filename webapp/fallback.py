@@ -29,8 +29,8 @@ from config.model_files.schemes import resolve, scheme_of
 from config.model_files.tls_files import client_context, what_is_wrong
 from config.secrets.secret_settings import header_values
 from config.settings import ModelSettings, Settings
-from tasks.client.client import Client
 from tasks.client.router import Pending
+from tasks.client.sharded_client import AnyClient
 from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable, DeadlineExceeded, InferenceFailed, ModelUnavailable
 from tasks.protocol.disclosure import without_secrets
@@ -188,7 +188,7 @@ class FallbackModels:
             if model.direct
         }
 
-    def waiting(self, client: Client, submission: Submission) -> Callable[[Pending], Reply]:
+    def waiting(self, client: AnyClient, submission: Submission) -> Callable[[Pending], Reply]:
         """Make the function that waits for the answer to a submitted request."""
         direct = self._models.get(submission.model)
         if direct is None or submission.idempotency_key:

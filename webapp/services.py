@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 from redis import Redis
 
 from config.settings import Settings
-from tasks.client.client import Client
+from config.shards import Places
 from tasks.client.client_limit import ClientLimit
+from tasks.client.sharded_client import AnyClient
 from tasks.fleet.registry_reader import Fleet
 from tasks.observability.history import History
 from tasks.observability.metrics import SharedMetrics
@@ -44,13 +45,15 @@ class EventStreams(Protocol):
 
 @dataclass(slots=True)
 class Services:
-    """`declared` has the models with schemas. `tracer` is set once a process that exports spans has started,
-    `description` and `events` at the first request for them. `followed` counts results that are followed, by key.
+    """`redis` is that of the home. `declared` has the models with schemas. `tracer` is set once a process that exports
+    spans has started, `description` and `events` at the first request for them. `followed` counts results that are
+    followed, by key.
     """
 
     settings: Settings
     redis: Redis
-    client: Client
+    places: Places
+    client: AnyClient
     fleet: Fleet
     metrics: SharedMetrics
     tallies: RequestTallies

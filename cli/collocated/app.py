@@ -26,9 +26,11 @@ from cli.collocated.runner import CollocatedRunner
 from config.process.memory import machine_memory
 from config.redis import connect
 from config.settings import Settings, load_settings
+from config.shards import Places, only_home
 from tasks.client.collocated.client import LocalClient, LocalClientLimit
 from tasks.errors import ModelUnavailable
 from tasks.protocol.disclosure import Disclosure
+from tasks.protocol.outgoing import Outgoing
 from tasks.protocol.results import CeleryCodec
 from tasks.protocol.seal import seal_of
 from webapp.app import BunchApp, create_app, make_services
@@ -76,7 +78,7 @@ class CollocatedApp(BunchApp):
     def _fail(self, reason: str) -> None:
         """The GPUs have failed: nobody waits for them in vain, and whoever starts this server may start it anew."""
         unavailable = f"this server ends, as its hardware has failed, and is started anew: {reason}"
-        self.services.client.router.refuse(partial(ModelUnavailable, unavailable))
+        self.services.client.refuse(partial(ModelUnavailable, unavailable))
         self.end_in_failure()
 
     def stopping(self) -> None:
@@ -111,8 +113,11 @@ def make_application(settings: Settings, redis: Redis | None = None) -> Collocat
     store = MemoryStore(ageing_s=settings.ageing_ms / 1000, keep=keep, lock=nullcontext())
     runner = CollocatedRunner(settings, redis, store)
     most_bytes = settings.redis_max_memory_bytes or int(machine_memory() * _SHARE_OF_MEMORY)
-    make_client = partial(LocalClient, store=store, capacity=runner.capacity, most_bytes=most_bytes)
-    services = make_services(settings, redis, make_client=make_client)
+
+    def make_client(settings: Settings, places: Places, on_answered: Callable[[Outgoing], None]) -> LocalClient:
+        return LocalClient(settings, places.home.redis, store, runner.capacity, most_bytes, on_answered)
+
+    services = make_services(settings, only_home(redis), make_client=make_client)
     client: Any = services.client
     runner.admission = client.admission
     services.clients = LocalClientLimit(settings, redis, client.admission.quotas)

@@ -162,6 +162,9 @@ def _not_in_collocated_mode(settings: Settings) -> Iterator[Problem]:
     if settings.durability in {"disk", "replica"}:
         fix = "collocated mode keeps requests in its own memory; set BUNCH_MODE=durable, or leave this out"
         yield Problem("BUNCH_DURABILITY", settings.durability, fix)
+    if settings.shard_count > 1:
+        fix = "collocated mode keeps its queues in its own memory; leave this out"
+        yield Problem("BUNCH_SHARDS", settings.shards, fix)
     if settings.pools:
         fix = "collocated mode has one process, which serves all models; name devices in the models"
         yield Problem("[pools]", ", ".join(settings.pools), fix)

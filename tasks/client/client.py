@@ -26,13 +26,13 @@ from tasks.client.confirmation import Confirmation
 from tasks.client.dedup import Deduplicator, Repeated
 from tasks.client.outbox import Outbox, Receipt
 from tasks.client.resend import LenientArgs
-from tasks.client.router import Pending, Router
+from tasks.client.router import MAX_KEPT_BYTES, Pending, Router, shutting_down
 from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable, BunchError, DeadlineExceeded
 from tasks.observability.metrics import CACHE_HITS
 from tasks.protocol.answers import error_of
 from tasks.protocol.caller import Caller
-from tasks.protocol.ids import owned_id
+from tasks.protocol.ids import owned_id, sharded_id
 from tasks.protocol.outgoing import MessageWriter, Outgoing
 from tasks.protocol.quota import Quotas
 from tasks.protocol.results import FINISHED, Reply, decode_reply
@@ -51,7 +51,8 @@ _NO_RESULTS = "the result store is not reachable; try again shortly"
 class Client:
     """The constructor opens nothing; `start` subscribes and starts flushing. Call `start` after any fork.
 
-    `on_answered` is called for each request that was answered from the cache, which no worker sees.
+    `on_answered` is called for each request that was answered from the cache, which no worker sees. `number`: of its
+    shard, where there are several, which its ids tell. `name`: of the process, by default a new one.
     """
 
     def __init__(
@@ -60,12 +61,18 @@ class Client:
         redis: Redis,
         shard: Shard | None = None,
         on_answered: Callable[[Outgoing], None] = lambda out: None,
+        *,
+        number: int | None = None,
+        name: str = "",
+        max_kept_bytes: int = MAX_KEPT_BYTES,
     ) -> None:
         self._settings = settings
         self._on_answered = on_answered
         self._redis = redis
         self._keys = shard or Shard()
-        name = new_id()
+        self._number = number
+        self._max_kept_bytes = max_kept_bytes
+        self.name = name = name or new_id()
         self.router = self._make_router(redis, name)
         self._writer = MessageWriter(self.router.channel, seal_of(settings))
         self.outbox = self._make_outbox(settings, redis, name)
@@ -88,7 +95,14 @@ class Client:
         self._sync_result_ttl_ms = min(settings.sync_result_ttl_ms, settings.result_ttl_ms)
 
     def _make_router(self, redis: Redis, name: str) -> Router:
-        return Router(redis, name, self._keys, on_hang_up=self._take_back_later, on_new_server=self._send_again)
+        return Router(
+            redis,
+            name,
+            self._keys,
+            on_hang_up=self._take_back_later,
+            on_new_server=self._send_again,
+            max_kept_bytes=self._max_kept_bytes,
+        )
 
     def _make_outbox(self, settings: Settings, redis: Redis, name: str) -> Outbox:
         return Outbox(
@@ -117,6 +131,34 @@ class Client:
         self.outbox.stop()
         self.router.stop()
 
+    @property
+    def waiting(self) -> int:
+        """The number of callers that wait."""
+        return self.router.size
+
+    @property
+    def resendable_bytes(self) -> int:
+        """The bytes that are kept to send requests again after a failover."""
+        return self.router.kept_bytes
+
+    @property
+    def connected(self) -> bool:
+        """True if replies are heard."""
+        return self.router.connected
+
+    @property
+    def has_unsent(self) -> bool:
+        """True if requests wait for the next flush."""
+        return self.outbox.has_unsent
+
+    def refuse(self, refusal: Callable[[], BunchError] = shutting_down) -> None:
+        """Refuse all pending and further requests, see `Router.refuse`."""
+        self.router.refuse(refusal)
+
+    def drop(self, pending: Pending) -> None:
+        """Forget a pending request that nobody waits for any more."""
+        self.router.forget(pending)
+
     def submit(self, submission: Submission) -> Pending:
         """Put one request into the outbox; returns at once."""
         model, caller = submission.model, submission.caller
@@ -125,7 +167,9 @@ class Client:
         once = None
         if key or model in self._recogniser.asked:
             once = self._recogniser.of(submission)
-        task_id = owned_id(new_id(), owner) if owner else new_id()
+        task_id = new_id() if self._number is None else sharded_id(new_id(), self._number)
+        if owner:
+            task_id = owned_id(task_id, owner)
         timeout_ms = max(1, int(submission.timeout_s * 1000))
         queue, limit_ms = self._queues[model, tier]
         out = Outgoing(

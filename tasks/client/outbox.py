@@ -121,6 +121,11 @@ class Outbox:
         # How many times a new server was asked what it has.
         self.recognised = 0
 
+    @property
+    def has_unsent(self) -> bool:
+        """True if requests wait for the next flush."""
+        return bool(self._items)
+
     def start(self) -> None:
         self._greenlet = gevent.spawn(self._run)
 

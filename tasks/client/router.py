@@ -285,7 +285,7 @@ class Router:
                     self._send("PING")
                 continue
             heard = self._clock()
-            self._heed(*message[:3])
+            self._heed(message[0], message[1], message[-1])
 
     def _heed(self, kind: bytes, channel: bytes, data: Any) -> None:
         if kind in {b"message", b"smessage"}:

@@ -9,6 +9,7 @@ from flask.testing import FlaskClient
 
 from config.redis import connect
 from config.settings import load_settings
+from config.shards import only_home
 from tests.valkey import free_port
 from webapp.app import create_app, make_services
 
@@ -23,7 +24,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
     config = tmp_path_factory.mktemp("config") / "bunch.toml"
     config.write_text(CONFIG)
     settings = load_settings({}, str(config))
-    app = create_app(make_services(settings, connect(f"redis://127.0.0.1:{free_port()}/0")))
+    app = create_app(make_services(settings, only_home(connect(f"redis://127.0.0.1:{free_port()}/0"))))
     app.start()
     yield app.test_client()
     app.stop()

@@ -25,6 +25,7 @@ from tests.gevent_scenarios import (
     outages,
     readiness,
     resent,
+    sharded,
 )
 from tests.integration.celery_harness import CeleryProcess
 from tests.valkey import PrivateValkey
@@ -67,6 +68,11 @@ def test_joined(runner: GeventRunner, url: str, scenario: str) -> None:
 @scenarios(leftovers)
 def test_leftovers(runner: GeventRunner, url: str, scenario: str) -> None:
     runner.run(url, leftovers, scenario)
+
+
+@scenarios(sharded)
+def test_sharded(runner: GeventRunner, url: str, scenario: str) -> None:
+    runner.run(url, sharded, scenario)
 
 
 @scenarios(limits)

@@ -14,6 +14,7 @@ from redis import Redis
 
 from config.keys import Shard
 from config.settings import load_settings
+from config.shards import only_home
 from config.tiers import Tier
 from tasks.fleet.process_register import Presence
 from tasks.fleet.registry_reader import ExecutorRow, WorkerRow
@@ -54,7 +55,7 @@ def _value(label: str) -> str:
 def exposition(redis: Redis, tmp_path: Path, _counted: None) -> bytes:
     config = tmp_path / "bunch.toml"
     config.write_text('[models.echo]\nsource = "workers.models.echo:Echo"\n')
-    services = make_services(load_settings({}, str(config)), redis)
+    services = make_services(load_settings({}, str(config)), only_home(redis))
     MetricsFlusher(redis).flush()
     worker = WorkerRow("w", "host", 1, 0.0, (ExecutorRow("echo", "echo/0", "ready"),))
     redis.zadd(Shard().workers(), {"w": redis.time()[0] * 1000})

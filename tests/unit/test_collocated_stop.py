@@ -45,8 +45,8 @@ def test_a_failed_gpu_refuses_whoever_waits_and_ends_the_server(monkeypatch: pyt
     said: list[Any] = []
     monkeypatch.setattr(WorkerRunner, "_go_offline", lambda self, reason: said.append("gives back"))
     app: Any = CollocatedApp.__new__(CollocatedApp)
-    router = SimpleNamespace(refuse=lambda refusal: said.append(refusal()))
-    app.services = SimpleNamespace(client=SimpleNamespace(router=router))
+    client = SimpleNamespace(refuse=lambda refusal: said.append(refusal()))
+    app.services = SimpleNamespace(client=client)
     app.end_in_failure = lambda: said.append("ends")
     runner: Any = CollocatedRunner.__new__(CollocatedRunner)
     runner.on_offline = app._fail

@@ -14,6 +14,7 @@ from werkzeug.test import Client as Browser
 from werkzeug.test import TestResponse
 
 from config.settings import ModelSettings, Settings
+from config.shards import Places
 from config.tiers import Tier
 from tasks.client.client import Client
 from tasks.client.router import Pending
@@ -34,8 +35,8 @@ from webapp.services import Services
 class Noting(Client):
     """A client that answers each request with a number, and notes it."""
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, settings: Settings, places: Places, **more: Any) -> None:
+        super().__init__(settings, places.home.redis, **more)
         self.noted: list[Submission] = []
         self.refusal: BunchError | None = None
 

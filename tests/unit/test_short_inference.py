@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from config.settings import ModelSettings, Settings
+from config.shards import Places
 from config.tiers import Tier
 from tasks.client.client import Client
 from tasks.client.router import Pending
@@ -40,8 +41,8 @@ ENVIRON = {
 class Noting(Client):
     """A client that notes what is submitted, and answers with `REPLY`."""
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, settings: Settings, places: Places, **more: Any) -> None:
+        super().__init__(settings, places.home.redis, **more)
         self.noted: list[Submission] = []
 
     def submit(self, submission: Submission) -> Pending:

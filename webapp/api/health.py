@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from batching.executor import ExecutorState
 from config.installation import PROGRAM
-from config.keys import REPLY_PREFIX, Shard
+from config.keys import Shard
 from tasks.fleet.registry_reader import (
     BREAKER_STATES,
     QueueRow,
@@ -40,12 +40,12 @@ def alive(services: Services, call: HttpRequest) -> HttpResponse:
     """`GET /healthz`: this process is alive; with the number of callers that wait in it, and the bytes that it keeps to
     send their requests again after a failover.
     """
-    router = services.client.router
+    client = services.client
     body = {
         "status": "alive",
-        "process": router.channel.removeprefix(REPLY_PREFIX),
-        "waiting": router.size,
-        "resendable_bytes": router.kept_bytes,
+        "process": client.name,
+        "waiting": client.waiting,
+        "resendable_bytes": client.resendable_bytes,
     }
     return HttpResponse(200, _encode(body), call.request_id)
 

@@ -116,12 +116,12 @@ class Begun:
 
     def abandon(self) -> None:
         self.pending.wake = None
-        self._services.client.router.forget(self.pending)
+        self._services.client.drop(self.pending)
 
     def _ended(self) -> None:
         """Called in the hub, between the replies of a whole batch."""
         self.pending.wake = None
-        self._services.client.router.forget(self.pending)
+        self._services.client.drop(self.pending)
         answer: bytes | None = None
         try:
             reply = self.pending.reply

@@ -22,8 +22,8 @@ from gevent import get_hub
 from gevent.event import Event
 from gevent.queue import LifoQueue
 
-from config.redis import connect
 from config.settings import Settings
+from config.shards import open_places
 from webapp.services import Services
 
 Outcome = TypeVar("Outcome")
@@ -56,7 +56,7 @@ class ServiceThread:
 
     def refuse(self) -> None:
         """Refuse all waiting callers: their answers must still reach them."""
-        self._hub.loop.run_callback_threadsafe(self.services.client.router.refuse)
+        self._hub.loop.run_callback_threadsafe(self.services.client.refuse)
 
     async def run(self, work: Callable[[], Outcome]) -> Outcome:
         """Run `work` in a greenlet; raises what it raises. If the coroutine is cancelled, `work` goes on."""
@@ -88,8 +88,8 @@ class ServiceThread:
             self._hub = get_hub()
             self._over = Event()
             # A plain queue would block the thread, and with it those who would give a connection back.
-            redis = connect(self._settings.redis_url, queue_class=LifoQueue)
-            app = create_app(make_services(self._settings, redis))
+            places = open_places(self._settings, queue_class=LifoQueue)
+            app = create_app(make_services(self._settings, places))
             self.services = app.services
             app.start("grpc")
         except BaseException as error:  # noqa: BLE001 - `start` raises it

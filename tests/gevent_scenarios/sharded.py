@@ -1,0 +1,168 @@
+"""A frontend whose requests are in four shards, on two servers: shards 0 and 1 on the first, 2 and 3 on the second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import msgspec
+
+from batching.claim.store import RedisBatchStore
+from config.keys import Shard
+from config.redis import connect
+from config.shards import Place, Places
+from config.tiers import Tier
+from tasks.client.sharded_client import ShardedClient
+from tasks.errors import BackendUnavailable
+from tasks.protocol.caller import Caller
+from tasks.protocol.ids import belongs_to, shard_of
+from tests.fakes.worker import serve
+from tests.gevent_scenarios.frontend_fixture import (
+    KEPT,
+    NOBODY,
+    FrontendFixture,
+    all_of,
+    asking,
+    error_of,
+    output,
+    settings_for,
+)
+from tests.valkey import PrivateValkey
+from tests.waiting import wait_until
+
+
+class ShardedFixture:
+    """The started client, and a worker's store in each place."""
+
+    def __init__(self, first: str, second: str) -> None:
+        near, far = connect(first), connect(second)
+        shards = tuple(Place(Shard(f"{{s{n}}}"), near if n < 2 else far, n) for n in range(4))
+        self.places = Places(Place(Shard(), near), shards)
+        self.client = ShardedClient(settings_for(first), self.places)
+        self.stores = [RedisBatchStore(place.redis, "scenario", place.keys) for place in self.places]
+        self._batches = 0
+        self.client.start()
+        wait_until(lambda: self.client.connected)
+
+    def serve(self, model: str = NOBODY) -> list[int]:
+        """Act as the worker for one batch of each place; returns how many there were in each."""
+        self._batches += 1
+        return [serve(store, model, f"scenario-{self._batches}", 1000) for store in self.stores]
+
+    def depths(self, model: str = NOBODY) -> list[int]:
+        return [store.look(model).depth for store in self.stores]
+
+    def has(self, count: int) -> bool:
+        return sum(self.depths()) == count
+
+    def owner_of(self, number: int) -> Caller:
+        """An owner whose requests are in this shard."""
+        names = (f"owner-{n}" for n in range(1000))
+        owner = next(each for each in names if self.places.for_owner(each).number == number)
+        return Caller(f"key-of-{owner}", owner, Tier.PAID)
+
+
+@contextmanager
+def sharded(frontend: FrontendFixture) -> Iterator[tuple[ShardedFixture, PrivateValkey]]:
+    """The client, and its second server."""
+    far = PrivateValkey()
+    far.start()
+    fixture = ShardedFixture(frontend.url, far.url)
+    try:
+        yield fixture, far
+    finally:
+        fixture.client.stop()
+        far.stop()
+
+
+def every_caller_gets_its_own_answer_from_the_shard_of_its_owner(frontend: FrontendFixture) -> None:
+    with sharded(frontend) as (fixture, _):
+        callers = [fixture.owner_of(n) for n in range(4)]
+        asked = [
+            (callers[n % 4], fixture.client.submit(asking(NOBODY, b"%d" % n, caller=callers[n % 4])))
+            for n in range(200)
+        ]
+        wait_until(lambda: fixture.depths() == [50, 50, 50, 50, 0])
+        assert fixture.serve() == [50, 50, 50, 50, 0]
+        for n, (caller, pending) in enumerate(asked):
+            assert output(fixture.client.wait(pending)) == {"echo": n}
+            assert shard_of(pending.task_id) == n % 4
+            assert belongs_to(pending.task_id, caller.owner)
+        assert fixture.client.waiting == 0
+
+
+def whoever_polls_is_answered_by_the_shard_that_the_id_tells(frontend: FrontendFixture) -> None:
+    with sharded(frontend) as (fixture, _):
+        client = fixture.client
+        ids = [
+            client.receipt(client.submit(asking(NOBODY, b"%d" % n, caller=fixture.owner_of(n), waits=False)))
+            for n in range(4)
+        ]
+        assert client.cancel(ids[3]) == "PENDING"
+        watching = [partial(client.result, each, 20.0) for each in ids]
+        fixture.serve()
+        replies = all_of(watching)
+        assert [output(each) for each in replies[:3]] == [{"echo": n} for n in range(3)]
+        assert replies[3].status == "REVOKED"
+        client.forget(ids[0])
+        assert client.result(ids[0]) is None
+
+
+def names_of_callers_are_found_with_and_without_an_owner(frontend: FrontendFixture) -> None:
+    with sharded(frontend) as (fixture, _):
+        client, owner = fixture.client, fixture.owner_of(2)
+        owned = client.receipt(client.submit(asking(NOBODY, b"1", caller=owner, waits=False, request_id="mine")))
+        free = client.receipt(client.submit(asking(NOBODY, b"2", waits=False, request_id="mine")))
+        assert client.task_of("mine", owner.owner) == owned
+        assert client.task_of("mine") == free
+        assert client.task_of("nobody's") == "nobody's"
+
+
+def a_repeat_without_an_owner_is_recognised(frontend: FrontendFixture) -> None:
+    with sharded(frontend) as (fixture, _):
+        client = fixture.client
+        keyed = [
+            client.receipt(client.submit(asking(NOBODY, b"1", waits=False, idempotency_key="once"))) for _ in range(5)
+        ]
+        assert len(set(keyed)) == 1
+        assert sum(fixture.depths()) == 1
+        asked = [client.submit(asking(KEPT, b'"the same"')) for _ in range(20)]
+        wait_until(lambda: sum(fixture.depths(KEPT)) == 1)
+        fixture.serve(KEPT)
+        assert {msgspec.json.encode(output(client.wait(each))) for each in asked} == {b'{"echo":"the same"}'}
+        # It is a cached answer by now.
+        assert output(client.wait(client.submit(asking(KEPT, b'"the same"')))) == {"echo": "the same"}
+        assert sum(fixture.depths(KEPT)) == 0
+
+
+def requests_of_nobody_spread_and_those_of_one_moment_stay_together(frontend: FrontendFixture) -> None:
+    with sharded(frontend) as (fixture, _):
+        for n in range(40):
+            for _ in range(10):
+                fixture.client.submit(asking(NOBODY, b"1"))
+            wait_until(partial(fixture.has, 10 * (n + 1)))
+        depths = fixture.depths()
+        assert all(depth % 10 == 0 for depth in depths)
+        # The less deep of two: nearly even.
+        assert min(depths[:4]) >= 60
+        assert depths[4] == 0
+
+
+def a_shard_that_is_down_holds_up_nobody_in_another(frontend: FrontendFixture) -> None:
+    with sharded(frontend) as (fixture, far):
+        client = fixture.client
+        lost = client.submit(asking(NOBODY, b"1", caller=fixture.owner_of(2), timeout_s=2.0))
+        wait_until(lambda: sum(fixture.depths()) == 1)
+        far.stop()
+        kept = [client.submit(asking(NOBODY, b"%d" % n, caller=fixture.owner_of(n % 2))) for n in range(100)]
+        refused = error_of(partial(client.wait, client.submit(asking(NOBODY, b"1", caller=fixture.owner_of(3)))))
+        assert isinstance(refused, BackendUnavailable)
+        near = fixture.stores[:2]
+        wait_until(lambda: [store.look(NOBODY).depth for store in near] == [50, 50])
+        for store in near:
+            serve(store, NOBODY, "one", 1000)
+        assert [output(client.wait(each)) for each in kept] == [{"echo": n} for n in range(100)]
+        error_of(partial(client.wait, lost))
+        assert not client.connected
+        assert client.waiting == 0
