@@ -32,6 +32,7 @@ from batching.policy.published.speculative import Speculative
 from batching.policy.published.thresholds import Thresholds
 from batching.policy.scaling import Scale, ScalingRules, ScalingState, Signals, Step, decide_scale
 from batching.policy.shapes import rounded
+from batching.policy.sharding import Part, ShardView, Sharing
 from batching.policy.slo import SloAware
 from batching.policy.tiers import AGED_SHARE, DEFAULT_AGEING_S, DEFAULT_SHARES, Allocation, allocate, guaranteed
 from batching.policy.tuning import TuneError, default_max_wait_s, knobs, make, name_of, retuned
@@ -61,6 +62,7 @@ __all__ = [
     "Learnt",
     "Look",
     "NamedPolicy",
+    "Part",
     "PidWindow",
     "Policy",
     "Pressure",
@@ -70,6 +72,8 @@ __all__ = [
     "Scale",
     "ScalingRules",
     "ScalingState",
+    "ShardView",
+    "Sharing",
     "Shed",
     "Signals",
     "SloAware",

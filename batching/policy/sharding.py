@@ -1,0 +1,138 @@
+"""Fills one batch from several shards: which of them are asked, and for how many requests of each tier.
+
+As many as wait: every shard that has some is asked for all of them.
+More wait than the batch holds, so it is shared out twice:
+    between tiers    as in one queue (`batching.policy.tiers`), by what waits in all shards together
+    between shards   inside a tier they take turns. The shard that has had least is asked first, for as many as the tier
+                     gets, and what is left goes to the next: a batch of few leases. A shard with several keys has a
+                     turn for each of them, so that keys are served alike wherever they are. One that has not been
+                     asked for the ageing time does not wait for its turn: such shards share the places equally.
+
+Turns are start-time fair queueing (Goyal, Vin and Cheng, 1996): whoever had nothing to be served saves up nothing, and
+is next. So what the claim script decides inside a shard (tiers, keys, order) is exact; between shards the tiers are
+exact for what is known, and keys are served alike over some batches rather than in each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from batching.policy.tiers import DEFAULT_AGEING_S, DEFAULT_SHARES, allocate, guaranteed
+
+
+@dataclass(frozen=True, slots=True)
+class ShardView:
+    """The waiting requests of one shard, as far as they are known. Moments are seconds on any one clock.
+
+    `oldest_at` is per tier, infinite where nothing waits or its age is not known. The shard was asked for requests at
+    `asked_at`.
+    """
+
+    depths: tuple[int, ...]
+    oldest_at: tuple[float, ...]
+    asked_at: float = -math.inf
+
+    @property
+    def depth(self) -> int:
+        return sum(self.depths)
+
+    @property
+    def top(self) -> int:
+        """The rank of the highest tier that waits; the number of tiers if none does."""
+        return next((rank for rank, depth in enumerate(self.depths) if depth), len(self.depths))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One shard's part of a batch, up to `size` requests: `takes` of each tier; None: as the shard decides."""
+
+    shard: int
+    size: int
+    takes: tuple[int, ...] | None = None
+
+
+class Sharing:
+    """How the batches of one model are filled by one worker. For one thread at a time."""
+
+    def __init__(self, ageing_s: float = DEFAULT_AGEING_S, shares: Sequence[float] = DEFAULT_SHARES) -> None:
+        self._ageing_s = ageing_s
+        self._shares = tuple(shares)
+        self._credits: tuple[float, ...] = (0.0,) * len(self._shares)
+        # What each shard has had of a tier, per key; and how much whoever waits has had at least.
+        self._had: dict[tuple[int, int], float] = {}
+        self._least = [0.0] * len(self._shares)
+
+    def plan(self, shards: Sequence[ShardView], size: int, now: float) -> tuple[Part, ...]:
+        """The parts of the next batch, in the order of its requests; their sizes sum to `size` unless nothing waits."""
+        self._start_turns(shards)
+        waiting = sum(each.depth for each in shards)
+        asked = self.order(shards)
+        if not asked or size <= 0:
+            return ()
+        if waiting <= size:
+            return _with_room([(each, shards[each].depth) for each in asked], size - waiting)
+        takes = [[0] * len(self._shares) for _ in shards]
+        for rank, places in enumerate(self._allocate(shards, size, now)):
+            for shard, count in self._share_out(shards, rank, places, now):
+                takes[shard][rank] += count
+        parts = [Part(shard, sum(takes[shard]), tuple(takes[shard])) for shard in asked if any(takes[shard])]
+        # A lone shard decides for itself: it has credits of its own, which all workers share.
+        return tuple(parts) if len(parts) > 1 else (Part(parts[0].shard, size),)
+
+    def order(self, shards: Sequence[ShardView]) -> list[int]:
+        """The shards where something waits: the highest tier first, then whose turn it is, the oldest, the deepest."""
+
+        def key(shard: int) -> tuple[float, ...]:
+            view = shards[shard]
+            return view.top, *self._turn(shards, shard, view.top)
+
+        return sorted((number for number, view in enumerate(shards) if view.depth), key=key)
+
+    def took(self, shard: int, rank: int, taken: int, keys: int = 1) -> None:
+        """A shard gave `taken` requests of a tier, of so many different keys."""
+        self._had[shard, rank] = self._had_so_far(shard, rank) + taken / max(1, keys)
+
+    def _had_so_far(self, shard: int, rank: int) -> float:
+        return max(self._had.get((shard, rank), 0.0), self._least[rank])
+
+    def _start_turns(self, shards: Sequence[ShardView]) -> None:
+        for rank in range(len(self._least)):
+            had = [self._had_so_far(number, rank) for number, view in enumerate(shards) if view.depths[rank]]
+            self._least[rank] = min(had, default=self._least[rank])
+
+    def _turn(self, shards: Sequence[ShardView], shard: int, rank: int) -> tuple[float, ...]:
+        view = shards[shard]
+        return self._had_so_far(shard, rank), view.oldest_at[rank], -view.depths[rank], shard
+
+    def _allocate(self, shards: Sequence[ShardView], size: int, now: float) -> tuple[int, ...]:
+        ranks = range(len(self._shares))
+        aged = [any(now - view.oldest_at[rank] >= self._ageing_s for view in shards) for rank in ranks]
+        depths = [sum(view.depths[rank] for view in shards) for rank in ranks]
+        allocation = allocate(depths, size, self._credits, guaranteed(self._shares, aged))
+        self._credits = allocation.credits
+        return allocation.takes
+
+    def _share_out(self, shards: Sequence[ShardView], rank: int, places: int, now: float) -> Iterable[tuple[int, int]]:
+        """The shards, by turns, with their numbers of a tier's places."""
+        turns = sorted(
+            (number for number, view in enumerate(shards) if view.depths[rank]),
+            key=lambda shard: self._turn(shards, shard, rank),
+        )
+        overdue = [shard for shard in turns if now - shards[shard].asked_at >= self._ageing_s]
+        given = dict.fromkeys(turns, 0)
+        for left, shard in zip(range(len(overdue), 0, -1), overdue, strict=True):
+            given[shard] = min(shards[shard].depths[rank], math.ceil(places / left))
+            places -= given[shard]
+        for shard in turns:
+            more = min(shards[shard].depths[rank] - given[shard], places)
+            given[shard] += more
+            places -= more
+        return given.items()
+
+
+def _with_room(depths: Sequence[tuple[int, int]], room: int) -> tuple[Part, ...]:
+    """A part for each shard. The room that is left is for what has come meanwhile, and nobody knows where."""
+    each, more = divmod(room, len(depths))
+    return tuple(Part(shard, depth + each + (n < more)) for n, (shard, depth) in enumerate(depths))
