@@ -86,9 +86,7 @@ def on_starting(server: Any) -> None:
 
 def post_fork(server: Any, worker: Any) -> None:
     worker.save_s = _settings.save_s
-    worker.limits = replace(
-        worker.limits, body_bytes=_settings.max_body_bytes, arriving_bytes=_settings.max_arriving_bytes
-    )
+    worker.limits = replace(worker.limits, body_bytes=_settings.max_body_bytes, arriving_bytes=_settings.arriving_bytes)
     worker.tls = _tls
 
 

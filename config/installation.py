@@ -21,9 +21,11 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter"),
     "plots": ("numpy", "matplotlib"),
     "grpc": ("grpc", "grpc_health", "grpc_reflection"),
+    "arrays": ("numpy",),
+    "arrow": ("pyarrow",),
     "gpu": ("pynvml",),
 }
-_OWN_FILES = {"grpc": "requirements-grpc.txt", "gpu": "requirements-gpu.txt"}
+_OWN_FILES = {"arrow": "requirements-arrow.txt", "grpc": "requirements-grpc.txt", "gpu": "requirements-gpu.txt"}
 
 
 def is_installed(module: str) -> bool:

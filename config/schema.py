@@ -33,9 +33,16 @@ MemoryFraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Devices: TypeAlias = tuple[str, ...] | Literal["all"] | None
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Task = Literal["embed", "rerank", "classify"]
+# The form of one input; every form but json travels as bytes (`tasks.protocol.binary`).
+InputType = Literal["json", "bytes", "npy", "arrow"]
 
 # All requests of a batch wait until all of it is read, written and stored, and Redis serves nobody else meanwhile.
 MAX_BATCH_BYTES = 4 * 1024 * 1024
+
+# The default memory for requests that are arriving, and the number of the largest bodies that it has room for: each
+# byte of a body that is arriving counts twice.
+_ARRIVING_BYTES = 64 * 1024 * 1024
+_ARRIVING_BODIES = 4
 
 # Of the Open Inference Protocol; `webapp.api.kserve.datatypes` has what they mean.
 Datatype = Literal[
@@ -113,6 +120,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # JSON Schemas; a string is a file beside `bunch.toml`, which `load_settings` replaces by its content.
     input_schema: dict[str, Any] | str | None = None
     parameters_schema: dict[str, Any] | str | None = None
+    # What `predict` gets for an input: a JSON value, bytes, a numpy array or a pyarrow table.
+    input_type: InputType = "json"
     # What it is for, by which the APIs of others find it. None: what its class says.
     tasks: list[Task] | None = None
     # For the Open Inference Protocol. None: one input `input` of BYTES, one output `output`.
@@ -128,6 +137,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def is_remote(self) -> bool:
         """Return whether another process computes: a fixed HTTP API, rather than a class or a function."""
         return scheme_of(self.source).remote
+
+    @property
+    def takes_bytes(self) -> bool:
+        """Return whether its inputs are bytes rather than JSON."""
+        return self.input_type != "json"
 
     @property
     def on_demand(self) -> bool:
@@ -232,8 +246,10 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     client_rpm: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     burst_ms: Milliseconds = 10_000
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1_048_576
-    # Per web process: memory of requests that have not arrived completely.
-    max_arriving_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 67_108_864
+    # For bodies that are bytes rather than JSON, and for each input in them.
+    blob_max_bytes: Annotated[int, msgspec.Meta(ge=1024, le=268_435_456)] = 67_108_864
+    # Per web process: memory of requests that have not arrived completely. None: as much as the largest bodies need.
+    max_arriving_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] | None = None
     max_bulk_items: PositiveInt = 1_000
     # Limit of one output as JSON. Redis itself accepts no value above 512 MB.
     max_output_bytes: Annotated[int, msgspec.Meta(ge=1024, le=268_435_456)] = 16_777_216
@@ -309,6 +325,27 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     def origins(self) -> frozenset[str]:
         """`cors_origins`, as browsers send them."""
         return frozenset(listed(self.cors_origins.lower()))
+
+    @property
+    def takes_bytes(self) -> bool:
+        """Return whether any model takes bytes."""
+        return any(model.takes_bytes for model in self.models.values())
+
+    @property
+    def largest_body_bytes(self) -> int:
+        """The limit of the largest body that any endpoint takes."""
+        return max(self.max_body_bytes, self.blob_max_bytes) if self.takes_bytes else self.max_body_bytes
+
+    @property
+    def largest_input_bytes(self) -> int:
+        """The limit of the JSON of one input: bytes are base64 in it."""
+        return max(self.max_body_bytes, 4 * self.largest_body_bytes // 3 + 64)
+
+    @property
+    def arriving_bytes(self) -> int:
+        """`max_arriving_bytes`, or its default."""
+        least = _ARRIVING_BODIES * self.largest_body_bytes
+        return max(_ARRIVING_BYTES, least) if self.max_arriving_bytes is None else self.max_arriving_bytes
 
     @property
     def result_ttl_s(self) -> float:

@@ -44,6 +44,7 @@ from tasks.protocol.outgoing import Outgoing
 from tasks.protocol.traceparent import trace_id
 from webapp.api.kserve.signature import signatures_of
 from webapp.api.short_inference import make_short_path
+from webapp.binary_inputs import BinaryInputs, has_binary_body
 from webapp.body_budget import COUNTED_BYTES, BodyBudget
 from webapp.callbacks import Callbacks
 from webapp.cors import Cors
@@ -140,6 +141,13 @@ class BunchApp(flask.Flask):
     def short_path(self, environ: dict[str, Any]) -> ShortPath | None:
         """Called by `webapp.server` for a connection whose next requests have this environ but for their bodies."""
         return make_short_path(self.services, environ)
+
+    def body_limit(self, environ: dict[str, Any]) -> int:
+        """Called by `webapp.server` for a body that is longer than a body of JSON may be."""
+        settings = self.services.settings
+        call = HttpRequest(environ)
+        takes = self.services.routes.takes_bytes(call.method, call.path) and has_binary_body(call)
+        return settings.largest_body_bytes if takes else settings.max_body_bytes
 
     def before_body(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes] | None:
         """Called by `webapp.server` before it receives the rest of a body: it answers strangers, and requests to public
@@ -311,6 +319,7 @@ def make_services(
         tasks=tasks,
         versions=ModelVersions(settings, redis),
         signatures=signatures_of(settings, tasks),
+        binary=BinaryInputs(settings),
         declared=declared_by(settings),
         ledger=ledger,
         record=record,

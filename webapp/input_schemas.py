@@ -93,7 +93,8 @@ def declared_by(settings: Settings) -> dict[str, InputSchemas]:
     path = [*folder, *sys.path]
     declared: dict[str, InputSchemas] = {}
     for name, model in settings.models.items():
-        if model.input_schema is None and scheme_of(model.source).takes_strings(model.source, path):
+        strings = not model.takes_bytes and scheme_of(model.source).takes_strings(model.source, path)
+        if model.input_schema is None and strings:
             declared[name] = Strings(model)
         elif model.input_schema is not None or model.parameters_schema is not None:
             declared[name] = InputSchemas(model)

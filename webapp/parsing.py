@@ -10,14 +10,13 @@ from typing import Annotated, Any, TypeVar
 
 import gevent
 import msgspec
-from msgspec.structs import replace
 
 from config.settings import Settings
-from tasks.client.dedup import call_hash
 from tasks.client.submission import NO_PARAMETERS, Submission
 from tasks.protocol.caller import CLIENT_ID, MAX_CLIENT_ID
 from tasks.protocol.json_structure import MAX_DEPTH, MAX_PARTS, has_doubled_names, too_deep, too_many_parts
 from webapp.body_budget import LARGE_BYTES, BodyBudget
+from webapp.encoded import Binary, Encoded, with_content_type
 from webapp.errors import ApiError
 from webapp.request import HttpRequest
 
@@ -127,6 +126,14 @@ def decoded(raw: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
     return body
 
 
+def converted(members: dict[str, Any], kind: type[Body]) -> Body:
+    """A body whose members come from elsewhere, checked as if it had been JSON. Raises ApiError INVALID_INPUT."""
+    try:
+        return msgspec.convert(members, kind)
+    except msgspec.ValidationError as error:
+        raise ApiError("INVALID_INPUT", _in_words(str(error))) from error
+
+
 def _let_others_run(raw: bytes) -> None:
     if len(raw) >= LARGE_BYTES:
         gevent.sleep(0)
@@ -145,6 +152,11 @@ def _require_json(call: HttpRequest) -> None:
     content_type = call.header("CONTENT_TYPE")
     if content_type != "application/json" and not _is_json(content_type or ""):
         raise ApiError("UNSUPPORTED_MEDIA_TYPE", "send Content-Type: application/json, in UTF-8")
+    require_plain(call)
+
+
+def require_plain(call: HttpRequest) -> None:
+    """Raise ApiError UNSUPPORTED_MEDIA_TYPE for a compressed body."""
     encoding = call.header("HTTP_CONTENT_ENCODING")
     if encoding is not None and encoding.strip().lower() not in _PLAIN:
         raise ApiError(
@@ -225,24 +237,29 @@ def submission_of(
     settings: Settings,
     call: HttpRequest,
     model: str,
-    input: bytes,
+    input: Encoded,
     parameters: dict[str, Any] | None = None,
     timeout_ms: float | None = None,
     *,
     waits: bool = True,
 ) -> Submission:
-    """Make a submission from an identified caller's headers and body; `input` is JSON, `timeout_ms` the body's.
+    """Make a submission from an identified caller's headers and body; `timeout_ms` is the body's.
 
     Raises:
         ApiError: INVALID_HEADER.
     """
     key = idempotency_key(call)
+    options = input_json(call, parameters, "parameters") if parameters else NO_PARAMETERS
+    binary = isinstance(input, Binary)
+    if isinstance(input, Binary):
+        input, content_type = input
+        options = with_content_type(options, content_type)
     return Submission(
         model,
         call.caller,
         input,
         timeout_s(settings, call, timeout_ms),
-        input_json(call, parameters, "parameters") if parameters else NO_PARAMETERS,
+        options,
         waits,
         call.caller_request_id,
         call.client_id,
@@ -252,20 +269,8 @@ def submission_of(
         fresh=wants_fresh(call),
         hung_up=call.hung_up,
         asked=call.asked_model if key else "",
+        binary=binary,
     )
-
-
-def one_each(whole: Submission, inputs: Sequence[bytes]) -> list[Submission]:
-    """Make a submission for each input of a bulk call; the caller's request id remains the call's."""
-    key = whole.idempotency_key
-    if not key:
-        return [replace(whole, input=value, request_id="") for value in inputs]
-    hashed = call_hash(inputs)
-    # No caller's key contains a line feed.
-    return [
-        replace(whole, input=value, request_id="", idempotency_key=f"{key}\n{number}", call_hash=hashed)
-        for number, value in enumerate(inputs)
-    ]
 
 
 def milliseconds(text: str, name: str, code: str) -> float:

@@ -64,6 +64,7 @@ ROUTES = (
         name="infer",
         summary="One input, its own output.",
         body=InferenceBody,
+        binary=True,
         examples={"text": {"model": "minilm", "input": "A bunch of celery"}},
         answer="Inference",
         errors=_FAILURES,

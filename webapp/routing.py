@@ -44,6 +44,7 @@ class Route:
         parameters: OpenAPI's parameters, made by `webapp.api.openapi.parameter`.
         also: schemas of a 200 by further media types.
         takes: schemas of a body by further media types.
+        binary: takes bodies that are the input itself, where a model does (`webapp.binary_inputs`).
         headers: OpenAPI's headers of a 200.
         examples: bodies by name, for the reference and for generated clients.
         callbacks: OpenAPI's callbacks.
@@ -67,6 +68,7 @@ class Route:
     parameters: Sequence[Mapping[str, Any]] = ()
     also: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     takes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    binary: bool = False
     headers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     examples: Mapping[str, Any] = field(default_factory=dict)
     callbacks: Mapping[str, Any] = field(default_factory=dict)
@@ -112,6 +114,11 @@ class RouteTable:
         if not found:
             return Access.TENANT
         return found[method].access if method in found else max((each.access for each in found.values()), key=_strict)
+
+    def takes_bytes(self, method: str, path: str) -> bool:
+        """Return whether a path takes bodies that are bytes."""
+        route = self._find(path).get(method)
+        return route is not None and (route.binary or bool(route.takes))
 
     def envelope_of(self, method: str, path: str) -> Envelope:
         """Return the form of the errors at a path."""

@@ -32,7 +32,8 @@ Refusals (4xx and 503 above) never reach the application and always close the co
 
 An application may have a method `before_body(environ, start_response)`. It is called when the rest of a body has yet to
 be read, so that it can refuse a stranger without reading it; None lets the body come. A method `short_path(environ)`
-may serve a connection's plain requests in the event loop: see `webapp.http.short_path`.
+may serve a connection's plain requests in the event loop: see `webapp.http.short_path`. A method `body_limit(environ)`
+gives the limit of a body that may be larger than the others.
 
 The environ holds, besides WSGI's keys: `gunicorn.socket`; `bunch.disconnected()`, true once the client has
 disconnected; `bunch.shutting_down()`, true once this worker has been told to stop; `bunch.forwarded`, `1` if a proxy
@@ -138,6 +139,7 @@ class Worker(GeventWorker):
             on_change=self._on_change,
             before_body=getattr(self.wsgi, "before_body", None),
             short_path=getattr(self.wsgi, "short_path", None),
+            body_limit=getattr(self.wsgi, "body_limit", None),
             tls=self.tls,
         )
         self._cap = min(self.worker_connections, descriptors.for_clients())

@@ -18,6 +18,7 @@ from tasks.observability.history import History
 from tasks.observability.metrics import SharedMetrics
 from tasks.observability.slow_log import SlowLog
 from webapp.api.kserve.signature import Signature
+from webapp.binary_inputs import BinaryInputs
 from webapp.body_budget import BodyBudget
 from webapp.callbacks import Callbacks
 from webapp.fallback import FallbackModels
@@ -69,6 +70,7 @@ class Services:
     tasks: ModelTasks
     versions: ModelVersions
     signatures: Mapping[str, Signature]
+    binary: BinaryInputs
     declared: Mapping[str, InputSchemas] = field(default_factory=dict)
     ledger: DoorLedger | None = None
     record: DoorRecord | None = None

@@ -114,7 +114,7 @@ class WorkerRunner:
             store = RedisBatchStore(self._redis, self.worker_id, keep=keep, ageing_s=settings.ageing_ms / 1000)
         disclosure = Disclosure(settings.error_detail, settings.auth)
         self._seal = seal_of(settings)
-        codec = self.codec_type(settings.result_ttl_ms, disclosure, settings.max_body_bytes, self._seal)
+        codec = self.codec_type(settings.result_ttl_ms, disclosure, settings.largest_input_bytes, self._seal)
         self._batch_log = BatchLogObserver(batch_log, lambda: self.name) if settings.explain == "on" else None
         self._ledger = LedgerObserver(LedgerBuffer(LedgerStream(self._redis))) if settings.keeps_ledger else None
         self._tracer: Any = None

@@ -125,7 +125,7 @@ def make_application(settings: Settings, redis: Redis | None = None) -> Collocat
     create_app(services, app)
     app.runner = runner
     disclosure = Disclosure(settings.error_detail, settings.auth)
-    codec = CeleryCodec(settings.result_ttl_ms, disclosure, settings.max_body_bytes, seal_of(settings))
+    codec = CeleryCodec(settings.result_ttl_ms, disclosure, settings.largest_input_bytes, seal_of(settings))
     app.leftovers = Leftovers(redis, store, codec, settings.models, runner.worker_id, settings.lease_ttl_s)
     return app
 

@@ -11,6 +11,8 @@ from config.secrets.masking import masked_url
 from config.settings import Settings
 
 _FRONTS = {"web", "grpc"}
+# The type of a model's inputs → what a worker needs to make them.
+_EXTRA_OF = {"npy": "arrays", "arrow": "arrow"}
 
 
 def package_problems(settings: Settings, role: Role | None = None) -> Iterator[Problem]:
@@ -26,8 +28,17 @@ def package_problems(settings: Settings, role: Role | None = None) -> Iterator[P
         if absent := [name for name in modules if not is_installed(name)]:
             key = "auth" if settings.takes_keys else "ledger_retention_days"
             yield _needs(f"BUNCH_{key.upper()}", getattr(settings, key), absent[0], "accounts")
+    if role in {None, "worker"}:
+        yield from _of_models(settings)
     if role in {None, "worker", *_FRONTS} and settings.otlp_endpoint and (lacking := missing("otel")):
         yield _needs("BUNCH_OTLP_ENDPOINT", masked_url(settings.otlp_endpoint), lacking[0], "otel")
+
+
+def _of_models(settings: Settings) -> Iterator[Problem]:
+    for model in settings.models.values():
+        extra = _EXTRA_OF.get(model.input_type, "")
+        if extra and (lacking := missing(extra)):
+            yield _needs(f"[models.{model.name}] input_type", model.input_type, lacking[0], extra)
 
 
 def _needs(key: str, value: object, module: str, extra: str) -> Problem:

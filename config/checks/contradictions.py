@@ -13,6 +13,7 @@ from config import auth
 from config.auth import is_loopback
 from config.callback_hosts import CallbackHosts
 from config.checks.foreign_names import PREFIX
+from config.checks.input_types import body_problems, input_type_problems
 from config.checks.placement import placement_problems
 from config.checks.residency import residency_problems
 from config.checks.shapes import shape_problems
@@ -67,6 +68,7 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
     if settings.models and settings.default_model not in settings.models:
         found.append(Problem("default_model", settings.default_model, f"must be one of {', '.join(settings.models)}"))
     found += _limits_out_of_order(settings)
+    found += body_problems(settings)
     for model in settings.models.values():
         found += _model_out_of_order(model, settings)
     found += weight_problems(settings.models)
@@ -197,6 +199,7 @@ def _model_out_of_order(model: ModelSettings, settings: Settings) -> list[Proble
             Problem(where, True, "needs a class or a function as the source, which takes time to load; remove it")
         )
     found += shape_problems(model)
+    found += input_type_problems(model)
     limit = min(("request_timeout_ms", "queue_timeout_ms"), key=lambda key: getattr(settings, key))
     if 0 < model.timeout_factor < 1:
         found.append(

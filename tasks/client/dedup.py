@@ -93,7 +93,9 @@ class Deduplicator:
         shared = None if submission.fresh else self.asked.get(submission.model)
         if shared is None and not key:
             return None
-        input, parameters = canonical(submission.input), canonical(submission.parameters)
+        # Bytes are their own spelling.
+        input = submission.input if submission.binary else canonical(submission.input)
+        parameters = canonical(submission.parameters)
         claim = fingerprint = question = ""
         if key:
             claim = self._keys.idempotency(_hash(owner.encode(), key.encode()).hex()[:32])
@@ -118,9 +120,12 @@ def canonical(value: bytes) -> bytes:
     return _encode_sorted(_decode(value))
 
 
-def call_hash(values: Iterable[bytes]) -> bytes:
-    """The hash of a call that becomes several requests."""
-    return _hash(*map(canonical, values)).hex().encode()
+def call_hash(values: Iterable[bytes | tuple[bytes, str]]) -> bytes:
+    """The hash of a call that becomes several requests. A value is JSON, or bytes with their media type."""
+    parts: list[bytes] = []
+    for each in values:
+        parts += (canonical(each),) if isinstance(each, bytes) else (each[0], each[1].encode())
+    return _hash(*parts).hex().encode()
 
 
 def _hash(*parts: bytes) -> bytes:

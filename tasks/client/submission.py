@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from config.tiers import Tier
+from tasks.protocol.binary import wrapped, wrapped_length
 from tasks.protocol.caller import Caller
 
 NO_PARAMETERS = b"{}"
@@ -19,7 +20,7 @@ class Submission(msgspec.Struct, frozen=True):
 
     Args:
         caller: its owner, and the tier and limits that it has.
-        input: one JSON value, UTF-8.
+        input: one JSON value, UTF-8; or the bytes themselves, if it is `binary`.
         timeout_s: the caller's deadline in seconds from the submission, above 0.
         parameters: one JSON object.
         waits: False for a caller who polls: `Client.receipt` then waits for the queue only, and the result is kept
@@ -37,6 +38,7 @@ class Submission(msgspec.Struct, frozen=True):
         hung_up: tells whether the caller has disconnected; such a request is cancelled if it still waits.
         asked: with an idempotency key, the name that the caller used for a model of several versions: its repetition is
             the same request when the name leads to another version.
+        binary: the input is bytes, for a model whose `input_type` is not `json`.
     """
 
     model: str
@@ -55,6 +57,12 @@ class Submission(msgspec.Struct, frozen=True):
     keep_ms: int = 0
     hung_up: Callable[[], bool] | None = None
     asked: str = ""
+    binary: bool = False
+
+    @property
+    def input_json(self) -> bytes:
+        """The input as a message has it. That of bytes is made anew each time."""
+        return wrapped(self.input) if self.binary else self.input
 
     @property
     def tier(self) -> Tier:
@@ -63,4 +71,11 @@ class Submission(msgspec.Struct, frozen=True):
     @property
     def queued_bytes(self) -> int:
         """The bytes of its input and parameters in the queue, as JSON within JSON, where some characters are two."""
-        return sum(len(each) + sum(map(each.count, _ESCAPED)) for each in (self.input, self.parameters))
+        if self.binary:
+            # Base64 has no character that is escaped.
+            return wrapped_length(self.input) + _escaped_length(self.parameters)
+        return _escaped_length(self.input) + _escaped_length(self.parameters)
+
+
+def _escaped_length(value: bytes) -> int:
+    return len(value) + sum(map(value.count, _ESCAPED))

@@ -50,7 +50,7 @@ class MessageWriter:
         The optional fields of protocol 2 are left out: 400 bytes that would be written to disk.
         """
         task_id, asked = out.task_id, out.submission
-        owner = asked.caller.owner
+        owner, value = asked.caller.owner, asked.input_json
         tag = NO_KEY if out.quota is None else out.quota.tag
         # The fields that scripts and workers must find again are at a fixed place.
         mark = out.once.mark if out.once is not None else ""
@@ -59,7 +59,7 @@ class MessageWriter:
             # The worker needs the owner for the ledger only.
             marks += f'"bunch_owner":{_encode(owner).decode()},'
         if self._seal is not None:
-            seal = self._seal.sign(task_id, owner, mark, self.channel, asked.parameters, asked.input)
+            seal = self._seal.sign(task_id, owner, mark, self.channel, asked.parameters, value)
             marks += f'"bunch_seal":"{seal}",'
         # Rounded up to whole seconds: Bunch uses the fast header, this one is for other Celery workers.
         expires = _iso_second(int(now_epoch_s + out.deadline_ms / 1000) + 1)
@@ -80,7 +80,7 @@ class MessageWriter:
             expires,
             int(now_epoch_s * 1000),
             more,
-            asked.input,
+            value,
             asked.parameters,
             self._reply_to,
             out.queue,

@@ -22,7 +22,7 @@ def _encode(parts: list[bytes], *, extension: bytes = b"", trailer: bytes = b"")
 
 def _read(data: bytes, cuts: list[int]) -> tuple[bytes, bytes] | None:
     """(body, what is left over), with `data` fed in pieces."""
-    decoder = ChunkedBody(LIMITS)
+    decoder = ChunkedBody(LIMITS.body_bytes)
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for start, end in itertools.pairwise(edges):
         rest = decoder.feed(data[start:end])
@@ -66,7 +66,7 @@ class TestLimits:
         assert _read(_encode([bytes(500), bytes(500)]), []) == (bytes(1000), b"")
 
     def test_refused_at_the_size_before_the_data(self) -> None:
-        decoder = ChunkedBody(LIMITS)
+        decoder = ChunkedBody(LIMITS.body_bytes)
         assert decoder.feed(b"1f4\r\n" + bytes(500) + b"\r\n") is None
         with pytest.raises(BodyTooLargeError):
             decoder.feed(b"1f5\r\n")
@@ -84,7 +84,7 @@ class TestLimits:
             _read(_encode([], trailer=b"X-A: 1\r\n" * 2000), [])
 
     def test_a_line_without_end_is_refused(self) -> None:
-        decoder = ChunkedBody(LIMITS)
+        decoder = ChunkedBody(LIMITS.body_bytes)
         assert decoder.feed(b"1;" + b"a" * 100) is None
         with pytest.raises(InvalidRequestError):
             decoder.feed(b"a" * 200)

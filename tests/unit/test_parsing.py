@@ -17,8 +17,9 @@ from tasks.client.submission import Submission
 from tasks.protocol.caller import ANYBODY, Caller
 from tasks.protocol.json_structure import MAX_DEPTH
 from webapp.body_budget import LARGE_BYTES, BodyBudget
+from webapp.encoded import one_each
 from webapp.errors import ApiError
-from webapp.parsing import InferenceBody, as_json, bulk_json, input_json, one_each, read_body, submission_of, timeout_s
+from webapp.parsing import InferenceBody, as_json, bulk_json, input_json, read_body, submission_of, timeout_s
 from webapp.request import HttpRequest
 
 _decoder = msgspec.json.Decoder(InferenceBody)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -15,11 +16,12 @@ from tasks.errors import BunchError
 from tasks.protocol.answers import output_of
 from tasks.protocol.results import Reply
 from webapp.api.running import declared_refusals, raise_common, refusal_of, run, run_each, yielding
+from webapp.binary_inputs import read_inference
+from webapp.encoded import Encoded
 from webapp.errors import ApiError
 from webapp.observability.server_timing import header_of, times_of
 from webapp.parsing import (
     BulkBody,
-    InferenceBody,
     PredictBody,
     SimpleBody,
     as_json,
@@ -31,7 +33,6 @@ from webapp.parsing import (
 from webapp.request import HttpRequest, HttpResponse
 from webapp.services import Services
 
-_inference = msgspec.json.Decoder(InferenceBody)
 _bulk = msgspec.json.Decoder(BulkBody)
 _predict = msgspec.json.Decoder(PredictBody)
 _simple = msgspec.json.Decoder(SimpleBody)
@@ -46,7 +47,7 @@ def infer(services: Services, call: HttpRequest) -> HttpResponse:
     begun = call.begun
     started = perf_counter() if begun is None else begun.started
     settings = services.settings
-    body = read_body(call, _inference, services.large)
+    body = read_inference(call, services.large)
     call.client_id = body.client_id or ""
     # A weight may have changed since a request began.
     model = services.versions.route(body.model, call) if begun is None else begun.model
@@ -58,7 +59,7 @@ def infer(services: Services, call: HttpRequest) -> HttpResponse:
     url = call.header("HTTP_CALLBACK_URL") if body.callback_url is None else body.callback_url
     if url is not None:
         services.callbacks.require(url, waits=waits)
-    value = input_json(call, body.input)
+    value = services.binary.encoded(model, body.input, partial(input_json, call))
     submission = submission_of(settings, call, model, value, body.parameters, body.timeout_ms, waits=waits)
     if not waits:
         receipt: Callable[[Pending], str] = services.client.receipt
@@ -121,7 +122,8 @@ def predict(services: Services, call: HttpRequest) -> HttpResponse:
     declared = services.declared.get(model)
     if declared is not None:
         declared.check(body.input_data, None, name="input_data")
-    return _plain(services, call, model, input_json(call, body.input_data, "input_data"), started)
+    encode = partial(input_json, call, name="input_data")
+    return _plain(services, call, model, services.binary.encoded(model, body.input_data, encode, "input_data"), started)
 
 
 def simple(services: Services, call: HttpRequest) -> HttpResponse:
@@ -132,7 +134,7 @@ def simple(services: Services, call: HttpRequest) -> HttpResponse:
     declared = services.declared.get(model)
     if declared is not None:
         declared.check(body.input, None)
-    return _plain(services, call, model, as_json(body.input), started)
+    return _plain(services, call, model, services.binary.encoded(model, body.input, as_json), started)
 
 
 def bulk(services: Services, call: HttpRequest) -> HttpResponse:
@@ -147,7 +149,12 @@ def bulk(services: Services, call: HttpRequest) -> HttpResponse:
     wrong = declared_refusals(services, call, model, body.inputs, body.parameters)
     whole = submission_of(settings, call, model, b"null", body.parameters, body.timeout_ms)
     refused = refusal_of(services, call, model, whole.timeout_s, len(body.inputs))
-    inputs = bulk_json(call, [as_json(each) for each in yielding(body.inputs)])
+    inputs: Sequence[Encoded]
+    if model in services.binary:
+        inputs, broken = services.binary.each_encoded(model, yielding(body.inputs))
+        wrong = [one or other for one, other in zip(wrong, broken, strict=True)]
+    else:
+        inputs = bulk_json(call, [as_json(each) for each in yielding(body.inputs)])
     ended = run_each(services, call, whole, inputs, [each or refused for each in wrong], started)
     raise_common([each.outcome for each in ended if isinstance(each.outcome, BunchError)], len(ended))
     results = [_item(task_id, outcome) for task_id, outcome in ended]
@@ -169,7 +176,7 @@ def _item(task_id: str, outcome: Reply | BunchError) -> bytes:
     return _encode({"task_id": task_id, **failed} if task_id else failed)
 
 
-def _plain(services: Services, call: HttpRequest, model: str, value: bytes, started: float) -> HttpResponse:
+def _plain(services: Services, call: HttpRequest, model: str, value: Encoded, started: float) -> HttpResponse:
     submission = submission_of(services.settings, call, model, value)
     reply = run(services, call, submission, started, services.direct.waiting(services.client, submission))
     latency_ms = (perf_counter() - started) * 1000

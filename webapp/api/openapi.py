@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from config.settings import Settings
+from webapp.api.binary_bodies import IN_QUERY, binary_bodies
 from webapp.api.schemas import ERROR_OF, components
 from webapp.errors import STATUS_OF
 from webapp.identity.base import Access
@@ -72,16 +73,20 @@ def _operation(route: Route, settings: Settings) -> dict[str, Any]:
         "tags": [route.tag],
         "responses": {**responses, **route.responses, **_errors(route, *_refusals(route.access, settings))},
     }
+    parameters = [*route.parameters]
     if route.body is not None:
-        further = {kind: {"schema": schema} for kind, schema in route.takes.items()}
+        bodies = binary_bodies(settings) if route.binary else {}
+        if bodies:
+            parameters += IN_QUERY
+        further = {kind: {"schema": schema} for kind, schema in (*route.takes.items(), *bodies.items())}
         operation["requestBody"] = {"required": True, "content": _json(route.body.__name__) | further}
         if route.examples:
             examples = {name: {"value": value} for name, value in route.examples.items()}
             operation["requestBody"]["content"]["application/json"]["examples"] = examples
     if route.callbacks:
         operation["callbacks"] = route.callbacks
-    if route.parameters:
-        operation["parameters"] = route.parameters
+    if parameters:
+        operation["parameters"] = parameters
     if settings.auth != "off" and route.access is not Access.PUBLIC:
         operation["security"] = [{"bearer": []}]
     return operation

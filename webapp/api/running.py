@@ -22,11 +22,12 @@ from tasks.client.submission import Submission
 from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict, Refused
 from tasks.protocol.results import Reply
 from webapp.body_budget import COUNTED_BYTES, LARGE_BYTES, LEAST_BYTES
+from webapp.encoded import Encoded, one_each, size_of
 from webapp.errors import ApiError
 from webapp.model_tasks import Served
 from webapp.observability.metrics import OWN_DOOR
 from webapp.observability.request_log import remember
-from webapp.parsing import as_json, one_each, submission_of
+from webapp.parsing import as_json, submission_of
 from webapp.request import HttpRequest
 from webapp.services import Services
 
@@ -98,7 +99,7 @@ def run_each(
     services: Services,
     call: HttpRequest,
     whole: Submission,
-    inputs: Sequence[bytes],
+    inputs: Sequence[Encoded],
     refusals: Sequence[BunchError | None],
     started: float,
     door: str = OWN_DOOR,
@@ -109,7 +110,7 @@ def run_each(
 
     Args:
         whole: what the requests have in common.
-        inputs: JSON.
+        inputs: as their model takes them.
         refusals: the error of each input that must not be submitted.
         as_one: the call fails as a whole; once the queue refuses one, the others are not submitted either.
 
@@ -215,7 +216,7 @@ def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
                 raise refusal
     # What becomes parameters stands elsewhere in a door's body, or is for the executor.
     call.large_body = b""
-    settings, values = services.settings, _encoded(services, call, inputs, name)
+    settings, values = services.settings, _encoded(services, call, asked)
     parameters = _with_format(services, asked)
     if len(values) == 1:
         submission = submission_of(settings, call, model, values[0], parameters, timeout_ms)
@@ -243,20 +244,23 @@ def _with_format(services: Services, asked: Asked) -> dict[str, Any] | None:
     return {**(given or {}), _FORMAT: _PACKED} if asked.packed else given
 
 
-def _encoded(services: Services, call: HttpRequest, inputs: Sequence[object], name: str) -> list[bytes]:
-    """The inputs as JSON, which may be far longer than the body: each repeats the query of a rerank, and a raw number
-    has two bytes. So the turn of a large call begins here where its body was small.
+def _encoded(services: Services, call: HttpRequest, asked: Asked) -> list[Encoded]:
+    """The inputs as their model takes them, which may be far longer than the body: each repeats the query of a rerank,
+    and a raw number has two bytes. So the turn of a large call begins here where its body was small.
 
     Raises:
         ApiError: PAYLOAD_TOO_LARGE, before the rest is encoded.
         ServiceOverloaded, CallerGone: while it waits for its turn.
     """
+    binary, name = services.binary, asked.name
     most = _MAX_GROWTH * services.settings.max_body_bytes
-    values: list[bytes] = []
+    if asked.model in binary:
+        most = max(most, 2 * services.settings.blob_max_bytes)
+    values: list[Encoded] = []
     size = 0
-    for each in yielding(inputs):
-        value = as_json(each)
-        size += len(value)
+    for at, each in enumerate(yielding(asked.inputs)):
+        value = binary.encoded(asked.model, each, as_json, f"{name}[{at}]")
+        size += size_of(value)
         if size > most:
             raise ApiError("PAYLOAD_TOO_LARGE", f"{name}: more than {most} bytes as JSON; send fewer in one call")
         if size >= LARGE_BYTES and call.turn is None:

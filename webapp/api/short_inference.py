@@ -83,7 +83,9 @@ class ShortInference:
                 return None
             value, asked = plain
             model = services.versions.undivided(asked)
-            if model is None or model in services.declared or not services.readiness.knows(model):
+            if model is None or model in services.declared or model in services.binary:
+                return None
+            if not services.readiness.knows(model):
                 return None
             caller = services.identity.recognised(self._call)
             if caller is None:

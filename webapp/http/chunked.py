@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 
 from webapp.http.errors import BodyTooLargeError, InvalidRequestError
-from webapp.http.limits import ServerLimits
 from webapp.http.sized import Pieces
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
@@ -41,8 +40,8 @@ class ChunkedBody:
     Trailer fields are checked and dropped: WSGI has no place for them.
     """
 
-    def __init__(self, limits: ServerLimits) -> None:
-        self._limit = limits.body_bytes
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
         self._body = Pieces()
         self._announced = 0
         self._extra = self._framing = 0

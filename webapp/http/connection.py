@@ -212,11 +212,11 @@ class Connection(LoopChannel):
         arriving: SizedBody | ChunkedBody
         data = self._buffer
         if head.chunked:
-            arriving = ChunkedBody(self._limits)
+            arriving = ChunkedBody(self._body_limit(head))
         else:
             length = head.content_length
-            if length > self._limits.body_bytes:
-                raise BodyTooLargeError(f"The body is larger than {self._limits.body_bytes} bytes.")
+            if length > self._limits.body_bytes and length > (limit := self._body_limit(head)):
+                raise BodyTooLargeError(f"The body is larger than {limit} bytes.")
             if len(data) >= length:
                 self._buffer = data[length:]
                 return data[:length]
@@ -232,6 +232,10 @@ class Connection(LoopChannel):
             rest = self._receive_rest(arriving)
         self._buffer = rest
         return arriving.body
+
+    def _body_limit(self, head: Head) -> int:
+        body_limit = self._service.body_limit
+        return self._limits.body_bytes if body_limit is None else body_limit(head.environ)
 
     def _is_welcome(self, head: Head) -> bool:
         before_body = self._service.before_body

@@ -23,6 +23,8 @@ from webapp.http.tls import TlsConnection, Turns
 AccessLog = Callable[[dict[str, Any], Response, float], None]
 # Called like a WSGI application; None: receive the body, then run the application itself.
 BeforeBody = Callable[[dict[str, Any], Any], Iterable[bytes] | None]
+# The limit of a body in bytes, by its request's environ; None: `ServerLimits.body_bytes` for all.
+BodyLimit = Callable[[dict[str, Any]], int]
 
 
 class Connections:
@@ -30,8 +32,8 @@ class Connections:
 
     `on_request` is called before each request's application, `on_change` with the number of connections.
     `before_body` is called while a request's body has yet to arrive: it may answer without it, and the body
-    is discarded. `short_path` makes the short path of a connection's requests.
-    With `tls` every connection begins with a handshake.
+    is discarded. `body_limit` gives the limit of a body that is over the usual one. `short_path` makes the short path
+    of a connection's requests. With `tls` every connection begins with a handshake.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Connections:
         on_change: Callable[[int], None],
         before_body: BeforeBody | None = None,
         short_path: MakeShortPath | None = None,
+        body_limit: BodyLimit | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.app = app
@@ -51,6 +54,7 @@ class Connections:
         self.access = access
         self.count_request = on_request
         self.before_body = before_body
+        self.body_limit = body_limit
         # Without a log line for each request, which is made of an environ and a response.
         self.short_path = short_path if access is None else None
         self.intake = Intake(limits.arriving_bytes)

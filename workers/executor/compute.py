@@ -32,7 +32,6 @@ import msgspec
 from msgspec import structs
 
 from batching.request import Done, Failed, Ok, Rejected, Words, Work
-from tasks.protocol import kombu_types
 from tasks.protocol.traceparent import is_sampled
 from workers.executor.batch_budget import Budget, cut
 from workers.executor.call import Call, Stages, tell
@@ -40,6 +39,7 @@ from workers.executor.device_memory import free_unused
 from workers.executor.faults.exception_text import ItemError, describe
 from workers.executor.faults.health import LAST_WORDS, Harvest, Health, Sample, barren_limit
 from workers.executor.forked import end_if_forked
+from workers.executor.input_types import ReadInput, read_json
 from workers.executor.ipc import Fault
 from workers.executor.shapes import ANY_SHAPE, Part, Shapes
 from workers.executor.vectors import takes_format
@@ -59,6 +59,7 @@ class BatchComputer:
         max_output_bytes: limit of one output, as JSON; 0: any size.
         continue_trace: called before each call with the trace that it is part of, or "".
         packs: requests may ask for vectors in base64 (`workers.executor.vectors`).
+        read_input: reads one input.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class BatchComputer:
         max_output_bytes: int = 0,
         continue_trace: Callable[[str], None] | None = None,
         packs: bool = False,
+        read_input: ReadInput = read_json,
     ) -> None:
+        self._read_input = read_input
         self._stages = Stages(model, shapes, max_output_bytes)
         self._shapes = shapes
         # A batch is one call, unless memory has run out.
@@ -246,7 +249,7 @@ class BatchComputer:
 
     def _decode(self, raw: bytes, raw_parameters: bytes) -> tuple[Any, dict[str, Any]]:
         try:
-            value, parameters = _loads(raw), _loads(raw_parameters)
+            value, parameters = self._read_input(raw), read_json(raw_parameters)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise InvalidInput(f"not valid JSON: {error}") from None
         if not isinstance(parameters, dict):
@@ -255,10 +258,6 @@ class BatchComputer:
         if refusal is not None:
             raise refusal
         return value, parameters
-
-
-def _loads(raw: bytes) -> Any:
-    return kombu_types.loads(raw) if raw[:1] == kombu_types.MARK else msgspec.json.decode(raw)
 
 
 class Batch:

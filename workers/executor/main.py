@@ -33,6 +33,7 @@ from workers.executor.compute import Batch, BatchComputer
 from workers.executor.device_memory import limit_device_memory
 from workers.executor.faults.exception_text import format_traceback
 from workers.executor.forked import end_if_forked, keep_apart
+from workers.executor.input_types import reader_of
 from workers.executor.ipc import Fault, FrameReader, NotReady, Passing, Ready, Start, ToChild, encode
 from workers.executor.overlap import Overlap
 from workers.executor.shapes import Shapes
@@ -147,6 +148,7 @@ def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str
         continue_trace=getattr(model, "continue_trace", None) if start.model.is_remote else None,
         max_output_bytes=start.max_output_bytes,
         packs=_embeds(start.model, model),
+        read_input=reader_of(start.model.input_type),
     )
     if start.model.warmup_input is not None:
         _warm_up(computer, start.model.warmup_input)

@@ -36,6 +36,8 @@ def load(settings: ModelSettings) -> Model:
         raise LoadError(
             f"{source} is a function, which takes no options; make it a class, or remove {names_of(settings.options)}"
         )
+    if settings.takes_bytes:
+        raise LoadError(f"{source} is a function, which takes strings; make it a class, or remove input_type")
     if settings.max_batch_size > MAX_FUNCTION_BATCH:
         raise LoadError(
             f"{source} is a function, which takes 1 to {MAX_FUNCTION_BATCH} strings; "

@@ -68,7 +68,7 @@ class LocalRequest:
         asked = out.submission
         times = (header.attempt + 1, header.lost, header.enqueued_ms, header.deadline_ms, header.result_ttl_ms)
         request = Request(
-            out.task_id, TIERS[rank], position, asked.input, asked.parameters, *times, self._writer.channel
+            out.task_id, TIERS[rank], position, asked.input_json, asked.parameters, *times, self._writer.channel
         )
         request.tracked = header.tracked
         request.sent_ms = header.enqueued_ms

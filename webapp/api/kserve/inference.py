@@ -55,7 +55,7 @@ def infer(services: Services, call: HttpRequest, model: str, version: str = "") 
     """Answer in JSON, or with the outputs that are asked for in binary form behind it."""
     started = perf_counter()
     signature = signature_for(services, call, model, version)
-    text, raw = _read(services, call)
+    text, raw = _read(services, call, signature.model)
     head = decoded(text, _infer_head)
     tensors = tensors_of(head.inputs, raw, services.settings.max_bulk_items)
     wanted = signature.wanted(wanted_outputs(head))
@@ -98,19 +98,21 @@ def run_rows(
     return signature.tensors([_output(each) for each in replies], wanted), _version(replies, signature)
 
 
-def _read(services: Services, call: HttpRequest) -> tuple[bytes, memoryview]:
+def _read(services: Services, call: HttpRequest, model: str) -> tuple[bytes, memoryview]:
     """The JSON of the body, and what follows it. A large body begins its call's turn."""
     media_type = (call.header("CONTENT_TYPE") or "").partition(";")[0].strip().lower()
     if media_type not in _MEDIA_TYPES:
         raise ApiError("UNSUPPORTED_MEDIA_TYPE", f"send Content-Type: {JSON} or {BINARY}, or none")
     if not media_type and from_another_site(call, services.settings.origins):
         raise ApiError("FORBIDDEN", "pages of other sites may call once BUNCH_CORS_ORIGINS names their origin")
+    most = services.settings.largest_body_bytes if model in services.binary else services.settings.max_body_bytes
+    if call.body_bytes > most:
+        raise ApiError("PAYLOAD_TOO_LARGE", f"the body is larger than {most} bytes, which is the limit of {model}")
     body = call.body()
     encoding = call.header("HTTP_CONTENT_ENCODING")
     if encoding or len(body) >= LARGE_BYTES:
         call.turn = services.large.turn(call.key_id, call.hung_up)
     if encoding:
-        most = services.settings.max_body_bytes
         # Unless it can be unpacked: nobody knows then how much of it was.
         call.unpacked(most)
         body = plain(body, encoding, most)

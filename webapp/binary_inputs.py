@@ -1,0 +1,161 @@
+"""Inputs that are bytes: bodies that are an input, and JSON that holds one.
+
+    image/png, octet-stream, npy, Arrow ── the body is the input, the rest is the query ─┐
+    multipart/form-data ── part `input`, part `request` with the rest ───────────────────┼▶ InferenceBody
+    application/json ── {"input": …} ────────────────────────────────────────────────────┘     │
+                                                                        input, model ──encoded─┤
+        model with input_type json: JSON ◀────────────────────────────────────────────────────┘│
+        any other: Binary ◀── bytes, or {"$base64": "…"}, or the text data:image/png;base64,… ◀┘
+
+Bytes are not looked into here: the executor reads an array or a table, in a process that may fail.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from config.settings import Settings
+from tasks.errors import BunchError, InvalidInput
+from tasks.protocol.binary import BASE64
+from webapp.body_budget import LARGE_BYTES, BodyBudget
+from webapp.encoded import Binary, Encoded
+from webapp.errors import ApiError
+from webapp.media_types import MULTIPART, OF_TYPE, TAKEN, is_binary, is_taken, media_type_of
+from webapp.parsing import InferenceBody, converted, decoded, milliseconds, read_body, require_plain
+from webapp.request import HttpRequest
+
+
+class _Parameters(msgspec.Struct):
+    parameters: dict[str, Any]
+
+
+_inference = msgspec.json.Decoder(InferenceBody)
+_any_object = msgspec.json.Decoder(dict[str, Any])
+_parameters = msgspec.json.Decoder(_Parameters)
+_DATA_URL, _IN_BASE64 = "data:", ";base64"
+
+
+class BinaryInputs:
+    """The models of one process that take bytes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._types: Mapping[str, str] = {
+            name: model.input_type for name, model in settings.models.items() if model.takes_bytes
+        }
+        self._most_bytes = settings.blob_max_bytes
+
+    def __contains__(self, model: object) -> bool:
+        """Whether the model takes bytes."""
+        return model in self._types
+
+    def type_of(self, model: str) -> str:
+        """The `input_type` of a model."""
+        return self._types.get(model, "json")
+
+    def encoded(self, model: str, value: Any, encode: Callable[[Any], bytes], name: str = "input") -> Encoded:
+        """An input as its model takes it. `value` is JSON's, or a `Binary` of a body; `encode` makes JSON of the
+        former.
+
+        Raises:
+            InvalidInput: it is JSON without the bytes that the model takes.
+            ApiError: UNSUPPORTED_MEDIA_TYPE or PAYLOAD_TOO_LARGE.
+        """
+        kind = self._types.get(model)
+        if kind is None:
+            if isinstance(value, Binary):
+                raise ApiError(
+                    "UNSUPPORTED_MEDIA_TYPE", f"{model} takes JSON: send Content-Type: application/json, in UTF-8"
+                )
+            return encode(value)
+        if isinstance(value, Binary):
+            if not is_taken(kind, value.content_type):
+                raise ApiError("UNSUPPORTED_MEDIA_TYPE", f"{model} takes {TAKEN[kind]}, not {value.content_type}")
+            found = value
+        else:
+            found = _in_json(model, kind, value, name)
+        if len(found.data) > self._most_bytes:
+            raise ApiError("PAYLOAD_TOO_LARGE", f"{name}: more than {self._most_bytes} bytes (BUNCH_BLOB_MAX_BYTES)")
+        return found
+
+    def each_encoded(self, model: str, values: Iterable[Any]) -> tuple[Sequence[Encoded], Sequence[BunchError | None]]:
+        """The inputs of a bulk call to a model that takes bytes, and the error of each that has none."""
+        kind = self._types[model]
+        found: list[Encoded] = []
+        wrong: list[BunchError | None] = []
+        for at, value in enumerate(values):
+            try:
+                found.append(_in_json(model, kind, value, f"inputs[{at}]"))
+                wrong.append(None)
+            except InvalidInput as error:
+                found.append(Binary(b""))
+                wrong.append(error)
+        return found, wrong
+
+
+def _in_json(model: str, kind: str, value: Any, name: str) -> Binary:
+    """The bytes in a value of JSON. Raises InvalidInput."""
+    text: Any = None
+    content_type = ""
+    if isinstance(value, dict) and len(value) == 1:
+        text = value.get(BASE64)
+    elif isinstance(value, str) and value.startswith(_DATA_URL):
+        about, _, rest = value[len(_DATA_URL) :].partition(",")
+        if about.endswith(_IN_BASE64):
+            text, content_type = rest, media_type_of(about)
+    if not isinstance(text, str):
+        raise InvalidInput(f'{name}: {model} takes {kind}: send {{"{BASE64}": "…"}}, or a body of {OF_TYPE[kind]}')
+    if not is_taken(kind, content_type):
+        raise InvalidInput(f"{name}: {model} takes {TAKEN[kind]}, not {content_type}")
+    try:
+        return Binary(binascii.a2b_base64(text, strict_mode=True), content_type)
+    except ValueError as error:
+        raise InvalidInput(f"{name}: not base64: {error}") from None
+
+
+def has_binary_body(call: HttpRequest) -> bool:
+    """True if the body is said to be bytes, or to hold some, rather than JSON alone."""
+    media_type = media_type_of(call.header("CONTENT_TYPE"))
+    return is_binary(media_type) or media_type == MULTIPART
+
+
+def read_inference(call: HttpRequest, large: BodyBudget) -> InferenceBody:
+    """The body of `POST /v1/inference` in any of its forms; `input` is a `Binary` where the body is bytes.
+
+    Raises:
+        ServiceOverloaded, CallerGone: as `read_body`.
+        ApiError: UNSUPPORTED_MEDIA_TYPE, INVALID_JSON, or INVALID_INPUT naming the field.
+    """
+    media_type = media_type_of(call.header("CONTENT_TYPE"))
+    if not is_binary(media_type):
+        return read_body(call, _inference, large)
+    require_plain(call)
+    raw = call.body()
+    if len(raw) >= LARGE_BYTES:
+        call.turn = large.turn(call.key_id, call.hung_up)
+    return _with_query(call, Binary(raw, media_type))
+
+
+def _with_query(call: HttpRequest, value: Binary) -> InferenceBody:
+    """The rest of a request from its query: model, parameters, timeout_ms, client_id."""
+    given: dict[str, Any] = {name: call.query(name) for name in ("model", "client_id")}
+    parameters = call.query("parameters")
+    if parameters is not None:
+        given["parameters"] = _parameters_in(parameters)
+    timeout = call.query("timeout_ms")
+    if timeout is not None:
+        given["timeout_ms"] = milliseconds(timeout, "timeout_ms", "INVALID_INPUT")
+    return converted({"input": value, **given}, InferenceBody)
+
+
+def _parameters_in(text: str) -> dict[str, Any]:
+    """The parameters in a query, by the rules for those in a body. Raises ApiError."""
+    try:
+        # By itself first: with the frame around it, further members would pass.
+        _any_object.decode(text)
+        return decoded(b'{"parameters":%b}' % text.encode(), _parameters).parameters
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise ApiError("INVALID_INPUT", f"parameters: the query must have a JSON object: {error}") from None

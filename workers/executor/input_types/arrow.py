@@ -1,0 +1,150 @@
+"""Tables in Arrow's stream format, from bytes that anybody may have made.
+
+    stream ─▶ each message: its size when decompressed ─▶ pyarrow ─▶ types ─▶ validate(full) ─▶ a table
+
+The table's columns are views of the bytes. A stream can be far larger than its bytes: compressed, with rows that have
+no data, or with values that many rows refer to. Each of these is counted before anything is unfolded.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import ipc
+
+from tasks.protocol.json_structure import MAX_DEPTH
+
+# In these any number of rows may refer to the same bytes, or run lengths stand for rows.
+_UNFOLDING = (
+    pa.types.is_run_end_encoded,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+    pa.types.is_binary_view,
+    pa.types.is_string_view,
+    pa.types.is_union,
+)
+_OPTIONS = ipc.IpcReadOptions(use_threads=False)
+_MOST_TEXT = 300
+# How far a stream may unfold: to so many bytes, and so many times its own besides.
+_UNFOLDED_BYTES = 1024 * 1024
+_UNFOLDED_TIMES = 20
+
+
+def table_of(raw: bytes | memoryview) -> pa.Table:
+    """The table in a whole stream. Raises ValueError."""
+    source = pa.py_buffer(raw)
+    # Batches are limited by the bytes of their messages: what unfolds further could fill the memory together.
+    most_bytes = _UNFOLDED_BYTES + _UNFOLDED_TIMES * len(raw)
+    try:
+        size = max(len(raw), _unpacked_bytes(source, most_bytes))
+        with ipc.open_stream(source, options=_OPTIONS) as stream:
+            _check_types(stream.schema)
+            table = stream.read_all()
+        table.validate(full=True)
+        _check_lengths(table, size, most_bytes)
+    except (pa.ArrowException, OSError, OverflowError, RecursionError, struct.error) as error:
+        raise ValueError(str(error).partition("\n")[0][:_MOST_TEXT] or type(error).__name__) from error
+    return table
+
+
+def _unpacked_bytes(source: pa.Buffer, most_bytes: int) -> int:
+    """The bytes of all buffers when decompressed, as their own prefixes say. Raises ValueError over `most_bytes`."""
+    size = 0
+    messages = ipc.MessageReader.open_stream(source)
+    while True:
+        try:
+            message = messages.read_next_message()
+        except StopIteration:
+            return size
+        if message.type in {"record batch", "dictionary"}:
+            size += sum(_sizes(memoryview(message.metadata), memoryview(message.body or b""), message.type))
+            if size > most_bytes:
+                raise ValueError(f"it would unfold to more than {most_bytes} bytes; send it without compression")
+
+
+def _sizes(head: memoryview, body: memoryview, kind: str) -> Iterator[int]:
+    """The size of each buffer of one message (Message.fbs of Arrow's format; pyarrow has verified that it is one)."""
+    (at,) = struct.unpack_from("<I", head)
+    batch = _follow(head, _field(head, at, 2))
+    if kind == "dictionary":
+        batch = _follow(head, _field(head, batch, 1))
+    compressed = bool(_field(head, batch, 3))
+    vector = _field(head, batch, 2)
+    if not vector:
+        return
+    vector = _follow(head, vector)
+    (count,) = struct.unpack_from("<I", head, vector)
+    for number in range(count):
+        offset, length = struct.unpack_from("<qq", head, vector + 4 + 16 * number)
+        if not compressed or not length:
+            yield length
+            continue
+        if offset < 0:
+            raise ValueError("a buffer begins before its message")
+        (unpacked,) = struct.unpack_from("<q", body, offset)
+        yield length if unpacked < 0 else unpacked
+
+
+def _field(head: memoryview, table: int, number: int) -> int:
+    """The place of a field of a flatbuffer's table; 0: it has none."""
+    vtable = table - struct.unpack_from("<i", head, table)[0]
+    slot = 4 + 2 * number
+    if slot >= struct.unpack_from("<H", head, vtable)[0]:
+        return 0
+    (offset,) = struct.unpack_from("<H", head, vtable + slot)
+    return table + offset if offset else 0
+
+
+def _follow(head: memoryview, at: int) -> int:
+    return int(at + struct.unpack_from("<I", head, at)[0])
+
+
+def _check_types(schema: pa.Schema) -> None:
+    """Raises ValueError, for a type whose values can be far larger than its bytes."""
+    pending = [(field.type, 1) for field in schema]
+    for kind, depth in pending:
+        if any(unfolds(kind) for unfolds in _UNFOLDING):
+            raise ValueError(f"its type {str(kind)[:_MOST_TEXT]} is not supported")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"its types are nested more than {MAX_DEPTH} levels deep")
+        if pa.types.is_dictionary(kind) and pa.types.is_nested(kind.value_type):
+            raise ValueError("a dictionary of nested values is not supported")
+        if isinstance(kind, pa.BaseExtensionType):
+            pending.append((kind.storage_type, depth + 1))
+        pending += [(kind.field(n).type, depth + 1) for n in range(kind.num_fields)]
+
+
+def _check_lengths(table: pa.Table, size_bytes: int, most_bytes: int) -> None:
+    """Raises ValueError, if there are more rows than bits of data, or values that take more than `most_bytes`."""
+    _check_length(table.num_rows, size_bytes)
+    pending: list[pa.Array] = [chunk for column in table.columns for chunk in column.chunks]
+    for array in pending:
+        _check_length(len(array), size_bytes)
+        kind = array.type
+        if isinstance(kind, pa.BaseExtensionType):
+            pending.append(array.storage)
+        elif pa.types.is_struct(kind):
+            pending += [array.field(n) for n in range(kind.num_fields)]
+        elif pa.types.is_dictionary(kind):
+            _check_dictionary(array, most_bytes)
+        elif pa.types.is_nested(kind):
+            pending.append(array.values)
+
+
+def _check_length(count: int, size_bytes: int) -> None:
+    if count > 8 * size_bytes:
+        raise ValueError(f"it claims {count} values in {size_bytes} bytes")
+
+
+def _check_dictionary(array: pa.DictionaryArray, most_bytes: int) -> None:
+    values = array.dictionary
+    if not (pa.types.is_binary(values.type) or pa.types.is_string(values.type)) and not (
+        pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type)
+    ):
+        return
+    size = pc.sum(pc.take(pc.cast(pc.binary_length(values), pa.int64()), array.indices)).as_py() or 0
+    if size > most_bytes:
+        raise ValueError(f"its values take more than {most_bytes} bytes when its dictionaries are looked up")
