@@ -7,9 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from redis import Redis
+from redis.exceptions import RedisError
 
 from batching.claim.lease import parse_lease
 from batching.fast_header import FastHeader, read_fast_header
@@ -26,6 +27,7 @@ from tasks.protocol.outgoing import MessageWriter, Outgoing
 
 KEYS = Shard()
 LONG_MS = 3_600_000
+_FAILOVER_S = 60.0
 _STATUS = re.compile(rb'\{"status":"([A-Z]+)"')
 
 # KEYS  the model's queues, then its delayed   ARGV  prefix of results
@@ -96,8 +98,11 @@ class Ledger:
             out = Outgoing(f"task-{number}", submission, queue, LONG_MS, LONG_MS, LONG_MS)
             posted.append(Posted(out, self._writer.rest(out, time.time()), nobody, receipt=False))
         self._outbox.flushes += 1
-        assert self._outbox._flush(posted, self._rules) == b"0" * len(posted)
+        self._queue(posted)
         self.sent.update(each.out.task_id for each in posted)
+
+    def _queue(self, posted: list[Posted]) -> None:
+        assert self._outbox._flush(posted, self._rules) == b"0" * len(posted)
 
     def look(self) -> Books:
         """Read all places in one script, so nothing moves meanwhile."""
@@ -118,6 +123,45 @@ class Ledger:
             failed=by_status.get(b"FAILURE", set()),
             dead={each.decode() for each in dead},
         )
+
+
+class ReplicatedLedger(Ledger):
+    """A request is sent once a replica has it too: a failover may lose anything else. While it lasts, there is nothing
+    to look at.
+    """
+
+    def __init__(self, redis: Redis, model: str) -> None:
+        super().__init__(redis, model)
+        self._redis = redis
+
+    def _queue(self, posted: list[Posted]) -> None:
+        until = time.monotonic() + _FAILOVER_S
+        while True:
+            try:
+                super()._queue(posted)
+                if self._is_replicated():
+                    return
+            except (RedisError, OSError):
+                assert time.monotonic() < until, "no primary takes requests"
+            time.sleep(0.02)
+
+    def _is_replicated(self) -> bool:
+        # In one pipeline, as in `tasks.client.confirmation`: they are of one connection, and so of one server.
+        pipeline: Any = self._redis.pipeline(transaction=False)
+        pipeline.exists(KEYS.flush(f"ledger:{self._outbox.flushes}"))
+        pipeline.set("written-by-the-ledger", 1)
+        pipeline.execute_command("WAIT", 1, 1000)
+        there, _, replicas = pipeline.execute()
+        return bool(there) and replicas >= 1
+
+    def look(self) -> Books:
+        until = time.monotonic() + _FAILOVER_S
+        while True:
+            try:
+                return super().look()
+            except (RedisError, OSError):
+                assert time.monotonic() < until, "no primary can be read"
+            time.sleep(0.02)
 
 
 def _messages_of(elements: list[bytes]) -> list[bytes]:

@@ -1,23 +1,31 @@
-"""Sent = finished + queued + leased + put aside + dead letters, at every instant, whenever a worker dies."""
+"""Sent = finished + queued + leased + put aside + dead letters, at every instant, whenever a worker dies, and whenever
+the primary of their Redis does.
+"""
 
 from __future__ import annotations
 
 import json
 import random
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from redis import Redis
+from redis.exceptions import RedisError
 
+from config.redis import connect
 from config.tiers import TIERS
-from tests.chaos.books import KEYS, Ledger
+from tests.chaos.books import KEYS, Ledger, ReplicatedLedger
 from tests.chaos.conftest import FAULTS
 from tests.chaos.lone import LoneWorkers
+from tests.sentinels import Watched
 from tests.valkey import PrivateValkey
 
 KILLS = FAULTS * 4 or 6
+FAILOVERS = min(FAULTS, 10) or 1
 PLACES = 3
 PATIENCE_S = 90.0
 CONFIG = """\
@@ -39,14 +47,46 @@ def valkey() -> Iterator[PrivateValkey]:
 
 def test_nothing_is_lost_or_doubled(valkey: PrivateValkey, tmp_path: Path, rng: random.Random) -> None:
     redis = valkey.client()
-    ledger = Ledger(redis, "fickle")
-    victims = LoneWorkers(tmp_path, CONFIG, valkey.url, redis)
+    _keep_books(Ledger(redis, "fickle"), redis, valkey.url, tmp_path, rng, lambda _: None)
+    redis.close()
+
+
+def test_nothing_is_lost_or_doubled_over_failovers(tmp_path: Path, rng: random.Random) -> None:
+    watched = Watched("--appendonly", "yes")
+    down: list[int] = []
+    failovers: list[int] = []
+
+    def fail_over(killed: int) -> None:
+        if down and watched.primary not in down:
+            # The lost one comes back, as a replica.
+            watched.run(down.pop())
+        elif not down and killed >= KILLS * (len(failovers) + 1) / (FAILOVERS + 1) and watched.is_whole():
+            failovers.append(watched.primary)
+            down.append(failovers[-1])
+            watched.kill(down[0])
+
+    try:
+        redis = connect(watched.start().url)
+        _keep_books(ReplicatedLedger(redis, "fickle"), redis, watched.url, tmp_path, rng, fail_over)
+        redis.close()
+    finally:
+        watched.stop()
+    print(f"{len(failovers)} failovers")
+    assert len(failovers) == FAILOVERS
+
+
+def _keep_books(
+    ledger: Ledger, redis: Redis, url: str, folder: Path, rng: random.Random, between: Callable[[int], None]
+) -> None:
+    """Kill workers at random moments, and look at every moment; `between` gets the number of kills so far."""
+    victims = LoneWorkers(folder, CONFIG, url, redis)
     looks = bereaved = killed = 0
     next_kill = deadline = 0.0
     try:
         for _ in range(PLACES):
             victims.start()
         while killed < KILLS:
+            between(killed)
             now = time.monotonic()
             books = ledger.look()
             books.check(ledger.sent)
@@ -54,7 +94,7 @@ def test_nothing_is_lost_or_doubled(valkey: PrivateValkey, tmp_path: Path, rng: 
             if books.waiting < 200:
                 count = rng.randrange(60)
                 ledger.send(range(len(ledger.sent), len(ledger.sent) + count), rng.choice(TIERS)) if count else None
-            ready = victims.ready()
+            ready = _ready(victims)
             if ready and now >= next_kill:
                 victim = rng.choice(ready)
                 victims.kill(victim)
@@ -79,8 +119,16 @@ def test_nothing_is_lost_or_doubled(valkey: PrivateValkey, tmp_path: Path, rng: 
     assert {each: redis.hgetall(KEYS.dead(each)) for each in books.dead ^ meant} == {}
     for task_id in books.done:
         assert json.loads(redis.get(KEYS.result(task_id)))["result"] == int(task_id.removeprefix("task-"))
-    redis.close()
+
+
+def _ready(victims: LoneWorkers) -> list[subprocess.Popen[bytes]]:
+    """The workers that are ready; none while no primary can be asked."""
+    with suppress(RedisError):
+        return victims.ready()
+    return []
 
 
 def _holds_a_lease(redis: Redis, pid: int) -> bool:
-    return any(f"-{pid}-" in key.decode() for key in redis.scan_iter("bunch:leases:*", 1000))
+    with suppress(RedisError):
+        return any(f"-{pid}-" in key.decode() for key in redis.scan_iter("bunch:leases:*", 1000))
+    return False
