@@ -40,9 +40,9 @@ def celery_config(settings: Settings, *, result_backend: str = "") -> dict[str, 
     return {
         "broker_url": celery_url(settings.control_url),
         "broker_use_ssl": tls_options(settings.control_url),
-        "result_backend": result_backend or _result_backend(settings.redis_url),
-        "result_backend_transport_options": sentinel_options(settings.redis_url),
-        "redis_backend_use_ssl": tls_options(settings.redis_url),
+        "result_backend": result_backend or _result_backend(settings.home_url),
+        "result_backend_transport_options": sentinel_options(settings.home_url),
+        "redis_backend_use_ssl": tls_options(settings.home_url),
         "result_expires": settings.result_ttl_s,
         # `app.backend` is thread-local: under gevent that is one backend, pool and subscription per greenlet.
         "result_backend_thread_safe": True,

@@ -20,9 +20,10 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
+from config import cluster, sentinel
+from config.cluster import Slot, absent_key, guarded
 from config.redis_errors import Meaning, meaning_of, will_repeat
-from config.redis_url import redis_py_url, sentinels_of
-from config.sentinel import pool_options
+from config.redis_url import cluster_of, redis_py_url, sentinels_of
 
 
 def connect(
@@ -32,14 +33,19 @@ def connect(
     connect_timeout_s: float = 1.0,
     max_connections: int = 64,
     queue_class: type[Any] = LifoQueue,
+    shard_tag: str = "",
 ) -> Redis:
-    """A client for `url` (`redis://`, `rediss://`, `unix://`, `sentinel://` or `rediss+sentinel://`); nothing is opened
-    before the first command.
+    """A client for `url` (`redis://`, `rediss://`, `unix://`, `sentinel://` or `rediss+sentinel://`), or for one shard
+    of it (`cluster://` or `rediss+cluster://`); nothing is opened before the first command.
 
     Args:
         timeout_s: bound on one reply, and on waiting for a free connection; every blocking command must ask for less.
         connect_timeout_s: bound on opening a connection.
         queue_class: holds the idle connections; one that blocks its greenlet alone, where the process is not patched.
+        shard_tag: the hash tag that all keys of this client have; needed with a cluster, and of no effect without.
+
+    Raises:
+        ValueError: for a URL that cannot be read, or a cluster without a shard.
     """
     options: dict[str, Any] = {
         "timeout": timeout_s,
@@ -52,31 +58,49 @@ def connect(
     }
     # A frontend has hundreds of greenlets: the plain pool raises when all connections are in use.
     pools: Any = BlockingConnectionPool
-    sentinels = sentinels_of(url)
-    if sentinels is not None:
-        return Redis.from_pool(pools(**pool_options(sentinels), **options))
+    if (sentinels := sentinels_of(url)) is not None:
+        return Redis.from_pool(pools(**options | sentinel.pool_options(sentinels)))
+    if (nodes := cluster_of(url)) is not None:
+        if not shard_tag:
+            raise ValueError("a cluster has shards only; name the one that is meant")
+        return cluster.ShardRedis.from_pool(pools(**options | cluster.pool_options(nodes, shard_tag)))
     return Redis.from_pool(pools.from_url(redis_py_url(url), **options))
 
 
 class Script:
     """A Lua script and its SHA1."""
 
-    __slots__ = ("sha", "source")
+    __slots__ = ("_guarded", "sha", "source")
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        self._guarded: Script | None = None
+
+    @property
+    def guarded(self) -> Script:
+        """The same for a cluster: it gets one key more (`config.cluster`)."""
+        if self._guarded is None:
+            self._guarded = Script(guarded(self.source))
+        return self._guarded
 
 
 class Call:
     """A script with its keys and arguments, encoded once, for a call that is made again and again."""
 
-    __slots__ = ("command", "packed", "script")
+    __slots__ = ("_given", "command", "packed", "script")
 
     def __init__(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> None:
+        self._given = (keys, args)
         self.script = script
         self.command = ("EVALSHA", script.sha, len(keys), *keys, *args)
         self.packed = pack_command(self.command)
+
+    def guard(self, absent: str) -> None:
+        """Turn it into one for a cluster (`config.cluster`), if it is not one yet."""
+        keys, args = self._given
+        if keys[-1:] != (absent,):
+            self.__init__(self.script.guarded, (*keys, absent), args)  # type: ignore[misc]
 
 
 class Line:
@@ -93,14 +117,21 @@ class Line:
     def __init__(self, redis: Redis) -> None:
         self._pool = redis.connection_pool
         self._connection: Any = None
+        located = self._pool.connection_kwargs.get("located")
+        # The key that a cluster's scripts get in addition.
+        self._absent = absent_key(located.tag) if isinstance(located, Slot) else ""
 
     def script(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run a script. Raises RedisError."""
+        if self._absent:
+            script, keys = script.guarded, (*keys, self._absent)
         command = ("EVALSHA", script.sha, len(keys), *keys, *args)
         return self._call(command, pack_command(command), script)
 
     def again(self, call: Call) -> Any:
         """Run a script with the same keys and arguments as before. Raises RedisError."""
+        if self._absent:
+            call.guard(self._absent)
         return self._call(call.command, call.packed, call.script)
 
     def command(self, *command: Any) -> Any:

@@ -45,7 +45,8 @@ _BY_CLASS: tuple[tuple[type[Exception], Meaning], ...] = (
     (BusyLoadingError, Meaning.LATER),
     (TryAgainError, Meaning.LATER),
     (MovedError, Meaning.ANEW),
-    (AskError, Meaning.ANEW),
+    # Its slot is being moved, and it could not be sent on (`config.cluster`).
+    (AskError, Meaning.LATER),
     (ClusterDownError, Meaning.LATER),
     (OutOfMemoryError, Meaning.FULL),
     (NoPermissionError, Meaning.NEVER),

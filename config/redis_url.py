@@ -2,7 +2,8 @@
 
                          ┌─▶ redis_py_url ─▶ redis-py        `redis://`, `rediss://`, `unix://`
     BUNCH_REDIS_URL ─────┼─▶ sentinels_of ─▶ config.sentinel `sentinel://h1,h2:26379/<name>[/db]`, `rediss+sentinel://`
-    BUNCH_BROKER_URL     └─▶ celery_url, tls_options, sentinel_options ─▶ kombu, celery.backends.redis
+    BUNCH_BROKER_URL     ├─▶ cluster_of ─▶ config.cluster     `cluster://h1,h2:6379`, `rediss+cluster://`; no broker
+                         └─▶ celery_url, tls_options, sentinel_options ─▶ kombu, celery.backends.redis
 
 Each of the three has defaults and query options of its own: over `rediss://` redis-py verifies the server, Celery's
 backend needs a query option, and kombu verifies nothing. So the TLS options are taken out here and passed to each in
@@ -18,10 +19,13 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 SENTINEL_PORT = 26379
+_NODE_PORT = 6379
 _SOCKETS = {"unix", "redis+socket"}
 _SENTINELS = {"sentinel", "rediss+sentinel"}
-_TLS_SCHEMES = {"rediss", "rediss+sentinel"}
-_SCHEMES = {"redis", "rediss", *_SOCKETS, *_SENTINELS}
+CLUSTERS = {"cluster", "rediss+cluster"}
+_TLS_SCHEMES = {"rediss", "rediss+sentinel", "rediss+cluster"}
+_SCHEMES = {"redis", "rediss", *_SOCKETS, *_SENTINELS, *CLUSTERS}
+FORMS = "redis://, rediss://, unix://, sentinel://, rediss+sentinel://, cluster:// or rediss+cluster://"
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _TLS = {*_FILES, "ssl_cert_reqs", "ssl_check_hostname"}
 # redis-py's and Celery's values. `optional` makes no sense for a client, which always gets a certificate.
@@ -46,39 +50,65 @@ class Sentinels:
     tls: tuple[tuple[str, Any], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Some nodes of a cluster, and the credentials of all of them."""
+
+    hosts: tuple[tuple[str, int], ...]
+    username: str = ""
+    password: str = field(default="", repr=False)
+    # `tls_options` as pairs; empty without TLS.
+    tls: tuple[tuple[str, Any], ...] = ()
+
+
 def sentinels_of(url: str) -> Sentinels | None:
     """The sentinels and the primary that a `sentinel://` URL names; None for any other URL. Raises ValueError."""
     parts = _split(url)
     if parts.scheme not in _SENTINELS:
         return None
-    credential, _, hosts = parts.netloc.rpartition("@")
-    username, _, password = credential.partition(":")
+    hosts, username, password = _several(parts, SENTINEL_PORT)
     given = dict(parse_qsl(parts.query))
     return Sentinels(
-        hosts=tuple(_host(unquote(each)) for each in hosts.split(",")),
+        hosts=hosts,
         name=unquote(parts.path.strip("/").partition("/")[0]),
         db=_database(parts),
-        username=unquote(username),
-        password=unquote(password),
+        username=username,
+        password=password,
         sentinel_username=given.get("sentinel_username", ""),
         sentinel_password=given.get("sentinel_password", ""),
         tls=tuple((tls_options(url) or {}).items()),
     )
 
 
+def cluster_of(url: str) -> Cluster | None:
+    """The nodes that a `cluster://` URL names; None for any other URL. Raises ValueError."""
+    parts = _split(url)
+    if parts.scheme not in CLUSTERS:
+        return None
+    hosts, username, password = _several(parts, _NODE_PORT)
+    return Cluster(hosts, username, password, tuple((tls_options(url) or {}).items()))
+
+
+def _several(parts: SplitResult, port: int) -> tuple[tuple[tuple[str, int], ...], str, str]:
+    """The hosts of a URL that has several, and its user and password. Raises ValueError."""
+    credential, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = credential.partition(":")
+    return tuple(_host(unquote(each), port) for each in hosts.split(",")), unquote(username), unquote(password)
+
+
 def _split(url: str) -> SplitResult:
     scheme, sign, rest = url.partition("://")
-    if scheme in _SENTINELS:
+    if scheme in _SENTINELS | CLUSTERS:
         # Of several hosts, Python takes an IPv6 address only as the first: some of its versions refuse others.
         rest = rest.replace("[", "%5B").replace("]", "%5D")
     return urlsplit(f"{scheme}{sign}{rest}")
 
 
-def _host(text: str) -> tuple[str, int]:
+def _host(text: str, port: int) -> tuple[str, int]:
     found = _HOST.fullmatch(text)
-    if found is None or not 0 < int(found[2] or SENTINEL_PORT) <= 65535:
+    if found is None or not 0 < int(found[2] or port) <= 65535:
         raise ValueError(f"not a host with a port: {text}")
-    return found[1].strip("[]"), int(found[2] or SENTINEL_PORT)
+    return found[1].strip("[]"), int(found[2] or port)
 
 
 def problem_of(url: str) -> str:
@@ -88,12 +118,14 @@ def problem_of(url: str) -> str:
     except ValueError:
         return "must have a host, with an IPv6 address in brackets: redis://[::1]:6379/0"
     if parts.scheme not in _SCHEMES:
-        return "must start with redis://, rediss://, unix://, sentinel:// or rediss+sentinel://"
+        return f"must start with {FORMS}"
     try:
         # Of several hosts, `port` would be nonsense.
-        _ = sentinels_of(url) if parts.scheme in _SENTINELS and not _wrong_database(parts) else parts.port
+        _ = _several(parts, _NODE_PORT) if parts.scheme in _SENTINELS | CLUSTERS else parts.port
     except ValueError:
         return "must have a port number up to 65535"
+    if parts.scheme in CLUSTERS and parts.path.strip("/"):
+        return f"must not name a database, as a cluster has only one: {parts.scheme}://h1:6379,h2:6379"
     if parts.scheme in _SENTINELS and not parts.path.strip("/"):
         return f"must name the primary that the sentinels watch: {parts.scheme}://h1:26379,h2:26379/<name>/0"
     return _wrong_database(parts) or _wrong_options(parts)
@@ -196,12 +228,13 @@ def _wrong_options(parts: SplitResult) -> str:
         "rediss": _TLS,
         "sentinel": _OF_SENTINELS,
         "rediss+sentinel": _TLS | _OF_SENTINELS,
+        "rediss+cluster": _TLS,
     }.get(parts.scheme, set())
     unknown = sorted(given.keys() - known)
-    if unknown and parts.scheme in {"redis", "sentinel"} and unknown[0] in _TLS:
-        secure = "rediss" if parts.scheme == "redis" else "rediss+sentinel"
+    if unknown and parts.scheme in {"redis", "sentinel", "cluster"} and unknown[0] in _TLS:
+        secure = "rediss" if parts.scheme == "redis" else f"rediss+{parts.scheme}"
         return f"has {unknown[0]}, which is for TLS: write {secure}://"
-    if unknown and unknown[0] == "db":
+    if unknown and unknown[0] == "db" and parts.scheme not in CLUSTERS:
         return f"must name its database in the path: {parts.scheme}://host:port/{given['db'] or 0}"
     if unknown:
         allowed = f"; allowed: {', '.join(sorted(known))}" if known else ""

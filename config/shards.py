@@ -76,11 +76,14 @@ def open_places(settings: Settings, redis: Redis | None = None, **options: Any) 
         options: those of `config.redis.connect`.
     """
     home = Place(Shard(), redis or connect(settings.home_url, **options))
-    if settings.shard_count == 1:
+    if settings.shard_count == 1 and not settings.is_clustered:
         return Places(home, (home,))
-    return Places(
-        home, tuple(Place(Shard(f"{{s{number}}}"), home.redis, number) for number in range(settings.shard_count))
-    )
+    tags = [f"{{s{number}}}" for number in range(settings.shard_count)]
+    if settings.is_clustered:
+        clients = [connect(settings.redis_url, shard_tag=tag, **options) for tag in tags]
+    else:
+        clients = [home.redis] * len(tags)
+    return Places(home, tuple(map(Place, map(Shard, tags), clients, range(len(tags)))))
 
 
 def only_home(redis: Redis) -> Places:

@@ -18,8 +18,8 @@ from redis import Redis
 from batching.claim.lease import model_of
 from batching.claim.store import Blame, give_back
 from config.keys import Shard
+from config.locator import failovers_of
 from config.redis import Line
-from config.sentinel import failovers_of
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from config.errors import Problem
 from config.model_files.schemes import forms, scheme_of
 from config.model_files.versions import weight_problems
 from config.policies import POLICIES
-from config.redis_url import problem_of, uses_tls
+from config.redis_url import CLUSTERS, FORMS, problem_of, uses_tls
 from config.schema import ModelSettings, Settings
 from config.secrets import masking
 from config.tiers import Tier
@@ -76,6 +76,7 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
     found += residency_problems(settings)
     found += _not_in_collocated_mode(settings)
     found += _tls_to_redis(settings)
+    found += _cluster(settings)
     found += _callbacks(settings, role)
     if 0 < settings.redis_max_memory_bytes < _LEAST_MEMORY_BYTES:
         found.append(
@@ -109,12 +110,26 @@ def _tls_to_redis(settings: Settings) -> Iterator[Problem]:
             yield Problem(PREFIX + key.upper(), path, "must name a file in PEM form; there is none at this path")
     if any(files.values()) and not any(map(uses_tls, (settings.redis_url, settings.broker_url))):
         key = next(key for key, path in files.items() if path)
-        fix = "is for TLS, which no URL asks for: write rediss:// or rediss+sentinel:// in BUNCH_REDIS_URL"
+        fix = "is for TLS, which no URL asks for: write rediss://, rediss+sentinel:// or rediss+cluster://"
         yield Problem(PREFIX + key.upper(), files[key], fix)
     if bool(settings.redis_cert) != bool(settings.redis_key):
         missing = "redis_key" if settings.redis_cert else "redis_cert"
         why = "must be set as well: a client certificate has two files, itself and its key"
         yield Problem(PREFIX + missing.upper(), "", why)
+
+
+def _cluster(settings: Settings) -> Iterator[Problem]:
+    """A cluster has the shards of requests. The rest, and Celery, which knows no cluster, need another Redis."""
+    plain = "redis://, rediss://, unix://, sentinel:// or rediss+sentinel://"
+    if settings.broker_url.partition("://")[0] in CLUSTERS:
+        why = f"must not be a cluster, which Celery does not know; write {plain}"
+        yield Problem("BUNCH_BROKER_URL", masking.masked_url(settings.broker_url), why)
+    elif settings.is_clustered and not settings.broker_url:
+        why = (
+            "must be set where BUNCH_REDIS_URL is a cluster: Celery, API keys, metrics and the queues of plain clients "
+            f"need a Redis that is none; write {plain}"
+        )
+        yield Problem("BUNCH_BROKER_URL", "", why)
 
 
 def _callbacks(settings: Settings, role: str | None) -> Iterator[Problem]:
@@ -227,8 +242,8 @@ def _model_out_of_order(model: ModelSettings, settings: Settings) -> list[Proble
 
 def _bad_addresses(settings: Settings) -> list[Problem]:
     redis = (
-        r"(redis|rediss|unix|redis\+socket|sentinel|rediss\+sentinel)://[^/?#]*(/[^@#?]*)?(\?[^#]*)?$",
-        f"must start with redis://, rediss://, unix://, sentinel:// or rediss+sentinel://; {masking.PERCENT}",
+        r"(redis|rediss|unix|redis\+socket|(rediss\+)?(sentinel|cluster))://[^/?#]*(/[^@#?]*)?(\?[^#]*)?$",
+        f"must start with {FORMS}; {masking.PERCENT}",
     )
     kinds = {
         "redis_url": redis,

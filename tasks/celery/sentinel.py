@@ -58,4 +58,4 @@ def _pool(
         sentinel_password=credential.get("password", ""),
         tls=tuple(tls.items()),
     )
-    return ConnectionPool(primary=primary_of(sentinels), **options)
+    return ConnectionPool(located=primary_of(sentinels), **options)

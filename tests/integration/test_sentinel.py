@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import pytest
 from redis.exceptions import RedisError
 
+from config.locator import failovers_of
 from config.redis import Line, connect
 from config.redis_url import sentinels_of
-from config.sentinel import PrimaryConnection, SentinelError, failovers_of, primary_of
+from config.sentinel import PrimaryConnection, SentinelError, primary_of
 from config.settings import Settings
 from tasks.app import make_app
 from tests.sentinels import Watched

@@ -8,8 +8,10 @@ import pytest
 from redis.connection import parse_url
 
 from config.errors import SettingsError
+from config.redis import connect
 from config.redis_url import (
     celery_url,
+    cluster_of,
     problem_of,
     redis_py_url,
     sentinel_options,
@@ -65,6 +67,12 @@ def test_all_three_are_led_to_the_same_database(url: str, database: int) -> None
         ("sentinel://h1,h2:99999/bunch", "65535"),
         ("sentinel://h1/bunch?ssl_ca_certs=/ca.pem", "rediss+sentinel://"),
         ("sentinel://h1/bunch?password=x", "allowed: sentinel_password"),
+        ("rediss+sentinel://h1/bunch?ssl_cert_reqs=optional", "must have ssl_cert_reqs=required or none"),
+        ("cluster://h1,h2:70000", "65535"),
+        ("cluster://h1,h2/0", "must not name a database"),
+        ("cluster://h1,h2?db=0", "has db"),
+        ("cluster://h1?ssl_ca_certs=/ca.pem", "rediss+cluster://"),
+        ("rediss+cluster://h1?ssl_cert_reqs=optional", "must have ssl_cert_reqs=required or none"),
     ],
 )
 def test_what_would_mean_different_things_is_refused_with_what_to_write(url: str, said: str) -> None:
@@ -72,7 +80,9 @@ def test_what_would_mean_different_things_is_refused_with_what_to_write(url: str
     for name in ("BUNCH_REDIS_URL", "BUNCH_BROKER_URL"):
         with pytest.raises(SettingsError) as caught:
             load_settings({name: url})
-        assert [each.key for each in caught.value.problems] == [name]
+        # A cluster needs a broker besides.
+        assert {each.key for each in caught.value.problems} - {"BUNCH_BROKER_URL"} <= {name}
+        assert name in [each.key for each in caught.value.problems]
 
 
 def test_over_tls_the_server_is_verified_unless_the_url_says_otherwise() -> None:
@@ -103,10 +113,25 @@ def test_a_url_of_sentinels_means_the_same_to_our_clients_and_to_celery() -> Non
     assert sentinel_options("redis://h1/0") == {}
 
 
+def test_a_url_of_a_cluster_names_some_of_its_nodes() -> None:
+    url = "rediss+cluster://me:p%40w@h1:1,[::1]:2,h3?ssl_ca_certs=/ca.pem"
+    assert problem_of(url) == ""
+    found = cluster_of(url)
+    assert found is not None
+    assert found.hosts == (("h1", 1), ("::1", 2), ("h3", 6379))
+    assert (found.username, found.password) == ("me", "p@w")
+    assert dict(found.tls) == tls_options(url)
+    assert "p@w" not in repr(found)
+    assert cluster_of("redis://h1/0") is None
+    with pytest.raises(ValueError, match="shards only"):
+        connect(url)
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
         ("redis://h/0", "redis://h/0"),
+        ("rediss+cluster://h", "rediss+cluster://h?ssl_ca_certs=/ca&ssl_certfile=/c&ssl_keyfile=/k"),
         ("rediss://h/0", "rediss://h/0?ssl_ca_certs=/ca&ssl_certfile=/c&ssl_keyfile=/k"),
         ("rediss://h/0?ssl_ca_certs=/own", "rediss://h/0?ssl_ca_certs=/own&ssl_certfile=/c&ssl_keyfile=/k"),
         ("rediss+sentinel://h/m", "rediss+sentinel://h/m?ssl_ca_certs=/ca&ssl_certfile=/c&ssl_keyfile=/k"),

@@ -22,9 +22,10 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from config.locator import Address
 from config.redis_errors import Meaning, meaning_of
 from config.redis_url import Sentinels
-from config.sentinel import Address, Primary, PrimaryConnection, SentinelError
+from config.sentinel import Primary, PrimaryConnection, SentinelError
 from tests.waiting import wait_until
 
 HOSTS = (("s1", 26379), ("s2", 26379), ("s3", 26379))
@@ -118,7 +119,7 @@ def test_a_failover_cuts_the_connections_to_the_old_primary_and_no_other() -> No
 
 
 def test_the_watch_goes_on_after_an_error_that_nobody_has_thought_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("config.sentinel._WATCH_EVERY_S", 0.001)
+    monkeypatch.setattr("config.locator._WATCH_EVERY_S", 0.001)
     primary = Said(s1=(1, OLD), s2=(1, OLD), s3=(1, OLD))
     primary.ask()
 
@@ -143,7 +144,7 @@ def test_the_watch_goes_on_after_an_error_that_nobody_has_thought_of(monkeypatch
         (ResponseError("ERR Error running script: @user_script: READONLY You can't write"), Meaning.ANEW),
         (ResponseError("UNBLOCKED force unblock from blocking operation"), Meaning.ANEW),
         (MovedError("3999 127.0.0.1:6381"), Meaning.ANEW),
-        (AskError("3999 127.0.0.1:6381"), Meaning.ANEW),
+        (AskError("3999 127.0.0.1:6381"), Meaning.LATER),
         (BusyLoadingError("loading"), Meaning.LATER),
         (MasterDownError("link down"), Meaning.LATER),
         (ClusterDownError("down"), Meaning.LATER),

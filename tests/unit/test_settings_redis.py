@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from config.celery import celery_config
 from config.settings import load_settings
+from config.shards import open_places
 from tests.configs import problems_of
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("REDIS_CA", __file__, "write rediss:// or rediss+sentinel://"),
+        ("REDIS_CA", __file__, "write rediss://, rediss+sentinel:// or rediss+cluster://"),
         ("FAILOVER_WAIT_MS", "-1", "Expected"),
         ("FAILOVER_WAIT_MS", "25001", "<= 25000"),
         ("DURABILITY", "none", "memory, second, disk"),
@@ -54,3 +56,24 @@ def test_the_files_of_tls_are_those_of_every_url_and_must_be_there(tmp_path: Pat
 def test_requests_are_held_during_a_failover_where_there_is_one(url: str, given: str, held_s: float) -> None:
     environ = {"BUNCH_REDIS_URL": url} | ({"BUNCH_FAILOVER_WAIT_MS": given} if given else {})
     assert load_settings(environ).failover_wait_s == held_s
+
+
+def test_a_cluster_has_sixteen_shards_and_needs_another_redis_for_the_rest() -> None:
+    environ = {"BUNCH_REDIS_URL": "cluster://:secret@n1,n2:7000"}
+    assert "must be set where" in problems_of(environ)["BUNCH_BROKER_URL"]
+    environ["BUNCH_BROKER_URL"] = "redis://home/0"
+    settings = load_settings(environ)
+    assert (settings.shard_count, settings.home_url, settings.failover_wait_s) == (16, "redis://home/0", 5.0)
+    config = celery_config(settings)
+    assert (config["broker_url"], config["result_backend"]) == ("redis://home/0", "redis://home/0")
+    problems = problems_of(environ | {"BUNCH_BROKER_URL": "cluster://:secret@n1"})
+    assert "Celery does not know" in problems["BUNCH_BROKER_URL"]
+    assert "secret" not in str(problems)
+
+
+def test_each_shard_of_a_cluster_has_a_client_of_its_own_even_the_only_one() -> None:
+    environ = {"BUNCH_REDIS_URL": "cluster://n1", "BUNCH_BROKER_URL": "redis://home/0"}
+    places = open_places(load_settings(environ))
+    assert len(places.by_server()) == len(list(places)) == 17
+    places = open_places(load_settings(environ | {"BUNCH_SHARDS": "1"}))
+    assert [(each.keys.tag, each.redis is places.home.redis) for each in places] == [("{s0}", False), ("", True)]

@@ -1,0 +1,355 @@
+"""`cluster://` with a real cluster: who is connected to what, while slots move and nodes are lost."""
+
+from __future__ import annotations
+
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from redis import Redis
+from redis.exceptions import AskError, MovedError, RedisError, ResponseError, TryAgainError
+
+from batching.claim.bell import Bell
+from config.cluster import ShardConnection, slots_of
+from config.keys import Shard
+from config.locator import failovers_of
+from config.redis import Call, Line, Script, TrackedLine, connect, dedicated_connection
+from config.redis_errors import Meaning, meaning_of
+from config.redis_url import cluster_of
+from config.settings import Settings
+from config.shards import open_places
+from tests.clusters import Clustered, Mover
+from tests.fakes.tls import Authority, TlsProxy
+from tests.waiting import wait_until
+
+TAG = "{s3}"
+# Writes, and then reads a key that it has not declared.
+HALF = "redis.call('INCR', KEYS[1]) return redis.call('GET', ARGV[1])"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Clustered]:
+    each = Clustered(replicas=True)
+    try:
+        yield each.start()
+    finally:
+        each.stop()
+
+
+@pytest.fixture
+def redis(nodes: Clustered) -> Iterator[Redis]:
+    wait_until(nodes.is_whole, what="the cluster is whole")
+    with connect(nodes.url, shard_tag=TAG) as client:
+        # Of its own words, `FLUSHALL` has none for a cluster.
+        for key in client.scan_iter(match=f"*{TAG}", count=1000):
+            client.delete(key)
+        yield client
+
+
+def elsewhere(nodes: Clustered) -> int:
+    """A primary that does not have the shard."""
+    owner = nodes.owner(TAG)
+    return next(number for number in range(len(nodes.ports)) if nodes.role(number)[0] == b"master" and number != owner)
+
+
+class Load:
+    """Increments a counter again and again over one line, as a frontend or a worker would: what has not run, or may run
+    again, is repeated. `seen` has the errors that it met.
+    """
+
+    def __init__(self, redis: Redis) -> None:
+        self._line = Line(redis)
+        # As our own scripts: an id makes it safe to send it again.
+        self._script = Script(
+            "if redis.call('SET', KEYS[2], 1, 'NX', 'EX', 60) then redis.call('INCR', KEYS[1]) end return 1"
+        )
+        self.done = 0
+        self.failed: list[Exception] = []
+        self.seen: set[type[Exception]] = set()
+        self.longest_s = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._line.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            began = time.monotonic()
+            while not self._once():
+                time.sleep(0.01)
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
+            self.done += 1
+
+    def _once(self) -> bool:
+        try:
+            self._line.script(self._script, [f"count{TAG}", f"done:{self.done}{TAG}"], [])
+        except (RedisError, OSError) as error:
+            self.seen.add(type(error))
+            if meaning_of(error) not in {Meaning.ANEW, Meaning.LATER}:
+                self.failed.append(error)
+                return True
+            return False
+        return True
+
+    def wait_for_more(self, count: int = 20) -> None:
+        until = self.done + count
+        wait_until(lambda: self.done >= until or self.failed, what="the load goes on")
+
+
+def test_each_shard_is_served_by_the_node_that_has_its_slot(nodes: Clustered) -> None:
+    places = open_places(Settings(redis_url=nodes.url, broker_url="redis://127.0.0.1:1/0"))
+    script = Script("redis.call('SET', KEYS[1], #KEYS) return redis.call('GET', KEYS[1])")
+    served = set()
+    for place in places.shards:
+        key = place.keys.bell("m")
+        # Scripts know nothing of the key more that they get.
+        assert Line(place.redis).script(script, [key], []) == b"1"
+        call = Call(script, [key], [])
+        line = Line(place.redis)
+        assert [line.again(call), line.again(call)] == [b"1", b"1"]
+        assert place.redis.register_script(script.source)(keys=[key]) == b"1"
+        pipeline = place.redis.pipeline()
+        pipeline.register_script(script.source)  # type: ignore[attr-defined]
+        pipeline.get(key)
+        pipeline.delete(key)
+        assert pipeline.execute() == [b"1", 1]
+        connection = dedicated_connection(place.redis.connection_pool)
+        assert isinstance(connection, ShardConnection)
+        assert nodes.number_of(connection.port) == nodes.owner(place.keys.tag)
+        served.add(connection.port)
+        connection.disconnect()
+        place.redis.close()
+    assert len(served) == 3
+
+
+def test_a_replica_is_never_asked_for_a_shard(nodes: Clustered, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = cluster_of(nodes.url)
+    assert named is not None
+    slots, owner = slots_of(named), nodes.owner(TAG)
+    replica = next(n for n in range(6) if nodes.role(n)[0] == b"slave" and nodes.role(n)[2] == nodes.ports[owner])
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(slots, "address", lambda slot: told.append(("", 0)) or ("127.0.0.1", nodes.ports[replica]))
+    with pytest.raises(MovedError):
+        dedicated_connection(redis.connection_pool)
+    assert told
+    monkeypatch.undo()
+    dedicated_connection(redis.connection_pool).disconnect()
+
+
+def test_what_is_published_for_a_shard_is_heard_on_it(nodes: Clustered, redis: Redis) -> None:
+    keys = Shard(TAG)
+    feed = dedicated_connection(redis.connection_pool)
+    feed.send_command("SSUBSCRIBE", keys.revoked_channel(), keys.reply_channel("f"))
+    assert [feed.read_response()[0], feed.read_response()[0]] == [b"ssubscribe"] * 2
+    assert Line(redis).script(Script("return redis.call('SPUBLISH', KEYS[1], 'x')"), [keys.revoked_channel()], []) == 1
+    assert feed.read_response() == [b"smessage", keys.revoked_channel().encode(), b"x"]
+    nodes.move(TAG, elsewhere(nodes))
+    # Whoever listens is told, or cut off.
+    wait_until(lambda: not still_listens(feed), what="it has been told")
+    feed.disconnect()
+
+
+def still_listens(feed: Any) -> bool:
+    try:
+        return bool(feed.read_response()[0] != b"sunsubscribe")
+    except RedisError:
+        return False
+
+
+def test_a_line_is_told_of_changes_by_the_node_that_has_the_shard(nodes: Clustered, redis: Redis) -> None:
+    line = TrackedLine(redis)
+    for value in ("1", "2"):
+        line.heard()
+        line.command("GET", f"told{TAG}")
+        redis.set(f"told{TAG}", value)
+        wait_until(lambda: line.fileno is not None and readable(line.fileno), what="the change is announced")
+        line.heard()
+        # The next command opens another connection, and tracks on that.
+        nodes.move(TAG, elsewhere(nodes))
+    line.close()
+
+
+def readable(fileno: int) -> bool:
+    return bool(select.select([fileno], [], [], 0)[0])
+
+
+def test_while_a_slot_is_moved_key_by_key_each_command_runs_once_or_says_why_not(
+    nodes: Clustered, redis: Redis
+) -> None:
+    line = Line(redis)
+    half, pair = Script(HALF), [f"n{TAG}"]
+    redis.set(f"n{TAG}", 5)
+    mover = Mover(nodes, TAG, elsewhere(nodes))
+    mover.begin()
+    # What a script of several keys would do there: it fails in its midst.
+    with pytest.raises(ResponseError, match="non local key"):
+        redis.eval(HALF, 1, f"n{TAG}", f"missing{TAG}")
+    assert redis.get(f"n{TAG}") == b"6"
+    for run in (lambda: line.script(half, pair, [f"missing{TAG}"]), lambda: line.again(Call(half, pair, ["-"]))):
+        with pytest.raises(TryAgainError):
+            run()
+    with pytest.raises(TryAgainError):
+        redis.register_script(HALF)(keys=pair, args=[f"missing{TAG}"])
+    # A missing key is asked for, and written, where the slot goes.
+    assert (line.command("GET", f"new{TAG}"), line.command("SET", f"new{TAG}", 1), redis.get(f"new{TAG}")) == (
+        None,
+        b"OK",
+        b"1",
+    )
+    with pytest.raises(AskError):
+        redis.pipeline(transaction=False).get(f"new{TAG}").get(f"n{TAG}").execute()
+    assert mover.move_keys() == 1
+    mover.end()
+    assert [line.script(half, pair, [f"new{TAG}"]), redis.mget(f"n{TAG}", f"new{TAG}")] == [b"1", [b"7", b"1"]]
+
+
+def test_a_slot_that_is_moved_key_by_key_under_load_fails_nothing(nodes: Clustered, redis: Redis) -> None:
+    with Load(redis) as load:
+        load.wait_for_more()
+        for _ in range(3):
+            mover = Mover(nodes, TAG, elsewhere(nodes))
+            mover.begin()
+            # Plain calls wait for it, and are answered.
+            assert redis.exists(f"count{TAG}") == 1
+            wait_until(lambda: TryAgainError in load.seen, what="a script had to wait")
+            mover.move_keys()
+            mover.end()
+            load.wait_for_more()
+    assert load.failed == []
+    assert redis.get(f"count{TAG}") == str(load.done).encode()
+
+
+def test_a_slot_that_is_moved_at_once_under_load_fails_nothing(nodes: Clustered, redis: Redis) -> None:
+    before = failovers_of(redis)
+    with Load(redis) as load:
+        for _ in range(4):
+            load.wait_for_more()
+            nodes.move(TAG, elsewhere(nodes))
+        load.wait_for_more()
+    assert load.failed == []
+    assert TryAgainError not in load.seen
+    assert redis.get(f"count{TAG}") == str(load.done).encode()
+    wait_until(lambda: failovers_of(redis) >= before + 4, what="each move was seen")
+
+
+def test_a_bell_that_waits_while_its_slot_moves_rings_on_the_new_node(nodes: Clustered, redis: Redis) -> None:
+    bell, key = Bell(redis), Shard(TAG).bell("m")
+    rung: list[str | None] = []
+    errors: list[Meaning] = []
+
+    def wait() -> None:
+        while not rung or rung[-1] is None:
+            try:
+                rung.append(bell.wait([key], 0.5, ask_s=1.0))
+            except RedisError as error:
+                errors.append(meaning_of(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.1)
+    nodes.move(TAG, elsewhere(nodes))
+    redis.lpush(key, "x")
+    waiting.join(30)
+    assert rung[-1] == key
+    assert {*errors} <= {Meaning.ANEW}
+    bell.close()
+
+
+def test_addresses_are_those_that_nodes_announce_also_over_tls(tmp_path: Path) -> None:
+    """As behind NAT: the ports that the nodes listen on are not those that clients may use."""
+    authority, nodes = Authority(tmp_path), Clustered()
+    proxies: list[TlsProxy] = []
+    try:
+        nodes.start()
+        for number, port in enumerate(nodes.ports):
+            proxy = TlsProxy(port, *authority.certificate("localhost"))
+            proxy.start()
+            proxies.append(proxy)
+            for name, value in (
+                ("announce-port", proxy.port),
+                ("announce-hostname", "localhost"),
+                ("preferred-endpoint-type", "hostname"),
+            ):
+                nodes.ask(number, "CONFIG", "SET", f"cluster-{name}", value)
+        announced = {proxy.port for proxy in proxies}
+        seed = f"rediss+cluster://:{nodes.PASSWORD}@localhost:{proxies[0].port}?ssl_ca_certs={authority.ca}"
+        named = cluster_of(seed)
+        assert named is not None
+        slots = slots_of(named)
+
+        def all_known() -> bool:
+            slots.ask()
+            return {*slots._nodes} == {("localhost", port) for port in announced}
+
+        wait_until(all_known, what="the nodes have told each other")
+        used = set()
+        for tag in ("{s0}", "{s2}", "{s3}"):
+            with connect(seed, shard_tag=tag) as client:
+                client.set(f"a{tag}", tag)
+                connection = client.connection_pool.get_connection()
+                used.add(connection.port)
+                client.connection_pool.release(connection)
+        assert used == announced
+        with connect(seed.partition("?")[0], shard_tag=TAG) as client, pytest.raises(RedisError, match="no node"):
+            client.ping()
+    finally:
+        for proxy in proxies:
+            proxy.stop()
+        nodes.stop()
+
+
+def stopped(nodes: Clustered, number: int) -> Callable[[], object]:
+    nodes.signal(number, signal.SIGSTOP)
+    return lambda: nodes.signal(number, signal.SIGCONT)
+
+
+def killed(nodes: Clustered, number: int) -> Callable[[], object]:
+    nodes.kill(number)
+    return lambda: nodes.run(number)
+
+
+def planned(nodes: Clustered, number: int) -> Callable[[], object]:
+    port = nodes.ports[number]
+    replica = next(n for n in range(6) if nodes.role(n)[0] == b"slave" and nodes.role(n)[2] == port)
+    nodes.ask(replica, "CLUSTER", "FAILOVER")
+    return lambda: None
+
+
+@pytest.mark.parametrize("lose", [planned, stopped, killed])
+def test_a_primary_that_is_replaced_is_left_and_nothing_fails(
+    nodes: Clustered, redis: Redis, lose: Callable[[Clustered, int], Callable[[], object]]
+) -> None:
+    before = failovers_of(redis)
+    with connect(nodes.url, shard_tag=TAG, timeout_s=60.0) as patient, Load(patient) as load:
+        load.wait_for_more()
+        old = nodes.owner(TAG)
+        come_back = lose(nodes, old)
+        try:
+            # Nothing but the watch could end a wait for a node that hangs.
+            load.wait_for_more(50)
+            assert load.longest_s < 50
+            new = nodes.owner(TAG)
+            assert new != old
+        finally:
+            come_back()
+        # It comes back as a primary, and nobody goes there.
+        load.wait_for_more(50)
+        wait_until(nodes.is_whole, what="the old primary follows")
+    assert load.failed == []
+    assert failovers_of(redis) > before
+    count: Any = redis.get(f"count{TAG}")
+    # Replication is asynchronous: what the old one had and the new one had not is gone.
+    lost = load.done - int(count)
+    assert lost == 0 if lose is planned else lost < 100
