@@ -69,6 +69,7 @@ OWN_METADATA = frozenset(
     {
         *("latency_ms", "reply_ms", "admission_ms", "queue_ms", "batch_wait_ms", "transfer_ms", "compute_ms", "reason"),
         *("batch_size", "batch_id", "tier", "attempt", "cached", "collapsed", "model_version", "code"),
+        "output_type",
     }
 )
 

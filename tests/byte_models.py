@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bunch import Output
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,3 +50,64 @@ class Tables:
 
     def predict(self, inputs: list[pa.Table], parameters: list[dict[str, Any]]) -> list[Any]:
         return [{"type": type(value).__name__, "columns": value.to_pydict()} for value in inputs]
+
+
+def _columns() -> Any:
+    import pyarrow as pa
+
+    return pa.table({"a": [1, 2], "b": ["x", "y"]})
+
+
+def _array() -> Any:
+    import numpy as np
+
+    return np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+class Drawn:
+    """Returns the output that its input names."""
+
+    OUTPUTS: ClassVar[dict[str, Callable[[], Any]]] = {
+        "png": lambda: Output(b"\x89PNG", {"content_type": "image/png", "größe": [1, 2]}),
+        "html": lambda: Output(b"<script>", {"content_type": "Text/HTML; charset=utf-8"}),
+        "a wrong type": lambda: Output(b"?", {"content_type": "x\r\nSet-Cookie: a=b"}),
+        "much metadata": lambda: Output(b"m", {"content_type": "image/png", "more": "é" * 4000}),
+        "bytes": lambda: b"plain",
+        "view": lambda: memoryview(b"a view"),
+        "text": lambda: "text",
+        "liar": lambda: Output("AAAA", {"content_type": "image/png", "output_type": "bytes"}),
+        "array": _array,
+        "numbers": lambda: [1.5, 2.5],
+        "ragged": lambda: [[1], [2, 3]],
+        "table": _columns,
+        "records": lambda: [{"a": 1}, {"a": 2}],
+        "dict": lambda: {"a": [1, 2]},
+        "null": lambda: None,
+        "failure": lambda: ValueError("no"),
+    }
+
+    def load(self, device: str) -> None:
+        """Nothing to load."""
+
+    def predict(self, inputs: list[str], parameters: list[dict[str, Any]]) -> list[Any]:
+        # Forms of outputs are no affair of a model's.
+        assert not any(parameters)
+        return [self.OUTPUTS[each]() for each in inputs]
+
+
+class Sums:
+    """Gets one table for the whole batch, and returns a table with a row for each of its rows."""
+
+    one_table = True
+
+    def load(self, device: str) -> None:
+        """Nothing to load."""
+
+    def predict(self, table: pa.Table, parameters: list[dict[str, Any]]) -> Any:
+        import pyarrow.compute as pc
+
+        if "returns" in table.column_names:
+            return {"too few": table[:-1], "a number": 1, "a list": list(range(table.num_rows))}[
+                table["returns"][0].as_py()
+            ]
+        return table.select([]).append_column("sum", pc.add(table["a"], table["b"]))

@@ -33,6 +33,7 @@ from tasks.client.router import Pending
 from tasks.client.sharded_client import AnyClient
 from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable, DeadlineExceeded, InferenceFailed, ModelUnavailable
+from tasks.protocol.binary import OUTPUT
 from tasks.protocol.disclosure import without_secrets
 from tasks.protocol.results import Reply
 
@@ -98,7 +99,7 @@ class FallbackModel:
             raise DeadlineExceeded("the request was not answered before its deadline")
         # Httpx bounds each step of a call, but not the whole.
         bound = gevent.Timeout(limit_s)
-        asked = (submission.input, _without_format(submission.parameters) if self._packs else submission.parameters)
+        asked = (submission.input, _for_the_model(submission.parameters, packs=self._packs))
         self.running += 1
         started = time.perf_counter()
         try:
@@ -161,14 +162,14 @@ class FallbackModel:
         logger.warning("%s: %s", public, excerpt, extra={"model": self._model.name})
 
 
-def _without_format(parameters: bytes) -> bytes:
-    """Take out what is for the executor (`workers.executor.vectors`): without one, the door packs the vector itself."""
-    if b"encoding_format" not in parameters:
+def _for_the_model(parameters: bytes, *, packs: bool) -> bytes:
+    """Take out what is for the executor (`workers.executor.output_forms`): without one, an output is what it is."""
+    if b"encoding_format" not in parameters and OUTPUT.encode() not in parameters:
         return parameters
     options = msgspec.json.decode(parameters, type=dict[str, Any])
-    if options.get("encoding_format") != "base64":
-        return parameters
-    del options["encoding_format"]
+    options.pop(OUTPUT, None)
+    if packs and options.get("encoding_format") == "base64":
+        del options["encoding_format"]
     return _encode(options)
 
 

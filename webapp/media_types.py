@@ -7,6 +7,8 @@ Accept ──accepted──▶ whether an answer may be of a type
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+from typing import NamedTuple
 
 BYTES = "application/octet-stream"
 NPY = "application/x-npy"
@@ -16,6 +18,11 @@ _KINDS = ("image/", "audio/", "video/")
 
 # RFC 9110 8.3.1, with the characters of RFC 6838.
 _TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,126}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
+_RANGE = re.compile(r"(image|audio|video)/\*")
+_QUALITY = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")
+_LONGEST_ACCEPT = 1024
+_JSON = "application/json"
+_FORMS = {NPY: "npy", ARROW: "arrow"}
 # What each type of input takes besides JSON, in words.
 TAKEN: dict[str, str] = {
     "bytes": f"{BYTES}, image/*, audio/* or video/*",
@@ -24,6 +31,54 @@ TAKEN: dict[str, str] = {
 }
 OF_TYPE = {"bytes": BYTES, "npy": NPY, "arrow": ARROW}
 """The media type of bytes of each type of input."""
+
+
+class Wish(NamedTuple):
+    """An answer that a caller would rather have than JSON, by its `Accept`.
+
+    Args:
+        form: of an output that is no bytes by itself: `npy`, `arrow` or empty.
+        types: media types or ranges like `image/`; an output that is bytes of one of them is the body.
+    """
+
+    form: str = ""
+    types: tuple[str, ...] = ()
+
+    def takes(self, content_type: str) -> bool:
+        """True if bytes of this media type are wished for. Octet-stream is any."""
+        return BYTES in self.types or any(
+            content_type == each or (each[-1] == "/" and content_type.startswith(each)) for each in self.types
+        )
+
+
+NO_WISH = Wish()
+
+
+@lru_cache(maxsize=256)
+def wish_of(accept: str | None) -> Wish:
+    """The wish in an `Accept` header. Only types that are named count, and only where JSON is not preferred: `*/*` is
+    what clients send that have not thought of it.
+    """
+    if accept is None or "/" not in accept or len(accept) > _LONGEST_ACCEPT:
+        return NO_WISH
+    found = [_range(each) for each in accept.lower().split(",")]
+    least = max((quality for name, quality in found if name == _JSON), default=0.0)
+    named = [(name, quality) for name, quality in found if quality > 0 and quality >= least and name != _JSON]
+    named.sort(key=lambda each: -each[1])
+    types = tuple(name.removesuffix("*") for name, _ in named if _TYPE.fullmatch(name) or _RANGE.fullmatch(name))
+    forms = (_FORMS[name] for name in types if name in _FORMS)
+    return Wish(next(forms, ""), types) if types else NO_WISH
+
+
+def _range(text: str) -> tuple[str, float]:
+    """A media range and its quality; that of a malformed one is 0."""
+    name, *parameters = text.split(";")
+    quality = 1.0
+    for each in parameters:
+        key, _, value = each.partition("=")
+        if key.strip() == "q":
+            quality = float(value) if _QUALITY.fullmatch(value.strip()) else 0.0
+    return name.strip(), quality
 
 
 def media_type_of(content_type: str | None) -> str:

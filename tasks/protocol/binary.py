@@ -14,7 +14,12 @@ import msgspec
 
 BASE64 = "$base64"
 CONTENT_TYPE = "content_type"
-"""The parameter with the media type of an input."""
+"""The parameter with the media type of an input, and the member of an output's metadata with that of the output."""
+OUTPUT = "$output"
+"""The parameter with the form of the output that is asked for: `NPY` or `ARROW`."""
+NPY, ARROW = "npy", "arrow"
+OUTPUT_TYPE = "output_type"
+"""The member of a result's metadata that says that its output is bytes, as base64."""
 
 _BEFORE, _AFTER = b'{"$base64":"', b'"}'
 

@@ -158,6 +158,8 @@ FIELDS = [
     {"CONTENT_TYPE": "application/json; charset=utf-8"},
     {"HTTP_CONTENT_ENCODING": "gzip"},
     {"HTTP_CONTENT_ENCODING": "identity"},
+    {"HTTP_ACCEPT": "*/*"},
+    {"HTTP_ACCEPT": "application/x-npy"},
     {"PATH_INFO": "/v1/predict"},
     {"REQUEST_METHOD": "GET"},
     *({name: "1"} for name in sorted(LEFT_ALONE)),
@@ -187,6 +189,11 @@ def test_it_takes_the_plain_cases(frontend: Frontend, body: bytes, fields: dict[
     assert (taken is None) == (b"parameters" in body)
 
 
+def test_an_answer_that_is_no_json_is_for_infer(frontend: Frontend) -> None:
+    assert frontend.begin(PLAIN, HTTP_ACCEPT="*/*") is not None
+    assert frontend.begin(PLAIN, HTTP_ACCEPT="image/png") is None
+
+
 def test_every_field_that_infer_reads_is_known_here(frontend: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
     read: set[str] = set()
 
@@ -198,7 +205,7 @@ def test_every_field_that_infer_reads_is_known_here(frontend: Frontend, monkeypa
     monkeypatch.setattr(HttpRequest, "__init__", _noting(HttpRequest.__init__, Noted))
     frontend.whole(PLAIN)
     about_the_caller = {"HTTP_HOST", "HTTP_X_TIER", "HTTP_AUTHORIZATION", "REMOTE_ADDR"}
-    checked_once = {"CONTENT_TYPE", "HTTP_CONTENT_ENCODING", "HTTP_X_TIMEOUT_MS"}
+    checked_once = {"CONTENT_TYPE", "HTTP_ACCEPT", "HTTP_CONTENT_ENCODING", "HTTP_X_TIMEOUT_MS"}
     assert {name for name in read if name.startswith(("HTTP_", "CONTENT_TYPE"))} <= (
         LEFT_ALONE | about_the_caller | checked_once
     )

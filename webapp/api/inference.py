@@ -16,9 +16,11 @@ from tasks.errors import BunchError
 from tasks.protocol.answers import output_of
 from tasks.protocol.results import Reply
 from webapp.api.running import declared_refusals, raise_common, refusal_of, run, run_each, yielding
+from webapp.binary_answers import asking, binary_answer, wish_in
 from webapp.binary_inputs import read_inference
 from webapp.encoded import Encoded
 from webapp.errors import ApiError
+from webapp.media_types import Wish
 from webapp.observability.server_timing import header_of, times_of
 from webapp.parsing import (
     BulkBody,
@@ -60,7 +62,9 @@ def infer(services: Services, call: HttpRequest) -> HttpResponse:
     if url is not None:
         services.callbacks.require(url, waits=waits)
     value = services.binary.encoded(model, body.input, partial(input_json, call))
-    submission = submission_of(settings, call, model, value, body.parameters, body.timeout_ms, waits=waits)
+    wish = wish_in(call)
+    parameters = asking(call, body.parameters, wish) if wish.form else body.parameters
+    submission = submission_of(settings, call, model, value, parameters, body.timeout_ms, waits=waits)
     if not waits:
         receipt: Callable[[Pending], str] = services.client.receipt
         if url is not None:
@@ -70,8 +74,21 @@ def infer(services: Services, call: HttpRequest) -> HttpResponse:
     answered = services.direct.waiting(services.client, submission)
     reply = run(services, call, submission, started, answered)
     name = services.versions.families.get(model, model)
+    if wish.types:
+        binary = _as_bytes(call, wish, reply, started, name)
+        if binary is not None:
+            return binary
     answer, timing = rendered(call.request_id, name, reply, perf_counter() - started)
     return HttpResponse(200, answer, call.request_id, headers=(("Server-Timing", timing),))
+
+
+def _as_bytes(call: HttpRequest, wish: Wish, reply: Reply, started: float, model: str = "") -> HttpResponse | None:
+    """The answer with the output as its body, if that is wished for and possible."""
+    latency_ms = (perf_counter() - started) * 1000
+    timing, reply_ms = header_of(latency_ms, times_of(reply))
+    about = {"request_id": call.request_id, "task_id": reply.task_id, **({"model": model} if model else {})}
+    times = {"latency_ms": round(latency_ms, 3), "reply_ms": round(reply_ms, 3)}
+    return binary_answer(call, wish, reply, about | times, (("Server-Timing", timing),))
 
 
 def rendered(request_id: str, model: str, reply: Reply, took_s: float) -> tuple[bytes, str]:
@@ -177,8 +194,12 @@ def _item(task_id: str, outcome: Reply | BunchError) -> bytes:
 
 
 def _plain(services: Services, call: HttpRequest, model: str, value: Encoded, started: float) -> HttpResponse:
-    submission = submission_of(services.settings, call, model, value)
+    wish = wish_in(call)
+    submission = submission_of(services.settings, call, model, value, asking(call, None, wish))
     reply = run(services, call, submission, started, services.direct.waiting(services.client, submission))
+    binary = _as_bytes(call, wish, reply, started) if wish.types else None
+    if binary is not None:
+        return binary
     latency_ms = (perf_counter() - started) * 1000
     return HttpResponse(
         200,

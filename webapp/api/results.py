@@ -14,6 +14,7 @@ from tasks.protocol.answers import COMPLETED, answer_of, error_of, state_of
 from tasks.protocol.ids import belongs_to
 from tasks.protocol.results import FINISHED, Reply, decode_details
 from webapp.api import result_events
+from webapp.binary_answers import binary_answer, wish_in
 from webapp.errors import ApiError
 from webapp.parsing import flag, milliseconds
 from webapp.request import HttpRequest, HttpResponse
@@ -47,6 +48,14 @@ def get_result(services: Services, call: HttpRequest, task_id: str) -> HttpRespo
 
     if follows:
         return result_events.follow(services, call, reply, state_of, answer)
+    wish = wish_in(call)
+    if wish.types and state_of(reply) == "SUCCESS":
+        about = {"task_id": task_id, "completed_at": reply.date_done}
+        binary = binary_answer(call, wish, reply, about)
+        if binary is not None:
+            if forgets:
+                services.client.forget(task_id)
+            return binary
     return HttpResponse(200, answer(reply), call.request_id)
 
 

@@ -22,6 +22,7 @@ from tasks.client.submission import Submission
 from tasks.errors import BunchError
 from tasks.protocol.results import Reply
 from webapp.api.inference import rendered
+from webapp.binary_answers import wish_in
 from webapp.errors import ApiError
 from webapp.http.response import plain_response
 from webapp.http.short_path import LoopChannel
@@ -56,6 +57,9 @@ def make_short_path(services: Services, environ: dict[str, Any]) -> ShortInferen
         return None
     # With origins every answer says so; with spans every request has one, or decides that it has none.
     if services.settings.origins or services.tracer is not None:
+        return None
+    # Its output may be the body.
+    if wish_in(call).types:
         return None
     try:
         return ShortInference(services, call, timeout_s(services.settings, call, None))

@@ -16,7 +16,7 @@ from workers.executor.faults.exception_text import ItemError, describe
 from workers.executor.forked import end_if_forked
 from workers.executor.outputs import as_list, outcome_of
 from workers.executor.shapes import ANY_SHAPE, BUCKET, Part, Shapes
-from workers.executor.vectors import packed
+from workers.executor.tables import joined, split
 
 if TYPE_CHECKING:
     from workers.executor.compute import Batch
@@ -25,15 +25,18 @@ if TYPE_CHECKING:
 class Stages:
     """The properties of a model that a call needs."""
 
-    __slots__ = ("finishes", "max_output_bytes", "model", "plain", "prepares", "shapes")
+    __slots__ = ("finishes", "max_output_bytes", "model", "one_table", "plain", "prepares", "shapes")
 
-    def __init__(self, model: Any, shapes: Shapes = ANY_SHAPE, max_output_bytes: int = 0) -> None:
+    def __init__(
+        self, model: Any, shapes: Shapes = ANY_SHAPE, max_output_bytes: int = 0, *, one_table: bool = False
+    ) -> None:
         self.model = model
+        self.one_table = one_table
         self.prepares = callable(getattr(model, "prepare", None))
         self.finishes = callable(getattr(model, "finish", None))
         self.shapes = shapes
         # One call of `predict` with the inputs as they are: nearly every model.
-        self.plain = not (self.prepares or self.finishes or shapes.sizes or shapes.buckets)
+        self.plain = not (self.prepares or self.finishes or shapes.sizes or shapes.buckets or one_table)
         self.max_output_bytes = max_output_bytes
 
     @property
@@ -42,16 +45,18 @@ class Stages:
         return self.prepares or self.finishes
 
 
-def tell(batch: Batch, members: list[int], returned: object, count: int, max_output_bytes: int) -> None:
-    """Give the outputs of a call with `count` inputs to its members, as outcomes. What padding gave is cut off."""
-    outputs = as_list(returned, count)
+def tell(batch: Batch, members: list[int], outputs: list[Any] | str, max_output_bytes: int) -> None:
+    """Give the outputs of a call to its members, as outcomes, or the error text for all of them. What padding gave is
+    cut off.
+    """
     if isinstance(outputs, str):
         batch.fail(members, ItemError(outputs))
         batch.miscounted = True
         return
     for index, output in zip(members, outputs, strict=False):
         try:
-            batch.known[index] = outcome_of(packed(output) if index in batch.packed else output, max_output_bytes)
+            form = batch.forms.get(index)
+            batch.known[index] = outcome_of(output if form is None else form(output), max_output_bytes)
         except BaseException as error:  # noqa: BLE001 - even asking what it is runs the model's own code
             batch.known[index] = describe(error)
 
@@ -63,13 +68,15 @@ class Call:
     inputs beyond them. `spent_s` is the time of all stages.
     """
 
-    __slots__ = ("_batch", "_options", "_staged", "_stages", "error", "members", "padding", "part", "spent_s")
+    __slots__ = ("_batch", "_options", "_rows", "_staged", "_stages", "error", "members", "padding", "part", "spent_s")
 
     def __init__(self, stages: Stages, batch: Batch, part: Part) -> None:
         self._stages = stages
         self._batch = batch
         self._staged: Any = None
         self._options: list[dict[str, Any]] = []
+        # Of each table, where the model gets one for all.
+        self._rows: list[int] = []
         self.part = part
         self.members = part.members
         self.padding = 0
@@ -103,7 +110,7 @@ class Call:
                 staged, options = self._without(refused, staged, options)
         self._staged, self._options = staged, options
 
-    def _inputs(self) -> tuple[list[Any], list[dict[str, Any]]]:
+    def _inputs(self) -> tuple[Any, list[dict[str, Any]]]:
         """Fresh inputs and parameters of the members, and of the last one again and again as padding."""
         members = self.members
         self.padding = self._stages.shapes.size(len(members)) - len(members)
@@ -112,6 +119,9 @@ class Call:
         if self.part.bucket:
             for each in options:
                 each[BUCKET] = self.part.bucket
+        if self._stages.one_table:
+            self._rows = [each.num_rows for each in inputs]
+            return joined(inputs), options
         return inputs, options
 
     def _predict(self) -> None:
@@ -125,11 +135,15 @@ class Call:
         stages, batch = self._stages, self._batch
         raw, self._staged = self._staged, None
         outputs = stages.model.finish(raw) if stages.finishes else raw
-        tell(batch, self.members, outputs, len(self.members) + self.padding, stages.max_output_bytes)
+        if stages.one_table:
+            outputs = split(outputs, self._rows)
+        else:
+            outputs = as_list(outputs, len(self.members) + self.padding, rows=bool(batch.forms))
+        tell(batch, self.members, outputs, stages.max_output_bytes)
 
     def _refused(self, staged: Any, rows: int) -> dict[int, BaseException]:
         """The members in whose place `prepare` has put an exception, by position; padding is the last member's."""
-        if not isinstance(staged, list) or len(staged) != rows:
+        if self._stages.one_table or not isinstance(staged, list) or len(staged) != rows:
             return {}
         last = len(self.members) - 1
         return {min(n, last): each for n, each in enumerate(staged) if isinstance(each, BaseException)}

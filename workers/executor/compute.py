@@ -24,7 +24,7 @@ It runs in the executor's process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -41,8 +41,10 @@ from workers.executor.faults.health import LAST_WORDS, Harvest, Health, Sample, 
 from workers.executor.forked import end_if_forked
 from workers.executor.input_types import ReadInput, read_json
 from workers.executor.ipc import Fault
+from workers.executor.output_forms import Form, take_form
+from workers.executor.outputs import as_list
 from workers.executor.shapes import ANY_SHAPE, Part, Shapes
-from workers.executor.vectors import takes_format
+from workers.executor.tables import kind_of
 from workers.models import InputRejected, InvalidInput, Model
 
 
@@ -60,6 +62,7 @@ class BatchComputer:
         continue_trace: called before each call with the trace that it is part of, or "".
         packs: requests may ask for vectors in base64 (`workers.executor.vectors`).
         read_input: reads one input.
+        one_table: the model gets one table with the rows of all inputs (`workers.executor.tables`).
     """
 
     def __init__(
@@ -76,9 +79,10 @@ class BatchComputer:
         continue_trace: Callable[[str], None] | None = None,
         packs: bool = False,
         read_input: ReadInput = read_json,
+        one_table: bool = False,
     ) -> None:
         self._read_input = read_input
-        self._stages = Stages(model, shapes, max_output_bytes)
+        self._stages = Stages(model, shapes, max_output_bytes, one_table=one_table)
         self._shapes = shapes
         # A batch is one call, unless memory has run out.
         self._whole = budget is None and shapes == ANY_SHAPE
@@ -140,8 +144,8 @@ class BatchComputer:
     def _compute(self, batch: Batch, first: Call | None) -> Done:
         work, shapes = batch.work, self._shapes
         parts = [first.part] if first is not None else self._parts(batch)
-        # Calls that the lengths of the inputs require are not passes in search of a culprit.
-        planned = len(parts) if shapes.buckets else 1
+        # Calls that the lengths of the inputs, or their columns, require are not passes in search of a culprit.
+        planned = len(parts) if shapes.buckets or self._stages.one_table else 1
         called = barren = padding = 0
         compute_s = 0.0
         learned: int | None = None
@@ -195,6 +199,10 @@ class BatchComputer:
         shapes, budget = self._shapes, self._budget
         if not batch.members:
             return []
+        if self._stages.one_table:
+            return [
+                Part(piece) for kind in batch.by_kind(kind_of) for piece in cut(kind, shapes.most(batch.work.safe_size))
+            ]
         if self._whole and batch.work.safe_size is None:
             return [Part(batch.members)]
         most = shapes.most(batch.work.safe_size)
@@ -211,7 +219,8 @@ class BatchComputer:
             self._continue_trace(batch.trace_of(members))
         try:
             returned = self._stages.model.predict(*batch.fresh(members))
-            tell(batch, members, returned, len(members), self._stages.max_output_bytes)
+            outputs = as_list(returned, len(members), rows=bool(batch.forms))
+            tell(batch, members, outputs, self._stages.max_output_bytes)
         except BaseException as error:  # noqa: BLE001
             # SystemExit and asyncio.CancelledError too: a library that ends "the program" must not end the executor.
             end_if_forked(error)
@@ -261,8 +270,8 @@ class BatchComputer:
 
 
 class Batch:
-    """The inputs of one batch, and the state of each. `members` are those that reach the model, `packed` those of them
-    whose vectors become base64.
+    """The inputs of one batch, and the state of each. `members` are those that reach the model, `forms` has the form of
+    the output of each that asks for one.
     """
 
     def __init__(
@@ -275,7 +284,7 @@ class Batch:
     ) -> None:
         self.work = work
         self._packs = packs
-        self.packed: set[int] = set()
+        self.forms: dict[int, Form] = {}
         self._raw = list(zip(work.inputs, work.parameters, strict=True))
         self._decode = decode
         self._decoded: dict[int, tuple[Any, dict[str, Any]]] = {}
@@ -298,10 +307,9 @@ class Batch:
         pairs = [
             self._decoded.pop(index) if index in self._decoded else self._decode(*self._raw[index]) for index in members
         ]
-        if self._packs:
-            self.packed.update(
-                index for index, (_, options) in zip(members, pairs, strict=True) if takes_format(options)
-            )
+        for index, (_, options) in zip(members, pairs, strict=True):
+            if options and (form := take_form(options, packs=self._packs)) is not None:
+                self.forms[index] = form
         return [value for value, _ in pairs], [options for _, options in pairs]
 
     def measured(self, measure: Callable[[Any], int], most: int | None = None) -> tuple[list[int], list[int]]:
@@ -322,6 +330,13 @@ class Batch:
                 values.append(value)
         self.members = [index for index in self.members if index not in self.known]
         return self.members, values
+
+    def by_kind(self, kind_of: Callable[[Any], Hashable]) -> list[list[int]]:
+        """The members whose inputs are of one kind, for each."""
+        kinds: dict[Hashable, list[int]] = {}
+        for index in self.members:
+            kinds.setdefault(kind_of(self._decoded[index][0]), []).append(index)
+        return list(kinds.values())
 
     def fail(self, members: list[int], error: ItemError) -> None:
         for index in members:

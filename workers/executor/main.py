@@ -149,6 +149,7 @@ def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str
         max_output_bytes=start.max_output_bytes,
         packs=_embeds(start.model, model),
         read_input=reader_of(start.model.input_type),
+        one_table=_wants_one_table(start.model, model),
     )
     if start.model.warmup_input is not None:
         _warm_up(computer, start.model.warmup_input)
@@ -179,6 +180,16 @@ def _warm_up(computer: BatchComputer, value: Any) -> None:
 def _embeds(settings: ModelSettings, model: Any) -> bool:
     tasks = getattr(model, "tasks", ()) if settings.tasks is None else settings.tasks
     return isinstance(tasks, list | tuple) and "embed" in tasks
+
+
+def _wants_one_table(settings: ModelSettings, model: Any) -> bool:
+    if getattr(model, "one_table", False) is not True:
+        return False
+    if settings.input_type != "arrow":
+        raise LoadError(f'{settings.source} has one_table = True, which needs input_type = "arrow" in bunch.toml')
+    if settings.max_batch_cost or settings.length_buckets:
+        raise LoadError(f"{settings.source} has one_table = True: max_batch_cost and length_buckets have no effect")
+    return True
 
 
 def _budget(start: Start, model: Any) -> Budget | None:

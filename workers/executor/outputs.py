@@ -8,6 +8,7 @@ predict ──▶ a list, an array or a tensor ──as_list──▶ n outputs 
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -15,19 +16,22 @@ from typing import Any
 import msgspec
 
 from batching.request import OWN_METADATA, Ok, Words
+from tasks.protocol.binary import CONTENT_TYPE, OUTPUT_TYPE
 from tasks.protocol.json_structure import MAX_DEPTH, too_deep
 from workers.executor.faults.exception_text import ItemError, describe
 from workers.models import Output
 
 MAX_METADATA_BYTES = 16_384
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
-def as_list(outputs: object, count: int) -> list[Any] | str:
+def as_list(outputs: object, count: int, *, rows: bool = False) -> list[Any] | str:
     """The outputs of `count` inputs, or the error text if `predict` has returned something else.
 
     A dict has a length too, and a generator may yield the right number; but only a list, and an array by its first
-    dimension, define which output belongs to which input. Raises whatever an array's own code raises.
+    dimension, define which output belongs to which input. With `rows` those of an array stay arrays. Raises whatever
+    an array's own code raises.
     """
     if not isinstance(outputs, list):
         kind = type(outputs).__name__
@@ -44,7 +48,7 @@ def as_list(outputs: object, count: int) -> list[Any] | str:
                 f"the model returned a {kind} of shape {tuple(shape)} for {count} inputs; its first dimension must be "
                 "their number"
             )
-        outputs = to_list()
+        outputs = [array[n] for n in range(count)] if rows else to_list()
         if not isinstance(outputs, list):
             return f"the model returned a {kind} for {count} inputs whose tolist() gives no list"
     if len(outputs) != count:
@@ -76,8 +80,21 @@ def outcome_of(output: object, max_bytes: int = 0) -> Ok | ItemError:
         if isinstance(told, ItemError):
             return told
         metadata, output = told, output.value
+    if isinstance(output, bytes | bytearray | memoryview):
+        return _bytes_outcome(output, metadata, max_bytes)
     encoded = encode_output(output, max_bytes)
     return Ok(encoded, metadata) if isinstance(encoded, bytes) else encoded
+
+
+def _bytes_outcome(output: bytes | bytearray | memoryview, metadata: bytes, max_bytes: int) -> Ok | ItemError:
+    encoded = b'"%b"' % b64encode(output)
+    if 0 < max_bytes < len(encoded):
+        return ItemError(f"the model's output is {len(encoded)} bytes as base64; the limit is {max_bytes}")
+    # A model that names no media type has said that it is bytes, and no more.
+    added = [metadata] if metadata else []
+    if CONTENT_TYPE not in _members.decode(b"{%b}" % metadata):
+        added.append(b'"%b":"application/octet-stream"' % CONTENT_TYPE.encode())
+    return Ok(encoded, b",".join((*added, b'"%b":"bytes"' % OUTPUT_TYPE.encode())))
 
 
 def encode_output(output: object, max_bytes: int = 0) -> bytes | ItemError:
@@ -169,6 +186,10 @@ def _as_name(key: object) -> str:
 
 def _to_list(value: Any) -> Any:
     """Converts numpy arrays and scalars, torch tensors and anything else that is an array, at any depth."""
+    to_columns = getattr(value, "to_pydict", None)
+    if callable(to_columns):
+        # A pyarrow table.
+        return to_columns()
     to_list = getattr(_as_array(value), "tolist", None)
     if to_list is None:
         raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,0 +1,82 @@
+"""Answers that are bytes: an output as the body, by the caller's `Accept`.
+
+    Accept ──wish_of──▶ Wish ──asking──▶ parameters, where the executor must give the output another form
+                         └──binary_answer──▶ the body, its media type, and the metadata as a header; None: JSON
+
+A wish is no condition: an output that is not what is wished for is answered in JSON, whose Content-Type says so.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from typing import Any
+
+import msgspec
+
+from batching.request import OWN_METADATA
+from tasks.protocol.binary import CONTENT_TYPE, OUTPUT, OUTPUT_TYPE
+from tasks.protocol.results import Reply
+from webapp.media_types import BYTES, NO_WISH, Wish, media_type_of, wish_of
+from webapp.request import HttpRequest, HttpResponse
+
+METADATA = "Bunch-Metadata"
+# Some clients and proxies refuse longer fields.
+_MOST_HEADER_CHARS = 6_000
+# A model may name any media type: an HTML page, or a picture with scripts, must not act as a page of this server.
+_HARMLESS = ("Content-Security-Policy", "sandbox; default-src 'none'")
+
+
+class _About(msgspec.Struct):
+    output_type: str = ""
+    content_type: Any = ""
+
+
+_about = msgspec.json.Decoder(_About)
+_members = msgspec.json.Decoder(dict[str, Any])
+
+
+def wish_in(call: HttpRequest) -> Wish:
+    """The wish of a caller."""
+    accept = call.header("HTTP_ACCEPT")
+    return NO_WISH if accept is None else wish_of(accept)
+
+
+def asking(call: HttpRequest, parameters: dict[str, Any] | None, wish: Wish) -> dict[str, Any] | None:
+    """The parameters of a request, with the form that its output shall have."""
+    if not wish.form:
+        return parameters
+    # The body's own spelling of them lacks it.
+    call.large_body = b""
+    return {**(parameters or {}), OUTPUT: wish.form}
+
+
+def binary_answer(
+    call: HttpRequest, wish: Wish, reply: Reply, about: dict[str, Any], headers: tuple[tuple[str, str], ...] = ()
+) -> HttpResponse | None:
+    """The answer with an output as its body; None if that is no bytes, or not of a type that is wished for. `about` is
+    told of the request besides its metadata.
+    """
+    if not wish.types or OUTPUT_TYPE.encode() not in bytes(reply.bunch):
+        return None
+    told = _about.decode(reply.bunch)
+    content_type = media_type_of(told.content_type if isinstance(told.content_type, str) else "") or BYTES
+    if told.output_type != "bytes" or not wish.takes(content_type):
+        return None
+    try:
+        body = binascii.a2b_base64(bytes(reply.result)[1:-1], strict_mode=True)
+    except ValueError:
+        return None
+    head = (*headers, (METADATA, _header(about, reply)), ("Vary", "Accept"), ("Cache-Control", "no-store"), _HARMLESS)
+    return HttpResponse(200, body, call.request_id, content_type, head)
+
+
+def _header(about: dict[str, Any], reply: Reply) -> str:
+    """Everything that an answer in JSON has besides the output. ASCII, since a header has nothing else."""
+    metadata = _members.decode(reply.bunch)
+    text = json.dumps({**about, "metadata": metadata}, separators=(",", ":"))
+    if len(text) <= _MOST_HEADER_CHARS:
+        return text
+    # What a model adds may be longer than a header; ours never is.
+    known = {name: value for name, value in metadata.items() if name in OWN_METADATA or name == CONTENT_TYPE}
+    return json.dumps({**about, "metadata": known}, separators=(",", ":"))
