@@ -41,7 +41,7 @@ def wrapped_length(raw: bytes) -> int:
     return len(_BEFORE) + len(_AFTER) + (len(raw) + 2) // 3 * 4
 
 
-def unwrapped(value: bytes) -> bytes:
+def unwrapped(value: bytes | memoryview) -> bytes:
     """The bytes in the JSON of an input. Raises ValueError, if it has another form."""
     try:
         return _decoder.decode(value).value

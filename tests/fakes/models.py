@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -176,3 +178,19 @@ ACTIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "modules": lambda value: sorted(sys.modules),
     "argv": lambda value: sys.argv,
 }
+
+
+class Hoarder:
+    """Returns the length of each input; the first batch of one process leaves it no descriptor, if it is short."""
+
+    def load(self, device: str) -> None:
+        self._held: list[int] = []
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        if len(inputs[0]) > 1000:
+            return [len(each) for each in inputs]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        with contextlib.suppress(OSError):
+            while True:
+                self._held.append(os.dup(2))
+        return [0 for _ in inputs]

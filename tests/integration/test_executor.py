@@ -179,7 +179,7 @@ def test_a_blocked_send_ends_when_the_child_is_killed(start: Start, tmp_path: Pa
     # Stopped as a whole: its other thread would read on.
     os.kill(executor.pid, signal.SIGSTOP)
     with pytest.raises(ExecutorGone):
-        executor.send(work("huge", "x" * 20_000_000))
+        executor.send(work("huge", *["x" * 30_000] * 800))
     event = lost(executor)
     # The child never had all of it: its sender was told, and nobody else.
     assert (event.inside, event.waiting) == ("hung", ())

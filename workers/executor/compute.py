@@ -44,6 +44,7 @@ from workers.executor.ipc import Fault
 from workers.executor.output_forms import Form, take_form
 from workers.executor.outputs import as_list
 from workers.executor.shapes import ANY_SHAPE, Part, Shapes
+from workers.executor.shared_bytes import SharedBytes
 from workers.executor.tables import kind_of
 from workers.models import InputRejected, InvalidInput, Model
 
@@ -256,9 +257,10 @@ class BatchComputer:
         outcome = (errors and errors[0]) or again.known[0]
         return outcome if isinstance(outcome, ItemError) and not outcome.rejected else None
 
-    def _decode(self, raw: bytes, raw_parameters: bytes) -> tuple[Any, dict[str, Any]]:
+    def _decode(self, raw: bytes | SharedBytes, raw_parameters: bytes) -> tuple[Any, dict[str, Any]]:
+        text = raw.view if isinstance(raw, SharedBytes) else raw
         try:
-            value, parameters = self._read_input(raw), read_json(raw_parameters)
+            value, parameters = self._read_input(text), read_json(raw_parameters)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise InvalidInput(f"not valid JSON: {error}") from None
         if not isinstance(parameters, dict):

@@ -11,27 +11,44 @@
 `Work` and `Done` are those of the port (`batching.request`).
 
 A frame is eight bytes of length and a MessagePack body, over a socket pair that no other process has. Each direction
-has one sender and one reader. End of file means that the other side is gone.
+has one sender and one reader. End of file means that the other side is gone. Large inputs and
+outputs lie in shared memory beside the frame (`workers.executor.segments`).
 """
 
 from __future__ import annotations
 
+import array
+import contextlib
+import os
 import socket
 import struct
+from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import structs
 
-from batching.request import Done, Work
+from batching.request import Done, Ok, Work
 from config.logging import encodable
 from config.settings import ModelSettings
+from workers.executor.segments import Lent, Opened, Place, SegmentWriter, Values
 
 HEADER = struct.Struct("!Q")
 # Nothing that fits into a machine's memory is as long; a longer length means that another program writes to our
 # descriptor.
 MAX_FRAME = 1 << 40
+# So much in one batch goes through shared memory, in values of that size each; with less, the socket costs no more.
+LARGE_BYTES = 1 << 17
+_LARGE_VALUE_BYTES = 1 << 15
 _READ_SIZE = 1 << 18
+# A frame comes with one, and with one for each input that another process has put into shared memory.
+MAX_DESCRIPTORS = 64
+_INT_BYTES = array.array("i").itemsize
+_ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * _INT_BYTES)
+# As plain integers, since an operation of enum's takes as long as the call.
+_DONTWAIT, _CTRUNC = int(socket.MSG_DONTWAIT), int(socket.MSG_CTRUNC)
+_CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 
 class BrokenFrames(Exception):
@@ -78,8 +95,19 @@ class Passing(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The front batch runs again, in parts: it is alive, and its time restarts."""
 
 
-ToChild = Start | Work
-ToParent = Ready | NotReady | Passing | Done | Fault
+class Attached(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A message whose large byte strings lie in shared memory; in the message, they are empty. Descriptors of `opened`
+    segments come with the frame, `closed` ones do not come again.
+    """
+
+    message: Work | Done
+    places: list[Place]
+    opened: list[Opened]
+    closed: list[int]
+
+
+ToChild = Start | Work | Attached
+ToParent = Ready | NotReady | Passing | Done | Fault | Attached
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -108,16 +136,104 @@ def _encodable(value: Any) -> Any:
     return value
 
 
-class FrameReader:
-    """Splits the bytes of a socket into messages of `kind`."""
+class Frame(NamedTuple):
+    """A message that is ready to be sent. `lent`: its large values, which lie in shared memory."""
 
-    def __init__(self, sock: socket.socket, kind: Any) -> None:
+    data: bytearray
+    lent: Lent | None
+
+
+class FrameWriter:
+    """Sends messages into a socket; used by one thread at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._segments = SegmentWriter()
+
+    def pack(self, message: ToChild | ToParent) -> Frame:
+        """The frame of a message; it must be sent, or the descriptors of its segments stay open."""
+        large = _large(message)
+        lent = self._segments.lend(large) if large else None
+        if lent is None or not isinstance(message, Work | Done):
+            return Frame(encode(message), None)
+        return Frame(encode(Attached(_without(message, large), lent.places, lent.opened, lent.closed)), lent)
+
+    def send(self, frame: Frame) -> None:
+        """Send a whole frame. Blocks while nobody reads, and the buffer is full.
+
+        Raises:
+            OSError: not all of it was taken.
+        """
+        data, lent = frame
+        if lent is None:
+            self._sock.sendall(data)
+            return
+        try:
+            sent = 0
+            if lent.descriptors:
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", lent.descriptors))
+                sent = self._sock.sendmsg([data], [rights])
+            self._sock.sendall(memoryview(data)[sent:])
+        finally:
+            self._segments.sent(lent)
+
+    def close(self) -> None:
+        """Give back the memory of segments. The socket stays open."""
+        self._segments.close()
+
+
+def _large(message: ToChild | ToParent) -> list[tuple[int, bytes | memoryview]]:
+    """The inputs or outputs that are to go through shared memory, each with its index."""
+    large: list[tuple[int, bytes | memoryview]]
+    if type(message) is Work:
+        large = [(index, each) for index, each in enumerate(message.inputs) if len(each) >= _LARGE_VALUE_BYTES]
+    elif type(message) is Done:
+        large = [
+            (index, each.output)
+            for index, each in enumerate(message.outcomes)
+            if type(each) is Ok and len(each.output) >= _LARGE_VALUE_BYTES
+        ]
+    else:
+        return []
+    return large if large and sum(len(value) for _, value in large) >= LARGE_BYTES else []
+
+
+def _without(message: Work | Done, large: list[tuple[int, bytes | memoryview]]) -> Work | Done:
+    """A copy with nothing in the place of these inputs or outputs."""
+    if isinstance(message, Work):
+        copy: Work | Done = structs.replace(message, inputs=list(message.inputs))
+    else:
+        copy = structs.replace(message, outcomes=list(message.outcomes))
+    for index, _ in large:
+        _put(copy, index, b"")
+    return copy
+
+
+def _put(message: Work | Done, index: int, value: Any) -> None:
+    """Put an input or an output in its place."""
+    if isinstance(message, Work):
+        message.inputs[index] = value
+        return
+    outcome = message.outcomes[index]
+    if not isinstance(outcome, Ok):
+        raise ValueError(f"outcome {index} has an output, and is {type(outcome).__name__}")  # noqa: TRY004
+    message.outcomes[index] = structs.replace(outcome, output=value)
+
+
+class FrameReader:
+    """Splits the bytes of a socket into messages of `kind`. `values` has those that come by shared memory."""
+
+    def __init__(self, sock: socket.socket, kind: Any, values: Values | None = None) -> None:
         self._sock = sock
         # A socket of gevent's waits in spite of MSG_DONTWAIT; the one below it does not.
         self._unwaiting = getattr(sock, "_sock", sock)
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._scratch = memoryview(bytearray(_READ_SIZE))
+        self._into = [self._scratch]
         self._buffer = bytearray()
+        self._values = values
+        # They come with the first byte of their frame.
+        self._descriptors: deque[int] = deque()
         self.eof = False
 
     def next(self) -> Any | None:
@@ -132,7 +248,7 @@ class FrameReader:
                 return message
             if self.eof:
                 return None
-            self._fill(self._sock, 0)
+            self._fill(self._sock, _CLOEXEC)
 
     def available(self) -> Iterator[Any]:
         """Yield every message that has arrived, without blocking; then `eof` says whether more can come.
@@ -142,7 +258,7 @@ class FrameReader:
         """
         while not self.eof:
             try:
-                self._fill(self._unwaiting, socket.MSG_DONTWAIT)
+                self._fill(self._unwaiting, _CLOEXEC | _DONTWAIT)
             except BlockingIOError:
                 return
             while (message := self._cut()) is not None:
@@ -150,13 +266,22 @@ class FrameReader:
 
     def _fill(self, sock: socket.socket, flags: int) -> None:
         try:
-            size = sock.recv_into(self._scratch, 0, flags)
+            size, ancillary, told, _ = sock.recvmsg_into(self._into, _ANCILLARY_BYTES, flags)
         except ConnectionError:
-            size = 0
+            size, ancillary, told = 0, [], 0
+        if ancillary or told & _CTRUNC:
+            self._came(ancillary, complete=not told & _CTRUNC)
         if size:
             self._buffer += self._scratch[:size]
         else:
             self.eof = True
+
+    def _came(self, ancillary: list[tuple[int, int, bytes]], *, complete: bool) -> None:
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self._descriptors.extend(array.array("i", data[: len(data) - len(data) % _INT_BYTES]))
+        if not complete or len(self._descriptors) > 2 * MAX_DESCRIPTORS:
+            raise BrokenFrames("more descriptors came than this process can open")
 
     def _cut(self) -> Any | None:
         if len(self._buffer) < HEADER.size:
@@ -173,4 +298,27 @@ class FrameReader:
         except msgspec.MsgspecError as error:
             raise BrokenFrames(str(error)) from error
         del self._buffer[:end]
-        return message
+        return self._whole(message) if type(message) is Attached else message
+
+    def _whole(self, attached: Attached) -> Work | Done:
+        """The message with its values from shared memory."""
+        count = len(attached.opened)
+        if self._values is None or count > len(self._descriptors):
+            raise BrokenFrames(f"{count} segments were announced, and {len(self._descriptors)} came")
+        descriptors = [self._descriptors.popleft() for _ in range(count)]
+        try:
+            self._values.forget(attached.closed)
+            values = self._values.take(attached.places, attached.opened, descriptors)
+            for place, value in zip(attached.places, values, strict=True):
+                _put(attached.message, place.index, value)
+        except (ValueError, IndexError, OSError) as error:
+            raise BrokenFrames(str(error)) from error
+        return attached.message
+
+    def close(self) -> None:
+        """Close the descriptors that have come, and give back the memory of segments. The socket stays open."""
+        while self._descriptors:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptors.popleft())
+        if self._values is not None:
+            self._values.close()

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -34,9 +34,21 @@ from workers.executor.device_memory import limit_device_memory
 from workers.executor.faults.exception_text import format_traceback
 from workers.executor.forked import end_if_forked, keep_apart
 from workers.executor.input_types import reader_of
-from workers.executor.ipc import Fault, FrameReader, NotReady, Passing, Ready, Start, ToChild, encode
+from workers.executor.ipc import (
+    Fault,
+    Frame,
+    FrameReader,
+    FrameWriter,
+    NotReady,
+    Passing,
+    Ready,
+    Start,
+    ToChild,
+    encode,
+)
 from workers.executor.overlap import Overlap
 from workers.executor.shapes import Shapes
+from workers.executor.shared_bytes import MappedSegments
 from workers.executor.stdout import make_stdout_tell
 from workers.models import LoadError, loader_of
 from workers.models.function import FunctionModel
@@ -60,7 +72,7 @@ def _serve(sock: socket.socket) -> None:
     sock.set_inheritable(False)
     faulthandler.enable()
     keep_apart(sock, _leave_signals_to_the_parent())
-    reader = FrameReader(sock, ToChild)
+    reader, writer = FrameReader(sock, ToChild, MappedSegments()), FrameWriter(sock)
     start = reader.next()
     if not isinstance(start, Start):
         return
@@ -82,10 +94,10 @@ def _serve(sock: socket.socket) -> None:
     sock.sendall(encode(Ready(version, computer.overlaps)))
 
     def send(done: Done | None, fault: Fault | None) -> None:
-        frame = encode(done) if done else bytearray()
+        frame = writer.pack(done) if done else Frame(bytearray(), None)
         if fault is not None:
-            frame += encode(fault)
-        sock.sendall(frame)
+            frame.data.extend(encode(fault))
+        writer.send(frame)
         if fault is not None:
             # Without the clean-up of a library whose device has failed: that may hang.
             logging.shutdown()
@@ -94,13 +106,17 @@ def _serve(sock: socket.socket) -> None:
     if computer.overlaps:
         Overlap(reader, computer, send).run()
         return
-    for batch in _decoded_ahead(reader, computer):
-        send(*computer.compute(batch))
+    take = _decoded_ahead(reader, computer)
+    while (batch := take()) is not None:
+        told = computer.compute(batch)
+        # Its inputs' memory is given back before the worker hears of it, and writes the next ones there.
+        del batch
+        send(*told)
 
 
-def _decoded_ahead(reader: FrameReader, computer: BatchComputer) -> Iterator[Batch]:
-    """Yield every batch that arrives, decoded by a thread while the model runs the previous one, so a GPU never waits
-    for JSON.
+def _decoded_ahead(reader: FrameReader, computer: BatchComputer) -> Callable[[], Batch | None]:
+    """Decode every batch that arrives, in a thread, while the model runs the previous one, so a GPU never waits for
+    JSON; returns the function that waits for the next one, None after the last.
 
     The worker sends at most one batch ahead, which bounds the memory here.
     """
@@ -110,16 +126,21 @@ def _decoded_ahead(reader: FrameReader, computer: BatchComputer) -> Iterator[Bat
         try:
             while (work := reader.next()) is not None:
                 ahead.put(computer.decode(work))
+                # As in `_serve`.
+                del work
         except BaseException as error:  # noqa: BLE001 - raised below, when its turn has come
             ahead.put(error)
         else:
             ahead.put(None)
 
-    threading.Thread(target=read, name="decode", daemon=True).start()
-    while (item := ahead.get()) is not None:
+    def take() -> Batch | None:
+        item = ahead.get()
         if isinstance(item, BaseException):
             raise item
-        yield item
+        return item
+
+    threading.Thread(target=read, name="decode", daemon=True).start()
+    return take
 
 
 def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str]:

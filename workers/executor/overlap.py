@@ -67,6 +67,7 @@ class Overlap:
                 self._predict(*item)
             else:
                 self._settle()
+            del item
         self._settle()
 
     def _prepare(self) -> None:
@@ -81,6 +82,8 @@ class Overlap:
                     else:
                         call.prepare()
                 self._ahead.put(_Item(batch, call))
+                # The worker writes the next batch into memory that it knows already, once nobody looks at this one.
+                del work, batch, call
         except BaseException as error:  # noqa: BLE001 - raised in the main thread
             self._ahead.put(error)
         else:
@@ -133,3 +136,4 @@ class Overlap:
             self._answered.put(answered)
             if not answered:
                 self._ahead.put(_Wake())
+            del batch, call

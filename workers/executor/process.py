@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from batching.executor import Cause
+from batching.request import Work
 from config.environ import ROOT, executor_environment
 from config.logging import current_format
 from config.model_files.import_path import model_path
@@ -30,7 +31,8 @@ from config.process.devices import Placement
 from config.process.memory import oom_kills
 from config.process.numa import keep_near
 from config.settings import ModelSettings
-from workers.executor.ipc import BrokenFrames, FrameReader, NotReady, Ready, Start, ToParent, encode
+from workers.executor.ipc import BrokenFrames, Frame, FrameReader, FrameWriter, NotReady, Ready, Start, ToParent
+from workers.executor.segments import SegmentReader
 
 _ROOT = str(ROOT)
 # The arguments after it are for readers of `ps`, too.
@@ -95,7 +97,8 @@ class ChildProcess:
                 raise
         keep_near(self._process.pid, placement.visible)
         self._sock = ours
-        self._reader = FrameReader(ours, ToParent)
+        self._reader = FrameReader(ours, ToParent, SegmentReader())
+        self._writer = FrameWriter(ours)
         # The end of the pipe is not enough: a process that the model started may keep it open.
         self._death = _open_pidfd(self._process.pid)
         self.reset_oom_evidence()
@@ -109,7 +112,7 @@ class ChildProcess:
             max_output_bytes,
         )
         with contextlib.suppress(OSError):
-            self._sock.sendall(encode(start))
+            self._writer.send(self._writer.pack(start))
 
     @property
     def pid(self) -> int:
@@ -173,13 +176,17 @@ class ChildProcess:
             )
         return self._ready
 
-    def write(self, frame: bytearray) -> None:
+    def pack(self, work: Work) -> Frame:
+        """The frame of a batch, to be written."""
+        return self._writer.pack(work)
+
+    def write(self, frame: Frame) -> None:
         """Write a frame. Blocks while the child reads nothing and the buffer is full, at the latest until `kill`.
 
         Raises:
             OSError: not all of the frame was taken, so the child never saw it.
         """
-        self._sock.sendall(frame)
+        self._writer.send(frame)
 
     def messages(self) -> Iterator[ToParent]:
         """The messages that have arrived, without blocking.
@@ -249,6 +256,8 @@ class ChildProcess:
             return Death(Cause.EXIT, f"the process was killed by signal {-code}")
 
     def close(self) -> None:
+        self._writer.close()
+        self._reader.close()
         self._sock.close()
         if self._death is not None:
             os.close(self._death)

@@ -28,7 +28,7 @@ from config.process.devices import Machine, Placement, placement, this_machine
 from config.settings import Devices, ModelSettings
 from workers.executor.faults.recovery import FAULTS, Patience
 from workers.executor.in_flight import InFlight
-from workers.executor.ipc import BrokenFrames, Fault, Passing, ToParent, encode
+from workers.executor.ipc import BrokenFrames, Fault, Passing, ToParent
 from workers.executor.listener import guarded
 from workers.executor.process import EXIT_GRACE_S, ChildProcess, Death, StartFailed, milliseconds
 from workers.executor.spare import Spare
@@ -147,13 +147,13 @@ class ProcessExecutor:
         Raises:
             ExecutorGone: no living child could take it.
         """
-        may_end = self._patience.grants(time.monotonic())
         traced = work.traceparents if self._model.is_remote else []  # No other model continues a trace.
-        frame = encode(structs.replace(work, traceparents=traced, may_end=may_end))
+        work = structs.replace(work, traceparents=traced, may_end=self._patience.grants(time.monotonic()))
         with self._sending:
             child = self._child
             if child is None:
                 raise ExecutorGone(f"{self.name} is {self._state.value}")
+            frame = child.pack(work)
             # Before the first byte: the answer may arrive before `write` returns.
             shares = self.overlaps and not work.suspect
             self._handed.give(work.batch_id, len(work.inputs), time.monotonic(), shares=shares)

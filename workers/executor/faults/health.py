@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from msgspec import structs
 
@@ -24,6 +25,7 @@ from batching.request import Ok
 from workers.executor.faults.device_faults import device_answers
 from workers.executor.faults.exception_text import ItemError
 from workers.executor.ipc import Fault
+from workers.executor.shared_bytes import SharedBytes
 
 # The error of inputs that had an output, from a process that then turned out to be poisoned.
 LAST_WORDS = {
@@ -31,8 +33,8 @@ LAST_WORDS = {
     "barren": "after this input the model could not compute anything",
 }
 
-# Input and parameters, as they arrived.
-Sample = tuple[bytes, bytes]
+# Input and parameters, as they arrived; the input as bytes or `SharedBytes`.
+Sample = tuple[Any, bytes]
 
 
 class Harvest:
@@ -105,7 +107,7 @@ class Health:
         if harvest.fault is not None or harvest.is_barren:
             return False
         self._barren, self._proven = False, False
-        self._sample = harvest.sample or self._sample
+        self._keep(harvest.sample)
         return True
 
     def after(self, harvest: Harvest, *, suspect: bool, may_end: bool = True, alone: bool = True) -> Fault | None:
@@ -127,7 +129,7 @@ class Health:
         answers = device_answers()
         if answers is not None and not answers[0]:
             return Fault("device", answers[1], guilty)
-        self._sample = harvest.sample or self._sample
+        self._keep(harvest.sample)
         self._proven = answers is not None
         if self._sample is not None and (harvest.is_barren or (suspect and not self._proven)):
             error = self._fails_again(self._sample)
@@ -137,6 +139,16 @@ class Health:
         elif harvest.is_barren and not guilty and (was_barren or (harvest.size > 1 and not self._proven)):
             return Fault("barren", "no input of the batch succeeded")
         return None
+
+    def _keep(self, sample: Sample | None) -> None:
+        if sample is None:
+            return
+        if isinstance(sample[0], SharedBytes):
+            if self._sample is not None:
+                # As good as this one, and it need not be copied out of the memory that the worker writes to.
+                return
+            sample = (bytes(sample[0]), *sample[1:])
+        self._sample = sample
 
     def _fails_again(self, sample: Sample) -> ItemError | None:
         error = self._retry(sample)

@@ -20,15 +20,15 @@ from tasks.protocol import kombu_types
 from tasks.protocol.binary import BASE64, unwrapped
 from workers.models import InvalidInput, LoadError
 
-ReadInput: TypeAlias = Callable[[bytes], Any]
+ReadInput: TypeAlias = Callable[[bytes | memoryview], Any]
 """Reads the JSON of an input. Raises ValueError or MsgspecError for no JSON, InvalidInput for another type."""
 Decode: TypeAlias = Callable[[bytes], Any]
 """Makes a value of bytes. Raises ValueError, whose text is for the caller."""
 
 
-def read_json(raw: bytes) -> Any:
+def read_json(raw: bytes | memoryview) -> Any:
     """Any value. Raises ValueError or MsgspecError."""
-    return kombu_types.loads(raw) if raw[:1] == kombu_types.MARK else msgspec.json.decode(raw)
+    return kombu_types.loads(bytes(raw)) if raw[:1] == kombu_types.MARK else msgspec.json.decode(raw)
 
 
 def reader_of(input_type: str) -> ReadInput:
@@ -37,7 +37,7 @@ def reader_of(input_type: str) -> ReadInput:
         return read_json
     decode = _decoder_of(input_type)
 
-    def read(raw: bytes) -> Any:
+    def read(raw: bytes | memoryview) -> Any:
         try:
             return decode(_bytes_in(raw))
         except ValueError as error:
@@ -49,11 +49,11 @@ def reader_of(input_type: str) -> ReadInput:
 _NAMES = {"bytes": "bytes", "npy": "a .npy array", "arrow": "an Arrow stream"}
 
 
-def _bytes_in(raw: bytes) -> bytes:
+def _bytes_in(raw: bytes | memoryview) -> bytes:
     """The bytes in the JSON of an input: in our own form, or in that of a Celery client that has sent `bytes`."""
     if raw[:1] != kombu_types.MARK:
         return unwrapped(raw)
-    value = kombu_types.loads(raw)
+    value = kombu_types.loads(bytes(raw))
     if not isinstance(value, bytes):
         raise ValueError(f'send bytes, or {{"{BASE64}": "…"}}')  # noqa: TRY004 - as for any other wrong form
     return value
