@@ -55,6 +55,8 @@ def stack(watched: Watched, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             # No rule may refuse a request here, and the queue's own limit is shorter than a failover.
             admission="off",
             queue_timeout_ms=10_000,
+            # On a busy machine the sentinels take longer than the default.
+            failover_wait_ms=int(TIMEOUT_S * 1000),
         )
         each.stop()
     finally:
