@@ -13,6 +13,7 @@ Only waiting differs:
     a result that timed out stays subscribed               nothing is left behind
     a backend for each thread and greenlet                 one for the process
     concurrent `on_message` callbacks replace each other   each gets its own results
+    requests of a frontend with several shards: unknown    found by their ids, if the shards are on this server
 
 The module imports Celery and redis-py and nothing of this project, whose packages have names (`tasks`, `config`) that
 other projects use too.
@@ -22,11 +23,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import redis.client
 from celery import states
 from celery.backends import redis as celery_redis
 from celery.backends.asynchronous import geventDrainer
@@ -42,6 +45,9 @@ _LOOK_AT_NEW_S = 1.0
 _LOOK_AT_ALL_S = 10.0
 _RETRY_S = 0.5
 _LONGEST_WAIT_FOR_CONNECTION_S = 5.0
+# The ids of a frontend whose queues are in several shards: the two digits after the version are the shard's number.
+_SHARDED = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8([0-9a-f]{2})[0-9a-f]-b[0-9a-f]{3}-[0-9a-f]{12}")
+_TAG = re.compile(r"\{s\d+\}$")
 
 
 class _Wait:
@@ -75,6 +81,43 @@ class _Drainer(geventDrainer):
                 logger.exception("could not read from the result subscription; trying again")
                 time.sleep(_RETRY_S)
         self._shutdown.set()
+
+
+class _PubSub(redis.client.PubSub):
+    """Subscribes to the channels of shards as the server wants it, and gives their messages like all others."""
+
+    def subscribe(self, *channels: Any, **handlers: Any) -> None:
+        plain, sharded = _parted(channels)
+        if plain or handlers:
+            super().subscribe(*plain, **handlers)
+        if sharded:
+            self.ssubscribe(*sharded)
+
+    def unsubscribe(self, *channels: Any) -> None:
+        plain, sharded = _parted(channels)
+        if plain:
+            super().unsubscribe(*plain)  # type: ignore[no-untyped-call]
+        if sharded:
+            self.sunsubscribe(*sharded)  # type: ignore[no-untyped-call]
+
+    def handle_message(self, *args: Any, **options: Any) -> Any:
+        message = super().handle_message(*args, **options)  # type: ignore[no-untyped-call]
+        if message is not None and message["type"] == "smessage":
+            message["type"] = "message"
+        return message
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _parted(channels: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """The channels without and with the tag of a shard."""
+    plain: list[Any] = []
+    sharded: list[Any] = []
+    for each in channels:
+        (sharded if _TAG.search(_text(each)) else plain).append(each)
+    return plain, sharded
 
 
 class ResultConsumer(celery_redis.ResultConsumer):
@@ -226,7 +269,7 @@ class ResultConsumer(celery_redis.ResultConsumer):
             self._pending_unsubscribe.clear()
             if not self.subscribed_to:
                 return False
-            pubsub = self.backend.client.pubsub(ignore_subscribe_messages=True)
+            pubsub = _PubSub(self.backend.client.connection_pool, ignore_subscribe_messages=True)
             try:
                 pubsub.subscribe(*self.subscribed_to)
                 self._pubsub = pubsub
@@ -304,6 +347,15 @@ class BunchBackend(celery_redis.RedisBackend):
             self.leave_nothing_of(each, 1)
         if not hasattr(result, "results"):
             self.remove_pending_result(result)
+
+    def get_key_for_task(self, task_id: str, key: Any = "") -> Any:
+        """The key of a result, or what Celery keeps beside it; that of a request of a shard ends in its tag."""
+        name = super().get_key_for_task(task_id, key)
+        found = _SHARDED.fullmatch(_text(task_id))
+        return f"{_text(name)}{{s{int(found[1], 16)}}}" if found else name
+
+    def _strip_prefix(self, key: Any) -> str:
+        return _TAG.sub("", super()._strip_prefix(key))
 
     def _get_pool(self, **parameters: Any) -> BlockingConnectionPool:
         """A pool whose users wait for a free connection: the plain pool raises an error when all are in use."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from redis import Redis
     from rich.console import RenderableType
     from rich.text import Text
+
+    from config.shards import Places
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 _config_file = click.Path(dir_okay=False, path_type=Path)
@@ -90,9 +92,23 @@ def locate(config_file: Path | None, role: str | None = None) -> Settings:
 
 
 def redis_of(settings: Settings) -> Redis:
+    """The Redis of the home, where everything of the fleet is."""
     from config.redis import connect
 
-    return connect(settings.redis_url)
+    return connect(settings.home_url)
+
+
+def places_of(settings: Settings) -> Places:
+    """The places of requests, for what reads or repairs them."""
+    from config.shards import open_places
+
+    return open_places(settings)
+
+
+def tell_missing(down: Mapping[str, str], what: str) -> None:
+    """Say on stderr which shards have not answered, and what is missing from the output because of that."""
+    for name, error in down.items():
+        click.echo(f"shard {name} does not answer, so {what}: {error}", err=True)
 
 
 CLUSTER = "is a Redis Cluster, which Celery does not support; use a single server"

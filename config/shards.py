@@ -32,6 +32,11 @@ class Place:
     redis: Redis
     number: int | None = None
 
+    @property
+    def name(self) -> str:
+        """The name shown to people: `s3`, or `home`."""
+        return "home" if self.number is None else f"s{self.number}"
+
 
 @dataclass(frozen=True, slots=True)
 class Places:

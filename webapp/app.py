@@ -34,6 +34,7 @@ from tasks.client.sharded_client import AnyClient, make_client
 from tasks.errors import BunchError, RateLimited
 from tasks.fleet.liveness import Liveness
 from tasks.fleet.process_register import Presence
+from tasks.fleet.queue_reader import QueueReader
 from tasks.fleet.registry_reader import Fleet
 from tasks.observability.batch_log import BatchLog
 from tasks.observability.history import History
@@ -287,6 +288,7 @@ def make_services(
     places = places or open_places(settings)
     redis = places.home.redis
     fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
+    waiting = QueueReader(places, fleet)
     shared = SharedMetrics(redis)
     ledger = DoorLedger(LedgerBuffer(LedgerStream(redis))) if settings.keeps_ledger else None
     batch_log = BatchLog(redis, max_bytes=settings.explain_max_bytes)
@@ -305,16 +307,17 @@ def make_services(
         places=places,
         client=client,
         fleet=fleet,
+        waiting=waiting,
         metrics=shared,
         tallies=RequestTallies(settings),
-        history=History(redis, fleet, shared, tuple(settings.models)),
+        history=History(places, fleet, waiting, shared, tuple(settings.models)),
         slow=SlowLog(redis),
         direct=FallbackModels(settings),
         identity=make_identity(settings, redis),
-        readiness=Readiness(redis, fleet, settings.models),
+        readiness=Readiness(places, fleet, settings.models),
         large=BodyBudget(client.charge),
         clients=ClientLimit(settings, redis),
-        callbacks=Callbacks(settings, redis, client),
+        callbacks=Callbacks(settings, places, client),
         routes=RouteTable(routes, tuple(settings.models)),
         tasks=tasks,
         versions=ModelVersions(settings, redis),

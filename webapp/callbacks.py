@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import gevent
 from msgspec.structs import replace
-from redis import Redis
 from redis.exceptions import RedisError
 
 from config.callback_hosts import CallbackHosts, ForbiddenTarget
 from config.settings import Settings
+from config.shards import Places
 from tasks.callbacks.store import KEEP_MS, CallbackStore
 from tasks.client.router import Pending
 from tasks.client.sharded_client import AnyClient
@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 class Callbacks:
     """The callbacks of one frontend process."""
 
-    def __init__(self, settings: Settings, redis: Redis, client: AnyClient) -> None:
+    def __init__(self, settings: Settings, places: Places, client: AnyClient) -> None:
         self._hosts = CallbackHosts(settings.callback_hosts)
-        self._store = CallbackStore(redis)
+        self._store = CallbackStore(places)
         self._client = client
 
     def require(self, url: str, *, waits: bool) -> None:

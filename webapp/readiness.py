@@ -4,6 +4,9 @@
     a model never served? ────┼──▶ Readiness.look ─┴─▶ register of workers, what is paused, what was ever loaded
     504: why? ────────────────┘          └ Redis does not say in time: None
 
+With several shards it is ready while one of them answers. Where they are on other servers than the home, they say what
+is served while the home is away: each has the heartbeats and the ready executors of every worker.
+
 A request for a model that was ready once does not ask: its name is in a set. For a model that is loaded on demand it
 does, at most once a second for all: if its deadline cannot hold the load, it is refused, and the model is loaded for
 the next one.
@@ -15,18 +18,20 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import gevent
-from redis import Redis
 from redis.exceptions import RedisError
 
+from batching.claim.registry import read_pace
 from batching.executor import ExecutorState
 from batching.policy.residency import Stage
 from config.keys import Shard
 from config.schema import ModelSettings
+from config.shards import Place, Places
 from config.tiers import Tier
 from tasks.errors import DeadlineExceeded, ModelUnavailable
+from tasks.fleet.all_places import AllPlaces, answered
 from tasks.fleet.desired_state import DesiredState
 from tasks.fleet.registry_reader import Fleet, WorkerRow, ready_models
 
@@ -39,6 +44,8 @@ PROBE_S = 0.5
 _REASON_S = 0.03
 _REQUIRE_S = 0.5
 _WANTED_MS = 10_000
+# For the home, and the same again for the shards in its place: both are over before `PROBE_S` is.
+_SHARDS_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +75,16 @@ class Readiness:
 
     def __init__(
         self,
-        redis: Redis,
+        places: Places,
         fleet: Fleet,
         models: Mapping[str, ModelSettings],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._redis = redis
+        self._redis = places.home.redis
+        self._places = places
+        self._all = AllPlaces(places)
         self._fleet = fleet
-        self._desired_state = DesiredState(redis)
+        self._desired_state = DesiredState(places.home.redis)
         self._models = tuple(models)
         self._on_demand = frozenset(name for name, model in models.items() if model.on_demand)
         # When each was last asked to be loaded.
@@ -185,17 +194,75 @@ class Readiness:
             self._looking = None
 
     def _seen(self) -> Standing:
-        workers = self._fleet.healthy()
-        served = ready_models(workers)
-        names = [Shard().edition(name) for name in self._models]
-        loads = cast("list[bytes | None]", self._redis.mget(names)) if names else []
+        if len(self._places.by_server()) == 1:
+            return self._standing(self._at_home(), self._loaded(PROBE_S))
+        # Beside each other, so that a probe has its answer whichever of them hangs.
+        at_home = gevent.spawn(_outcome, self._at_home)
+        loaded = self._loaded(_SHARDS_S)
+        at_home.join(_SHARDS_S)
+        home = at_home.value
+        return self._standing(home if isinstance(home, _Home) else self._without_home(), loaded)
+
+    def _standing(self, home: _Home, loaded: frozenset[str]) -> Standing:
         # A server that has lost its data does not know the earlier loads.
-        known = {name for name, times in zip(self._models, loads, strict=True) if times} | served
+        return Standing(home.served & set(self._models), loaded | home.served, home.paused, home.cold)
+
+    def _at_home(self) -> _Home:
+        workers = self._fleet.healthy()
         paused = {
             name: desired.paused for name, desired in self._desired_state.read(self._models).items() if desired.paused
         }
         cold = {name: row for name in self._on_demand if (row := _cold(name, workers)) is not None}
-        return Standing(frozenset(served & set(self._models)), frozenset(known), paused, cold)
+        return _Home(frozenset(ready_models(workers)), paused, cold)
+
+    def _loaded(self, within_s: float) -> frozenset[str]:
+        """The models that were loaded at some time. Raises RedisError if no shard answers."""
+        if not self._models:
+            return frozenset()
+
+        def note(pipeline: Any, place: Place) -> None:
+            pipeline.mget([place.keys.edition(name) for name in self._models])
+
+        asked = self._all.ask(note, within_s)
+        shards = answered(each for each in asked if each.place.number is not None or not self._places.are_many)
+        return frozenset(
+            name for each in shards for name, loads in zip(self._models, each.replies[0], strict=True) if loads
+        )
+
+    def _without_home(self) -> _Home:
+        """What the shards say of a fleet whose home is away; pauses are those that were read last."""
+
+        def note(pipeline: Any, place: Place) -> None:
+            pipeline.time()
+            for name in self._models:
+                pipeline.hgetall(place.keys.pace(name))
+
+        served: set[str] = set()
+        for each in answered(self._all.ask(note, _SHARDS_S)):
+            (seconds, micros), *paces = each.replies
+            now_ms = seconds * 1000 + micros / 1000
+            for name, rows in zip(self._models, paces, strict=True):
+                beats = (read_pace(row) for row in rows.values())
+                if any(ready and self._fleet.is_fresh(now_ms - at_ms) for at_ms, ready in beats):
+                    served.add(name)
+        last = self._last
+        return _Home(frozenset(served), last.paused if last else {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """The part of a `Standing` that is the fleet's."""
+
+    served: frozenset[str]
+    paused: Mapping[str, frozenset[Tier]]
+    cold: Mapping[str, Cold]
+
+
+def _outcome(call: Callable[[], _Home]) -> _Home | RedisError:
+    try:
+        return call()
+    except RedisError as error:
+        return error
 
 
 def _cold(model: str, workers: Sequence[WorkerRow]) -> Cold | None:

@@ -13,6 +13,7 @@ from config.settings import Settings
 from config.shards import Places
 from tasks.client.client_limit import ClientLimit
 from tasks.client.sharded_client import AnyClient
+from tasks.fleet.queue_reader import QueueReader
 from tasks.fleet.registry_reader import Fleet
 from tasks.observability.history import History
 from tasks.observability.metrics import SharedMetrics
@@ -56,6 +57,7 @@ class Services:
     places: Places
     client: AnyClient
     fleet: Fleet
+    waiting: QueueReader
     metrics: SharedMetrics
     tallies: RequestTallies
     history: History

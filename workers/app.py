@@ -27,7 +27,7 @@ CELERY_QUEUE = "celery"
 
 def make_worker_app(settings: Settings) -> Celery:
     """A Celery app whose worker claims batches of the models that `settings` give it."""
-    app = make_app(settings, result_backend=backend_url(settings.redis_url, guarded_backend.BACKEND))
+    app = make_app(settings, result_backend=backend_url(settings.home_url, guarded_backend.BACKEND))
     app.conf.task_queues = queues = model_queues(assignment(settings).models)
     app.bunch_queues = {each.name for each in queues}
     # The queue of callbacks that name none: Celery's default, where their sender has its own workers.

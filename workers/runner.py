@@ -38,8 +38,8 @@ from config.model_files.pools import assignment
 from config.process.devices import executor_count, this_machine
 from config.process.memory import settle_heap
 from config.process.threads import in_parallel
-from config.redis import connect
 from config.settings import ModelSettings, Settings, load_settings
+from config.shards import open_places
 from tasks.accounts.ledger import LedgerBuffer, LedgerStream
 from tasks.fleet.liveness import Liveness
 from tasks.fleet.process_register import Presence
@@ -94,7 +94,8 @@ class WorkerRunner:
     ) -> None:
         self._settings = settings
         self._served = assignment(settings)
-        self._redis = redis or connect(settings.redis_url)
+        self._places = open_places(settings, redis)
+        self._redis = self._places.home.redis
         self.worker_id = make_worker_id(os.getpid())
         self.consumer: Any = None
         self._stop = threading.Event()
@@ -290,7 +291,7 @@ class WorkerRunner:
 
     def explain(self, name: str) -> dict[str, Any] | None:
         """The history of a request; raises RedisError."""
-        return explain(self._redis, self._settings.models, name)
+        return explain(self._places, self._settings.models, name)
 
     @property
     def name(self) -> str:

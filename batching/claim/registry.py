@@ -72,6 +72,12 @@ class ModelThroughput:
         return f"{self.executors};{self.rate:.4f};{self.first_s * 1000:.4f};{self.full_s * 1000:.4f}"
 
 
+def read_pace(row: bytes) -> tuple[int, int]:
+    """When a worker wrote a row of a model's pace, in ms of that Redis' time, and how many executors it has ready."""
+    at_ms, executors, *_ = row.split(b";")
+    return int(at_ms), int(executors)
+
+
 def model_pace(executors: int, paces: Sequence[Throughput], max_batch_size: int) -> ModelThroughput:
     """The throughput of the `executors` that are ready, from the measurements of all executors of the worker."""
     known = [each for each in paces if each.known]

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from batching.policy import ScalingRules
-from cli.base import config_option, json_option, locate, redis_of
+from cli.base import config_option, json_option, locate, places_of
 from cli.supervisor import state as up
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def autoscale(
     workers are wanted, in /metrics (bunch_workers_wanted) and /internal/scale. --json prints one object per decision.
     """
     from cli.operate.autoscaler import Autoscaler, Exported, Gauge, LocalUp, Nobody
+    from tasks.fleet.queue_reader import QueueReader
     from tasks.fleet.registry_reader import Fleet
     from tasks.fleet.scaling import ScaleBoard
     from tasks.observability.metrics import SharedMetrics
@@ -139,12 +140,14 @@ def autoscale(
         raise click.UsageError(f"--limits: there is no pool {', '.join(sorted(unknown))}; pools are: {known}")
     if settings.mode == "collocated":
         raise click.UsageError("collocated mode has no workers to scale; BUNCH_MODE=durable has")
-    redis = redis_of(settings)
+    places = places_of(settings)
+    redis = places.home.redis
     state_dir = Path(settings.state_dir).resolve()
     acts = not dry_run and not export_only and up.read(state_dir) is not None
     if acts and not all(each.least for each in (rules, *own.values())):
         raise click.UsageError("a minimum of 0 needs --export-only: `up` always has a worker")
-    gauge = Gauge(settings, Fleet(redis, lease_ttl_s=settings.lease_ttl_s), SharedMetrics(redis), time.monotonic)
+    fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
+    gauge = Gauge(settings, fleet, QueueReader(places, fleet), SharedMetrics(redis), time.monotonic)
     board = ScaleBoard(redis)
     actor: Actor = LocalUp(state_dir) if acts else Nobody()
     if export_only:

@@ -18,6 +18,7 @@ from typing import Protocol
 from batching.policy import Scale, ScalingRules, ScalingState, Signals, decide_scale
 from cli.supervisor import state as up
 from config.settings import ModelSettings, Settings
+from tasks.fleet.queue_reader import QueueReader
 from tasks.fleet.registry_reader import Fleet, WorkerRow
 from tasks.fleet.scaling import ScaleBoard, ScaleRow, summed
 from tasks.observability.batch_times import NoBatches, Totals, fit, read_totals
@@ -109,10 +110,18 @@ class LocalUp:
 class Gauge:
     """Reads the values of `Signals`. `clock` is monotonic, in seconds."""
 
-    def __init__(self, settings: Settings, fleet: Fleet, metrics: SharedMetrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        waiting: QueueReader,
+        metrics: SharedMetrics,
+        clock: Callable[[], float],
+    ) -> None:
         self._models = settings.models
         self._pools = {name: pool.models for name, pool in settings.pools.items()}
         self._fleet = fleet
+        self._waiting = waiting
         self._metrics = metrics
         self._clock = clock
         self._asked: dict[str, tuple[float, float]] = {}
@@ -122,10 +131,11 @@ class Gauge:
 
     def signals(self, actor: Actor) -> dict[Group, Signals]:
         """The signals of each group. Raises RedisError."""
-        healthy = self._fleet.healthy()
+        workers = self._fleet.workers()
+        healthy = self._fleet.healthy_of(workers)
         ready = [row for row in healthy if any(each.is_served for each in row.models)]
         waiting: dict[str, int] = dict.fromkeys(self._models, 0)
-        for queue in self._fleet.queues(self._models):
+        for queue in self._waiting.read(self._models, workers).queues:
             waiting[queue.model] += queue.depth
         now = self._clock()
         for name in self._models:

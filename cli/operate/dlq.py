@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
+from cli.base import config_option, fail, json_option, locate, places_of, print_json, print_table, tell_missing
 from cli.main import printable
 from config.installation import PROGRAM
 from config.settings import Settings
@@ -34,7 +34,8 @@ def dlq() -> None:
 @json_option
 def list_(config_file: Path | None, as_json: bool) -> None:
     """List the dead letters, newest first."""
-    rows = _letters(locate(config_file)).newest()
+    rows, down = _letters(locate(config_file)).read()
+    tell_missing(down, "its dead letters are not listed")
     if as_json:
         print_json([_row(each) for each in rows])
         return
@@ -129,7 +130,7 @@ def drop(ids: tuple[str, ...], everything: bool, config_file: Path | None, as_js
 def _letters(settings: Settings) -> DeadLetters:
     from tasks.fleet.dead_letters import DeadLetters
 
-    return DeadLetters(redis_of(settings))
+    return DeadLetters(places_of(settings))
 
 
 def _require_one_of(ids: tuple[str, ...], everything: bool) -> None:
@@ -146,9 +147,8 @@ def _each(
     as_json: bool,
 ) -> None:
     """Apply `act` to each letter; it returns the reason when it could not, or ""."""
-    failed = {
-        task_id: why for task_id in dict.fromkeys(letters.ids() if everything else ids) for why in (act(task_id),)
-    }
+    known, down = letters.all_ids() if everything else (list(ids), {})
+    failed = {task_id: why for task_id in dict.fromkeys(known) for why in (act(task_id),)}
     succeeded = [task_id for task_id, why in failed.items() if not why]
     refused = {task_id: why for task_id, why in failed.items() if why}
     if as_json:
@@ -160,7 +160,8 @@ def _each(
             click.echo(f"{task_id}: {why}", err=True)
         if not failed:
             click.echo("no dead letters")
-    if refused:
+    tell_missing(down, f"its dead letters are not {done}")
+    if refused or down:
         fail()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cli.base import config_option, fail, json_option, locate, print_json, print_table, redis_of
+from cli.base import config_option, fail, json_option, locate, places_of, print_json, print_table
 from cli.main import printable
 
 _BAR = 40
@@ -28,10 +28,10 @@ def explain(request_id: str, config_file: Path | None, as_json: bool) -> None:
     from tasks.observability.explain import why_unknown
 
     settings = locate(config_file)
-    redis = redis_of(settings)
-    about = look_up(redis, settings.models, request_id)
+    places = places_of(settings)
+    about = look_up(places, settings.models, request_id)
     if about is None:
-        raise click.ClickException(why_unknown(redis, request_id))
+        raise click.ClickException(why_unknown(places.home.redis, request_id))
     if as_json:
         print_json(about)
     else:

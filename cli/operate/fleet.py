@@ -16,10 +16,12 @@ from cli.base import (
     fail,
     json_option,
     locate,
+    places_of,
     print_json,
     redis_of,
     show,
     table,
+    tell_missing,
     watch_option,
     watched,
     watched_json,
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tasks.fleet.desired_state import Desired
-    from tasks.fleet.registry_reader import ExecutorRow, Fleet, WorkerRow
+    from tasks.fleet.registry_reader import ExecutorRow, Fleet, QueueRow, WorkerRow
 
 
 @click.command()
@@ -45,17 +47,24 @@ if TYPE_CHECKING:
 def queues(config_file: Path | None, every_s: float | None, as_json: bool) -> None:
     """Show depth, oldest age and arrival rate of each model and tier."""
     from tasks.fleet.desired_state import DesiredState
+    from tasks.fleet.queue_reader import QueueReader
     from tasks.fleet.registry_reader import Fleet
 
     settings = locate(config_file)
-    redis = redis_of(settings)
-    fleet = Fleet(redis, lease_ttl_s=settings.lease_ttl_s)
+    places = places_of(settings)
+    redis = places.home.redis
+    reader = QueueReader(places, Fleet(redis, lease_ttl_s=settings.lease_ttl_s))
+
+    def read() -> list[QueueRow]:
+        waiting = reader.read(settings.models)
+        tell_missing(waiting.down, "its requests are not counted")
+        return waiting.queues
 
     def shown() -> RenderableType:
         desired = DesiredState(redis).read(settings.models)
         paused = {(name, tier.value) for name, each in desired.items() for tier in each.paused}
         return table(
-            fleet.queues(settings.models),
+            read(),
             [
                 ("model", lambda row: row.model),
                 ("tier", lambda row: row.tier),
@@ -67,7 +76,7 @@ def queues(config_file: Path | None, every_s: float | None, as_json: bool) -> No
             empty="no models are configured; add one to bunch.toml",
         )
 
-    _show(every_s, as_json, lambda: fleet.queues(settings.models), shown)
+    _show(every_s, as_json, read, shown)
 
 
 @click.command()

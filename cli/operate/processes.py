@@ -74,8 +74,8 @@ def differs_from_here(settings: Settings) -> list[Problem]:
     from tasks.fleet.process_register import RoleRow, Roles, differences, fingerprints
 
     running = state.read(Path(settings.state_dir))
-    url = settings.redis_url or (running.redis_url if running else None)
-    if not url or url.startswith(("cluster", "rediss+cluster")):
+    url = settings.home_url or (running.redis_url if running else None)
+    if not url:
         return []
     with contextlib.suppress(RedisError, OSError, ValueError):
         redis = connect(url, timeout_s=_TIMEOUT_S, connect_timeout_s=_TIMEOUT_S)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.base import locate, redis_of
-from config.settings import Settings
+from cli.base import locate, places_of
 
 if TYPE_CHECKING:
-    from tasks.fleet.registry_reader import Fleet
+    from tasks.fleet.queue_reader import QueueReader
     from tasks.observability.batch_times import BatchTimes
 
 
@@ -37,6 +36,7 @@ def measure(
     Raises:
         click.UsageError: the model is not configured, or has run no batch.
     """
+    from tasks.fleet.queue_reader import QueueReader
     from tasks.fleet.registry_reader import Fleet
     from tasks.observability.batch_times import NoBatches, fit, read_totals
     from tasks.observability.metrics import SharedMetrics
@@ -45,13 +45,14 @@ def measure(
     name = model or settings.default_model
     if name not in settings.models:
         raise click.UsageError(f"model {name!r} is not configured; use one of {', '.join(settings.models)}")
-    redis = redis_of(settings)
-    fleet, metrics = Fleet(redis, lease_ttl_s=settings.lease_ttl_s), SharedMetrics(redis)
+    places = places_of(settings)
+    fleet = Fleet(places.home.redis, lease_ttl_s=settings.lease_ttl_s)
+    waiting, metrics = QueueReader(places, fleet), SharedMetrics(places.home.redis)
     totals, rates = [read_totals(metrics, name)], []
     for _ in range(max(1, round(watch_s))):
         sleep(1.0)
         totals.append(read_totals(metrics, name))
-        rates.append(_rate(fleet, settings, name))
+        rates.append(_rate(waiting, name))
     try:
         times = fit(totals)
     except NoBatches as error:
@@ -60,5 +61,5 @@ def measure(
     return LiveMeasurement(name, sum(rates) / len(rates), times, served.max_batch_size, served.batch_sizes)
 
 
-def _rate(fleet: Fleet, settings: Settings, model: str) -> float:
-    return sum(row.arrival_rps for row in fleet.queues({model: settings.models[model]}))
+def _rate(waiting: QueueReader, model: str) -> float:
+    return sum(row.arrival_rps for row in waiting.queues([model]))

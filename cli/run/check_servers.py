@@ -91,7 +91,7 @@ def seal_problems(settings: Settings) -> Iterator[Problem]:
     if not (own and settings.redis_url):
         return
     with contextlib.suppress(RedisError, ValueError):
-        fleet = Fleet(connect(settings.redis_url, timeout_s=2.0), lease_ttl_s=settings.lease_ttl_s)
+        fleet = Fleet(connect(settings.home_url, timeout_s=2.0), lease_ttl_s=settings.lease_ttl_s)
         for row in fleet.alive_of(fleet.workers()):
             if row.seal not in {own, ""}:
                 yield Problem(
@@ -113,7 +113,7 @@ def separator_warnings(settings: Settings) -> Iterator[Problem]:
     keys = Shard()
     queues = [queue for name in settings.models for queue in keys.queues(name)]
     with contextlib.suppress(RedisError, ValueError):
-        pipeline = connect(settings.redis_url, timeout_s=2.0).pipeline(transaction=False)
+        pipeline = connect(settings.home_url, timeout_s=2.0).pipeline(transaction=False)
         for queue in queues:
             pipeline.smembers(keys.bindings(queue))
         for queue, members in zip(queues, pipeline.execute(), strict=True):

@@ -67,17 +67,29 @@ def obstacle(settings: Settings, located: Settings, role: str) -> str:
 
     from config.redis import connect
 
-    for url in dict.fromkeys((located.redis_url, located.control_url)):
-        try:
+    try:
+        for url in dict.fromkeys((located.home_url, located.control_url)):
             with connect(url, timeout_s=_TIMEOUT_S, connect_timeout_s=_TIMEOUT_S) as redis:
                 redis.ping()
-                if role == "worker" and url == located.redis_url:
+                if role == "worker" and url == located.home_url:
                     why = _models(located, redis)
                     if why:
                         return why
-        except RedisError as error:
-            return f"Redis does not answer: {' '.join(str(error).split())}"
+        if located.is_clustered:
+            _require_a_shard(located)
+    except RedisError as error:
+        return f"Redis does not answer: {' '.join(str(error).split())}"
     return ""
+
+
+def _require_a_shard(settings: Settings) -> None:
+    """Raise a RedisError if no shard of the cluster answers."""
+    from config.shards import open_places
+    from tasks.fleet.all_places import AllPlaces, answered
+
+    places = open_places(settings, timeout_s=_TIMEOUT_S, connect_timeout_s=_TIMEOUT_S)
+    asked = AllPlaces(places).ask(lambda pipeline, place: pipeline.ping(), _TIMEOUT_S)
+    answered(each for each in asked if each.place is not places.home)
 
 
 def _flower(settings: Settings) -> str:

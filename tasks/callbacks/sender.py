@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable
 
 import msgspec
-from redis import Redis
 from redis.exceptions import RedisError
 
 from config.callback_hosts import CallbackHosts, ForbiddenTarget, Target
 from config.settings import Settings
+from config.shards import Places
 from config.version import VERSION
 from tasks.callbacks import delivery
 from tasks.callbacks.pacing import HostGates, pause_s
@@ -58,7 +58,7 @@ class Sender:
     def __init__(
         self,
         settings: Settings,
-        redis: Redis,
+        places: Places,
         *,
         deliver: Callable[..., None] = delivery.deliver,
         clock: Callable[[], float] = time.time,
@@ -68,9 +68,9 @@ class Sender:
         self._hosts = CallbackHosts(settings.callback_hosts)
         self._result_ttl_ms = settings.result_ttl_ms
         self._lease_s = settings.lease_ttl_s
-        self._store = CallbackStore(redis)
+        self._store = CallbackStore(places)
         # Where there is a ledger, its thread writes this process's metrics; a second writer would count twice.
-        self._flusher = None if settings.keeps_ledger else metrics.MetricsFlusher(redis)
+        self._flusher = None if settings.keeps_ledger else metrics.MetricsFlusher(places.home.redis)
         self._deliver = deliver
         self._clock = clock
         self._chance = chance

@@ -1,21 +1,24 @@
 """Results owed to receivers, in Redis: noted before a caller is told 202, taken under a lease, gone once delivered.
 
 A hash per callback, and its place in `bunch:callbacks`: the time at which a sender looks at it next. A sender that dies
-loses its lease, and another one sends again: a receiver gets each result at least once, and knows it by `task_id`.
+loses its lease, and another one sends again: a receiver gets each result at least once, and knows it by `task_id`. All
+of it is at home; only the results are in their requests' places.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
-from redis import Redis
+from redis.exceptions import RedisError
 
 from batching.claim.store import Keep
-from config.keys import Shard
+from config.shards import Places
 from config.tiers import TIERS, Tier
+from tasks.protocol.ids import place_of
 from tasks.protocol.results import DeadLetter
 from tasks.script_args import DUE, OWE, DueArgs, DueKeys, OweArgs, OweKeys
 
@@ -56,9 +59,10 @@ class Taken(NamedTuple):
 class CallbackStore:
     """Reads and writes callbacks. Every method may raise RedisError."""
 
-    def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
-        self._redis = redis
-        self._keys = shard or Shard()
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._redis = redis = places.home.redis
+        self._keys = places.home.keys
         self._owe = redis.register_script(OWE.text)
         self._due = redis.register_script(DUE.text)
 
@@ -106,7 +110,8 @@ class CallbackStore:
         return [_decoded(raw) for raw in pipeline.execute()]
 
     def result(self, task_id: str) -> bytes | None:
-        return cast("bytes | None", self._redis.get(self._keys.result(task_id)))
+        place = place_of(self._places, task_id)
+        return cast("bytes | None", place.redis.get(place.keys.result(task_id)))
 
     def look_again(self, at_ms: Mapping[str, int]) -> None:
         """Put off the callbacks until these times, which count as no attempts."""
@@ -122,13 +127,14 @@ class CallbackStore:
         """Note a failed attempt, with the next one in `in_s`; the result is kept for longer."""
         noted = {"attempts": callback.attempts, "first_ms": callback.first_ms, "error": callback.error}
         self._put(task_id, noted, in_s, 2 * KEEP_MS)
-        key = self._keys.result(task_id)
-        if self._redis.pttl(key) in range(KEEP_MS):
-            self._redis.pexpire(key, KEEP_MS)
+        place = place_of(self._places, task_id)
+        key = place.keys.result(task_id)
+        if place.redis.pttl(key) in range(KEEP_MS):
+            place.redis.pexpire(key, KEEP_MS)
 
     def delivered(self, task_id: str, callback: Callback, result_ttl_ms: int, now_s: float) -> None:
         """The receiver has it. Its result is kept no longer than others' from here on."""
-        key, result = self._keys.callback(task_id), self._keys.result(task_id)
+        key = self._keys.callback(task_id)
         pipeline = self._settling(task_id, callback)
         if pipeline is None:
             return
@@ -136,9 +142,13 @@ class CallbackStore:
         pipeline.hset(key, mapping={"delivered_ms": int(now_s * 1000), "attempts": callback.attempts, "error": ""})
         pipeline.hdel(key, "body")
         pipeline.pexpire(key, _TOLD_MS)
-        pipeline.pttl(result)
-        if pipeline.execute()[-1] > result_ttl_ms:
-            self._redis.pexpire(result, result_ttl_ms)
+        pipeline.execute()
+        place = place_of(self._places, task_id)
+        result = place.keys.result(task_id)
+        # In a shard that is down it expires later, and nothing is sent again for that.
+        with contextlib.suppress(RedisError):
+            if place.redis.pttl(result) > result_ttl_ms:
+                place.redis.pexpire(result, result_ttl_ms)
 
     def drop(self, task_id: str) -> None:
         """Forget a callback of which there is nothing to send."""

@@ -1,21 +1,23 @@
 """Dead letters: requests that failed for good, kept for an operator with everything needed to send them again.
 
-`finish.lua` writes them in the same call that answers the caller. A replay keeps the task id, so a caller who polls for
-it still gets the answer. A result that could not be pushed is one too: its id is `callback:<task id>`, and its message
-what was to be sent, which a replay sends again.
+`finish.lua` writes them in the same call that answers the caller, so each is in the place of its request. A replay
+keeps the task id, so a caller who polls for it still gets the answer. A result that could not be pushed is one too: its
+id is `callback:<task id>`, and its message what was to be sent, which a replay sends again.
 """
 
 from __future__ import annotations
 
 import time
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import msgspec
-from redis import Redis
 
-from config.keys import Shard
+from config.shards import Place, Places
 from config.tiers import Tier
 from tasks.callbacks.store import LETTER_PREFIX, CallbackStore
+from tasks.fleet.all_places import AllPlaces, answered, failures
+from tasks.protocol.ids import place_of
 from tasks.protocol.messages import without_expiry
 from tasks.protocol.results import DeadLetter
 from tasks.script_args import REPLAY, ReplayArgs, ReplayKeys
@@ -24,24 +26,54 @@ _decode = msgspec.json.Decoder(DeadLetter).decode
 
 
 class DeadLetters:
-    """Lists, shows, replays and deletes dead letters."""
+    """Lists, shows, replays and deletes dead letters. A method raises RedisError if the place that it needs does not
+    answer; one that reads all places, if none does.
+    """
 
-    def __init__(self, redis: Redis, shard: Shard | None = None) -> None:
-        self._redis = redis
-        self._keys = shard or Shard()
-        self._replay = redis.register_script(REPLAY.text)
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._all = AllPlaces(places)
 
     def newest(self, limit: int = 1000) -> list[DeadLetter]:
         """Dead letters, newest first."""
-        ids = cast("list[bytes]", self._redis.zrevrange(self._keys.dead(), 0, limit - 1))
-        pipeline = self._redis.pipeline(transaction=False)
-        for each in ids:
-            pipeline.hget(self._keys.dead(each.decode()), "record")
-        return [_decode(raw) for raw in pipeline.execute() if raw]
+        return self.read(limit)[0]
+
+    def read(self, limit: int = 1000) -> tuple[list[DeadLetter], dict[str, str]]:
+        """Dead letters, newest first, and the places that have not answered, each with its error."""
+
+        def note(pipeline: Any, place: Place) -> None:
+            pipeline.zrevrange(place.keys.dead(), 0, limit - 1, withscores=True)
+
+        asked = self._all.ask(note)
+        dated = [(at_ms, each.place, id_.decode()) for each in answered(asked) for id_, at_ms in each.replies[0]]
+        # Stable, so letters of one millisecond stay in the order of their place.
+        newest = sorted(dated, key=lambda each: -each[0])[:limit]
+        records, missed = self._records([(place, id_) for _, place, id_ in newest])
+        return records, failures(asked) | missed
+
+    def _records(self, letters: Sequence[tuple[Place, str]]) -> tuple[list[DeadLetter], dict[str, str]]:
+        if not letters:
+            return [], {}
+        ids: dict[Place, list[str]] = {}
+        for place, id_ in letters:
+            ids.setdefault(place, []).append(id_)
+
+        def note(pipeline: Any, place: Place) -> None:
+            for each in ids.get(place, ()):
+                pipeline.hget(place.keys.dead(each), "record")
+
+        asked = self._all.ask(note)
+        found: dict[tuple[Place, str], bytes | None] = {}
+        for each in asked:
+            # None of a place that has failed since.
+            replies = each.replies if each.error is None else ()
+            found |= {(each.place, id_): raw for id_, raw in zip(ids.get(each.place, ()), replies, strict=False)}
+        return [_decode(raw) for letter in letters if (raw := found.get(letter))], failures(asked)
 
     def show(self, task_id: str) -> tuple[DeadLetter, bytes] | None:
         """The record and the message as it was queued; None for an unknown id."""
-        stored = cast("dict[bytes, bytes]", self._redis.hgetall(self._keys.dead(task_id)))
+        place = place_of(self._places, task_id)
+        stored = cast("dict[bytes, bytes]", place.redis.hgetall(place.keys.dead(task_id)))
         return (_decode(stored[b"record"]), stored[b"message"]) if stored else None
 
     def replay(self, task_id: str, time_s: float, result_ttl_s: float) -> bool:
@@ -52,14 +84,15 @@ class DeadLetters:
         if stored is None:
             return False
         if task_id.startswith(LETTER_PREFIX):
-            return CallbackStore(self._redis, self._keys).replay(task_id, time.time())
+            return CallbackStore(self._places).replay(task_id, time.time())
         record, message = stored
+        place = place_of(self._places, task_id)
         keys = ReplayKeys(
-            dead=self._keys.dead(),
-            letter=self._keys.dead(task_id),
-            result=self._keys.result(task_id),
-            queue=self._keys.queue(record.model, Tier(record.tier)),
-            bell=self._keys.bell(record.model),
+            dead=place.keys.dead(),
+            letter=place.keys.dead(task_id),
+            result=place.keys.result(task_id),
+            queue=place.keys.queue(record.model, Tier(record.tier)),
+            bell=place.keys.bell(record.model),
         )
         args = ReplayArgs(
             task_id=task_id,
@@ -67,15 +100,36 @@ class DeadLetters:
             result_ttl_ms=int(result_ttl_s * 1000),
             message=without_expiry(message),
         )
-        return bool(self._replay(keys=keys, args=args))
+        return bool(place.redis.register_script(REPLAY.text)(keys=keys, args=args))
 
     def drop(self, task_id: str) -> bool:
         """Delete a dead letter. False if there was none."""
-        pipeline = self._redis.pipeline(transaction=True)
-        pipeline.zrem(self._keys.dead(), task_id)
-        pipeline.delete(self._keys.dead(task_id))
+        place = place_of(self._places, task_id)
+        pipeline = place.redis.pipeline(transaction=True)
+        pipeline.zrem(place.keys.dead(), task_id)
+        pipeline.delete(place.keys.dead(task_id))
         removed, _ = pipeline.execute()
         return bool(removed)
 
     def ids(self) -> list[str]:
-        return [each.decode() for each in cast("list[bytes]", self._redis.zrange(self._keys.dead(), 0, -1))]
+        """The id of every dead letter, the oldest of each place first."""
+        return self.all_ids()[0]
+
+    def all_ids(self) -> tuple[list[str], dict[str, str]]:
+        """`ids`, and the places that have not answered, each with its error."""
+
+        def note(pipeline: Any, place: Place) -> None:
+            pipeline.zrange(place.keys.dead(), 0, -1)
+
+        asked = self._all.ask(note)
+        return [id_.decode() for each in answered(asked) for id_ in each.replies[0]], failures(asked)
+
+    def count(self) -> tuple[int, bool]:
+        """The number of dead letters in the places that answer, and whether all do."""
+
+        def note(pipeline: Any, place: Place) -> None:
+            pipeline.zcard(place.keys.dead())
+
+        asked = self._all.ask(note)
+        good = answered(asked)
+        return sum(each.replies[0] for each in good), len(good) == len(asked)

@@ -1,4 +1,4 @@
-"""Reads from Redis what runs and what waits: the registry of workers, and the queues.
+"""Reads from Redis what runs: the registry of workers.
 
 Each worker writes a report under `bunch:worker:<id>` and beats in `bunch:workers` every second; a worker whose last
 beat is older than the lease TTL counts as gone.
@@ -12,11 +12,7 @@ from typing import cast
 import msgspec
 from redis import Redis
 
-from batching.script_args import LOOK, LookKeys
 from config.keys import Shard
-from config.tiers import TIERS
-
-_RATE_OVER_S = 5
 
 
 class OnDemandRow(msgspec.Struct, frozen=True):
@@ -125,11 +121,10 @@ class WorkerRow(msgspec.Struct, frozen=True):
 class Fleet:
     """Reads the registry. Each call takes a few round trips: meant for pages and commands, not for requests."""
 
-    def __init__(self, redis: Redis, shard: Shard | None = None, lease_ttl_s: float = 5.0) -> None:
+    def __init__(self, redis: Redis, lease_ttl_s: float = 5.0) -> None:
         self._redis = redis
-        self._keys = shard or Shard()
+        self._keys = Shard()
         self._ttl_ms = lease_ttl_s * 1000
-        self._look = redis.register_script(LOOK.text)
 
     def workers(self) -> list[WorkerRow]:
         """Every worker that has a heartbeat, also silent ones; `age_ms` tells.
@@ -151,50 +146,18 @@ class Fleet:
 
     def alive_of(self, workers: Iterable[WorkerRow]) -> list[WorkerRow]:
         """The workers that have beaten within the lease TTL, whatever their state."""
-        return [row for row in workers if row.age_ms <= self._ttl_ms]
+        return [row for row in workers if self.is_fresh(row.age_ms)]
+
+    def is_fresh(self, age_ms: float) -> bool:
+        """Return whether a heartbeat of that age is within the lease TTL; one of the future says nothing."""
+        return abs(age_ms) <= self._ttl_ms
 
     def healthy(self) -> list[WorkerRow]:
         return self.healthy_of(self.workers())
 
     def healthy_of(self, workers: Iterable[WorkerRow]) -> list[WorkerRow]:
         """The workers that have beaten within the lease TTL and are not draining or stopping."""
-        return [row for row in workers if row.age_ms <= self._ttl_ms and row.state == "running"]
-
-    def queues(self, models: Iterable[str]) -> list[QueueRow]:
-        """Depth, oldest age and arrival rate (over the last five seconds) of every tier queue of `models`."""
-        in_memory = {(row.model, row.tier): row for each in self.alive_of(self.workers()) for row in each.queues}
-        if in_memory:
-            return [row for model in models for tier in TIERS if (row := in_memory.get((model, tier.value)))]
-        rows = []
-        arrivals = self._arrivals()
-        for model in models:
-            now_ms, depths, oldest, _ = cast(
-                "tuple[int, list[int], list[int], list[int]]",
-                self._look(keys=(*LookKeys(delayed=self._keys.delayed(model)), *self._keys.queues(model))),
-            )
-            rows += [
-                QueueRow(
-                    model,
-                    tier.value,
-                    depth,
-                    max(0, int(now_ms - at)) if at else 0,
-                    arrivals.get(self._keys.queue(model, tier), 0.0),
-                )
-                for tier, depth, at in zip(TIERS, depths, oldest, strict=True)
-            ]
-        return rows
-
-    def _arrivals(self) -> dict[str, float]:
-        """Requests queued per second, per queue, over the last whole seconds."""
-        second = self._redis.time()[0]
-        pipeline = self._redis.pipeline(transaction=False)
-        for ago in range(1, _RATE_OVER_S + 1):
-            pipeline.hgetall(self._keys.arrivals(second - ago))
-        rates: dict[str, float] = {}
-        for counts in cast("list[dict[bytes, bytes]]", pipeline.execute()):
-            for queue, count in counts.items():
-                rates[queue.decode()] = rates.get(queue.decode(), 0.0) + int(count) / _RATE_OVER_S
-        return rates
+        return [row for row in self.alive_of(workers) if row.state == "running"]
 
 
 def ready_models(workers: Iterable[WorkerRow]) -> set[str]:

@@ -7,11 +7,13 @@
                                           ├▶ bunch:dead:<id>            it was given up
                                           └▶ bunch:callback:<id>        its result is pushed
 
+An id of ours tells the shard of its request, which alone is asked; any other name is asked for in every place.
 Meant for a person who looks at one request: a few round trips, and one more per thousand requests in its queue.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -22,12 +24,13 @@ from redis import Redis
 from batching.claim.lease import Lease, parse_lease
 from batching.claim.registry import name_of
 from batching.fast_header import read_fast_header
-from config.keys import Shard
+from config.shards import Place, Places
 from config.tiers import TIERS
 from tasks.callbacks.store import CallbackStore
+from tasks.fleet.all_places import AllPlaces, answered
 from tasks.fleet.dead_letters import DeadLetters
 from tasks.observability.batch_log import UNSETTLED, BatchLog, BatchRecord, Member
-from tasks.protocol.ids import made_at_ms
+from tasks.protocol.ids import made_at_ms, place_of, shard_of
 from tasks.protocol.results import FINISHED, Details, Reply, decode_details, decode_error, decode_reply
 
 STAGES = ("admission", "queue", "batch_wait", "transfer", "compute", "reply")
@@ -38,7 +41,7 @@ _Found = tuple[BatchRecord, Member]
 _STATES = {"SUCCESS": "completed", "FAILURE": "failed", "REVOKED": "cancelled", "STARTED": "running"}
 
 
-def explain(redis: Redis, models: Iterable[str], name: str, shard: Shard | None = None) -> dict[str, Any] | None:
+def explain(places: Places, models: Iterable[str], name: str) -> dict[str, Any] | None:
     """Return a dictionary about the request with this request id or task id; None when nothing is known of it.
 
     Keys: `request_id`, `task_id`, `status`, `model`, `tier`, `attempt`, `stages` (a list of `{"stage", "ms"}` in
@@ -46,12 +49,12 @@ def explain(redis: Redis, models: Iterable[str], name: str, shard: Shard | None 
     Unknown values are None or empty.
 
     Raises:
-        RedisError: Redis cannot be reached.
+        RedisError: the home cannot be reached, or the place of the request.
     """
-    keys = shard or Shard()
-    task_id, found = _known(redis, keys, name)
+    task_id, found = _known(places, name)
+    place = place_of(places, task_id)
     settled = _settled(found)
-    raw = cast("bytes | None", redis.get(keys.result(task_id)))
+    raw = cast("bytes | None", place.redis.get(place.keys.result(task_id)))
     reply = decode_reply(raw) if raw else None
     about: dict[str, Any] = {
         "request_id": name,
@@ -66,16 +69,16 @@ def explain(redis: Redis, models: Iterable[str], name: str, shard: Shard | None 
         "batch": None,
         "attempts": [_attempt(*each) for each in found if each is not settled],
         "error": None,
-        "callback": _callback(redis, keys, task_id),
+        "callback": _callback(places, task_id),
     }
     if reply is not None and reply.status in FINISHED:
         return about | _ended(task_id, reply, settled[0] if settled else None)
-    waiting = _waits(redis, keys, tuple(models), task_id)
+    waiting = _waits(places, place, tuple(models), task_id)
     if waiting is not None:
         return about | waiting
     if settled is not None:
         return about | _recorded(*settled)
-    letter = DeadLetters(redis, keys).show(task_id)
+    letter = DeadLetters(places).show(task_id)
     if letter is not None:
         record = letter[0]
         return about | {
@@ -94,9 +97,9 @@ def explain(redis: Redis, models: Iterable[str], name: str, shard: Shard | None 
     return about
 
 
-def _callback(redis: Redis, keys: Shard, task_id: str) -> dict[str, Any] | None:
+def _callback(places: Places, task_id: str) -> dict[str, Any] | None:
     """The host that the result is pushed to, since the URL's path may be a secret, and whether it was."""
-    found = CallbackStore(redis, keys).find(task_id)
+    found = CallbackStore(places).find(task_id)
     if found is None:
         return None
     callback, look_ms = found
@@ -111,19 +114,19 @@ def _callback(redis: Redis, keys: Shard, task_id: str) -> dict[str, Any] | None:
     }
 
 
-def explain_recorded(redis: Redis, name: str, owner: str = "", shard: Shard | None = None) -> dict[str, Any] | None:
+def explain_recorded(redis: Redis, name: str, owner: str = "") -> dict[str, Any] | None:
     """Explain a finished request from the batch log alone; None for any that `owner` may not know of.
 
     Raises:
         RedisError: Redis cannot be reached.
     """
-    settled = _settled(BatchLog(redis, shard).find(name, owner))
+    settled = _settled(BatchLog(redis).find(name, owner))
     return {"request_id": name, "task_id": settled[1].id} | _recorded(*settled) if settled else None
 
 
-def why_unknown(redis: Redis, name: str, shard: Shard | None = None) -> str:
+def why_unknown(redis: Redis, name: str) -> str:
     """A sentence for a request of which nothing is known. Raises RedisError."""
-    reach = BatchLog(redis, shard).reach()
+    reach = BatchLog(redis).reach()
     made_ms = made_at_ms(name, reach.now_ms)
     far = "an hour"
     if reach.cut:
@@ -145,14 +148,29 @@ def _settled(found: Iterable[_Found]) -> _Found | None:
     return max((each for each in found if each[1].code != UNSETTLED), key=lambda each: each[0].claimed_ms, default=None)
 
 
-def _known(redis: Redis, keys: Shard, name: str) -> tuple[str, list[_Found]]:
+def _known(places: Places, name: str) -> tuple[str, list[_Found]]:
     """The task id behind a name (the newest, if a caller gave several requests one id), and its batches."""
-    pointer = cast("bytes | None", redis.get(keys.request(name)))
-    task_id = pointer.decode() if pointer else name
-    found = BatchLog(redis, keys).find(task_id)
+    pointer = _pointer(places, name)
+    task_id = pointer or name
+    found = BatchLog(places.home.redis).find(task_id)
     if found and not pointer:
         task_id = found[-1][1].id
     return task_id, [each for each in found if each[1].id == task_id]
+
+
+def _pointer(places: Places, request_id: str) -> str:
+    """The task id for a caller's own request id, wherever that is; empty if there is none."""
+    if shard_of(request_id) is not None:
+        return ""
+
+    def note(pipeline: Any, place: Place) -> None:
+        pipeline.get(place.keys.request(request_id))
+
+    pointers = (each.replies[0] for each in answered(AllPlaces(places).ask(note)))
+    known = [each.decode() for each in pointers if each]
+    # Callers without an owner may have given two requests one id, in two shards.
+    now_ms = time.time() * 1000
+    return max(known, key=lambda task_id: made_at_ms(task_id, now_ms) or 0, default="")
 
 
 def _ended(task_id: str, reply: Reply, record: BatchRecord | None) -> dict[str, Any]:
@@ -271,9 +289,10 @@ def _attempt(record: BatchRecord, mine: Member) -> dict[str, Any]:
     }
 
 
-def _waits(redis: Redis, keys: Shard, models: Sequence[str], task_id: str) -> dict[str, Any] | None:
+def _waits(places: Places, place: Place, models: Sequence[str], task_id: str) -> dict[str, Any] | None:
     """Find an unfinished request: in a lease, in a queue, or put aside."""
-    for worker, batch_id, lease in _leases(redis, keys):
+    redis, keys = place.redis, place.keys
+    for worker, batch_id, lease in _leases(places, place):
         for entry in lease.entries:
             if _is(entry.message, task_id):
                 return {
@@ -282,13 +301,13 @@ def _waits(redis: Redis, keys: Shard, models: Sequence[str], task_id: str) -> di
                     "tier": TIERS[entry.rank].value,
                     "attempt": _attempt_of(entry.message),
                     "where": f"in batch {batch_id} of worker {worker}",
-                    "batch": {"id": batch_id, "size": len(lease.entries), "worker": worker, "neighbours": []},
+                    "batch": {"id": batch_id, "size": _size(places, batch_id), "worker": worker, "neighbours": []},
                 }
     for model in models:
         for tier in TIERS:
-            for place, message in enumerate(_queued(redis, keys.queue(model, tier))):
+            for before, message in enumerate(_queued(redis, keys.queue(model, tier))):
                 if _is(message, task_id):
-                    where = f"in {keys.queue(model, tier)}, {place} before it"
+                    where = f"in {keys.queue(model, tier)}, {before} before it"
                     return _waiting(model, tier.value, message, where)
         for raw, due in redis.zscan_iter(keys.delayed(model)):
             if _is(raw[1:], task_id):
@@ -305,14 +324,24 @@ def _waiting(model: str, tier: str, message: bytes, where: str) -> dict[str, Any
     return {"status": "queued", "model": model, "tier": tier, "attempt": _attempt_of(message), "where": where}
 
 
-def _leases(redis: Redis, keys: Shard) -> Iterator[tuple[str, str, Lease]]:
+def _leases(places: Places, place: Place) -> Iterator[tuple[str, str, Lease]]:
+    redis, keys = place.redis, place.keys
     for worker in cast("list[bytes]", redis.zrange(keys.workers(), 0, -1)):
         name = worker.decode()
-        shown = name_of(redis, keys, name)
+        shown = name_of(places.home.redis, places.home.keys, name)
         for batch in cast("set[bytes]", redis.smembers(keys.leases(name))):
             lease = parse_lease(cast("list[bytes]", redis.lrange(keys.lease(batch.decode()), 0, -1)))
             if lease is not None:
                 yield shown, batch.decode(), lease
+
+
+def _size(places: Places, batch_id: str) -> int:
+    """The number of requests in the leases of a batch: it has one in each place that it was claimed from."""
+
+    def note(pipeline: Any, place: Place) -> None:
+        pipeline.llen(place.keys.lease(batch_id))
+
+    return sum(max(0, each.replies[0] - 1) for each in answered(AllPlaces(places).ask(note)))
 
 
 def _queued(redis: Redis, queue: str) -> Iterator[bytes]:

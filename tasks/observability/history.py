@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import cast
 
 import msgspec
-from redis import Redis
 
-from config.keys import Shard
+from config.shards import Places
+from tasks.fleet.dead_letters import DeadLetters
+from tasks.fleet.queue_reader import QueueReader
 from tasks.fleet.registry_reader import Fleet, QueueRow, WorkerRow
 from tasks.observability import metrics, slo
 
@@ -54,18 +55,15 @@ class History:
     """Takes and stores points. `models` are those whose queues are read."""
 
     def __init__(
-        self,
-        redis: Redis,
-        fleet: Fleet,
-        shared: metrics.SharedMetrics,
-        models: Sequence[str],
-        shard: Shard | None = None,
+        self, places: Places, fleet: Fleet, waiting: QueueReader, shared: metrics.SharedMetrics, models: Sequence[str]
     ) -> None:
-        self._redis = redis
+        self._redis = places.home.redis
+        self._keys = places.home.keys
         self._fleet = fleet
+        self._waiting = waiting
+        self._letters = DeadLetters(places)
         self._shared = shared
         self._models = models
-        self._keys = shard or Shard()
 
     def take_if_due(self) -> bool:
         """Store a point unless another process has since the last step; returns whether it did. Raises RedisError."""
@@ -83,10 +81,18 @@ class History:
     def now(self, workers: Sequence[WorkerRow] | None = None, queues: Sequence[QueueRow] | None = None) -> Point:
         """A point of this moment, from `workers` and `queues` if they are given. Raises RedisError."""
         workers = self._fleet.workers() if workers is None else workers
-        queues = self._fleet.queues(self._models) if queues is None else queues
+        queues = self._waiting.read(self._models, workers).queues if queues is None else queues
         at = self._redis.time()[0]
-        dead = self._redis.zcard(self._keys.dead())
+        dead = self._dead()
         return make_point(at, self._shared.samples(), queues, workers, self._fleet.healthy_of(workers), dead)
+
+    def _dead(self) -> int:
+        dead, is_whole = self._letters.count()
+        if is_whole:
+            return dead
+        # Otherwise the letters of a shard would seem to be new when it is back.
+        last = self.ago(0)
+        return max(dead, last.dead) if last else dead
 
     def points(self) -> list[Point]:
         """All points, oldest first. Raises RedisError."""

@@ -102,6 +102,7 @@ CACHE_HITS = _counter("cache_hits_total", "Requests answered from the cache of r
 
 QUEUE_DEPTH = _gauge("queue_depth", "Requests waiting in the queue.", "model", "tier")
 QUEUE_OLDEST = _gauge("queue_oldest_seconds", "Age of the oldest waiting request.", "model", "tier")
+SHARD_UP = _gauge("shard_up", "1 if a shard answers, else 0; only with several shards.", "shard")
 WORKERS = _gauge("workers", "Workers by state.", "state")
 EXECUTORS = _gauge("executors", "Executors of healthy workers.", "model", "state")
 RESIDENT = _gauge("resident", "Models that are loaded: 1, or 0 for one that is loaded on demand.", "model", "worker")
@@ -128,8 +129,10 @@ SLO_BURN_RATE = _gauge(
 SLO_REQUESTS = Reading(
     "bunch_slo_requests", "Requests that count towards their tier's objective.", ("tier",), CounterMetricFamily
 )
-REDIS_MEMORY_USED = _gauge("redis_memory_used_bytes", "Memory that Redis uses.")
-REDIS_MEMORY_MAX = _gauge("redis_memory_max_bytes", "Memory limit of Redis; 0: no limit.")
+REDIS_MEMORY_USED = _gauge(
+    "redis_memory_used_bytes", "Memory that Redis uses; with several servers, that of the fullest."
+)
+REDIS_MEMORY_MAX = _gauge("redis_memory_max_bytes", "Memory limit of that server; 0: no limit.")
 PROCESSES = _gauge("processes", "Processes by role, alive or silent for the last minute.", "role", "state")
 PROCESS_CPU = Reading(
     "bunch_process_cpu_seconds", "User and system time of a process.", ("role", "process"), CounterMetricFamily

@@ -17,11 +17,11 @@ class CallbackStep(bootsteps.StartStopStep):
         return bool(worker.app.bunch_settings.callback_hosts)
 
     def start(self, worker: Any) -> None:
-        from config.redis import connect
+        from config.shards import open_places
         from tasks.callbacks.sender import Sender
 
         settings = worker.app.bunch_settings
-        self._sender = Sender(settings, connect(settings.redis_url))
+        self._sender = Sender(settings, open_places(settings))
         self._sender.start()
 
     def stop(self, worker: Any) -> None:

@@ -19,7 +19,7 @@ class PresenceStep(bootsteps.StartStopStep):
     def __init__(self, worker: Any, **_: Any) -> None:
         settings = worker.app.bunch_settings
         self._presence = Presence(
-            connect(settings.redis_url), "ops", lambda: settings.models, lambda: worker.hostname or ""
+            connect(settings.home_url), "ops", lambda: settings.models, lambda: worker.hostname or ""
         )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="presence", daemon=True)

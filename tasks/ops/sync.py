@@ -42,7 +42,7 @@ class PeriodicSync:
     """Runs each part of the sync in a thread from `start` on. `now` gives epoch seconds."""
 
     def __init__(self, settings: Settings, redis: Redis | None = None, now: Callable[[], float] = time.time) -> None:
-        redis = redis or connect(settings.redis_url)
+        redis = redis or connect(settings.home_url)
         self._settings = settings
         self._now = now
         self._engine = make_engine(settings)

@@ -19,6 +19,8 @@ import hmac
 import re
 from functools import lru_cache
 
+from config.shards import Place, Places
+
 _TAG = 10
 # The form that `tasks.client.client.new_id` makes: a step every four seconds, which repeats after 48 days.
 _OURS = re.compile(r"([0-9a-f]{5})[0-9a-f]{3}-[0-9a-f]{4}-8[0-9a-f]{3}-[ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -40,6 +42,11 @@ def shard_of(task_id: str) -> int | None:
     if task_id[_VARIANT : _VARIANT + 1] != "b" or _OURS.fullmatch(task_id) is None:
         return None
     return int(task_id[_NUMBER], 16)
+
+
+def place_of(places: Places, task_id: str) -> Place:
+    """The place of a request: the shard that its id tells, or the home, where any other maker's ids are."""
+    return places.numbered(shard_of(task_id))
 
 
 def owned_id(task_id: str, owner: str) -> str:

@@ -12,6 +12,7 @@ from tasks.fleet.dead_letters import DeadLetters
 from tests.chaos.conftest import long_only
 from tests.chaos.stage import Stage
 from tests.e2e.client import Answer, Api
+from tests.shards import places_of
 from tests.waiting import wait_until
 
 SIZE = 64
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 @pytest.fixture
 def store(whole: Stage) -> Iterator[Redis]:
     with whole.redis() as redis:
-        letters = DeadLetters(redis)
+        letters = DeadLetters(places_of(redis))
         for each in letters.ids():
             letters.drop(each)
         yield redis
@@ -67,7 +68,7 @@ def test_inputs_that_raise_fail_alone(store: Redis, api: Api, cursed: int, capsy
     batches = {answer.json["metadata"]["batch_id"] for answer in answers if answer.status == 200}
     assert sizes == {SIZE}
     assert len(batches) == 1
-    assert len(DeadLetters(store).ids()) == cursed
+    assert len(DeadLetters(places_of(store)).ids()) == cursed
     # Workers tell once a second. 64, 32 … 1: six halvings, two halves each, for each culprit at most.
     wait_until(lambda: extra_passes(api) > before, what="the passes are counted")
     assert 12 <= extra_passes(api) - before <= 12 * cursed
@@ -82,7 +83,7 @@ def test_inputs_that_kill_fail_alone(whole: Stage, store: Redis, api: Api, curse
     answers = api.all(inputs, "cursed", timeout_ms=PATIENCE_MS)
     check_answers(inputs, answers, curse)
 
-    letters = DeadLetters(store).newest()
+    letters = DeadLetters(places_of(store)).newest()
     assert len(letters) == cursed
     for letter in letters:
         assert letter.model == "cursed"
@@ -113,4 +114,4 @@ def test_a_dead_letter_is_answered_once_the_model_is_mended(whole: Stage, store:
         whole.repaired.unlink()
 
     assert (result["status"], result["output"]) == ("SUCCESS", value)
-    assert DeadLetters(store).ids() == []
+    assert DeadLetters(places_of(store)).ids() == []

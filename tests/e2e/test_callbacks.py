@@ -19,6 +19,7 @@ from tests.e2e.conftest import CALLBACK_SECRET
 from tests.e2e.gate import Gate
 from tests.e2e.stack import Stack
 from tests.fakes.receiver import Receiver, receiving
+from tests.shards import places_of
 from tests.waiting import wait_until
 
 
@@ -122,7 +123,7 @@ def test_what_nobody_takes_is_a_dead_letter_that_can_be_replayed(
 ) -> None:
     receiver.statuses[:] = [410, 204]
     task_id = ask(api, "gone", receiver.url).json["task_id"]
-    letters = DeadLetters(store)
+    letters = DeadLetters(places_of(store))
     letter_id = f"callback:{task_id}"
     (letter, _) = wait_until(lambda: letters.show(letter_id))
     assert "status 410" in letter.reason

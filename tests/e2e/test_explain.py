@@ -16,6 +16,7 @@ from tasks.observability.explain import explain
 from tests.e2e.client import Api
 from tests.e2e.gate import Gate
 from tests.e2e.stack import PATIENCE_S, ROOT, Stack
+from tests.shards import places_of
 from tests.waiting import wait_until
 
 STAGES = ["admission", "queue", "batch_wait", "transfer", "compute", "reply"]
@@ -32,7 +33,7 @@ def written(store: Redis, task_id: str) -> dict[str, Any]:
     """Once its batch is written down, which is a moment after the answer."""
 
     def look() -> dict[str, Any] | None:
-        about = explain(store, ["quartet"], task_id)
+        about = explain(places_of(store), ["quartet"], task_id)
         return about if about and (about["batch"] or {}).get("executor") else None
 
     wait_until(look, what="the batch is written down")
@@ -97,7 +98,7 @@ def test_what_runs_and_what_waits_is_found(api: Api, store: Redis, gate: Gate) -
     gate.occupy()
     waiting = [api.later(n, "moody", timeout_ms=9000) for n in range(3)]
     # Not by the command: it takes longer to start than they may wait.
-    found = [explain(store, ["moody"], task_id) for task_id in (gate._held[0], *waiting)]
+    found = [explain(places_of(store), ["moody"], task_id) for task_id in (gate._held[0], *waiting)]
     gate.open()
     running, *queued = [each or {} for each in found]
     assert running["status"] == "running"
@@ -113,7 +114,7 @@ def test_pause_and_resume_from_the_command_line(api: Api, stack: Stack, store: R
         free = {"X_Tier": "free", "Prefer": "respond-async"}
         waiting = api.post("/v1/inference", {"input": "a", "model": "shout"}, **free).json["task_id"]
         assert api.infer("b", "shout").status == 200
-        assert (explain(store, ["shout"], waiting) or {})["status"] == "queued"
+        assert (explain(places_of(store), ["shout"], waiting) or {})["status"] == "queued"
         assert "paused" in stack.manage("queues").stdout
     finally:
         resumed = stack.manage("resume", "shout")

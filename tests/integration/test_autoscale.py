@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +25,12 @@ from config.redis import connect
 from config.schema import PoolSettings
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
+from tasks.fleet.queue_reader import QueueReader
 from tasks.fleet.registry_reader import ExecutorRow, Fleet, WorkerRow
 from tasks.fleet.scaling import KEPT_S, ScaleBoard
 from tasks.observability.metrics import SharedMetrics
 from tests.integration.test_supervisor import PATIENCE_S, ROOT, DummyUp
+from tests.shards import places_of
 from tests.waiting import wait_until
 
 KEYS = Shard()
@@ -69,6 +71,11 @@ def serve(redis: Redis, batches: int, size: int, seconds: float) -> None:
         redis.hincrbyfloat(KEYS.metrics(), msgspec.json.encode([name, {"model": "m"}]), by)
 
 
+def gauge_of(redis: Redis, settings: Settings, clock: Callable[[], float]) -> Gauge:
+    fleet = Fleet(redis)
+    return Gauge(settings, fleet, QueueReader(places_of(redis), fleet), SharedMetrics(redis), clock)
+
+
 @pytest.fixture
 def clock() -> list[float]:
     return [0.0]
@@ -81,7 +88,7 @@ def hand() -> Hand:
 
 @pytest.fixture
 def scaler(redis: Redis, clock: list[float], hand: Hand) -> Autoscaler:
-    gauge = Gauge(SETTINGS, Fleet(redis), SharedMetrics(redis), lambda: clock[0])
+    gauge = gauge_of(redis, SETTINGS, lambda: clock[0])
     return Autoscaler(RULES, gauge, hand, ScaleBoard(redis))
 
 
@@ -143,7 +150,7 @@ def asked(redis: Redis, code: str, number: int = 1) -> None:
 
 
 def exporting(redis: Redis, clock: list[float], rules: ScalingRules = RULES) -> Autoscaler:
-    gauge = Gauge(SETTINGS, Fleet(redis), SharedMetrics(redis), lambda: clock[0])
+    gauge = gauge_of(redis, SETTINGS, lambda: clock[0])
     board = ScaleBoard(redis)
     return Autoscaler(rules, gauge, Exported(board.read(), 40.0, lambda: clock[0]), board)
 
@@ -184,7 +191,7 @@ def test_a_refused_request_calls_the_first_worker(redis: Redis, clock: list[floa
 
 def test_a_pool_has_limits_of_its_own(redis: Redis, clock: list[float]) -> None:
     pools = {name: PoolSettings(name=name, models=("m",)) for name in ("small", "large")}
-    gauge = Gauge(msgspec.structs.replace(SETTINGS, pools=pools), Fleet(redis), SharedMetrics(redis), lambda: clock[0])
+    gauge = gauge_of(redis, msgspec.structs.replace(SETTINGS, pools=pools), lambda: clock[0])
     own = {"large": replace(RULES, least=2, most=3)}
     row = Autoscaler(RULES, gauge, Hand(), None, own).step(0.0)
     assert {each.pool: each.wanted for each in row.groups} == {"small": 1, "large": 2}

@@ -14,6 +14,7 @@ from tasks.client.client import new_id
 from tasks.observability.batch_log import HOUR_MS, UNSETTLED, BatchLog, BatchRecord, Member
 from tasks.observability.explain import explain, explain_recorded, why_unknown
 from tasks.protocol.ids import made_at_ms, owned_id
+from tests.shards import places_of
 
 KEYS = Shard()
 MIB = 1_048_576
@@ -46,7 +47,7 @@ def test_an_answer_whose_result_is_gone_is_explained_by_either_id(redis: Redis) 
     task_id, other = new_id(), new_id()
     tried = batch(Member(task_id, 1, 1, request_id="case-7"), name="b0", at_ms=1000, why="the process was killed")
     BatchLog(redis).write([tried, batch(Member(task_id, 1, 2, 3, 17, "OK", "case-7"), Member(other, 2, 1, 3, 9, "OK"))])
-    by_task, by_request = explain(redis, ["m"], task_id), explain(redis, ["m"], "case-7")
+    by_task, by_request = explain(places_of(redis), ["m"], task_id), explain(places_of(redis), ["m"], "case-7")
     assert by_task is not None
     assert by_request == by_task | {"request_id": "case-7"}
     assert (by_task["status"], by_task["model"], by_task["tier"], by_task["attempt"]) == ("completed", "m", "paid", 2)
@@ -61,7 +62,7 @@ def test_an_id_that_a_caller_gave_twice_means_its_newest_request(redis: Redis) -
     older, newer = new_id(), new_id()
     BatchLog(redis).write([batch(Member(older, 1, 1, 0, 0, "OK", "same"), at_ms=1000)])
     BatchLog(redis).write([batch(Member(newer, 1, 1, 0, 0, "OK", "same"), at_ms=2000)])
-    about = explain(redis, ["m"], "same")
+    about = explain(places_of(redis), ["m"], "same")
     assert about is not None
     assert (about["task_id"], about["attempts"]) == (newer, [])
 
@@ -90,12 +91,12 @@ def test_what_failed_is_known_for_a_day_and_the_rest_for_an_hour(redis: Redis) -
     # The next write drops what is too old.
     BatchLog(redis).write([batch(Member(new_id(), 1, 1, 0, 0, "OK"), name="b2")])
     assert redis.xlen(KEYS.record("all")) == 1
-    about = explain(redis, ["m"], bad)
+    about = explain(places_of(redis), ["m"], bad)
     assert about is not None
     assert (about["status"], about["error"]["code"]) == ("failed", "INFERENCE_FAILED")
     assert (about["error"]["type"], about["error"]["message"]) == ("ValueError", "the third attempt")
     for name in (good, refused):
-        assert explain(redis, ["m"], name) is None
+        assert explain(places_of(redis), ["m"], name) is None
         assert "older than the batch log reaches: an hour" in why_unknown(redis, name)
 
 
@@ -107,8 +108,8 @@ def test_beyond_its_ceiling_the_oldest_go_and_whoever_asks_is_told_how_far_it_re
     recent = [[new_id() for _ in range(64)] for _ in range(900)]
     for n, ids in enumerate(recent):
         batch_log.write([batch(*(Member(each, 1, 1, 0, 3, "OK") for each in ids), name=f"b{n}")])
-    assert explain(redis, ["m"], names[0]) is None
-    assert explain(redis, ["m"], recent[-1][0]) is not None
+    assert explain(places_of(redis), ["m"], names[0]) is None
+    assert explain(places_of(redis), ["m"], recent[-1][0]) is not None
     told = why_unknown(redis, names[0])
     assert "older than the batch log reaches" in told
     assert "at this rate (BUNCH_EXPLAIN_MAX_BYTES)" in told
@@ -141,7 +142,7 @@ def test_one_request_is_found_without_reading_it_all(redis: Redis, monkeypatch: 
 def test_what_was_not_settled_has_no_end(redis: Redis) -> None:
     task_id = new_id()
     BatchLog(redis).write([batch(Member(task_id, 1, 1), why="its worker died")])
-    about = explain(redis, ["m"], task_id)
+    about = explain(places_of(redis), ["m"], task_id)
     assert about is not None
     assert (about["status"], len(about["attempts"])) == ("unknown", 1)
     assert explain_recorded(redis, task_id) is None

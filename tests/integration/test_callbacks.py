@@ -22,6 +22,7 @@ from tasks.fleet.dead_letters import DeadLetters
 from tasks.observability import metrics
 from tasks.observability.explain import explain
 from tests.fakes.receiver import Receiver, receiving
+from tests.shards import places_of
 from tests.waiting import wait_until
 
 KEYS = Shard()
@@ -46,7 +47,7 @@ class Rig:
     def __init__(self, redis: Redis, **options: Any) -> None:
         self.redis = redis
         self.time = Time()
-        self.store = CallbackStore(redis)
+        self.store = CallbackStore(places_of(redis))
         self.sender = self.another(**options)
 
     def another(self, resolve: Any = delivery.resolve, timeout_s: float = 5.0, lease_ttl_ms: int = 5000) -> Sender:
@@ -54,7 +55,7 @@ class Rig:
         settings = Settings(
             callback_hosts=SETTINGS.callback_hosts, callback_secret=SECRET, metrics="off", lease_ttl_ms=lease_ttl_ms
         )
-        return Sender(settings, self.redis, deliver=deliver, clock=self.time, chance=lambda: 0.0)
+        return Sender(settings, places_of(self.redis), deliver=deliver, clock=self.time, chance=lambda: 0.0)
 
     def owe(self, url: str, task_id: str = "t1", *, finished: bool = True) -> None:
         self.store.owe(task_id, url, "echo", Tier.PAID, 10.0, self.time.now)
@@ -124,7 +125,7 @@ def test_a_result_is_pushed_signed_as_the_result_is_read(rig: Rig, receiver: Rec
     assert rig.score() is None
     assert rig.turn() == 0
     assert rig.redis.pttl(KEYS.result("t1")) <= SETTINGS.result_ttl_ms
-    told = explain(rig.redis, ["echo"], "t1")["callback"]
+    told = explain(places_of(rig.redis), ["echo"], "t1")["callback"]
     assert (told["status"], told["attempts"], told["host"]) == ("delivered", 1, f"127.0.0.1:{receiver.port}")
 
 
@@ -148,7 +149,7 @@ def test_a_receiver_that_is_down_gets_it_once_it_is_up(rig: Rig, receiver: Recei
     retried = counted("retried")
     rig.turn()
     assert counted("retried") == retried + 1
-    assert "refused" in explain(rig.redis, ["echo"], "t1")["callback"]["error"]
+    assert "refused" in explain(places_of(rig.redis), ["echo"], "t1")["callback"]["error"]
     with receiving(gone.port) as back:
         rig.again()
         assert len(back.sent) == 1
@@ -165,7 +166,7 @@ def test_what_is_not_taken_is_tried_again_later_and_no_redirect_is_followed(
         rig.owe(receiver.url)
         rig.turn()
         assert rig.turn() == 0, "not before its pause is over"
-        assert f"status {status}" in explain(rig.redis, ["echo"], "t1")["callback"]["error"]
+        assert f"status {status}" in explain(places_of(rig.redis), ["echo"], "t1")["callback"]["error"]
         assert rig.again() == 1
         assert not elsewhere.sent
     first, second = receiver.sent
@@ -212,7 +213,7 @@ def test_a_name_that_leads_to_a_private_address_gets_nothing(redis: Redis, recei
     rig.owe(f"https://evil.partner.example:{receiver.port}/")
     rig.turn()
     assert not receiver.sent
-    (letter,) = DeadLetters(redis).newest()
+    (letter,) = DeadLetters(places_of(redis)).newest()
     assert address in letter.reason
     assert rig.score() is None
 
@@ -237,13 +238,13 @@ def test_after_an_hour_it_is_a_dead_letter_which_a_replay_sends_again(rig: Rig, 
     rig.time.now += RETRIED_S
     assert rig.again() == 1
     assert rig.score() is None
-    letters = DeadLetters(rig.redis)
+    letters = DeadLetters(places_of(rig.redis))
     (letter,) = letters.newest()
     assert (letter.id, letter.model, letter.tier, letter.attempts) == ("callback:t1", "echo", "paid", 2)
     assert "status 500" in letter.reason
     assert "s3cret" not in letter.reason
     assert json.loads(letters.show("callback:t1")[1]) == ANSWER
-    assert explain(rig.redis, ["echo"], "t1")["callback"]["status"] == "given up"
+    assert explain(places_of(rig.redis), ["echo"], "t1")["callback"]["status"] == "given up"
 
     rig.redis.delete(KEYS.result("t1"))
     receiver.statuses[:] = [200]
@@ -265,7 +266,7 @@ def test_a_host_that_never_answers_is_given_up_too(rig: Rig) -> None:
     rig.turn()
     rig.store.finished("t2")
     rig.turn()
-    assert sorted(each.id for each in DeadLetters(rig.redis).newest()) == ["callback:t1", "callback:t2"]
+    assert sorted(each.id for each in DeadLetters(places_of(rig.redis)).newest()) == ["callback:t1", "callback:t2"]
 
 
 @pytest.mark.parametrize("status", [410])
@@ -273,14 +274,14 @@ def test_a_receiver_that_is_gone_is_not_asked_again(rig: Rig, receiver: Receiver
     receiver.statuses[:] = [status]
     rig.owe(receiver.url)
     rig.turn()
-    assert DeadLetters(rig.redis).ids() == ["callback:t1"]
+    assert DeadLetters(places_of(rig.redis)).ids() == ["callback:t1"]
 
 
 def test_a_host_that_was_taken_from_the_list_gets_nothing(rig: Rig, receiver: Receiver) -> None:
     rig.owe(f"http://localhost:{receiver.port}/")
     rig.turn()
     assert not receiver.sent
-    assert "not among the hosts" in DeadLetters(rig.redis).newest()[0].reason
+    assert "not among the hosts" in DeadLetters(places_of(rig.redis)).newest()[0].reason
 
 
 def test_a_result_that_was_deleted_is_not_pushed(rig: Rig, receiver: Receiver) -> None:

@@ -12,6 +12,7 @@ from config.tiers import Tier
 from tasks.fleet.dead_letters import DeadLetters
 from tasks.protocol.results import DeadLetter
 from tests.integration.queueing import KEYS, MODEL, now_ms, put
+from tests.shards import places_of
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_a_replayed_dead_letter_runs_again_under_its_own_id(store: RedisBatchSto
     store.claim(MODEL, "b1", 1)
     record = DeadLetter("t0", MODEL, "paid", "died", "InferenceFailed", "", 2, 1, "b1", 0, 0.0)
     store.finish("b1", [Settled(1, "t0", 1000, "", b"{}", msgspec.json.encode(record))], last=True)
-    letters = DeadLetters(redis)
+    letters = DeadLetters(places_of(redis))
     assert [letter.id for letter in letters.newest()] == ["t0"]
     assert letters.replay("t0", 30.0, 60.0)
     assert not letters.replay("t0", 30.0, 60.0)
@@ -60,5 +61,5 @@ def test_a_replayed_message_of_a_celery_client_is_as_it_was(store: RedisBatchSto
     store.claim(MODEL, "b2", 1)
     record = DeadLetter("t0", MODEL, "paid", "died", "InferenceFailed", "", 2, 2, "b2", 0, 0.0)
     store.finish("b2", [Settled(1, "t0", 1000, "", b"{}", msgspec.json.encode(record))], last=True)
-    assert DeadLetters(redis).replay("t0", 30.0, 60.0)
+    assert DeadLetters(places_of(redis)).replay("t0", 30.0, 60.0)
     assert redis.lindex(KEYS.queue(MODEL, Tier.PAID), 0) == message

@@ -51,6 +51,7 @@ from tasks.protocol.results import CeleryCodec, DeadLetter
 from tests.fakes.door import MODEL, Door
 from tests.fakes.messages import celery_message, our_message
 from tests.integration.test_joined_traces import World
+from tests.shards import places_of
 
 KEYS = Shard()
 CODEC = CeleryCodec(60_000)
@@ -207,7 +208,7 @@ def dead_letters(redis: Redis) -> None:
     record = DeadLetter("dead", MODEL, "paid", "died", "InferenceFailed", "", 2, 1, "b3", 0, 0.0)
     letter = Settled(len(claim.entries), "dead", 1000, "", b"{}", msgspec.json.encode(record))
     assert store.finish("b3", [letter], last=True)
-    assert DeadLetters(redis).replay("dead", 30.0, 60.0)
+    assert DeadLetters(places_of(redis)).replay("dead", 30.0, 60.0)
 
 
 def pauses(redis: Redis) -> None:
@@ -247,7 +248,7 @@ def callers(redis: Redis) -> None:
     assert client._take_back(["t2", "t3"])
     assert ClientLimit(settings, redis).refusal("owner", "phone") is None
     assert OwnerNumbers(redis).position("m", "owner") == position(0)
-    callbacks = CallbackStore(redis)
+    callbacks = CallbackStore(places_of(redis))
     callbacks.owe("t4", "https://hooks.example/", MODEL, Tier.PAID, 1.0, 0.0)
     callbacks.finished("t4")
     assert callbacks.take(1, 1.0).ids == ["t4"]

@@ -14,6 +14,7 @@ from tasks.observability.batch_log import BatchLog
 from tasks.observability.explain import explain
 from tasks.protocol.caller import ANYBODY
 from tasks.protocol.outgoing import Outgoing
+from tests.shards import places_of
 from webapp.observability.door_log import ANSWERED, DoorRecord
 from webapp.request import HttpRequest
 
@@ -41,7 +42,7 @@ def test_a_refusal_is_explained_by_either_id(redis: Redis, door: DoorRecord) -> 
         (named, named, "free", "SERVICE_OVERLOADED", "refused at the door (pressure)"),
         (nameless, nameless, "paid", "BACKEND_UNAVAILABLE", "refused at the door"),
     ):
-        about = explain(redis, ["m"], name)
+        about = explain(places_of(redis), ["m"], name)
         assert about is not None
         assert (about["task_id"], about["status"], about["tier"]) == (task_id, "failed", tier)
         assert (about["error"]["code"], about["where"]) == (code, where)
@@ -52,7 +53,7 @@ def test_an_answer_from_the_cache_is_explained(redis: Redis, door: DoorRecord) -
     out = Outgoing(new_id(), asked(request_id="case-10"), "bunch.m.paid", 1, 1, 1)
     door.answered(out)
     door.flush()
-    about = explain(redis, ["m"], "case-10")
+    about = explain(places_of(redis), ["m"], "case-10")
     assert about is not None
     assert (about["status"], about["where"], about["error"]) == ("completed", ANSWERED, None)
 
@@ -61,7 +62,7 @@ def test_what_a_worker_tells_of_is_not_told_twice(redis: Redis, door: DoorRecord
     task_id = new_id()
     door.note(call(), task_id, asked(), DeadlineExceeded("the request was not answered before its deadline"))
     door.flush()
-    assert explain(redis, ["m"], task_id) is None
+    assert explain(places_of(redis), ["m"], task_id) is None
 
 
 def test_while_redis_is_away_it_is_kept_and_written_later(
@@ -79,4 +80,4 @@ def test_while_redis_is_away_it_is_kept_and_written_later(
         with pytest.raises(RedisConnectionError):
             door.flush()
     door.flush()
-    assert explain(redis, ["m"], task_id) is not None
+    assert explain(places_of(redis), ["m"], task_id) is not None

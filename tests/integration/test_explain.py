@@ -17,6 +17,7 @@ from tasks.observability.explain import explain
 from tasks.observers.batch_log import BatchLogObserver
 from tasks.protocol.results import CeleryCodec
 from tests.fakes.messages import our_message
+from tests.shards import places_of
 
 MODEL = "m"
 CODEC = CeleryCodec(60_000)
@@ -57,7 +58,7 @@ def test_the_attempts_that_came_before(redis: Redis, store: RedisBatchStore, bat
     put(redis, "a", "b")
     run(store, batch_log, "b1", lost="the process was killed by SIGSEGV")
     run(store, batch_log, "b2", fails="a")
-    about = explain(redis, [MODEL], "a")
+    about = explain(places_of(redis), [MODEL], "a")
     assert about is not None
     assert (about["status"], about["attempt"], about["error"]["message"]) == ("failed", 2, "broke")
     (earlier,) = about["attempts"]
@@ -74,11 +75,11 @@ def test_a_worker_that_died_has_left_a_record_all_the_same(
     store.claim(MODEL, "b1", 8)
     other = WorkerRegistry(redis, 5.0, on_lost=BatchLog(redis).lost)
     assert other.reclaim("worker-1", silent_ms=0) == 1
-    waiting = explain(redis, [MODEL], "a")
+    waiting = explain(places_of(redis), [MODEL], "a")
     assert waiting is not None
     assert (waiting["status"], waiting["attempt"]) == ("queued", 2)
     run(store, batch_log, "b2")
-    about = explain(redis, [MODEL], "a")
+    about = explain(places_of(redis), [MODEL], "a")
     assert about is not None
     assert [each["ended"] for each in about["attempts"]] == ["its worker died"]
     assert about["status"] == "completed"
@@ -88,11 +89,11 @@ def test_what_waits_aside_and_what_nobody_knows(redis: Redis, store: RedisBatchS
     put(redis, "a", tier=Tier.FREE)
     store.claim(MODEL, "b1", 8)
     store.put_aside(MODEL, "b1", [(1, 60_000)], last=True)
-    about = explain(redis, [MODEL], "a")
+    about = explain(places_of(redis), [MODEL], "a")
     assert about is not None
     assert (about["status"], about["tier"], about["attempt"]) == ("queued", "free", 2)
     assert about["where"].startswith("put aside until")
-    assert explain(redis, [MODEL], "nobody") is None
+    assert explain(places_of(redis), [MODEL], "nobody") is None
 
 
 def test_admission_is_from_the_senders_clock_and_never_negative(
@@ -100,7 +101,7 @@ def test_admission_is_from_the_senders_clock_and_never_negative(
 ) -> None:
     put(redis, "a")
     run(store, batch_log, "b1")
-    about = explain(redis, [MODEL], "a")
+    about = explain(places_of(redis), [MODEL], "a")
     assert about is not None
     stages = {each["stage"]: each["ms"] for each in about["stages"]}
     assert 0 <= stages["admission"] < 1_000

@@ -11,7 +11,9 @@ from batching.claim.store import Blame, RedisBatchStore
 from batching.fast_header import FastHeader, write_fast_header
 from config.keys import Shard
 from config.tiers import Tier
+from tasks.fleet.queue_reader import QueueReader
 from tasks.fleet.registry_reader import ExecutorRow, Fleet, WorkerRow, ready_models, utilisation
+from tests.shards import places_of
 
 KEYS = Shard()
 
@@ -83,7 +85,7 @@ def test_queues_have_depth_age_and_arrivals(redis: Redis) -> None:
     second = redis.time()[0]
     for ago in range(9):
         redis.hset(KEYS.arrivals(second - ago), KEYS.queue("m", Tier.PAID), 10)
-    enterprise, paid, free = Fleet(redis).queues(["m"])
+    enterprise, paid, free = QueueReader(places_of(redis), Fleet(redis)).queues(["m"])
     assert [(row.tier, row.depth) for row in (enterprise, paid, free)] == [("enterprise", 0), ("paid", 2), ("free", 1)]
     assert 3000 <= paid.oldest_ms < 33_000
     assert enterprise.oldest_ms == 0

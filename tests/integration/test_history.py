@@ -6,22 +6,29 @@ import pytest
 from redis import Redis
 
 from config.keys import Shard
+from tasks.fleet.queue_reader import QueueReader
 from tasks.fleet.registry_reader import Fleet
 from tasks.observability import history
 from tasks.observability.history import History, Point
 from tasks.observability.metrics import SharedMetrics
 from tasks.observability.slow_log import KEPT, SlowLog, SlowRequest, with_metadata
+from tests.shards import places_of
 
 KEYS = Shard()
 
 
+def history_of(redis: Redis) -> History:
+    fleet, places = Fleet(redis), places_of(redis)
+    return History(places, fleet, QueueReader(places, fleet), SharedMetrics(redis), ["m"])
+
+
 @pytest.fixture
 def kept(redis: Redis) -> History:
-    return History(redis, Fleet(redis), SharedMetrics(redis), ["m"])
+    return history_of(redis)
 
 
 def test_of_several_frontends_one_takes_each_point(redis: Redis, kept: History) -> None:
-    others = [History(redis, Fleet(redis), SharedMetrics(redis), ["m"]) for _ in range(3)]
+    others = [history_of(redis) for _ in range(3)]
     # A step may end in between.
     taken = sum(each.take_if_due() for each in [kept, *others, kept])
     assert taken in {1, 2}

@@ -14,6 +14,7 @@ from redis import Redis
 
 from config.keys import Shard
 from config.settings import ModelSettings
+from config.shards import only_home
 from tasks.fleet.process_register import KEPT_MS, Presence, RoleRow, Roles, usage_of
 from webapp.api.machine import machine_metrics
 
@@ -80,7 +81,7 @@ def test_metrics_that_need_no_gpu(redis: Redis, child: int) -> None:
     Presence(redis, "web", lambda: MODELS).beat()
     told(redis, id="a", age_ms=40_000, version="0.0.9", python="3.11.2")
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(type("All", (), {"collect": lambda self: machine_metrics(redis)})())
+    registry.register(type("All", (), {"collect": lambda self: machine_metrics(only_home(redis))})())
     text = generate_latest(registry).decode()
     for line in (
         'bunch_processes{role="web",state="alive"} 1.0',
@@ -101,7 +102,7 @@ def test_a_user_that_may_not_ask_for_memory_has_the_other_metrics(redis: Redis) 
     place = redis.connection_pool.connection_kwargs
     plain = Redis(place["host"], place["port"], username="plain", password="secret")
     try:
-        names = {family.name for family in machine_metrics(plain)}
+        names = {family.name for family in machine_metrics(only_home(plain))}
     finally:
         plain.close()
         redis.execute_command("ACL", "DELUSER", "plain")

@@ -6,6 +6,7 @@ import pytest
 
 from config.tiers import Tier
 from tasks.fleet.process_register import RoleRow
+from tasks.fleet.queue_reader import Waiting
 from tasks.fleet.registry_reader import ExecutorRow, QueueRow, WorkerRow
 from tasks.observability.slo import Objective
 from webapp.ops.health_findings import Finding, Lately, Standing, findings, status
@@ -41,7 +42,7 @@ def found(
     paused: dict[str, frozenset[Tier]] | None = None,
 ) -> list[Finding]:
     healthy = workers if healthy is None else healthy
-    return findings(models, queues, workers, healthy, standings or {}, OBJECTIVES, lately, paused)
+    return findings(models, Waiting(list(queues)), workers, healthy, standings or {}, OBJECTIVES, lately, paused)
 
 
 def test_when_all_is_well_there_is_nothing_to_say() -> None:

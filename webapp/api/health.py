@@ -12,9 +12,9 @@ from redis.exceptions import RedisError
 from batching.executor import ExecutorState
 from config.installation import PROGRAM
 from config.keys import Shard
+from tasks.fleet.queue_reader import Waiting
 from tasks.fleet.registry_reader import (
     BREAKER_STATES,
-    QueueRow,
     WorkerRow,
     breakers,
     gpu_utilisation,
@@ -75,19 +75,19 @@ def health(services: Services, call: HttpRequest) -> HttpResponse:
     try:
         workers = services.fleet.workers()
         healthy = services.fleet.healthy_of(workers)
-        queues = services.fleet.queues(services.settings.models)
+        waiting = services.waiting.read(services.settings.models, workers)
         rate = services.metrics.requests_per_second()
         redis = "up"
     except RedisError:
-        workers, healthy, queues, rate, redis = [], [], [], 0.0, "down"
+        workers, healthy, waiting, rate, redis = [], [], Waiting(), 0.0, "down"
     served = ready_models(healthy)
     missing = [name for name in services.settings.models if name not in served]
-    status = overall(list(services.settings.models), workers, healthy)
+    status = overall(list(services.settings.models), workers, healthy, waiting.shards)
     body = {
         "status": status,
         "executor_utilization": round(utilisation(healthy), 4),
         "gpu_utilization": None if (gpus := gpu_utilisation(healthy)) is None else round(gpus, 4),
-        "queue_depth": sum(row.depth for row in queues),
+        "queue_depth": sum(row.depth for row in waiting.queues),
         "requests_per_second": round(rate, 2),
         "workers": len(workers),
         "healthy_workers": len(healthy),
@@ -95,6 +95,8 @@ def health(services: Services, call: HttpRequest) -> HttpResponse:
         "unavailable_models": missing,
         "breakers": breakers(healthy, services.settings.models) if redis == "up" else {},
     }
+    if waiting.shards:
+        body["unavailable_shards"] = sorted(waiting.down)
     return HttpResponse(503 if status == "unhealthy" else 200, _encode(body), call.request_id)
 
 
@@ -134,8 +136,9 @@ class _Collected:
 
 
 def _gauges(services: Services) -> list[Metric]:
-    queues: list[QueueRow] = services.fleet.queues(services.settings.models)
     workers: list[WorkerRow] = services.fleet.workers()
+    waiting = services.waiting.read(services.settings.models, workers)
+    queues = waiting.queues
     healthy = services.fleet.healthy_of(workers)
     depth = declared.QUEUE_DEPTH.family()
     oldest = declared.QUEUE_OLDEST.family()
@@ -162,11 +165,17 @@ def _gauges(services: Services) -> list[Metric]:
     owed = declared.CALLBACKS_OWED.family()
     owed.add_metric((), services.redis.zcard(Shard().callbacks()))
     families: list[Metric] = [depth, oldest, states, executors, resident, dead, owed]
+    if waiting.shards:
+        # With one shard, /metrics itself says whether it is up.
+        up = declared.SHARD_UP.family()
+        for shard in waiting.shards:
+            up.add_metric((shard.name,), 0 if shard.error else 1)
+        families.append(up)
     families += [
         *_faults(services, healthy),
         *_gpus(healthy),
         *_objectives(services, now),
-        *machine_metrics(services.redis),
+        *machine_metrics(services.places),
     ]
     scale = ScaleBoard(services.redis).read()
     if scale is not None:

@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from prometheus_client.core import Metric
-from redis import Redis
-from redis.exceptions import ResponseError
 
+from config.shards import Place, Places
+from tasks.fleet.all_places import AllPlaces
 from tasks.fleet.process_register import RoleRow, Roles, Usage
 from tasks.observability import metrics
 
 _ROLES = ("ops", "web", "worker")
 
 
-def machine_metrics(redis: Redis) -> list[Metric]:
+def machine_metrics(places: Places) -> list[Metric]:
     """The metrics. Raises RedisError."""
-    roles = Roles(redis)
+    roles = Roles(places.home.redis)
     rows = roles.rows()
     silent = [row for row in rows if roles.is_silent(row)]
-    return [*_memory(redis), *_processes(rows, silent), *_usage(rows), _build(rows)]
+    return [*_memory(places), *_processes(rows, silent), *_usage(rows), _build(rows)]
 
 
-def _memory(redis: Redis) -> Iterable[Metric]:
-    try:
-        memory = redis.info("memory")
-    except ResponseError:
+def _memory(places: Places) -> Iterable[Metric]:
+    """The memory of the fullest server: what is full refuses requests, however much is free elsewhere."""
+    asked = {id(group[0].redis): group[0] for group in places.by_server()}
+
+    def note(pipeline: Any, place: Place) -> None:
+        if asked[id(place.redis)] is place:
+            pipeline.info("memory")
+
+    memories = [reply for each in AllPlaces(places).ask(note) if each.error is None for reply in each.replies]
+    if not memories:
         # The Redis user may lack the right to ask: then there is no such metric.
         return
+    memory = max(memories, key=_fullness)
     for reading, field in ((metrics.REDIS_MEMORY_USED, "used_memory"), (metrics.REDIS_MEMORY_MAX, "maxmemory")):
         family = reading.family()
         family.add_metric((), float(memory.get(field, 0)))
         yield family
+
+
+def _fullness(memory: Mapping[str, Any]) -> tuple[float, int]:
+    used, limit = int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0))
+    return used / limit if limit else 0.0, used
 
 
 def _processes(rows: Sequence[RoleRow], silent: Sequence[RoleRow]) -> Iterable[Metric]:

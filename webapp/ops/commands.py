@@ -162,7 +162,7 @@ class _Standing:
     @classmethod
     def of(cls, services: Services, asked: OfModel) -> _Standing:
         names = _nodes(services, asked)
-        rows = [row for row in services.fleet.queues((asked.model,)) if Tier(row.tier) in asked.tiers]
+        rows = [row for row in services.waiting.queues((asked.model,)) if Tier(row.tier) in asked.tiers]
         parts = [f"{row.depth:,} {row.tier}" for row in rows if row.depth]
         depth = sum(row.depth for row in rows)
         waiting = (

@@ -20,7 +20,7 @@ def will_replay(services: Services, arguments: Mapping[str, Any]) -> str:
 
 
 def replay(services: Services, arguments: Mapping[str, Any]) -> str:
-    letters, settings = DeadLetters(services.redis), services.settings
+    letters, settings = DeadLetters(services.places), services.settings
     ids = _ids(services, arguments)
     replayed = 0
     for task_id in ids:
@@ -38,7 +38,7 @@ def will_drop(services: Services, arguments: Mapping[str, Any]) -> str:
 
 
 def drop(services: Services, arguments: Mapping[str, Any]) -> str:
-    letters = DeadLetters(services.redis)
+    letters = DeadLetters(services.places)
     ids = _ids(services, arguments)
     dropped = sum(letters.drop(each) for each in ids)
     return f"{_letters(dropped)} deleted" + _rest(len(ids) - dropped, "already gone")
@@ -47,7 +47,7 @@ def drop(services: Services, arguments: Mapping[str, Any]) -> str:
 def _ids(services: Services, arguments: Mapping[str, Any]) -> list[str]:
     ids = arguments.get("ids")
     if ids == "all":
-        return DeadLetters(services.redis).ids()
+        return DeadLetters(services.places).ids()
     if not isinstance(ids, list) or not ids or not all(isinstance(each, str) for each in ids):
         raise ApiError("INVALID_INPUT", 'ids: a list of task ids, or "all"')
     return list(dict.fromkeys(ids))

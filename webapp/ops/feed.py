@@ -35,7 +35,7 @@ class Feed:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._letters = DeadLetters(services.redis)
+        self._letters = DeadLetters(services.places)
         self._desired_state = DesiredState(services.redis)
         self._roles = Roles(services.redis, lease_ttl_s=services.settings.lease_ttl_s)
         self._asking = BoundedSemaphore(1)
@@ -75,7 +75,8 @@ class Feed:
         models = list(services.settings.models)
         workers = services.fleet.workers()
         healthy = services.fleet.healthy_of(workers)
-        queues = services.fleet.queues(models)
+        waiting = services.waiting.read(models, workers)
+        queues = waiting.queues
         point = services.history.now(workers, queues)
         standings = self._standings(point)
         objectives = slo.objectives(services.settings)
@@ -85,12 +86,13 @@ class Feed:
         paused = {name: each.paused for name, each in desired.items() if each.paused}
         return {
             "at": time.time(),
-            "status": status(models, workers, healthy),
-            "findings": findings(models, queues, workers, healthy, standings, objectives, lately, paused),
+            "status": status(models, workers, healthy, waiting.shards),
+            "findings": findings(models, waiting, workers, healthy, standings, objectives, lately, paused),
             "point": point,
             "slo": {tier.value: each for tier, each in standings.items()},
             "models": [_served(services.settings.models[name], each) for name, each in desired.items()],
             "queues": queues,
+            "shards": waiting.shards,
             "workers": [_worker(each, each in healthy) for each in workers],
             "processes": [_process(each, self._roles.is_silent(each)) for each in everybody],
             "dead": [_shortened(each) for each in self._letters.newest(_SHOWN)],

@@ -8,6 +8,7 @@ import msgspec
 
 from config.tiers import Tier
 from tasks.fleet.process_register import RoleRow
+from tasks.fleet.queue_reader import ShardRow, Waiting
 from tasks.fleet.registry_reader import ExecutorRow, QueueRow, WorkerRow, breakers, ready_models
 from tasks.observability.error_summary import error_summary
 from tasks.observability.slo import Objective
@@ -59,7 +60,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 def findings(
     models: Sequence[str],
-    queues: Sequence[QueueRow],
+    waiting: Waiting,
     workers: Sequence[WorkerRow],
     healthy: Sequence[WorkerRow],
     standings: Mapping[Tier, Standing],
@@ -68,8 +69,10 @@ def findings(
     paused: Mapping[str, frozenset[Tier]] | None = None,
 ) -> list[Finding]:
     """The findings, worst first; none when all is well. `paused` are the tiers that operators have paused, by model."""
+    queues = waiting.queues
     found = [
         *_missing(models, workers, healthy),
+        *_shards(waiting.shards, healthy),
         *_fewer(lately.healthy_before, len(healthy)),
         *_paused(paused or {}, queues),
         *_refused(lately),
@@ -84,11 +87,16 @@ def findings(
     return sorted(found, key=lambda each: each.level != "bad")
 
 
-def status(models: Sequence[str], workers: Sequence[WorkerRow], healthy: Sequence[WorkerRow]) -> str:
+def status(
+    models: Sequence[str], workers: Sequence[WorkerRow], healthy: Sequence[WorkerRow], shards: Sequence[ShardRow] = ()
+) -> str:
     """`healthy`, `degraded` or `unhealthy`, as in `/internal/health`."""
     served = ready_models(healthy)
-    if not served:
+    # The home, the last of them, has plain Celery clients' requests alone.
+    if not served or (shards and all(each.error for each in shards[:-1])):
         return "unhealthy"
+    if any(each.error for each in shards):
+        return "degraded"
     missing = [name for name in models if name not in served]
     broken = any(state != "closed" for state in breakers(healthy, models).values())
     ill = any(each.health != "healthy" for each in workers)
@@ -116,6 +124,24 @@ def _missing(models: Sequence[str], workers: Sequence[WorkerRow], healthy: Seque
     ):
         if which:
             found.append(Finding("warn", f"{_named(which)} {rest}.", "workers", "Workers"))
+    return found
+
+
+def _shards(shards: Sequence[ShardRow], healthy: Sequence[WorkerRow]) -> list[Finding]:
+    """Shards that do not answer, and those that no worker serves although there are workers."""
+    down = [each for each in shards if each.error]
+    found = []
+    if down:
+        names = f"{'Shard' if len(down) == 1 else 'Shards'} {', '.join(each.name for each in down)}"
+        text = (
+            f"{names} {'does' if len(down) == 1 else 'do'} not answer ({error_summary(down[0].error, 160)}): callers "
+            "whose requests are there are refused, and what waits there is in none of these sums."
+        )
+        found.append(Finding("bad", text, "queues", "Waiting"))
+    for each in shards:
+        if healthy and not each.error and not each.workers:
+            level, depth = ("bad" if each.depth else "warn"), f"{each.depth:,} waiting"
+            found.append(Finding(level, f"No worker serves shard {each.name}: {depth}.", "queues", "Waiting"))
     return found
 
 

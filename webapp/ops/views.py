@@ -54,7 +54,7 @@ def act(services: Services, call: HttpRequest, name: str) -> HttpResponse:
 def explained(services: Services, call: HttpRequest, name: str) -> HttpResponse:
     """`GET /ops/explain/<request id or task id>`: the result of `tasks.observability.explain`."""
     try:
-        about = explain(services.redis, services.settings.models, name)
+        about = explain(services.places, services.settings.models, name)
         unknown = "" if about else why_unknown(services.redis, name)
     except RedisError as error:
         raise ApiError("BACKEND_UNAVAILABLE", f"Redis is not reachable: {error}") from error
