@@ -5,11 +5,13 @@ The plain worker's own results are stored through it too.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +22,12 @@ from celery import Celery, chain, chord, group
 from celery.exceptions import ChordError, TaskRevokedError
 
 from bunch.celery_backend import BunchBackend
+from config.keys import Shard
+from tasks.client.client import new_id
+from tasks.protocol.ids import sharded_id
 from tests.integration.celery_harness import PATIENCE_S, ROOT, close_client, infer
 from tests.integration.celery_rig import Rig, running
+from tests.waiting import wait_until
 
 OURS = "bunch.celery_backend:BunchBackend+"
 
@@ -128,3 +134,26 @@ def test_an_installed_distribution_gives_it_a_short_name(rig: Rig, app: Celery, 
     assert {each.name for each in target.iterdir() if each.suffix != ".dist-info"} == {"bin", "bunch"}
     sent = infer(app, "short").apply_async()
     assert ask_as_a_stranger(tmp_path, sent.id, f"bunch+{rig.url}", target) == "BunchBackend short"
+
+
+def test_a_request_of_a_shard_is_found_by_its_id(rig: Rig, app: Celery) -> None:
+    task_id = sharded_id(new_id(), 3)
+    channel = Shard("{s3}").result(task_id)
+    outcome = {"status": "SUCCESS", "result": 7, "traceback": None, "children": [], "task_id": task_id}
+    assert app.AsyncResult(task_id).state == "PENDING"
+
+    def finish() -> None:
+        # Told as `finish.lua` tells it, and not yet to be read: only the message can end the wait.
+        wait_until(lambda: dict(rig.redis.pubsub_shardnumsub(channel))[channel.encode()], "it listens")
+        rig.redis.execute_command("SPUBLISH", channel, json.dumps(outcome))
+
+    finishing = threading.Thread(target=finish)
+    finishing.start()
+    assert app.AsyncResult(task_id).get(timeout=PATIENCE_S) == 7
+    finishing.join()
+    rig.redis.set(channel, json.dumps(outcome), px=60_000)
+    again = Celery("somebody", backend=OURS + rig.url, set_as_current=False)
+    assert again.AsyncResult(task_id).get(timeout=PATIENCE_S) == 7
+    assert next(iter(again.backend.get_many([task_id])))[0] == task_id
+    close_client(again)
+    wait_until(lambda: not dict(rig.redis.pubsub_shardnumsub(channel))[channel.encode()], "nothing is left behind")
