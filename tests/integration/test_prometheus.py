@@ -14,13 +14,13 @@ from redis import Redis
 
 from config.keys import Shard
 from config.settings import load_settings
-from config.shards import only_home
 from config.tiers import Tier
 from tasks.fleet.process_register import Presence
 from tasks.fleet.registry_reader import ExecutorRow, WorkerRow
 from tasks.fleet.scaling import ScaleBoard, ScaleRow, summed
 from tasks.observability import metrics
 from tasks.observability.metrics import MetricsFlusher
+from tests.shards import places_of
 from tests.tools import promtool
 from webapp.api import health
 from webapp.app import make_services
@@ -55,7 +55,7 @@ def _value(label: str) -> str:
 def exposition(redis: Redis, tmp_path: Path, _counted: None) -> bytes:
     config = tmp_path / "bunch.toml"
     config.write_text('[models.echo]\nsource = "workers.models.echo:Echo"\n')
-    services = make_services(load_settings({}, str(config)), only_home(redis))
+    services = make_services(load_settings({}, str(config)), places_of(redis, 2))
     MetricsFlusher(redis).flush()
     worker = WorkerRow("w", "host", 1, 0.0, (ExecutorRow("echo", "echo/0", "ready"),))
     redis.zadd(Shard().workers(), {"w": redis.time()[0] * 1000})

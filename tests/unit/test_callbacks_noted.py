@@ -11,6 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from config.keys import Shard
 from config.settings import Settings
+from config.shards import only_home
 from config.tiers import Tier
 from tasks.callbacks.store import CallbackStore
 from tasks.client.submission import Submission
@@ -45,7 +46,7 @@ class Queue:
 def note(queue: Queue, *, runs_on: bool = False) -> str:
     """Note the callback of a request that the queue has taken; `runs_on`: it has an Idempotency-Key."""
     redis = SimpleNamespace(register_script=lambda _: None)
-    callbacks = Callbacks(Settings(callback_hosts="receiver"), cast("Any", redis), cast("Any", queue))
+    callbacks = Callbacks(Settings(callback_hosts="receiver"), only_home(cast("Any", redis)), cast("Any", queue))
     submission = Submission("m", ANYBODY[Tier.PAID], b"1", 1.0)
     pending = SimpleNamespace(task_id="t1", runs_on=runs_on)
     try:
