@@ -1,11 +1,8 @@
-"""Inputs that are bytes: bodies that are an input, and JSON that holds one.
+"""Inputs as models take them: JSON, or bytes.
 
-    image/png, octet-stream, npy, Arrow ── the body is the input, the rest is the query ─┐
-    multipart/form-data ── part `input`, part `request` with the rest ───────────────────┼▶ InferenceBody
-    application/json ── {"input": …} ────────────────────────────────────────────────────┘     │
-                                                                        input, model ──encoded─┤
-        model with input_type json: JSON ◀────────────────────────────────────────────────────┘│
-        any other: Binary ◀── bytes, or {"$base64": "…"}, or the text data:image/png;base64,… ◀┘
+    of a body, or of JSON ──encoded──┬─ input_type is json ─▶ JSON
+                                     └─ any other ──────────▶ Binary ◀── bytes, or {"$base64": "…"} in JSON,
+                                                                         or the text data:image/png;base64,…
 
 Bytes are not looked into here: the executor reads an array or a table, in a process that may fail.
 """
@@ -16,26 +13,14 @@ import binascii
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from config.settings import Settings
 from tasks.errors import BunchError, InvalidInput
 from tasks.protocol.binary import BASE64
-from webapp.body_budget import LARGE_BYTES, BodyBudget
 from webapp.encoded import Binary, Encoded
 from webapp.errors import ApiError
 from webapp.media_types import MULTIPART, OF_TYPE, TAKEN, is_binary, is_taken, media_type_of
-from webapp.parsing import InferenceBody, converted, decoded, milliseconds, read_body, require_plain
 from webapp.request import HttpRequest
 
-
-class _Parameters(msgspec.Struct):
-    parameters: dict[str, Any]
-
-
-_inference = msgspec.json.Decoder(InferenceBody)
-_any_object = msgspec.json.Decoder(dict[str, Any])
-_parameters = msgspec.json.Decoder(_Parameters)
 _DATA_URL, _IN_BASE64 = "data:", ";base64"
 
 
@@ -120,42 +105,3 @@ def has_binary_body(call: HttpRequest) -> bool:
     """True if the body is said to be bytes, or to hold some, rather than JSON alone."""
     media_type = media_type_of(call.header("CONTENT_TYPE"))
     return is_binary(media_type) or media_type == MULTIPART
-
-
-def read_inference(call: HttpRequest, large: BodyBudget) -> InferenceBody:
-    """The body of `POST /v1/inference` in any of its forms; `input` is a `Binary` where the body is bytes.
-
-    Raises:
-        ServiceOverloaded, CallerGone: as `read_body`.
-        ApiError: UNSUPPORTED_MEDIA_TYPE, INVALID_JSON, or INVALID_INPUT naming the field.
-    """
-    media_type = media_type_of(call.header("CONTENT_TYPE"))
-    if not is_binary(media_type):
-        return read_body(call, _inference, large)
-    require_plain(call)
-    raw = call.body()
-    if len(raw) >= LARGE_BYTES:
-        call.turn = large.turn(call.key_id, call.hung_up)
-    return _with_query(call, Binary(raw, media_type))
-
-
-def _with_query(call: HttpRequest, value: Binary) -> InferenceBody:
-    """The rest of a request from its query: model, parameters, timeout_ms, client_id."""
-    given: dict[str, Any] = {name: call.query(name) for name in ("model", "client_id")}
-    parameters = call.query("parameters")
-    if parameters is not None:
-        given["parameters"] = _parameters_in(parameters)
-    timeout = call.query("timeout_ms")
-    if timeout is not None:
-        given["timeout_ms"] = milliseconds(timeout, "timeout_ms", "INVALID_INPUT")
-    return converted({"input": value, **given}, InferenceBody)
-
-
-def _parameters_in(text: str) -> dict[str, Any]:
-    """The parameters in a query, by the rules for those in a body. Raises ApiError."""
-    try:
-        # By itself first: with the frame around it, further members would pass.
-        _any_object.decode(text)
-        return decoded(b'{"parameters":%b}' % text.encode(), _parameters).parameters
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise ApiError("INVALID_INPUT", f"parameters: the query must have a JSON object: {error}") from None

@@ -6,7 +6,7 @@ from typing import Any
 
 from config.settings import Settings
 from tasks.protocol.caller import CLIENT_ID, MAX_CLIENT_ID
-from webapp.media_types import ARROW, BYTES, NPY
+from webapp.media_types import ARROW, BYTES, MULTIPART, NPY
 
 _BINARY: dict[str, Any] = {"type": "string", "format": "binary"}
 _INPUT: dict[str, Any] = {**_BINARY, "description": "the input itself"}
@@ -17,10 +17,25 @@ _BODIES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+_FORM: dict[str, Any] = {
+    "type": "object",
+    "required": ["input"],
+    "properties": {
+        "input": {**_BINARY, "description": "the input, whose media type is that of the part"},
+        "request": {
+            "type": "object",
+            "description": "model, parameters, timeout_ms, client_id, callback_url; or a part for each",
+        },
+    },
+    "additionalProperties": False,
+}
+
+
 def binary_bodies(settings: Settings) -> dict[str, dict[str, Any]]:
     """Media type → schema of each body that is an input, for the models that there are."""
     types = sorted({model.input_type for model in settings.models.values() if model.takes_bytes})
-    return {kind: schema for each in types for kind, schema in _BODIES[each].items()}
+    found = {kind: schema for each in types for kind, schema in _BODIES[each].items()}
+    return {**found, MULTIPART: _FORM} if found else {}
 
 
 def _in_query(name: str, **described: Any) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from tasks.protocol.answers import output_of
 from tasks.protocol.results import Reply
 from webapp.api.running import declared_refusals, raise_common, refusal_of, run, run_each, yielding
 from webapp.binary_answers import asking, binary_answer, wish_in
-from webapp.binary_inputs import read_inference
 from webapp.encoded import Encoded
 from webapp.errors import ApiError
+from webapp.inference_body import read_inference
 from webapp.media_types import Wish
 from webapp.observability.server_timing import header_of, times_of
 from webapp.parsing import (
@@ -49,7 +49,7 @@ def infer(services: Services, call: HttpRequest) -> HttpResponse:
     begun = call.begun
     started = perf_counter() if begun is None else begun.started
     settings = services.settings
-    body = read_inference(call, services.large)
+    body = read_inference(services, call)
     call.client_id = body.client_id or ""
     # A weight may have changed since a request began.
     model = services.versions.route(body.model, call) if begun is None else begun.model
