@@ -88,7 +88,9 @@ def locate(config_file: Path | None, role: str | None = None) -> Settings:
             f"no stack is running in {settings.state_dir}: start one with `{PROGRAM} up`, or set its address: "
             "BUNCH_REDIS_URL=redis://…"
         )
-    return msgspec.structs.replace(settings, redis_url=running.redis_url, mode=running.mode)
+    # With a cluster, the rest is elsewhere.
+    broker_url = settings.broker_url or running.broker_url or ""
+    return msgspec.structs.replace(settings, redis_url=running.redis_url, broker_url=broker_url, mode=running.mode)
 
 
 def redis_of(settings: Settings) -> Redis:
@@ -111,18 +113,21 @@ def tell_missing(down: Mapping[str, str], what: str) -> None:
         click.echo(f"shard {name} does not answer, so {what}: {error}", err=True)
 
 
-CLUSTER = "is a Redis Cluster, which Celery does not support; use a single server"
+CLUSTER = (
+    "is a node of a Redis Cluster, which Celery does not support; use a single server, or write "
+    "BUNCH_REDIS_URL=cluster://… for the requests, with a BUNCH_BROKER_URL that is no cluster"
+)
 
 
 def refuse_cluster(settings: Settings) -> None:
-    """Refuse a Redis Cluster before anything is started, since Bunch would work only in part. A server that does not
-    answer is left to other checks.
+    """Refuse a node of a cluster in a plain URL before anything is started, since Bunch would work only in part. A
+    server that does not answer is left to other checks.
     """
     from redis.exceptions import RedisError
 
     from config.redis import connect
 
-    for url in {settings.redis_url, settings.control_url} - {""}:
+    for url in {settings.home_url, settings.control_url} - {""}:
         with contextlib.suppress(RedisError, ValueError), connect(url, timeout_s=2.0) as client:
             if cast("dict[str, Any]", client.info("cluster")).get("cluster_enabled"):
                 raise click.ClickException(f"{masked_url(url)} {CLUSTER}")

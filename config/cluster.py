@@ -21,7 +21,7 @@ script is sent with one key more, which never exists (`absent_key`): scripts of 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -60,7 +60,8 @@ class Owner(NamedTuple):
     epoch: int
     address: Address
     # Most of the primaries find that it does not answer.
-    is_down: bool
+    is_down: bool = False
+    replicas: tuple[Address, ...] = ()
 
 
 class SlotMap(Locator):
@@ -97,6 +98,11 @@ class SlotMap(Locator):
         if owner.is_down:
             self._require_answer(owner.address)
         return owner.address
+
+    def owners(self) -> list[Owner]:
+        """The primaries of all slots that are served, as whoever was asked last tells. Raises ClusterError."""
+        self.ask()
+        return max(self._said.values(), key=lambda each: each[0])[1]
 
     def moved(self, slot: int, address: Address) -> None:
         """A node says that another one has a slot: ask that one first."""
@@ -173,8 +179,8 @@ class SlotMap(Locator):
             found = [_address(each, host) for each in servers]
             addresses |= dict.fromkeys(each for each in found if each is not None)
             if found and found[0] is not None:
-                number = servers[0][2]
-                owners.append(Owner(first, last, epochs.get(number, 0), found[0], number in down))
+                number, replicas = servers[0][2], tuple(each for each in found[1:] if each is not None)
+                owners.append(Owner(first, last, epochs.get(number, 0), found[0], number in down, replicas))
         if addresses:
             self._nodes = tuple(addresses)
         return said_by, owners
@@ -247,24 +253,23 @@ class Slot:
 class ShardConnection(LocatedConnection):
     """A connection to whatever node has the slot of a shard when it is opened.
 
-    A reply of ASK is followed, unless it is to one of several commands that were sent at once, or is waited for (a read
-    with a timeout of its own).
+    A reply of ASK to a single command of a client is followed; to one of several, or while a message is waited for (a
+    read with a timeout of its own), it is an error.
     """
 
     _located: Slot
 
     def __init__(self, *, located: Slot, **options: Any) -> None:
         self._sent: Any = None
-        self._several: Any = None
         super().__init__(located=located, **options)
 
-    def pack_commands(self, commands: Iterable[Any]) -> Any:
-        self._several = super().pack_commands(commands)  # type: ignore[no-untyped-call]
-        return self._several
+    def send_command(self, *args: Any, **options: Any) -> None:
+        packed = self.pack_command(*args)  # type: ignore[no-untyped-call]
+        self.send_packed_command(packed, check_health=options.get("check_health", True))
+        self._sent = packed
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        self._sent = command if command is not self._several else None
-        self._several = None
+        self._sent = None
         super().send_packed_command(command, check_health=check_health)  # type: ignore[no-untyped-call]
 
     def read_response(self, *args: Any, **options: Any) -> Any:
@@ -277,10 +282,10 @@ class ShardConnection(LocatedConnection):
         except AskError as error:
             if sent is None or "timeout" in options:
                 raise
-            return self._ask_there(self._meant(error), sent, *args, **options)
+            return self.ask_there(error, sent, *args, **options)
 
     def _check(self) -> None:
-        self.send_command("EXISTS", absent_key(self._located.tag))  # type: ignore[no-untyped-call]
+        self.send_command("EXISTS", absent_key(self._located.tag))
         self._sent = None
         try:
             self.read_response()
@@ -294,7 +299,9 @@ class ShardConnection(LocatedConnection):
         host, port = error.node_addr
         return (host or self.host), port
 
-    def _ask_there(self, address: Address, sent: Any, *args: Any, **options: Any) -> Any:
+    def ask_there(self, error: AskError, sent: Any, *args: Any, **options: Any) -> Any:
+        """The reply to one packed command by the node that gets the slot. Raises RedisError."""
+        address = self._meant(error)
         tls = {name: value for name, value in self._located.slots.options.items() if name.startswith("ssl_")}
         kind: Any = SSLConnection if tls else Connection
         there = kind(

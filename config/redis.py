@@ -16,7 +16,7 @@ from typing import Any
 from hiredis import pack_command
 from redis import BlockingConnectionPool, Redis
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import AskError, MovedError, NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
@@ -174,6 +174,13 @@ class Line:
         connection.send_packed_command((packed,), check_health=False)
         try:
             return connection.read_response()
+        except MovedError:
+            raise
+        except AskError as error:
+            # Scripts wait until the slot has moved.
+            if script is not None:
+                raise
+            return connection.ask_there(error, (packed,))
         except NoScriptError:
             assert script is not None
             connection.send_command("SCRIPT", "LOAD", script.source)

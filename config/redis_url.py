@@ -16,15 +16,15 @@ import re
 import ssl
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 SENTINEL_PORT = 26379
 _NODE_PORT = 6379
 _SOCKETS = {"unix", "redis+socket"}
 _SENTINELS = {"sentinel", "rediss+sentinel"}
-CLUSTERS = {"cluster", "rediss+cluster"}
+_CLUSTERS = {"cluster", "rediss+cluster"}
 _TLS_SCHEMES = {"rediss", "rediss+sentinel", "rediss+cluster"}
-_SCHEMES = {"redis", "rediss", *_SOCKETS, *_SENTINELS, *CLUSTERS}
+_SCHEMES = {"redis", "rediss", *_SOCKETS, *_SENTINELS, *_CLUSTERS}
 FORMS = "redis://, rediss://, unix://, sentinel://, rediss+sentinel://, cluster:// or rediss+cluster://"
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _TLS = {*_FILES, "ssl_cert_reqs", "ssl_check_hostname"}
@@ -80,13 +80,25 @@ def sentinels_of(url: str) -> Sentinels | None:
     )
 
 
+def is_cluster(url: str) -> bool:
+    return url.partition("://")[0] in _CLUSTERS
+
+
 def cluster_of(url: str) -> Cluster | None:
     """The nodes that a `cluster://` URL names; None for any other URL. Raises ValueError."""
     parts = _split(url)
-    if parts.scheme not in CLUSTERS:
+    if parts.scheme not in _CLUSTERS:
         return None
     hosts, username, password = _several(parts, _NODE_PORT)
     return Cluster(hosts, username, password, tuple((tls_options(url) or {}).items()))
+
+
+def node_url(url: str, node: str) -> str:
+    """The plain URL of one node of a cluster, `node` being its host and port."""
+    parts = _split(url)
+    credential, at, _ = parts.netloc.rpartition("@")
+    scheme = "rediss" if parts.scheme in _TLS_SCHEMES else "redis"
+    return urlunsplit((scheme, f"{credential}{at}{node}", "/0", parts.query, ""))
 
 
 def _several(parts: SplitResult, port: int) -> tuple[tuple[tuple[str, int], ...], str, str]:
@@ -98,7 +110,7 @@ def _several(parts: SplitResult, port: int) -> tuple[tuple[tuple[str, int], ...]
 
 def _split(url: str) -> SplitResult:
     scheme, sign, rest = url.partition("://")
-    if scheme in _SENTINELS | CLUSTERS:
+    if scheme in _SENTINELS | _CLUSTERS:
         # Of several hosts, Python takes an IPv6 address only as the first: some of its versions refuse others.
         rest = rest.replace("[", "%5B").replace("]", "%5D")
     return urlsplit(f"{scheme}{sign}{rest}")
@@ -121,10 +133,10 @@ def problem_of(url: str) -> str:
         return f"must start with {FORMS}"
     try:
         # Of several hosts, `port` would be nonsense.
-        _ = _several(parts, _NODE_PORT) if parts.scheme in _SENTINELS | CLUSTERS else parts.port
+        _ = _several(parts, _NODE_PORT) if parts.scheme in _SENTINELS | _CLUSTERS else parts.port
     except ValueError:
         return "must have a port number up to 65535"
-    if parts.scheme in CLUSTERS and parts.path.strip("/"):
+    if parts.scheme in _CLUSTERS and parts.path.strip("/"):
         return f"must not name a database, as a cluster has only one: {parts.scheme}://h1:6379,h2:6379"
     if parts.scheme in _SENTINELS and not parts.path.strip("/"):
         return f"must name the primary that the sentinels watch: {parts.scheme}://h1:26379,h2:26379/<name>/0"
@@ -234,7 +246,7 @@ def _wrong_options(parts: SplitResult) -> str:
     if unknown and parts.scheme in {"redis", "sentinel", "cluster"} and unknown[0] in _TLS:
         secure = "rediss" if parts.scheme == "redis" else f"rediss+{parts.scheme}"
         return f"has {unknown[0]}, which is for TLS: write {secure}://"
-    if unknown and unknown[0] == "db" and parts.scheme not in CLUSTERS:
+    if unknown and unknown[0] == "db" and parts.scheme not in _CLUSTERS:
         return f"must name its database in the path: {parts.scheme}://host:port/{given['db'] or 0}"
     if unknown:
         allowed = f"; allowed: {', '.join(sorted(known))}" if known else ""

@@ -21,6 +21,7 @@ from config.model_schema import (
     Task,
     Tensor,
 )
+from config.redis_url import is_cluster
 from config.tiers import Tier
 
 __all__ = ["MAX_BATCH_BYTES", "Devices", "ModelSettings", "PoolSettings", "Settings", "Task", "Tensor"]
@@ -36,7 +37,6 @@ Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
-_CLUSTERS = ("cluster://", "rediss+cluster://")
 # The default memory for requests that are arriving, and the number of the largest bodies that it has room for: each
 # byte of a body that is arriving counts twice.
 _ARRIVING_BYTES = 64 * 1024 * 1024
@@ -253,13 +253,13 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
         """Seconds for which a request is held while Redis fails over."""
         if self.failover_wait_ms is not None:
             return self.failover_wait_ms / 1000
-        fails_over = ("sentinel://", "rediss+sentinel://", *_CLUSTERS)
-        return 5.0 if self.redis_url.startswith(fails_over) else 0.0
+        watched = self.redis_url.startswith(("sentinel://", "rediss+sentinel://"))
+        return 5.0 if watched or self.is_clustered else 0.0
 
     @property
     def is_clustered(self) -> bool:
         """Return whether requests are in a Redis Cluster."""
-        return self.redis_url.startswith(_CLUSTERS)
+        return is_cluster(self.redis_url)
 
     @property
     def shard_count(self) -> int:

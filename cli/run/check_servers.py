@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from cli.base import CLUSTER, without_credentials
 from config.errors import Problem
 from config.keys import SEPARATOR, Shard
-from config.redis_url import sentinels_of
+from config.redis_url import cluster_of, is_cluster, node_url, sentinels_of
 from config.secrets.masking import PERCENT, masked_url
 from config.secrets.message_keys import fingerprint, message_keys
 from config.settings import Settings, is_loopback
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # The minimum for Celery 5.7 and the scripts; Valkey reports the Redis version that it is compatible with.
 MIN_REDIS = (6, 2)
+MIN_CLUSTER = (7, 0)
+_SLOTS = 16384
 _RECIPE = "docs/security.md lists the rights that are needed"
 
 # One command for each kind of right that a role needs, on names that nobody uses: each has no effect. (`{db}`: kombu
@@ -42,6 +44,16 @@ _RIGHTS: tuple[tuple[str, ...], ...] = (
     ("LREM", "check.celery.pidbox\x06\x163", "0", "-"),
     ("LREM", "check.reply.celery.pidbox", "0", "-"),
     ("PUBLISH", "/{db}.celery.pidbox", ""),
+)
+
+
+# Of the nodes of a cluster, which have the shards of requests and nothing else.
+_SHARD_RIGHTS: tuple[tuple[str, ...], ...] = (
+    *_RIGHTS[:5],
+    ("SPUBLISH", "bunch:reply:check", ""),
+    ("CLUSTER", "SLOTS"),
+    ("CLUSTER", "NODES"),
+    ("ASKING",),
 )
 
 
@@ -72,7 +84,7 @@ def server_warnings(settings: Settings) -> Iterator[Problem]:
 
 def _too_short_for_a_failover(settings: Settings) -> Iterator[Problem]:
     held_ms, limit_ms = settings.failover_wait_s * 1000, min(map(settings.queue_timeout_of, Tier))
-    if sentinels_of(settings.redis_url) and limit_ms < held_ms:
+    if (sentinels_of(settings.redis_url) or settings.is_clustered) and limit_ms < held_ms:
         why = (
             "what waits in a queue when Redis fails over gives up before the failover may have ended "
             f"(BUNCH_FAILOVER_WAIT_MS); set it to at least {held_ms:.0f}"
@@ -130,8 +142,9 @@ def separator_warnings(settings: Settings) -> Iterator[Problem]:
 
 def must_have_password(settings: Settings, url: str) -> bool:
     """Return whether the server needs a password: authentication is on, and users of other machines may reach it."""
-    host = urlsplit(url).hostname
-    return settings.auth != "off" and host is not None and not is_loopback(host)
+    nodes = cluster_of(url)
+    hosts = [urlsplit(url).hostname] if nodes is None else [host for host, _ in nodes.hosts]
+    return settings.auth != "off" and any(host is not None and not is_loopback(host) for host in hosts)
 
 
 def _servers(settings: Settings) -> dict[str, str]:
@@ -149,10 +162,13 @@ def _look(settings: Settings, key: str, url: str) -> _Seen:
 
     shown = masked_url(url)
     try:
-        with connect(url, timeout_s=2.0) as client:
-            with contextlib.suppress(ResponseError):
-                client.ping()
-            found = list(_judge(settings, client))
+        if is_cluster(url):
+            found = list(_judge_cluster(settings, url))
+        else:
+            with connect(url, timeout_s=2.0) as client:
+                with contextlib.suppress(ResponseError):
+                    client.ping()
+                found = list(_judge(settings, client))
     except RedisError as error:
         return _Seen((Problem(key, shown, f"must name a Redis or Valkey server that answers: {error}"),))
     except ValueError:
@@ -164,7 +180,36 @@ def _look(settings: Settings, key: str, url: str) -> _Seen:
     )
 
 
-def _judge(settings: Settings, client: Redis) -> Iterator[tuple[bool, str]]:
+def _judge_cluster(settings: Settings, url: str) -> Iterator[tuple[bool, str]]:
+    """Findings about a cluster and each of its primaries. Raises RedisError when no node answers."""
+    from redis.exceptions import RedisError
+
+    from config.cluster import slots_of
+    from config.redis import connect
+
+    nodes = cluster_of(url)
+    assert nodes is not None
+    owners = slots_of(nodes).owners()
+    covered = sum(each.last - each.first + 1 for each in owners)
+    if covered < _SLOTS:
+        yield True, f"has {_SLOTS - covered} slots that no node serves; assign them: redis-cli --cluster fix"
+    for host, port in dict.fromkeys(each.address for each in owners):
+        name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        of_it = [each for each in owners if each.address == (host, port)]
+        if not any(each.replicas for each in of_it):
+            # Each of them is said for its node.
+            wanted = settings.durability == "replica"
+            yield wanted, f"has no replica of {name}: what that node has is not served, or lost, without it"
+        try:
+            with connect(node_url(url, name), timeout_s=2.0) as client:
+                found = list(_judge(settings, client, of_cluster=True))
+        except RedisError as error:
+            yield True, f"has a primary that does not answer, {name}: {error}"
+        else:
+            yield from ((stops, f"has a node, {name}, that {text}") for stops, text in found)
+
+
+def _judge(settings: Settings, client: Redis, *, of_cluster: bool = False) -> Iterator[tuple[bool, str]]:
     """Findings: whether one keeps Bunch from working, and its text. Raises RedisError when the server does not
     answer.
     """
@@ -173,26 +218,28 @@ def _judge(settings: Settings, client: Redis) -> Iterator[tuple[bool, str]]:
         without = "its version and memory are unknown, so BUNCH_MAX_MEMORY_PERCENT has no effect"
         yield False, f"does not let this user run INFO: {without}; {_RECIPE}"
     else:
-        yield from _judge_server(info)
+        yield from _judge_server(info, of_cluster=of_cluster)
     if settings.durability == "disk":
         yield from _judge_durability(client)
-    if settings.durability == "replica" and info is not None and not info.get("connected_slaves"):
+    if settings.durability == "replica" and not of_cluster and info is not None and not info.get("connected_slaves"):
         yield True, "must have a replica for BUNCH_DURABILITY=replica; none is connected"
     database = client.connection_pool.connection_kwargs.get("db") or 0
     refused = [
         " ".join(map(repr, command[:2] if command[0] != "EVAL" else (command[0], command[3])))
-        for command in _RIGHTS
+        for command in (_SHARD_RIGHTS if of_cluster else _RIGHTS)
         if _is_forbidden(client, [each.format(db=database) for each in command])
     ]
     if refused:
         yield True, f"does not give this user enough rights, {refused[0]} for one; {_RECIPE}"
 
 
-def _judge_server(info: dict[str, Any]) -> Iterator[tuple[bool, str]]:
+def _judge_server(info: dict[str, Any], *, of_cluster: bool = False) -> Iterator[tuple[bool, str]]:
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
-    if version < MIN_REDIS:
+    if of_cluster and version < MIN_CLUSTER:
+        yield True, f"is Redis {info['redis_version']}; 7.0 or newer is needed in a cluster, for sharded pub/sub"
+    elif version < MIN_REDIS:
         yield True, f"is Redis {info['redis_version']}; 6.2 or newer is needed"
-    if info.get("cluster_enabled"):
+    if info.get("cluster_enabled") and not of_cluster:
         yield True, CLUSTER
     policy = info.get("maxmemory_policy", "noeviction")
     if info.get("maxmemory") and policy != "noeviction":
@@ -241,6 +288,12 @@ def _without_password(key: str, url: str) -> Iterator[Problem]:
 
     from config.redis import connect
 
+    nodes = cluster_of(url)
+    if nodes is not None:
+        host, port = nodes.hosts[0]
+        for each in _without_password(key, node_url(url, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")):
+            yield Problem(key, masked_url(url), each.fix)
+        return
     if url.partition(":")[0] not in {"redis", "rediss"}:
         # A Unix socket is protected by file permissions.
         return

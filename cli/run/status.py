@@ -11,6 +11,7 @@ import msgspec
 from cli.base import fail, json_option, print_json, print_table, settings_for
 from cli.supervisor import state
 from config.installation import PROGRAM
+from config.redis_url import is_cluster
 from config.secrets.masking import masked_url
 
 
@@ -44,13 +45,16 @@ def status(as_json: bool) -> None:
 
 
 def _for_scripts(shown: state.UpState) -> state.UpState:
-    """Adds the password of an embedded server, which is new at each start; other passwords are in the configuration."""
-    embedded = shown.redis_url if any(row.role == "redis" for row in shown.processes) else None
+    """Adds the passwords of embedded servers, which are new at each start; others are in the configuration."""
+    embedded = any(row.role == "redis" for row in shown.processes)
+    # With a cluster the broker is embedded too; otherwise it may be another server.
+    brokers = {shown.broker_url} if embedded and is_cluster(shown.redis_url or "") else set()
+    told = {shown.redis_url} | brokers if embedded else set()
 
-    def told(url: str | None) -> str | None:
-        return url if url is None or url == embedded else masked_url(url)
+    def of(url: str | None) -> str | None:
+        return url if url is None or url in told else masked_url(url)
 
-    return msgspec.structs.replace(shown, redis_url=told(shown.redis_url), broker_url=told(shown.broker_url))
+    return msgspec.structs.replace(shown, redis_url=of(shown.redis_url), broker_url=of(shown.broker_url))
 
 
 def _uptime(pid: int | None) -> str:

@@ -43,6 +43,8 @@ _HOW_TO_GET_IN = f"   (with its password: {PROGRAM} status --json)"
 @click.option(
     "--sentinel", is_flag=True, help="Run the embedded Valkey as a primary and a replica, with three sentinels."
 )
+@click.option("--cluster", is_flag=True, help="Run an embedded cluster of three nodes, beside the embedded Valkey.")
+@click.option("--replicas", is_flag=True, help="With --cluster: also run a replica of each node.")
 @click.option("--grpc", "with_grpc", is_flag=True, help="Also run the gRPC frontend, at BUNCH_GRPC_PORT.")
 def up(
     config_file: Path | None,
@@ -53,6 +55,8 @@ def up(
     collocated: bool,
     watch: bool,
     sentinel: bool,
+    cluster: bool,
+    replicas: bool,
     with_grpc: bool,
 ) -> None:
     """Run the whole stack in the foreground, until Ctrl-C.
@@ -68,7 +72,8 @@ def up(
     --reload is for writing a model: a module that changes reloads the models of the folder of bunch.toml, and a changed
     bunch.toml starts the stack again.
 
-    --sentinel is for trying failover: kill the primary, and watch requests go on (docs/redis.md).
+    --sentinel is for trying failover: kill the primary, and watch requests go on (docs/redis.md). --cluster is for
+    trying shards on several nodes; with --replicas, kill one of them.
     """
     from cli.run.check import start_problems
     from cli.supervisor.disk import required_room
@@ -86,12 +91,7 @@ def up(
         raise click.UsageError("collocated mode is one process: leave out --workers and --web-workers")
     if in_one and with_grpc:
         raise click.UsageError("the gRPC frontend is a process of its own, which collocated mode does not have")
-    if sentinel and (in_one or settings.redis_url):
-        other = "collocated mode" if in_one else "BUNCH_REDIS_URL"
-        raise click.UsageError(f"--sentinel runs an embedded Valkey, which {other} does without: leave out one of them")
-    if settings.durability == "replica" and not (sentinel or settings.redis_url):
-        fix = "needs a replica: start with --sentinel, or name a Redis that has one in BUNCH_REDIS_URL"
-        raise SettingsError((Problem("BUNCH_DURABILITY", "replica", fix),))
+    _require_servers(settings, sentinel=sentinel, cluster=cluster, replicas=replicas)
     if problems := tuple(start_problems(settings)):
         raise SettingsError(problems)
     screen = Screen(sys.stdout)
@@ -105,13 +105,30 @@ def up(
         if flower and not is_installed("flower"):
             flower = False
             screen.line(f"Flower is not installed ({how_to_install('flower')}); starting without it", style="yellow")
-        options = Options(workers=workers or 1, flower=flower, grpc=with_grpc, sentinel=sentinel)
+        options = Options(
+            workers=workers or 1, flower=flower, grpc=with_grpc, sentinel=sentinel, cluster=cluster, replicas=replicas
+        )
         while changed := _serve(settings, options, screen, watch):
             read_anew = msgspec.structs.replace(settings_for(config_file), **given)
             # On the port that it has told everybody.
             settings = msgspec.structs.replace(read_anew, http_port=changed.settings.http_port)
             screen = Screen(sys.stdout)
     screen.line("stopped")
+
+
+def _require_servers(settings: Settings, *, sentinel: bool, cluster: bool, replicas: bool) -> None:
+    """Raise UsageError or SettingsError if there cannot be these embedded servers, or others are needed."""
+    in_one = settings.mode == "collocated"
+    if (sentinel or cluster) and (in_one or settings.redis_url):
+        other, option = "collocated mode" if in_one else "BUNCH_REDIS_URL", "--cluster" if cluster else "--sentinel"
+        raise click.UsageError(f"{option} runs an embedded Valkey, which {other} does without: leave out one of them")
+    if sentinel and cluster:
+        raise click.UsageError("the nodes of a cluster watch each other: leave out --sentinel")
+    if replicas and not cluster:
+        raise click.UsageError("--replicas are those of the nodes of --cluster: add that, or use --sentinel")
+    if settings.durability == "replica" and not (sentinel or replicas or settings.redis_url):
+        fix = "needs a replica: use --sentinel or --cluster --replicas, or name a Redis that has one in BUNCH_REDIS_URL"
+        raise SettingsError((Problem("BUNCH_DURABILITY", "replica", fix),))
 
 
 def _serve(settings: Settings, options: Options, screen: Screen, watch: bool) -> Stack | None:
@@ -141,7 +158,7 @@ def _say_ready(stack: Stack, screen: Screen) -> None:
         screen.line(f"grpc    {stack.settings.grpc_host}:{stack.settings.grpc_port}")
     if stack.flower_url:
         screen.line(f"flower  {stack.flower_url}{_how_to_see_it(settings)}")
-    redis_url = stack.valkey.tcp_url if stack.valkey else settings.redis_url
+    redis_url = stack.valkey.tcp_url if stack.valkey and not stack.cluster else settings.redis_url
     screen.line(f"redis   {masked_url(redis_url)}" + (_HOW_TO_GET_IN if stack.valkey or stack.watched else ""))
     screen.line(f"logs    {stack.state_dir / 'log'}")
     if settings.mode == "collocated":

@@ -18,6 +18,9 @@ _MAX_SOCKET_PATH = 103
 # Leaves memory for the models and their caches, and for the copy that a rewrite of the log makes.
 _SHARE_OF_MEMORY = 0.25
 
+# A node of a cluster that does not answer for this long is replaced by its replica.
+_NODE_TIMEOUT_MS = 2000
+
 # The configuration of each `DURABILITY`: what is on disk when a request has been accepted.
 _PERSISTENCE = {
     "memory": ("appendonly no",),
@@ -44,8 +47,10 @@ class EmbeddedValkey:
     password: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     # Of the folder of its data.
     name: str = "valkey"
-    # Whether sentinels watch it; then any of the servers may become the primary, and clients use TCP.
+    # Whether sentinels, or other nodes, watch it; then it may change its role, and clients use TCP.
     watched: bool = False
+    # Where the other nodes of its cluster reach it; None without one.
+    bus_port: int | None = None
     # The port of the primary that it follows at first.
     replica_of: int | None = None
 
@@ -82,7 +87,7 @@ class EmbeddedValkey:
         """Write the configuration. Returns the command that runs the server in the foreground."""
         data = self.folder / self.name
         make_private(data)
-        memory = self.max_memory_bytes or int(machine_memory() * _SHARE_OF_MEMORY)
+        memory = self.max_memory_bytes or share_of_memory()
         lines = [
             "bind 127.0.0.1",
             f"port {self.port}",
@@ -107,11 +112,26 @@ class EmbeddedValkey:
             lines += [f"unixsocket {_quoted(self.socket)}", "unixsocketperm 700"]
         if self.watched:
             lines += [f"primaryauth {self.password}", "repl-diskless-sync-delay 0"]
+        if self.bus_port is not None:
+            lines += [
+                "cluster-enabled yes",
+                f"cluster-port {self.bus_port}",
+                f"cluster-node-timeout {_NODE_TIMEOUT_MS}",
+                # One node that is lost takes its own shards with it, and no others.
+                "cluster-require-full-coverage no",
+                "cluster-allow-replica-migration no",
+                "cluster-replica-validity-factor 0",
+            ]
         if self.replica_of is not None:
             lines.append(f"replicaof 127.0.0.1 {self.replica_of}")
         path = self.config_file
         write_private(path, ("\n".join(lines) + "\n").encode())
         return (str(get_binary_path()), str(path))
+
+
+def share_of_memory() -> int:
+    """The memory limit where none is set, in bytes."""
+    return int(machine_memory() * _SHARE_OF_MEMORY)
 
 
 def _quoted(path: Path) -> str:

@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from redis import Redis
 from redis.exceptions import BusyLoadingError, RedisError
@@ -50,6 +50,22 @@ def answers_ping(redis: Redis) -> Probe:
             return Look(ready=False, detail="loading the dataset")
         except RedisError:
             return Look(ready=False)
+
+    return probe
+
+
+def serves_slots(redis: Redis) -> Probe:
+    """Ready when a node of a cluster answers, and finds the cluster well."""
+    answers = answers_ping(redis)
+
+    def probe(pid: int) -> Look:
+        look = answers(pid)
+        try:
+            about = cast("dict[str, str]", redis.cluster("INFO")) if look.ready else {}
+        except RedisError:
+            return Look(ready=False)
+        well = about.get("cluster_state") == "ok"
+        return look if well or not look.ready else Look(ready=False, detail="waiting for the other nodes")
 
     return probe
 

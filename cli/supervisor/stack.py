@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from batching.claim.registry import WorkerRegistry
 from cli.supervisor import ports, role_commands
+from cli.supervisor.embedded_cluster import EmbeddedCluster, clustered
 from cli.supervisor.embedded_sentinels import RESTART_AFTER_S, EmbeddedSentinels, watched
 from cli.supervisor.embedded_valkey import EmbeddedValkey
 from cli.supervisor.probes import (
@@ -28,6 +29,7 @@ from cli.supervisor.probes import (
     get,
     leases_given_back,
     models_loaded,
+    serves_slots,
     url,
 )
 from cli.supervisor.reaper.reaper_client import Reaper
@@ -57,6 +59,8 @@ class Options:
     flower: bool = True
     grpc: bool = False
     sentinel: bool = False
+    cluster: bool = False
+    replicas: bool = False
     give_up_on_errors: bool = False
 
 
@@ -75,14 +79,13 @@ class Stack:
             watched(state_dir, settings.durability, settings.redis_max_memory_bytes) if options.sentinel else None
         )
         self.valkey = None if settings.redis_url or self.watched else _embedded(settings, state_dir)
+        self.cluster = _clustered(settings, state_dir, options) if options.cluster else None
         self.settings = msgspec.structs.replace(
             settings,
             http_port=http_port,
             flower_port=_flower_port(settings) if options.flower else settings.flower_port,
             grpc_port=_grpc_port(settings) if options.grpc else settings.grpc_port,
-            redis_url=self.valkey.data_url
-            if self.valkey
-            else (self.watched.url if self.watched else settings.redis_url),
+            redis_url=self._redis_url(settings),
             broker_url=settings.broker_url or (self.valkey.tcp_url if self.valkey else ""),
             state_dir=str(state_dir),
         )
@@ -91,6 +94,11 @@ class Stack:
         self._served_at = 0.0
         self.url = url(settings.http_host, http_port, tls=bool(settings.tls_cert))
         self.flower_url = url(settings.flower_host, self.settings.flower_port) if options.flower else None
+
+    def _redis_url(self, settings: Settings) -> str:
+        if self.cluster or self.watched:
+            return (self.cluster or self.watched).url  # type: ignore[union-attr]
+        return self.valkey.data_url if self.valkey else settings.redis_url
 
     def supervisor(self, reaper: Reaper, report: Report) -> Supervisor:
         make_private(self.state_dir / "log")
@@ -118,7 +126,7 @@ class Stack:
             ),
             url=self.url,
             flower_url=self.flower_url,
-            redis_url=self.valkey.tcp_url if self.valkey else self.settings.redis_url,
+            redis_url=self.valkey.tcp_url if self.valkey and not self.cluster else self.settings.redis_url,
             broker_url=self.settings.control_url,
             config_file=self.settings.config_file,
             mode=self.settings.mode,
@@ -173,12 +181,15 @@ class Stack:
             specs.insert(0, self._server(self.valkey, self._redis))
         if self.watched:
             specs = [*self._watched(self.watched), *specs]
+        if self.cluster:
+            specs = [*self._nodes(self.cluster), *specs]
         return specs
 
     def _server(self, valkey: EmbeddedValkey, client: Redis) -> ProcessSpec:
-        spec = self._spec(
-            "redis", valkey.name, valkey.prepare(), stop_stage=9, stop_timeout_s=30.0, probe=answers_ping(client)
-        )
+        return self._server_of(valkey, valkey.prepare(), answers_ping(client))
+
+    def _server_of(self, valkey: EmbeddedValkey, command: tuple[str, ...], probe: Probe) -> ProcessSpec:
+        spec = self._spec("redis", valkey.name, command, stop_stage=9, stop_timeout_s=30.0, probe=probe)
         # On TERM it writes the rest of its log to disk and exits.
         environment = {**valkey.environment, **spec.environment}
         return replace(spec, environment=environment, start_stage=0, hasty_signal=signal.SIGTERM)
@@ -197,6 +208,14 @@ class Stack:
                 "redis", f"sentinel-{number}", command, stop_stage=8, stop_timeout_s=5.0, probe=answers
             )
             yield replace(sentinel, start_stage=0)
+
+    def _nodes(self, embedded: EmbeddedCluster) -> Iterator[ProcessSpec]:
+        for server in embedded.servers:
+            spec = self._server_of(server, embedded.prepare(server), serves_slots(_client(server.tcp_url)))
+            if embedded.has_replicas:
+                replaced = partial(embedded.is_replaced, server)
+                spec = replace(spec, restart_after_s=RESTART_AFTER_S, restart_early=replaced)
+            yield spec
 
     @property
     def _pools(self) -> tuple[str, ...]:
@@ -240,7 +259,7 @@ class Stack:
 
     @cached_property
     def _redis(self) -> Redis:
-        return _client(self.settings.redis_url)
+        return _client(self.settings.home_url)
 
     @property
     def _drain_s(self) -> float:
@@ -276,6 +295,10 @@ def _client(url: str) -> Redis:
 
 def _embedded(settings: Settings, state_dir: Path) -> EmbeddedValkey:
     return EmbeddedValkey(state_dir, ports.free_port(), settings.durability, settings.redis_max_memory_bytes)
+
+
+def _clustered(settings: Settings, state_dir: Path, options: Options) -> EmbeddedCluster:
+    return clustered(state_dir, settings.durability, settings.redis_max_memory_bytes, replicas=options.replicas)
 
 
 def role_environment(role: Role, settings: Settings) -> dict[str, str]:

@@ -21,7 +21,7 @@ from config.errors import Problem
 from config.model_files.schemes import forms, scheme_of
 from config.model_files.versions import weight_problems
 from config.policies import POLICIES
-from config.redis_url import CLUSTERS, FORMS, problem_of, uses_tls
+from config.redis_url import FORMS, is_cluster, problem_of, uses_tls
 from config.schema import ModelSettings, Settings
 from config.secrets import masking
 from config.tiers import Tier
@@ -121,7 +121,7 @@ def _tls_to_redis(settings: Settings) -> Iterator[Problem]:
 def _cluster(settings: Settings) -> Iterator[Problem]:
     """A cluster has the shards of requests. The rest, and Celery, which knows no cluster, need another Redis."""
     plain = "redis://, rediss://, unix://, sentinel:// or rediss+sentinel://"
-    if settings.broker_url.partition("://")[0] in CLUSTERS:
+    if is_cluster(settings.broker_url):
         why = f"must not be a cluster, which Celery does not know; write {plain}"
         yield Problem("BUNCH_BROKER_URL", masking.masked_url(settings.broker_url), why)
     elif settings.is_clustered and not settings.broker_url:

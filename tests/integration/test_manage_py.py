@@ -162,7 +162,7 @@ def test_check_finds_a_server_that_would_throw_requests_away(manage: Manage, val
 def test_a_cluster_is_refused_before_anything_starts(manage: Manage, cluster: PrivateValkey, command: str) -> None:
     done = manage(command, http_port="0", redis_url=cluster.url)
     assert done.returncode == 1
-    assert "is a Redis Cluster" in done.stdout + done.stderr
+    assert "is a node of a Redis Cluster" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -19,6 +19,7 @@ SENTINELS = "sentinel://h1,h2/bunch/0"
         (Settings(redis_url=SENTINELS, queue_timeout_ms=5000, free_queue_timeout_ms=4999), True),
         (Settings(redis_url=SENTINELS, failover_wait_ms=2000), False),
         (Settings(redis_url="redis://h/0"), False),
+        (Settings(redis_url="cluster://h1,h2"), True),
     ],
 )
 def test_a_queue_that_gives_up_before_a_failover_ends_is_warned_of(

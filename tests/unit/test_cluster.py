@@ -22,7 +22,7 @@ NAMES = {SEED: b"a", A: b"a", B: b"b", C: b"c"}
 
 
 def claim(epoch: int, address: Address, *, down: bool = False) -> Owner:
-    return Owner(0, 16383, epoch, address, down)
+    return Owner(0, 16383, epoch, address, is_down=down)
 
 
 class Said(SlotMap):
@@ -193,20 +193,23 @@ def test_the_addresses_are_those_that_nodes_announce_to_clients() -> None:
     ]
     said_by, owners = Replying(slots, NODES)._ask_one(SEED)
     assert said_by == b"n1"
-    assert owners == [Owner(0, 8191, 5, ("host1", 7001), False), Owner(8192, 16383, 7, ("host2", 7002), True)]
+    assert owners == [
+        Owner(0, 8191, 5, ("host1", 7001), replicas=(("::1", 7003),)),
+        Owner(8192, 16383, 7, ("host2", 7002), is_down=True),
+    ]
 
 
 @pytest.mark.parametrize("host", [None, b""])
 def test_a_node_without_a_name_is_where_it_was_asked_and_an_unknown_one_nowhere(host: bytes | None) -> None:
     slots = [[0, 100, [host, 7001, b"n1", []]], [101, 16383, [b"?", 7002, b"n2", []]]]
     _, owners = Replying(slots, NODES)._ask_one(SEED)
-    assert owners == [Owner(0, 100, 5, ("seed", 7001), False)]
+    assert owners == [Owner(0, 100, 5, ("seed", 7001))]
 
 
 def test_without_the_right_to_see_epochs_the_map_is_used_as_it_is() -> None:
     slots = [[0, 16383, [b"10.0.0.1", 6379, b"n1"]]]
     said_by, owners = Replying(slots, NoPermissionError("no rights"))._ask_one(SEED)
-    assert (said_by, owners) == (b"seed:6379", [Owner(0, 16383, 0, A, False)])
+    assert (said_by, owners) == (b"seed:6379", [Owner(0, 16383, 0, A)])
 
 
 def test_a_node_that_is_in_no_cluster_says_so() -> None:
