@@ -153,6 +153,34 @@ class ForgetWorkerArgs(NamedTuple):
     silent_ms: int
 
 
+class BlobKeys(NamedTuple):
+    """The account of blobs, for each script of theirs."""
+
+    blobs: str
+    sizes: str
+    kept: str
+    bytes: str
+
+
+class OneBlobKeys(NamedTuple):
+    blob: str
+
+
+class BlobReserveArgs(NamedTuple):
+    id: str
+    size: int
+    ttl_ms: int
+    max_bytes: int
+    max_memory: float
+
+
+class BlobExtendArgs(NamedTuple):
+    id: str
+    ttl_ms: int
+    keep: int
+    max_kept_bytes: int
+
+
 LOOK = LuaScript("look", parts=("delayed", "message"), keys=(LookKeys,))
 PEEK = LuaScript("peek", parts=("delayed",), args=(PeekArgs,))
 CLAIM = LuaScript("claim", parts=("delayed", "message", "lease", "tiers", "fair"), keys=(ClaimKeys,), args=(ClaimArgs,))
@@ -170,4 +198,22 @@ GIVE_BACK = LuaScript("give_back", parts=("message", "lease"), keys=(GiveBackKey
 GATHER = LuaScript("gather", args=(GatherArgs,))
 BEAT = LuaScript("beat", keys=(BeatKeys,), args=(BeatArgs,))
 FORGET_WORKER = LuaScript("forget_worker", keys=(ForgetWorkerKeys,), args=(ForgetWorkerArgs,))
-ALL = (LOOK, PEEK, CLAIM, FINISH, PUT_ASIDE, GIVE_BACK, GATHER, BEAT, FORGET_WORKER)
+BLOB_RESERVE = LuaScript("blob_reserve", parts=("blobs",), keys=(BlobKeys,), args=(BlobReserveArgs,))
+BLOB_RELEASE = LuaScript("blob_release", parts=("blobs",), keys=(BlobKeys,))
+BLOB_EXTEND = LuaScript("blob_extend", parts=("blobs",), keys=(BlobKeys, OneBlobKeys), args=(BlobExtendArgs,))
+BLOB_USAGE = LuaScript("blob_usage", parts=("blobs",), keys=(BlobKeys,))
+ALL = (
+    LOOK,
+    PEEK,
+    CLAIM,
+    FINISH,
+    PUT_ASIDE,
+    GIVE_BACK,
+    GATHER,
+    BEAT,
+    FORGET_WORKER,
+    BLOB_RESERVE,
+    BLOB_RELEASE,
+    BLOB_EXTEND,
+    BLOB_USAGE,
+)

@@ -25,6 +25,11 @@ belongs to the fleet stays without a tag, in its home.
 | `bunch:delayed:<model>` | zset | until due | requests in their pause: mark and message → Redis time in ms |
 | `bunch:dead` | zset | bounded by count and age | dead letters: task id → Redis time in ms of its end |
 | `bunch:dead:<id>` | hash | with its entry above | one dead letter: message, rank, record (JSON) |
+| `bunch:blob:<id>` | string | until its request's outcome, at most a minute past its deadline | a large input, or output |
+| `bunch:blobs` | zset | with its blobs | id of a blob → Redis time in ms at which it expires |
+| `bunch:blobs:sizes` | hash | with its blobs | id of a blob → its bytes |
+| `bunch:blobs:kept` | zset | with its dead letters | blobs of dead letters: id → Redis time in ms |
+| `bunch:blobs:bytes` | hash | kept | bytes of `all` blobs, and of those that are `kept` for dead letters |
 | `bunch:callbacks` | zset | until delivered or given up | task id → Redis time in ms of the next look at it |
 | `bunch:callbacks:bell` | list | at most one token | a result that is to be pushed has come; senders block on it |
 | `bunch:callback:<id>` | hash | some minutes after its end | a result to push: URL, model, tier, attempts, error |
@@ -160,6 +165,21 @@ class Shard:
     def dead(self, task_id: str | None = None) -> str:
         """The key of the index of dead letters, or of one dead letter."""
         return f"bunch:dead{self.tag}" + ("" if task_id is None else f":{task_id}")
+
+    def blob(self, blob_id: str) -> str:
+        return f"bunch:blob:{blob_id}{self.tag}"
+
+    def blobs(self) -> str:
+        return f"bunch:blobs{self.tag}"
+
+    def blob_sizes(self) -> str:
+        return f"bunch:blobs:sizes{self.tag}"
+
+    def blobs_kept(self) -> str:
+        return f"bunch:blobs:kept{self.tag}"
+
+    def blob_bytes(self) -> str:
+        return f"bunch:blobs:bytes{self.tag}"
 
     def callbacks(self) -> str:
         return f"bunch:callbacks{self.tag}"

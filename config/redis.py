@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import select
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import LifoQueue
 from typing import Any
 
@@ -126,27 +126,27 @@ class Line:
         if self._absent:
             script, keys = script.guarded, (*keys, self._absent)
         command = ("EVALSHA", script.sha, len(keys), *keys, *args)
-        return self._call(command, pack_command(command), script)
+        return self._call(self._exchange, command, pack_command(command), script)
 
     def again(self, call: Call) -> Any:
         """Run a script with the same keys and arguments as before. Raises RedisError."""
         if self._absent:
             call.guard(self._absent)
-        return self._call(call.command, call.packed, call.script)
+        return self._call(self._exchange, call.command, call.packed, call.script)
 
     def command(self, *command: Any) -> Any:
         """Run a command. Raises RedisError."""
-        return self._call(command, pack_command(command), None)
+        return self._call(self._exchange, command, pack_command(command), None)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
 
-    def _call(self, command: tuple[Any, ...], packed: bytes, script: Script | None) -> Any:
+    def _call(self, exchange: Callable[..., Any], *about: Any) -> Any:
         reused = self._connection is not None
         try:
-            return self._exchange(command, packed, script)
+            return exchange(*about)
         except RedisError as error:
             # After a timeout the reply may still arrive, and would answer the next command.
             self.close()
@@ -157,7 +157,7 @@ class Line:
             self.close()
             raise
         try:
-            return self._exchange(command, packed, script)
+            return exchange(*about)
         except BaseException:
             # As above.
             self.close()
@@ -166,10 +166,13 @@ class Line:
     def _open(self) -> Any:
         return dedicated_connection(self._pool)
 
-    def _exchange(self, command: tuple[Any, ...], packed: bytes, script: Script | None) -> Any:
+    def _opened(self) -> Any:
         if self._connection is None:
             self._connection = self._open()
-        connection = self._connection
+        return self._connection
+
+    def _exchange(self, command: tuple[Any, ...], packed: bytes, script: Script | None) -> Any:
+        connection = self._opened()
         # redis-py's own `send_command` copies all arguments twice on the way to `pack_command`.
         connection.send_packed_command((packed,), check_health=False)
         try:

@@ -1,0 +1,73 @@
+"""The reference that stands in a message or a result in the place of a large value.
+
+    {"$blob":{"id":"…","size":5242880,"sha256":"…","form":"bytes"}}
+
+`form` says what the blob has: `json`, the text of the value; or `bytes`, the value itself, which is bytes. A reference
+is data that anybody may write, so a reader checks that it may name this blob, and that the blob is what it says.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from typing import Annotated, Literal
+
+import msgspec
+
+Form = Literal["json", "bytes"]
+
+# Redis takes no larger value, unless it is configured to.
+LARGEST_BYTES = 512 * 1024 * 1024
+ID = r"[A-Za-z0-9._-]{8,128}"
+# Blobs that a plain Celery client has written itself: no other's message may name one of a frontend, nor the reverse.
+CLIENT_PREFIX = "client-"
+
+# With any white space, as kombu's JSON has some.
+_BEGINS = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"\$blob"[ \t\r\n]*:')
+
+
+class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A blob by its name, with what it is to be: its bytes, and their hash in hexadecimal."""
+
+    id: Annotated[str, msgspec.Meta(pattern=rf"\A{ID}\Z")]
+    size: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_BYTES)]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    form: Form = "json"
+
+    @property
+    def json(self) -> bytes:
+        """The JSON value that stands for the blob's."""
+        return _encode({"$blob": self})
+
+
+class NotAReferenceError(ValueError):
+    """`NotAReferenceError(why)`: it begins like a reference, and is none."""
+
+
+class _Value(msgspec.Struct, forbid_unknown_fields=True):
+    blob: BlobRef = msgspec.field(name="$blob")
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Value).decode
+
+
+def reference_to(blob_id: str, value: bytes | memoryview, form: Form) -> BlobRef:
+    """The reference to a blob with these bytes."""
+    size = value.nbytes if isinstance(value, memoryview) else len(value)
+    return BlobRef(blob_id, size, sha256(value).hexdigest(), form)
+
+
+def is_reference(value: bytes) -> bool:
+    """Return whether a JSON value is a reference, or looks like one."""
+    return value[:1] in b"{ \t\r\n" and _BEGINS.match(value) is not None
+
+
+def read_reference(value: bytes) -> BlobRef | None:
+    """The reference that a JSON value is; None for any other value. Raises NotAReferenceError."""
+    if not is_reference(value):
+        return None
+    try:
+        return _decode(value).blob
+    except msgspec.MsgspecError as error:
+        raise NotAReferenceError(f"its $blob is no reference: {error}") from error

@@ -1,0 +1,72 @@
+"""The twin in memory of the store of blobs, with errors on demand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from batching.blobs.reference import BlobRef
+from batching.blobs.store import BlobGoneError, NoRoomError, Room, Usage
+from config.redis_bytes import Buffer
+
+
+@dataclass
+class _Blob:
+    value: bytes
+    ends_at: float
+    kept_at: int = 0
+
+
+class MemoryBlobs:
+    """`BlobStore` in a dictionary. `before` is called with the name of each call: its callers get the errors of it."""
+
+    def __init__(self, room: Room = Room(), before: Callable[[str], None] = lambda call: None) -> None:
+        self._room = room
+        self._blobs: dict[str, _Blob] = {}
+        self._kept = 0
+        self.before = before
+
+    @property
+    def blobs(self) -> dict[str, bytes]:
+        now = time.monotonic()
+        self._blobs = {name: each for name, each in self._blobs.items() if each.ends_at > now}
+        return {name: each.value for name, each in self._blobs.items()}
+
+    def put(self, ref: BlobRef, value: Buffer, ttl_ms: int) -> None:
+        self.before("put")
+        others = sum(len(each) for name, each in self.blobs.items() if name != ref.id)
+        if others + ref.size > self._room.max_bytes:
+            raise NoRoomError("no room")
+        self._blobs[ref.id] = _Blob(bytes(value), time.monotonic() + ttl_ms / 1000)
+
+    def get(self, ref: BlobRef) -> bytearray:
+        self.before("get")
+        value = self.blobs.get(ref.id, b"")[: ref.size]
+        if len(value) != ref.size or sha256(value).hexdigest() != ref.sha256:
+            raise BlobGoneError("gone")
+        return bytearray(value)
+
+    def release(self, blob_ids: Sequence[str]) -> int:
+        self.before("release")
+        return sum(name in self.blobs and bool(self._blobs.pop(name)) for name in blob_ids)
+
+    def extend(self, blob_id: str, ttl_ms: int, *, keep: bool) -> bool:
+        self.before("extend")
+        if blob_id not in self.blobs:
+            return False
+        blob = self._blobs[blob_id]
+        blob.ends_at = time.monotonic() + ttl_ms / 1000
+        self._kept += 1
+        blob.kept_at = (blob.kept_at or self._kept) if keep else 0
+        while (surplus := self.usage().kept_bytes - self._room.max_kept_bytes) > 0:
+            assert surplus
+            oldest = min((each.kept_at, name) for name, each in self._blobs.items() if each.kept_at)[1]
+            del self._blobs[oldest]
+        return blob_id in self._blobs
+
+    def usage(self) -> Usage:
+        sizes = [len(each) for each in self.blobs.values()]
+        kept = [len(each.value) for each in self._blobs.values() if each.kept_at]
+        return Usage(len(sizes), sum(sizes), sum(kept))
