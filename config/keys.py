@@ -25,7 +25,7 @@ belongs to the fleet stays without a tag, in its home.
 | `bunch:delayed:<model>` | zset | until due | requests in their pause: mark and message → Redis time in ms |
 | `bunch:dead` | zset | bounded by count and age | dead letters: task id → Redis time in ms of its end |
 | `bunch:dead:<id>` | hash | with its entry above | one dead letter: message, rank, record (JSON) |
-| `bunch:blob:<id>` | string | until its request's outcome, at most a minute past its deadline | a large input, or output |
+| `bunch:blob:<id>` | string | until the outcome, or a minute past the deadline | a large input, or output |
 | `bunch:blobs` | zset | with its blobs | id of a blob → Redis time in ms at which it expires |
 | `bunch:blobs:sizes` | hash | with its blobs | id of a blob → its bytes |
 | `bunch:blobs:kept` | zset | with its dead letters | blobs of dead letters: id → Redis time in ms |

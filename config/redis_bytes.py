@@ -55,7 +55,7 @@ class BytesLine(Line):
         at = 0
         while at < buffer.nbytes:
             part = buffer[at : at + PART_BYTES]
-            command = ("GETRANGE", key, at, at + part.nbytes - 1)
+            command: tuple[Any, ...] = ("GETRANGE", key, at, at + part.nbytes - 1)
             connection.send_packed_command((pack_command(command),), check_health=False)
             with _redis_errors():
                 got = _read_bulk(connection, part)

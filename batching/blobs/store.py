@@ -36,7 +36,7 @@ from config.redis import Script
 from config.redis_bytes import Buffer, BytesLine
 
 GRACE_MS = 60_000
-"""How long an input outlives its request's deadline: an executor may be working on it, and its death is a dead letter."""
+"""How long an input outlives its request's deadline: an executor may be working on it, and may die of it."""
 
 
 class NoRoomError(Exception):
@@ -48,10 +48,10 @@ class BlobGoneError(Exception):
 
 
 class Usage(NamedTuple):
-    """The blobs that there are. `kept_bytes` are those of dead letters, which `bytes` includes."""
+    """The blobs that there are. `kept_bytes` are those of dead letters, which `all_bytes` includes."""
 
-    count: int
-    bytes: int
+    blobs: int
+    all_bytes: int
     kept_bytes: int
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from redis import Redis
@@ -87,7 +87,7 @@ def test_released_is_gone_and_may_be_released_again(blobs: BlobStore) -> None:
 
 def test_it_goes_by_itself_and_leaves_no_account_of_it(blobs: BlobStore) -> None:
     ref = put(blobs, "the-blob", b"x", ttl_ms=1)
-    wait_until(lambda: blobs.usage().count == 0, what="it has expired")
+    wait_until(lambda: blobs.usage().blobs == 0, what="it has expired")
     with pytest.raises(BlobGoneError):
         blobs.get(ref)
     assert blobs.usage() == (0, 0, 0)
@@ -170,7 +170,7 @@ def test_the_account_is_right_after_any_calls(redis: Redis) -> None:
             self.of_both(lambda blobs: blobs.release([name]))
 
         @rule(name=names, keep=st.booleans())
-        def extend(self, name: str, keep: bool) -> None:  # noqa: FBT001 - Hypothesis passes it by name
+        def extend(self, name: str, keep: bool) -> None:
             self.of_both(lambda blobs: blobs.extend(name, HOUR_MS, keep=keep))
 
         @rule(name=names, size=st.integers(1, 40))
@@ -180,7 +180,7 @@ def test_the_account_is_right_after_any_calls(redis: Redis) -> None:
         @invariant()
         def the_accounts_agree(self) -> None:
             assert self.real.usage() == self.twin.usage()
-            names = [each for each in redis.scan_iter("bunch:blob:*")]
+            names = list(redis.scan_iter("bunch:blob:*"))
             assert {each.decode().removeprefix("bunch:blob:") for each in names} == set(self.twin.blobs)
             assert all(redis.pttl(each) > 0 for each in names)
 

@@ -11,6 +11,8 @@ from batching.blobs.reference import BlobRef
 from batching.blobs.store import BlobGoneError, NoRoomError, Room, Usage
 from config.redis_bytes import Buffer
 
+_ROOM = Room()
+
 
 @dataclass
 class _Blob:
@@ -22,7 +24,7 @@ class _Blob:
 class MemoryBlobs:
     """`BlobStore` in a dictionary. `before` is called with the name of each call: its callers get the errors of it."""
 
-    def __init__(self, room: Room = Room(), before: Callable[[str], None] = lambda call: None) -> None:
+    def __init__(self, room: Room = _ROOM, before: Callable[[str], None] = lambda call: None) -> None:
         self._room = room
         self._blobs: dict[str, _Blob] = {}
         self._kept = 0
