@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from batching.request import Cancelled, Expired, Outcome, Request
 from config.tiers import TIERS
@@ -40,12 +41,14 @@ class Coalesced(NamedTuple):
 class Finished:
     """The result of `finish`: whether it was `taken`, and the rows of requests that were settled besides the batch.
 
-    `refused` are ids of foreign requests that belong to a frontend's request, whose result stays.
+    `refused` are ids of foreign requests that belong to a frontend's request, whose result stays; `dropped` those of
+    dead letters that went, since there are too many, or they are too old.
     """
 
     taken: bool
     others: tuple[bytes, ...] = ()
     refused: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self.taken
@@ -76,6 +79,8 @@ def others_of(
             enqueued_ms=int(enqueued_ms),
             result_ttl_ms=int(ttl_ms),
             owner=msgspec.json.decode(owner, type=str),
+            # An equal input has lain beside the queue too.
+            blob=first.blob and structs.replace(first.blob, id=task_id.decode()),
         )
         shared += kind == b"s"
         others.append((request, _ENDS.get(kind, outcome)))

@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from batching.blobs.reference import BlobRef
 from config.tiers import Tier
 
 
@@ -34,6 +35,7 @@ class Request(msgspec.Struct, eq=False):
     caller's own id, if it gave one; `traceparent` is its W3C trace, `tracestate` the vendors' additions. `client_id` is
     the client of the owner, if the caller named one. `question` identifies equal requests, or is empty; its answer is
     cached for `keep_ms`.
+    With a `blob`, `input` is the reference to it.
     A `sealed` request is known to come from a frontend of ours; a `foreign` one does not, and its result replaces no
     other one (`tasks.protocol.seal`).
     """
@@ -62,6 +64,7 @@ class Request(msgspec.Struct, eq=False):
     client_id: str = ""
     sealed: bool = False
     foreign: bool = False
+    blob: BlobRef | None = None
 
 
 # Our own names in the metadata of an answer: a model's members with these names are left out.
@@ -141,7 +144,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True, tag=True):
     `safe_size` is the largest part that is known to fit into the device's memory, None while no limit is known.
     `suspect`: an executor's process has ended with these inputs inside. `last_try`: some of them are not tried again.
     `traceparents` are those of the requests, n of them or none. `may_end`: the process may ask to be replaced instead
-    of answering; the executor decides that.
+    of answering; the executor decides that. `raw` has the places of inputs that are the bytes themselves, not JSON.
     """
 
     batch_id: str
@@ -152,6 +155,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True, tag=True):
     last_try: bool = False
     traceparents: list[str] = []
     may_end: bool = True
+    raw: list[int] = []
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):

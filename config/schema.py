@@ -55,6 +55,11 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     # For the embedded server: durability, and its memory limit; 0: a quarter of the machine's memory.
     durability: Literal["memory", "second", "disk", "replica"] = "second"
     redis_max_memory_bytes: NaturalInt = 0
+    # Inputs and outputs above this lie beside the queue, in this Redis (empty: the same), and have so many bytes in all
+    # (0: only the share of the server's memory limits them).
+    inline_bytes: Annotated[int, msgspec.Meta(ge=1024, le=268_435_456)] = 32_768
+    blob_url: str = ""
+    blobs_max_bytes: NaturalInt = 0
     # Files for TLS towards Redis and its sentinels, unless a URL names its own.
     redis_ca: str = ""
     redis_cert: str = ""

@@ -119,7 +119,7 @@ def load_settings(
 def _with_tls_to_redis(settings: Settings) -> Settings:
     """The settings with the files of TLS in their URLs, where all clients of a URL look for them."""
     files = (settings.redis_ca, settings.redis_cert, settings.redis_key)
-    urls = {key: with_tls_files(getattr(settings, key), *files) for key in ("redis_url", "broker_url")}
+    urls = {key: with_tls_files(getattr(settings, key), *files) for key in ("redis_url", "broker_url", "blob_url")}
     return msgspec.structs.replace(settings, **urls)
 
 

@@ -26,6 +26,7 @@ from redis.exceptions import RedisError
 
 from batching.claim.idle_watch import IdleWatch
 from batching.claim.loop import ClaimLoop
+from batching.claim.payloads import Payloads
 from batching.claim.priorities import PriorityLists
 from batching.claim.registry import WorkerRegistry, make_worker_id
 from batching.claim.store import BatchStore, Keep, RedisBatchStore
@@ -144,6 +145,7 @@ class WorkerRunner:
         observer = self._observer()
         self._breakers = breakers.of_executors(self._executors)
         self._watch = IdleWatch(store)
+        payloads = Payloads.of(settings, self._redis, Keep().age_ms)
         self._loops = [
             ClaimLoop(
                 model,
@@ -157,6 +159,7 @@ class WorkerRunner:
                 breaker=self._breakers[executor.name],
                 follow_up=follow_up,
                 watch=self._watch,
+                payloads=payloads,
             )
             for n, (model, executor) in enumerate(self._executors)
         ]

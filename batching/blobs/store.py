@@ -32,11 +32,13 @@ from batching.script_args import (
     OneBlobKeys,
 )
 from config.keys import Shard
-from config.redis import Script
+from config.redis import Script, connect
 from config.redis_bytes import Buffer, BytesLine
+from config.settings import Settings
 
 GRACE_MS = 60_000
 """How long an input outlives its request's deadline: an executor may be working on it, and may die of it."""
+_MAX_KEPT_BYTES = 256 * 1024 * 1024
 
 
 class NoRoomError(Exception):
@@ -57,15 +59,19 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Limits: the bytes of all blobs, the share of them that dead letters may have, and of Redis' memory."""
+    """Limits: the bytes of all blobs (0: none), those of dead letters among them, and the share of Redis' memory that
+    may be used for anything.
+    """
 
-    max_bytes: int = 1024 * 1024 * 1024
-    kept_share: float = 0.25
+    max_bytes: int = 0
+    max_kept_bytes: int = _MAX_KEPT_BYTES
     memory: float = 0.8
 
-    @property
-    def max_kept_bytes(self) -> int:
-        return int(self.max_bytes * self.kept_share)
+    @classmethod
+    def of(cls, settings: Settings) -> Room:
+        most = settings.blobs_max_bytes
+        kept = min(_MAX_KEPT_BYTES, most // 4) if most else _MAX_KEPT_BYTES
+        return cls(most, kept, settings.max_memory_percent / 100)
 
 
 class BlobStore(Protocol):
@@ -95,7 +101,7 @@ class RedisBlobs:
         self, redis: Redis, shard: Shard | None = None, room: Room = Room(), *, calls_at_once: int = 4
     ) -> None:
         # The last one that was used: the others are opened only where calls meet.
-        self._lines: LifoQueue[BytesLine] = LifoQueue()
+        self._lines: Any = _queue_class(redis)(calls_at_once)
         for _ in range(calls_at_once):
             self._lines.put(BytesLine(redis))
         self._keys = shard or Shard()
@@ -173,3 +179,15 @@ class RedisBlobs:
 
     def usage(self) -> Usage:
         return Usage(*self._script(self._usage, self._account, ()))
+
+
+def open_blobs(settings: Settings, redis: Redis, shard: Shard | None = None) -> RedisBlobs:
+    """The store beside the queues in `redis`, or in a Redis of its own; nothing is opened before the first call."""
+    if settings.blob_url and settings.blob_url != settings.redis_url:
+        redis = connect(settings.blob_url, queue_class=_queue_class(redis))
+    return RedisBlobs(redis, shard, Room.of(settings))
+
+
+def _queue_class(redis: Redis) -> type[Any]:
+    """The queue in which a client's connections wait: that of a frontend blocks one greenlet alone."""
+    return getattr(redis.connection_pool, "queue_class", LifoQueue)

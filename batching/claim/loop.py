@@ -28,6 +28,7 @@ from batching.claim.claim_switch import ClaimSwitch
 from batching.claim.idle_watch import IdleWatch
 from batching.claim.in_hand import Hands, InHand
 from batching.claim.loop_state import TICK_S, LoopState, Pause, Until, Waiting
+from batching.claim.payloads import Inputs, Payloads
 from batching.claim.settler import Settler
 from batching.claim.shared_breaker import SharedBreaker
 from batching.claim.store import BatchStore, Blame, Claim, View
@@ -60,6 +61,7 @@ class ClaimLoop:
         breaker: SharedBreaker | None = None,
         follow_up: FollowUp | None = None,
         watch: IdleWatch | None = None,
+        payloads: Payloads | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
@@ -69,7 +71,9 @@ class ClaimLoop:
         self._observer = observer
         retry = RetryPolicy(model.max_attempts)
         self._triage = Triage(model.name, codec, retry, is_revoked)
-        self._settler = Settler(executor.name, model.name, store, codec, observer, retry, follow_up or NoFollowUp())
+        self._payloads = payloads = payloads or Payloads()
+        named = (executor.name, model.name, store, codec, observer, retry, follow_up or NoFollowUp())
+        self._settler = Settler(*named, payloads=payloads)
         self._breaker = breaker or SharedBreaker()
         self._clock = clock
         self._batch_ids = (f"{batch_prefix}-{n}" for n in itertools.count(1))
@@ -274,17 +278,20 @@ class ClaimLoop:
         return claim.view
 
     def _serve(self, claim: Claim, decision: Dispatch) -> None:
-        run, settled, early = self._triage.sort(claim)
+        run, settled, later = self._triage.sort(claim)
+        # While the executor has the batch before; nothing else could be claimed meanwhile anyway.
+        inputs = self._payloads.read(run, claim.view.now_ms)
+        run, settled, later = inputs.run, settled + inputs.settled, later + inputs.later
         # A policy that did not look could not know that the batch would be full.
         reason = Reason.FULL if len(run) == decision.size else decision.reason
         info = self._info(claim, len(run), reason)
-        if early:
-            self._settler.postpone(early, info, last=not (settled or run))
-        if settled or not (run or early):
+        if later:
+            self._settler.postpone(later, info, last=not (settled or run))
+        if settled or not (run or later):
             self._settler.settle(settled, info, last=not run)
         if run:
             self._hands.put(run, info, claim.view.depth)
-            self._hand_over(run, info)
+            self._hand_over(inputs, info)
         else:
             self._found_nothing(claim)
 
@@ -309,12 +316,13 @@ class ClaimLoop:
         model, name = self._model, self._executor.name
         return BatchInfo(claim.batch_id, model.name, model.version, size, reason, claim.view.now_ms, executor=name)
 
-    def _hand_over(self, run: list[Request], info: BatchInfo) -> None:
+    def _hand_over(self, inputs: Inputs, info: BatchInfo) -> None:
+        run = inputs.run
         self._observer.claimed(run, info)
         last_try = max(each.attempt for each in run) >= self._model.max_attempts
         # A claim has only suspects, or none.
         about = (self.state.safe_size, run[0].lost > 0, last_try, [each.traceparent for each in run])
-        work = Work(info.batch_id, [each.input for each in run], [each.parameters for each in run], *about)
+        work = Work(info.batch_id, inputs.values, [each.parameters for each in run], *about, raw=inputs.raw)
         try:
             self._executor.send(work)
         except ExecutorGone as error:

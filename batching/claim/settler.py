@@ -24,6 +24,7 @@ from kombu.exceptions import OperationalError
 from msgspec import structs
 from redis.exceptions import RedisError
 
+from batching.claim.payloads import Payloads
 from batching.claim.store import BatchStore, Blame, Settled
 from batching.coalescing import Finished, others_of
 from batching.executor import Lost
@@ -68,6 +69,7 @@ class Settler:
         retry: RetryPolicy,
         follow_up: FollowUp,
         jitter: Callable[[], float] = random.random,
+        payloads: Payloads | None = None,
     ) -> None:
         self._name = name
         self._model = model
@@ -77,6 +79,7 @@ class Settler:
         self._retry = retry
         self._follow_up = follow_up
         self._jitter = jitter
+        self._payloads = payloads or Payloads()
         self._giving_up = False
         # Batches of which a part was given up: their leases must stay.
         self._unstored: set[str] = set()
@@ -164,8 +167,11 @@ class Settler:
             final = [*final, *others]
             info = replace(info, collapsed=info.collapsed + shared)
         self._observer.finished(final, info)
+        # Who has shared a failure is no dead letter.
+        self._payloads.release(each for each, outcome in final if each.position < 0 or not isinstance(outcome, Failed))
 
     def _finish(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> Finished:
+        outcomes = [(request, self._payloads.lay_aside(request, outcome)) for request, outcome in outcomes]
         results = [self._settled(request, outcome, info) for request, outcome in outcomes]
         slices = _slices([len(each.result) for each in results])
         if len(slices) < 2:
@@ -199,6 +205,7 @@ class Settler:
             return Finished(True)
         if not taken:
             self._lost_lease(info)
+        self._payloads.forget(taken.dropped)
         if taken.refused:
             extra = {"batch_id": info.batch_id, "model": info.model}
             why = "%s: results not stored, because these ids belong to requests of frontends: %s"
@@ -226,9 +233,9 @@ class Settler:
                     logger.error("%s: the outcome of request %s was not stored: %s", self._name, request.id, refusal)
         return self._until_taken(info, partial(self._store.finish, info.batch_id, (), last=self._ends(info, last)))
 
-    def postpone(self, requests: Sequence[Request], info: BatchInfo, *, last: bool) -> None:
-        """Put requests aside whose `eta` has not come; no attempt is counted."""
-        pauses = [(request.position, max(0, request.eta_ms - info.claimed_ms)) for request in requests]
+    def postpone(self, requests: Sequence[tuple[Request, int]], info: BatchInfo, *, last: bool) -> None:
+        """Put requests aside that cannot run yet, each for so many ms; no attempt is counted."""
+        pauses = [(request.position, pause_ms) for request, pause_ms in requests]
         of = (self._model, info.batch_id, pauses)
         self._until_taken(info, partial(self._store.put_aside, *of, last=self._ends(info, last), count_attempt=False))
 
@@ -246,6 +253,8 @@ class Settler:
     def _settled(self, request: Request, outcome: Outcome, info: BatchInfo) -> Settled:
         settled = self._codec.encode(request, outcome, info)
         if isinstance(outcome, Failed):
+            # Before the dead letter is there: a worker that is killed in between has kept too much for a while.
+            self._payloads.keep(request)
             if settled.asked is not None and request.attempt >= self._retry.max_attempts:
                 # The requests that wait for it have used the same attempts.
                 settled = structs.replace(settled, asked=settled.asked._replace(shared=True))

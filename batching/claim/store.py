@@ -298,7 +298,8 @@ class RedisBatchStore:
         args += common
         stored, *others = self._line.script(self._finish, keys, args)
         refused = tuple(row[1:].decode() for row in others if row.startswith(b"!"))
-        return Finished(stored >= 0, tuple(others[len(refused) :]), refused)
+        dropped = tuple(row[1:].decode() for row in others if row.startswith(b"~"))
+        return Finished(stored >= 0, tuple(others[len(refused) + len(dropped) :]), refused, dropped)
 
     def _keys_of_asked(self, model: str) -> tuple[str, ...]:
         keys = self._keys

@@ -33,11 +33,11 @@ class Triage:
         self._retry = retry
         self._is_revoked = is_revoked
 
-    def sort(self, claim: Claim) -> tuple[list[Request], list[tuple[Request, Outcome]], list[Request]]:
-        """The requests to run, the requests with a known outcome, and those whose `eta` has not come."""
+    def sort(self, claim: Claim) -> tuple[list[Request], list[tuple[Request, Outcome]], list[tuple[Request, int]]]:
+        """The requests to run, those with a known outcome, and those whose `eta` comes only in so many ms."""
         run: list[Request] = []
         settled: list[tuple[Request, Outcome]] = []
-        early: list[Request] = []
+        early: list[tuple[Request, int]] = []
         for entry in claim.entries:
             try:
                 request = self._codec.decode(entry)
@@ -57,7 +57,7 @@ class Triage:
             if outcome is not None:
                 settled.append((request, outcome))
             elif request.eta_ms > claim.view.now_ms:
-                early.append(request)
+                early.append((request, request.eta_ms - claim.view.now_ms))
             else:
                 run.append(request)
         return run, settled, early

@@ -16,13 +16,15 @@
 --       then, if any is something to others, AnswerArgs: max_bytes: what kept answers may take in all; claimed_ms: time
 --       of the claim; tiers: their names
 -- Returns the number stored, or -1 when the lease is gone: somebody else has the requests now, and will answer them;
--- then the ids of foreign ones that are another's, each behind a '!'; then who else was settled along with them
+-- then the ids of foreign ones that are another's, each behind a '!'; those of dead letters that went, behind a '~';
+-- then who else was settled along with them
 -- (coalescing.lua).
 if redis.call('EXISTS', KEYS.lease) == 0 then return {-1} end
 local at, last = ARGV.width + 1 + ARGV.channels, #ARGV - ARGV.common
 local noted = last < #ARGV and {}
 local stored = 0
 
+local dropped = {}
 local function letter(id)
   return KEYS.dead .. ':' .. id
 end
@@ -38,6 +40,7 @@ local function bury(position, id, record)
   local old = redis.call('ZRANGEBYSCORE', KEYS.dead, '-inf', aged, 'LIMIT', 0, 100)
   if surplus > 0 then old = redis.call('ZRANGE', KEYS.dead, 0, surplus - 1) end
   for i = 1, #old do
+    dropped[#dropped + 1] = '~' .. old[i]
     redis.call('ZREM', KEYS.dead, old[i])
     redis.call('DEL', letter(old[i]))
   end
@@ -97,5 +100,6 @@ if ARGV.last == '1' then
   redis.call('SREM', KEYS.leases, ARGV.batch_id)
 end
 others[1] = stored
+for i = 1, #dropped do refused[#refused + 1] = dropped[i] end
 for i = 1, #refused do table.insert(others, i + 1, refused[i]) end
 return others

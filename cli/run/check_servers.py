@@ -149,9 +149,10 @@ def must_have_password(settings: Settings, url: str) -> bool:
 
 def _servers(settings: Settings) -> dict[str, str]:
     """The configured servers, each once."""
-    servers = {"BUNCH_REDIS_URL": settings.redis_url, "BUNCH_BROKER_URL": settings.broker_url}
-    if settings.broker_url == settings.redis_url:
-        del servers["BUNCH_BROKER_URL"]
+    servers = {"BUNCH_REDIS_URL": settings.redis_url}
+    for key, url in {"BUNCH_BROKER_URL": settings.broker_url, "BUNCH_BLOB_URL": settings.blob_url}.items():
+        if url not in servers.values():
+            servers[key] = url
     return {key: url for key, url in servers.items() if url}
 
 

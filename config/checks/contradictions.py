@@ -108,7 +108,7 @@ def _tls_to_redis(settings: Settings) -> Iterator[Problem]:
     for key, path in files.items():
         if path and not Path(path).is_file():
             yield Problem(PREFIX + key.upper(), path, "must name a file in PEM form; there is none at this path")
-    if any(files.values()) and not any(map(uses_tls, (settings.redis_url, settings.broker_url))):
+    if any(files.values()) and not any(map(uses_tls, (settings.redis_url, settings.broker_url, settings.blob_url))):
         key = next(key for key, path in files.items() if path)
         fix = "is for TLS, which no URL asks for: write rediss://, rediss+sentinel:// or rediss+cluster://"
         yield Problem(PREFIX + key.upper(), files[key], fix)
@@ -248,6 +248,7 @@ def _bad_addresses(settings: Settings) -> list[Problem]:
     kinds = {
         "redis_url": redis,
         "broker_url": redis,
+        "blob_url": redis,
         "otlp_endpoint": (r"https?://", "must be the URL of an OTLP/HTTP collector, such as http://host:4318"),
         "otlp_headers": (
             r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*$",
@@ -260,7 +261,7 @@ def _bad_addresses(settings: Settings) -> list[Problem]:
         if getattr(settings, key) and not re.match(pattern, getattr(settings, key))
     ]
     if not found:
-        for key in ("redis_url", "broker_url"):
+        for key in ("redis_url", "broker_url", "blob_url"):
             url = getattr(settings, key)
             if url and (problem := problem_of(url)):
                 found.append(Problem(PREFIX + key.upper(), masking.masked_url(url), problem))

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from batching.blobs.reference import CLIENT_PREFIX, BlobRef, NotAReferenceError, is_reference, read_reference
 from batching.claim.lease import Entry, Verdict
 from batching.fast_header import read_fast_header, read_times
 from batching.ports import UnreadableMessage
@@ -149,6 +150,8 @@ def read_message(entry: Entry, default_ttl_ms: int, most_bytes: int = MOST_BYTES
             _check_seal(request, headers.bunch_seal, headers.bunch_once, seal)
         if headers.bunch_once:
             request.question, request.keep_ms = read_mark(headers.bunch_once)
+        if is_reference(request.input):
+            request.blob = _blob_of(request)
     except (UnreadableMessage, *_UNREADABLE) as error:
         who = named(raw, body)
         raise UnreadableMessage(f"{part}{error}", who.task_id, raw if who.is_followed else b"") from error
@@ -189,6 +192,8 @@ def _plain_request(
             _check_seal(request, given_seal, once, seal)
         if once:
             request.question, request.keep_ms = read_mark(once)
+        if is_reference(input):
+            request.blob = _blob_of(request)
     except (UnreadableMessage, *_UNREADABLE):
         return None
     return request
@@ -332,6 +337,14 @@ def _arguments(args: list[msgspec.Raw], keywords: _Keywords) -> tuple[bytes, byt
 def _text_of(header: Any, checked: Callable[[str], str]) -> str:
     """The text of an optional header; an invalid one is ignored, as it is no reason to refuse a request."""
     return checked(header) if isinstance(header, str) else ""
+
+
+def _blob_of(request: Request) -> BlobRef | None:
+    """The blob in the place of the input. Raises ValueError, if the message may not have that one."""
+    blob = read_reference(request.input)
+    if blob is not None and not (blob.id.startswith(CLIENT_PREFIX) if request.foreign else blob.id == request.id):
+        raise NotAReferenceError(f"its $blob names the payload of another request, {blob.id}")
+    return blob
 
 
 def _check_seal(request: Request, given: str, once: str, seal: Seal) -> None:

@@ -108,7 +108,7 @@ def test_no_more_than_there_is_room_for(make: Make) -> None:
 
 
 def test_dead_letters_have_a_part_of_the_room_and_the_oldest_go(make: Make) -> None:
-    blobs = make(Room(max_bytes=100, kept_share=0.5))
+    blobs = make(Room(max_bytes=100, max_kept_bytes=50))
     refs = [put(blobs, f"letter-{i}", b"x" * 20) for i in range(4)]
     assert all(blobs.extend(each.id, HOUR_MS, keep=True) for each in refs[:2])
     assert blobs.usage() == (4, 80, 40)
@@ -123,12 +123,12 @@ def test_dead_letters_have_a_part_of_the_room_and_the_oldest_go(make: Make) -> N
     blobs.release([refs[3].id])
     assert blobs.extend(large.id, HOUR_MS, keep=True)
     # One that has no room among them, even alone, is not kept.
-    larger = put(make(Room(max_bytes=100, kept_share=0.3)), "the-large", b"x" * 40)
+    larger = put(make(Room(max_bytes=100, max_kept_bytes=30)), "the-large", b"x" * 40)
     assert larger == large
 
 
 def test_one_that_is_too_large_for_the_dead_letters_is_not_kept(make: Make) -> None:
-    blobs = make(Room(max_bytes=100, kept_share=0.3))
+    blobs = make(Room(max_bytes=100, max_kept_bytes=30))
     large = put(blobs, "the-large", b"x" * 40)
     assert not blobs.extend(large.id, HOUR_MS, keep=True)
     assert blobs.usage() == (0, 0, 0)
@@ -147,7 +147,7 @@ def test_the_account_is_right_after_any_calls(redis: Redis) -> None:
         def __init__(self) -> None:
             super().__init__()
             redis.flushdb()
-            room = Room(max_bytes=60, kept_share=0.5)
+            room = Room(max_bytes=60, max_kept_bytes=30)
             self.real, self.twin = RedisBlobs(redis, room=room), MemoryBlobs(room)
 
         names = st.sampled_from([f"blob-{i:03}" for i in range(5)])

@@ -36,10 +36,13 @@ class MemoryBlobs:
         self._blobs = {name: each for name, each in self._blobs.items() if each.ends_at > now}
         return {name: each.value for name, each in self._blobs.items()}
 
+    def ends_in_s(self, blob_id: str) -> float:
+        return self._blobs[blob_id].ends_at - time.monotonic()
+
     def put(self, ref: BlobRef, value: Buffer, ttl_ms: int) -> None:
         self.before("put")
         others = sum(len(each) for name, each in self.blobs.items() if name != ref.id)
-        if others + ref.size > self._room.max_bytes:
+        if 0 < self._room.max_bytes < others + ref.size:
             raise NoRoomError("no room")
         self._blobs[ref.id] = _Blob(bytes(value), time.monotonic() + ttl_ms / 1000)
 

@@ -1,0 +1,169 @@
+"""Large inputs and outputs of the batches of one worker, which lie beside the queue (`batching.blobs`).
+
+    claim ──requests──▶ read ──▶ inputs of those that run      each is read while the executor works on another batch
+                         ├─────▶ settled: its payload is gone, or it is too late for it
+                         └─────▶ later: the store does not answer, or they are too many bytes for one batch
+    outcome ──lay_aside──▶ a result with a reference           a large output; where that fails, the output itself
+    stored ──release──▶ gone, or kept with its dead letter
+
+Nothing of this may cost a request its outcome: what cannot be released expires by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import structs
+from redis import Redis
+from redis.exceptions import RedisError
+
+from batching.blobs.reference import reference_to
+from batching.blobs.store import GRACE_MS, BlobGoneError, BlobStore, NoRoomError, open_blobs
+from batching.request import Expired, Failed, Ok, Outcome, Request
+from config.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+MAX_READ_BYTES = 256 * 1024 * 1024
+"""The payloads of one batch, unless it is one request: worker and executor have them in memory at once."""
+DEFAULT_INLINE_BYTES = 32 * 1024
+_LATER_MS = 200
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What becomes of the requests of a claim. `values` belong to `run`; `raw` has the places there of those that are
+    the bytes themselves, in any buffer, not JSON. `later` has a pause in ms for each.
+    """
+
+    run: list[Request] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    raw: list[int] = field(default_factory=list)
+    settled: list[tuple[Request, Outcome]] = field(default_factory=list)
+    later: list[tuple[Request, int]] = field(default_factory=list)
+
+
+class Payloads:
+    """The payloads of a worker; several threads may use it.
+
+    Args:
+        blobs: None where there is no store: a reference is then a request that cannot run.
+        inline_bytes: outputs up to here stay in their results.
+        result_ttl_ms: how long a result may be read that answers several requests.
+        letter_ttl_ms: how long dead letters live.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        blobs: BlobStore | None = None,
+        *,
+        inline_bytes: int = DEFAULT_INLINE_BYTES,
+        result_ttl_ms: int = 0,
+        letter_ttl_ms: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._blobs = blobs
+        self._inline_bytes = inline_bytes
+        self._result_ttl_ms = result_ttl_ms
+        self._letter_ttl_ms = letter_ttl_ms
+        self._clock = clock
+
+    @classmethod
+    def of(cls, settings: Settings, redis: Redis, letter_ttl_ms: int) -> Payloads:
+        """Those of a worker; in collocated mode nothing lies beside the queue, which is in the same memory."""
+        if settings.mode == "collocated":
+            return cls()
+        return cls(
+            open_blobs(settings, redis),
+            inline_bytes=settings.inline_bytes,
+            result_ttl_ms=settings.result_ttl_ms,
+            letter_ttl_ms=letter_ttl_ms,
+        )
+
+    def read(self, requests: Sequence[Request], now_ms: float) -> Inputs:
+        """The inputs of requests that were claimed at `now_ms`, which is Redis time."""
+        began, size, inputs = self._clock(), 0, Inputs()
+        for request in requests:
+            blob = request.blob
+            if blob is None:
+                inputs.run.append(request)
+                inputs.values.append(request.input)
+            elif size and size + blob.size > MAX_READ_BYTES:
+                inputs.later.append((request, 0))
+            else:
+                size += blob.size
+                self._read(request, now_ms + (self._clock() - began) * 1000, inputs)
+        return inputs
+
+    def _read(self, request: Request, now_ms: float, inputs: Inputs) -> None:
+        assert request.blob is not None
+        if 0 < request.deadline_ms <= now_ms:
+            inputs.settled.append((request, Expired()))
+            return
+        try:
+            if self._blobs is None:
+                raise BlobGoneError("this worker has no store of large payloads")
+            value = self._blobs.get(request.blob)
+        except BlobGoneError as error:
+            why = f"{error}; send the request again"
+            inputs.settled.append((request, Failed(why, "PayloadGone", "BACKEND_UNAVAILABLE")))
+        except RedisError as error:
+            logger.warning("cannot read the payload of request %s now: %s", request.id, error)
+            inputs.later.append((request, _LATER_MS))
+        else:
+            if request.blob.form == "bytes":
+                inputs.raw.append(len(inputs.run))
+            inputs.run.append(request)
+            inputs.values.append(value)
+
+    def lay_aside(self, request: Request, outcome: Outcome) -> Outcome:
+        """The outcome with a reference in the place of a large output.
+
+        That of a plain Celery client stays, since it reads its result itself, and so does one with callbacks.
+        """
+        if not isinstance(outcome, Ok) or len(outcome.output) <= self._inline_bytes or self._blobs is None:
+            return outcome
+        if request.foreign or request.canvas or not request.result_ttl_ms:
+            return outcome
+        ttl_ms = max(request.result_ttl_ms, request.keep_ms, self._result_ttl_ms if request.question else 0)
+        # Another worker may have the request too: each has an output of its own, until one of them is taken.
+        ref = reference_to(f"{request.id}.{os.urandom(4).hex()}", outcome.output, "json")
+        try:
+            self._blobs.put(ref, outcome.output, ttl_ms + GRACE_MS)
+        except (RedisError, NoRoomError) as error:
+            logger.warning("the output of request %s stays in its result: %s", request.id, error)
+            return outcome
+        return structs.replace(outcome, output=ref.json)
+
+    def keep(self, request: Request) -> None:
+        """The request becomes a dead letter, with its payload."""
+        if request.blob is None or self._blobs is None:
+            return
+        try:
+            if not self._blobs.extend(request.blob.id, self._letter_ttl_ms, keep=True):
+                logger.warning("the dead letter of request %s has no payload: there is no room for it", request.id)
+        except RedisError as error:
+            logger.warning("the payload of request %s is not kept with its dead letter: %s", request.id, error)
+
+    def release(self, requests: Iterable[Request]) -> None:
+        """These requests have their outcomes, and are no dead letters."""
+        self._release([each.blob.id for each in requests if each.blob is not None])
+
+    def forget(self, blob_ids: Sequence[str]) -> None:
+        """Whatever these were the payloads of is not there any more."""
+        if self._blobs is not None and blob_ids:
+            self._release(blob_ids)
+
+    def _release(self, blob_ids: Sequence[str]) -> None:
+        if not blob_ids or self._blobs is None:
+            return
+        try:
+            self._blobs.release(blob_ids)
+        except RedisError as error:
+            logger.info("%d payloads are not deleted now, and expire by themselves: %s", len(blob_ids), error)
