@@ -17,7 +17,7 @@ from batching.request import Done, Failed, Ok, Work
 from config.tiers import Tier
 from tasks.protocol.results import decode_reply
 from tests.fakes.blobs import MemoryBlobs
-from tests.fakes.claim_rig import Rig, done, echo
+from tests.fakes.claim_rig import Rig, ScriptedExecutor, done
 from tests.fakes.messages import celery_message, our_message
 from tests.waiting import wait_until
 
@@ -28,13 +28,18 @@ TWO = "22222222-2222-8222-a222-222222222222"
 THREE = "33333333-3333-8333-a333-333333333333"
 
 
+def echo(work: Work) -> Done:
+    """As a process does: what it gets, it gets as bytes."""
+    return done(work, [Ok(bytes(each)) for each in work.inputs])
+
+
 class BlobRig(Rig):
     """A rig with a store of blobs."""
 
     def __init__(self, room: Room = ANY_ROOM, **options: Any) -> None:
         self.blobs = MemoryBlobs(room)
         self.payloads = Payloads(self.blobs, inline_bytes=100, result_ttl_ms=HOUR_MS, letter_ttl_ms=HOUR_MS)
-        super().__init__(payloads=self.payloads, **options)
+        super().__init__(ScriptedExecutor(echo), payloads=self.payloads, **options)
 
     def put_blob(self, task_id: str, value: bytes = b'"large"', form: Form = "json", **options: Any) -> BlobRef:
         """Queue a request whose input lies beside the queue."""
@@ -97,7 +102,6 @@ def test_another_payload_than_its_message_says_is_as_good_as_none(make: Make) ->
     rig.put_blob(ONE)
     rig.blobs.put(reference_to(ONE, b'"other"', "json"), b'"other"', 60_000)
     rig.start()
-    assert "another hash" not in rig.error(ONE)[0].text
     assert rig.error(ONE)[1].code == "BACKEND_UNAVAILABLE"
 
 
@@ -183,7 +187,7 @@ def test_a_dead_letter_keeps_its_payload(make: Make) -> None:
 @pytest.mark.parametrize("end", ["expired", "cancelled"])
 def test_what_does_not_run_leaves_nothing(make: Make, end: str) -> None:
     rig = make()
-    rig.put_blob(ONE, deadline_in_ms=1 if end == "expired" else 60_000)
+    rig.put_blob(ONE, deadline_in_ms=-1 if end == "expired" else 60_000)
     if end == "cancelled":
         rig.store.take_back(ONE)
     rig.start()

@@ -39,7 +39,7 @@ from workers.executor.device_memory import free_unused
 from workers.executor.faults.exception_text import ItemError, describe
 from workers.executor.faults.health import LAST_WORDS, Harvest, Health, Sample, barren_limit
 from workers.executor.forked import end_if_forked
-from workers.executor.input_types import ReadInput, read_json
+from workers.executor.input_types import ReadInput, read_json, read_no_bytes
 from workers.executor.ipc import Fault
 from workers.executor.output_forms import Form, take_form
 from workers.executor.outputs import as_list
@@ -79,7 +79,7 @@ class BatchComputer:
         max_output_bytes: int = 0,
         continue_trace: Callable[[str], None] | None = None,
         packs: bool = False,
-        read_input: ReadInput = read_json,
+        read_input: ReadInput = read_no_bytes,
         one_table: bool = False,
     ) -> None:
         self._read_input = read_input
@@ -252,15 +252,18 @@ class BatchComputer:
     def _retry(self, sample: Sample) -> ItemError | None:
         """Run an input again that succeeded before; returns the error, if any."""
         self._on_pass()
-        again = Batch(Work("", [sample[0]], [sample[1]]), self._decode, packs=self._packs)
+        raw, options, is_bytes = sample
+        again = Batch(Work("", [raw], [options], raw=[0] * is_bytes), self._decode, packs=self._packs)
         errors = [self._error_of(again, part) for part in self._parts(again)]
         outcome = (errors and errors[0]) or again.known[0]
         return outcome if isinstance(outcome, ItemError) and not outcome.rejected else None
 
-    def _decode(self, raw: bytes | SharedBytes, raw_parameters: bytes) -> tuple[Any, dict[str, Any]]:
+    def _decode(
+        self, raw: bytes | SharedBytes, raw_parameters: bytes, is_bytes: bool
+    ) -> tuple[Any, dict[str, Any]]:
         text = raw.view if isinstance(raw, SharedBytes) else raw
         try:
-            value, parameters = self._read_input(text), read_json(raw_parameters)
+            value, parameters = self._read_input(text, is_bytes), read_json(raw_parameters)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise InvalidInput(f"not valid JSON: {error}") from None
         if not isinstance(parameters, dict):
@@ -279,7 +282,7 @@ class Batch:
     def __init__(
         self,
         work: Work,
-        decode: Callable[[bytes, bytes], tuple[Any, dict[str, Any]]],
+        decode: Callable[[bytes, bytes, bool], tuple[Any, dict[str, Any]]],
         *,
         collapse: bool = False,
         packs: bool = False,
@@ -287,17 +290,20 @@ class Batch:
         self.work = work
         self._packs = packs
         self.forms: dict[int, Form] = {}
-        self._raw = list(zip(work.inputs, work.parameters, strict=True))
+        is_bytes = [False] * len(work.inputs)
+        for index in work.raw:
+            is_bytes[index] = True
+        self._raw: list[Sample] = list(zip(work.inputs, work.parameters, is_bytes, strict=True))
         self._decode = decode
         self._decoded: dict[int, tuple[Any, dict[str, Any]]] = {}
         self.known: dict[int, Ok | ItemError] = {}
         # Index → index of the first equal input.
         self.same = _repeats(self._raw) if collapse else {}
-        for index, (value, options) in enumerate(self._raw):
+        for index, sample in enumerate(self._raw):
             if index in self.same:
                 continue
             try:
-                self._decoded[index] = decode(value, options)
+                self._decoded[index] = decode(*sample)
             except Exception as error:  # noqa: BLE001 - a refusal, or no memory for it: nobody else's affair
                 self.known[index] = describe(error)
         self.members = list(self._decoded)
@@ -363,10 +369,10 @@ class Batch:
         return [each if isinstance(each, Ok) else each.outcome() for each in known]
 
 
-def _repeats(raw: Sequence[tuple[bytes, bytes]]) -> dict[int, int]:
-    """For each repeated pair, the index of its first occurrence. Spelling counts; frontends use one for each value."""
-    first: dict[tuple[bytes, bytes], int] = {}
-    return {index: seen for index, pair in enumerate(raw) if (seen := first.setdefault(pair, index)) != index}
+def _repeats(raw: Sequence[Sample]) -> dict[int, int]:
+    """For each repeated one, the index of its first occurrence. Spelling counts; frontends use one for each value."""
+    first: dict[Sample, int] = {}
+    return {index: seen for index, each in enumerate(raw) if (seen := first.setdefault(each, index)) != index}
 
 
 def _of_the_call(error: ItemError) -> ItemError:

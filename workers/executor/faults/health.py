@@ -33,8 +33,9 @@ LAST_WORDS = {
     "barren": "after this input the model could not compute anything",
 }
 
-# Input and parameters, as they arrived; the input as bytes or `SharedBytes`.
-Sample = tuple[Any, bytes]
+# Input and parameters, as they arrived, and true if the input is bytes rather than JSON; the input as bytes or
+# `SharedBytes`.
+Sample = tuple[Any, bytes, bool]
 
 
 class Harvest:

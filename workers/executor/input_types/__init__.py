@@ -20,9 +20,11 @@ from tasks.protocol import kombu_types
 from tasks.protocol.binary import BASE64, unwrapped
 from workers.models import InvalidInput, LoadError
 
-ReadInput: TypeAlias = Callable[[bytes | memoryview], Any]
-"""Reads the JSON of an input. Raises ValueError or MsgspecError for no JSON, InvalidInput for another type."""
-Decode: TypeAlias = Callable[[bytes], Any]
+ReadInput: TypeAlias = Callable[[bytes | memoryview, bool], Any]
+"""Reads the JSON of an input, or with True its bytes. Raises ValueError or MsgspecError for no JSON, InvalidInput
+for another type.
+"""
+Decode: TypeAlias = Callable[[bytes | memoryview], Any]
 """Makes a value of bytes. Raises ValueError, whose text is for the caller."""
 
 
@@ -34,16 +36,23 @@ def read_json(raw: bytes | memoryview) -> Any:
 def reader_of(input_type: str) -> ReadInput:
     """The function that reads inputs of a type. Raises LoadError, if the package for it is not installed."""
     if input_type == "json":
-        return read_json
+        return read_no_bytes
     decode = _decoder_of(input_type)
 
-    def read(raw: bytes | memoryview) -> Any:
+    def read(raw: bytes | memoryview, is_bytes: bool) -> Any:
         try:
-            return decode(_bytes_in(raw))
+            return decode(raw if is_bytes else _bytes_in(raw))
         except ValueError as error:
             raise InvalidInput(f"the input is not {_NAMES[input_type]}: {error}") from None
 
     return read
+
+
+def read_no_bytes(raw: bytes | memoryview, is_bytes: bool = False) -> Any:
+    """Any value of JSON. Raises ValueError or MsgspecError, InvalidInput for bytes."""
+    if is_bytes:
+        raise InvalidInput("this model takes JSON, not bytes")
+    return read_json(raw)
 
 
 _NAMES = {"bytes": "bytes", "npy": "a .npy array", "arrow": "an Arrow stream"}
