@@ -11,9 +11,9 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from tasks.client.client import new_id
 from tasks.client.router import Pending
 from tasks.protocol.caller import Caller
+from tasks.protocol.ids import new_id
 from tasks.protocol.traceparent import valid, valid_state
 from webapp.body_budget import Turn
 from webapp.http.certificate import CERTIFICATE, ClientCertificate

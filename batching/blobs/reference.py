@@ -22,6 +22,9 @@ ID = r"[A-Za-z0-9._-]{8,128}"
 # Blobs that a plain Celery client has written itself: no other's message may name one of a frontend, nor the reverse.
 CLIENT_PREFIX = "client-"
 
+# Of a reference as JSON, with an id of 128 characters and some white space.
+LONGEST = 512
+
 # With any white space, as kombu's JSON has some.
 _BEGINS = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"\$blob"[ \t\r\n]*:')
 

@@ -22,7 +22,7 @@ from msgspec import structs
 from redis import Redis
 from redis.exceptions import RedisError
 
-from batching.blobs.reference import reference_to
+from batching.blobs.reference import is_reference, reference_to
 from batching.blobs.store import GRACE_MS, BlobGoneError, BlobStore, NoRoomError, open_blobs
 from batching.request import Expired, Failed, Ok, Outcome, Request
 from config.settings import Settings
@@ -127,7 +127,10 @@ class Payloads:
 
         That of a plain Celery client stays, since it reads its result itself, and so does one with callbacks.
         """
-        if not isinstance(outcome, Ok) or len(outcome.output) <= self._inline_bytes or self._blobs is None:
+        if not isinstance(outcome, Ok) or self._blobs is None:
+            return outcome
+        # Readers would take an output that looks like a reference for one.
+        if len(outcome.output) <= self._inline_bytes and not is_reference(outcome.output):
             return outcome
         if request.foreign or request.canvas or not request.result_ttl_ms:
             return outcome

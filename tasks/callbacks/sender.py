@@ -19,6 +19,7 @@ from collections.abc import Callable
 import msgspec
 from redis.exceptions import RedisError
 
+from batching.blobs.store import BlobGoneError
 from config.callback_hosts import CallbackHosts, ForbiddenTarget, Target
 from config.settings import Settings
 from config.shards import Places
@@ -29,6 +30,7 @@ from tasks.callbacks.signature import HEADER, signature_of
 from tasks.callbacks.store import RETRIED_S, Callback, CallbackStore
 from tasks.observability import metrics
 from tasks.protocol.answers import answer_of
+from tasks.protocol.outputs import PlacedBlobs, with_output
 from tasks.protocol.results import FINISHED, decode_reply
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class Sender:
         self._result_ttl_ms = settings.result_ttl_ms
         self._lease_s = settings.lease_ttl_s
         self._store = CallbackStore(places)
+        self._blobs = PlacedBlobs(places, settings)
         # Where there is a ledger, its thread writes this process's metrics; a second writer would count twice.
         self._flusher = None if settings.keeps_ledger else metrics.MetricsFlusher(places.home.redis)
         self._deliver = deliver
@@ -195,7 +198,11 @@ class Sender:
             return None
         reply = decode_reply(raw)
         if reply.status in FINISHED:
-            return answer_of(task_id, reply)
+            try:
+                return answer_of(task_id, with_output(reply, self._blobs.of(task_id)))
+            except BlobGoneError:
+                self._lose(task_id)
+                return None
         self._store.look_in(task_id, _LOOK_AGAIN_S)
         return None
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import gevent
 from redis import Redis
 from redis.exceptions import RedisError
 
+from batching.blobs.reference import BlobRef, is_reference
 from config.keys import Shard
 from config.redis_errors import Meaning, meaning_of
 from config.settings import Settings
@@ -25,14 +25,15 @@ from tasks.client.cancel import Canceller
 from tasks.client.confirmation import Confirmation
 from tasks.client.dedup import Deduplicator, Repeated
 from tasks.client.outbox import Outbox, Receipt
+from tasks.client.payloads import PayloadSender
 from tasks.client.resend import LenientArgs
 from tasks.client.router import MAX_KEPT_BYTES, Pending, Router, shutting_down
 from tasks.client.submission import Submission
-from tasks.errors import BackendUnavailable, BunchError, DeadlineExceeded
+from tasks.errors import BackendUnavailable, BunchError, DeadlineExceeded, InvalidInput
 from tasks.observability.metrics import CACHE_HITS
 from tasks.protocol.answers import error_of
 from tasks.protocol.caller import Caller
-from tasks.protocol.ids import owned_id, sharded_id
+from tasks.protocol.ids import new_id, owned_id, sharded_id
 from tasks.protocol.outgoing import MessageWriter, Outgoing
 from tasks.protocol.quota import Quotas
 from tasks.protocol.results import FINISHED, Reply, decode_reply
@@ -45,6 +46,7 @@ _TAKE_BACK_EVERY_S = 0.5
 _HELD_PAUSE_S = 0.1
 # Callers get this text only, since the error names the server's address.
 _NO_QUEUE = "the queue is not reachable; try again shortly"
+_RESERVED = 'input: an object with "$blob" alone stands for a payload of this server, and cannot be sent'
 _NO_RESULTS = "the result store is not reachable; try again shortly"
 
 
@@ -75,6 +77,7 @@ class Client:
         self.name = name = name or new_id()
         self.router = self._make_router(redis, name)
         self._writer = MessageWriter(self.router.channel, seal_of(settings))
+        self._payloads = PayloadSender.of(settings, redis, self._keys, self.router.settle, self._post)
         self.outbox = self._make_outbox(settings, redis, name)
         self._hang_up = redis.register_script(HANG_UP.text)
         self._canceller = Canceller(redis, self._keys)
@@ -118,6 +121,7 @@ class Client:
             lenient=LenientArgs(settings, self._keys),
             hold_s=settings.failover_wait_s,
             direct={name for name, model in settings.models.items() if model.direct},
+            payloads=self._payloads,
         )
 
     def _send_again(self) -> None:
@@ -128,6 +132,7 @@ class Client:
         self.outbox.start()
 
     def stop(self) -> None:
+        self._payloads.stop()
         self.outbox.stop()
         self.router.stop()
 
@@ -160,18 +165,43 @@ class Client:
         self.router.forget(pending)
 
     def submit(self, submission: Submission) -> Pending:
-        """Put one request into the outbox; returns at once."""
-        model, caller = submission.model, submission.caller
-        owner, tier = caller.owner, caller.tier
-        request_id, key = submission.request_id, submission.idempotency_key
-        once = None
-        if key or model in self._recogniser.asked:
-            once = self._recogniser.of(submission)
+        """Put one request into the outbox, a large input beside the queue before; returns at once."""
+        owner = submission.caller.owner
         task_id = new_id() if self._number is None else sharded_id(new_id(), self._number)
         if owner:
             task_id = owned_id(task_id, owner)
-        timeout_ms = max(1, int(submission.timeout_s * 1000))
-        queue, limit_ms = self._queues[model, tier]
+        beside = self._payloads.takes(submission)
+        sent = None if beside else self._message(task_id, submission, submission.timeout_s)
+        # Only once nothing can fail any more, since after a failure nobody would forget it.
+        key = submission.idempotency_key
+        pending = self.router.expect(task_id, submission.timeout_s, None if key else submission.hung_up)
+        pending.runs_on = bool(key)
+        shared = key or submission.request_id or (submission.model in self._recogniser.asked and not submission.fresh)
+        pending.is_sole = submission.waits and not shared
+        if is_reference(submission.input) and not submission.binary:
+            self.router.settle(pending, InvalidInput(_RESERVED))
+        elif sent is None:
+            self._payloads.send(submission, pending)
+        else:
+            self.outbox.put(*sent, pending, receipt=not submission.waits)
+        return pending
+
+    def _post(self, pending: Pending, submission: Submission, blob: BlobRef) -> None:
+        """The input lies beside the queue: put its message into the outbox."""
+        left_s = pending.deadline - time.monotonic()
+        sent = self._message(pending.task_id, submission, left_s, blob)
+        self.outbox.put(*sent, pending, receipt=not submission.waits)
+
+    def _message(
+        self, task_id: str, submission: Submission, timeout_s: float, blob: BlobRef | None = None
+    ) -> tuple[Outgoing, bytes]:
+        model, caller = submission.model, submission.caller
+        request_id, key = submission.request_id, submission.idempotency_key
+        once = None
+        if key or model in self._recogniser.asked:
+            once = self._recogniser.of(submission, blob.sha256 if blob is not None else "")
+        timeout_ms = max(1, int(timeout_s * 1000))
+        queue, limit_ms = self._queues[model, caller.tier]
         out = Outgoing(
             task_id,
             submission,
@@ -182,16 +212,12 @@ class Client:
             if submission.waits and not key
             else max(self._settings.result_ttl_ms, submission.keep_ms),
             not submission.waits or bool(request_id or key),
-            self._keys.request(scoped(request_id, owner)) if request_id else "",
+            self._keys.request(scoped(request_id, caller.owner)) if request_id else "",
             self._quotas.of(caller),
             once,
+            blob,
         )
-        rest = self._writer.rest(out, time.time())
-        # Only once nothing can fail any more, since after a failure nobody would forget it.
-        pending = self.router.expect(task_id, submission.timeout_s, None if key else submission.hung_up)
-        pending.runs_on = bool(key)
-        self.outbox.put(out, rest, pending, receipt=not submission.waits)
-        return pending
+        return out, self._writer.rest(out, time.time())
 
     def wait(self, pending: Pending) -> Reply:
         """Wait for the answer to a submitted request.
@@ -208,7 +234,7 @@ class Client:
         if pending.runs_on and isinstance(reply, Reply):
             # A caller that repeats the request must get this answer again.
             self._confirm(pending.task_id)
-        return checked(reply)
+        return self._payloads.whole(checked(reply), sole=pending.is_sole)
 
     def _outcome_of(self, first: Repeated, deadline: float) -> Reply | None:
         """Wait for a request that any process may have submitted; None if it has not ended by `deadline`
@@ -261,7 +287,12 @@ class Client:
                 self.router.forget(pending)
         if reply is not None and reply.status in FINISHED:
             self._confirm(task_id)
+            reply = self._payloads.whole(reply)
         return reply
+
+    def queued_bytes(self, submission: Submission) -> int:
+        """The bytes of a request in the queue."""
+        return self._payloads.queued_bytes(submission)
 
     def forget(self, task_id: str) -> None:
         """Delete the stored result of a task. Raises BackendUnavailable."""
@@ -353,33 +384,3 @@ def checked(reply: object) -> Reply:
     if isinstance(reply, BunchError):
         raise reply
     raise DeadlineExceeded("the request was not answered before its deadline")
-
-
-def _make_ids(block: int = 256) -> Iterator[str]:
-    """Random ids in the form of a UUID of version 8; the first five digits count up every four seconds for 48 days.
-
-    Ids made at the same time are thus close together in an index, like those of RFC 9562's version 7. But 48 bits of
-    time would leave too few random bits beside an owner's tag (`tasks.protocol.ids`). One system call makes 256 ids.
-    """
-    while True:
-        random = os.urandom(16 * block).hex()
-        moment = f"{int(time.time()) >> 2 & 0xFFFFF:05x}"
-        for start in range(0, 32 * block, 32):
-            h = random[start : start + 32]
-            yield f"{moment}{h[5:8]}-{h[8:12]}-8{h[13:16]}-a{h[17:20]}-{h[20:]}"
-
-
-_ids = _make_ids()
-
-
-def new_id() -> str:
-    return next(_ids)
-
-
-def _forget_ids() -> None:
-    """Drop the block after a fork: a child must not reuse its parent's random bytes."""
-    global _ids  # noqa: PLW0603 - the generator is this process's, and this is the one place that replaces it
-    _ids = _make_ids()
-
-
-os.register_at_fork(after_in_child=_forget_ids)

@@ -87,25 +87,29 @@ class Deduplicator:
             if name in self.asked
         }
 
-    def of(self, submission: Submission) -> DedupIdentity | None:
-        """The identity of a request; None for one that is never shared, as most are."""
+    def of(self, submission: Submission, digest: str = "") -> DedupIdentity | None:
+        """The identity of a request; None for one that is never shared, as most are. `digest` is the hash of a large
+        input, which stands for it.
+        """
         key, owner = submission.idempotency_key, submission.caller.owner
         shared = None if submission.fresh else self.asked.get(submission.model)
         if shared is None and not key:
             return None
         # Bytes are their own spelling.
-        input = submission.input if submission.binary else canonical(submission.input)
+        input = submission.input if submission.binary or digest else canonical(submission.input)
+        # No value has the hash of another one's place: the mark stands where a value has nothing, or a digit.
+        mark, input = (b"#", digest.encode()) if digest else (b"", input)
         parameters = canonical(submission.parameters)
         claim = fingerprint = question = ""
         if key:
             claim = self._keys.idempotency(_hash(owner.encode(), key.encode()).hex()[:32])
             fingerprint = _hash(
-                (submission.asked or submission.model).encode(), input, parameters, submission.call_hash
+                (submission.asked or submission.model).encode(), input, parameters, submission.call_hash + mark
             ).hex()
         if shared is None:
             return DedupIdentity(claim, fingerprint)
         # One call, and two lengths: everything before the input has a length of its own, or ends in one.
-        words = b"%b%d:%d:%b%b%b" % (shared, len(owner), len(parameters), owner.encode(), parameters, input)
+        words = b"%b%b%d:%d:%b%b%b" % (shared, mark, len(owner), len(parameters), owner.encode(), parameters, input)
         question = urlsafe_b64encode(sha256(words).digest()[:_QUESTION_BYTES]).decode()
         return DedupIdentity(claim, fingerprint, question, self._keep_ms[submission.model])
 

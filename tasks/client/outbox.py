@@ -70,6 +70,16 @@ class Receipt:
     task_id: str
 
 
+class Beside:
+    """The payloads of requests, which lie beside the queue (`tasks.client.payloads`): none."""
+
+    def write_again(self, outs: Sequence[Outgoing]) -> None:
+        """Write those of requests that go to another server than before. Raises RedisError."""
+
+    def unused(self, out: Outgoing) -> None:
+        """The request does not go to a worker."""
+
+
 class Outbox:
     """Collects and flushes requests. `settle` wakes a refused caller, or one who waits for a receipt.
 
@@ -93,6 +103,7 @@ class Outbox:
         lenient: LenientArgs | None = None,
         hold_s: float = 0.0,
         direct: Container[str] = (),
+        payloads: Beside | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
@@ -106,6 +117,7 @@ class Outbox:
         self._lenient = lenient or rules
         self._hold_s = hold_s
         self._direct = direct
+        self._payloads = payloads or Beside()
         self._clock = clock
         self._keys = shard or Shard()
         self._channel = self._keys.reply_channel(name)
@@ -165,6 +177,9 @@ class Outbox:
             sent = self._late(batch)
         while True:
             try:
+                if sent is not batch and pause_s > _FIRST_PAUSE_S:
+                    # Another server may answer than the one that has their payloads.
+                    self._payloads.write_again([item.out for item in sent])
                 statuses = self._flush(sent, self._rules)
             except (RedisError, OSError) as error:
                 if pause_s == _FIRST_PAUSE_S:
@@ -243,6 +258,7 @@ class Outbox:
     def _send_again(self, items: list[Posted]) -> None:
         self.flushes += 1
         again = self._late(items)
+        self._payloads.write_again([item.out for item in again])
         self._report(again, self._flush(again, self._lenient))
         RESENT.inc(len(again))
 
@@ -328,8 +344,10 @@ class Outbox:
             outs = [item.out for item in batch]
             for out in answered(answer, outs):
                 self._on_answered(out)
+                self._payloads.unused(out)
             for item, error in zip(batch, refusals(answer, outs), strict=True):
                 if error is not None:
+                    self._payloads.unused(item.out)
                     self._settle(item.pending, error)
                 else:
                     self._accepted(item)
@@ -342,7 +360,8 @@ class Outbox:
         if item.receipt:
             self._settle(pending, Receipt(item.out.task_id))
         elif pending.sent is None and not pending.done:
-            self._keep(pending, item, len(item.rest))
+            size = len(item.rest) + (item.out.blob.size if item.out.blob is not None else 0)
+            self._keep(pending, item, size)
 
     def _refuse(self, batch: list[Posted], error: BunchError) -> None:
         for item in batch:

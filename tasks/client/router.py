@@ -59,11 +59,14 @@ class Pending:
     """One pending request. `reply` is set once; None after that means that its time ran out.
 
     `wake` is called in the hub once `reply` is set, unless a greenlet is in `wait`.
+    `is_sole`: set by the submitter; nobody else may ask for its result.
     `runs_on`: set by the submitter; the request is not cancelled even if nobody waits for it any more. `sent`: what it
     takes to send it again, from when a queue has it.
     """
 
-    __slots__ = ("channel", "deadline", "done", "due", "hung_up", "reply", "runs_on", "sent", "task_id", "wake")
+    __slots__ = (
+        *("channel", "deadline", "done", "due", "hung_up", "is_sole", "reply", "runs_on", "sent", "task_id", "wake"),
+    )
 
     def __init__(
         self, task_id: str, deadline: float, channel: str = "", hung_up: Callable[[], bool] | None = None
@@ -71,6 +74,7 @@ class Pending:
         self.task_id = task_id
         self.hung_up = hung_up
         self.runs_on = False
+        self.is_sole = False
         self.sent: Any = None
         self.deadline = deadline
         self.channel = channel

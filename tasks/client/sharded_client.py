@@ -19,12 +19,12 @@ import gevent
 
 from config.settings import Settings
 from config.shards import Places
-from tasks.client.client import Client, new_id
+from tasks.client.client import Client
 from tasks.client.router import MAX_KEPT_BYTES, Pending, shutting_down
 from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable, BunchError
 from tasks.protocol.caller import Caller
-from tasks.protocol.ids import shard_of
+from tasks.protocol.ids import new_id, shard_of
 from tasks.protocol.outgoing import Outgoing
 from tasks.protocol.results import Reply
 
@@ -82,6 +82,9 @@ class ShardedClient:
 
     def submit(self, submission: Submission) -> Pending:
         return self._for_new(submission).submit(submission)
+
+    def queued_bytes(self, submission: Submission) -> int:
+        return self._home.queued_bytes(submission)
 
     def drop(self, pending: Pending) -> None:
         self._of(pending.task_id).drop(pending)

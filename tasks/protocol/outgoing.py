@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import msgspec
 
+from batching.blobs.reference import BlobRef
 from batching.fast_header import NO_KEY
 from config.keys import TASK_NAME
 from config.native import hot_path
@@ -22,7 +23,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """One request on its way to a queue. Times are milliseconds from now, since only Redis' clock counts."""
+    """One request on its way to a queue. Times are milliseconds from now, since only Redis' clock counts. With a `blob`
+    its input is written, and the message has the reference.
+    """
 
     task_id: str
     submission: Submission
@@ -34,6 +37,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     request_key: str = ""
     quota: Quota | None = None
     once: DedupIdentity | None = None
+    blob: BlobRef | None = None
 
 
 class MessageWriter:
@@ -50,7 +54,8 @@ class MessageWriter:
         The optional fields of protocol 2 are left out: 400 bytes that would be written to disk.
         """
         task_id, asked = out.task_id, out.submission
-        owner, value = asked.caller.owner, asked.input_json
+        owner = asked.caller.owner
+        value = asked.input_json if out.blob is None else out.blob.json
         tag = NO_KEY if out.quota is None else out.quota.tag
         # The fields that scripts and workers must find again are at a fixed place.
         mark = out.once.mark if out.once is not None else ""

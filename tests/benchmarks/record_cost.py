@@ -16,9 +16,9 @@ from batching.ports import BatchInfo
 from batching.request import Ok, Request
 from config.keys import Shard
 from config.tiers import TIERS
-from tasks.client.client import new_id
 from tasks.observability.batch_log import BatchLog
 from tasks.observers.batch_log import FLUSH_EVERY_S, BatchLogObserver
+from tasks.protocol.ids import new_id
 from tests.valkey import PrivateValkey
 
 REQUESTS = 20_000

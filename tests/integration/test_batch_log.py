@@ -10,10 +10,9 @@ from redis import Redis
 
 import tasks.observability.batch_log
 from config.keys import Shard
-from tasks.client.client import new_id
 from tasks.observability.batch_log import HOUR_MS, UNSETTLED, BatchLog, BatchRecord, Member
 from tasks.observability.explain import explain, explain_recorded, why_unknown
-from tasks.protocol.ids import made_at_ms, owned_id
+from tasks.protocol.ids import made_at_ms, new_id, owned_id
 from tests.shards import places_of
 
 KEYS = Shard()

@@ -7,12 +7,12 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from config.tiers import Tier
-from tasks.client.client import new_id
 from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable, DeadlineExceeded, ServiceOverloaded
 from tasks.observability.batch_log import BatchLog
 from tasks.observability.explain import explain
 from tasks.protocol.caller import ANYBODY
+from tasks.protocol.ids import new_id
 from tasks.protocol.outgoing import Outgoing
 from tests.shards import places_of
 from webapp.observability.door_log import ANSWERED, DoorRecord

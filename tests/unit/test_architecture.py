@@ -24,7 +24,7 @@ def test_the_path_of_a_request_is_ten_files_that_exist() -> None:
 KEPT_AT_IMPORT = {
     ("webapp/http/response.py", "_kinds"): "a bounded memo of a pure function",
     ("webapp/http/response.py", "_statuses"): "a bounded memo of a pure function",
-    ("tasks/client/client.py", "_ids"): "random numbers, made anew in a forked child",
+    ("tasks/protocol/ids.py", "_ids"): "random numbers, made anew in a forked child",
 }
 
 

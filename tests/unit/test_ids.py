@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.client.client import _make_ids, new_id
-from tasks.protocol.ids import belongs_to, owned_id
+from tasks.protocol.ids import _make_ids, belongs_to, new_id, owned_id
 
 _owners = st.text(st.characters(codec="latin-1"), min_size=1, max_size=64)
 

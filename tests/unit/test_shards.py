@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from config.redis import connect
 from config.settings import load_settings
 from config.shards import Places, only_home, open_places
-from tasks.client.client import new_id
-from tasks.protocol.ids import belongs_to, made_at_ms, owned_id, shard_of, sharded_id
+from tasks.protocol.ids import belongs_to, made_at_ms, new_id, owned_id, shard_of, sharded_id
 
 REDIS = connect("redis://127.0.0.1:1")
 

@@ -70,7 +70,7 @@ def run(
             raise refusal
         pending = services.client.submit(submission) if begun is None else begun.pending
         if call.turn is not None:
-            call.turn.end(in_flight=submission.queued_bytes)
+            call.turn.end(in_flight=services.client.queued_bytes(submission))
         if not submission.idempotency_key:
             # With a key it may turn out to be another task.
             call.became(pending.task_id)
@@ -132,7 +132,7 @@ def run_each(
         pendings.append(client.submit(submission) if refusals[at] is None else None)
     if call.turn is not None:
         queued = [each for each, pending in zip(submissions, pendings, strict=True) if pending is not None]
-        call.turn.end(in_flight=sum(max(each.queued_bytes, LEAST_BYTES) for each in queued))
+        call.turn.end(in_flight=sum(max(client.queued_bytes(each), LEAST_BYTES) for each in queued))
     return [
         _ended(services, call, submission, pending, refusal, started, door)
         for submission, pending, refusal in zip(submissions, pendings, refusals, strict=True)

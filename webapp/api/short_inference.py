@@ -20,6 +20,7 @@ from config.native import hot_path
 from tasks.client.router import Pending
 from tasks.client.submission import Submission
 from tasks.errors import BunchError
+from tasks.protocol.outputs import reference_in
 from tasks.protocol.results import Reply
 from webapp.api.inference import rendered
 from webapp.binary_answers import wish_in
@@ -131,7 +132,9 @@ class Begun:
         answer: bytes | None = None
         try:
             reply = self.pending.reply
-            if type(reply) is Reply and reply.status == "SUCCESS" and not self._channel.must_close():
+            # A large output is still to be read, which takes a greenlet.
+            whole = type(reply) is Reply and reply.status == "SUCCESS" and reference_in(reply) is None
+            if whole and not self._channel.must_close():
                 answer = self._answer(reply)
         except Exception:
             extra = {"task_id": self.pending.task_id}

@@ -20,8 +20,8 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError
 
-from tasks.client.client import new_id
 from tasks.errors import BunchError, InvalidInput, ServiceOverloaded
+from tasks.protocol.ids import new_id
 from webapp.errors import ApiError
 from webapp.grpc.bridge import ServiceThread
 from webapp.grpc.service import INTERNAL, METHODS, SERVICE, abort, environ_of, key_of

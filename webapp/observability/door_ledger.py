@@ -7,9 +7,9 @@ import time
 import gevent
 
 from tasks.accounts.ledger import COMPLETED, REFUSED, LedgerBuffer, RowGroup
-from tasks.client.client import new_id
 from tasks.client.submission import Submission
 from tasks.errors import BunchError
+from tasks.protocol.ids import new_id
 from tasks.protocol.outgoing import Outgoing
 
 FLUSH_EVERY_S = 0.5

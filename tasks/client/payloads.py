@@ -1,0 +1,168 @@
+"""Large inputs of a frontend, and large outputs for its callers, which lie beside the queue (`batching.blobs`).
+
+    submit ──hash──▶ write the blob ──▶ message with a reference ──▶ outbox    only then can a worker see the message
+                            │                                          └ not queued: the blob is deleted
+                            └ no room, no answer: the caller is told, and nothing is queued
+    reply with a reference ──read the blob──▶ the output                       deleted, if nobody else may ask for it
+
+The hash is of the bytes, and stands for them wherever equal requests are looked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+
+import gevent
+from gevent import get_hub
+from gevent.pool import Group
+from redis import Redis
+from redis.exceptions import RedisError
+
+from batching.blobs.reference import LONGEST, BlobRef
+from batching.blobs.store import GRACE_MS, BlobGoneError, BlobStore, NoRoomError, open_blobs
+from batching.policy import Shed
+from config.keys import Shard
+from config.redis_errors import Meaning, meaning_of
+from config.settings import Settings
+from tasks.client.outbox import Beside
+from tasks.client.router import Pending
+from tasks.client.submission import Submission
+from tasks.errors import BackendUnavailable, BunchError, DeadlineExceeded, RateLimited
+from tasks.protocol.outgoing import Outgoing
+from tasks.protocol.outputs import reference_in, with_output
+from tasks.protocol.results import Reply
+
+logger = logging.getLogger(__name__)
+
+# From here on a hash takes longer than another thread: the event loop serves others meanwhile.
+_HASHED_ELSEWHERE_BYTES = 256 * 1024
+_FIRST_PAUSE_S = 0.05
+_MAX_PAUSE_S = 0.5
+_NOT_REACHABLE = "the store of large payloads is not reachable; try again shortly"
+
+Settle = Callable[[Pending, object], None]
+Post = Callable[[Pending, Submission, BlobRef], None]
+
+
+class PayloadSender(Beside):
+    """Writes the blobs of one process. `post` queues a request whose blob is written; `settle` tells its caller why it
+    is not. With `hold_s` the store may fail over for so long.
+    """
+
+    def __init__(self, blobs: BlobStore, inline_bytes: float, settle: Settle, post: Post, hold_s: float = 0.0) -> None:
+        self._blobs = blobs
+        self._inline_bytes = inline_bytes
+        self._settle = settle
+        self._post = post
+        self._hold_s = hold_s
+        self._under_way = Group()
+
+    @classmethod
+    def of(cls, settings: Settings, redis: Redis, keys: Shard, settle: Settle, post: Post) -> PayloadSender:
+        """In collocated mode everything stays with its request, since the queue is in the same memory."""
+        inline_bytes = math.inf if settings.mode == "collocated" else settings.inline_bytes
+        return cls(open_blobs(settings, redis, keys), inline_bytes, settle, post, settings.failover_wait_s)
+
+    def stop(self) -> None:
+        self._under_way.kill()
+
+    def takes(self, submission: Submission) -> bool:
+        """Return whether the input is to lie beside the queue."""
+        return len(submission.input) > self._inline_bytes
+
+    def queued_bytes(self, submission: Submission) -> int:
+        """The bytes of its message in the queue."""
+        return LONGEST + len(submission.parameters) if self.takes(submission) else submission.queued_bytes
+
+    def send(self, submission: Submission, pending: Pending) -> None:
+        """Write the blob and post the request; returns at once."""
+        self._under_way.spawn(self._send, submission, pending)
+
+    def _send(self, submission: Submission, pending: Pending) -> None:
+        try:
+            blob = reference_of(pending.task_id, submission)
+            self._write(blob, submission, pending)
+            if pending.done:
+                self._release([blob.id])
+            else:
+                self._post(pending, submission, blob)
+        except BunchError as error:
+            self._settle(pending, error)
+        except Exception:
+            logger.exception("could not queue request %s; its caller is told to try again", pending.task_id)
+            self._settle(pending, BackendUnavailable("the request could not be queued; try again shortly"))
+
+    def _write(self, blob: BlobRef, submission: Submission, pending: Pending) -> None:
+        """Raises BackendUnavailable, RateLimited, DeadlineExceeded."""
+        until = min(time.monotonic() + self._hold_s, pending.deadline)
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            left_s = pending.deadline - time.monotonic()
+            if left_s <= 0:
+                raise DeadlineExceeded("the request could not be queued before its deadline")
+            try:
+                self._blobs.put(blob, submission.input, int(left_s * 1000) + GRACE_MS)
+            except NoRoomError as error:
+                raise RateLimited(f"{error}; try again shortly", 1.0, Shed.MEMORY.value) from error
+            except RedisError as error:
+                passes = meaning_of(error) in {Meaning.ANEW, Meaning.LATER}
+                if not passes or time.monotonic() >= until:
+                    raise BackendUnavailable(_NOT_REACHABLE) from error
+            else:
+                return
+            gevent.sleep(pause_s)
+            pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
+
+    def write_again(self, outs: Sequence[Outgoing]) -> None:
+        """Write the blobs of requests that go to another server than before. Raises RedisError."""
+        for out in outs:
+            if out.blob is None:
+                continue
+            try:
+                self._blobs.put(out.blob, out.submission.input, out.deadline_ms + GRACE_MS)
+            except NoRoomError as error:
+                logger.warning("the payload of request %s is not there any more: %s", out.task_id, error)
+
+    def unused(self, out: Outgoing) -> None:
+        """The request does not go to a worker."""
+        if out.blob is not None:
+            self._under_way.spawn(self._release, [out.blob.id])
+
+    def _release(self, blob_ids: Sequence[str]) -> None:
+        try:
+            self._blobs.release(blob_ids)
+        except RedisError as error:
+            logger.info("%d payloads are not deleted now, and expire by themselves: %s", len(blob_ids), error)
+
+    def whole(self, reply: Reply, *, sole: bool = False) -> Reply:
+        """The reply with its output in the place of a reference. `sole`: nobody else may ask for it.
+
+        Raises:
+            BackendUnavailable: the store does not answer, or the output is not there any more.
+        """
+        ref = reference_in(reply)
+        if ref is None:
+            return reply
+        try:
+            reply = with_output(reply, self._blobs)
+        except BlobGoneError as error:
+            raise BackendUnavailable("the output of this request is not there any more; send it again") from error
+        except RedisError as error:
+            raise BackendUnavailable(_NOT_REACHABLE) from error
+        if sole:
+            self._under_way.spawn(self._release, [ref.id])
+        return reply
+
+
+def reference_of(task_id: str, submission: Submission) -> BlobRef:
+    """The reference to a large input, whose hash is made beside the event loop."""
+    value = submission.input
+    if len(value) < _HASHED_ELSEWHERE_BYTES:
+        digest = sha256(value).hexdigest()
+    else:
+        digest = get_hub().threadpool.apply(lambda: sha256(value).hexdigest())
+    return BlobRef(task_id, len(value), digest, "bytes" if submission.binary else "json")

@@ -1,0 +1,50 @@
+"""Outputs that lie beside their results: a result has a reference in the place of a large output (`batching.blobs`)."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import structs
+
+from batching.blobs.reference import LONGEST, BlobRef, NotAReferenceError, read_reference
+from batching.blobs.store import BlobStore, RedisBlobs, open_blobs
+from config.settings import Settings
+from config.shards import Place, Places
+from tasks.protocol.ids import place_of
+from tasks.protocol.results import Reply
+
+
+def reference_in(reply: Reply) -> BlobRef | None:
+    """The reference that stands for the output of a reply; None if the output itself is there."""
+    if reply.status != "SUCCESS" or len(reply.result) > LONGEST:
+        return None
+    try:
+        return read_reference(bytes(reply.result))
+    except NotAReferenceError:
+        # A plain Celery client's: whatever a model of ours returns that looks like one lies beside its result.
+        return None
+
+
+def with_output(reply: Reply, blobs: BlobStore) -> Reply:
+    """The reply with its output. Raises BlobGoneError, RedisError."""
+    ref = reference_in(reply)
+    return reply if ref is None else structs.replace(reply, result=msgspec.Raw(bytes(blobs.get(ref))))
+
+
+class PlacedBlobs:
+    """The stores of all places. Without settings, each is in the Redis of its place."""
+
+    def __init__(self, places: Places, settings: Settings | None = None) -> None:
+        self._places = places
+        self._settings = settings
+        self._stores: dict[Place, RedisBlobs] = {}
+
+    def of(self, task_id: str) -> BlobStore:
+        """The store with the payloads of a request."""
+        place = place_of(self._places, task_id)
+        store = self._stores.get(place)
+        if store is None:
+            settings = self._settings
+            where = (place.redis, place.keys)
+            made = RedisBlobs(*where) if settings is None else open_blobs(settings, *where)
+            store = self._stores.setdefault(place, made)
+        return store
