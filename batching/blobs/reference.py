@@ -25,6 +25,8 @@ CLIENT_PREFIX = "client-"
 # Of a reference as JSON, with an id of 128 characters and some white space.
 LONGEST = 512
 
+MARK = b"$blob"
+
 # With any white space, as kombu's JSON has some.
 _BEGINS = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"\$blob"[ \t\r\n]*:')
 

@@ -6,11 +6,17 @@
 -- the room of this one; it may be among them.
 local now = now_ms()
 sweep(now)
-local size = redis.call('HGET', KEYS.sizes, ARGV.id)
 local ends = string.format('%.0f', now + ARGV.ttl_ms)
-if not size or redis.call('PEXPIREAT', KEYS.blob, ends) == 0 then
+if redis.call('PEXPIREAT', KEYS.blob, ends) == 0 then
   forget(ARGV.id)
   return -1
+end
+local size = redis.call('HGET', KEYS.sizes, ARGV.id)
+if not size then
+  -- A plain Celery client has written it.
+  size = redis.call('STRLEN', KEYS.blob)
+  redis.call('HSET', KEYS.sizes, ARGV.id, size)
+  redis.call('HINCRBY', KEYS.bytes, 'all', size)
 end
 redis.call('ZADD', KEYS.blobs, ends, ARGV.id)
 if ARGV.keep == '0' then

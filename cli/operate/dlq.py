@@ -91,6 +91,8 @@ def replay(
 ) -> None:
     """Queue dead letters again, under their own ids, with a fresh count of attempts. Exit 1 when one cannot be."""
     _require_one_of(ids, everything)
+    from batching.blobs.store import BlobGoneError
+
     settings = locate(config_file)
     letters = _letters(settings)
     # No connection waits for these requests, so the depth of the queue does not matter; and the deadline must be long
@@ -103,7 +105,11 @@ def replay(
             return "this dead letter does not exist"
         if found[0].model not in settings.models:
             return f"model {found[0].model} is not served; add it to bunch.toml, or drop this dead letter"
-        return "" if letters.replay(task_id, time_s, settings.result_ttl_s) else "it was replayed or dropped meanwhile"
+        try:
+            queued = letters.replay(task_id, time_s, settings.result_ttl_s)
+        except BlobGoneError:
+            return "its payload is not there any more; drop it, and send the request again"
+        return "" if queued else "it was replayed or dropped meanwhile"
 
     _each(letters, ids, everything, again, "replayed", as_json)
 
@@ -129,8 +135,9 @@ def drop(ids: tuple[str, ...], everything: bool, config_file: Path | None, as_js
 
 def _letters(settings: Settings) -> DeadLetters:
     from tasks.fleet.dead_letters import DeadLetters
+    from tasks.protocol.outputs import PlacedBlobs
 
-    return DeadLetters(places_of(settings))
+    return DeadLetters(places := places_of(settings), PlacedBlobs(places, settings))
 
 
 def _require_one_of(ids: tuple[str, ...], everything: bool) -> None:

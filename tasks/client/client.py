@@ -16,6 +16,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from batching.blobs.reference import BlobRef, is_reference
+from batching.blobs.store import Usage
 from config.keys import Shard
 from config.redis_errors import Meaning, meaning_of
 from config.settings import Settings
@@ -293,6 +294,10 @@ class Client:
     def queued_bytes(self, submission: Submission) -> int:
         """The bytes of a request in the queue."""
         return self._payloads.queued_bytes(submission)
+
+    def blob_usage(self) -> Usage:
+        """The payloads beside the queue. Raises RedisError."""
+        return self._payloads.usage()
 
     def forget(self, task_id: str) -> None:
         """Delete the stored result of a task. Raises BackendUnavailable."""

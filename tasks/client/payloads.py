@@ -23,7 +23,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from batching.blobs.reference import LONGEST, BlobRef
-from batching.blobs.store import GRACE_MS, BlobGoneError, BlobStore, NoRoomError, open_blobs
+from batching.blobs.store import GRACE_MS, BlobGoneError, BlobStore, NoRoomError, Usage, open_blobs
 from batching.policy import Shed
 from config.keys import Shard
 from config.redis_errors import Meaning, meaning_of
@@ -69,6 +69,10 @@ class PayloadSender(Beside):
 
     def stop(self) -> None:
         self._under_way.kill()
+
+    def usage(self) -> Usage:
+        """What lies in the store. Raises RedisError."""
+        return self._blobs.usage()
 
     def takes(self, submission: Submission) -> bool:
         """Return whether the input is to lie beside the queue."""

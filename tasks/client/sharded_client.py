@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from zlib import crc32
 
 import gevent
+from redis.exceptions import RedisError
 
+from batching.blobs.store import Usage
 from config.settings import Settings
 from config.shards import Places
 from tasks.client.client import Client
@@ -85,6 +88,14 @@ class ShardedClient:
 
     def queued_bytes(self, submission: Submission) -> int:
         return self._home.queued_bytes(submission)
+
+    def blob_usage(self) -> Usage:
+        """Those of the places that answer."""
+        total = Usage(0, 0, 0)
+        for each in self._all:
+            with suppress(RedisError):
+                total = Usage(*map(sum, zip(total, each.blob_usage(), strict=True)))
+        return total
 
     def drop(self, pending: Pending) -> None:
         self._of(pending.task_id).drop(pending)

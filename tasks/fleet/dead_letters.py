@@ -13,12 +13,16 @@ from typing import Any, cast
 
 import msgspec
 
+from batching.blobs.reference import MARK, read_reference
+from batching.blobs.store import GRACE_MS, BlobGoneError
+from batching.ports import UnreadableMessage
 from config.shards import Place, Places
 from config.tiers import Tier
 from tasks.callbacks.store import LETTER_PREFIX, CallbackStore
 from tasks.fleet.all_places import AllPlaces, answered, failures
 from tasks.protocol.ids import place_of
-from tasks.protocol.messages import without_expiry
+from tasks.protocol.messages import read_payload, without_expiry
+from tasks.protocol.outputs import PlacedBlobs
 from tasks.protocol.results import DeadLetter
 from tasks.script_args import REPLAY, ReplayArgs, ReplayKeys
 
@@ -27,12 +31,13 @@ _decode = msgspec.json.Decoder(DeadLetter).decode
 
 class DeadLetters:
     """Lists, shows, replays and deletes dead letters. A method raises RedisError if the place that it needs does not
-    answer; one that reads all places, if none does.
+    answer; one that reads all places, if none does. `blobs` has their payloads, by default in the same Redis.
     """
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places, blobs: PlacedBlobs | None = None) -> None:
         self._places = places
         self._all = AllPlaces(places)
+        self._blobs = blobs or PlacedBlobs(places)
 
     def newest(self, limit: int = 1000) -> list[DeadLetter]:
         """Dead letters, newest first."""
@@ -79,6 +84,9 @@ class DeadLetters:
     def replay(self, task_id: str, time_s: float, result_ttl_s: float) -> bool:
         """Queue a dead letter again under its own id, with `time_s` until its deadline and no attempts used. False if
         gone.
+
+        Raises:
+            BlobGoneError: its payload is gone; without it, it would only fail again.
         """
         stored = self.show(task_id)
         if stored is None:
@@ -86,6 +94,10 @@ class DeadLetters:
         if task_id.startswith(LETTER_PREFIX):
             return CallbackStore(self._places).replay(task_id, time.time())
         record, message = stored
+        blob_id = blob_in(message)
+        blobs = self._blobs.of(task_id)
+        if blob_id and not blobs.extend(blob_id, int(time_s * 1000) + GRACE_MS, keep=False):
+            raise BlobGoneError(f"the payload of dead letter {task_id} is not there any more")
         place = place_of(self._places, task_id)
         keys = ReplayKeys(
             dead=place.keys.dead(),
@@ -103,12 +115,15 @@ class DeadLetters:
         return bool(place.redis.register_script(REPLAY.text)(keys=keys, args=args))
 
     def drop(self, task_id: str) -> bool:
-        """Delete a dead letter. False if there was none."""
+        """Delete a dead letter, and its payload. False if there was none."""
         place = place_of(self._places, task_id)
         pipeline = place.redis.pipeline(transaction=True)
+        pipeline.hget(place.keys.dead(task_id), "message")
         pipeline.zrem(place.keys.dead(), task_id)
         pipeline.delete(place.keys.dead(task_id))
-        removed, _ = pipeline.execute()
+        message, removed, _ = pipeline.execute()
+        if message and (blob_id := blob_in(message)):
+            self._blobs.of(task_id).release([blob_id])
         return bool(removed)
 
     def ids(self) -> list[str]:
@@ -133,3 +148,14 @@ class DeadLetters:
         asked = self._all.ask(note)
         good = answered(asked)
         return sum(each.replies[0] for each in good), len(good) == len(asked)
+
+
+def blob_in(message: bytes) -> str:
+    """The id of the blob that a queued message refers to; empty: none."""
+    if MARK not in message:
+        return ""
+    try:
+        blob = read_reference(read_payload(message)[0])
+    except (UnreadableMessage, ValueError):
+        return ""
+    return "" if blob is None else blob.id

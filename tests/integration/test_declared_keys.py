@@ -7,6 +7,7 @@ that were declared. `COMMAND GETKEYS` says which keys a command touches.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -21,6 +22,8 @@ from redis.exceptions import ResponseError
 
 import batching.script_args
 import tasks.script_args
+from batching.blobs.reference import reference_to
+from batching.blobs.store import RedisBlobs, Room
 from batching.claim.priorities import PriorityLists
 from batching.claim.registry import ModelThroughput, WorkerRegistry
 from batching.claim.store import Blame, RedisBatchStore, Settled
@@ -145,6 +148,7 @@ def test_scripts_touch_no_key_but_those_that_they_declare_or_that_are_listed(red
         accounts,
         records,
         recognised,
+        payloads,
     ):
         drive(redis)
     calls = monitor.calls()
@@ -209,6 +213,20 @@ def dead_letters(redis: Redis) -> None:
     letter = Settled(len(claim.entries), "dead", 1000, "", b"{}", msgspec.json.encode(record))
     assert store.finish("b3", [letter], last=True)
     assert DeadLetters(places_of(redis)).replay("dead", 30.0, 60.0)
+
+
+def payloads(redis: Redis) -> None:
+    blobs = RedisBlobs(redis, room=Room(max_kept_bytes=8))
+    for name in ("payload-1", "payload-2"):
+        blobs.put(reference_to(name, b"12345", "bytes"), b"12345", 60_000)
+        assert blobs.extend(name, 60_000, keep=True)
+    assert blobs.usage() == (1, 5, 5)
+    blobs.put(reference_to("payload-3", b"12345", "bytes"), b"12345", 1)
+    time.sleep(0.002)
+    assert blobs.extend("payload-2", 60_000, keep=False)
+    assert not blobs.extend("payload-3", 60_000, keep=False)
+    assert blobs.release(["payload-2"]) == 1
+    blobs.close()
 
 
 def pauses(redis: Redis) -> None:

@@ -172,6 +172,7 @@ def _gauges(services: Services) -> list[Metric]:
             up.add_metric((shard.name,), 0 if shard.error else 1)
         families.append(up)
     families += [
+        *_blobs(services),
         *_faults(services, healthy),
         *_gpus(healthy),
         *_objectives(services, now),
@@ -188,6 +189,18 @@ def _gauges(services: Services) -> list[Metric]:
             pools.add_metric((each.pool,), each.wanted)
         families.append(pools)
     return families
+
+
+def _blobs(services: Services) -> list[Metric]:
+    """The payloads beside the queues; nothing where their Redis does not answer."""
+    try:
+        usage = services.client.blob_usage()
+    except RedisError:
+        return []
+    family = declared.BLOB_BYTES.family()
+    family.add_metric(("live",), usage.all_bytes - usage.kept_bytes)
+    family.add_metric(("kept",), usage.kept_bytes)
+    return [family]
 
 
 def _faults(services: Services, healthy: list[WorkerRow]) -> list[Metric]:

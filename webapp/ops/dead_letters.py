@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+from batching.blobs.store import BlobGoneError
 from tasks.fleet.dead_letters import DeadLetters
+from tasks.protocol.outputs import PlacedBlobs
 from webapp.errors import ApiError
 from webapp.services import Services
 
@@ -20,15 +23,16 @@ def will_replay(services: Services, arguments: Mapping[str, Any]) -> str:
 
 
 def replay(services: Services, arguments: Mapping[str, Any]) -> str:
-    letters, settings = DeadLetters(services.places), services.settings
+    letters, settings = _store(services), services.settings
     ids = _ids(services, arguments)
     replayed = 0
     for task_id in ids:
         found = letters.show(task_id)
         if found is not None and found[0].model in settings.models:
-            replayed += letters.replay(task_id, settings.result_ttl_s, settings.result_ttl_s)
+            with suppress(BlobGoneError):
+                replayed += letters.replay(task_id, settings.result_ttl_s, settings.result_ttl_s)
     return f"{_letters(replayed)} queued again" + _rest(
-        len(ids) - replayed, "already gone, or of a model that is not served"
+        len(ids) - replayed, "already gone, without their payload, or of a model that is not served"
     )
 
 
@@ -38,10 +42,14 @@ def will_drop(services: Services, arguments: Mapping[str, Any]) -> str:
 
 
 def drop(services: Services, arguments: Mapping[str, Any]) -> str:
-    letters = DeadLetters(services.places)
+    letters = _store(services)
     ids = _ids(services, arguments)
     dropped = sum(letters.drop(each) for each in ids)
     return f"{_letters(dropped)} deleted" + _rest(len(ids) - dropped, "already gone")
+
+
+def _store(services: Services) -> DeadLetters:
+    return DeadLetters(services.places, PlacedBlobs(services.places, services.settings))
 
 
 def _ids(services: Services, arguments: Mapping[str, Any]) -> list[str]:
