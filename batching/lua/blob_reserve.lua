@@ -1,7 +1,8 @@
 -- Make room for a blob before it is written; a repeated call changes nothing.
 --
 -- KEYS  blobs: zset; sizes: hash; kept: zset; bytes: hash (see blobs.lua)
--- ARGV  id; size; ttl_ms; max_bytes: of all blobs (0: no limit); max_memory: the fraction of Redis' memory that may be used
+-- ARGV  id; size; ttl_ms; max_bytes: of all blobs (0: no limit); max_memory: the fraction of Redis' memory that may be
+--       used
 -- Returns the Redis time in ms at which it is to expire; or 0: the blobs have all the room that they may have; or -1:
 -- Redis' memory is nearly full.
 local now = now_ms()

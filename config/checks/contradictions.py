@@ -121,6 +121,9 @@ def _tls_to_redis(settings: Settings) -> Iterator[Problem]:
 def _cluster(settings: Settings) -> Iterator[Problem]:
     """A cluster has the shards of requests. The rest, and Celery, which knows no cluster, need another Redis."""
     plain = "redis://, rediss://, unix://, sentinel:// or rediss+sentinel://"
+    if is_cluster(settings.blob_url):
+        why = f"must not be a cluster: leave it out, and payloads are with their requests; or write {plain}"
+        yield Problem("BUNCH_BLOB_URL", masking.masked_url(settings.blob_url), why)
     if is_cluster(settings.broker_url):
         why = f"must not be a cluster, which Celery does not know; write {plain}"
         yield Problem("BUNCH_BROKER_URL", masking.masked_url(settings.broker_url), why)

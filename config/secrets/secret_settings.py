@@ -20,7 +20,7 @@ _FRONTS = frozenset({"web", "grpc"})
 HOLDERS: Mapping[str, frozenset[str]] = {
     "redis_url": _EVERY_ROLE,
     "broker_url": _EVERY_ROLE,
-    "blob_url": _EVERY_ROLE,
+    "blob_url": _FRONTS | {"worker", "ops"},
     "service_token": _FRONTS,
     "jwt_secret": _FRONTS,
     "database_url": frozenset({"ops"}),

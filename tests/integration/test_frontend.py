@@ -13,6 +13,7 @@ from tests.fakes.worker import StandInWorker
 from tests.gevent_runner import GeventRunner, scenarios
 from tests.gevent_scenarios import (
     answers,
+    beside,
     cached,
     celery_results,
     confirmed,
@@ -83,6 +84,11 @@ def test_limits(runner: GeventRunner, url: str, scenario: str) -> None:
 @scenarios(idempotency)
 def test_idempotency(runner: GeventRunner, url: str, scenario: str) -> None:
     runner.run(url, idempotency, scenario)
+
+
+@scenarios(beside)
+def test_beside(runner: GeventRunner, url: str, scenario: str) -> None:
+    runner.run(url, beside, scenario)
 
 
 @scenarios(cached)

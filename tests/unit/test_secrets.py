@@ -15,6 +15,7 @@ from tests.configs import problems_of
 GOOD = {
     "redis_url": "redis://:hunter2hunter2@h:1/0",
     "broker_url": "redis://:hunter2hunter2@h:1/1",
+    "blob_url": "redis://:hunter2hunter2@h:1/2",
     "service_token": "hunter2hunter2hunter2",
     "jwt_secret": "hunter2" * 6,
     "message_secret": "hunter2" * 6,

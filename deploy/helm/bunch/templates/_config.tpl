@@ -64,12 +64,12 @@
 
 {{- /* Who holds which secret: the same as HOLDERS of config/secrets/secret_settings.py. */ -}}
 {{- define "bunch.secretsOf" -}}
-{{- $fronts := list "redisUrl" "brokerUrl" "serviceToken" "jwtSecret" "messageSecret" "messageSecretPrevious" "otlpHeaders" }}
+{{- $fronts := list "redisUrl" "brokerUrl" "blobUrl" "serviceToken" "jwtSecret" "messageSecret" "messageSecretPrevious" "otlpHeaders" }}
 {{- dict
   "web" $fronts
   "grpc" $fronts
-  "worker" (list "redisUrl" "brokerUrl" "messageSecret" "messageSecretPrevious" "otlpHeaders")
-  "ops" (list "redisUrl" "brokerUrl" "databaseUrl" "callbackSecret")
+  "worker" (list "redisUrl" "brokerUrl" "blobUrl" "messageSecret" "messageSecretPrevious" "otlpHeaders")
+  "ops" (list "redisUrl" "brokerUrl" "blobUrl" "databaseUrl" "callbackSecret")
   "flower" (list "redisUrl" "brokerUrl" "flowerBasicAuth")
   "autoscale" (list "redisUrl" "brokerUrl")
 | toJson }}
