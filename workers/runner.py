@@ -145,7 +145,6 @@ class WorkerRunner:
         observer = self._observer()
         self._breakers = breakers.of_executors(self._executors)
         self._watch = IdleWatch(store)
-        payloads = Payloads.of(settings, self._redis, Keep().age_ms)
         self._loops = [
             ClaimLoop(
                 model,
@@ -159,7 +158,7 @@ class WorkerRunner:
                 breaker=self._breakers[executor.name],
                 follow_up=follow_up,
                 watch=self._watch,
-                payloads=payloads,
+                payloads=Payloads.of(settings, self._redis, Keep().age_ms),
             )
             for n, (model, executor) in enumerate(self._executors)
         ]

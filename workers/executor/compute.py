@@ -258,9 +258,7 @@ class BatchComputer:
         outcome = (errors and errors[0]) or again.known[0]
         return outcome if isinstance(outcome, ItemError) and not outcome.rejected else None
 
-    def _decode(
-        self, raw: bytes | SharedBytes, raw_parameters: bytes, is_bytes: bool
-    ) -> tuple[Any, dict[str, Any]]:
+    def _decode(self, raw: bytes | SharedBytes, raw_parameters: bytes, is_bytes: bool) -> tuple[Any, dict[str, Any]]:
         text = raw.view if isinstance(raw, SharedBytes) else raw
         try:
             value, parameters = self._read_input(text, is_bytes), read_json(raw_parameters)
