@@ -27,6 +27,16 @@ class Described:
         ]
 
 
+class Reversed:
+    """Returns the bytes that it was given, backwards."""
+
+    def load(self, device: str) -> None:
+        """Nothing to load."""
+
+    def predict(self, inputs: list[bytes], parameters: list[dict[str, Any]]) -> list[bytes]:
+        return [value[::-1] for value in inputs]
+
+
 class Arrays:
     """Tells what it was given, and works in place."""
 

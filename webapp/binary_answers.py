@@ -57,18 +57,25 @@ def binary_answer(
     """The answer with an output as its body; None if that is no bytes, or not of a type that is wished for. `about` is
     told of the request besides its metadata.
     """
-    if not wish.types or OUTPUT_TYPE.encode() not in bytes(reply.bunch):
+    body = bytes_in(reply) if wish.types else None
+    if body is None:
         return None
-    told = _about.decode(reply.bunch)
-    content_type = media_type_of(told.content_type if isinstance(told.content_type, str) else "") or BYTES
-    if told.output_type != "bytes" or not wish.takes(content_type):
-        return None
-    try:
-        body = binascii.a2b_base64(bytes(reply.result)[1:-1], strict_mode=True)
-    except ValueError:
+    told = _about.decode(reply.bunch).content_type
+    content_type = media_type_of(told if isinstance(told, str) else "") or BYTES
+    if not wish.takes(content_type):
         return None
     head = (*headers, (METADATA, _header(about, reply)), ("Vary", "Accept"), ("Cache-Control", "no-store"), _HARMLESS)
     return HttpResponse(200, body, call.request_id, content_type, head)
+
+
+def bytes_in(reply: Reply) -> bytes | None:
+    """The output that is bytes; None for any other."""
+    if OUTPUT_TYPE.encode() not in bytes(reply.bunch) or _about.decode(reply.bunch).output_type != "bytes":
+        return None
+    try:
+        return binascii.a2b_base64(bytes(reply.result)[1:-1], strict_mode=True)
+    except ValueError:
+        return None
 
 
 def _header(about: dict[str, Any], reply: Reply) -> str:

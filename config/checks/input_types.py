@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from config.checks.foreign_names import PREFIX
 from config.errors import Problem
-from config.schema import ModelSettings, Settings
+from config.schema import ModelSettings, Settings, Tensor
 
 # As in `webapp.http.limits`: a body that is still arriving counts twice, and one must not fill all of the memory.
 _BODIES = 4
@@ -23,6 +23,18 @@ def input_type_problems(model: ModelSettings) -> Iterator[Problem]:
     if model.input_schema is not None:
         fix = f'is for JSON, and input_type = "{model.input_type}" is none; check the input in predict'
         yield Problem(f"{where} input_schema", "…", fix)
+    if model.inputs and (fix := _wrong_inputs(model, *model.inputs)):
+        yield Problem(f"{where} inputs", ", ".join(each.name for each in model.inputs), fix)
+
+
+def _wrong_inputs(model: ModelSettings, first: Tensor, *more: Tensor) -> str:
+    if more:
+        return f'must be one: with input_type = "{model.input_type}" each row is one value'
+    if first.datatype == "BYTES":
+        return "must have shape = []: each element is an input" if first.shape else ""
+    if model.input_type != "npy" and first.datatype != "UINT8":
+        return f'must have the datatype BYTES or UINT8: with input_type = "{model.input_type}" an input is bytes'
+    return ""
 
 
 def body_problems(settings: Settings) -> Iterator[Problem]:

@@ -34,6 +34,15 @@ input_type = "bytes"
 source = "tests.byte_models:Arrays"
 input_type = "npy"
 
+[models.pixels]
+source = "tests.byte_models:Arrays"
+input_type = "npy"
+inputs = [{ name = "image", datatype = "FP32", shape = [2, -1] }]
+
+[models.thumbnails]
+source = "tests.byte_models:Reversed"
+input_type = "bytes"
+
 [models.tables]
 source = "tests.byte_models:Tables"
 input_type = "arrow"
@@ -463,3 +472,46 @@ def test_it_is_as_described(stack: Stack, mode: GenerationMode) -> None:
     # It cannot say which model takes which body.
     excluded = [positive_data_acceptance] if mode is GenerationMode.POSITIVE else []
     check(schemathesis.openapi.from_url(stack.url + "/openapi.json"), "POST /v1/inference", mode, 25, excluded)
+
+
+def tensors(api: Api, model: str, document: dict[str, Any], *raw: bytes) -> Answer:
+    """An inference request of the Open Inference Protocol, with raw tensors behind it, as Triton's clients send it."""
+    head = json.dumps(document).encode()
+    about = {"Content_Type": "application/octet-stream", "Inference_Header_Content_Length": str(len(head))}
+    return api.call("POST", f"/v2/models/{model}/infer", raw=b"".join([head, *raw]), **about)
+
+
+def tensor(name: str, datatype: str, shape: list[int], size: int) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}}
+
+
+def test_a_tensor_of_bytes_there_and_back(api: Api) -> None:
+    rows = [PNG, b"", LARGE]
+    raw = b"".join(len(each).to_bytes(4, "little") + each for each in rows)
+    document = {"inputs": [tensor("input", "BYTES", [3], len(raw))], "parameters": {"binary_data_output": True}}
+    answer = tensors(api, "thumbnails", document, raw)
+    assert answer.status == 200, answer.body
+    behind = answer.body[int(answer.headers["inference-header-content-length"]) :]
+    assert behind == b"".join(len(each).to_bytes(4, "little") + each[::-1] for each in rows)
+    spelt = api.post("/v2/models/thumbnails/infer", {"inputs": [tensor("input", "BYTES", [1], 0) | {"data": ["ab"]}]})
+    assert spelt.status == 400, "data and a size"
+    document = {"inputs": [{"name": "input", "datatype": "BYTES", "shape": [1], "data": ["ab"]}]}
+    (found,) = api.post("/v2/models/thumbnails/infer", document).json["outputs"]
+    assert found["data"] == [base64.b64encode(b"ba").decode()]
+
+
+def test_a_tensor_of_numbers_is_arrays(api: Api) -> None:
+    array = np.array([[[1, 2], [3, np.nan]], [[5, 6], [7, 8]]], np.float32)
+    document = {"inputs": [tensor("image", "FP32", [2, 2, 2], array.nbytes)]}
+    answer = tensors(api, "pixels", document, array[1:].tobytes() * 2)
+    rows = [json.loads(each) for each in answer.json["outputs"][0]["data"]]
+    assert rows == [{"type": "ndarray", "dtype": "float32", "shape": [2, 2], "values": array[1].tolist()}] * 2
+    refused = tensors(api, "pixels", document, array.tobytes())
+    assert (refused.status, "NaN" in refused.json["error"]) == (500, True), "that is the model's output, not its input"
+
+
+def test_a_tensor_too_large_for_a_model_of_json(api: Api) -> None:
+    raw = len(LARGE).to_bytes(4, "little") + LARGE
+    document = {"inputs": [tensor("input", "BYTES", [1], len(raw))]}
+    assert tensors(api, "echo", document, raw).status == 413
+    assert tensors(api, "described", document, raw).status == 200

@@ -178,3 +178,14 @@ def test_numbers_of_fields_are_the_protocols() -> None:
     assert pb.ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number == 6
     assert pb.DESCRIPTOR.package == "inference"
     assert pb.InferParameter.DESCRIPTOR.fields_by_name["int64_param"].type == FieldDescriptor.TYPE_INT64
+
+
+def test_elements_of_bytes_need_not_be_text_where_a_model_takes_bytes() -> None:
+    typed = pb.ModelInferRequest.InferInputTensor(name="x", datatype="BYTES", shape=[2])
+    typed.contents.bytes_contents.extend([b"\xff", b""])
+    raw = pb.ModelInferRequest.InferInputTensor(name="x", datatype="BYTES", shape=[2])
+    framed = b"\1\0\0\0\xff\0\0\0\0"
+    for each in (pb.ModelInferRequest(inputs=[typed]), pb.ModelInferRequest(inputs=[raw], raw_input_contents=[framed])):
+        assert tensors_of(each, 9, as_bytes=True) == [TensorValue("x", "BYTES", [2], [b"\xff", b""])]
+        with pytest.raises(InvalidInput, match="UTF-8"):
+            tensors_of(each, 9)

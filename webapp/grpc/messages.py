@@ -45,8 +45,8 @@ def filled(message: Any, document: Mapping[str, Any]) -> Any:
     return ParseDict(document, message)
 
 
-def tensors_of(request: Any, most_rows: int) -> list[TensorValue]:
-    """Read all inputs of a request. Raises InvalidInput."""
+def tensors_of(request: Any, most_rows: int, *, as_bytes: bool = False) -> list[TensorValue]:
+    """Read all inputs of a request, `as_bytes` for a model that takes those. Raises InvalidInput."""
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise InvalidInput(f"raw_input_contents: {len(raw)} tensors for {len(request.inputs)} inputs")
@@ -57,13 +57,18 @@ def tensors_of(request: Any, most_rows: int) -> list[TensorValue]:
         filled_in = [field.name for field, _ in each.contents.ListFields()]
         if raw and filled_in:
             raise InvalidInput(f"{each.name}: has contents and raw_input_contents; send one of the two")
-        tensors.append(
-            tensor_of(head, raw[at], most_rows) if raw else from_values(head, _contents(each, filled_in), most_rows)
-        )
+        if raw:
+            tensors.append(tensor_of(head, raw[at], most_rows, as_bytes=as_bytes))
+        elif as_bytes and each.datatype == "BYTES":
+            # Without a detour over text, which need not be there.
+            framed = raw_of(DATATYPES["BYTES"], _contents(each, filled_in, as_bytes=True))
+            tensors.append(tensor_of(head, framed, most_rows, as_bytes=True))
+        else:
+            tensors.append(from_values(head, _contents(each, filled_in), most_rows, as_bytes=as_bytes))
     return tensors
 
 
-def _contents(tensor: Any, filled_in: Sequence[str]) -> list[Any]:
+def _contents(tensor: Any, filled_in: Sequence[str], *, as_bytes: bool = False) -> list[Any]:
     if tensor.datatype in DATATYPES and tensor.datatype not in _CONTENTS:
         raise InvalidInput(f"{tensor.name}: {tensor.datatype} has no contents; send it in raw_input_contents")
     wanted = _CONTENTS.get(tensor.datatype, "")
@@ -74,7 +79,7 @@ def _contents(tensor: Any, filled_in: Sequence[str]) -> list[Any]:
     if wanted in _FLOATS and not all(map(math.isfinite, values)):
         # JSON, which the shared checks are made for, has none.
         raise InvalidInput(f"{tensor.name}: NaN and infinity cannot be sent")
-    if tensor.datatype != "BYTES":
+    if tensor.datatype != "BYTES" or as_bytes:
         return values
     try:
         return [each.decode() for each in values]

@@ -23,7 +23,7 @@ from webapp.grpc.bridge import ServiceThread
 from webapp.grpc.certificate import Certificate
 from webapp.grpc.connections import Connections
 from webapp.grpc.proto import open_inference_pb2 as pb
-from webapp.grpc.service import SERVICE, Service
+from webapp.grpc.service import ROOM_BYTES, SERVICE, Service
 from webapp.grpc.strangers import Doorkeeper
 
 logger = logging.getLogger(__name__)
@@ -34,8 +34,6 @@ MAX_CALLS = 8192
 _HEALTH_EVERY_S = 1.0
 # How long before the end of the graceful timeout remaining callers are told, so that the answers reach them.
 _LAST_MOMENT_S = 1.0
-# Beside the tensors: names, shapes, parameters.
-_ROOM_BYTES = 65_536
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -62,7 +60,7 @@ class Server:
             interceptors=(Doorkeeper(self._thread),),
             maximum_concurrent_rpcs=MAX_CALLS,
             options=(
-                ("grpc.max_receive_message_length", settings.max_body_bytes + _ROOM_BYTES),
+                ("grpc.max_receive_message_length", settings.largest_body_bytes + ROOM_BYTES),
                 ("grpc.max_send_message_length", -1),
                 # Two servers on one port would share its calls without anybody noticing.
                 ("grpc.so_reuseport", 0),

@@ -28,7 +28,7 @@ from tasks.errors import BunchError, InvalidInput, ServiceOverloaded, ShuttingDo
 from tasks.protocol.traceparent import trace_id
 from webapp.api.doors import GRPC
 from webapp.api.kserve import models, statistics
-from webapp.api.kserve.inference import run_rows
+from webapp.api.kserve.inference import most_bytes, run_rows
 from webapp.body_budget import COUNTED_BYTES, LARGE_BYTES
 from webapp.errors import STATUS_OF as HTTP_STATUS_OF
 from webapp.errors import ApiError
@@ -44,6 +44,8 @@ from webapp.services import Services
 logger = logging.getLogger(__name__)
 
 SERVICE = "inference.GRPCInferenceService"
+ROOM_BYTES = 65_536
+"""Of a message, beside the tensors: names, shapes, parameters."""
 # Requests of one stream that wait at the same time.
 _STREAM_AHEAD = 64
 MAX_STREAMS = 2048
@@ -99,7 +101,10 @@ def _unload(services: Services, call: HttpRequest, request: Any) -> Any:
 def _infer(services: Services, call: HttpRequest, request: Any) -> Any:
     started = perf_counter()
     signature = models.signature_for(services, call, request.model_name, request.model_version)
-    tensors = tensors_of(request, services.settings.max_bulk_items)
+    most = most_bytes(services, signature.model)
+    if request.ByteSize() > most + ROOM_BYTES:
+        raise ApiError("PAYLOAD_TOO_LARGE", f"the message is larger than {most} bytes, which is the limit of its model")
+    tensors = tensors_of(request, services.settings.max_bulk_items, as_bytes=signature.takes_bytes)
     wanted = [each for each, _ in signature.wanted(wanted_of(request))]
     parameters = parameters_of(request.parameters)
     outputs, version = run_rows(services, call, signature, tensors, wanted, parameters, started, GRPC)

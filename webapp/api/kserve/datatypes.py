@@ -77,10 +77,7 @@ def values_of(datatype: Datatype, raw: bytes | memoryview, count: int, name: str
     """Decode `count` elements of the tensor `name`. Raises InvalidInput, also for bytes too many or too few."""
     if datatype.kind is str:
         return _strings(raw, count, name)
-    if len(raw) != count * datatype.size:
-        raise InvalidInput(
-            f"{name}: {len(raw)} bytes of data, but its shape has {count} elements of {datatype.size} bytes"
-        )
+    check_size(datatype, raw, count, name)
     values: Sequence[Any] = struct.unpack(f"<{count}{datatype.code}", raw)
     if datatype.name == "BF16":
         widened = struct.pack(f"<{count}I", *(each << _HALF_OF_FP32 for each in values))
@@ -90,11 +87,30 @@ def values_of(datatype: Datatype, raw: bytes | memoryview, count: int, name: str
     return list(values)
 
 
+def check_size(datatype: Datatype, raw: bytes | memoryview, count: int, name: str) -> None:
+    """Raise InvalidInput unless the raw bytes of numbers are as long as `count` of them."""
+    if len(raw) != count * datatype.size:
+        raise InvalidInput(
+            f"{name}: {len(raw)} bytes of data, but its shape has {count} elements of {datatype.size} bytes"
+        )
+
+
 def _strings(raw: bytes | memoryview, count: int, name: str) -> list[str]:
+    values: list[str] = []
+    for each in elements_of(raw, count, name):
+        try:
+            values.append(str(each, "utf-8"))
+        except UnicodeDecodeError:
+            raise InvalidInput(f"{name}: element {len(values)} is not UTF-8") from None
+    return values
+
+
+def elements_of(raw: bytes | memoryview, count: int, name: str) -> list[bytes]:
+    """Split the raw bytes of a BYTES tensor into its elements. Raises InvalidInput."""
     # The shortest element is a length of 0: a count that lies is found without a loop over it.
     if len(raw) < count * _LENGTH.size:
         raise InvalidInput(f"{name}: {len(raw)} bytes of data are too few for the {count} elements of its shape")
-    values: list[str] = []
+    values: list[bytes] = []
     at = 0
     for _ in range(count):
         if at + _LENGTH.size > len(raw):
@@ -105,10 +121,7 @@ def _strings(raw: bytes | memoryview, count: int, name: str) -> list[str]:
             raise InvalidInput(
                 f"{name}: element {len(values)} is said to have {at - begin} bytes; {len(raw) - begin} are left"
             )
-        try:
-            values.append(str(raw[begin:at], "utf-8"))
-        except UnicodeDecodeError:
-            raise InvalidInput(f"{name}: element {len(values)} is not UTF-8") from None
+        values.append(bytes(raw[begin:at]))
     if at != len(raw):
         raise InvalidInput(f"{name}: {len(raw) - at} bytes of data are left after its {count} elements")
     return values
@@ -124,8 +137,8 @@ def raw_of(datatype: Datatype, values: Sequence[Any]) -> bytes:
     return struct.pack(f"<{len(values)}{datatype.code}", *values)
 
 
-def _string(value: str) -> tuple[bytes, bytes]:
-    encoded = value.encode()
+def _string(value: str | bytes) -> tuple[bytes, bytes]:
+    encoded = value.encode() if isinstance(value, str) else value
     return _LENGTH.pack(len(encoded)), encoded
 
 

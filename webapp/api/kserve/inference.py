@@ -33,6 +33,7 @@ from webapp.api.kserve.tensors import (
     wanted_outputs,
 )
 from webapp.api.running import Asked, run_all
+from webapp.binary_answers import bytes_in
 from webapp.body_budget import LARGE_BYTES
 from webapp.cors import from_another_site
 from webapp.errors import ApiError
@@ -57,7 +58,7 @@ def infer(services: Services, call: HttpRequest, model: str, version: str = "") 
     signature = signature_for(services, call, model, version)
     text, raw = _read(services, call, signature.model)
     head = decoded(text, _infer_head)
-    tensors = tensors_of(head.inputs, raw, services.settings.max_bulk_items)
+    tensors = tensors_of(head.inputs, raw, services.settings.max_bulk_items, as_bytes=signature.takes_bytes)
     wanted = signature.wanted(wanted_outputs(head))
     outputs, version = run_rows(
         services, call, signature, tensors, [each for each, _ in wanted], head.parameters, started
@@ -105,7 +106,7 @@ def _read(services: Services, call: HttpRequest, model: str) -> tuple[bytes, mem
         raise ApiError("UNSUPPORTED_MEDIA_TYPE", f"send Content-Type: {JSON} or {BINARY}, or none")
     if not media_type and from_another_site(call, services.settings.origins):
         raise ApiError("FORBIDDEN", "pages of other sites may call once BUNCH_CORS_ORIGINS names their origin")
-    most = services.settings.largest_body_bytes if model in services.binary else services.settings.max_body_bytes
+    most = most_bytes(services, model)
     if call.body_bytes > most:
         raise ApiError("PAYLOAD_TOO_LARGE", f"the body is larger than {most} bytes, which is the limit of {model}")
     body = call.body()
@@ -118,6 +119,12 @@ def _read(services: Services, call: HttpRequest, model: str) -> tuple[bytes, mem
         body = plain(body, encoding, most)
         call.unpacked(len(body))
     return split(body, call.header("HTTP_INFERENCE_HEADER_CONTENT_LENGTH"))
+
+
+def most_bytes(services: Services, model: str) -> int:
+    """The limit of a body for a model."""
+    settings = services.settings
+    return settings.largest_body_bytes if model in services.binary else settings.max_body_bytes
 
 
 def _parameters_of(given: dict[str, Any] | None) -> tuple[float | None, dict[str, Any]]:
@@ -137,6 +144,9 @@ def _parameters_of(given: dict[str, Any] | None) -> tuple[float | None, dict[str
 
 
 def _output(reply: Reply) -> Any:
+    raw = bytes_in(reply)
+    if raw is not None:
+        return raw
     try:
         return _decode(reply.result)
     except (msgspec.DecodeError, RecursionError) as error:

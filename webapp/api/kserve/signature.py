@@ -14,6 +14,7 @@ import msgspec
 from config.schema import ModelSettings, Tensor
 from config.settings import Settings
 from tasks.errors import InferenceFailed, InvalidInput
+from webapp.api.kserve.binary_rows import binary_rows
 from webapp.api.kserve.datatypes import DATATYPES, fits
 from webapp.api.kserve.shapes import flattened, matches, rows_of
 from webapp.api.kserve.tensors import TensorValue, Wanted
@@ -33,6 +34,12 @@ class Signature(msgspec.Struct, frozen=True):
     version: str
     inputs: list[Tensor]
     outputs: list[Tensor]
+    input_type: str = "json"
+
+    @property
+    def takes_bytes(self) -> bool:
+        """True if tensors must be read as bytes."""
+        return self.input_type != "json"
 
     def rows(self, tensors: Sequence[TensorValue]) -> list[Any]:
         """Return the input of each row, as the model gets it. Raises InvalidInput."""
@@ -49,11 +56,11 @@ class Signature(msgspec.Struct, frozen=True):
         if len({len(each) for each in columns}) > 1:
             raise InvalidInput("inputs: the first dimension is the number of rows, the same for all inputs")
         if len(columns) == 1:
-            return columns[0]
+            return list(columns[0])
         names = [each.name for each in self.inputs]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    def _column(self, declared: Tensor, tensor: TensorValue | None) -> list[Any]:
+    def _column(self, declared: Tensor, tensor: TensorValue | None) -> Sequence[Any]:
         if tensor is None:
             raise InvalidInput(f"{declared.name}: is missing")
         if tensor.datatype != declared.datatype:
@@ -66,6 +73,8 @@ class Signature(msgspec.Struct, frozen=True):
                 f"{declared.name}: has shape {tensor.shape}; {self.model} takes {[-1, *declared.shape]},"
                 " and the first dimension is the number of rows"
             )
+        if self.takes_bytes:
+            return binary_rows(tensor, declared.shape, self.input_type)
         return rows_of(tensor.values, tensor.shape, declared.shape)
 
     def wanted(self, asked: Wanted) -> list[tuple[Tensor, bool]]:
@@ -96,8 +105,8 @@ class Signature(msgspec.Struct, frozen=True):
         values, shape = flattened(column, declared.shape, name)
         datatype = DATATYPES[declared.datatype]
         if datatype.kind is str:
-            # Any JSON value has a text; a string is its own.
-            values = [each if type(each) is str else _encode(each).decode() for each in values]
+            # Any JSON value has a text; a string is its own, and bytes are bytes.
+            values = [each if type(each) in {str, bytes} else _encode(each).decode() for each in values]
         elif not fits(datatype, values):
             raise InferenceFailed(f"the model's output {name} is not {datatype.name}, as it declares")
         return TensorValue(name, declared.datatype, shape, values)
@@ -111,4 +120,5 @@ def signatures_of(settings: Settings, tasks: ModelTasks) -> dict[str, Signature]
 def signature_of(model: ModelSettings, *, embeds: bool) -> Signature:
     """The declaration of a model, or what counts as one: a text in; out an embedding, or any value as text."""
     output = _EMBEDDING if embeds else _ANY
-    return Signature(model.name, model.version, model.inputs or [_TEXT], model.outputs or [output])
+    inputs, outputs = model.inputs or [_TEXT], model.outputs or [output]
+    return Signature(model.name, model.version, inputs, outputs, model.input_type)

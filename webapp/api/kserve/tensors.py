@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tasks.errors import InvalidInput
-from webapp.api.kserve.datatypes import DATATYPES, checked, raw_of, values_of
+from webapp.api.kserve.datatypes import DATATYPES, check_size, checked, elements_of, raw_of, values_of
 from webapp.api.kserve.shapes import checked_shape, flat_data
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -57,12 +57,16 @@ class InferHead(msgspec.Struct):
 
 
 class TensorValue(msgspec.Struct, frozen=True):
-    """A tensor with its elements, flat. Those of an output's BYTES are strings."""
+    """A tensor with its elements, flat. Those of an output's BYTES are strings, or bytes.
+
+    An input that was read as bytes has its BYTES as such, and its numbers in `raw` alone.
+    """
 
     name: str
     datatype: str
     shape: list[int]
     values: list[Any]
+    raw: bytes | memoryview = b""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -84,22 +88,24 @@ def split(body: bytes, length: str | None) -> tuple[bytes, memoryview]:
     return body[:end], memoryview(body)[end:]
 
 
-def tensors_of(heads: Sequence[TensorHead], raw: memoryview, most_rows: int) -> list[TensorValue]:
-    """Read all inputs; `raw` is what follows the JSON. Raises InvalidInput."""
+def tensors_of(
+    heads: Sequence[TensorHead], raw: memoryview, most_rows: int, *, as_bytes: bool = False
+) -> list[TensorValue]:
+    """Read all inputs, `as_bytes` for a model that takes those; `raw` is what follows the JSON. Raises InvalidInput."""
     tensors: list[TensorValue] = []
     for head in heads:
         size = _binary_size(head)
         if size is None:
             if isinstance(head.data, UnsetType):
                 raise InvalidInput(f"{head.name}: has no data, and no binary_data_size among its parameters")
-            tensors.append(from_values(head, head.data, most_rows))
+            tensors.append(from_values(head, head.data, most_rows, as_bytes=as_bytes))
             continue
         if size > len(raw):
             raise InvalidInput(
                 f"{head.name}: binary_data_size is {size}, but only {len(raw)} bytes follow"
                 + ("" if len(raw) else f" the JSON; {HEADER_LENGTH} must say where it ends")
             )
-        tensors.append(tensor_of(head, raw[:size], most_rows))
+        tensors.append(tensor_of(head, raw[:size], most_rows, as_bytes=as_bytes))
         raw = raw[size:]
     if len(raw):
         raise InvalidInput(f"{len(raw)} bytes follow the last input; binary_data_size of the inputs must count all")
@@ -125,16 +131,25 @@ def refuse_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
         raise InvalidInput(f"{name}: shared memory is not offered; send the data with the request")
 
 
-def from_values(head: TensorHead, data: list[Any], most_rows: int) -> TensorValue:
+def from_values(head: TensorHead, data: list[Any], most_rows: int, *, as_bytes: bool = False) -> TensorValue:
     """Read one input from its elements as JSON has them, flat or nested. Raises InvalidInput."""
     datatype, _ = _known(head, most_rows)
     values = checked(datatype, flat_data(data, head.shape, head.name), head.name)
-    return TensorValue(head.name, datatype.name, head.shape, values)
+    if not as_bytes:
+        return TensorValue(head.name, datatype.name, head.shape, values)
+    if datatype.kind is str:
+        return TensorValue(head.name, datatype.name, head.shape, [each.encode() for each in values])
+    return TensorValue(head.name, datatype.name, head.shape, [], raw_of(datatype, values))
 
 
-def tensor_of(head: TensorHead, raw: bytes | memoryview, most_rows: int) -> TensorValue:
+def tensor_of(head: TensorHead, raw: bytes | memoryview, most_rows: int, *, as_bytes: bool = False) -> TensorValue:
     """Read one input from its raw bytes. Raises InvalidInput."""
     datatype, count = _known(head, most_rows)
+    if as_bytes and datatype.kind is str:
+        return TensorValue(head.name, datatype.name, head.shape, elements_of(raw, count, head.name))
+    if as_bytes:
+        check_size(datatype, raw, count, head.name)
+        return TensorValue(head.name, datatype.name, head.shape, [], raw)
     return TensorValue(head.name, datatype.name, head.shape, values_of(datatype, raw, count, head.name))
 
 
