@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 from batching.script_args import OutcomeRun
 
 if TYPE_CHECKING:
-    from batching.claim.store import Settled
+    from batching.claim.values import Settled
 
 
-def outcome_rows(outcomes: Sequence[Settled], channels: Mapping[str, int]) -> list[Any]:
+def outcome_rows(outcomes: Sequence[Settled], channels: Mapping[str, int], first: int = 0) -> list[Any]:
     """Runs of outcomes: fields that neighbours in the lease have in common are sent once, as an `OutcomeRun`.
 
     Args:
         channels: the number of each reply channel, from 1.
+        first: the place in the batch in front of the lease, from which positions count.
     """
     words: list[Any] = []
     run: tuple[Any, ...] = ()
@@ -28,8 +29,8 @@ def outcome_rows(outcomes: Sequence[Settled], channels: Mapping[str, int]) -> li
             2 if each.foreign else int(each.announce),
             2 if each.asked is None else 3,
         )
-        if shared != run or each.position != position:
-            run, position = shared, each.position
+        if shared != run or each.position - first != position:
+            run, position = shared, each.position - first
             count_at = len(words) + len(run) + 1
             words += OutcomeRun(*run, position=position, outcomes=0)
         position += 1

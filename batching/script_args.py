@@ -39,6 +39,7 @@ class ClaimArgs(NamedTuple):
     aged_share: float
     margin_ms: int
     max_bytes: int
+    takes: str
 
 
 class FinishKeys(NamedTuple):

@@ -120,6 +120,10 @@ class Line:
         located = self._pool.connection_kwargs.get("located")
         # The key that a cluster's scripts get in addition.
         self._absent = absent_key(located.tag) if isinstance(located, Slot) else ""
+        # Of what was started last: the calls, whether the connection had been open before, and why it could not be.
+        self._started: Sequence[Call] = ()
+        self._reused = False
+        self._broken: RedisError | None = None
 
     def script(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run a script. Raises RedisError."""
@@ -138,6 +142,74 @@ class Line:
         """Run a command. Raises RedisError."""
         return self._call(self._exchange, command, pack_command(command), None)
 
+    def start(self, calls: Sequence[Call]) -> None:
+        """Send several scripts at once; `replies` must follow. It does not raise if Redis is away: `replies` tells."""
+        self._started, self._reused, self._broken = calls, self._connection is not None, None
+        if self._absent:
+            for call in calls:
+                call.guard(self._absent)
+        try:
+            self._opened().send_packed_command((b"".join(call.packed for call in calls),), check_health=False)
+        except RedisError as error:
+            self.close()
+            self._broken = error
+        except BaseException:
+            self.close()
+            raise
+
+    def replies(self, patience_s: float | None = None) -> list[Any]:
+        """The replies to what was started last, a RedisError in the place of each that has none.
+
+        What failed as `_call` would repeat it is repeated, one by one. `patience_s`: for the first reply; None: the
+        client's timeout.
+        """
+        calls, broken = self._started, self._broken
+        replies: list[Any] = []
+        try:
+            if broken is None and patience_s is not None and not self._is_readable(patience_s):
+                raise RedisTimeoutError("no reply")
+            while broken is None and len(replies) < len(calls):
+                replies.append(self._reply())
+        except RedisError as error:
+            self.close()
+            broken = error
+        except BaseException:
+            self.close()
+            raise
+        return self._repeated(calls, replies, broken)
+
+    def _reply(self) -> Any:
+        try:
+            return self._connection.read_response()
+        except ResponseError as error:
+            # The replies behind it are still to be read.
+            return error
+
+    def _is_readable(self, patience_s: float) -> bool:
+        readable = select.poll()
+        readable.register(self._connection._sock, select.POLLIN)  # noqa: SLF001 - redis-py has no other way
+        return bool(readable.poll(patience_s * 1000))
+
+    def _repeated(self, calls: Sequence[Call], replies: list[Any], broken: RedisError | None) -> list[Any]:
+        lost = (broken,) * (len(calls) - len(replies))
+        if broken is not None and (not self._reused or not _is_worth_a_repeat(broken)):
+            return [*replies, *lost]
+        whole: list[Any] = []
+        for call, reply in zip(calls, (*replies, *lost), strict=True):
+            again = isinstance(reply, RedisError) and (
+                isinstance(reply, NoScriptError) or (self._reused and _is_worth_a_repeat(reply))
+            )
+            whole.append(self._again_or_error(call) if again else reply)
+        return whole
+
+    def _again_or_error(self, call: Call) -> Any:
+        try:
+            return self.again(call)
+        except RedisError as error:
+            # The others would fail in the same way, each after a timeout.
+            self._reused = False
+            return error
+
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -150,7 +222,7 @@ class Line:
         except RedisError as error:
             # After a timeout the reply may still arrive, and would answer the next command.
             self.close()
-            if not reused or isinstance(error, RedisTimeoutError) or meaning_of(error) is not Meaning.ANEW:
+            if not reused or not _is_worth_a_repeat(error):
                 raise
         except BaseException:
             # As above, of a killed greenlet.
@@ -259,6 +331,18 @@ class TrackedLine(Line):
         return feed
 
 
+def exchange(started: Sequence[tuple[Line, Sequence[Call]]], patience_s: float | None = None) -> list[list[Any]]:
+    """Run the calls of each line, all lines at the same time; the replies as `Line.replies` returns them."""
+    for line, calls in started:
+        line.start(calls)
+    return [line.replies(patience_s if len(started) > 1 else None) for line, _ in started]
+
+
+def _is_worth_a_repeat(error: RedisError) -> bool:
+    # After a timeout the next one would follow.
+    return not isinstance(error, RedisTimeoutError) and meaning_of(error) is Meaning.ANEW
+
+
 def dedicated_connection(pool: Any) -> Any:
     """An open connection outside any pool, in RESP2: pushes arrive as plain replies."""
     connection = pool.connection_class(**{**pool.connection_kwargs, "protocol": 2})
@@ -285,6 +369,7 @@ __all__ = [
     "TrackedLine",
     "connect",
     "dedicated_connection",
+    "exchange",
     "run_id",
     "will_repeat",
 ]

@@ -45,10 +45,12 @@ _SETTLED = b"\0"
 _VERDICTS = {ord(verdict.value): verdict for verdict in Verdict}
 
 
-def entries_of(marks: bytes, messages: Sequence[bytes]) -> tuple[Entry, ...]:
-    """The entries of messages in the order of the claim, and their marks."""
+def entries_of(marks: bytes, messages: Sequence[bytes], first: int = 0) -> tuple[Entry, ...]:
+    """The entries of messages in the order of the claim, and their marks; their positions count from behind
+    `first`.
+    """
     return tuple(
-        Entry(position, marks[2 * position - 2] - 48, _VERDICTS[marks[2 * position - 1]], message)
+        Entry(first + position, marks[2 * position - 2] - 48, _VERDICTS[marks[2 * position - 1]], message)
         for position, message in enumerate(messages, 1)
         if message != _SETTLED
     )

@@ -4,7 +4,8 @@
 --       bell
 --       then the queues, highest tier first; then for each queue who waits in it (hash)
 -- ARGV  batch_id; worker_id; model; size; ageing_ms; aged_share: share of an aged queue; margin_ms;
---       max_bytes: of messages, unless there is one alone
+--       max_bytes: of messages, unless there is one alone; takes: how many of each queue, 'n,n,n', where the batch is
+--       of several shards and whoever asks shares it out; else ''
 --       then the guaranteed share of each queue (0 for the highest; below 0: paused)
 --       then the size of a batch of suspects after 1, 2, … lost attempts
 -- Returns {now_ms, marks, messages, depths, oldest enqueued_ms, deadlines of those}. The marks are those of the lease
@@ -101,7 +102,12 @@ for i = 1, count do
   if aged[i] then shares[i] = math.max(shares[i], tonumber(ARGV.aged_share)) end
   credits[i] = contended and i > 1 and depths[i] > 0 and tonumber(redis.call('HGET', KEYS.share, i) or '0') or 0
 end
-local takes, saved = allocate(depths, size, credits, shares)
+local takes, saved
+if ARGV.takes == '' then
+  takes, saved = allocate(depths, size, credits, shares)
+else
+  takes, contended = as_given(ARGV.takes, depths, size), false
+end
 if contended then
   for i = 1, count do
     redis.call('HSET', KEYS.share, i, string.format('%.6f', saved[i]))

@@ -24,3 +24,18 @@ local function allocate(depths, size, credits, shares)
   end
   return takes, saved
 end
+
+-- The places of each tier that were given, as 'n,n,n'; what a tier cannot fill goes to the highest that can.
+local function as_given(given, depths, size)
+  local takes, left = {}, size
+  for places in string.gmatch(given, '%d+') do
+    local i = #takes + 1
+    takes[i] = math.min(tonumber(places), depths[i], left)
+    left = left - takes[i]
+  end
+  for i = 1, #depths do
+    local more = math.min(left, depths[i] - takes[i])
+    takes[i], left = takes[i] + more, left - more
+  end
+  return takes
+end
