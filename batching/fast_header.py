@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 HEAD = b'{"headers":{"bunch":"1;'
 NO_KEY = "00000000"
+_NOBODY = NO_KEY.encode()
 _TIMES = re.compile(re.escape(HEAD) + rb"(\d{13});(\d{13});(\d{13});(\d\d);(\d);([01]);(\d{9});([0-9a-fA-F]{8});")
 # The offset of the id.
 _ID = len(HEAD) + 68
@@ -57,6 +58,11 @@ def read_fast_header(message: bytes) -> FastHeader | None:
 def read_times(message: bytes) -> FastHeader | None:
     """The fast header without its id: it is the same for all messages of a flush, and is read once."""
     return _times(message[:_ID]) if message.find(b'"', _ID) > _ID else None
+
+
+def key_of(message: bytes) -> bytes:
+    """The tag of the key that sent a message, as `lua/message.lua` reads it: only to tell keys apart."""
+    return message[_ID - 9 : _ID - 1] if message.startswith(HEAD) else _NOBODY
 
 
 @lru_cache(maxsize=256)

@@ -36,7 +36,8 @@ class BatchInfo:
     the time that it waited in hand for the batch before it, `turn_s` the time that its executor then had it: compute,
     encoding, decoding and the pipe. `collapsed` of its requests were not computed, but answered by the output of an
     equal request. The model computed `padding` inputs besides those of the requests. `followed`: when it ended, its
-    executor had the next batch already.
+    executor had the next batch already. `part` is the id under which the store has what is left of a batch whose shards
+    did not all answer.
     """
 
     batch_id: str
@@ -53,6 +54,12 @@ class BatchInfo:
     collapsed: int = 0
     padding: int = 0
     followed: bool = False
+    part: str = ""
+
+    @property
+    def store_id(self) -> str:
+        """The id under which the store has its leases."""
+        return self.part or self.batch_id
 
     def waited_s(self, request: Request) -> float:
         """The time that a request had waited when it was claimed; 0 if its sender gave no time."""

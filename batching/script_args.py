@@ -13,7 +13,13 @@ from batching.scripts import LuaScript
 
 
 class LookKeys(NamedTuple):
+    """Of a look at one shard, in front of its queues."""
+
     delayed: str
+
+
+class LookArgs(NamedTuple):
+    queues: int
 
 
 class PeekArgs(NamedTuple):
@@ -182,7 +188,7 @@ class BlobExtendArgs(NamedTuple):
     max_kept_bytes: int
 
 
-LOOK = LuaScript("look", parts=("delayed", "message"), keys=(LookKeys,))
+LOOK = LuaScript("look", parts=("delayed", "message"), args=(LookArgs,))
 PEEK = LuaScript("peek", parts=("delayed",), args=(PeekArgs,))
 CLAIM = LuaScript("claim", parts=("delayed", "message", "lease", "tiers", "fair"), keys=(ClaimKeys,), args=(ClaimArgs,))
 FINISH = LuaScript(

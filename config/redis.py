@@ -335,7 +335,7 @@ def exchange(started: Sequence[tuple[Line, Sequence[Call]]], patience_s: float |
     """Run the calls of each line, all lines at the same time; the replies as `Line.replies` returns them."""
     for line, calls in started:
         line.start(calls)
-    return [line.replies(patience_s if len(started) > 1 else None) for line, _ in started]
+    return [line.replies(patience_s) for line, _ in started]
 
 
 def _is_worth_a_repeat(error: RedisError) -> bool:

@@ -13,6 +13,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from config.redis import dedicated_connection
 
+# For the rest of an answer that has begun to come.
+_READ_S = 0.1
+
 
 class Bell:
     """Blocks on lists that producers push a token to. It belongs to one thread, and has a connection of its own.
@@ -52,6 +55,37 @@ class Bell:
             self.close()
             raise
 
+    def listen(self, keys: Sequence[str], until: float, ask_s: float = 0.0) -> int:
+        """Have a BLPOP open, for whoever polls several bells; returns the file descriptor that tells of its answer.
+
+        Raises RedisError.
+        """
+        if self._asked and self._asked != keys:
+            # As in `_wait`.
+            self.close()
+        reused = self._connection is not None
+        try:
+            self._connect()
+            if not self._asked:
+                self._ask(keys, until, ask_s)
+        except BaseException as error:
+            self.close()
+            if not (reused and isinstance(error, RedisConnectionError)):
+                raise
+            return self.listen(keys, until, ask_s)
+        return int(self._connection._sock.fileno())  # noqa: SLF001 - redis-py has no other way
+
+    def take(self) -> str | None:
+        """The list whose token the open BLPOP was answered with; None if its time was over, or the connection."""
+        try:
+            return self._answer(time.monotonic() + _READ_S)
+        except RedisConnectionError:
+            self.close()
+            return None
+        except BaseException:
+            self.close()
+            raise
+
     def close(self) -> None:
         connection, self._connection, self._asked = self._connection, None, ()
         if connection is not None:
@@ -61,19 +95,25 @@ class Bell:
         if self._asked and self._asked != keys:
             # Another thread may wait for these keys, and would miss the token.
             self.close()
-        if self._connection is None:
-            self._connection = dedicated_connection(self._pool)
-            self._readable = select.poll()
-            self._readable.register(self._connection._sock, select.POLLIN)  # noqa: SLF001 - redis-py has no other way
+        self._connect()
         until = time.monotonic() + timeout_s
         if self._asked:
             rung = self._answer(until)
             # The empty answer of an earlier BLPOP says nothing about now.
             if rung is not None or self._asked:
                 return rung
+        self._ask(keys, until, ask_s)
+        return self._answer(until)
+
+    def _connect(self) -> None:
+        if self._connection is None:
+            self._connection = dedicated_connection(self._pool)
+            self._readable = select.poll()
+            self._readable.register(self._connection._sock, select.POLLIN)  # noqa: SLF001 - redis-py has no other way
+
+    def _ask(self, keys: Sequence[str], until: float, ask_s: float) -> None:
         self._connection.send_command("BLPOP", *keys, max(until - time.monotonic(), ask_s, 0.001))
         self._asked = keys
-        return self._answer(until)
 
     def _answer(self, until: float) -> str | None:
         """The list in which the open BLPOP found a token; None if there was no answer by then, and it stays open."""

@@ -32,7 +32,7 @@ from batching.script_args import (
     FinishKeys,
     GiveBackArgs,
     GiveBackKeys,
-    LookKeys,
+    LookArgs,
     PeekArgs,
     PutAsideArgs,
     PutAsideKeys,
@@ -90,12 +90,13 @@ class ShardCalls:
         self._ageing_ms = int(ageing_s * 1000)
 
     def look(self, model: str) -> Call:
-        return Call(_LOOK, (*LookKeys(delayed=self.keys.delayed(model)), *self.keys.queues(model)), ())
+        return look_call([self], model)
 
     @staticmethod
-    def seen(reply: Any) -> Seen:
-        """The reply to `look`."""
-        return Seen(*reply)
+    def seen(reply: Any) -> list[Seen]:
+        """What a look has seen of each of its shards."""
+        now_ms, *rows = reply
+        return [Seen(now_ms, *rows[at : at + 3]) for at in range(0, len(rows), 3)]
 
     def claim(
         self,
@@ -206,14 +207,20 @@ class ShardCalls:
     def give_back(self, model: str, batch_id: str, blame: Blame, losses: int = 1) -> Call:
         return give_back_call(self.keys, self._worker_id, model, batch_id, blame, losses)
 
-    def peek_keys(self, models: Sequence[str]) -> tuple[str, ...]:
-        """The keys of `peek` for this shard, as many for each model."""
-        return tuple(chain.from_iterable((self.keys.delayed(each), *self.keys.queues(each)) for each in models))
+    def waiting_keys(self, model: str) -> tuple[str, ...]:
+        """The keys of all that waits for a model, as `look_call` and `peek_call` have them."""
+        return (self.keys.delayed(model), *self.keys.queues(model))
+
+
+def look_call(shards: Sequence[ShardCalls], model: str) -> Call:
+    """A look at some shards of one server."""
+    keys = [key for each in shards for key in each.waiting_keys(model)]
+    return Call(_LOOK, keys, LookArgs(queues=len(TIERS)))
 
 
 def peek_call(keys: Sequence[str], paused: Sequence[AbstractSet[int]]) -> Call:
-    """A look at which models have something to claim. `keys` are those of `ShardCalls.peek_keys`, for each model with
-    its `paused` ranks.
+    """A look at which models have something to claim. `keys` are `ShardCalls.waiting_keys` of each model, with its
+    `paused` ranks.
     """
     return Call(_PEEK, keys, (*PeekArgs(queues=len(TIERS)), *map(_open, paused)))
 

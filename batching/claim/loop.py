@@ -99,7 +99,7 @@ class ClaimLoop:
     @property
     def held(self) -> frozenset[str]:
         """The ids of all batches that it leases: being claimed, in hand, or being settled."""
-        return frozenset(self._hands.leased)
+        return frozenset(self._hands.leased) | self._settler.late_batches
 
     @property
     def is_idle(self) -> bool:

@@ -17,6 +17,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 
@@ -25,7 +26,10 @@ from msgspec import structs
 from redis.exceptions import RedisError
 
 from batching.claim.payloads import Payloads
+from batching.claim.rests import Rests
+from batching.claim.slices import slices_of
 from batching.claim.store import BatchStore, Blame, Settled
+from batching.claim.values import PlacesAway
 from batching.coalescing import Finished, others_of
 from batching.executor import Lost
 from batching.policy import RetryPolicy
@@ -40,16 +44,16 @@ _UNSTORABLE = "the model's output could not be stored"
 
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
-# Redis does nothing else during a call: several megabytes take a few milliseconds.
-SLICE_BYTES = 4 * 1024 * 1024
-# Outcomes of at most this size do not wait until Redis and the frontend have taken a larger one of their batch.
-SMALL_BYTES = 64 * 1024
 # Redis refuses a value for its size at `proto-max-bulk-len`, which is never below this. Each try may take the whole
 # timeout.
 _LARGE_BYTES = 1_000_000
 _OF_ITS_SIZE = 3
 # About three seconds: the operator who has broken a key may be about to repair it.
 _MAX_REFUSALS = 8
+
+
+# Whether a position is meant.
+IsIn = Callable[[int], bool]
 
 
 class RefusedByRedis(Exception):
@@ -83,6 +87,7 @@ class Settler:
         self._giving_up = False
         # Batches of which a part was given up: their leases must stay.
         self._unstored: set[str] = set()
+        self._rests = Rests()
 
     def give_up_on_redis(self) -> None:
         """The worker is stopping: outcomes that Redis does not take at the next try are left to the reclaim of its
@@ -94,6 +99,16 @@ class Settler:
         self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool, elapsed_s: float = 0.0
     ) -> None:
         """Store, retry or give up. `elapsed_s` is the time since the claim, whose Redis time is in `info`."""
+
+        def settle(of: BatchInfo, is_in: IsIn | None) -> None:
+            some = outcomes if is_in is None else [each for each in outcomes if is_in(each[0].position)]
+            self._settle(some, of, last=last, elapsed_s=elapsed_s)
+
+        self._for_all(info, settle, last=last)
+
+    def _settle(
+        self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool, elapsed_s: float
+    ) -> None:
         now_ms = info.claimed_ms + elapsed_s * 1000
         final: list[tuple[Request, Outcome]] = []
         again: list[tuple[Request, Failed, float]] = []
@@ -105,7 +120,7 @@ class Settler:
         if again and not self._put_aside(again, info, last=last and not final):
             return
         if final or not again:
-            self._store_final(final, info, last=last)
+            self._store_final(self._left(final, info), info, last=last)
         else:
             self._observer.finished((), info)
 
@@ -126,8 +141,36 @@ class Settler:
     def give_back(self, requests: Sequence[Request], info: BatchInfo, blame: Blame, why: str, losses: int = 1) -> None:
         extra = {"batch_id": info.batch_id, "model": info.model}
         logger.warning("%s: gave back %d requests: %s", self._name, len(requests), why, extra=extra)
-        self._until_taken(info, lambda: self._store.give_back(self._model, info.batch_id, blame, losses))
-        self._observer.returned(requests, info, why)
+
+        def give_back(of: BatchInfo, is_in: IsIn | None) -> None:
+            self._until_taken(of, lambda: self._store.give_back(self._model, of.store_id, blame, losses))
+            off = self._rests.positions(of.store_id)
+            mine = requests if is_in is None else [each for each in requests if is_in(each.position)]
+            self._observer.returned([each for each in mine if each.position not in off], of, why)
+
+        self._for_all(info, give_back, last=True)
+
+    @property
+    def late_batches(self) -> frozenset[str]:
+        """The batches of which something is left that cannot be settled now, since its shard does not answer."""
+        return self._rests.batches
+
+    def _for_all(self, info: BatchInfo, call: Callable[[BatchInfo, IsIn | None], None], *, last: bool) -> None:
+        """Make a call for the requests of a batch (None: all), and for those of its rests when their shards answer."""
+        off = self._rests.positions(info.store_id)
+        call(info, (lambda position: position not in off) if off else None)
+        for rest_id, positions in self._rests.of(info.store_id).items():
+            rest = replace(info, part=rest_id)
+            self._rests.put(rest_id, partial(call, rest, positions.__contains__), last=last)
+        if last:
+            self._rests.forget(info.store_id)
+
+    def _left(
+        self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, gone: AbstractSet[int] = frozenset()
+    ) -> Sequence[tuple[Request, Outcome]]:
+        """Those that are in no rest, and whose lease is not `gone`."""
+        off = self._rests.positions(info.store_id) | gone
+        return [each for each in outcomes if each[0].position not in off] if off else outcomes
 
     def _pause(self, request: Request, outcome: Failed, now_ms: float) -> float | None:
         if not outcome.retryable:
@@ -137,29 +180,34 @@ class Settler:
 
     def _put_aside(self, again: Sequence[tuple[Request, Failed, float]], info: BatchInfo, *, last: bool) -> bool:
         pauses = [(request.position, int(pause_s * 1000)) for request, _, pause_s in again]
-        call = partial(self._store.put_aside, self._model, info.batch_id, pauses, last=self._ends(info, last))
+        call = partial(self._store.put_aside, self._model, info.store_id, pauses, last=self._ends(info, last))
         if self._until_taken(info, call) is False:
             self._lost_lease(info)
             return False
-        self._observer.retried([request for request, _, _ in again], info, again[0][1].message)
+        off = self._rests.positions(info.store_id)
+        retried = [request for request, _, _ in again if request.position not in off]
+        self._observer.retried(retried, info, again[0][1].message)
         return True
 
     def _store_final(self, final: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> None:
         followed = [(request, outcome) for request, outcome in final if request.canvas]
         plain = [(request, outcome) for request, outcome in final if not request.canvas] if followed else final
         others: tuple[bytes, ...] = ()
+        gone: AbstractSet[int] = frozenset()
+        left = plain
         if followed:
             # Neighbours without a canvas first: they need not wait for it. And callbacks are not sent for a lease that
             # is lost.
             first = self._finish(plain, info, last=False)
             if not first:
                 return
-            others = first.others
-            for request, outcome in followed:
+            others, gone = first.others, first.gone
+            left = self._left(followed, info, gone)
+            for request, outcome in left:
                 self._follow(request, outcome, info)
-        taken = self._finish(followed or plain, info, last=last)
+        taken = self._finish(left, info, last=last)
         if taken:
-            self._tell(final, info, (*others, *taken.others))
+            self._tell(self._left(final, info, gone | taken.gone), info, (*others, *taken.others))
 
     def _tell(self, final: Sequence[tuple[Request, Outcome]], info: BatchInfo, rows: Sequence[bytes]) -> None:
         if rows:
@@ -173,24 +221,26 @@ class Settler:
     def _finish(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> Finished:
         outcomes = [(request, self._payloads.lay_aside(request, outcome)) for request, outcome in outcomes]
         results = [self._settled(request, outcome, info) for request, outcome in outcomes]
-        slices = _slices([len(each.result) for each in results])
+        slices = slices_of([len(each.result) for each in results])
         if len(slices) < 2:
             return self._finish_slice(outcomes, results, info, last=last)
         others: tuple[bytes, ...] = ()
+        gone: frozenset[int] = frozenset()
         for part in slices:
             rows = [outcomes[n] for n in part], [results[n] for n in part]
             taken = self._finish_slice(*rows, info, last=last and part is slices[-1])
             if not taken:
                 return taken
             others += taken.others
-        return Finished(True, others)
+            gone |= taken.gone
+        return Finished(True, others, gone=gone)
 
     def _finish_slice(
         self, outcomes: Sequence[tuple[Request, Outcome]], results: list[Settled], info: BatchInfo, *, last: bool
     ) -> Finished:
         large = sum(len(each.result) for each in results) >= _LARGE_BYTES
         try:
-            call = partial(self._store.finish, info.batch_id, results, last=self._ends(info, last))
+            call = partial(self._store.finish, info.store_id, results, last=self._ends(info, last))
             taken = self._until_taken(info, call, large=large)
         except RefusedByRedis as refusal:
             logger.error(
@@ -203,6 +253,8 @@ class Settler:
         if not isinstance(taken, Finished):
             # It gave up; the next holder of the lease finds out what was stored.
             return Finished(True)
+        if taken.gone:
+            self._log_lost_lease(info)
         if not taken:
             self._lost_lease(info)
         self._payloads.forget(taken.dropped)
@@ -223,7 +275,7 @@ class Settler:
                 # The answer matters more than its dead letter.
                 instead = structs.replace(wanted, dead_letter=b"")
             for each in (wanted, instead):
-                call = partial(self._store.finish, info.batch_id, [each], last=False)
+                call = partial(self._store.finish, info.store_id, [each], last=False)
                 try:
                     taken = self._until_taken(info, call, patience=0, large=len(each.result) >= _LARGE_BYTES)
                     if isinstance(taken, Finished) and not taken:
@@ -231,13 +283,17 @@ class Settler:
                     break
                 except RefusedByRedis as refusal:
                     logger.error("%s: the outcome of request %s was not stored: %s", self._name, request.id, refusal)
-        return self._until_taken(info, partial(self._store.finish, info.batch_id, (), last=self._ends(info, last)))
+        return self._until_taken(info, partial(self._store.finish, info.store_id, (), last=self._ends(info, last)))
 
     def postpone(self, requests: Sequence[tuple[Request, int]], info: BatchInfo, *, last: bool) -> None:
         """Put requests aside that cannot run yet, each for so many ms; no attempt is counted."""
-        pauses = [(request.position, pause_ms) for request, pause_ms in requests]
-        of = (self._model, info.batch_id, pauses)
-        self._until_taken(info, partial(self._store.put_aside, *of, last=self._ends(info, last), count_attempt=False))
+
+        def put_aside(of: BatchInfo, is_in: IsIn | None) -> None:
+            pauses = [(each.position, pause_ms) for each, pause_ms in requests if is_in is None or is_in(each.position)]
+            call = partial(self._store.put_aside, self._model, of.store_id, pauses, last=self._ends(of, last))
+            self._until_taken(of, partial(call, count_attempt=False))
+
+        self._for_all(info, put_aside, last=last)
 
     def _follow(self, request: Request, outcome: Outcome, info: BatchInfo) -> None:
         try:
@@ -262,14 +318,17 @@ class Settler:
         return settled
 
     def _lost_lease(self, info: BatchInfo) -> None:
+        self._log_lost_lease(info)
+        self._observer.finished((), info)
+
+    def _log_lost_lease(self, info: BatchInfo) -> None:
         # This worker was thought dead, and its requests are with other workers now: answering too would answer twice.
         extra = {"batch_id": info.batch_id, "model": info.model}
         logger.warning("%s: the lease of a batch was lost; other workers answer its requests", self._name, extra=extra)
-        self._observer.finished((), info)
 
     def _ends(self, info: BatchInfo, last: bool) -> bool:
         """True if the lease may end with this call: it was to be the last one, and no other was given up."""
-        return last and info.batch_id not in self._unstored
+        return last and info.store_id not in self._unstored
 
     def _until_taken(
         self, info: BatchInfo, call: Callable[[], object], *, patience: int = _MAX_REFUSALS, large: bool = False
@@ -286,9 +345,12 @@ class Settler:
         while True:
             try:
                 return call()
+            except PlacesAway as away:
+                self._rests.add(info.store_id, away.rests)
+                return away.done
             except (RedisError, OperationalError) as error:
                 if self._giving_up:
-                    self._unstored.add(info.batch_id)
+                    self._unstored.add(info.store_id)
                     logger.error(
                         "%s: stopping with outcomes that are not stored; another worker runs the requests again: %s",
                         self._name,
@@ -316,24 +378,3 @@ class Settler:
         except RedisError:
             return False
         return True
-
-
-def _slices(sizes: Sequence[int]) -> list[list[int]]:
-    """The numbers of the outcomes by calls of at most `SLICE_BYTES`, where a larger one is alone; small ones first."""
-    if sum(sizes) <= SMALL_BYTES:
-        return [list(range(len(sizes)))]
-    slices: list[list[int]] = []
-    for is_large in (False, True):
-        part: list[int] = []
-        held = 0
-        for number, size in enumerate(sizes):
-            if (size > SMALL_BYTES) is not is_large:
-                continue
-            if part and held + size > SLICE_BYTES:
-                slices.append(part)
-                part, held = [], 0
-            part.append(number)
-            held += size
-        if part:
-            slices.append(part)
-    return slices

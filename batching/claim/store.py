@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import chain
 from typing import Protocol, cast
 
 from redis import Redis
@@ -120,7 +121,8 @@ class RedisBatchStore:
         return line
 
     def look(self, model: str, paused: AbstractSet[int] = frozenset()) -> View:
-        return self._calls.seen(self._line.again(self._calls.look(model))).without(paused).view()
+        (seen,) = self._calls.seen(self._line.again(self._calls.look(model)))
+        return seen.without(paused).view()
 
     def claim(
         self,
@@ -187,7 +189,7 @@ class RedisBatchStore:
         last = self._last_peek
         if last is None or last[0] != paused:
             models = tuple(paused)
-            call = peek_call(self._calls.peek_keys(models), tuple(paused.values()))
+            call = peek_call([*chain.from_iterable(map(self._calls.waiting_keys, models))], tuple(paused.values()))
             last = self._last_peek = dict(paused), models, call
         return last[1:]
 

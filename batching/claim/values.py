@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
+from redis.exceptions import RedisError
 
 from batching.claim.lease import Entry
 from batching.coalescing import Coalesced
@@ -76,3 +78,22 @@ class Keep:
 
 
 DEFAULT_KEEP = Keep()
+
+
+class PlacesAway(RedisError):
+    """Some shards of a batch do not answer now. The call was made at the others, and is not to be made there again.
+
+    What is left of the batch is one or more batches of their own from now on.
+
+    Args:
+        done: what the call returns for the others.
+        rests: the positions of each, by its id.
+    """
+
+    def __init__(self, done: object, rests: Mapping[str, frozenset[int]]) -> None:
+        super().__init__(done, rests)
+        self.done = done
+        self.rests = rests
+
+    def __str__(self) -> str:
+        return f"shards do not answer now; {sum(map(len, self.rests.values()))} requests of the batch are theirs"

@@ -6,7 +6,8 @@ More wait than the batch holds, so it is shared out twice:
     between shards   inside a tier they take turns. The shard that has had least is asked first, for as many as the tier
                      gets, and what is left goes to the next: a batch of few leases. A shard with several keys has a
                      turn for each of them, so that keys are served alike wherever they are. One that has not been
-                     asked for the ageing time does not wait for its turn: such shards share the places equally.
+                     asked for the ageing time, while something waits there, does not wait for its turn: such shards
+                     share the places equally.
 
 Turns are start-time fair queueing (Goyal, Vin and Cheng, 1996): whoever had nothing to be served saves up nothing, and
 is next. So what the claim script decides inside a shard (tiers, keys, order) is exact; between shards the tiers are
@@ -114,13 +115,18 @@ class Sharing:
         self._credits = allocation.credits
         return allocation.takes
 
+    def _is_overdue(self, view: ShardView, rank: int, now: float) -> bool:
+        # What has just come can wait for its turn. The age is not known of a plain Celery client's message.
+        since = view.oldest_at[rank] if view.oldest_at[rank] < math.inf else -math.inf
+        return now - max(view.asked_at, since) >= self._ageing_s
+
     def _share_out(self, shards: Sequence[ShardView], rank: int, places: int, now: float) -> Iterable[tuple[int, int]]:
         """The shards, by turns, with their numbers of a tier's places."""
         turns = sorted(
             (number for number, view in enumerate(shards) if view.depths[rank]),
             key=lambda shard: self._turn(shards, shard, rank),
         )
-        overdue = [shard for shard in turns if now - shards[shard].asked_at >= self._ageing_s]
+        overdue = [shard for shard in turns if self._is_overdue(shards[shard], rank, now)]
         given = dict.fromkeys(turns, 0)
         for left, shard in zip(range(len(overdue), 0, -1), overdue, strict=True):
             given[shard] = min(shards[shard].depths[rank], math.ceil(places / left))

@@ -13,7 +13,19 @@ from batching.fast_header import NO_KEY
 from config.schema import MAX_BATCH_BYTES
 from config.tiers import TIERS
 from tests.fakes.store import epoch_ms
-from tests.fakes.worlds import HOUR_MS, MODEL, PAUSE_MS, MemoryWorld, RedisWorld, World, foreign, name_of, ours, settled
+from tests.fakes.worlds import (
+    HOUR_MS,
+    MODEL,
+    PAUSE_MS,
+    MemoryWorld,
+    RedisWorld,
+    World,
+    foreign,
+    name_of,
+    ours,
+    settled,
+    sharded_world,
+)
 
 
 class Trace:
@@ -117,6 +129,15 @@ class Trace:
 @pytest.mark.parametrize("seed", range(12))
 def test_both_stores_lead_the_same_life(redis: Redis, seed: int) -> None:
     real = RedisWorld(redis)
+    trace = Trace(random.Random(seed), [real, MemoryWorld()])
+    for _ in range(80):
+        trace.step()
+    real.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_of_four_shards_leads_the_same_life(redis: Redis, seed: int) -> None:
+    real = sharded_world(redis, 4)
     trace = Trace(random.Random(seed), [real, MemoryWorld()])
     for _ in range(80):
         trace.step()

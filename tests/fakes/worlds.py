@@ -7,10 +7,14 @@ from typing import Any, Protocol, cast
 import msgspec
 from redis import Redis
 
+from batching.claim.place_lines import PlaceLines
+from batching.claim.sharded_store import ShardedBatchStore
 from batching.claim.store import BatchStore, Claim, RedisBatchStore, Settled
 from batching.fast_header import NO_KEY, FastHeader, write_fast_header
 from batching.memory.store import Letter, state_of
 from config.keys import Shard
+from config.redis import dedicated_connection
+from config.shards import Place, Places
 from config.tiers import Tier
 from tests.fakes.store import MemoryBatchStore, epoch_ms
 
@@ -19,6 +23,7 @@ MODEL = "m"
 HOUR_MS = 3_600_000
 # The pause of a retry: longer than any test, shorter than the limit of a plausible pause.
 PAUSE_MS = 55_000
+_CHANNELS = ("bunch:reply:a", "bunch:reply:b", "the-end")
 
 
 class World(Protocol):
@@ -75,60 +80,73 @@ class MemoryWorld:
 
 
 class RedisWorld:
-    def __init__(self, redis: Redis) -> None:
-        self.store = RedisBatchStore(redis, "w1")
+    """All that is put is put into the shard of `keys`."""
+
+    def __init__(self, redis: Redis, keys: Shard = KEYS, store: BatchStore | None = None) -> None:
+        self.store = store or RedisBatchStore(redis, "w1")
+        self.keys = keys
         # redis-py types every reply for both of its ways to decode.
         self._redis = cast("Any", redis)
-        self._listener = self._redis.pubsub(ignore_subscribe_messages=True)
-        self._listener.psubscribe("bunch:reply:*", "the-end")
+        self._listener = dedicated_connection(redis.connection_pool)
+        # In a shard with a tag scripts publish as a cluster needs it.
+        self._listener.send_command("SSUBSCRIBE" if keys.tag else "SUBSCRIBE", *_CHANNELS)
+        for _ in _CHANNELS:
+            self._listener.read_response()
 
     def put(self, message: bytes, tier: Tier) -> None:
-        self._redis.lpush(KEYS.queue(MODEL, tier), message)
-        self._redis.lpush(KEYS.bell(MODEL), 1)
-        self._redis.ltrim(KEYS.bell(MODEL), 0, 0)
+        self._redis.lpush(self.keys.queue(MODEL, tier), message)
+        self._redis.lpush(self.keys.bell(MODEL), 1)
+        self._redis.ltrim(self.keys.bell(MODEL), 0, 0)
 
     def queued(self, tier: Tier) -> list[bytes]:
-        waiting: list[bytes] = self._redis.lrange(KEYS.queue(MODEL, tier), 0, -1)
+        waiting: list[bytes] = self._redis.lrange(self.keys.queue(MODEL, tier), 0, -1)
         return waiting[::-1]
 
     def set_state(self, task_id: str, status: str) -> None:
-        self._redis.set(KEYS.result(task_id), state_of(task_id, status), px=HOUR_MS)
+        self._redis.set(self.keys.result(task_id), state_of(task_id, status), px=HOUR_MS)
 
     def results(self, task_ids: list[str]) -> list[bytes | None]:
-        found: list[bytes | None] = self._redis.mget([KEYS.result(each) for each in task_ids]) if task_ids else []
+        found: list[bytes | None] = self._redis.mget([self.keys.result(each) for each in task_ids]) if task_ids else []
         return found
 
     def cancel(self, task_id: str) -> None:
-        self._redis.zadd(KEYS.cancelled(), {task_id: 10**13})
+        self._redis.zadd(self.keys.cancelled(), {task_id: 10**13})
 
     def leased(self, batch_id: str) -> bool:
-        in_set = bool(self._redis.sismember(KEYS.leases("w1"), batch_id))
-        assert in_set == bool(self._redis.exists(KEYS.lease(batch_id)))
+        in_set = bool(self._redis.sismember(self.keys.leases("w1"), batch_id))
+        assert in_set == bool(self._redis.exists(self.keys.lease(batch_id)))
         return in_set
 
     def letters(self) -> dict[str, Letter]:
         found = {}
-        for task_id in self._redis.zrange(KEYS.dead(), 0, -1):
-            stored = self._redis.hgetall(KEYS.dead(task_id.decode()))
+        for task_id in self._redis.zrange(self.keys.dead(), 0, -1):
+            stored = self._redis.hgetall(self.keys.dead(task_id.decode()))
             found[task_id.decode()] = Letter(int(stored[b"rank"]), stored[b"message"], stored[b"record"])
         return found
 
     def end_pauses(self) -> None:
-        for each in self._redis.zrange(KEYS.delayed(MODEL), 0, -1):
-            self._redis.zadd(KEYS.delayed(MODEL), {each: 0})
+        for each in self._redis.zrange(self.keys.delayed(MODEL), 0, -1):
+            self._redis.zadd(self.keys.delayed(MODEL), {each: 0})
 
     def replies(self) -> list[tuple[str, list[object]]]:
-        self._redis.publish("the-end", "")
+        self._redis.execute_command("SPUBLISH" if self.keys.tag else "PUBLISH", _CHANNELS[-1], "")
         got: list[tuple[str, list[object]]] = []
         while True:
-            message = self._listener.get_message(timeout=10)
-            if message and message["channel"] == b"the-end":
+            _, channel, message = self._listener.read_response()
+            if channel.decode() == _CHANNELS[-1]:
                 return got
-            if message:
-                got.append((message["channel"].decode(), msgspec.json.decode(message["data"])))
+            got.append((channel.decode(), msgspec.json.decode(message)))
 
     def close(self) -> None:
-        self._listener.close()
+        self.store.leave_bell()
+        self._listener.disconnect()
+
+
+def sharded_world(redis: Redis, count: int) -> RedisWorld:
+    """A store over so many places of one server, of which only the last shard has anything."""
+    home = Place(Shard(), redis)
+    shards = tuple(Place(Shard(f"{{s{number}}}"), redis, number) for number in range(count - 1)) or (home,)
+    return RedisWorld(redis, shards[-1].keys, ShardedBatchStore(PlaceLines(Places(home, shards)), "w1"))
 
 
 def ours(

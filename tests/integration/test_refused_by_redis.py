@@ -200,7 +200,7 @@ def test_many_bytes_are_stored_in_several_calls_and_the_lease_lasts_until_the_la
         return finish(batch_id, outcomes, last=last)
 
     monkeypatch.setattr(store, "finish", watched)
-    monkeypatch.setattr("batching.claim.settler.SLICE_BYTES", 100_000)
+    monkeypatch.setattr("batching.claim.slices.SLICE_BYTES", 100_000)
     large = b'"%b"' % (b"x" * 60_000)
     settler.settle([(good, Ok(large)), (bad, Ok(large)), (better, Ok(b"2"))], INFO, last=True)
 

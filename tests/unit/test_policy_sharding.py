@@ -147,11 +147,18 @@ def test_no_shard_is_left_alone_for_longer_than_the_ageing_time(count: int, batc
     for number in range(200):
         now = number * batch_s
         before = list(life.asked_at)
-        life.batch(size, now)
+        life.batch(size, now, oldest_at=-1.0)
         if number > 2 * count:
             worst = max([worst, *(now - at for at, after in zip(before, life.asked_at, strict=True) if after == now)])
     # Small batches cannot visit them all in time; then they are visited in turn.
     assert worst <= max(AGEING_S + 2 * batch_s, batch_s * (math.ceil(count / size) + 1))
+
+
+def test_what_has_just_come_waits_for_its_turn_although_its_shard_was_not_asked_for_long() -> None:
+    fresh = [view(9, oldest_at=10.0, asked_at=-math.inf) for _ in range(5)]
+    assert len(Sharing(AGEING_S).plan(fresh, 8, 10.0)) == 1
+    aged = [view(9, oldest_at=10.0, asked_at=-math.inf) for _ in range(5)]
+    assert len(Sharing(AGEING_S).plan(aged, 8, 10.0 + AGEING_S)) == 5
 
 
 def test_lower_tiers_keep_their_shares_when_they_wait_in_other_shards() -> None:

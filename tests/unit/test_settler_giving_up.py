@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from batching.claim.settler import SMALL_BYTES, Settler
+from batching.claim.settler import Settler
+from batching.claim.slices import SMALL_BYTES
 from batching.claim.store import Settled
 from batching.coalescing import Finished
 from batching.policy import Reason, RetryPolicy

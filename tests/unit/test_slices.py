@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.claim.settler import SLICE_BYTES, SMALL_BYTES, _slices
+from batching.claim.slices import SLICE_BYTES, SMALL_BYTES, slices_of
 
 SIZES = st.integers(0, 3 * SLICE_BYTES) | st.integers(0, 2 * SMALL_BYTES)
 
@@ -16,7 +16,7 @@ SIZES = st.integers(0, 3 * SLICE_BYTES) | st.integers(0, 2 * SMALL_BYTES)
 def test_each_outcome_goes_once_the_small_ones_first_and_no_call_is_too_large_unless_it_is_one(
     sizes: list[int],
 ) -> None:
-    parts = _slices(sizes)
+    parts = slices_of(sizes)
     small = [n for n, size in enumerate(sizes) if size <= SMALL_BYTES]
     large = [n for n, size in enumerate(sizes) if size > SMALL_BYTES]
     assert [n for part in parts for n in part] == small + large
@@ -32,6 +32,6 @@ def test_each_outcome_goes_once_the_small_ones_first_and_no_call_is_too_large_un
 
 
 def test_a_batch_of_small_outcomes_is_one_call() -> None:
-    assert _slices([SMALL_BYTES // 64] * 64) == [list(range(64))]
-    assert _slices([SMALL_BYTES] * 64) == [list(range(64))]
-    assert _slices([]) == [[]]
+    assert slices_of([SMALL_BYTES // 64] * 64) == [list(range(64))]
+    assert slices_of([SMALL_BYTES] * 64) == [list(range(64))]
+    assert slices_of([]) == [[]]
