@@ -42,8 +42,8 @@ class Finished:
     """The result of `finish`: whether it was `taken`, and the rows of requests that were settled besides the batch.
 
     `refused` are ids of foreign requests that belong to a frontend's request, whose result stays; `dropped` those of
-    dead letters that went, since there are too many, or they are too old. `gone` are the positions whose lease was gone,
-    where only a part of the batch was lost.
+    dead letters that went, since there are too many, or they are too old. `gone` are the positions whose lease was
+    gone, where only a part of the batch was lost.
     """
 
     taken: bool

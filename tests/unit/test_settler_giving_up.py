@@ -71,7 +71,7 @@ def followed_and_plain(settler: Settler) -> None:
 
 
 def early_and_run(settler: Settler) -> None:
-    settler.postpone([request("early", 1)], INFO, last=False)
+    settler.postpone([(request("early", 1), 0)], INFO, last=False)
     settler.settle([(request("run", 2), SMALL)], INFO, last=True)
 
 
