@@ -106,7 +106,7 @@ $(RUNTIME): requirements.txt constraints.txt | $(VENV)/bin/python
 	@$(PIP) install -r requirements.txt
 	@touch $@
 
-$(DEV): requirements-dev.txt requirements-grpc.txt requirements.txt constraints.txt | $(VENV)/bin/python
+$(DEV): requirements-dev.txt requirements-arrow.txt requirements-grpc.txt requirements-ocr.txt requirements.txt constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV); the first time takes a few minutes (torch)"
 	@$(PIP) install -r requirements-dev.txt
 	@touch $@ $(RUNTIME)

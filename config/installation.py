@@ -23,9 +23,11 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "grpc": ("grpc", "grpc_health", "grpc_reflection"),
     "arrays": ("numpy",),
     "arrow": ("pyarrow",),
+    "ocr": ("onnxruntime", "PIL", "rapidocr"),
     "gpu": ("pynvml",),
 }
-_OWN_FILES = {"arrow": "requirements-arrow.txt", "grpc": "requirements-grpc.txt", "gpu": "requirements-gpu.txt"}
+# Extras whose modules are pinned in a file of their own, not in requirements.txt.
+_OWN_FILES = {name: f"requirements-{name}.txt" for name in ("arrow", "grpc", "gpu", "ocr")}
 
 
 def is_installed(module: str) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import json
+import subprocess
 from collections.abc import Iterator
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,6 +18,7 @@ import pyarrow as pa
 import pytest
 import schemathesis
 from celery import Celery
+from PIL import Image, ImageDraw, ImageFont
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
@@ -43,6 +46,11 @@ inputs = [{ name = "image", datatype = "FP32", shape = [2, -1] }]
 source = "tests.byte_models:Reversed"
 input_type = "bytes"
 
+[models.textline]
+source = "workers.models.textline:TextLine"
+input_type = "bytes"
+timeout_ms = 30000
+
 [models.tables]
 source = "tests.byte_models:Tables"
 input_type = "arrow"
@@ -68,7 +76,8 @@ MOST_BYTES = 4_000_000
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     each = Stack(tmp_path_factory.mktemp("bytes"), MODELS)
     try:
-        yield each.start("--web-workers=1", "--workers=1", "--no-flower", admission="off", blob_max_bytes=MOST_BYTES)
+        limits = {"admission": "off", "blob_max_bytes": MOST_BYTES, "request_timeout_ms": 60_000}
+        yield each.start("--web-workers=1", "--workers=1", "--no-flower", **limits)
         each.stop()
     finally:
         each.kill()
@@ -515,3 +524,17 @@ def test_a_tensor_too_large_for_a_model_of_json(api: Api) -> None:
     document = {"inputs": [tensor("input", "BYTES", [1], len(raw))]}
     assert tensors(api, "echo", document, raw).status == 413
     assert tensors(api, "described", document, raw).status == 200
+
+
+def test_a_picture_is_read(stack: Stack, tmp_path: Path) -> None:
+    """The line of the README, with the program that it names."""
+    picture = tmp_path / "line.png"
+    image = Image.new("RGB", (420, 60), "white")
+    ImageDraw.Draw(image).text((10, 8), "A bunch of celery", fill="black", font=ImageFont.load_default(36))
+    image.save(picture)
+    done = subprocess.run(
+        ["curl", "--silent", "--show-error", "--data-binary", f"@{picture}", "-H", "Content-Type: image/png",
+         f"{stack.url}/v1/inference?model=textline&timeout_ms=60000"],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["output"]["text"] == "A bunch of celery", done.stdout

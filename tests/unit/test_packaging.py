@@ -36,6 +36,7 @@ MODULES = {
     "grpcio-health-checking": "grpc_health",
     "grpcio-reflection": "grpc_reflection",
     "nvidia-ml-py": "pynvml",
+    "pillow": "PIL",
 }
 
 
@@ -45,7 +46,7 @@ def pinned(*files: str) -> dict[str, Version]:
     return {name.lower().replace("_", "-"): Version(version) for name, version in found}
 
 
-OURS = pinned("requirements.txt", "requirements-arrow.txt", "requirements-grpc.txt", "requirements-gpu.txt")
+OURS = pinned("requirements.txt", *(f"requirements-{name}.txt" for name in ("arrow", "grpc", "gpu", "ocr")))
 ALL = pinned("constraints.txt") | OURS
 
 
