@@ -18,7 +18,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from socket import SHUT_RDWR
 from typing import Any, Protocol
 
@@ -154,8 +154,11 @@ class Locator:
         connection.connect()
         return connection
 
-    def _live_connections(self) -> Iterable[LocatedConnection]:
-        return [found for each in list(self._connections.values()) if (found := each()) is not None]
+    def _live_connections(self) -> list[LocatedConnection]:
+        while True:
+            # One that is collected meanwhile leaves the dictionary, and that may be during this very iteration.
+            with contextlib.suppress(RuntimeError):
+                return [found for each in list(self._connections.values()) if (found := each()) is not None]
 
     def _watch(self) -> None:
         while True:

@@ -130,6 +130,21 @@ class Clustered:
             client.response_callbacks.clear()
             return list(client.execute_command("CLUSTER", "SLOTS"))
 
+    def primaries(self) -> list[int]:
+        """The nodes that have slots, as the first that answers says, which is not one that is being replaced."""
+        for number in reversed(range(len(self.nodes))):
+            with suppress(RedisError):
+                found = {self.number_of(primary[1]) for _, _, primary, *_ in self._slots(number)}
+                return sorted(found)
+        return []
+
+    def fail_over(self, number: int) -> None:
+        """Ask for a planned failover of this primary."""
+        port = self.ports[number]
+        roles = [self.role(each) for each in range(len(self.ports))]
+        replica = next(each for each, role in enumerate(roles) if role[0] == b"slave" and role[2] == port)
+        self.ask(replica, "CLUSTER", "FAILOVER")
+
     def move(self, tag: str, target: int) -> None:
         """Move a shard at once (Valkey 9: CLUSTER MIGRATESLOTS); returns when it has moved."""
         slot, source = key_slot(tag.encode()), self.owner(tag)

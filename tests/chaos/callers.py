@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from cli.loadgen.load import NO_ANSWER, Load, Run, _Connection
+from tasks.protocol.ids import shard_of
 
 # The error codes that the contract allows while things break.
 HONEST = {
@@ -34,13 +35,16 @@ def question(number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One caller's answer. Times are `perf_counter`'s; `code` is `OK`, the contract's code, or `BROKEN`."""
+    """One caller's answer. Times are `perf_counter`'s; `code` is `OK`, the contract's code, or `BROKEN`; `shard` is
+    that of its task, None without shards or an output.
+    """
 
     number: int
     asked_at: float
     told_at: float
     code: str
     attempt: int = 1
+    shard: int | None = None
 
     @property
     def took_s(self) -> float:
@@ -56,18 +60,18 @@ class _Answers(Run):
     began_at: float = 0.0
 
     def add(self, number: int, status: int, body: bytes, latency_s: float, finished_s: float, *more: object) -> None:
-        code, attempt = "BROKEN", 1
+        code, attempt, shard = "BROKEN", 1, None
         if status != NO_ANSWER:
             document = json.loads(body)
             code = "OK" if status == 200 else document["error"]
             if status == 200:
-                attempt = document["metadata"]["attempt"]
+                attempt, shard = document["metadata"]["attempt"], shard_of(document["task_id"])
                 if document["output"] != question(number):
                     self.wrong.append(f"{number}: {document}")
             elif code not in HONEST:
                 self.wrong.append(f"{number}: {status} {document}")
         told_at = self.began_at + finished_s
-        self.told.append(Told(number, told_at - latency_s, told_at, code, attempt))
+        self.told.append(Told(number, told_at - latency_s, told_at, code, attempt, shard))
 
 
 class _Crowd(Load):

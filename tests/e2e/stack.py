@@ -192,7 +192,7 @@ class Stack:
         assert code == 0, self.last_logs()
         left = {each.name for each in self.state_dir.iterdir()}
         left -= {"log", "health", "valkey", "flower", "message.key", "flower.password", "up.lock", "bunch.db"}
-        left -= {"valkey-2", "sentinel"}
+        left -= {"valkey-2", "sentinel", "cluster.id", *(f"node-{number}" for number in range(1, 7))}
         assert not left, f"left in {self.state_dir}: {left}"
 
     def kill(self) -> None:

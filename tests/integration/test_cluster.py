@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -310,6 +312,45 @@ def test_addresses_are_those_that_nodes_announce_also_over_tls(tmp_path: Path) -
         nodes.stop()
 
 
+def test_nodes_have_addresses_of_ipv6(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    nodes = Clustered(host="::1")
+    try:
+        with connect(nodes.start().url.rpartition(",")[0], shard_tag=TAG) as client:
+            client.set(f"a{TAG}", 1)
+            nodes.move(TAG, (nodes.owner(TAG) + 1) % 3)
+            assert client.get(f"a{TAG}") == b"1"
+    finally:
+        nodes.stop()
+
+
+def test_a_forked_process_has_connections_and_a_watch_of_its_own(nodes: Clustered, redis: Redis) -> None:
+    redis.set(f"n{TAG}", 1)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        # Its line is open while the slot moves, and it learns of that by itself.
+        line = Line(redis)
+        os.write(writing, line.command("GET", f"n{TAG}"))
+        before = failovers_of(redis)
+        wait_until(lambda: failovers_of(redis) > before)
+        os.write(writing, line.command("INCR", f"n{TAG}").to_bytes(1, "big"))
+        os._exit(0)
+    try:
+        assert os.read(reading, 1) == b"1"
+        nodes.move(TAG, elsewhere(nodes))
+        assert os.read(reading, 1) == b"\x02"
+        assert redis.get(f"n{TAG}") == b"2"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+
+
 def stopped(nodes: Clustered, number: int) -> Callable[[], object]:
     nodes.signal(number, signal.SIGSTOP)
     return lambda: nodes.signal(number, signal.SIGCONT)
@@ -321,9 +362,7 @@ def killed(nodes: Clustered, number: int) -> Callable[[], object]:
 
 
 def planned(nodes: Clustered, number: int) -> Callable[[], object]:
-    port = nodes.ports[number]
-    replica = next(n for n in range(6) if nodes.role(n)[0] == b"slave" and nodes.role(n)[2] == port)
-    nodes.ask(replica, "CLUSTER", "FAILOVER")
+    nodes.fail_over(number)
     return lambda: None
 
 

@@ -267,7 +267,7 @@ def test_a_revoked_request_of_a_shard_is_cancelled_there(places: Places) -> None
         assert msgspec.json.decode(place.redis.get(place.keys.result(task_id)))["status"] == "REVOKED"
         assert place.redis.zscore(place.keys.cancelled(), task_id) is not None
         # What Celery knows no better than to leave at home.
-        assert not place.redis.exists(places.home.keys.result(task_id))
+        assert not places.home.redis.exists(places.home.keys.result(task_id))
     assert places.home.redis.get(places.home.keys.result(ids[-1])) == b"REVOKED"
 
 
