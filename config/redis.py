@@ -239,6 +239,9 @@ class Line:
         return dedicated_connection(self._pool)
 
     def _opened(self) -> Any:
+        if self._connection is not None and not self._connection.is_connected:
+            # It was closed when a reply said that the server is another one now (`config.locator`).
+            self.close()
         if self._connection is None:
             self._connection = self._open()
         return self._connection

@@ -9,9 +9,11 @@ from typing import Any
 
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from config.redis import dedicated_connection
+from config.redis_errors import Meaning, meaning_of
 
 # For the rest of an answer that has begun to come.
 _READ_S = 0.1
@@ -44,16 +46,13 @@ class Bell:
         reused = self._connection is not None
         try:
             return self._wait(keys, max(timeout_s, 0.001), ask_s)
-        except RedisConnectionError:
+        except BaseException as error:
+            # The open BLPOP may be answered at any time, and that would be taken for the next reply.
             self.close()
-            if not reused:
+            if not (reused and _is_over(error)):
                 raise
             # Redis may only have restarted; the caller looks again now, and finds out.
             return None
-        except BaseException:
-            # The open BLPOP may be answered at any time, and that would be taken for the next reply.
-            self.close()
-            raise
 
     def listen(self, keys: Sequence[str], until: float, ask_s: float = 0.0) -> int:
         """Have a BLPOP open, for whoever polls several bells; returns the file descriptor that tells of its answer.
@@ -70,7 +69,7 @@ class Bell:
                 self._ask(keys, until, ask_s)
         except BaseException as error:
             self.close()
-            if not (reused and isinstance(error, RedisConnectionError)):
+            if not (reused and _is_over(error)):
                 raise
             return self.listen(keys, until, ask_s)
         return int(self._connection._sock.fileno())  # noqa: SLF001 - redis-py has no other way
@@ -79,12 +78,11 @@ class Bell:
         """The list whose token the open BLPOP was answered with; None if its time was over, or the connection."""
         try:
             return self._answer(time.monotonic() + _READ_S)
-        except RedisConnectionError:
+        except BaseException as error:
             self.close()
+            if not _is_over(error):
+                raise
             return None
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         connection, self._connection, self._asked = self._connection, None, ()
@@ -139,3 +137,9 @@ class Bell:
         finally:
             self._readable.unregister(self._leave_for)
         return any(each != self._leave_for for each, _ in ready)
+
+
+def _is_over(error: BaseException) -> bool:
+    """Return whether another connection may do: this one is broken, or its server has not the lists any more."""
+    moved = isinstance(error, ResponseError) and meaning_of(error) is Meaning.ANEW
+    return moved or isinstance(error, RedisConnectionError)

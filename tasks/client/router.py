@@ -150,6 +150,8 @@ class Router:
         self._refusing = False
         self._refusal: Callable[[], BunchError] = shutting_down
         self.connected = False
+        # Whether its loss has been logged.
+        self._is_lost = False
 
     def start(self) -> None:
         self._greenlets = [gevent.spawn(self._read), gevent.spawn(self._sweep)]
@@ -253,7 +255,10 @@ class Router:
                     # What silenced this connection has silenced the idle ones in the pool too.
                     self._redis.connection_pool.disconnect(inuse_connections=False)
                 if not self._stopped:
-                    logger.warning("reply subscription lost (%s); subscribing again", error)
+                    # Once for each loss: with many shards, each try of each of them would be a line.
+                    level = logging.DEBUG if self._is_lost else logging.WARNING
+                    logger.log(level, "reply subscription lost (%s); subscribing again", error)
+                    self._is_lost = True
             except Exception:
                 logger.exception("the reply subscription failed; subscribing again")
             self._disconnect()
@@ -296,7 +301,7 @@ class Router:
             self._hear(channel, data)
         elif kind in {b"subscribe", b"ssubscribe"} and channel == self.channel.encode():
             # Messages published while nobody listened are lost, but their results are stored.
-            self.connected = True
+            self.connected, self._is_lost = True, False
             self._look_up(list(self._pending))
             if self._is_new:
                 self._is_new = False
