@@ -27,14 +27,15 @@ from redis.exceptions import RedisError
 from batching.claim.idle_watch import IdleWatch
 from batching.claim.loop import ClaimLoop
 from batching.claim.payloads import Payloads
+from batching.claim.place_lines import PlaceLines
 from batching.claim.priorities import PriorityLists
-from batching.claim.registry import WorkerRegistry, make_worker_id
-from batching.claim.store import BatchStore, Keep, RedisBatchStore
-from batching.claim.strays import Strays
-from batching.executor import ExecutorState
+from batching.claim.registry import make_worker_id
+from batching.claim.sharded_registry import ShardedRegistry
+from batching.claim.sharded_store import claimed_per_s_of, make_store
+from batching.claim.store import BatchStore, Keep
+from batching.claim.strays import ShardedStrays
 from batching.policy_settings import make_policy
 from batching.ports import FollowUp, Observer
-from config.keys import Shard
 from config.model_files.pools import assignment
 from config.process.devices import executor_count, this_machine
 from config.process.memory import settle_heap
@@ -58,6 +59,7 @@ from tasks.protocol.seal import seal_of
 from workers import breakers
 from workers.celery.learnt_stats import shown
 from workers.celery.started_marks import StartedMarks
+from workers.epochs import ModelEpochs
 from workers.executor.on_demand import OnDemandExecutor
 from workers.executor.process_executor import ProcessExecutor
 from workers.health.nvml import open_nvml
@@ -106,14 +108,13 @@ class WorkerRunner:
         self._news = threading.Event()
         batch_log = BatchLog(self._redis, max_bytes=settings.explain_max_bytes)
         on_lost = batch_log.lost if settings.explain == "on" else None
-        self._registry = WorkerRegistry(
-            self._redis, settings.lease_ttl_s, on_lost=on_lost, on_gone=lambda _: self._telemetry.gone()
+        lines = PlaceLines(self._places)
+        store = store or make_store(settings, lines, self.worker_id)
+        self._registry = ShardedRegistry(
+            lines, settings.lease_ttl_s, on_lost, lambda _: self._telemetry.gone(), claimed_per_s_of(store)
         )
         self._flusher = MetricsFlusher(self._redis)
         self._priorities = PriorityLists(self._redis)
-        if store is None:
-            keep = Keep(answer_bytes=settings.cache_max_bytes)
-            store = RedisBatchStore(self._redis, self.worker_id, keep=keep, ageing_s=settings.ageing_ms / 1000)
         disclosure = Disclosure(settings.error_detail, settings.auth)
         self._seal = seal_of(settings)
         codec = self.codec_type(settings.result_ttl_ms, disclosure, settings.largest_input_bytes, self._seal)
@@ -197,9 +198,9 @@ class WorkerRunner:
             lambda: self._speed.state(self._health.state()),
             self.residency,
         )
-        self._announced: dict[str, int] = {}
+        self._epochs = ModelEpochs(lines, self._executors)
         self._presence = Presence(self._redis, "worker", self._configured, lambda: self.name, self._pids)
-        self._strays = Strays(self._redis, self.worker_id, self._held, time.monotonic)
+        self._strays = ShardedStrays(lines, self.worker_id, self._held, time.monotonic)
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart_at = time.monotonic()
         self._liveness = Liveness(Path(settings.state_dir), "worker", self._heart_goes)
@@ -366,35 +367,34 @@ class WorkerRunner:
             self._news.clear()
             try:
                 about = msgspec.json.encode(self._describe(measure=True))
-                overdue = self._registry.beat(self.worker_id, about, self._report.paces())
-                for dead in overdue:
-                    self._registry.reclaim(dead)
+                for overdue in self._registry.beat(self.worker_id, about, self._report.paces()):
+                    self._registry.reclaim(*overdue)
                 self._strays.look()
-                self.reconciler.sync()
-                self._presence.beat()
                 self._announce_loads()
-                for name in self._registry.wanted(self.residency.unloaded):
-                    self.residency.want(name)
-                self._telemetry.tick()
-                self._priorities.gather(self._served.models)
-                if beat % IDLE_BEATS == 0 or self._watch.held < len(self._loops) - self.residency.without_seat:
-                    self._flusher.flush()
+                if self._registry.home_answers:
+                    self._beat_at_home(beat)
             except RedisError as error:
                 logger.warning("the heartbeat failed and will be repeated: %s", error)
             except Exception:
                 logger.exception("the heartbeat failed and will be repeated")
             self._news.wait(BEAT_EVERY_S)
 
+    def _beat_at_home(self, beat: int) -> None:
+        """The part of the heartbeat that needs the Redis of the fleet."""
+        self.reconciler.sync()
+        self._presence.beat()
+        for name in self._registry.wanted(self.residency.unloaded):
+            self.residency.want(name)
+        self._telemetry.tick()
+        self._priorities.gather(self._served.models)
+        if beat % IDLE_BEATS == 0 or self._watch.held < len(self._loops) - self.residency.without_seat:
+            self._flusher.flush()
+
     def _describe(self, *, measure: bool = False) -> WorkerRow:
         return self._report.row(measure=measure)
 
     def _announce_loads(self) -> None:
-        """Start a new epoch of a model after a load, so that cached answers from before are not given any more."""
-        for model, executor in self._executors:
-            starts = executor.starts
-            if executor.state is ExecutorState.READY and self._announced.get(executor.name) != starts:
-                self._redis.incr(Shard().edition(model.name))
-                self._announced[executor.name] = starts
+        self._epochs.announce()
 
     def _pids(self) -> dict[str, int]:
         return {executor.name: executor.pid for _, executor in self._executors if executor.pid}

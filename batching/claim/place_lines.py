@@ -48,7 +48,8 @@ class PlaceLines:
         numbers = {id(place): number for number, place in enumerate(self.places)}
         # The places of each server, or of each client of a cluster's.
         self.groups = [[numbers[id(place)] for place in group] for group in places.by_server()]
-        self.group_of = {number: n for n, group in enumerate(self.groups) for number in group}
+        servers = {number: n for n, group in enumerate(self.groups) for number in group}
+        self.group_of = [servers[number] for number in range(len(self.places))]
         # Called with the number of a place that is there again.
         self.on_back: list[Callable[[int], None]] = []
         self._clock = clock

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 from redis import Redis
@@ -25,7 +25,7 @@ from batching.claim.store import Blame, give_back
 from batching.policy import Throughput
 from batching.script_args import BEAT, FORGET_WORKER, BeatArgs, BeatKeys, ForgetWorkerArgs, ForgetWorkerKeys
 from config.keys import Shard
-from config.redis import Line
+from config.redis import Call, Line, Script
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +96,15 @@ def speed(pace: Throughput, size: int) -> tuple[float | None, float | None]:
     return (round(pace.seconds(1) * 1000, 1), round(pace.rate(size), 1)) if pace.known else (None, None)
 
 
+_BEAT = Script(BEAT.text)
+
+
 class WorkerRegistry:
-    """The register, as one worker uses it from one thread."""
+    """The register of one shard, as one worker uses it from one thread.
+
+    Args:
+        home: the client of the Redis that has the reports of workers, if it is another shard.
+    """
 
     def __init__(
         self,
@@ -107,15 +114,16 @@ class WorkerRegistry:
         clock: Callable[[], float] = time.monotonic,
         on_lost: OnLost | None = None,
         on_gone: OnGone | None = None,
+        home: Redis | None = None,
     ) -> None:
         self._redis = redis
+        self._home = home
         self._on_lost = on_lost
         self._on_gone = on_gone
         self._ttl_ms = int(lease_ttl_s * 1000)
         self._keys = shard or Shard()
         self._clock = clock
         self._trusts_itself_at = 0.0
-        self._beat = redis.register_script(BEAT.text)
         self._line = Line(redis)
         self._forget = redis.register_script(FORGET_WORKER.text)
 
@@ -126,17 +134,16 @@ class WorkerRegistry:
         After a silence of its own (Redis was away, the machine slept) it returns nobody for one lease TTL: other
         workers that were cut off need that time to beat again.
         """
-        paces = paces or {}
-        own_silence_ms, overdue = self._beat(
-            keys=[
-                *BeatKeys(workers=self._keys.workers(), about=self._keys.worker(worker_id)),
-                *map(self._keys.pace, paces),
-            ],
-            args=[
-                *BeatArgs(worker_id=worker_id, about=about, lease_ttl_ms=self._ttl_ms),
-                *map(str, paces.values()),
-            ],
-        )
+        return self.heard(self._line.again(self.beat_call(worker_id, about, paces or {})))
+
+    def beat_call(self, worker_id: str, about: bytes, paces: Mapping[str, ModelThroughput]) -> Call:
+        """The call of `beat`; `heard` reads its reply. Without `about` the report stays as it is."""
+        names = BeatKeys(workers=self._keys.workers(), about=self._keys.worker(worker_id))
+        args = BeatArgs(worker_id=worker_id, about=about, lease_ttl_ms=self._ttl_ms)
+        return Call(_BEAT, (*names, *map(self._keys.pace, paces)), (*args, *map(str, paces.values())))
+
+    def heard(self, reply: Any) -> list[str]:
+        own_silence_ms, overdue = reply
         now = self._clock()
         if own_silence_ms >= self._ttl_ms:
             self._trusts_itself_at = now + self._ttl_ms / 1000
@@ -171,7 +178,7 @@ class WorkerRegistry:
         It stays registered if it has beaten within `silent_ms` (default: the lease TTL); 0 deregisters it in any case.
         """
         returned = 0
-        name = name_of(self._redis, self._keys, worker_id)
+        name = name_of(self._home or self._redis, Shard() if self._home else self._keys, worker_id)
         for raw in cast("set[bytes]", self._redis.smembers(self._keys.leases(worker_id))):
             batch_id = raw.decode()
             lease = parse_lease(cast("list[bytes]", self._redis.lrange(self._keys.lease(batch_id), 0, -1)))
@@ -182,7 +189,8 @@ class WorkerRegistry:
                 self._on_lost(name, batch_id, lease)
             returned += max(0, give_back(self._line, self._keys, worker_id, lease.model, batch_id, Blame.ATTEMPT))
         struck = self.deregister(worker_id, self._ttl_ms if silent_ms is None else silent_ms)
-        if struck or returned:
+        # Each shard tells of what it had; that the worker is gone is told once.
+        if returned or (struck and self._home is None):
             logger.warning("worker %s is gone; its %d requests were queued again", name, returned)
         if struck and self._on_gone is not None:
             self._on_gone(worker_id)

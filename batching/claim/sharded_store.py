@@ -17,30 +17,26 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from batching.claim.calls import ShardCalls, look_call
+from batching.claim.calls import ShardCalls
 from batching.claim.leased_batch import LeasedBatch, LeasedPart, shifted
+from batching.claim.model_shards import ModelShards
 from batching.claim.place_lines import PlaceLines, is_away
 from batching.claim.shard_knowledge import ShardKnowledge
 from batching.claim.shard_waits import ShardWaits
 from batching.claim.sharded_claim import ShardedClaim, Wanted
+from batching.claim.store import BatchStore, RedisBatchStore
 from batching.claim.values import DEFAULT_KEEP, Blame, Claim, Keep, PlacesAway, Settled, View
 from batching.coalescing import Finished
 from batching.policy.tiers import DEFAULT_AGEING_S, DEFAULT_SHARES
 from config.redis import Call
 from config.schema import MAX_BATCH_BYTES
+from config.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-# The time for which what was seen of a shard is good enough, while others fill the batches.
-_SEEN_FOR_S = 0.02
-# A shard that refuses the calls for a model, for what it has under one of its keys, is left out for so long.
-_REFUSED_S = 1.0
 
 
 class ShardedBatchStore:
@@ -60,7 +56,7 @@ class ShardedBatchStore:
         self._shares = shares
         self._ageing_s = ageing_s
         self._clock = clock
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, ModelShards] = {}
         self._batches: dict[str, LeasedBatch] = {}
         # Leases that there may be: a shard, its model and the id.
         self._doubts: set[tuple[int, str, str]] = set()
@@ -70,7 +66,7 @@ class ShardedBatchStore:
 
     def look(self, model: str, paused: AbstractSet[int] = frozenset()) -> View:
         of = self._model(model)
-        seen = self._look(of)
+        seen = of.look()
         self._looked.model = model
         return of.knowledge.view(seen, paused)
 
@@ -94,7 +90,7 @@ class ShardedBatchStore:
             entries = claim.repeat()
         else:
             self._look_first(of, size, paused)
-            entries = claim.run(self._looks_along(of), partial(self._saw, of))
+            entries = claim.run(of.looks_along(), of.saw)
         if not batch.parts:
             del self._batches[batch_id]
         return Claim(batch_id, tuple(entries), of.knowledge.view(of.shards(), paused))
@@ -197,65 +193,19 @@ class ShardedBatchStore:
         """The requests per second that were claimed of each place lately."""
         return self._model(model).knowledge.rates(self._clock())
 
-    def _model(self, name: str) -> _Model:
+    def _model(self, name: str) -> ModelShards:
         of = self._models.get(name)
         if of is None:
-            groups = [self._lines.group_of[number] for number in range(len(self._calls))]
-            knowledge = ShardKnowledge(groups, self._ageing_s, self._shares)
-            looks = [look_call([self._calls[number] for number in group], name) for group in self._lines.groups]
-            of = self._models.setdefault(name, _Model(name, knowledge, looks, self._lines, self._doubt, self._clock))
+            knowledge = ShardKnowledge(self._lines.group_of, self._ageing_s, self._shares)
+            made = ModelShards(name, knowledge, self._calls, self._lines, self._doubt, self._clock)
+            of = self._models.setdefault(name, made)
         return of
 
-    def _look(self, of: _Model) -> list[int]:
-        """Look at all shards that answer; returns which do. Raises RedisError if none does."""
-        answers = self._lines.ask(self._looks(of, of.shards()))
-        seen = self._saw(of, answers)
-        if not seen:
-            raise next(reply for replies in answers.values() for reply in replies)
-        return seen
-
-    def _looks(self, of: _Model, shards: Sequence[int]) -> dict[int, list[Call]]:
-        """Looks at these shards, and at all others of their servers: they cost next to nothing more."""
-        groups = {self._lines.group_of[number] for number in shards}
-        return {self._lines.groups[group][0]: [of.looks[group]] for group in groups}
-
-    def _saw(self, of: _Model, answers: Mapping[int, Sequence[Any]]) -> list[int]:
-        """Learn from the replies to looks; returns the shards that were seen."""
-        now = self._clock()
-        seen: list[int] = []
-        for first, (reply,) in answers.items():
-            group = self._lines.groups[self._lines.group_of[first]]
-            if isinstance(reply, RedisError):
-                if not is_away(reply):
-                    seen += self._look_one_by_one(of, group)
-                continue
-            for number, each in zip(group, ShardCalls.seen(reply), strict=True):
-                of.knowledge.saw(number, each, now)
-            seen += group
-        return seen
-
-    def _look_one_by_one(self, of: _Model, group: Sequence[int]) -> list[int]:
-        """One of the shards refuses to be looked at, and the others need not."""
-        seen: list[int] = []
-        answers = self._lines.ask({number: [self._calls[number].look(of.name)] for number in group})
-        for number, (reply,) in answers.items():
-            if isinstance(reply, RedisError):
-                of.failed(number, reply)
-            else:
-                of.knowledge.saw(number, ShardCalls.seen(reply)[0], self._clock())
-                seen.append(number)
-        return seen
-
-    def _look_first(self, of: _Model, size: int, paused: AbstractSet[int]) -> None:
+    def _look_first(self, of: ModelShards, size: int, paused: AbstractSet[int]) -> None:
         """Look, unless what is known fills the batch, or this thread has just looked."""
         has_looked, self._looked.model = getattr(self._looked, "model", None) == of.name, None
         if of.knowledge.waiting(of.shards(), paused) < (1 if has_looked else max(1, size)):
-            self._look(of)
-
-    def _looks_along(self, of: _Model) -> Mapping[int, Sequence[Call]]:
-        """Looks at shards that were not seen for a while, although others fill the batches."""
-        unseen = of.knowledge.unseen_for(_SEEN_FOR_S, self._clock())
-        return self._looks(of, [number for number in unseen if self._lines.is_there(number)]) if unseen else {}
+            of.look()
 
     def _settle(
         self,
@@ -346,39 +296,15 @@ class ShardedBatchStore:
             self._doubts.discard(doubt)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Model:
-    """One model in all shards, and `batching.claim.sharded_claim.There` for its claims."""
+def make_store(settings: Settings, lines: PlaceLines, worker_id: str) -> BatchStore:
+    """The store of a worker, for as many places as there are."""
+    keep, ageing_s = Keep(answer_bytes=settings.cache_max_bytes), settings.ageing_ms / 1000
+    if len(lines.places) > 1:
+        return ShardedBatchStore(lines, worker_id, keep=keep, ageing_s=ageing_s)
+    (place,) = lines.places
+    return RedisBatchStore(place.redis, worker_id, place.keys, keep=keep, ageing_s=ageing_s)
 
-    name: str
-    knowledge: ShardKnowledge
-    looks: Sequence[Call]
-    lines: PlaceLines
-    on_doubt: Callable[[int, str, str], None]
-    clock: Callable[[], float]
-    refused: dict[int, float] = field(default_factory=dict)
 
-    def shards(self) -> Sequence[int]:
-        there = self.lines.asked()
-        if not self.refused:
-            return there
-        now = self.clock()
-        return [number for number in there if self.refused.get(number, now) <= now] or there
-
-    @property
-    def any(self) -> bool:
-        return self.lines.any_there
-
-    def unheard(self, batch: LeasedBatch, part: LeasedPart, error: RedisError) -> None:
-        if is_away(error):
-            self.on_doubt(part.shard, self.name, batch.lease_id)
-        else:
-            self.failed(part.shard, error)
-
-    def failed(self, number: int, error: RedisError) -> None:
-        """Note that a shard has refused a call for this model."""
-        if is_away(error):
-            return
-        if number not in self.refused:
-            logger.error("shard %s refuses to be asked for %s: %s", self.lines.name([number]), self.name, error)
-        self.refused[number] = self.clock() + _REFUSED_S
+def claimed_per_s_of(store: BatchStore) -> Callable[[str], Sequence[float]]:
+    """The function that returns what was claimed of each place, where there are several."""
+    return store.claimed_per_s if isinstance(store, ShardedBatchStore) else lambda model: ()

@@ -14,8 +14,10 @@ from functools import partial
 from typing import cast
 
 from redis import Redis
+from redis.exceptions import RedisError
 
 from batching.claim.lease import model_of
+from batching.claim.place_lines import PlaceLines
 from batching.claim.store import Blame, give_back
 from config.keys import Shard
 from config.locator import failovers_of
@@ -88,4 +90,33 @@ class Strays:
         returned = max(0, give_back(self._line, self._keys, self._worker_id, model, batch_id, Blame.ATTEMPT))
         if returned:
             logger.warning("Redis lost the lease of batch %s; its %d requests were queued again", batch_id, returned)
+        return returned
+
+
+class ShardedStrays:
+    """The strays of one worker in all places that answer."""
+
+    def __init__(
+        self, lines: PlaceLines, worker_id: str, held: Callable[[], AbstractSet[str]], clock: Callable[[], float]
+    ) -> None:
+        self._lines = lines
+        self._of = [Strays(place.redis, worker_id, held, clock, place.keys) for place in lines.places]
+
+    def look(self) -> int:
+        """`Strays.look` in each place.
+
+        Raises:
+            RedisError: of a place; it was looked at in the others.
+        """
+        failure: RedisError | None = None
+        returned = 0
+        for number, strays in enumerate(self._of):
+            if self._lines.is_there(number):
+                try:
+                    returned += strays.look()
+                except RedisError as error:
+                    self._lines.note({number: [error]})
+                    failure = error
+        if failure is not None:
+            raise failure
         return returned

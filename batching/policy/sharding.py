@@ -142,3 +142,15 @@ def _with_room(depths: Sequence[tuple[int, int]], room: int) -> tuple[Part, ...]
     """A part for each shard. The room that is left is for what has come meanwhile, and nobody knows where."""
     each, more = divmod(room, len(depths))
     return tuple(Part(shard, depth + each + (n < more)) for n, (shard, depth) in enumerate(depths))
+
+
+def capacity_shares(capacity: float, claimed_per_s: Sequence[float]) -> list[float]:
+    """The share of a worker's `capacity` (requests per second) that each shard may count on for what it admits.
+
+    It is what the other shards have left of it lately. A shard that had little is next (`Sharing`), so it may count on
+    an even share at least. While the shards have less than all, their shares sum to more than 1.
+    """
+    even, total = 1 / len(claimed_per_s), sum(claimed_per_s)
+    if capacity <= 0:
+        return [1.0] * len(claimed_per_s)
+    return [min(1.0, max(even, 1 - (total - mine) / capacity)) for mine in claimed_per_s]

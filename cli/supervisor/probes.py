@@ -16,7 +16,7 @@ from typing import TypeAlias, cast
 from redis import Redis
 from redis.exceptions import BusyLoadingError, RedisError
 
-from batching.claim.registry import WorkerRegistry
+from batching.claim.sharded_registry import ShardedRegistry
 from tasks.fleet.registry_reader import Fleet, WorkerRow
 
 TIMEOUT_S = 0.5
@@ -108,7 +108,7 @@ def models_loaded(fleet: Fleet, *, in_frontend: bool = False) -> Probe:
     return probe
 
 
-def leases_given_back(registry: WorkerRegistry) -> Callable[[int], bool]:
+def leases_given_back(registry: ShardedRegistry) -> Callable[[int], bool]:
     """Requeue the leases of a dead worker at once; otherwise that would take the lease TTL."""
 
     def aftermath(pid: int) -> bool:

@@ -14,7 +14,8 @@ import msgspec
 from redis import Redis
 from redis.exceptions import RedisError
 
-from batching.claim.registry import WorkerRegistry
+from batching.claim.place_lines import PlaceLines
+from batching.claim.sharded_registry import ShardedRegistry
 from cli.supervisor import ports, role_commands
 from cli.supervisor.embedded_cluster import EmbeddedCluster, clustered
 from cli.supervisor.embedded_sentinels import RESTART_AFTER_S, EmbeddedSentinels, watched
@@ -40,6 +41,7 @@ from config.environ import Role, child_environment
 from config.redis import connect
 from config.secrets.private_files import make_private
 from config.settings import Settings
+from config.shards import open_places
 from tasks.fleet.registry_reader import Fleet
 from tasks.observability import metrics
 from tasks.observability.batch_log import BatchLog
@@ -242,7 +244,8 @@ class Stack:
         )
         on_lost = BatchLog(self._redis, max_bytes=settings.explain_max_bytes).lost if settings.explain == "on" else None
         on_gone = self._count_gone if settings.metrics == "on" else None
-        registry = WorkerRegistry(self._redis, settings.lease_ttl_s, on_lost=on_lost, on_gone=on_gone)
+        lines = PlaceLines(open_places(self.settings, self._redis))
+        registry = ShardedRegistry(lines, settings.lease_ttl_s, on_lost=on_lost, on_gone=on_gone)
         give_back = leases_given_back(registry)
         # On QUIT it gives back its batches and exits.
         return replace(spec, aftermath=give_back, hasty_signal=signal.SIGQUIT, pool=pool)

@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from batching.claim.place_lines import PlaceLines
 from batching.claim.registry import WorkerRegistry, make_worker_id
+from batching.claim.sharded_registry import ShardedRegistry
 from cli.supervisor.backoff import Backoff
 from cli.supervisor.probes import Look, leases_given_back
 from cli.supervisor.reaper.reaper_client import Reaper
 from cli.supervisor.supervised_process import ProcessSpec, State, SupervisedProcess
 from cli.supervisor.supervisor import MAX_START_FAILURES, Phase, Supervisor
 from config.redis import connect
+from config.shards import only_home
 from tests.valkey import free_port
 
 _DIES = (sys.executable, "-S", "-c", "raise SystemExit(3)")
@@ -176,8 +179,11 @@ def test_leases_are_given_back_when_redis_can_be_asked(redis: Redis) -> None:
     WorkerRegistry(redis, 5.0).beat(worker, b"{}")
     away = connect(f"redis://127.0.0.1:{free_port()}/0")
 
-    assert not leases_given_back(WorkerRegistry(away, 5.0))(4711)
-    assert leases_given_back(WorkerRegistry(redis, 5.0))(4711)
+    def registry(client: Redis) -> ShardedRegistry:
+        return ShardedRegistry(PlaceLines(only_home(client)), 5.0)
+
+    assert not leases_given_back(registry(away))(4711)
+    assert leases_given_back(registry(redis))(4711)
     assert redis.zcard("bunch:workers") == 0
 
 
