@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cli.supervisor.ports import free_port
 from config.schema import Settings
@@ -28,7 +29,9 @@ from tests.waiting import wait_until
 from webapp.identity.client_address import ClientAddress
 from webapp.request import HttpRequest
 
-RECIPES = Path(__file__).parents[2] / "deploy" / "proxies"
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "deploy" / "proxies"
+CHART = ROOT / "deploy" / "helm" / "bunch"
 # Written by Debian's packages into folders that are not on everybody's path.
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 _COMMANDS: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
@@ -200,6 +203,15 @@ def test_a_frontend_that_is_replaced_fails_no_request(proxy: Proxy, server: Serv
             wait_until(lambda known=known: len(load.pids) > known)
     assert load.lost == []
     assert {status for status, _ in load.answers} == {200}
+
+
+def test_the_largest_body_is_bunchs_to_refuse() -> None:
+    """A proxy's own 413 would not say which setting is meant; HAProxy and Envoy have no limit."""
+    for file in (RECIPES / "nginx.conf", ROOT / "docker" / "nginx" / "nginx.conf"):
+        (mib,) = re.findall(r"client_max_body_size (\d+)m;", file.read_text())
+        assert int(mib) * 2**20 > max(Settings().blob_max_bytes, Settings().max_body_bytes)
+    annotations = yaml.safe_load((CHART / "examples" / "two-pools.yaml").read_text())["web"]["ingress"]["annotations"]
+    assert annotations["nginx.ingress.kubernetes.io/proxy-body-size"] == f"{mib}m"
 
 
 def test_recipes_name_what_the_frontend_needs() -> None:

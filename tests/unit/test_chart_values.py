@@ -201,3 +201,22 @@ def test_prometheus_gets_the_rules_of_docker_and_the_job_that_they_expect() -> N
     job = service["metadata"]["labels"][monitor["spec"]["jobLabel"]]
     assert f'up{{job="{job}"}}' in rules
     assert monitor["metadata"]["labels"]["release"] == "p"
+
+
+def test_an_ingress_has_the_paths_of_callers_and_those_of_operators_only_if_asked() -> None:
+    def admitted(paths: set[str], **values: object) -> set[str]:
+        ingress = {"enabled": True, "host": "h", **values}
+        rendered = of_kind(list(chart.objects({"web": {"ingress": ingress}})), "Ingress")["bunch-web"]
+        (rule,) = rendered["spec"]["rules"]
+        exact = {each["path"] for each in rule["http"]["paths"]}
+        prefixes = tuple(
+            f"{each['path'].rstrip('/')}/" for each in rule["http"]["paths"] if each["pathType"] == "Prefix"
+        )
+        return {path for path in paths if path in exact or f"{path}/".startswith(prefixes)}
+
+    paths = {route.path for route in ROUTES}
+    # Operators' own, and all below them; what they have below /v2 asks for their token.
+    closed = {path for path in paths if path.split("/")[1] in {"metrics", "internal", "ops"}}
+    assert closed
+    assert admitted(paths) == paths - closed
+    assert admitted(paths, operators=True) == paths
