@@ -50,6 +50,12 @@ class PrivatePostgres:
         self.create(f"bunch{self._databases}")
         return self.url(f"bunch{self._databases}")
 
+    @property
+    def tools(self) -> Path:
+        """The folder of `pg_dump` and `pg_restore`, of the server's own version."""
+        folder: Path = self._server.bin_path
+        return folder
+
     def close(self) -> None:
         # At once, since nobody needs the data.
         server = psutil.Process(self._server.get_pid())
