@@ -207,6 +207,10 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
         least = _ARRIVING_BODIES * self.largest_body_bytes
         return max(_ARRIVING_BYTES, least) if self.max_arriving_bytes is None else self.max_arriving_bytes
 
+    def lies_beside(self, size: int) -> bool:
+        """Return whether an input of so many bytes lies beside the queue; in collocated mode that is no other place."""
+        return size > self.inline_bytes and self.mode != "collocated"
+
     @property
     def result_ttl_s(self) -> float:
         return self.result_ttl_ms / 1000

@@ -71,7 +71,8 @@ def read_inference(services: Services, call: HttpRequest) -> InferenceBody:
         # Browsers send such a body without asking first.
         raise ApiError("FORBIDDEN", "pages of other sites may call once BUNCH_CORS_ORIGINS names their origin")
     raw = call.body()
-    if len(raw) >= LARGE_BYTES:
+    # Bytes that go beside the queue are hashed in a thread, and neither parsed nor encoded: nobody waits for that.
+    if len(raw) >= LARGE_BYTES and (media_type == MULTIPART or not services.settings.lies_beside(len(raw))):
         call.turn = services.large.turn(call.key_id, call.hung_up)
     if media_type == MULTIPART:
         return _of_parts(call, raw, services.settings.max_body_bytes)

@@ -11,7 +11,6 @@ The hash is of the bytes, and stands for them wherever equal requests are looked
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from hashlib import sha256
@@ -53,9 +52,11 @@ class PayloadSender(Beside):
     is not. With `hold_s` the store may fail over for so long.
     """
 
-    def __init__(self, blobs: BlobStore, inline_bytes: float, settle: Settle, post: Post, hold_s: float = 0.0) -> None:
+    def __init__(
+        self, blobs: BlobStore, lies_beside: Callable[[int], bool], settle: Settle, post: Post, hold_s: float = 0.0
+    ) -> None:
         self._blobs = blobs
-        self._inline_bytes = inline_bytes
+        self._lies_beside = lies_beside
         self._settle = settle
         self._post = post
         self._hold_s = hold_s
@@ -63,9 +64,7 @@ class PayloadSender(Beside):
 
     @classmethod
     def of(cls, settings: Settings, redis: Redis, keys: Shard, settle: Settle, post: Post) -> PayloadSender:
-        """In collocated mode everything stays with its request, since the queue is in the same memory."""
-        inline_bytes = math.inf if settings.mode == "collocated" else settings.inline_bytes
-        return cls(open_blobs(settings, redis, keys), inline_bytes, settle, post, settings.failover_wait_s)
+        return cls(open_blobs(settings, redis, keys), settings.lies_beside, settle, post, settings.failover_wait_s)
 
     def stop(self) -> None:
         self._under_way.kill()
@@ -76,7 +75,7 @@ class PayloadSender(Beside):
 
     def takes(self, submission: Submission) -> bool:
         """Return whether the input is to lie beside the queue."""
-        return len(submission.input) > self._inline_bytes
+        return self._lies_beside(len(submission.input))
 
     def queued_bytes(self, submission: Submission) -> int:
         """The bytes of its message in the queue."""

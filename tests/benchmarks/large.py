@@ -1,0 +1,375 @@
+"""Benchmarks large inputs: 5 MB from 16 callers, by every way that they can go.
+
+    python -m tests.benchmarks.large [--rounds 3] [--duration 5] [--connections 16] [--only a,b] [--json]
+
+| system        | the input goes                                                                                     |
+|---------------|----------------------------------------------------------------------------------------------------|
+| `plain`       | nowhere: one gevent worker of gunicorn reads the body, and answers                                 |
+| `base64`      | as base64 in JSON, through the queue: what there was before bodies could be bytes                  |
+| `inline`      | as a raw body, as base64 through the queue (`BUNCH_INLINE_BYTES` above it)                         |
+| `claim check` | as a raw body, beside the queue: the default                                                       |
+| `bentoml`     | as multipart, its way for files; `litserve` likewise                                               |
+
+The model looks at three bytes. All have one web process and one model. `MB in Redis` is the most that Redis held beyond
+what it had before, `MB in the log` what a request left in its log on disk, `CPU ms` that of all processes of a system
+for a request. The rounds go through all systems in turn; figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+from redis import Redis
+
+from tests.benchmarks.bunch_system import ROOT, Bunch
+from tests.benchmarks.system import Model, Rival, System
+from tests.benchmarks.venvs import VenvFailedError
+from tests.benchmarks.verify import NotReadyError
+
+SIZE = 5_000_000
+INPUT = b"\x89" + bytes(range(256)) * (SIZE // 256) + bytes(SIZE % 256 - 2) + b"\xff"
+ANSWER = f"[{SIZE},137,255]"
+_START_LIMIT_S = 120.0
+_BOUNDARY = "a-boundary-that-is-in-no-body"
+_CONFIG = """
+[models.weigh]
+source = "tests.benchmarks.weigh:Weigh"
+input_type = "bytes"
+max_batch_size = 16
+max_batch_bytes = 268435456
+"""
+# Neither the callers' patience nor a body's size is the limit.
+_PATIENT = {
+    "BUNCH_MAX_BODY_BYTES": "16777216",
+    "BUNCH_REQUEST_TIMEOUT_MS": "60000",
+    "BUNCH_QUEUE_TIMEOUT_MS": "60000",
+    "BUNCH_ADMISSION": "off",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A request: its path, media type and body."""
+
+    path: str
+    media_type: str
+    body: bytes
+
+
+RAW = Upload("/v1/inference", "application/octet-stream", INPUT)
+_AS_BASE64 = Upload("/v1/inference", "application/json", b'{"input":{"$base64":"%b"}}' % base64.b64encode(INPUT))
+
+
+def multipart(path: str, name: str) -> Upload:
+    head = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"; filename="a.bin"\r\n'
+    head += "Content-Type: application/octet-stream\r\n\r\n"
+    body = head.encode() + INPUT + f"\r\n--{_BOUNDARY}--\r\n".encode()
+    return Upload(path, f"multipart/form-data; boundary={_BOUNDARY}", body)
+
+
+class BeforeBytes(Bunch):
+    """Base64 within JSON, all of it through the queue."""
+
+    name = "base64"
+    upload = _AS_BASE64
+    settings: ClassVar[dict[str, str]] = {"BUNCH_INLINE_BYTES": "268435456"}
+
+    def launch(self, model: Model) -> None:
+        self.launch_with(_CONFIG, _PATIENT | self.settings)
+
+
+class Inline(BeforeBytes):
+    name = "inline"
+    upload = RAW
+
+
+class ClaimCheck(Inline):
+    name = "claim check"
+    settings: ClassVar[dict[str, str]] = {}
+
+
+class Unlogged(ClaimCheck):
+    """The same without a log on disk."""
+
+    name = "unlogged"
+    settings: ClassVar[dict[str, str]] = {"BUNCH_DURABILITY": "memory"}
+
+
+class Plain(System):
+    """A gevent worker of gunicorn that reads the body."""
+
+    name = "plain"
+    upload = Upload("/", "application/octet-stream", INPUT)
+
+    def launch(self, model: Model) -> None:
+        command = [sys.executable, "-m", "gunicorn", "--worker-class=gevent", f"--bind=127.0.0.1:{self.port}"]
+        command += ["--keep-alive=75", "--log-level=warning", "tests.benchmarks.large:read_the_body"]
+        self.processes.start("plain", command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def read_the_body(environ: dict[str, Any], start_response: Callable[..., object]) -> list[bytes]:
+    body = environ["wsgi.input"].read()
+    answer = f"[{len(body)},{body[0]},{body[-1]}]".encode()
+    start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(answer)))])
+    return [answer]
+
+
+class LitServe(Rival):
+    name = "litserve"
+    upload = multipart("/predict", "file")
+
+    @property
+    def source(self) -> Path:
+        return super().source.with_name("litserve_large")
+
+    def launch(self, model: Model) -> None:
+        self.run("server", self.python, str(self.source / "server.py"), env=self.env(model))
+
+
+class BentoML(Rival):
+    name = "bentoml"
+    upload = multipart("/infer", "files")
+
+    @property
+    def source(self) -> Path:
+        return super().source.with_name("bentoml_large")
+
+    def launch(self, model: Model) -> None:
+        env = self.env(model) | {"BENTOML_HOME": str(self.folder / "home"), "BENTOML_DO_NOT_TRACK": "True"}
+        self.run(
+            "server",
+            *(self.python, "-m", "bentoml", "serve", "service:Weigh", "--working-dir", str(self.source)),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--quiet"),
+            env=env,
+        )
+
+
+SYSTEMS = (Plain, BeforeBytes, Inline, ClaimCheck, Unlogged, BentoML, LitServe)
+
+
+class Caller:
+    """One kept connection."""
+
+    def __init__(self, port: int, upload: Upload) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        head = f"POST {upload.path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {upload.media_type}\r\n"
+        self._head = f"{head}Content-Length: {len(upload.body)}\r\n\r\n".encode()
+        self._body = upload.body
+
+    def send(self) -> str:
+        """The body of the answer to one request. Raises OSError, also for another status than 200."""
+        self._socket.sendall(self._head)
+        self._socket.sendall(self._body)
+        got = b""
+        while b"\r\n\r\n" not in got:
+            got += self._more()
+        head, _, body = got.partition(b"\r\n\r\n")
+        lines = dict(line.lower().split(b":", 1) for line in head.split(b"\r\n")[1:])
+        while len(body) < int(lines.get(b"content-length", b"0")):
+            body += self._more()
+        if b" 200 " not in head[:16]:
+            raise OSError(f"{head.splitlines()[0]!r} {body[:200]!r}")
+        return body.decode()
+
+    def _more(self) -> bytes:
+        more = self._socket.recv(65536)
+        if not more:
+            raise OSError("the connection was closed")
+        return more
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    system: str
+    rps: float
+    p50_ms: float
+    cpu_ms_each: float
+    redis_mb: float | None = None
+    log_mb_each: float | None = None
+    errors: int = 0
+
+
+class Crowd:
+    """Callers that each send the next request once the last one is answered."""
+
+    def __init__(self, port: int, upload: Upload, connections: int) -> None:
+        self._port, self._upload, self._connections = port, upload, connections
+        self.latencies_s: list[float] = []
+        self.errors: list[str] = []
+
+    def run(self, duration_s: float) -> float:
+        """Returns the seconds until the last was answered."""
+        began = time.perf_counter()
+        until = began + duration_s
+        threads = [threading.Thread(target=self._call, args=(until,)) for _ in range(self._connections)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        return time.perf_counter() - began
+
+    def _call(self, until: float) -> None:
+        try:
+            caller = Caller(self._port, self._upload)
+            while (sent_at := time.perf_counter()) < until:
+                answer = caller.send()
+                if ANSWER not in answer.replace(" ", ""):
+                    raise OSError(f"a wrong answer: {answer[:200]}")
+                self.latencies_s.append(time.perf_counter() - sent_at)
+            caller.close()
+        except OSError as error:
+            self.errors.append(str(error))
+
+
+class Memory:
+    """The most that Redis holds, looked at twenty times a second."""
+
+    def __init__(self, url: str) -> None:
+        self._redis = Redis.from_url(url)
+        self._ended = threading.Event()
+        self._before = self.most_bytes = self._used()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _used(self) -> int:
+        return int(self._redis.info("memory")["used_memory"])
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.05):
+            self.most_bytes = max(self.most_bytes, self._used())
+
+    def end(self) -> float:
+        """Megabytes."""
+        self._ended.set()
+        self._thread.join()
+        self._redis.close()
+        return (self.most_bytes - self._before) / 1e6
+
+
+def wait_until_it_answers(system: Any) -> None:
+    until = time.monotonic() + _START_LIMIT_S
+    while True:
+        try:
+            caller = Caller(system.port, system.upload)
+            if ANSWER in caller.send().replace(" ", ""):
+                caller.close()
+                return
+            raise NotReadyError("a wrong answer")
+        except OSError as error:
+            if system.processes.dead() or time.monotonic() > until:
+                raise NotReadyError(f"{system.name}: {error}\n{system.processes.log_tail()}") from error
+            time.sleep(0.2)
+
+
+def measure(system: Any, *, connections: int, duration_s: int) -> Row:
+    """Start a system, load it, and stop it."""
+    system.open_run()
+    try:
+        system.launch("noop")
+        wait_until_it_answers(system)
+        Crowd(system.port, system.upload, connections).run(1.0)
+        is_bunch = isinstance(system, Bunch)
+        memory = Memory(system.redis_url()) if is_bunch else None
+        log_before, cpu_before = _log_bytes(system), _cpu_s(system)
+        crowd = Crowd(system.port, system.upload, connections)
+        took_s = crowd.run(duration_s)
+        count = max(1, len(crowd.latencies_s))
+        cpu_s = _cpu_s(system) - cpu_before
+        return Row(
+            system.name,
+            len(crowd.latencies_s) / took_s,
+            statistics.median(crowd.latencies_s or [0.0]) * 1000,
+            cpu_s / count * 1000,
+            memory.end() if memory is not None else None,
+            (_log_bytes(system) - log_before) / count / 1e6 if is_bunch else None,
+            len(crowd.errors),
+        )
+    finally:
+        system.stop()
+
+
+def _log_bytes(system: System) -> int:
+    return sum(path.stat().st_size for path in system.folder.rglob("*.incr.aof"))
+
+
+def _cpu_s(system: System) -> float:
+    """Of all processes of a system; Valkey has overwritten its mark, so it is found by its parent."""
+    processes = {each.pid: each for each in system.processes.marked()}
+    for each in tuple(processes.values()):
+        try:
+            processes |= {child.pid: child for child in each.children(recursive=True)}
+        except psutil.Error:
+            continue
+    times = []
+    for each in processes.values():
+        try:
+            times.append(each.cpu_times())
+        except psutil.Error:
+            continue
+    return float(sum(each.user + each.system for each in times))
+
+
+def run(names: list[str], *, rounds: int, duration_s: int, connections: int) -> list[Row]:
+    systems = [each for each in SYSTEMS if not names or each.name in names]
+    rows: dict[str, list[Row]] = {}
+    for number in range(rounds):
+        for kind in systems:
+            try:
+                system = kind()
+                system.prepare()
+                row = measure(system, connections=connections, duration_s=duration_s)
+            except (NotReadyError, VenvFailedError) as error:
+                print(f"{kind.name}: {error}", file=sys.stderr)
+                continue
+            rows.setdefault(kind.name, []).append(row)
+            print(f"round {number + 1}: {row}", file=sys.stderr)
+    return [_median(each) for each in rows.values()]
+
+
+def _median(rows: list[Row]) -> Row:
+    fields: dict[str, Any] = {}
+    for name in ("rps", "p50_ms", "cpu_ms_each", "redis_mb", "log_mb_each"):
+        values = [getattr(each, name) for each in rows]
+        fields[name] = None if None in values else statistics.median(values)
+    return Row(rows[0].system, **fields, errors=sum(each.errors for each in rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--duration", type=int, default=5, help="seconds of load for each system and round")
+    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--only", default="", help="names of systems, comma-separated")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    names = [each.strip() for each in given.only.split(",") if each.strip()]
+    rows = run(names, rounds=given.rounds, duration_s=given.duration, connections=given.connections)
+    if given.json:
+        print(json.dumps([asdict(row) for row in rows]))
+        return
+    print(
+        f"{'system':12} {'requests/s':>10} {'p50 ms':>8} {'CPU ms':>8} {'MB in Redis':>12} {'MB in the log':>14} errors"
+    )
+    for row in rows:
+        redis = f"{row.redis_mb:12.1f} {row.log_mb_each:14.2f}" if row.redis_mb is not None else f"{'–':>12} {'–':>14}"
+        print(f"{row.system:12} {row.rps:10.1f} {row.p50_ms:8.1f} {row.cpu_ms_each:8.1f} {redis} {row.errors:6}")
+
+
+if __name__ == "__main__":
+    main()
