@@ -53,7 +53,7 @@ MODELS = ("steady", "cursed", "tally")
 # A handful per model, tier or worker, or bounded by count; and kombu's own.
 FEW = (
     *("bunch:workers", "bunch:share:", "bunch:bell:", "bunch:metrics", "bunch:dead", "bunch:cancelled"),
-    *("bunch:edition:", "_kombu.binding", "bunch.ops"),
+    *("bunch:edition:", "bunch:blobs:bytes", "_kombu.binding", "bunch.ops"),
 )
 
 
