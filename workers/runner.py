@@ -26,13 +26,12 @@ from redis.exceptions import RedisError
 
 from batching.claim.idle_watch import IdleWatch
 from batching.claim.loop import ClaimLoop
-from batching.claim.payloads import Payloads
 from batching.claim.place_lines import PlaceLines
 from batching.claim.priorities import PriorityLists
 from batching.claim.registry import make_worker_id
 from batching.claim.sharded_registry import ShardedRegistry
 from batching.claim.sharded_store import claimed_per_s_of, make_store
-from batching.claim.store import BatchStore, Keep
+from batching.claim.store import BatchStore
 from batching.claim.strays import ShardedStrays
 from batching.policy_settings import make_policy
 from batching.ports import FollowUp, Observer
@@ -54,6 +53,7 @@ from tasks.observers.fan_out import Observers
 from tasks.observers.ledger import LedgerObserver
 from tasks.observers.metrics import WorkerTelemetry
 from tasks.protocol.disclosure import Disclosure
+from tasks.protocol.outputs import payloads_of
 from tasks.protocol.results import CeleryCodec
 from tasks.protocol.seal import seal_of
 from workers import breakers
@@ -159,7 +159,7 @@ class WorkerRunner:
                 breaker=self._breakers[executor.name],
                 follow_up=follow_up,
                 watch=self._watch,
-                payloads=Payloads.of(settings, self._redis, Keep().age_ms),
+                payloads=payloads_of(settings, self._places),
             )
             for n, (model, executor) in enumerate(self._executors)
         ]

@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import structs
-from redis import Redis
 from redis.exceptions import RedisError
 
 from batching.blobs.reference import is_reference, reference_to
-from batching.blobs.store import GRACE_MS, BlobGoneError, BlobStore, NoRoomError, open_blobs
+from batching.blobs.store import GRACE_MS, BlobGoneError, BlobStore, NoRoomError
 from batching.request import Expired, Failed, Ok, Outcome, Request
 from config.settings import Settings
 
@@ -52,7 +51,7 @@ class Payloads:
     """The payloads of a worker; several threads may use it.
 
     Args:
-        blobs: None where there is no store: a reference is then a request that cannot run.
+        blobs: the store with the payloads of a task; None where there is none: a request with a reference cannot run.
         inline_bytes: outputs up to here stay in their results.
         result_ttl_ms: how long a result may be read that answers several requests.
         letter_ttl_ms: how long dead letters live.
@@ -61,7 +60,7 @@ class Payloads:
 
     def __init__(
         self,
-        blobs: BlobStore | None = None,
+        blobs: Callable[[str], BlobStore] | None = None,
         *,
         inline_bytes: int = DEFAULT_INLINE_BYTES,
         result_ttl_ms: int = 0,
@@ -75,12 +74,12 @@ class Payloads:
         self._clock = clock
 
     @classmethod
-    def of(cls, settings: Settings, redis: Redis, letter_ttl_ms: int) -> Payloads:
+    def of(cls, settings: Settings, blobs: Callable[[str], BlobStore], letter_ttl_ms: int) -> Payloads:
         """Those of a worker; in collocated mode nothing lies beside the queue, which is in the same memory."""
         if settings.mode == "collocated":
             return cls()
         return cls(
-            open_blobs(settings, redis),
+            blobs,
             inline_bytes=settings.inline_bytes,
             result_ttl_ms=settings.result_ttl_ms,
             letter_ttl_ms=letter_ttl_ms,
@@ -109,7 +108,7 @@ class Payloads:
         try:
             if self._blobs is None:
                 raise BlobGoneError("this worker has no store of large payloads")
-            value = self._blobs.get(request.blob)
+            value = self._blobs(request.id).get(request.blob)
         except BlobGoneError as error:
             why = f"{error}; send the request again"
             inputs.settled.append((request, Failed(why, "PayloadGone", "BACKEND_UNAVAILABLE")))
@@ -138,7 +137,7 @@ class Payloads:
         # Another worker may have the request too: each has an output of its own, until one of them is taken.
         ref = reference_to(f"{request.id}.{os.urandom(4).hex()}", outcome.output, "json")
         try:
-            self._blobs.put(ref, outcome.output, ttl_ms + GRACE_MS)
+            self._blobs(request.id).put(ref, outcome.output, ttl_ms + GRACE_MS)
         except (RedisError, NoRoomError) as error:
             logger.warning("the output of request %s stays in its result: %s", request.id, error)
             return outcome
@@ -149,24 +148,28 @@ class Payloads:
         if request.blob is None or self._blobs is None:
             return
         try:
-            if not self._blobs.extend(request.blob.id, self._letter_ttl_ms, keep=True):
+            if not self._blobs(request.id).extend(request.blob.id, self._letter_ttl_ms, keep=True):
                 logger.warning("the dead letter of request %s has no payload: there is no room for it", request.id)
         except RedisError as error:
             logger.warning("the payload of request %s is not kept with its dead letter: %s", request.id, error)
 
     def release(self, requests: Iterable[Request]) -> None:
         """These requests have their outcomes, and are no dead letters."""
-        self._release([each.blob.id for each in requests if each.blob is not None])
+        self._release([(each.id, each.blob.id) for each in requests if each.blob is not None])
 
-    def forget(self, blob_ids: Sequence[str]) -> None:
-        """Whatever these were the payloads of is not there any more."""
-        if self._blobs is not None and blob_ids:
-            self._release(blob_ids)
+    def forget(self, task_ids: Sequence[str]) -> None:
+        """These dead letters are not there any more."""
+        # Where a plain Celery client has named the payload, it expires by itself.
+        self._release([(each, each) for each in task_ids])
 
-    def _release(self, blob_ids: Sequence[str]) -> None:
-        if not blob_ids or self._blobs is None:
+    def _release(self, blobs: Sequence[tuple[str, str]]) -> None:
+        if not blobs or self._blobs is None:
             return
-        try:
-            self._blobs.release(blob_ids)
-        except RedisError as error:
-            logger.info("%d payloads are not deleted now, and expire by themselves: %s", len(blob_ids), error)
+        ids: dict[BlobStore, list[str]] = {}
+        for task_id, blob_id in blobs:
+            ids.setdefault(self._blobs(task_id), []).append(blob_id)
+        for store, each in ids.items():
+            try:
+                store.release(each)
+            except RedisError as error:
+                logger.info("%d payloads are not deleted now, and expire by themselves: %s", len(each), error)

@@ -7,6 +7,8 @@ from msgspec import structs
 
 from batching.blobs.reference import LONGEST, BlobRef, NotAReferenceError, read_reference
 from batching.blobs.store import BlobStore, RedisBlobs, open_blobs
+from batching.claim.payloads import Payloads
+from batching.claim.store import Keep
 from config.settings import Settings
 from config.shards import Place, Places
 from tasks.protocol.ids import place_of
@@ -48,3 +50,8 @@ class PlacedBlobs:
             made = RedisBlobs(*where) if settings is None else open_blobs(settings, *where)
             store = self._stores.setdefault(place, made)
         return store
+
+
+def payloads_of(settings: Settings, places: Places) -> Payloads:
+    """The payloads of the batches of a worker."""
+    return Payloads.of(settings, PlacedBlobs(places, settings).of, Keep().age_ms)

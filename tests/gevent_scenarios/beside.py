@@ -46,7 +46,7 @@ def names(frontend: FrontendFixture) -> set[str]:
 def turn(frontend: FrontendFixture, model: str = NOBODY, answer: Callable[[bytes], bytes] = lambda value: value) -> int:
     """Act as the worker for one batch, with payloads as it has them; returns the number of its requests that ran."""
     blobs = RedisBlobs(frontend.redis)
-    payloads = Payloads(blobs, result_ttl_ms=60_000, letter_ttl_ms=60_000)
+    payloads = Payloads(lambda _: blobs, result_ttl_ms=60_000, letter_ttl_ms=60_000)
     claim = frontend.claim(model)
     requests: list[Request] = [CODEC.decode(each) for each in claim.entries if each.verdict is Verdict.RUN]
     info = BatchInfo(claim.batch_id, model, "1", len(requests), Reason.IDLE, claim.view.now_ms, 0.001)

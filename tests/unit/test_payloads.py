@@ -38,7 +38,7 @@ class BlobRig(Rig):
 
     def __init__(self, room: Room = ANY_ROOM, **options: Any) -> None:
         self.blobs = MemoryBlobs(room)
-        self.payloads = Payloads(self.blobs, inline_bytes=100, result_ttl_ms=HOUR_MS, letter_ttl_ms=HOUR_MS)
+        self.payloads = Payloads(lambda _: self.blobs, inline_bytes=100, result_ttl_ms=HOUR_MS, letter_ttl_ms=HOUR_MS)
         super().__init__(ScriptedExecutor(echo), payloads=self.payloads, **options)
 
     def put_blob(self, task_id: str, value: bytes = b'"large"', form: Form = "json", **options: Any) -> BlobRef:
