@@ -6,9 +6,10 @@ leases                   {s3}   │ {s0}    │ {s7}       positions of a lease 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from batching.claim.values import Settled
 from batching.coalescing import Finished
 
 
@@ -30,6 +31,11 @@ class LeasedPart:
     @property
     def positions(self) -> frozenset[int]:
         return frozenset(range(self.first + 1, self.first + self.count + 1))
+
+    def own(self, outcomes: Sequence[Settled]) -> Sequence[Settled]:
+        """Those of the outcomes whose requests it has, and that are not settled."""
+        first, last, settled = self.first, self.first + self.count, self.settled
+        return [each for each in outcomes if first < each.position <= last and each.position not in settled]
 
     def holds(self, position: int) -> bool:
         """Return whether it has that request, and the request is not settled."""

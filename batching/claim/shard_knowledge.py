@@ -30,6 +30,8 @@ _GAIN = 1 / 8
 # The time over which requests per second are counted.
 _RATE_S = 2.0
 _RANKS = range(len(TIERS))
+# Bound here, because access to an enum member costs a call.
+_RUN = Verdict.RUN
 _NOTHING = ShardView((0,) * len(TIERS), (math.inf,) * len(TIERS))
 
 
@@ -52,6 +54,10 @@ class _Known:
         if not 0 < oldest_ms <= self.seen.now_ms:
             return math.inf
         return self.seen_at - (self.seen.now_ms - oldest_ms) / 1000
+
+
+def _seen_last(known: _Known) -> tuple[float, int]:
+    return known.seen_at, known.seen.now_ms
 
 
 class ShardKnowledge:
@@ -84,8 +90,9 @@ class ShardKnowledge:
 
     def plan(self, asked: Collection[int], size: int, paused: AbstractSet[int], now: float) -> tuple[Part, ...]:
         """The parts of a batch from the shards that can be `asked`. What is planned counts as taken."""
+        asked = frozenset(asked)
         with self._lock:
-            suspects = next((number for number in asked if self._known[number].has_suspects), None)
+            suspects = next((number for number in sorted(asked) if self._known[number].has_suspects), None)
             if suspects is not None:
                 # They are claimed alone.
                 parts: tuple[Part, ...] = (Part(suspects, size),)
@@ -111,12 +118,12 @@ class ShardKnowledge:
             self._count(known, size, now)
             if not size:
                 return False
-            each = sum(len(entry.message) for entry in entries) / size
+            each = sum([len(entry.message) for entry in entries]) / size
             known.message_bytes += (each - known.message_bytes) * (_GAIN if known.message_bytes else 1.0)
-            for rank in {entry.rank for entry in entries}:
-                mine = [entry for entry in entries if entry.rank == rank and entry.verdict is Verdict.RUN]
-                if mine:
-                    self._sharing.took(shard, rank, len(mine), len({key_of(entry.message) for entry in mine}))
+            for rank in _RANKS:
+                keys = [key_of(entry.message) for entry in entries if entry.rank == rank and entry.verdict is _RUN]
+                if keys:
+                    self._sharing.took(shard, rank, len(keys), len(set(keys)))
             return known.has_suspects
 
     def bytes_of(self, parts: Sequence[Part]) -> float:
@@ -129,24 +136,25 @@ class ShardKnowledge:
 
     def view(self, asked: Collection[int], paused: AbstractSet[int]) -> View:
         """All that waits, by the clock of the server that was seen last."""
+        depths = [0] * len(TIERS)
+        oldest: list[int] = []
+        due: list[int] = []
+        ranks = [rank for rank in _RANKS if rank not in paused]
         with self._lock:
-            latest = max(
-                (self._known[number] for number in asked), key=lambda known: (known.seen_at, known.seen.now_ms)
-            )
+            latest = max((self._known[number] for number in asked), key=_seen_last)
             group = self._groups[self._known.index(latest)]
-            depths = [0] * len(TIERS)
-            oldest: list[int] = []
-            due: list[int] = []
             for number in asked:
                 known = self._known[number]
-                if not any(known.depths):
-                    continue
+                seen = known.seen
                 shift = 0 if self._groups[number] == group else self._ahead_ms(latest, known)
-                one = Seen(known.seen.now_ms, known.depths, known.seen.oldest_ms, known.seen.due_ms)
-                found = one.without(paused).view()
-                depths = [a + b for a, b in zip(depths, found.depths, strict=True)]
-                oldest += [found.oldest_ms + shift] if found.oldest_ms else []
-                due += [found.due_ms + shift] if found.due_ms else []
+                for rank in ranks:
+                    if known.depths[rank]:
+                        depths[rank] += known.depths[rank]
+                        # As `Seen.view` has it.
+                        if 0 < seen.oldest_ms[rank] <= seen.now_ms:
+                            oldest.append(seen.oldest_ms[rank] + shift)
+                        if seen.due_ms[rank]:
+                            due.append(seen.due_ms[rank] + shift)
         return View(int(latest.seen.now_ms), tuple(depths), min(oldest, default=0), min(due, default=0))
 
     def put_back(self, shard: int, entries: Sequence[Entry]) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from redis.exceptions import RedisError
 
 from batching.claim.calls import ShardCalls
-from batching.claim.lease import Entry
+from batching.claim.lease import Entry, Verdict
 from batching.claim.leased_batch import LeasedBatch, LeasedPart
 from batching.claim.place_lines import is_away
 from batching.claim.shard_knowledge import ShardKnowledge
@@ -49,6 +49,8 @@ class There(Protocol):
         """A shard did not answer, and may have leased this part."""
 
 
+# Bound here, because access to an enum member costs a call.
+_RUN = Verdict.RUN
 # Rounds of a claim whose messages may be together in a batch as far as is known.
 _ROUNDS = 2
 # Of the bytes of a batch: when more are expected, shards are asked one after another.
@@ -193,7 +195,7 @@ class ShardedClaim:
         part.first, part.count = self._places, places
         if not places:
             return True
-        length = sum(len(entry.message) for entry in entries)
+        length = sum([len(entry.message) for entry in entries])
         if self._entries and (self._closed or are_suspects or self._bytes + length > self._wanted.max_bytes):
             self._knowledge.put_back(part.shard, entries)
             return False
@@ -203,7 +205,7 @@ class ShardedClaim:
         self._entries += entries
         self._places += places
         self._bytes += length
-        self._taken += sum(entry.verdict.value == "-" for entry in entries)
+        self._taken += [entry.verdict for entry in entries].count(_RUN)
         return True
 
     def _give_back(self, parts: Sequence[LeasedPart]) -> None:

@@ -102,7 +102,7 @@ class ShardedBatchStore:
         calls: dict[int, Call] = {}
         sent: dict[int, Sequence[Settled]] = {}
         for part in batch.open_parts:
-            mine = [each for each in outcomes if part.holds(each.position)]
+            mine = part.own(outcomes)
             # Without outcomes it asks whether the leases are there.
             if mine or last or not outcomes:
                 sent[part.shard] = mine

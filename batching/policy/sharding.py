@@ -68,17 +68,19 @@ class Sharing:
     def plan(self, shards: Sequence[ShardView], size: int, now: float) -> tuple[Part, ...]:
         """The parts of the next batch, in the order of its requests; their sizes sum to `size` unless nothing waits."""
         self._start_turns(shards)
-        waiting = sum(each.depth for each in shards)
-        asked = self.order(shards)
-        if not asked or size <= 0:
+        waiting = [number for number, view in enumerate(shards) if any(view.depths)]
+        depth = sum([shards[number].depth for number in waiting])
+        if not waiting or size <= 0:
             return ()
-        if waiting <= size:
-            return _with_room([(each, shards[each].depth) for each in asked], size - waiting)
-        takes = [[0] * len(self._shares) for _ in shards]
-        for rank, places in enumerate(self._allocate(shards, size, now)):
-            for shard, count in self._share_out(shards, rank, places, now):
-                takes[shard][rank] += count
-        parts = [Part(shard, sum(takes[shard]), tuple(takes[shard])) for shard in asked if any(takes[shard])]
+        if depth <= size:
+            return _with_room([(each, shards[each].depth) for each in self.order(shards)], size - depth)
+        if len(waiting) == 1:
+            return (Part(waiting[0], size),)
+        takes: dict[int, list[int]] = {}
+        for rank, places in enumerate(self._allocate([shards[number] for number in waiting], size, now)):
+            for shard, count in self._share_out(shards, waiting, rank, places, now):
+                takes.setdefault(shard, [0] * len(self._shares))[rank] += count
+        parts = [Part(shard, sum(mine), tuple(mine)) for shard, mine in takes.items()]
         # A lone shard decides for itself: it has credits of its own, which all workers share.
         return tuple(parts) if len(parts) > 1 else (Part(parts[0].shard, size),)
 
@@ -99,9 +101,10 @@ class Sharing:
         return max(self._had.get((shard, rank), 0.0), self._least[rank])
 
     def _start_turns(self, shards: Sequence[ShardView]) -> None:
-        for rank in range(len(self._least)):
-            had = [self._had_so_far(number, rank) for number, view in enumerate(shards) if view.depths[rank]]
-            self._least[rank] = min(had, default=self._least[rank])
+        for rank, least in enumerate(self._least):
+            had = [self._had.get((number, rank), 0.0) for number, view in enumerate(shards) if view.depths[rank]]
+            if had:
+                self._least[rank] = max(least, min(had))
 
     def _turn(self, shards: Sequence[ShardView], shard: int, rank: int) -> tuple[float, ...]:
         view = shards[shard]
@@ -120,22 +123,26 @@ class Sharing:
         since = view.oldest_at[rank] if view.oldest_at[rank] < math.inf else -math.inf
         return now - max(view.asked_at, since) >= self._ageing_s
 
-    def _share_out(self, shards: Sequence[ShardView], rank: int, places: int, now: float) -> Iterable[tuple[int, int]]:
-        """The shards, by turns, with their numbers of a tier's places."""
-        turns = sorted(
-            (number for number, view in enumerate(shards) if view.depths[rank]),
-            key=lambda shard: self._turn(shards, shard, rank),
-        )
+    def _share_out(
+        self, shards: Sequence[ShardView], waiting: Sequence[int], rank: int, places: int, now: float
+    ) -> Iterable[tuple[int, int]]:
+        """The shards, by turns, with their numbers of a tier's places; only those that get any."""
+        if not places:
+            return ()
+        mine = [number for number in waiting if shards[number].depths[rank]]
+        turns = sorted(mine, key=lambda shard: self._turn(shards, shard, rank)) if len(mine) > 1 else mine
+        given: dict[int, int] = {}
         overdue = [shard for shard in turns if self._is_overdue(shards[shard], rank, now)]
-        given = dict.fromkeys(turns, 0)
         for left, shard in zip(range(len(overdue), 0, -1), overdue, strict=True):
             given[shard] = min(shards[shard].depths[rank], math.ceil(places / left))
             places -= given[shard]
         for shard in turns:
-            more = min(shards[shard].depths[rank] - given[shard], places)
-            given[shard] += more
+            if not places:
+                break
+            more = min(shards[shard].depths[rank] - given.get(shard, 0), places)
+            given[shard] = given.get(shard, 0) + more
             places -= more
-        return given.items()
+        return [(shard, count) for shard, count in given.items() if count]
 
 
 def _with_room(depths: Sequence[tuple[int, int]], room: int) -> tuple[Part, ...]:

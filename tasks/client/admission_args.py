@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from batching.fast_header import NO_KEY
 from batching.policy import AGED_SHARE, DEFAULT_SHARES
 from config.keys import Shard
@@ -31,7 +33,7 @@ class AdmissionArgs:
         # For a flush in which some requests may be repeats.
         self.known_keys = DedupKeys(asked=keys.asked(), joined=keys.joined(), cached=keys.cached())
         self._keys = {name: _keys_of(name, keys) for name in settings.models}
-        thresholds = settings.shed_thresholds()
+        thresholds = _of_one_shard(settings, keys)
         self._ranks = {
             # What has gathered while a model was not loaded is no overload: its requests have their deadlines only.
             queue: (rank, -1 if threshold is None or model.on_demand else threshold)
@@ -65,6 +67,16 @@ class AdmissionArgs:
         number = quotas.setdefault(quota.key_id, len(quotas) + 1)
         limits = (number, quota.interval_us, quota.burst, quota.tag)
         return ClassRow(model, rank, threshold, *limits, tier, kept)
+
+
+def _of_one_shard(settings: Settings, keys: Shard) -> list[int | None]:
+    """The tiers' thresholds for the queues of one shard.
+
+    As a time to drain the queue they are the same in each, since a worker tells each shard the rate that it can count
+    on. As a number of requests they are shared out evenly.
+    """
+    shards = settings.shard_count if keys.tag and settings.admission == "depth" else 1
+    return [None if each is None else math.ceil(each / shards) for each in settings.shed_thresholds()]
 
 
 def _keys_of(model: str, keys: Shard) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batching.policy import DEFAULT_SHARES, Part, ShardView, Sharing
+from batching.policy.sharding import capacity_shares
 from batching.policy.tiers import AGED_SHARE
 
 AGEING_S = 0.5
@@ -202,3 +203,23 @@ def test_a_random_life_serves_everybody() -> None:
         assert all(depth >= 0 for each in waiting for depth in each)
     assert came == taken
     assert not any(map(any, waiting))
+
+
+@given(claimed=st.lists(st.floats(0, 1000), min_size=1, max_size=20), capacity=st.floats(1, 2000))
+def test_a_shard_counts_on_what_the_others_leave_and_on_an_even_share_at_least(
+    claimed: list[float], capacity: float
+) -> None:
+    shares = capacity_shares(capacity, claimed)
+    even = 1 / len(claimed)
+    assert all(even - 1e-9 <= share <= 1 for share in shares)
+    # Whatever the workers can do is admitted somewhere.
+    assert sum(shares) >= 1 - 1e-9
+    for mine, share in zip(claimed, shares, strict=True):
+        left = 1 - (sum(claimed) - mine) / capacity
+        assert share == pytest.approx(min(1, max(even, left)))
+
+
+def test_a_quiet_fleet_promises_each_shard_all_of_it_and_a_busy_one_what_it_gives() -> None:
+    assert capacity_shares(100, [0, 0, 0, 0]) == [1, 1, 1, 1]
+    assert capacity_shares(100, [50, 30, 20]) == pytest.approx([0.5, 1 / 3, 1 / 3])
+    assert capacity_shares(0, [5, 0]) == [1, 1], "nothing is known yet"

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.keys import Shard
 from config.redis import connect
-from config.settings import load_settings
+from config.settings import ModelSettings, Settings, load_settings
 from config.shards import Places, only_home, open_places
+from config.tiers import Tier
+from tasks.client.admission_args import AdmissionArgs
 from tasks.protocol.ids import belongs_to, made_at_ms, new_id, owned_id, shard_of, sharded_id
 
 REDIS = connect("redis://127.0.0.1:1")
@@ -70,3 +73,16 @@ def test_a_shard_that_is_not_there_is_looked_for_at_home() -> None:
     four = places(4)
     assert four.numbered(4) is four.numbered(None) is four.home
     assert four.numbered(3).keys.tag == "{s3}"
+
+
+@pytest.mark.parametrize(("admission", "expected"), [("depth", [-1, 250, 13]), ("drain", [-1, 1500, 500])])
+def test_thresholds_as_numbers_of_requests_are_shared_out_over_the_shards(admission: str, expected: list[int]) -> None:
+    model = ModelSettings(name="m", source="not:asked")
+    settings = Settings(
+        models={"m": model}, shards=4, admission=admission, shed_paid_depth=1000, shed_free_depth=50,
+        shed_paid_ms=1500, shed_free_ms=500,
+    )  # fmt: skip
+    args = AdmissionArgs(settings, Shard("{s1}"))
+    assert [args._ranks[queue][1] for queue in Shard("{s1}").queues("m")] == expected
+    home = AdmissionArgs(settings, Shard())
+    assert home._ranks[Shard().queue("m", Tier.FREE)][1] == (50 if admission == "depth" else 500)
