@@ -12,13 +12,13 @@ belongs to the fleet stays without a tag, in its home.
 | `bunch:bell:<model>` | list | at most one token | "there is new work"; idle claim loops block on it |
 | `bunch:lease:<batch>` | list | until settled or returned | worker, model, marks; then messages, the last first |
 | `bunch:leases:<worker>` | set | with its leases | batch ids that a worker holds |
-| `bunch:workers` | zset | trimmed with its worker | worker id → Redis time of its last heartbeat, in ms; of each shard |
+| `bunch:workers` | zset | trimmed with its worker | worker id → Redis time of its last heartbeat in ms |
 | `bunch:worker:<worker>` | string | 3 × lease TTL | a worker's report of itself, JSON |
 | `bunch:roles` | set | a minute | ids of all processes that have reported lately |
 | `bunch:role:<id>` | string | a minute | its report of itself, JSON |
 | `bunch:share:<model>` | hash | small, kept | the lower tiers' credit towards their share |
 | `bunch:held:<queue>` | hash | while the queue holds messages | tag of a key → number of its waiting requests |
-| `bunch:pace:<model>` | hash | an hour after the last worker | worker → heartbeat time, executors, throughputs that this shard can count on; at home all |
+| `bunch:pace:<model>` | hash | an hour after the last worker | worker → heartbeat time, executors, the shard's part of their speed |
 | `bunch:capacity:<model>` | string | 5 s, used for 250 ms | the fleet's capacity and Redis' memory use then |
 | `bunch:quota:<key id>` | string | until the quota is whole | when the key's next request is due, in µs |
 | `bunch:quota:client:<hash>` | string | until the quota is whole | the same for one client of an owner |
