@@ -18,7 +18,7 @@ belongs to the fleet stays without a tag, in its home.
 | `bunch:role:<id>` | string | a minute | its report of itself, JSON |
 | `bunch:share:<model>` | hash | small, kept | the lower tiers' credit towards their share |
 | `bunch:held:<queue>` | hash | while the queue holds messages | tag of a key → number of its waiting requests |
-| `bunch:pace:<model>` | hash | an hour after the last worker | worker → heartbeat time, executors, the shard's part of their speed |
+| `bunch:pace:<model>` | hash | an hour after the last worker | worker → heartbeat time, executors, throughputs |
 | `bunch:capacity:<model>` | string | 5 s, used for 250 ms | the fleet's capacity and Redis' memory use then |
 | `bunch:quota:<key id>` | string | until the quota is whole | when the key's next request is due, in µs |
 | `bunch:quota:client:<hash>` | string | until the quota is whole | the same for one client of an owner |
