@@ -23,6 +23,7 @@ ALONE: dict[str, Sequence[str]] = {
     ),
     "bodies that cost": ("tests/unit/test_hostile_bodies.py", "tests/unit/test_body_budget.py"),
     "compressed bombs": ("tests/unit/test_compression.py",),
+    "arrays and tables that lie": ("tests/unit/test_input_types.py", "tests/unit/test_fuzz.py"),
     "tokens": ("tests/unit/test_tokens.py",),
     "guessing": ("tests/unit/test_throttle.py",),
     "loopback rules": ("tests/unit/test_ops_origin_check.py", "tests/unit/test_access.py"),

@@ -54,6 +54,7 @@ from webapp.fallback import FallbackModels
 from webapp.http.short_path import ShortPath
 from webapp.identity import make_identity
 from webapp.identity.base import Access
+from webapp.inference_body import require_welcome
 from webapp.input_schemas import declared_by
 from webapp.model_tasks import ModelTasks
 from webapp.model_versions import ModelVersions
@@ -147,7 +148,8 @@ class BunchApp(flask.Flask):
         """Called by `webapp.server` for a body that is longer than a body of JSON may be."""
         settings = self.services.settings
         call = HttpRequest(environ)
-        takes = self.services.routes.takes_bytes(call.method, call.path) and has_binary_body(call)
+        route = self.services.routes.find(call.method, call.path)
+        takes = route is not None and (route.binary or bool(route.takes)) and has_binary_body(call)
         return settings.largest_body_bytes if takes else settings.max_body_bytes
 
     def before_body(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes] | None:
@@ -160,6 +162,9 @@ class BunchApp(flask.Flask):
             return self.wsgi_app({**environ, "wsgi.input": BytesIO(), "CONTENT_LENGTH": "0"}, start_response)
         try:
             self.services.large.admit(self.services.identity.identify(call, access))
+            route = self.services.routes.find(call.method, call.path)
+            if route is not None and route.binary:
+                require_welcome(self.services, call)
         except (BunchError, ApiError) as error:
             answer = _refusal(error, call, self.services)
             start_response(STATUS_LINES[answer.status], answer.header_list())

@@ -41,6 +41,16 @@ class BinaryInputs:
         """The `input_type` of a model."""
         return self._types.get(model, "json")
 
+    def require_taken(self, model: str, content_type: str) -> None:
+        """Raise ApiError UNSUPPORTED_MEDIA_TYPE, if a model does not take a body of this media type as its input."""
+        kind = self._types.get(model)
+        if kind is None:
+            raise ApiError(
+                "UNSUPPORTED_MEDIA_TYPE", f"{model} takes JSON: send Content-Type: application/json, in UTF-8"
+            )
+        if not is_taken(kind, content_type):
+            raise ApiError("UNSUPPORTED_MEDIA_TYPE", f"{model} takes {TAKEN[kind]}, not {content_type}")
+
     def encoded(self, model: str, value: Any, encode: Callable[[Any], bytes], name: str = "input") -> Encoded:
         """An input as its model takes it. `value` is JSON's, or a `Binary` of a body; `encode` makes JSON of the
         former.
@@ -49,17 +59,11 @@ class BinaryInputs:
             InvalidInput: it is JSON without the bytes that the model takes.
             ApiError: UNSUPPORTED_MEDIA_TYPE or PAYLOAD_TOO_LARGE.
         """
-        kind = self._types.get(model)
-        if kind is None:
-            if isinstance(value, Binary):
-                raise ApiError(
-                    "UNSUPPORTED_MEDIA_TYPE", f"{model} takes JSON: send Content-Type: application/json, in UTF-8"
-                )
-            return encode(value)
         if isinstance(value, Binary):
-            if not is_taken(kind, value.content_type):
-                raise ApiError("UNSUPPORTED_MEDIA_TYPE", f"{model} takes {TAKEN[kind]}, not {value.content_type}")
+            self.require_taken(model, value.content_type)
             found = value
+        elif (kind := self._types.get(model)) is None:
+            return encode(value)
         else:
             found = _in_json(model, kind, value, name)
         if len(found.data) > self._most_bytes:

@@ -81,6 +81,17 @@ def read_inference(services: Services, call: HttpRequest) -> InferenceBody:
     return converted({_INPUT: Binary(raw, media_type), **given}, InferenceBody)
 
 
+def require_welcome(services: Services, call: HttpRequest) -> None:
+    """Check the head of a body that is an input, before the body is received. Raises ApiError."""
+    media_type = media_type_of(call.header("CONTENT_TYPE"))
+    if not is_binary(media_type):
+        return
+    # A name that leads to one of several models is looked at with the body.
+    model = services.versions.undivided(call.query("model"))
+    if model is not None:
+        services.binary.require_taken(model, media_type)
+
+
 def _of_parts(call: HttpRequest, raw: bytes, most_json_bytes: int) -> InferenceBody:
     given: dict[str, Any] = {}
     for part, data in _parts(call, raw):

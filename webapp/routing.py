@@ -115,10 +115,9 @@ class RouteTable:
             return Access.TENANT
         return found[method].access if method in found else max((each.access for each in found.values()), key=_strict)
 
-    def takes_bytes(self, method: str, path: str) -> bool:
-        """Return whether a path takes bodies that are bytes."""
-        route = self._find(path).get(method)
-        return route is not None and (route.binary or bool(route.takes))
+    def find(self, method: str, path: str) -> Route | None:
+        """Return the route of a path, by its beginning alone if it has parts; None where there is none."""
+        return self._find(path).get(method)
 
     def envelope_of(self, method: str, path: str) -> Envelope:
         """Return the form of the errors at a path."""

@@ -181,7 +181,8 @@ def _model() -> dict[str, Any]:
         tasks=_list_of({"type": "string", "enum": list(TASKS)}),
     )
     declared = {"type": "object", "additionalProperties": True}
-    return _optional(schema, description="string", input_schema=declared, parameters_schema=declared)
+    kind = {"type": "string", "enum": ["bytes", "npy", "arrow"]}
+    return _optional(schema, description="string", input_type=kind, input_schema=declared, parameters_schema=declared)
 
 
 def _life() -> dict[str, Any]:

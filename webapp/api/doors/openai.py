@@ -96,6 +96,8 @@ def _described(model: ModelSettings, served: Served) -> dict[str, object]:
         "max_batch_size": model.max_batch_size,
         "tasks": served.tasks,
     }
+    if model.takes_bytes:
+        row["input_type"] = model.input_type
     if served.description:
         row["description"] = served.description
     if model.input_schema is not None:

@@ -45,6 +45,8 @@ def table_of(raw: bytes | memoryview) -> pa.Table:
             table = stream.read_all()
         table.validate(full=True)
         _check_lengths(table, size, most_bytes)
+    except UnicodeDecodeError as error:
+        raise ValueError("a name in its schema is not UTF-8") from error
     except (pa.ArrowException, OSError, OverflowError, RecursionError, struct.error) as error:
         raise ValueError(str(error).partition("\n")[0][:_MOST_TEXT] or type(error).__name__) from error
     return table
@@ -104,17 +106,33 @@ def _follow(head: memoryview, at: int) -> int:
 
 def _check_types(schema: pa.Schema) -> None:
     """Raises ValueError, for a type whose values can be far larger than its bytes."""
-    pending = [(field.type, 1) for field in schema]
+    _check_names(schema.names)
+    pending = [(kind, 1) for kind in schema.types]
     for kind, depth in pending:
         if any(unfolds(kind) for unfolds in _UNFOLDING):
             raise ValueError(f"its type {str(kind)[:_MOST_TEXT]} is not supported")
         if depth > MAX_DEPTH:
             raise ValueError(f"its types are nested more than {MAX_DEPTH} levels deep")
-        if pa.types.is_dictionary(kind) and pa.types.is_nested(kind.value_type):
-            raise ValueError("a dictionary of nested values is not supported")
+        if pa.types.is_dictionary(kind):
+            if pa.types.is_nested(kind.value_type):
+                raise ValueError("a dictionary of nested values is not supported")
+            pending.append((kind.value_type, depth + 1))
         if isinstance(kind, pa.BaseExtensionType):
+            _check_names([kind.extension_name])
             pending.append((kind.storage_type, depth + 1))
-        pending += [(kind.field(n).type, depth + 1) for n in range(kind.num_fields)]
+        if pa.types.is_timestamp(kind):
+            _check_names([kind.tz])
+        inner = [kind.field(n) for n in range(kind.num_fields)]
+        _check_names([field.name for field in inner])
+        pending += [(field.type, depth + 1) for field in inner]
+
+
+def _check_names(names: list[str | None]) -> None:
+    """Raises ValueError, for a name twice, which no dict can have. That of one that is not UTF-8 comes from asking for
+    it, which a model's code would be the first to do.
+    """
+    if len(set(names)) < len(names):
+        raise ValueError("a name in its schema is there twice")
 
 
 def _check_lengths(table: pa.Table, size_bytes: int, most_bytes: int) -> None:

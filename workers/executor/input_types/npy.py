@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 _MOST_HEADER_BYTES = 10_000
 # An array without elements takes no bytes whatever its shape, but a list of its rows does.
 _MOST_EMPTY = 65_536
+# The version of the format in which names of fields are UTF-8.
+_WITH_ANY_NAMES = (3, 0)
 
 
 def array_of(raw: bytes | memoryview) -> NDArray[np.generic]:
     """The array in a whole `.npy` file. Raises ValueError."""
     head = io.BytesIO(raw[: _MOST_HEADER_BYTES + 12])
     try:
-        shape, column_major, dtype = _header(head)
+        version, shape, column_major, dtype = _header(head)
     except ValueError:
         raise
     except Exception as error:
@@ -40,18 +42,21 @@ def array_of(raw: bytes | memoryview) -> NDArray[np.generic]:
         raise ValueError(f"its header claims {count} elements of {dtype.itemsize} bytes, but {left} bytes follow")
     if not count and math.prod(each or 1 for each in shape) > _MOST_EMPTY:
         raise ValueError(f"it has no elements, but more than {_MOST_EMPTY} rows")
+    if version == _WITH_ANY_NAMES:
+        # numpy has no function for this header alone; as all of it has been counted, the rest is safe to read.
+        return npy.read_array(io.BytesIO(raw), max_header_size=_MOST_HEADER_BYTES)
     view = memoryview(raw)
     flat = np.frombuffer(bytearray(view[head.tell() :]) if view.readonly else view[head.tell() :], dtype)
     return flat.reshape(shape, order="F" if column_major else "C")
 
 
-def _header(head: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+def _header(head: io.BytesIO) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype[np.generic]]:
     version = npy.read_magic(head)
-    if version not in {(1, 0), (2, 0), (3, 0)}:
+    if version not in {(1, 0), (2, 0), _WITH_ANY_NAMES}:
         raise ValueError(f"its version {version} is unknown")
-    # The third version differs from the second in the encoding of field names only.
+    # Read as the second version, the third has the names of fields in a wrong encoding, and all else is right.
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, column_major, dtype = read(head, max_header_size=_MOST_HEADER_BYTES)
     if any(each < 0 for each in shape):
         raise ValueError("its shape has a negative length")
-    return shape, column_major, dtype
+    return version, shape, column_major, dtype
