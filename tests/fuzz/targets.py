@@ -99,7 +99,8 @@ def _run_arrow(raw: bytes) -> bool:
         found.to_pydict()
     except (OverflowError, ValueError) as error:
         # A moment that Arrow has and Python has not: another year, or a part of a microsecond.
-        assert any(each in str(error) for each in ("out of range", "Nanosecond")), error
+        if not any(each in str(error) for each in ("out of range", "Nanosecond")):
+            raise
     assert found.combine_chunks().num_rows == found.num_rows
     return True
 
