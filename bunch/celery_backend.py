@@ -22,11 +22,13 @@ other projects use too.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 import redis.client
@@ -350,9 +352,26 @@ class BunchBackend(celery_redis.RedisBackend):
 
     def get_key_for_task(self, task_id: str, key: Any = "") -> Any:
         """The key of a result, or what Celery keeps beside it; that of a request of a shard ends in its tag."""
-        name = super().get_key_for_task(task_id, key)
-        found = _SHARDED.fullmatch(_text(task_id))
-        return f"{_text(name)}{{s{int(found[1], 16)}}}" if found else name
+        name, tag = super().get_key_for_task(task_id, key), _tag_of(task_id)
+        return f"{_text(name)}{tag}" if tag else name
+
+    def decode_result(self, payload: Any) -> Any:
+        """A result; a large output is read from where it lies, in this Redis or that of `bunch_blob_url`."""
+        meta = super().decode_result(payload)
+        value = meta.get("result")
+        if meta.get("status") == states.SUCCESS and isinstance(value, dict) and value.keys() == {"$blob"}:
+            found = self._blobs.get(f"bunch:blob:{value['$blob']['id']}{_tag_of(meta['task_id'])}")
+            if found is None:
+                gone = LookupError("the output of this task is not there any more")
+                meta |= {"status": states.FAILURE, "result": gone}
+            else:
+                meta["result"] = json.loads(found)
+        return meta
+
+    @cached_property
+    def _blobs(self) -> Any:
+        url = self.app.conf.get("bunch_blob_url")
+        return self.redis.Redis.from_url(url) if url else self.client
 
     def _strip_prefix(self, key: Any) -> str:
         return _TAG.sub("", super()._strip_prefix(key))
@@ -362,6 +381,11 @@ class BunchBackend(celery_redis.RedisBackend):
         return BlockingConnectionPool(  # type: ignore[no-untyped-call]
             timeout=_LONGEST_WAIT_FOR_CONNECTION_S, **parameters
         )
+
+
+def _tag_of(task_id: Any) -> str:
+    found = _SHARDED.fullmatch(_text(task_id))
+    return f"{{s{int(found[1], 16)}}}" if found else ""
 
 
 def _leaves(result: Any) -> Iterator[Any]:

@@ -122,6 +122,8 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     message_secret_previous: str = ""
     # Hosts to which results may be pushed, and the key that signs them.
     callback_hosts: str = ""
+    # Hosts from which inputs may be fetched.
+    ref_hosts: str = ""
     callback_secret: str = ""
     state_dir: str = "var"
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

@@ -3,6 +3,7 @@
 BunchError                 `code` is the contract's; the frontend maps codes to HTTP statuses in one table
 ├── InputRejected          the model refused this input
 ├── InvalidInput           the input has the wrong type for this model
+├── PayloadTooLarge        what the input refers to is larger than an input may be
 ├── InferenceFailed        every attempt failed, or the model broke its contract
 ├── DeadlineExceeded       no answer before the request's deadline
 ├── TaskCancelled          cancelled by its caller
@@ -40,6 +41,10 @@ class InputRejected(BunchError):
 
 class InvalidInput(BunchError):
     code = "INVALID_INPUT"
+
+
+class PayloadTooLarge(BunchError):
+    code = "PAYLOAD_TOO_LARGE"
 
 
 class InferenceFailed(BunchError):
@@ -119,6 +124,7 @@ BY_CODE: dict[str, type[BunchError]] = {
     for cls in (
         InputRejected,
         InvalidInput,
+        PayloadTooLarge,
         InferenceFailed,
         DeadlineExceeded,
         TaskCancelled,

@@ -3,6 +3,7 @@
     of a body, or of JSON ──encoded──┬─ input_type is json ─▶ JSON
                                      └─ any other ──────────▶ Binary ◀── bytes, or {"$base64": "…"} in JSON,
                                                                          or the text data:image/png;base64,…
+                                          JSON ──────────▶ {"$ref": "https://…"}, which a worker fetches
 
 Bytes are not looked into here: the executor reads an array or a table, in a process that may fail.
 """
@@ -13,9 +14,13 @@ import binascii
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from config.allowed_hosts import ForbiddenTarget, RefHosts
 from config.settings import Settings
 from tasks.errors import BunchError, InvalidInput
 from tasks.protocol.binary import BASE64
+from tasks.referenced_inputs import REF, Reference, encode
 from webapp.encoded import Binary, Encoded
 from webapp.errors import ApiError
 from webapp.media_types import MULTIPART, OF_TYPE, TAKEN, is_binary, is_taken, media_type_of
@@ -32,6 +37,7 @@ class BinaryInputs:
             name: model.input_type for name, model in settings.models.items() if model.takes_bytes
         }
         self._most_bytes = settings.blob_max_bytes
+        self._hosts = RefHosts(settings.ref_hosts)
 
     def __contains__(self, model: object) -> bool:
         """Whether the model takes bytes."""
@@ -64,6 +70,8 @@ class BinaryInputs:
             found = value
         elif (kind := self._types.get(model)) is None:
             return encode(value)
+        elif isinstance(value, dict) and REF in value:
+            return self._referring(value, name)
         else:
             found = _in_json(model, kind, value, name)
         if len(found.data) > self._most_bytes:
@@ -77,12 +85,23 @@ class BinaryInputs:
         wrong: list[BunchError | None] = []
         for at, value in enumerate(values):
             try:
-                found.append(_in_json(model, kind, value, f"inputs[{at}]"))
+                name = f"inputs[{at}]"
+                refers = isinstance(value, dict) and REF in value
+                found.append(self._referring(value, name) if refers else _in_json(model, kind, value, name))
                 wrong.append(None)
             except InvalidInput as error:
                 found.append(Binary(b""))
                 wrong.append(error)
         return found, wrong
+
+    def _referring(self, value: dict[str, Any], name: str) -> bytes:
+        """The JSON of an input that a worker shall fetch. Raises InvalidInput."""
+        try:
+            ref = msgspec.convert(value, Reference)
+            self._hosts.target(ref.url)
+        except (msgspec.ValidationError, ForbiddenTarget) as error:
+            raise InvalidInput(f"{name}: {REF}: {error}") from None
+        return encode(ref)
 
 
 def _in_json(model: str, kind: str, value: Any, name: str) -> Binary:

@@ -14,7 +14,7 @@ import gevent
 from msgspec.structs import replace
 from redis.exceptions import RedisError
 
-from config.callback_hosts import CallbackHosts, ForbiddenTarget
+from config.allowed_hosts import CallbackHosts, ForbiddenTarget
 from config.settings import Settings
 from config.shards import Places
 from tasks.callbacks.store import KEEP_MS, CallbackStore

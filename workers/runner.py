@@ -159,7 +159,7 @@ class WorkerRunner:
                 breaker=self._breakers[executor.name],
                 follow_up=follow_up,
                 watch=self._watch,
-                payloads=payloads_of(settings, self._places),
+                payloads=payloads_of(settings, self._places, model),
             )
             for n, (model, executor) in enumerate(self._executors)
         ]

@@ -12,18 +12,19 @@ Nothing of this may cost a request its outcome: what cannot be released expires 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import structs
 from redis.exceptions import RedisError
 
 from batching.blobs.reference import is_reference, reference_to
 from batching.blobs.store import GRACE_MS, BlobGoneError, BlobStore, NoRoomError
-from batching.request import Expired, Failed, Ok, Outcome, Request
+from batching.request import Expired, Failed, Ok, Outcome, Rejected, Request
 from config.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ MAX_READ_BYTES = 256 * 1024 * 1024
 """The payloads of one batch, unless it is one request: worker and executor have them in memory at once."""
 DEFAULT_INLINE_BYTES = 32 * 1024
 _LATER_MS = 200
+# How long a batch waits for inputs that are being fetched; then it goes without them.
+_FETCH_WAIT_S = 0.05
 
 
 @dataclass(slots=True)
@@ -47,6 +50,19 @@ class Inputs:
     later: list[tuple[Request, int]] = field(default_factory=list)
 
 
+class Fetcher(Protocol):
+    """Fetches inputs that callers refer to, each in a time of its own."""
+
+    def refers(self, value: bytes) -> bool:
+        """Return whether the JSON of an input is a reference, or looks like one."""
+
+    def begin(self, request: Request, left_s: float) -> None:
+        """Begin to fetch the input of a request that has `left_s` seconds, unless that has begun before."""
+
+    def result(self, request: Request, wait_s: float) -> bytearray | Rejected | Failed | None:
+        """The input, or the outcome in its place; None if it is not there within `wait_s`."""
+
+
 class Payloads:
     """The payloads of a worker; several threads may use it.
 
@@ -55,6 +71,7 @@ class Payloads:
         inline_bytes: outputs up to here stay in their results.
         result_ttl_ms: how long a result may be read that answers several requests.
         letter_ttl_ms: how long dead letters live.
+        fetcher: fetches inputs that callers refer to; None: no input is such a reference.
         clock: seconds.
     """
 
@@ -65,32 +82,40 @@ class Payloads:
         inline_bytes: int = DEFAULT_INLINE_BYTES,
         result_ttl_ms: int = 0,
         letter_ttl_ms: int = 0,
+        fetcher: Fetcher | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._blobs = blobs
         self._inline_bytes = inline_bytes
         self._result_ttl_ms = result_ttl_ms
         self._letter_ttl_ms = letter_ttl_ms
+        self._fetcher = fetcher
         self._clock = clock
 
     @classmethod
-    def of(cls, settings: Settings, blobs: Callable[[str], BlobStore], letter_ttl_ms: int) -> Payloads:
+    def of(
+        cls, settings: Settings, blobs: Callable[[str], BlobStore], letter_ttl_ms: int, fetcher: Fetcher | None
+    ) -> Payloads:
         """Those of a worker; in collocated mode nothing lies beside the queue, which is in the same memory."""
         if settings.mode == "collocated":
-            return cls()
+            return cls(fetcher=fetcher)
         return cls(
             blobs,
             inline_bytes=settings.inline_bytes,
             result_ttl_ms=settings.result_ttl_ms,
             letter_ttl_ms=letter_ttl_ms,
+            fetcher=fetcher,
         )
 
     def read(self, requests: Sequence[Request], now_ms: float) -> Inputs:
         """The inputs of requests that were claimed at `now_ms`, which is Redis time."""
         began, size, inputs = self._clock(), 0, Inputs()
+        referring = self._begin_to_fetch(requests, now_ms)
         for request in requests:
             blob = request.blob
-            if blob is None:
+            if request.id in referring:
+                self._take_fetched(request, began, inputs)
+            elif blob is None:
                 inputs.run.append(request)
                 inputs.values.append(request.input)
             elif size and size + blob.size > MAX_READ_BYTES:
@@ -120,6 +145,27 @@ class Payloads:
                 inputs.raw.append(len(inputs.run))
             inputs.run.append(request)
             inputs.values.append(value)
+
+    def _begin_to_fetch(self, requests: Sequence[Request], now_ms: float) -> set[str]:
+        """Those whose inputs somebody else has."""
+        if self._fetcher is None:
+            return set()
+        referring = [each for each in requests if each.blob is None and self._fetcher.refers(each.input)]
+        for each in referring:
+            self._fetcher.begin(each, (each.deadline_ms - now_ms) / 1000 if each.deadline_ms else math.inf)
+        return {each.id for each in referring}
+
+    def _take_fetched(self, request: Request, began: float, inputs: Inputs) -> None:
+        assert self._fetcher is not None
+        result = self._fetcher.result(request, _FETCH_WAIT_S - (self._clock() - began))
+        if result is None:
+            inputs.later.append((request, _LATER_MS))
+        elif isinstance(result, bytearray):
+            inputs.raw.append(len(inputs.run))
+            inputs.run.append(request)
+            inputs.values.append(result)
+        else:
+            inputs.settled.append((request, result))
 
     def lay_aside(self, request: Request, outcome: Outcome) -> Outcome:
         """The outcome with a reference in the place of a large output.

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from config import auth
+from config.allowed_hosts import CallbackHosts, RefHosts
 from config.auth import is_loopback
-from config.callback_hosts import CallbackHosts
 from config.checks.foreign_names import PREFIX
 from config.checks.input_types import body_problems, input_type_problems
 from config.checks.placement import placement_problems
@@ -78,6 +78,7 @@ def contradictions(settings: Settings, role: str | None) -> list[Problem]:
     found += _tls_to_redis(settings)
     found += _cluster(settings)
     found += _callbacks(settings, role)
+    found += _references(settings)
     if 0 < settings.redis_max_memory_bytes < _LEAST_MEMORY_BYTES:
         found.append(
             Problem(
@@ -133,6 +134,14 @@ def _cluster(settings: Settings) -> Iterator[Problem]:
             f"need a Redis that is none; write {plain}"
         )
         yield Problem("BUNCH_BROKER_URL", "", why)
+
+
+def _references(settings: Settings) -> Iterator[Problem]:
+    try:
+        RefHosts(settings.ref_hosts)
+    except ValueError as error:
+        fix = "must be a comma-separated list of name, name:port or *.example.org, without schemes and paths"
+        yield Problem("BUNCH_REF_HOSTS", str(error), fix)
 
 
 def _callbacks(settings: Settings, role: str | None) -> Iterator[Problem]:

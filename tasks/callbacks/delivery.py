@@ -17,18 +17,16 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from http import HTTPStatus
 
-from config.callback_hosts import ForbiddenTarget, Target
+from config.allowed_hosts import ForbiddenTarget, Target
+from tasks.pinned_connection import Resolve, checked, connected, left_s, resolve
 
 TIMEOUT_S = 10.0
 _MAX_HEAD = 16_384
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n]*)?")
 _RETRY_AFTER = re.compile(rb"^retry-after:[ \t]*([0-9]{1,6})[ \t]*$", re.IGNORECASE | re.MULTILINE)
-
-Resolve = Callable[[str, int], Sequence[str]]
 
 
 class NotTaken(Exception):
@@ -41,12 +39,6 @@ class NotTaken(Exception):
 
 class Unreachable(Exception):
     """`Unreachable(why)`: no answer. Other requests for the same host would have the same fate."""
-
-
-def resolve(host: str, port: int) -> list[str]:
-    """The host's IP addresses, as the system finds them. Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 
 def deliver(
@@ -67,11 +59,8 @@ def deliver(
     """
     until = time.monotonic() + timeout_s
     try:
-        addresses = resolve(target.host, target.port)
-        for each in addresses:
-            target.require(each)
-        with _connected(target, addresses, until, tls) as connection:
-            connection.settimeout(_left_s(until))
+        with connected(target, checked(target, resolve), until, tls) as connection:
+            connection.settimeout(left_s(until))
             connection.sendall(_request(target, body, headers))
             _require_taken(_head(connection, until))
     except ForbiddenTarget:
@@ -80,34 +69,6 @@ def deliver(
         raise Unreachable(f"{target.place} did not answer within {timeout_s:g} s") from error
     except (OSError, ValueError) as error:
         raise Unreachable(f"{target.place}: {error}") from error
-
-
-def _connected(target: Target, addresses: Sequence[str], until: float, tls: ssl.SSLContext | None) -> socket.socket:
-    failed: OSError = OSError("it has no address")
-    for tried, address in enumerate(addresses):
-        # The first may swallow everything, as IPv6 does where its route is broken.
-        most_s = _left_s(until) / (len(addresses) - tried)
-        try:
-            connection = socket.create_connection((address, target.port), most_s)
-            break
-        except OSError as error:
-            failed = error
-    else:
-        raise failed
-    if target.scheme == "http":
-        return connection
-    try:
-        connection.settimeout(_left_s(until))
-        return (tls or _system_authorities()).wrap_socket(connection, server_hostname=target.host)
-    except BaseException:
-        connection.close()
-        raise
-
-
-@cache
-def _system_authorities() -> ssl.SSLContext:
-    """Made once: to read the system's hundred and more authorities takes longer than a delivery."""
-    return ssl.create_default_context()
 
 
 def _request(target: Target, body: bytes, headers: Sequence[tuple[str, str]]) -> bytes:
@@ -134,7 +95,7 @@ def _head(connection: socket.socket, until: float) -> bytes:
             continue
         if len(read) > _MAX_HEAD:
             raise ValueError(f"the head of its answer is longer than {_MAX_HEAD} bytes")
-        connection.settimeout(_left_s(until))
+        connection.settimeout(left_s(until))
         more = connection.recv(4096)
         if not more:
             raise ValueError("it closed the connection without an answer")
@@ -151,10 +112,3 @@ def _require_taken(head: bytes) -> None:
     after = _RETRY_AFTER.search(head.replace(b"\r\n", b"\n"))
     told = f"status {status}" + (", a redirect, which is not followed" if status // 100 == 3 else "")
     raise NotTaken(told, status, float(after[1]) if after else 0.0)
-
-
-def _left_s(until: float) -> float:
-    left_s = until - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError
-    return left_s

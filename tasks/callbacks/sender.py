@@ -20,7 +20,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from batching.blobs.store import BlobGoneError
-from config.callback_hosts import CallbackHosts, ForbiddenTarget, Target
+from config.allowed_hosts import CallbackHosts, ForbiddenTarget, Target
 from config.settings import Settings
 from config.shards import Places
 from config.version import VERSION

@@ -81,6 +81,7 @@ class Deduplicator:
             for name, model in settings.models.items()
             if model.collapses
         }
+        self._fetched = {name for name, model in settings.models.items() if model.takes_bytes}
         self._keep_ms = {
             name: settings.cache_ttl_ms if model.cache else 0
             for name, model in settings.models.items()
@@ -93,6 +94,9 @@ class Deduplicator:
         """
         key, owner = submission.idempotency_key, submission.caller.owner
         shared = None if submission.fresh else self.asked.get(submission.model)
+        if submission.model in self._fetched and not submission.binary and b'"sha256":"' not in submission.input:
+            # What a URL leads to may be another thing the next time.
+            shared = None
         if shared is None and not key:
             return None
         # Bytes are their own spelling.

@@ -9,10 +9,12 @@ from batching.blobs.reference import LONGEST, BlobRef, NotAReferenceError, read_
 from batching.blobs.store import BlobStore, RedisBlobs, open_blobs
 from batching.claim.payloads import Payloads
 from batching.claim.store import Keep
-from config.settings import Settings
+from config.allowed_hosts import RefHosts
+from config.settings import ModelSettings, Settings
 from config.shards import Place, Places
 from tasks.protocol.ids import place_of
 from tasks.protocol.results import Reply
+from tasks.referenced_inputs import ReferencedInputs
 
 
 def reference_in(reply: Reply) -> BlobRef | None:
@@ -52,6 +54,8 @@ class PlacedBlobs:
         return store
 
 
-def payloads_of(settings: Settings, places: Places) -> Payloads:
-    """The payloads of the batches of a worker."""
-    return Payloads.of(settings, PlacedBlobs(places, settings).of, Keep().age_ms)
+def payloads_of(settings: Settings, places: Places, model: ModelSettings) -> Payloads:
+    """The payloads of the batches of a model. Only a model that takes bytes gets what a caller refers to."""
+    hosts = RefHosts(settings.ref_hosts)
+    fetcher = ReferencedInputs(hosts, settings.blob_max_bytes) if model.takes_bytes else None
+    return Payloads.of(settings, PlacedBlobs(places, settings).of, Keep().age_ms, fetcher)

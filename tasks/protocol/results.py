@@ -31,6 +31,7 @@ from tasks.protocol.seal import Seal
 
 _encode = msgspec.json.Encoder().encode
 _MAX_TRACEBACK = 8_000
+_CODES_OF_REFUSALS = {"InvalidInput": "INVALID_INPUT", "PayloadTooLarge": "PAYLOAD_TOO_LARGE"}
 _TIER_NAMES = {tier: tier.value for tier in TIERS}
 
 
@@ -240,7 +241,7 @@ def code_of(outcome: Outcome) -> str:
     """The contract's code of an outcome; empty for an output and for a cancelled request."""
     match outcome:
         case Rejected():
-            return "INVALID_INPUT" if outcome.exc_type == "InvalidInput" else "INPUT_REJECTED"
+            return _CODES_OF_REFUSALS.get(outcome.exc_type, "INPUT_REJECTED")
         case Failed():
             return outcome.code
         case Expired():

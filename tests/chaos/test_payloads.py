@@ -123,7 +123,9 @@ def _check_what_is_left(stage: Stage) -> None:
         left = {each.decode(): (redis.pttl(each), redis.strlen(each)) for each in redis.scan_iter("bunch:blob:*", 1000)}
         usage = blobs.usage()
         blobs.close()
-        assert usage.all_bytes == sum(size for _, size in left.values())
+        unwritten = usage.all_bytes - sum(size for _, size in left.values())
+        # Reserved by a frontend that was killed before it had written: the account forgets it at its time, too.
+        assert 0 <= unwritten <= CALLERS * (FAULTS or len(KINDS)) * 2 * SIZE
         for name, (left_ms, _) in left.items():
             # The output of a try has the name of the try too.
             most_ms = (RESULT_MS if "." in name else REQUEST_MS) + GRACE_MS

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from config.callback_hosts import CallbackHosts, Target
-from tasks.callbacks import delivery
+from config.allowed_hosts import CallbackHosts, Target
+from tasks import pinned_connection
 from tasks.callbacks.delivery import NotTaken, Unreachable, deliver
 from tests.fakes.receiver import receiving
 from tests.fakes.tls import Authority, TlsProxy
@@ -141,11 +141,11 @@ def test_the_systems_authorities_are_read_once(tmp_path: Path, monkeypatch: pyte
         return context
 
     monkeypatch.setattr(ssl, "create_default_context", make)
-    delivery._system_authorities.cache_clear()
+    pinned_connection._system_authorities.cache_clear()
     try:
         with receiving() as receiver, fronted(receiver.port, authority) as proxy:
             for _ in range(2):
                 deliver(HOSTS.target(f"https://localhost:{proxy.port}/hook"), b"{}", [])
     finally:
-        delivery._system_authorities.cache_clear()
+        pinned_connection._system_authorities.cache_clear()
     assert len(made) == 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.callback_hosts import MAX_URL, CallbackHosts, ForbiddenTarget
+from config.allowed_hosts import MAX_URL, CallbackHosts, ForbiddenTarget
 from config.errors import SettingsError
 from config.settings import load_settings
 from docs.examples.callback_receiver import is_genuine

@@ -1,11 +1,12 @@
-"""The hosts to which results may be pushed (`BUNCH_CALLBACK_HOSTS`), and the addresses that those hosts may have.
+"""The hosts to which results may be pushed (`BUNCH_CALLBACK_HOSTS`), or from which inputs may be fetched
+(`BUNCH_REF_HOSTS`), and the addresses that those hosts may have.
 
     name            this host, on any port; its address may be private, since the operator has named the host
     name:port       the same, on this port
     *.example.org   any host below this domain, with https and a public address only: who owns the domain may let
                     others choose names and addresses in it
 
-A frontend asks when it takes a request, the sender again for each address to which it is about to connect.
+A frontend asks when it takes a request, whoever calls the host again for each address to which it is about to connect.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from config.auth import listed
@@ -33,7 +35,7 @@ IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class ForbiddenTarget(ValueError):
-    """`ForbiddenTarget(why)`: nothing may be sent to that URL or address."""
+    """`ForbiddenTarget(why)`: nobody may call that URL or address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Target:
     port: int
     path: str
     named: bool
+    setting: str
 
     @property
     def place(self) -> str:
@@ -62,13 +65,13 @@ class Target:
         is_listed = self.host == str(ip)
         if not is_listed and (ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip in _MACHINES):
             # Where clouds keep the credentials of a machine.
-            raise ForbiddenTarget(f"{self.host} has the address {ip}, to which nothing is sent")
+            raise ForbiddenTarget(f"{self.host} has the address {ip}, which is never called")
         if not is_public and not self.named:
             raise ForbiddenTarget(
-                f"{self.host} has the private address {ip}; name this host itself in BUNCH_CALLBACK_HOSTS to allow it"
+                f"{self.host} has the private address {ip}; name this host itself in {self.setting} to allow it"
             )
         if is_public and self.scheme == "http":
-            raise ForbiddenTarget(f"{self.host} has the public address {ip}, to which results go with https only")
+            raise ForbiddenTarget(f"{self.host} has the public address {ip}, which is called with https only")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,12 @@ class _Entry:
         return host.endswith(self.host[1:]) if self.host.startswith("*") else host == self.host
 
 
-class CallbackHosts:
-    """The list, from the setting's text. Raises ValueError with the first entry that is none."""
+class AllowedHosts:
+    """The list, from a setting's text. Raises ValueError with the first entry that is none."""
+
+    setting: ClassVar[str]
+    without: ClassVar[str]
+    """What an empty list means."""
 
     def __init__(self, text: str) -> None:
         self._entries = tuple(map(_read, listed(text.lower())))
@@ -94,7 +101,7 @@ class CallbackHosts:
     def target(self, url: str) -> Target:
         """The URL in parts. Raises ForbiddenTarget, with what is wrong with it."""
         if not self._entries:
-            raise ForbiddenTarget("this server pushes no results: BUNCH_CALLBACK_HOSTS is empty")
+            raise ForbiddenTarget(f"{self.without}: {self.setting} is empty")
         if len(url) > MAX_URL or _CONTROL.search(url):
             raise ForbiddenTarget(f"must be a URL of at most {MAX_URL} ASCII characters, without spaces")
         try:
@@ -110,12 +117,26 @@ class CallbackHosts:
         host = _canonical(host)
         found = [each for each in self._entries if each.matches(host, port)]
         if not found:
-            raise ForbiddenTarget(f"{host}:{port} is not among the hosts of BUNCH_CALLBACK_HOSTS")
+            raise ForbiddenTarget(f"{host}:{port} is not among the hosts of {self.setting}")
         named = any(each.host == host for each in found)
         if parts.scheme == "http" and not named:
             raise ForbiddenTarget(f"must be https: {host} is allowed only as a part of its domain")
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        return Target(parts.scheme, host, port, path, named)
+        return Target(parts.scheme, host, port, path, named, self.setting)
+
+
+class CallbackHosts(AllowedHosts):
+    """To which results may be pushed."""
+
+    setting = "BUNCH_CALLBACK_HOSTS"
+    without = "this server pushes no results"
+
+
+class RefHosts(AllowedHosts):
+    """From which inputs may be fetched."""
+
+    setting = "BUNCH_REF_HOSTS"
+    without = "this server fetches no inputs"
 
 
 def _read(text: str) -> _Entry:

@@ -1,0 +1,229 @@
+"""Large inputs and outputs through a whole stack, beside the queue, in a Redis of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from redis import Redis
+
+from tests.e2e.client import Answer, Api, connected
+from tests.e2e.stack import Stack
+from tests.valkey import PrivateValkey
+from tests.waiting import wait_until
+
+MODELS = """\
+default_model = "echo"
+
+[models.echo]
+source = "workers.models.echo:Echo"
+
+[models.described]
+source = "tests.byte_models:Described"
+input_type = "bytes"
+
+[models.reversed]
+source = "tests.byte_models:Reversed"
+input_type = "bytes"
+
+[models.cursed]
+source = "tests.chaos.models:Cursed"
+options = {{ repaired = "{folder}/repaired" }}
+
+[models.counting]
+source = "tests.models:Counting"
+cache = true
+"""
+PNG = b"\x89PNG\r\n" + bytes(range(256)) * 2000
+TEXT = "ä" * 50_000
+
+
+@pytest.fixture(scope="module")
+def blobs() -> Iterator[PrivateValkey]:
+    server = PrivateValkey("--appendonly", "no")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, blobs: PrivateValkey) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("large")
+    each = Stack(folder, MODELS.format(folder=folder))
+    settings = {"admission": "off", "blob_url": blobs.url, "blob_max_bytes": 1_000_000, "ref_hosts": "127.0.0.1"}
+    try:
+        yield each.start("--web-workers=1", "--workers=1", "--no-flower", queue_timeout_ms=20_000, **settings)
+        each.stop()
+    finally:
+        each.kill()
+
+
+@pytest.fixture(scope="module")
+def api(stack: Stack) -> Iterator[Api]:
+    with connected(stack.port) as api:
+        yield api
+
+
+@pytest.fixture
+def beside(blobs: PrivateValkey) -> Iterator[Redis]:
+    with blobs.client() as redis:
+        yield redis
+
+
+@pytest.fixture
+def celery(stack: Stack, blobs: PrivateValkey) -> Iterator[Celery]:
+    app = Celery(broker=stack.redis_url, backend=f"bunch.celery_backend:BunchBackend+{stack.redis_url}")
+    app.conf.bunch_blob_url = blobs.url
+    yield app
+    app.close()
+
+
+def nothing_beside(redis: Redis) -> None:
+    wait_until(lambda: not list(redis.scan_iter("bunch:blob:*")), what="every payload is gone")
+
+
+def post(api: Api, raw: bytes, model: str, **headers: str) -> Answer:
+    return api.call("POST", f"/v1/inference?model={model}", raw=raw, Content_Type="image/png", **headers)
+
+
+def described(raw: bytes, **parameters: object) -> dict[str, object]:
+    return {"type": "bytes", "size": len(raw), "sha256": hashlib.sha256(raw).hexdigest(), "parameters": parameters}
+
+
+def test_large_inputs_and_outputs_arrive_whole_and_nothing_stays(api: Api, stack: Stack, beside: Redis) -> None:
+    assert post(api, PNG, "described").json["output"] == described(PNG, content_type="image/png")
+    assert api.call("POST", "/v1/inference", {"input": TEXT}).json["output"] == TEXT
+    whole = api.call("POST", "/v1/inference/bulk", {"inputs": [TEXT, "small", TEXT + "x"]}).json
+    assert [each["output"] for each in whole["results"]] == [TEXT, "small", TEXT + "x"]
+    nothing_beside(beside)
+    with stack.redis() as redis:
+        assert not list(redis.scan_iter("bunch:blob*"))
+    assert 'bunch_blob_bytes{state="live"} 0.0' in api.call("GET", "/metrics").body.decode()
+
+
+def test_whoever_polls_gets_a_large_output_again_and_again(api: Api, celery: Celery) -> None:
+    receipt = api.call("POST", "/v1/inference", {"input": TEXT}, Prefer="respond-async")
+    path = receipt.headers["location"]
+    for _ in range(2):
+        assert api.call("GET", f"{path}?wait_ms=10000").json["output"] == TEXT
+    # In any Celery program.
+    assert celery.AsyncResult(receipt.json["task_id"]).get(timeout=20) == TEXT
+
+
+def test_a_large_answer_is_kept_for_an_equal_question(api: Api) -> None:
+    question = {"model": "counting", "input": {"text": TEXT}}
+    first, second = (api.call("POST", "/v1/inference", question).json for _ in range(2))
+    assert first["output"] == second["output"]
+    assert (first["metadata"]["cached"], second["metadata"]["cached"]) == (False, True)
+
+
+def test_a_celery_client_lays_its_input_beside_the_queue(celery: Celery, beside: Redis) -> None:
+    blob = f"client-{uuid.uuid4().hex}"
+    beside.set(f"bunch:blob:{blob}", PNG, ex=120)
+    ref = {"id": blob, "size": len(PNG), "sha256": hashlib.sha256(PNG).hexdigest(), "form": "bytes"}
+    sent = celery.send_task("bunch.infer", [{"$blob": ref}], queue="bunch.described.paid")
+    assert sent.get(timeout=20) == described(PNG)
+    wait_until(lambda: not beside.exists(f"bunch:blob:{blob}"), what="it is deleted")
+    # Its own results stay whole, for a client that knows nothing of this.
+    whole = celery.send_task("bunch.infer", [TEXT], queue="bunch.echo.paid")
+    assert whole.get(timeout=20) == TEXT
+
+
+def test_a_dead_letter_is_run_again_with_its_payload(api: Api, stack: Stack, beside: Redis) -> None:
+    given = {"curse": "raise", "text": TEXT}
+    document = {"model": "cursed", "input": given}
+    receipt = api.call("POST", "/v1/inference", document, Prefer="respond-async")
+    path, task_id = receipt.headers["location"], receipt.json["task_id"]
+    assert api.call("GET", f"{path}?wait_ms=20000").json["status"] == "FAILURE"
+    assert beside.exists(f"bunch:blob:{task_id}")
+    (stack.config_file.parent / "repaired").touch()
+    stack.manage("dlq", "replay", task_id)
+    assert wait_until(lambda: api.call("GET", f"{path}?wait_ms=20000").json.get("output")) == given
+    wait_until(lambda: not beside.exists(f"bunch:blob:{task_id}"), what="the payload is gone")
+
+
+def test_a_callers_reference_is_refused(api: Api) -> None:
+    forged = {"$blob": {"id": "client-0001", "size": 5, "sha256": "0" * 64}}
+    answer = api.call("POST", "/v1/inference", {"input": forged})
+    assert (answer.status, answer.error) == (400, "INVALID_INPUT")
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[str]:
+    """An object store: `/<size>` has so many bytes, anything else is a redirect."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/moved":
+                self.send_response(302)
+                self.send_header("Location", "/10")
+                self.end_headers()
+                return
+            body = PNG[: int(self.path[1:])] if int(self.path[1:]) < len(PNG) else bytes(int(self.path[1:]))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing is printed."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def ask(api: Api, url: str, **more: str) -> Answer:
+    return api.call("POST", "/v1/inference", {"model": "described", "input": {"$ref": url, **more}})
+
+
+def test_a_worker_fetches_what_is_referred_to(api: Api, store: str) -> None:
+    found = PNG[:200_000]
+    assert ask(api, f"{store}/200000").json["output"] == described(found)
+    assert ask(api, f"{store}/200000", sha256=hashlib.sha256(found).hexdigest()).json["output"] == described(found)
+    whole = {"model": "described", "inputs": [{"$ref": f"{store}/{size}"} for size in (5, 6)] + [{"$base64": "AAAA"}]}
+    answers = api.call("POST", "/v1/inference/bulk", whole).json["results"]
+    assert [each["output"]["size"] for each in answers] == [5, 6, 3]
+
+
+def test_each_fault_of_a_reference_has_its_code(api: Api, store: str) -> None:
+    told = [
+        ask(api, f"{store}/200000", sha256="0" * 64),
+        ask(api, f"{store}/moved"),
+        ask(api, f"{store}/1000001"),
+        ask(api, "https://elsewhere.example.org/"),
+        ask(api, f"{store}/5", more="x"),
+    ]
+    assert [(each.status, each.error) for each in told] == [
+        (422, "INPUT_REJECTED"),
+        (422, "INPUT_REJECTED"),
+        (413, "PAYLOAD_TOO_LARGE"),
+        (400, "INVALID_INPUT"),
+        (400, "INVALID_INPUT"),
+    ]
+    # To a model that takes JSON it is JSON.
+    assert api.call("POST", "/v1/inference", {"input": {"$ref": "#/a"}}).json["output"] == {"$ref": "#/a"}
+
+
+def test_while_their_redis_is_away_requests_with_payloads_get_503(api: Api, blobs: PrivateValkey) -> None:
+    blobs.kill()
+    try:
+        answer = api.call("POST", "/v1/inference", {"input": TEXT})
+        assert (answer.status, answer.error) == (503, "BACKEND_UNAVAILABLE")
+        assert api.call("POST", "/v1/inference", {"input": "small"}).json["output"] == "small"
+    finally:
+        blobs.start()
+    assert wait_until(lambda: api.call("POST", "/v1/inference", {"input": TEXT}).json.get("output")) == TEXT
+
+
+def test_reversed_bytes_come_back_large(api: Api) -> None:
+    answer = post(api, PNG, "reversed", Accept="application/octet-stream")
+    assert (answer.status, answer.body) == (200, PNG[::-1])
