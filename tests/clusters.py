@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -72,7 +73,7 @@ class Clustered:
                 "--cluster-node-timeout", str(NODE_TIMEOUT_MS), "--cluster-require-full-coverage", "no",
                 "--cluster-allow-replica-migration", "no", "--cluster-replica-validity-factor", "0",
                 "--repl-diskless-sync-delay", "0", "--requirepass", self.PASSWORD, "--primaryauth", self.PASSWORD,
-                "--logfile", str(self.folder(number) / "log"), *self._arguments,
+                "--enable-debug-command", "yes", "--logfile", str(self.folder(number) / "log"), *self._arguments,
             ],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
@@ -131,12 +132,14 @@ class Clustered:
             return list(client.execute_command("CLUSTER", "SLOTS"))
 
     def primaries(self) -> list[int]:
-        """The nodes that have slots, as the first that answers says, which is not one that is being replaced."""
-        for number in reversed(range(len(self.nodes))):
-            with suppress(RedisError):
-                found = {self.number_of(primary[1]) for _, _, primary, *_ in self._slots(number)}
-                return sorted(found)
-        return []
+        """The nodes that have slots, as most nodes say."""
+        votes: Counter[tuple[int, ...]] = Counter()
+        for number, process in self.processes.items():
+            if process.poll() is None:
+                with suppress(RedisError):
+                    found = {self.number_of(primary[1]) for _, _, primary, *_ in self._slots(number)}
+                    votes[tuple(sorted(found))] += 1
+        return list(votes.most_common(1)[0][0])
 
     def fail_over(self, number: int) -> None:
         """Ask for a planned failover of this primary."""
@@ -153,6 +156,14 @@ class Clustered:
 
     def signal(self, number: int, what: signal.Signals) -> None:
         os.kill(self.processes[number].pid, what)
+
+    def cut_off(self, number: int) -> None:
+        """Break the link between a node and the others; clients reach it as before."""
+        self.ask(number, "DEBUG", "DROP-CLUSTER-PACKET-FILTER", "-2")
+
+    def join(self, number: int) -> None:
+        """Undo `cut_off`."""
+        self.ask(number, "DEBUG", "DROP-CLUSTER-PACKET-FILTER", "-1")
 
     def kill(self, number: int) -> None:
         self.processes[number].kill()

@@ -80,12 +80,17 @@ def hang(nodes: Clustered, number: int) -> Callable[[], object]:
     return lambda: nodes.signal(number, signal.SIGCONT)
 
 
+def cut_link(nodes: Clustered, number: int) -> Callable[[], object]:
+    nodes.cut_off(number)
+    return lambda: nodes.join(number)
+
+
 def planned(nodes: Clustered, number: int) -> Callable[[], object]:
     nodes.fail_over(number)
     return lambda: None
 
 
-@pytest.mark.parametrize("fault", [kill, hang, planned] if FAULTS else [kill])
+@pytest.mark.parametrize("fault", [kill, hang, cut_link, planned] if FAULTS else [kill])
 def test_every_caller_gets_its_own_answer(
     nodes: Clustered, stack: Stack, fault: Callable[[Clustered, int], Callable[[], object]]
 ) -> None:
