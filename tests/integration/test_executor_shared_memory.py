@@ -108,7 +108,7 @@ def test_a_worker_without_descriptors_goes_on_with_the_socket(start: Start, capl
             os.close(each)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert isinstance(executor.receive(LONG_S), Done)
-    assert "they go through the socket" in caplog.text
+    assert "goes through the socket" in caplog.text
 
 
 def test_a_model_may_run_a_large_batch_in_parts(start: Start) -> None:

@@ -1,14 +1,18 @@
-"""`memory_fraction` in an executor's process, with a stand-in for torch."""
+"""`memory_fraction` and pinned memory in an executor's process, with a stand-in for torch."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from config.settings import ModelSettings
-from workers.executor.device_memory import limit_device_memory
+from workers.executor.device_memory import limit_device_memory, pin, unpin
+from workers.executor.segments import Opened, Place
+from workers.executor.shared_bytes import MappedSegments
 
 
 @pytest.fixture
@@ -40,3 +44,62 @@ def test_without_cuda_or_without_torch_nothing_is_asked(
     monkeypatch.delitem(sys.modules, "torch")
     limit_device_memory(model())
     assert told == []
+
+
+class Runtime:
+    """CUDA's calls, with the addresses that are pinned. `error`: what the next ones return."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+        self.pinned: dict[int, tuple[int, int]] = {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+        if not self.error:
+            self.pinned[address] = (size, flags)
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        del self.pinned[address]
+        return 0
+
+
+def loaded(monkeypatch: pytest.MonkeyPatch, runtime: Runtime, *, initialized: bool = True) -> None:
+    cuda = SimpleNamespace(is_initialized=lambda: initialized, cudart=lambda: runtime)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+
+
+def test_shared_memory_is_pinned_once_and_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime()
+    loaded(monkeypatch, runtime)
+    with mmap.mmap(-1, 8192) as mapping:
+        assert pin(mapping)
+        assert list(runtime.pinned.values()) == [(8192, 1)]
+        unpin(mapping)
+        assert runtime.pinned == {}
+
+
+def test_what_cannot_be_pinned_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with mmap.mmap(-1, 4096) as mapping:
+        assert not pin(mapping)
+        loaded(monkeypatch, Runtime(), initialized=False)
+        assert not pin(mapping)
+        loaded(monkeypatch, Runtime(error=2))
+        assert not pin(mapping)
+        monkeypatch.setitem(
+            sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True, cudart=None))
+        )
+        assert not pin(mapping)
+
+
+def test_a_segment_is_pinned_when_it_comes_and_unpinned_when_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime()
+    loaded(monkeypatch, runtime)
+    descriptor = os.memfd_create("test")
+    os.ftruncate(descriptor, 1 << 20)
+    segments = MappedSegments()
+    (value,) = segments.take([Place(0, 1, 4096, 10)], [Opened(1, 1 << 20, kept=True)], [descriptor])
+    assert len(value) == 10
+    assert [size for size, _ in runtime.pinned.values()] == [1 << 20]
+    del value
+    segments.forget([1])
+    assert not runtime.pinned

@@ -6,7 +6,8 @@ import array
 import gc
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batching.blobs.local_files import LocalFiles, LocalPayload
 from batching.request import Done, Failed, Ok, Work
 from workers.executor import ipc, segments, shared_bytes
 from workers.executor.ipc import Attached, BrokenFrames, FrameReader, FrameWriter, Ready, ToChild, ToParent, encode
@@ -298,4 +300,60 @@ def test_values_that_nobody_asked_for_are_no_message() -> None:
     made.writer.send(frame)
     with pytest.raises(BrokenFrames):
         made.reader.next()
+    made.close()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Callable[[bytes], LocalPayload]]:
+    """Makes a payload that another process has put into shared memory."""
+    files = LocalFiles("redis://a", 1 << 30, parent=tmp_path)
+    assert files.open()
+
+    def make(value: bytes) -> LocalPayload:
+        digest = sha256(value).hexdigest()
+        assert files.put(digest, digest, value, 60.0)
+        payload = files.get(digest, digest, len(value))
+        files.release([digest])
+        assert payload is not None
+        return payload
+
+    yield make
+    files.close()
+
+
+def test_a_payload_of_a_frontend_is_passed_on_and_not_copied(way: Way, local: Callable[[bytes], LocalPayload]) -> None:
+    values = [b"a" * 40_000, b"b" * (LARGE + 1)]
+    inputs: list[Any] = [b"1", local(values[0]), b"c" * LARGE, local(values[1])]
+    before = way.writer._segments
+    got = way.send(Work("b", inputs, [b"{}"] * 4)).inputs
+    del inputs
+    gc.collect()
+    assert list(map(bytes, got)) == [b"1", values[0], b"c" * LARGE, values[1]]
+    mine = got[3].private()
+    mine[:1] = b"x"
+    assert bytes(mine[:2]) == b"xb"
+    assert got[3].view == values[1]
+    # The rest of the batch has a segment.
+    assert len(before._kept) == 1
+    kept = got[1].view
+    del got
+    for letter in (b"d", b"e"):
+        way.send(work(letter * LARGE))
+    assert kept == values[0]
+
+
+def test_more_payloads_than_descriptors_may_come_with_a_frame(way: Way, local: Callable[[bytes], LocalPayload]) -> None:
+    values = [bytes([n]) * 33_000 for n in range(70)]
+    got = way.send(Work("b", [local(each) for each in values], [b"{}"] * 70)).inputs  # type: ignore[misc]
+    assert list(map(bytes, got)) == values
+
+
+def test_without_shared_memory_a_payload_goes_through_the_socket(
+    way: Way, local: Callable[[bytes], LocalPayload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Way(ToChild, MappedSegments())
+    made.writer._segments._works = False
+    value = local(b"a" * 40_000)
+    made.writer.send(made.writer.pack(Work("b", [value, b"1"], [b"{}"] * 2)))  # type: ignore[list-item]
+    assert made.reader.next() == work(b"a" * 40_000, b"1")
     made.close()

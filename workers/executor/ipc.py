@@ -29,10 +29,11 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import structs
 
+from batching.blobs.local_files import LocalPayload
 from batching.request import Done, Ok, Work
 from config.logging import encodable
 from config.settings import ModelSettings
-from workers.executor.segments import Lent, Opened, Place, SegmentWriter, Values
+from workers.executor.segments import MAX_PASSED, Lent, Opened, Place, SegmentWriter, Value, Values
 
 HEADER = struct.Struct("!Q")
 # Nothing that fits into a machine's memory is as long; a longer length means that another program writes to our
@@ -42,8 +43,7 @@ MAX_FRAME = 1 << 40
 LARGE_BYTES = 1 << 17
 _LARGE_VALUE_BYTES = 1 << 15
 _READ_SIZE = 1 << 18
-# A frame comes with one, and with one for each input that another process has put into shared memory.
-MAX_DESCRIPTORS = 64
+MAX_DESCRIPTORS = MAX_PASSED + 1
 _INT_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * _INT_BYTES)
 # As plain integers, since an operation of enum's takes as long as the call.
@@ -153,9 +153,11 @@ class FrameWriter:
     def pack(self, message: ToChild | ToParent) -> Frame:
         """The frame of a message; it must be sent, or the descriptors of its segments stay open."""
         large = _large(message)
-        lent = self._segments.lend(large) if large else None
-        if lent is None or not isinstance(message, Work | Done):
+        if not large or not isinstance(message, Work | Done):
             return Frame(encode(message), None)
+        lent = self._segments.lend(large)
+        if lent is None:
+            return Frame(encode(_copied(message)), None)
         return Frame(encode(Attached(_without(message, large), lent.places, lent.opened, lent.closed)), lent)
 
     def send(self, frame: Frame) -> None:
@@ -182,9 +184,9 @@ class FrameWriter:
         self._segments.close()
 
 
-def _large(message: ToChild | ToParent) -> list[tuple[int, bytes | memoryview]]:
+def _large(message: ToChild | ToParent) -> list[tuple[int, Value]]:
     """The inputs or outputs that are to go through shared memory, each with its index."""
-    large: list[tuple[int, bytes | memoryview]]
+    large: list[tuple[int, Value]]
     if type(message) is Work:
         large = [(index, each) for index, each in enumerate(message.inputs) if len(each) >= _LARGE_VALUE_BYTES]
     elif type(message) is Done:
@@ -195,10 +197,19 @@ def _large(message: ToChild | ToParent) -> list[tuple[int, bytes | memoryview]]:
         ]
     else:
         return []
-    return large if large and sum(len(value) for _, value in large) >= LARGE_BYTES else []
+    if large and sum(len(value) for _, value in large) < LARGE_BYTES:
+        return [each for each in large if isinstance(each[1], LocalPayload)]
+    return large
 
 
-def _without(message: Work | Done, large: list[tuple[int, bytes | memoryview]]) -> Work | Done:
+def _copied(message: Work | Done) -> Work | Done:
+    """The message with all that is in shared memory copied out of it."""
+    if not isinstance(message, Work):
+        return message
+    return structs.replace(message, inputs=list(map(bytes, message.inputs)))
+
+
+def _without(message: Work | Done, large: list[tuple[int, Value]]) -> Work | Done:
     """A copy with nothing in the place of these inputs or outputs."""
     if isinstance(message, Work):
         copy: Work | Done = structs.replace(message, inputs=list(message.inputs))

@@ -21,10 +21,14 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from batching.blobs.local_files import LocalPayload
+
 logger = logging.getLogger(__name__)
 
-Value: TypeAlias = bytes | memoryview
+Value: TypeAlias = bytes | memoryview | LocalPayload
 
+# With the segment of the rest, as many descriptors as may come with a frame.
+MAX_PASSED = 63
 MAX_KEPT_BYTES = 1 << 26
 _KEPT = 3
 _MIN_BYTES = 1 << 20
@@ -70,13 +74,14 @@ class Values(Protocol):
 
 class Lent(msgspec.Struct, frozen=True):
     """Values in shared memory. `opened` are new to the receiver, with a descriptor each; `closed` ones do not come
-    again.
+    again. `ours` are the descriptors that this side needs no longer, once the message is sent.
     """
 
     places: list[Place]
     opened: list[Opened]
     descriptors: list[int]
     closed: list[int]
+    ours: list[int]
 
 
 class _Kept:
@@ -95,30 +100,41 @@ class SegmentWriter:
 
     def __init__(self) -> None:
         self._kept: list[_Kept] = []
+        self._closed: list[int] = []
         self._numbers = 0
         self._works = hasattr(os, "memfd_create")
 
     def lend(self, values: Sequence[tuple[int, Value]]) -> Lent | None:
-        """Write values, each with its index in the message; None where there is no shared memory for them."""
+        """Write values, each with its index in the message; None where there is no shared memory for them.
+
+        Payloads that are in shared memory already are passed on as they are, up to `MAX_PASSED`.
+        """
         if not self._works:
             return None
-        offset, starts = _PAGE_BYTES, []
-        for _, value in values:
-            starts.append(offset)
-            offset += -(-len(value) // _PAGE_BYTES) * _PAGE_BYTES
+        lent = Lent([], [], [], [], [])
+        written: list[tuple[int, bytes | memoryview]] = []
         try:
-            return self._write(values, starts, offset)
+            for index, value in values:
+                if not isinstance(value, LocalPayload):
+                    written.append((index, value))
+                elif len(lent.opened) < MAX_PASSED:
+                    self._pass_on(index, value, lent)
+                else:
+                    written.append((index, bytes(value)))
+            if written:
+                self._write(written, lent)
         except OSError as error:
             # No descriptors, no memory, or forbidden in this container.
-            logger.warning("no shared memory for %d bytes; they go through the socket: %s", offset, error)
+            logger.warning("a batch of %d large values goes through the socket: %s", len(values), error)
             return None
+        lent.closed.extend(self._closed)
+        self._closed.clear()
+        return lent
 
     def sent(self, lent: Lent) -> None:
         """Close what only the receiver uses from now on. Called after sending, whether or not it went well."""
-        kept = {each.descriptor for each in self._kept}
-        for descriptor in lent.descriptors:
-            if descriptor not in kept:
-                os.close(descriptor)
+        for descriptor in lent.ours:
+            os.close(descriptor)
 
     def close(self) -> None:
         for each in self._kept:
@@ -126,46 +142,55 @@ class SegmentWriter:
         self._kept.clear()
         self._works = False
 
-    def _write(self, values: Sequence[tuple[int, Value]], starts: list[int], size: int) -> Lent:
-        closed: list[int] = []
-        opened: list[Opened] = []
-        descriptors: list[int] = []
-        segment = self._free(size, closed)
+    def _pass_on(self, index: int, payload: LocalPayload, lent: Lent) -> None:
+        self._numbers += 1
+        lent.opened.append(Opened(self._numbers, payload.offset + len(payload), kept=False))
+        lent.descriptors.append(payload.descriptor)
+        lent.places.append(Place(index, self._numbers, payload.offset, len(payload)))
+
+    def _write(self, values: Sequence[tuple[int, bytes | memoryview]], lent: Lent) -> None:
+        places, size = [], _PAGE_BYTES
+        for index, value in values:
+            places.append(Place(index, 0, size, len(value)))
+            size += -(-len(value) // _PAGE_BYTES) * _PAGE_BYTES
+        segment = self._free(size)
+        new = segment is None
         if segment is None:
-            segment, kept = self._new(size)
-            opened.append(Opened(segment.number, segment.size, kept))
-            descriptors.append(segment.descriptor)
+            segment = self._new(size)
         try:
             done = os.pwritev(segment.descriptor, [LENT, values[0][1]], MARK_AT) - 1
-            for (_, value), start in zip(values, starts, strict=True):
-                _write_all(segment.descriptor, value, start, done)
+            for place, (_, value) in zip(places, values, strict=True):
+                _write_all(segment.descriptor, value, place.offset, done)
                 done = 0
         except OSError:
-            if descriptors:
-                self._kept = [each for each in self._kept if each is not segment]
-                os.close(segment.descriptor)
+            self._drop(segment)
             raise
-        places = [
-            Place(index, segment.number, start, len(value))
-            for (index, value), start in zip(values, starts, strict=True)
-        ]
-        return Lent(places, opened, descriptors, closed)
+        kept = segment in self._kept
+        if new:
+            lent.opened.append(Opened(segment.number, segment.size, kept))
+            lent.descriptors.append(segment.descriptor)
+        if not kept:
+            lent.ours.append(segment.descriptor)
+        lent.places.extend(Place(each.index, segment.number, each.offset, each.length) for each in places)
 
-    def _free(self, size: int, closed: list[int]) -> _Kept | None:
+    def _drop(self, segment: _Kept) -> None:
+        """Use a segment no longer."""
+        if segment in self._kept:
+            self._kept.remove(segment)
+            self._closed.append(segment.number)
+        os.close(segment.descriptor)
+
+    def _free(self, size: int) -> _Kept | None:
         """The smallest free segment of that size; where there is none, one that is too small makes way for a larger."""
         free = [each for each in self._kept if each.is_free]
         enough = [each for each in free if each.size >= size]
         if enough:
             return min(enough, key=lambda each: each.size)
         if free and len(self._kept) == _KEPT and size <= MAX_KEPT_BYTES:
-            smallest = min(free, key=lambda each: each.size)
-            self._kept.remove(smallest)
-            os.close(smallest.descriptor)
-            closed.append(smallest.number)
+            self._drop(min(free, key=lambda each: each.size))
         return None
 
-    def _new(self, size: int) -> tuple[_Kept, bool]:
-        """A new segment, and whether it is kept."""
+    def _new(self, size: int) -> _Kept:
         kept = len(self._kept) < _KEPT and size <= MAX_KEPT_BYTES
         # Twice as large as the one before at least, so that growing inputs do not replace it for each batch.
         size = max(_MIN_BYTES, 1 << (size - 1).bit_length()) if kept else size
@@ -180,7 +205,7 @@ class SegmentWriter:
         segment = _Kept(self._numbers, descriptor, size)
         if kept:
             self._kept.append(segment)
-        return segment, kept
+        return segment
 
 
 class SegmentReader:
@@ -217,7 +242,7 @@ class SegmentReader:
         return found
 
 
-def _write_all(descriptor: int, value: Value, start: int, done: int) -> None:
+def _write_all(descriptor: int, value: bytes | memoryview, start: int, done: int) -> None:
     """Write what is left of a value, of which so many bytes are `done`."""
     while done < len(value):
         done += os.pwrite(descriptor, memoryview(value)[done:], start + done)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from batching.blobs import local_files
+
 _HERE = Path(__file__).parent
 # Isolated and without site-packages: it starts in a few milliseconds and does not depend on installed packages.
 _PYTHON = (sys.executable, "-I", "-S")
@@ -27,7 +29,7 @@ class Reaper:
         reading, writing = os.pipe()
         try:
             self._reaper = subprocess.Popen(
-                [*_PYTHON, str(_HERE / "reaper.py")],
+                [*_PYTHON, str(_HERE / "reaper.py"), local_files.__file__],
                 stdin=reading,
                 # It needs none of our variables, least of all our secrets.
                 env={},
