@@ -30,22 +30,25 @@ LONG_MS = 3_600_000
 _FAILOVER_S = 60.0
 _STATUS = re.compile(rb'\{"status":"([A-Z]+)"')
 
-# KEYS  the model's queues, then its delayed   ARGV  prefix of results
+# KEYS  per shard: delayed, dead; then the queues of all   ARGV  prefix of results; number of shards
 _LOOK = """
-local queued, leased, states = {}, {}, {}
-for i = 1, #KEYS - 1 do
+local queued, leased, states, delayed, dead = {}, {}, {}, {}, {}
+local shards = tonumber(ARGV[2])
+for i = 2 * shards + 1, #KEYS do
   for _, message in ipairs(redis.call('LRANGE', KEYS[i], 0, -1)) do queued[#queued + 1] = message end
 end
 for _, lease in ipairs(redis.call('KEYS', 'bunch:lease:*')) do
   leased[#leased + 1] = redis.call('LRANGE', lease, 0, -1)
 end
-local delayed = {}
-for _, entry in ipairs(redis.call('ZRANGE', KEYS[#KEYS], 0, -1)) do delayed[#delayed + 1] = string.sub(entry, 2) end
+for i = 1, 2 * shards, 2 do
+  for _, entry in ipairs(redis.call('ZRANGE', KEYS[i], 0, -1)) do delayed[#delayed + 1] = string.sub(entry, 2) end
+  for _, id in ipairs(redis.call('ZRANGE', KEYS[i + 1], 0, -1)) do dead[#dead + 1] = id end
+end
 for _, key in ipairs(redis.call('KEYS', ARGV[1] .. '*')) do
   states[#states + 1] = string.sub(key, #ARGV[1] + 1)
   states[#states + 1] = redis.call('GET', key)
 end
-return {queued, leased, delayed, states, redis.call('ZRANGE', 'bunch:dead', 0, -1)}
+return {queued, leased, delayed, states, dead}
 """
 
 
@@ -77,42 +80,58 @@ class Books:
 
 
 class Ledger:
-    """Sends tracked requests of one model with the script that frontends use, and accounts for them."""
+    """Sends tracked requests of one model with the script that frontends use, and accounts for them.
 
-    def __init__(self, redis: Redis, model: str) -> None:
+    Each flush goes to one of the shards, by turns; they are all on one server, so one look sees all of them.
+    """
+
+    def __init__(self, redis: Redis, model: str, shards: Sequence[Shard] = (KEYS,)) -> None:
         self._model = model
         settings = Settings(models={model: ModelSettings(name=model, source="not:Asked", cache=False)}, admission="off")
         self._line = Line(redis)
-        self._rules = AdmissionArgs(settings, KEYS)
-        self._outbox = Outbox(redis, "ledger", self._rules, lambda pending, value: None, KEYS)
+        self._shards = [
+            (keys, rules, Outbox(redis, "ledger", rules, lambda pending, value: None, keys))
+            for keys in shards
+            for rules in [AdmissionArgs(settings, keys)]
+        ]
         self._look = Script(_LOOK)
         self._writer = MessageWriter("")
         self.sent: set[str] = set()
+        # The names of the shard of each request.
+        self.keys_of: dict[str, Shard] = {}
 
     def send(self, numbers: Sequence[int], tier: Tier = Tier.PAID) -> None:
         """Send one flush. The task id of each input contains its number."""
-        queue, nobody = KEYS.queue(self._model, tier), cast("Pending", None)
+        # The first is the last from the next flush on.
+        self._shards = [*self._shards[1:], self._shards[0]]
+        keys = self._shards[0][0]
+        queue, nobody = keys.queue(self._model, tier), cast("Pending", None)
         posted = []
         for number in numbers:
             submission = Submission(self._model, ANYBODY[tier], b"%d" % number, LONG_MS / 1000)
             out = Outgoing(f"task-{number}", submission, queue, LONG_MS, LONG_MS, LONG_MS)
             posted.append(Posted(out, self._writer.rest(out, time.time()), nobody, receipt=False))
-        self._outbox.flushes += 1
+        self._shards[0][2].flushes += 1
         self._queue(posted)
         self.sent.update(each.out.task_id for each in posted)
+        self.keys_of |= dict.fromkeys((each.out.task_id for each in posted), keys)
 
     def _queue(self, posted: list[Posted]) -> None:
-        assert self._outbox._flush(posted, self._rules) == b"0" * len(posted)
+        _, rules, outbox = self._shards[0]
+        assert outbox._flush(posted, rules) == b"0" * len(posted)
 
     def look(self) -> Books:
         """Read all places in one script, so nothing moves meanwhile."""
-        names = (*KEYS.queues(self._model), KEYS.delayed(self._model))
-        queued, leased, delayed, states, dead = self._line.script(self._look, names, (RESULT_PREFIX,))
+        shards = [keys for keys, _, _ in self._shards]
+        names = [name for keys in shards for name in (keys.delayed(self._model), keys.dead())]
+        names += [queue for keys in shards for queue in keys.queues(self._model)]
+        found_there = self._line.script(self._look, names, (RESULT_PREFIX, len(shards)))
+        queued, leased, delayed, states, dead = found_there
         by_status: dict[bytes, set[str]] = {}
         for task_id, state in zip(states[::2], states[1::2], strict=True):
             found = _STATUS.match(state)
             assert found, state
-            by_status.setdefault(found[1], set()).add(task_id.decode())
+            by_status.setdefault(found[1], set()).add(task_id.decode().split("{")[0])
         assert by_status.keys() <= {b"PENDING", b"STARTED", b"SUCCESS", b"FAILURE"}
         return Books(
             queued=[_stamp_of(each).task_id for each in queued],
@@ -148,7 +167,7 @@ class ReplicatedLedger(Ledger):
     def _is_replicated(self) -> bool:
         # In one pipeline, as in `tasks.client.confirmation`: they are of one connection, and so of one server.
         pipeline: Any = self._redis.pipeline(transaction=False)
-        pipeline.exists(KEYS.flush(f"ledger:{self._outbox.flushes}"))
+        pipeline.exists(self._shards[0][0].flush(f"ledger:{self._shards[0][2].flushes}"))
         pipeline.set("written-by-the-ledger", 1)
         pipeline.execute_command("WAIT", 1, 1000)
         there, _, replicas = pipeline.execute()

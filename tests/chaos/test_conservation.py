@@ -18,10 +18,11 @@ from redis.exceptions import RedisError
 
 from config.redis import connect
 from config.tiers import TIERS
-from tests.chaos.books import KEYS, Ledger, ReplicatedLedger
+from tests.chaos.books import Ledger, ReplicatedLedger
 from tests.chaos.conftest import FAULTS
 from tests.chaos.lone import LoneWorkers
 from tests.sentinels import Watched
+from tests.shards import places_of
 from tests.valkey import PrivateValkey
 
 KILLS = FAULTS * 4 or 6
@@ -45,9 +46,12 @@ def valkey() -> Iterator[PrivateValkey]:
     server.stop()
 
 
-def test_nothing_is_lost_or_doubled(valkey: PrivateValkey, tmp_path: Path, rng: random.Random) -> None:
+@pytest.mark.parametrize("shards", (1, 4) if FAULTS else (4,))
+def test_nothing_is_lost_or_doubled(valkey: PrivateValkey, tmp_path: Path, rng: random.Random, shards: int) -> None:
     redis = valkey.client()
-    _keep_books(Ledger(redis, "fickle"), redis, valkey.url, tmp_path, rng, lambda _: None)
+    # Of several, the home too: plain Celery clients send there.
+    ledger = Ledger(redis, "fickle", [place.keys for place in places_of(redis, shards)])
+    _keep_books(ledger, redis, valkey.url, tmp_path, rng, lambda _: None, shards)
     redis.close()
 
 
@@ -76,10 +80,16 @@ def test_nothing_is_lost_or_doubled_over_failovers(tmp_path: Path, rng: random.R
 
 
 def _keep_books(
-    ledger: Ledger, redis: Redis, url: str, folder: Path, rng: random.Random, between: Callable[[int], None]
+    ledger: Ledger,
+    redis: Redis,
+    url: str,
+    folder: Path,
+    rng: random.Random,
+    between: Callable[[int], None],
+    shards: int = 1,
 ) -> None:
     """Kill workers at random moments, and look at every moment; `between` gets the number of kills so far."""
-    victims = LoneWorkers(folder, CONFIG, url, redis)
+    victims = LoneWorkers(folder, CONFIG, url, redis, shards=shards)
     looks = bereaved = killed = 0
     next_kill = deadline = 0.0
     try:
@@ -116,9 +126,11 @@ def _keep_books(
     print(f"{killed} kills, {bereaved} with a lease, {len(ledger.sent)} requests, {looks} looks")
     assert bereaved >= KILLS / 3
     meant = {each for each in ledger.sent if int(each.removeprefix("task-")) % 50 == 7}
-    assert {each: redis.hgetall(KEYS.dead(each)) for each in books.dead ^ meant} == {}
+    assert {each: redis.hgetall(ledger.keys_of[each].dead(each)) for each in books.dead ^ meant} == {}
     for task_id in books.done:
-        assert json.loads(redis.get(KEYS.result(task_id)))["result"] == int(task_id.removeprefix("task-"))
+        assert json.loads(redis.get(ledger.keys_of[task_id].result(task_id)))["result"] == int(
+            task_id.removeprefix("task-")
+        )
 
 
 def _ready(victims: LoneWorkers) -> list[subprocess.Popen[bytes]]:
