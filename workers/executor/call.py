@@ -53,12 +53,12 @@ def tell(batch: Batch, members: list[int], outputs: list[Any] | str, max_output_
         batch.fail(members, ItemError(outputs))
         batch.miscounted = True
         return
+    known, forms = batch.known, batch.forms
     for index, output in zip(members, outputs, strict=False):
         try:
-            form = batch.forms.get(index)
-            batch.known[index] = outcome_of(output if form is None else form(output), max_output_bytes)
+            known[index] = outcome_of(forms[index](output) if index in forms else output, max_output_bytes)
         except BaseException as error:  # noqa: BLE001 - even asking what it is runs the model's own code
-            batch.known[index] = describe(error)
+            known[index] = describe(error)
 
 
 class Call:

@@ -32,6 +32,7 @@ import msgspec
 from msgspec import structs
 
 from batching.request import Done, Failed, Ok, Rejected, Words, Work
+from tasks.client.submission import NO_PARAMETERS
 from tasks.protocol.traceparent import is_sampled
 from workers.executor.batch_budget import Budget, cut
 from workers.executor.call import Call, Stages, tell
@@ -261,7 +262,9 @@ class BatchComputer:
     def _decode(self, raw: bytes | SharedBytes, raw_parameters: bytes, is_bytes: bool) -> tuple[Any, dict[str, Any]]:
         text = raw.view if isinstance(raw, SharedBytes) else raw
         try:
-            value, parameters = self._read_input(text, is_bytes), read_json(raw_parameters)
+            value = self._read_input(text, is_bytes)
+            # Most requests have none, and this is done for each.
+            parameters = {} if raw_parameters == NO_PARAMETERS else read_json(raw_parameters)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise InvalidInput(f"not valid JSON: {error}") from None
         if not isinstance(parameters, dict):
@@ -313,10 +316,12 @@ class Batch:
         pairs = [
             self._decoded.pop(index) if index in self._decoded else self._decode(*self._raw[index]) for index in members
         ]
-        for index, (_, options) in zip(members, pairs, strict=True):
-            if options and (form := take_form(options, packs=self._packs)) is not None:
-                self.forms[index] = form
-        return [value for value, _ in pairs], [options for _, options in pairs]
+        parameters = [options for _, options in pairs]
+        if any(parameters):
+            for index, options in zip(members, parameters, strict=True):
+                if options and (form := take_form(options, packs=self._packs)) is not None:
+                    self.forms[index] = form
+        return [value for value, _ in pairs], parameters
 
     def measured(self, measure: Callable[[Any], int], most: int | None = None) -> tuple[list[int], list[int]]:
         """The members and the cost or length of each. An input that cannot be measured, or has more than `most`, fails

@@ -22,6 +22,7 @@ from workers.executor.faults.exception_text import ItemError, describe
 from workers.models import Output
 
 MAX_METADATA_BYTES = 16_384
+_BYTES = frozenset({bytes, bytearray, memoryview})
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 
@@ -80,13 +81,13 @@ def outcome_of(output: object, max_bytes: int = 0) -> Ok | ItemError:
         if isinstance(told, ItemError):
             return told
         metadata, output = told, output.value
-    if isinstance(output, bytes | bytearray | memoryview):
+    if type(output) in _BYTES:
         return _bytes_outcome(output, metadata, max_bytes)
     encoded = encode_output(output, max_bytes)
     return Ok(encoded, metadata) if isinstance(encoded, bytes) else encoded
 
 
-def _bytes_outcome(output: bytes | bytearray | memoryview, metadata: bytes, max_bytes: int) -> Ok | ItemError:
+def _bytes_outcome(output: Any, metadata: bytes, max_bytes: int) -> Ok | ItemError:
     encoded = b'"%b"' % b64encode(output)
     if 0 < max_bytes < len(encoded):
         return ItemError(f"the model's output is {len(encoded)} bytes as base64; the limit is {max_bytes}")

@@ -52,7 +52,8 @@ def read_no_bytes(raw: bytes | memoryview, is_bytes: bool = False) -> Any:
     """Any value of JSON. Raises ValueError or MsgspecError, InvalidInput for bytes."""
     if is_bytes:
         raise InvalidInput("this model takes JSON, not bytes")
-    return read_json(raw)
+    # As `read_json`, without another call for each request.
+    return msgspec.json.decode(raw) if raw[:1] != kombu_types.MARK else kombu_types.loads(bytes(raw))
 
 
 _NAMES = {"bytes": "bytes", "npy": "a .npy array", "arrow": "an Arrow stream"}

@@ -9,7 +9,6 @@ no data, or with values that many rows refer to. Each of these is counted before
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +30,10 @@ _MOST_TEXT = 300
 # How far a stream may unfold: to so many bytes, and so many times its own besides.
 _UNFOLDED_BYTES = 1024 * 1024
 _UNFOLDED_TIMES = 20
+# Requests to one model have the same few schemas: each message that has described an accepted one, and whether its
+# columns hold values within values.
+_accepted: dict[bytes, bool] = {}
+_MOST_ACCEPTED = 256
 
 
 def table_of(raw: bytes | memoryview) -> pa.Table:
@@ -39,12 +42,19 @@ def table_of(raw: bytes | memoryview) -> pa.Table:
     # Batches are limited by the bytes of their messages: what unfolds further could fill the memory together.
     most_bytes = _UNFOLDED_BYTES + _UNFOLDED_TIMES * len(raw)
     try:
-        size = max(len(raw), _unpacked_bytes(source, most_bytes))
+        described, unpacked = _walk(source, most_bytes)
+        size = max(len(raw), unpacked)
         with ipc.open_stream(source, options=_OPTIONS) as stream:
-            _check_types(stream.schema)
+            nests = _accepted.get(described)
+            if nests is None:
+                nests = _check_types(stream.schema)
+                if len(_accepted) < _MOST_ACCEPTED:
+                    _accepted[described] = nests
             table = stream.read_all()
         table.validate(full=True)
-        _check_lengths(table, size, most_bytes)
+        _check_length(table.num_rows, size)
+        if nests:
+            _check_lengths(table, size, most_bytes)
     except UnicodeDecodeError as error:
         raise ValueError("a name in its schema is not UTF-8") from error
     except (pa.ArrowException, OSError, OverflowError, RecursionError, struct.error) as error:
@@ -52,45 +62,53 @@ def table_of(raw: bytes | memoryview) -> pa.Table:
     return table
 
 
-def _unpacked_bytes(source: pa.Buffer, most_bytes: int) -> int:
-    """The bytes of all buffers when decompressed, as their own prefixes say. Raises ValueError over `most_bytes`."""
-    size = 0
+def _walk(source: pa.Buffer, most_bytes: int) -> tuple[bytes, int]:
+    """The message that describes the columns, and the bytes of all buffers when decompressed, as their own prefixes
+    say. Raises ValueError over `most_bytes`.
+    """
+    described, size = b"", 0
     messages = ipc.MessageReader.open_stream(source)
     while True:
         try:
             message = messages.read_next_message()
         except StopIteration:
-            return size
-        if message.type in {"record batch", "dictionary"}:
-            size += sum(_sizes(memoryview(message.metadata), memoryview(message.body or b""), message.type))
+            return described, size
+        if message.type == "schema":
+            described = described or message.metadata.to_pybytes()
+        elif message.type in {"record batch", "dictionary"}:
+            size += _size_of(message.metadata.to_pybytes(), memoryview(message.body or b""), message.type)
             if size > most_bytes:
                 raise ValueError(f"it would unfold to more than {most_bytes} bytes; send it without compression")
 
 
-def _sizes(head: memoryview, body: memoryview, kind: str) -> Iterator[int]:
-    """The size of each buffer of one message (Message.fbs of Arrow's format; pyarrow has verified that it is one)."""
+def _size_of(head: bytes, body: memoryview, kind: str) -> int:
+    """The size of the buffers of one message (Message.fbs of Arrow's format; pyarrow has verified that it is one)."""
     (at,) = struct.unpack_from("<I", head)
     batch = _follow(head, _field(head, at, 2))
     if kind == "dictionary":
         batch = _follow(head, _field(head, batch, 1))
-    compressed = bool(_field(head, batch, 3))
-    vector = _field(head, batch, 2)
-    if not vector:
-        return
-    vector = _follow(head, vector)
+    place = _field(head, batch, 2)
+    if not place:
+        return 0
+    vector = _follow(head, place)
     (count,) = struct.unpack_from("<I", head, vector)
-    for number in range(count):
-        offset, length = struct.unpack_from("<qq", head, vector + 4 + 16 * number)
-        if not compressed or not length:
-            yield length
-            continue
-        if offset < 0:
-            raise ValueError("a buffer begins before its message")
-        (unpacked,) = struct.unpack_from("<q", body, offset)
-        yield length if unpacked < 0 else unpacked
+    # A pair of offset and length for each buffer.
+    pairs = struct.unpack_from(f"<{2 * count}q", head, vector + 4)
+    offsets, lengths = pairs[::2], pairs[1::2]
+    if min(pairs, default=0) < 0:
+        raise ValueError("a buffer has a negative place or length")
+    if not _field(head, batch, 3):
+        return sum(lengths)
+    return sum(_unpacked(body, *each) for each in zip(offsets, lengths, strict=True) if each[1])
 
 
-def _field(head: memoryview, table: int, number: int) -> int:
+def _unpacked(body: memoryview, offset: int, length: int) -> int:
+    """The length of a compressed buffer once it is not: in its first eight bytes, -1 if it was not worth it."""
+    (unpacked,) = struct.unpack_from("<q", body, offset)
+    return length if unpacked < 0 else int(unpacked)
+
+
+def _field(head: bytes, table: int, number: int) -> int:
     """The place of a field of a flatbuffer's table; 0: it has none."""
     vtable = table - struct.unpack_from("<i", head, table)[0]
     slot = 4 + 2 * number
@@ -100,13 +118,18 @@ def _field(head: memoryview, table: int, number: int) -> int:
     return table + offset if offset else 0
 
 
-def _follow(head: memoryview, at: int) -> int:
+def _follow(head: bytes, at: int) -> int:
     return int(at + struct.unpack_from("<I", head, at)[0])
 
 
-def _check_types(schema: pa.Schema) -> None:
-    """Raises ValueError, for a type whose values can be far larger than its bytes."""
+def _check_types(schema: pa.Schema) -> bool:
+    """Return whether there are values within values, which must be counted one by one.
+
+    Raises:
+        ValueError: a type has values that can be far larger than their bytes, or a name that no dict can have.
+    """
     _check_names(schema.names)
+    nests = False
     pending = [(kind, 1) for kind in schema.types]
     for kind, depth in pending:
         if any(unfolds(kind) for unfolds in _UNFOLDING):
@@ -116,15 +139,19 @@ def _check_types(schema: pa.Schema) -> None:
         if pa.types.is_dictionary(kind):
             if pa.types.is_nested(kind.value_type):
                 raise ValueError("a dictionary of nested values is not supported")
+            nests = True
             pending.append((kind.value_type, depth + 1))
         if isinstance(kind, pa.BaseExtensionType):
+            nests = True
             _check_names([kind.extension_name])
             pending.append((kind.storage_type, depth + 1))
         if pa.types.is_timestamp(kind):
             _check_names([kind.tz])
         inner = [kind.field(n) for n in range(kind.num_fields)]
         _check_names([field.name for field in inner])
+        nests = nests or bool(inner)
         pending += [(field.type, depth + 1) for field in inner]
+    return nests
 
 
 def _check_names(names: list[str | None]) -> None:
@@ -136,8 +163,7 @@ def _check_names(names: list[str | None]) -> None:
 
 
 def _check_lengths(table: pa.Table, size_bytes: int, most_bytes: int) -> None:
-    """Raises ValueError, if there are more rows than bits of data, or values that take more than `most_bytes`."""
-    _check_length(table.num_rows, size_bytes)
+    """Raises ValueError, if a column holds more values than bits of data, or such that take more than `most_bytes`."""
     pending: list[pa.Array] = [chunk for column in table.columns for chunk in column.chunks]
     for array in pending:
         _check_length(len(array), size_bytes)
