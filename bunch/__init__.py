@@ -56,6 +56,9 @@ class Model(Protocol):
     Optional, to overlap with the batches before and after: `prepare(inputs, parameters)` makes what `predict` gets in
     place of the inputs, and `finish(raw)` makes the outputs from what `predict` returns. Each runs in a thread of its
     own. Where `prepare` returns a list, an exception in it is the outcome of its input, which `predict` does not get.
+
+    Optional, with `input_type = "arrow"`: `one_table = True` for one pyarrow table with the rows of all inputs instead
+    of a list of tables; then `predict` returns a table, an array or a list with a row for each of its rows.
     """
 
     def load(self, device: str) -> None:
@@ -65,6 +68,8 @@ class Model(Protocol):
         """Return exactly one output per input, in order: a list, or an array or tensor whose first dimension is the
         batch.
 
-        `parameters[i]` belongs to `inputs[i]`. An output is any JSON value, a numpy or torch value, an `Output`, or an
-        exception instance, which fails that input only. The lists and their contents belong to this batch.
+        `parameters[i]` belongs to `inputs[i]`. An input is a JSON value, or with another `input_type` in bunch.toml
+        `bytes`, a numpy array or a pyarrow table. An output is any JSON value, bytes, a numpy or torch value, a pyarrow
+        table, an `Output`, or an exception instance, which fails that input only. The lists and their contents belong
+        to this batch.
         """

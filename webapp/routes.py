@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from webapp.api import about, health, inference, openapi, reference, results
+from webapp.api.binary_bodies import BINARY_OUTPUTS, METADATA_HEADER, OUTPUTS
 from webapp.api.doors import openai, rerank, tei
 from webapp.api.doors.envelopes import openai_error, rerank_error, tei_error
 from webapp.api.kserve import routes as kserve
@@ -67,6 +68,8 @@ ROUTES = (
         binary=True,
         examples={"text": {"model": "minilm", "input": "A bunch of celery"}},
         answer="Inference",
+        also=OUTPUTS,
+        headers=METADATA_HEADER,
         errors=_FAILURES,
         parameters=(_PREFER, _CALLBACK_URL, *_INFERENCE_HEADERS),
         callbacks=_RESULT_PUSHED,
@@ -97,6 +100,8 @@ ROUTES = (
         body=PredictBody,
         examples={"text": {"model_id": "minilm", "input_data": "A bunch of celery"}},
         answer="Plain",
+        also=OUTPUTS,
+        headers=METADATA_HEADER,
         errors=_FAILURES,
         parameters=_INFERENCE_HEADERS,
         fast=True,
@@ -108,6 +113,8 @@ ROUTES = (
         body=SimpleBody,
         examples={"text": {"input": "A bunch of celery"}},
         answer="Plain",
+        also=OUTPUTS,
+        headers=METADATA_HEADER,
         errors=_FAILURES,
         parameters=_INFERENCE_HEADERS,
         fast=True,
@@ -117,7 +124,11 @@ ROUTES = (
         name="get_result",
         summary="State and outcome.",
         answer="Result",
-        also={"text/event-stream": {"type": "string", "description": "events `status`, and `result` at the end"}},
+        also={
+            "text/event-stream": {"type": "string", "description": "events `status`, and `result` at the end"},
+            **BINARY_OUTPUTS,
+        },
+        headers=METADATA_HEADER,
         errors=(400, 404, 503),
         parameters=(
             _TASK_ID,

@@ -1,4 +1,4 @@
-"""The description of bodies that are bytes, and of the query beside them, for `webapp.api.openapi`."""
+"""The description of bodies and answers that are bytes, and of the query beside them, for `webapp.api.openapi`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from config.settings import Settings
 from tasks.protocol.caller import CLIENT_ID, MAX_CLIENT_ID
+from webapp.binary_answers import METADATA
 from webapp.media_types import ARROW, BYTES, MULTIPART, NPY
 
 _BINARY: dict[str, Any] = {"type": "string", "format": "binary"}
@@ -49,3 +50,19 @@ IN_QUERY = (
     _in_query("client_id", schema={"type": "string", "maxLength": MAX_CLIENT_ID, "pattern": CLIENT_ID}),
 )
 """The members of a JSON body that stand in the query of any other."""
+
+_OUTPUT: dict[str, Any] = {**_BINARY, "description": "an output that is bytes, by `Accept`"}
+BINARY_OUTPUTS: dict[str, dict[str, Any]] = {BYTES: _OUTPUT, "image/*": _OUTPUT}
+"""Media type → schema of an answer that is an output of bytes."""
+OUTPUTS: dict[str, dict[str, Any]] = {
+    **BINARY_OUTPUTS,
+    NPY: {**_BINARY, "description": "an output that is an array, by `Accept`"},
+    ARROW: {**_BINARY, "description": "an output that is a table, by `Accept`"},
+}
+"""Media type → schema of an answer that is an output in any form but JSON."""
+METADATA_HEADER: dict[str, dict[str, Any]] = {
+    METADATA: {
+        "description": "everything but the output, as JSON, where the output is the body",
+        "schema": {"type": "string"},
+    }
+}
