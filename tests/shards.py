@@ -1,4 +1,9 @@
-"""The number of shards that the tests run with: `BUNCH_TEST_SHARDS`, one by default."""
+"""The number of shards that the tests run with: `BUNCH_TEST_SHARDS`, one by default.
+
+    BUNCH_TEST_SHARDS=4 pytest tests/integration      (`make shards`)
+
+It is read here alone. What a test starts gets it with its environment, what it makes in its own process by `places_of`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,12 @@ from config.settings import Settings
 from config.shards import Places, open_places
 
 SHARDS = int(os.environ.get("BUNCH_TEST_SHARDS", "1"))
-ENVIRONMENT = {"BUNCH_SHARDS": str(SHARDS)} if SHARDS > 1 else {}
-"""For the processes that a test starts."""
+
+
+def inherited_environment() -> dict[str, str]:
+    """The environment for a process that a test starts: without the developer's own settings."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+    return inherited | ({"BUNCH_SHARDS": str(SHARDS)} if SHARDS > 1 else {})
 
 
 def places_of(redis: Redis, count: int = SHARDS) -> Places:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from tests.benchmarks.shapes import input_output
 from tests.benchmarks.system import Model, System
 from tests.benchmarks.verify import NotReadyError
 from tests.configs import uncached
+from tests.shards import inherited_environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,7 +115,7 @@ options = {{ batch_ms = {batch_ms}, item_ms = {item_ms} }}
 
     def environment(self) -> dict[str, str]:
         """The environment of its processes, and of commands that must find them."""
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+        inherited = inherited_environment()
         return inherited | {"BUNCH_STATE_DIR": str(self.folder / "state")}
 
     def wait_ready(self) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.stack import ROOT
+from tests.shards import inherited_environment
 from tests.valkey import free_port
 from tests.waiting import wait_until
 
@@ -51,7 +51,7 @@ class Pod:
         self._command = [sys.executable, str(root / "manage.py")]
         self._config = f"--config={config}"
         self._environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")},
+            **inherited_environment(),
             **environment,
             "BUNCH_STATE_DIR": str(folder / f"{role}{number}"),
             f"BUNCH_{'GRPC' if role == 'grpc' else 'HTTP'}_PORT": str(self.port),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from redis import Redis
 from tasks.fleet.registry_reader import Fleet
 from tests.configs import uncached
 from tests.e2e.stack import ROOT
+from tests.shards import inherited_environment
 from tests.waiting import wait_until
 
 LEASE_TTL_S = 1.0
@@ -25,7 +25,7 @@ class LoneWorkers:
         self._config = folder / "bunch.toml"
         self._config.write_text(uncached(config))
         given = {"redis_url": url, "state_dir": folder / "var", "lease_ttl_ms": int(LEASE_TTL_S * 1000)} | settings
-        self._environment = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+        self._environment = inherited_environment()
         self._environment |= {f"BUNCH_{name.upper()}": str(value) for name, value in given.items()}
         self._fleet = Fleet(redis, lease_ttl_s=LEASE_TTL_S)
         self.log = folder / "workers.log"

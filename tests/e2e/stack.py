@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from redis import Redis
 from cli.supervisor import state
 from config.redis import connect
 from tests.configs import uncached
+from tests.shards import inherited_environment
 from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +96,7 @@ class Stack:
         self.state_dir = folder / "var"
         self._output = folder / "output.txt"
         self._process: subprocess.Popen[bytes] | None = None
-        self._environment = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+        self._environment = inherited_environment()
         self._environment |= environment or {}
         self._environment["BUNCH_STATE_DIR"] = str(self.state_dir)
         self._environment["BUNCH_CONFIG"] = str(self.config_file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.shards import inherited_environment
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_demo_shows_what_batching_is_worth(tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+    environment = inherited_environment()
     done = subprocess.run(
         [sys.executable, "manage.py", "demo"],
         cwd=ROOT,

@@ -16,6 +16,7 @@ import pytest
 
 from tests.e2e.client import Api
 from tests.e2e.stack import ROOT, Stack
+from tests.shards import inherited_environment
 from tests.waiting import PATIENCE_S, wait_until
 
 STARTS_S = 8.0
@@ -103,7 +104,7 @@ def test_a_start_on_a_full_disk_ends_with_one_line_and_leaves_nothing_running(tm
     with small_disk(tmp_path / "var", "1m") as state_dir:
         os.truncate(ballast := fill(state_dir), ballast.stat().st_size - left_bytes)
         tmp_path.joinpath("bunch.toml").write_text(MODELS)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("BUNCH_")}
+        environment = inherited_environment()
         environment |= {"BUNCH_STATE_DIR": str(state_dir), "BUNCH_AUTH": "off", "BUNCH_FLOWER_PORT": "0"}
         up = subprocess.run(
             [sys.executable, "manage.py", "up", "--port=0", f"--config={tmp_path / 'bunch.toml'}"],

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.shards import inherited_environment
 from tests.valkey import PrivateValkey
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ class Up:
         self.folder = folder
         self.output = folder / "output.txt"
         (folder / "bunch.toml").write_text(config)
-        self._environment = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+        self._environment = inherited_environment()
         self._environment["BUNCH_STATE_DIR"] = str(folder / "var")
         self._environment["BUNCH_FLOWER_PORT"] = "0"
         self._process: subprocess.Popen[bytes] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from redis import Redis
 from config.keys import TASK_NAME
 from tasks.fleet.registry_reader import Fleet, ready_models
 from tests.configs import uncached
+from tests.shards import inherited_environment
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
@@ -32,7 +32,7 @@ class CeleryProcess:
         self.name = name
         self.log = folder / f"{name}.log"
         self._command = [sys.executable, "-m", "celery", *arguments]
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+        inherited = inherited_environment()
         self._environment = inherited | environment
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None

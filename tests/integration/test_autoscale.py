@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from tasks.fleet.registry_reader import ExecutorRow, Fleet, WorkerRow
 from tasks.fleet.scaling import KEPT_S, ScaleBoard
 from tasks.observability.metrics import SharedMetrics
 from tests.integration.test_supervisor import PATIENCE_S, ROOT, DummyUp
-from tests.shards import places_of
+from tests.shards import inherited_environment, places_of
 from tests.waiting import wait_until
 
 KEYS = Shard()
@@ -230,7 +229,7 @@ def up(tmp_path: Path) -> Iterator[DummyUp]:
 def autoscale(up: DummyUp, *options: str) -> subprocess.Popen[str]:
     config = up.state_dir.parent / "bunch.toml"
     config.write_text(CONFIG)
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+    inherited = inherited_environment()
     return subprocess.Popen(
         [sys.executable, str(ROOT / "manage.py"), "autoscale", "--json", "--config", str(config), *options],
         cwd=config.parent,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from tasks.protocol.messages import read_payload
 from tasks.protocol.results import DeadLetter
 from tests.fakes.messages import celery_message, our_message
 from tests.integration.celery_harness import MOODY, ROOT, bunch_worker, plain_client, wait_for_models
+from tests.shards import inherited_environment
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
@@ -35,7 +35,7 @@ class Dlq:
     def __init__(self, folder: Path, url: str) -> None:
         self._config = folder / "bunch.toml"
         self.configure(MODELS)
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+        inherited = inherited_environment()
         self._environment = inherited | {"BUNCH_REDIS_URL": url, "BUNCH_CONFIG": str(self._config)}
 
     def configure(self, models: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from config.keys import Shard
 from config.settings import load_settings
 from tests.configs import uncached
 from tests.integration.celery_harness import PATIENCE_S, ROOT
+from tests.shards import inherited_environment
 from tests.valkey import PrivateValkey, free_port
 from tests.waiting import wait_until
 from workers.models.http import HttpModel
@@ -123,7 +123,7 @@ class Frontend:
         self.port = free_port()
         (folder / "bunch.toml").write_text(uncached(models))
         self._log = folder / "web.log"
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+        inherited = inherited_environment()
         self._environment = inherited | {
             "BUNCH_CONFIG": str(folder / "bunch.toml"),
             "BUNCH_REDIS_URL": valkey.url,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from config.keys import Shard
 from config.tiers import Tier
 from tests.e2e.client import Answer, Api, connected
 from tests.e2e.stack import PATIENCE_S, ROOT
+from tests.shards import inherited_environment
 from tests.valkey import PrivateValkey, free_port
 from tests.waiting import wait_until
 
@@ -47,7 +47,7 @@ def frontend(api: Api, tmp_path: Path, valkey: PrivateValkey) -> Iterator[subpro
         "QUEUE_TIMEOUT_MS": 60_000,
         "GRACEFUL_TIMEOUT_MS": 2_000,
     }
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+    inherited = inherited_environment()
     process = subprocess.Popen(
         [sys.executable, "manage.py", "web", f"--config={config}"],
         cwd=ROOT,

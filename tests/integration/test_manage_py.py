@@ -17,6 +17,7 @@ from cli.supervisor.state import ProcessRow, UpLock, UpState, write
 from config.process.devices import this_machine
 from config.settings import Settings
 from tasks.fleet.desired_state import DesiredState
+from tests.shards import inherited_environment
 from tests.valkey import PrivateValkey, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ class Manage:
     def __call__(
         self, *arguments: str, stdout: int = subprocess.PIPE, **settings: str
     ) -> subprocess.CompletedProcess[str]:
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+        inherited = inherited_environment()
         named = {f"BUNCH_{key.upper()}": value for key, value in settings.items()}
         return subprocess.run(
             [sys.executable, str(ROOT / "manage.py"), *arguments],

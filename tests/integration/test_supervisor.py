@@ -14,6 +14,7 @@ import psutil
 import pytest
 from redis import Redis
 
+from tests.shards import inherited_environment
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -302,7 +303,7 @@ def test_status_tells_what_runs(up: DummyUp) -> None:
 
 
 def _status(state_dir: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+    environment = inherited_environment()
     return subprocess.run(
         [sys.executable, "manage.py", "status", *options],
         cwd=ROOT, env=environment | {"BUNCH_STATE_DIR": str(state_dir)},

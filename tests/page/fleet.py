@@ -31,6 +31,7 @@ from tasks.fleet.registry_reader import ExecutorRow, WorkerRow
 from tasks.observability import metrics
 from tests.e2e.stack import ROOT
 from tests.fakes.messages import our_message
+from tests.shards import inherited_environment
 from tests.valkey import PrivateValkey, free_port
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -90,7 +91,7 @@ class ShownFleet:
         config = self._folder / "bunch.toml"
         tables = [f'[models.{name}]\nsource = "workers.models.echo:Echo"' for name in self.models]
         config.write_text("\n".join(tables) + "\n")
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+        environment = inherited_environment()
         environment |= {
             "BUNCH_REDIS_URL": self.valkey.url, "BUNCH_CONFIG": str(config),
             "BUNCH_STATE_DIR": str(self._folder / "var"),
