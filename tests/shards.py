@@ -11,6 +11,7 @@ import os
 
 from redis import Redis
 
+from batching.claim.store import RedisBatchStore
 from config.settings import Settings
 from config.shards import Places, open_places
 
@@ -26,3 +27,8 @@ def inherited_environment() -> dict[str, str]:
 def places_of(redis: Redis, count: int = SHARDS) -> Places:
     """The places of requests, all on the server of `redis`."""
     return open_places(Settings(shards=count), redis)
+
+
+def store_of(redis: Redis, worker_id: str) -> RedisBatchStore:
+    """What a worker does with its requests, over all places on the server of `redis`."""
+    return RedisBatchStore(redis, worker_id)

@@ -224,9 +224,10 @@ class Readiness:
             pipeline.mget([place.keys.edition(name) for name in self._models])
 
         asked = self._all.ask(note, within_s)
-        shards = answered(each for each in asked if each.place.number is not None or not self._places.are_many)
+        # The home alone has none of the requests that come here.
+        answered(each for each in asked if each.place in self._places.shards)
         return frozenset(
-            name for each in shards for name, loads in zip(self._models, each.replies[0], strict=True) if loads
+            name for each in answered(asked) for name, loads in zip(self._models, each.replies[0], strict=True) if loads
         )
 
     def _without_home(self) -> _Home:

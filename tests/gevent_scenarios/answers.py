@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from redis import Redis
-
-from config.keys import Shard
 from config.tiers import Tier
 from tasks.errors import (
     CallerGone,
@@ -20,7 +17,6 @@ from tasks.errors import (
 from tasks.protocol.results import Reply, decode_details
 from tests.fakes.worker import finish
 from tests.gevent_scenarios.frontend_fixture import (
-    KEYS,
     NOBODY,
     SERVED,
     SMALL,
@@ -41,16 +37,16 @@ def every_answer_belongs_to_its_question(frontend: FrontendFixture) -> None:
             assert frontend.ask(question) == {"echo": question}
 
     all_of(partial(caller, number) for number in range(300))
-    assert frontend.client.router.size == 0
+    assert frontend.client.waiting == 0
     # One flush for all requests of a turn of the event loop, not one each.
-    assert frontend.client.outbox.flushes < 2100 / 3
+    assert frontend.flushes() < 2100 / 3
 
 
 def all_of_one_turn_go_in_one_flush(frontend: FrontendFixture) -> None:
-    before = frontend.client.outbox.flushes
+    before = frontend.flushes()
     pendings = [frontend.submit(i, NOBODY) for i in range(100)]
     wait_until(lambda: frontend.depth() == 100)
-    assert frontend.client.outbox.flushes == before + 1
+    assert frontend.flushes() == before + 1
     assert frontend.serve() == 100
     assert [output(frontend.client.wait(each)) for each in pendings] == [{"echo": i} for i in range(100)]
 
@@ -74,7 +70,7 @@ def errors_keep_their_names_and_their_neighbours(frontend: FrontendFixture) -> N
     assert isinstance(last, Reply)
     assert (type(rejected), str(rejected)) == (InputRejected, "not é")
     assert (type(failed), str(failed)) == (InferenceFailed, "broke")
-    assert frontend.client.router.size == 0
+    assert frontend.client.waiting == 0
 
 
 def a_full_queue_refuses_at_once(frontend: FrontendFixture) -> None:
@@ -95,7 +91,7 @@ def a_full_queue_refuses_at_once(frontend: FrontendFixture) -> None:
 def a_receipt_comes_before_the_answer(frontend: FrontendFixture) -> None:
     task_id = frontend.client.receipt(frontend.submit("x", NOBODY, waits=False))
     assert frontend.depth() == 1
-    assert frontend.client.router.size == 0
+    assert frontend.client.waiting == 0
     state = frontend.client.result(task_id)
     assert state is not None
     assert state.status == "PENDING"
@@ -107,13 +103,13 @@ def a_receipt_comes_before_the_answer(frontend: FrontendFixture) -> None:
 
 def a_reply_that_got_lost_is_found_by_the_last_look(frontend: FrontendFixture) -> None:
     assert frontend.ask({"do": "whisper"}, timeout_s=1.0) == {"echo": {"do": "whisper"}}
-    assert frontend.client.router.size == 0
+    assert frontend.client.waiting == 0
 
 
 def an_answer_may_be_there_before_the_frontend_listens(frontend: FrontendFixture) -> None:
     for _ in range(5):
         client = frontend.make_client()
-        assert not client.router.connected
+        assert not client.connected
         assert output(client.wait(client.submit(asking(SERVED, b"1")))) == {"echo": 1}
 
 
@@ -127,7 +123,7 @@ def a_lost_subscription_costs_nobody_an_answer(frontend: FrontendFixture) -> Non
     pendings = [frontend.submit(i, NOBODY) for i in range(100)]
     wait_until(lambda: frontend.depth() == 100)
     for number in range(5):
-        wait_until(lambda: frontend.client.router.connected)
+        wait_until(lambda: frontend.client.connected)
         claim = frontend.store.claim(NOBODY, f"b{number}", 20)
         assert len(claim.entries) == 20
         frontend.redis.client_kill_filter(_type="pubsub")
@@ -184,7 +180,7 @@ def callers_who_hang_up_are_not_computed_for(frontend: FrontendFixture) -> None:
     wait_until(lambda: frontend.depth() == 2)
     gone[0] = True
     assert type(error_of(partial(frontend.client.wait, pending))) is CallerGone
-    wait_until(lambda: frontend.redis.zcard(KEYS.cancelled()) == 1)
+    wait_until(lambda: frontend.cancelled() == 1)
     claim = frontend.store.claim(NOBODY, "b1", 2)
     assert sorted(each.verdict.name for each in claim.entries) == ["CANCELLED", "RUN"]
     finish(frontend.store, claim)
@@ -197,18 +193,14 @@ def results_are_kept_as_long_as_was_promised(frontend: FrontendFixture) -> None:
     wait_until(lambda: frontend.depth() == 2)
     frontend.serve()
     frontend.client.wait(waited)
-    assert _ttl_ms(frontend.redis, waited.task_id) <= frontend.settings.sync_result_ttl_ms
-    assert (
-        frontend.settings.sync_result_ttl_ms
-        < _ttl_ms(frontend.redis, polled.task_id)
-        <= frontend.settings.result_ttl_ms
-    )
+    assert _ttl_ms(frontend, waited.task_id) <= frontend.settings.sync_result_ttl_ms
+    assert frontend.settings.sync_result_ttl_ms < _ttl_ms(frontend, polled.task_id) <= frontend.settings.result_ttl_ms
 
 
 def tiers_have_queues_of_their_own(frontend: FrontendFixture) -> None:
     pendings = [frontend.client.submit(asking(NOBODY, b"1", tier, timeout_s=5.0)) for tier in Tier]
     wait_until(lambda: frontend.depth() == 3)
-    assert [frontend.redis.llen(queue) for queue in KEYS.queues(NOBODY)] == [1, 1, 1]
+    assert frontend.depths(NOBODY) == (1, 1, 1)
     frontend.serve()
     assert [decode_details(frontend.client.wait(each).bunch).tier for each in pendings] == [tier.value for tier in Tier]
 
@@ -225,5 +217,5 @@ def status(frontend: FrontendFixture, task_id: str) -> str:
     return reply.status
 
 
-def _ttl_ms(redis: Redis, task_id: str) -> int:
-    return redis.pttl(Shard().result(task_id))
+def _ttl_ms(frontend: FrontendFixture, task_id: str) -> int:
+    return frontend.redis.pttl(frontend.result_key(task_id))

@@ -154,4 +154,4 @@ def many_at_once(frontend: FrontendFixture) -> None:
     replies = all_of(partial(kept, frontend, "x") for _ in range(600))
     assert len({each.task_id for each in replies}) == 600
     assert len({bytes(each.result) for each in replies}) == 1
-    assert frontend.client.router.size == 0
+    assert frontend.client.waiting == 0

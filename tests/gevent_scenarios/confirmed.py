@@ -10,7 +10,7 @@ import msgspec
 
 from tasks.errors import BackendUnavailable
 from tasks.protocol.results import Reply
-from tests.gevent_scenarios.frontend_fixture import KEYS, NOBODY, FrontendFixture, all_of, error_of, output
+from tests.gevent_scenarios.frontend_fixture import NOBODY, FrontendFixture, all_of, error_of, output
 from tests.gevent_scenarios.outages import hanging
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
@@ -46,7 +46,7 @@ def what_is_promised_is_on_a_replica(_: FrontendFixture) -> None:
         client = frontend.client
         ids = all_of([partial(_polled, frontend, number) for number in range(50)])
         with replica.client() as behind:
-            assert behind.exists(*map(KEYS.result, ids)) == 50
+            assert behind.exists(*map(frontend.result_key, ids)) == 50
         while frontend.serve():
             pass
         assert output(_finished(client.result(ids[3]))) == {"echo": 3}
@@ -69,7 +69,7 @@ def without_one_nothing_is_promised_and_callers_who_wait_are_served(_: FrontendF
             wait_until(lambda: frontend.depth() == 3)
             assert is_refused(partial(client.receipt, polls))
             # Its caller was told that it is not accepted.
-            wait_until(lambda: frontend.redis.zscore(KEYS.cancelled(), polls.task_id) is not None)
+            wait_until(lambda: frontend.is_cancelled(polls.task_id))
             frontend.serve()
             assert output(client.wait(waits)) == {"echo": "waits"}
             assert is_refused(partial(client.wait, keyed))

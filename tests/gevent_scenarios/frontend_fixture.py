@@ -10,18 +10,21 @@ import msgspec
 from redis import Redis
 
 from batching.claim.lease import Entry
-from batching.claim.store import Claim, RedisBatchStore
+from batching.claim.store import Claim
 from config.keys import Shard
 from config.redis import connect
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
 from tasks.client.client import Client
 from tasks.client.router import Pending
+from tasks.client.sharded_client import AnyClient, ShardedClient, make_client
 from tasks.client.submission import Submission
 from tasks.errors import BunchError
 from tasks.protocol.caller import ANYBODY, Caller
+from tasks.protocol.ids import place_of
 from tasks.protocol.results import Reply
 from tests.fakes.worker import finish, serve
+from tests.shards import SHARDS, places_of, store_of
 from tests.waiting import wait_until
 
 KEYS = Shard()
@@ -43,7 +46,7 @@ def settings_for(url: str) -> Settings:
     }
     models[SHARED] = ModelSettings(name=SHARED, source="tests:Nothing", cache=False, collapse=True)
     models[KEPT] = ModelSettings(name=KEPT, source="tests:Nothing", cache=True)
-    return Settings(redis_url=url, models=models, default_model=SERVED)
+    return Settings(redis_url=url, models=models, default_model=SERVED, shards=SHARDS)
 
 
 class FrontendFixture:
@@ -53,15 +56,17 @@ class FrontendFixture:
         self.url = url
         self.settings = settings_for(url)
         self.redis: Redis = connect(url)
-        self.store = RedisBatchStore(self.redis, "scenario")
-        self._clients: list[Client] = []
+        self.places = places_of(self.redis)
+        self.keys = [place.keys for place in self.places]
+        self.store = store_of(self.redis, "scenario")
+        self._clients: list[AnyClient] = []
         self._batches = 0
         self.client = self.make_client()
-        wait_until(lambda: self.client.router.connected)
+        wait_until(lambda: self.client.connected)
 
-    def make_client(self) -> Client:
+    def make_client(self) -> AnyClient:
         """Another frontend, from the view of Redis; it may take a moment until it listens."""
-        client = Client(self.settings, connect(self.url))
+        client = make_client(self.settings, places_of(connect(self.url)))
         client.start()
         self._clients.append(client)
         return client
@@ -90,8 +95,8 @@ class FrontendFixture:
 
     def waiting(self) -> int:
         """The number of callers that wait for an answer to a shared question, including the first."""
-        joined = sum(map(self.redis.hlen, self.redis.keys("bunch:joined:*")))
-        return len(self.redis.keys("bunch:asked:*")) + joined
+        joined = sum(map(self.redis.hlen, self.redis.keys("bunch:joined*:*")))
+        return len(self.redis.keys("bunch:asked*:*")) + joined
 
     def claim(self, model: str) -> Claim:
         self._batches += 1
@@ -105,8 +110,46 @@ class FrontendFixture:
 
     def channels(self) -> list[str]:
         """Channels with a subscriber, without the one for revoked requests, which every frontend has."""
-        heard = cast("list[bytes]", self.redis.pubsub_channels())
-        return sorted(each.decode() for each in heard if each != Shard().revoked_channel().encode())
+        heard = cast("list[bytes]", [*self.redis.pubsub_channels(), *self.redis.pubsub_shardchannels()])
+        revoked = {each.revoked_channel() for each in self.keys}
+        return sorted({each.decode() for each in heard} - revoked)
+
+    def own_channels(self) -> list[str]:
+        """The channels of the first client, in the order of `channels`."""
+        return channels_of(self.client)
+
+    def listeners(self, channel: str) -> int:
+        """The number of those who have subscribed to it."""
+        found = [*self.redis.pubsub_numsub(channel), *self.redis.pubsub_shardnumsub(channel)]
+        return sum(int(count) for _, count in found)
+
+    def flushes(self) -> int:
+        """How many flushes the first client has sent."""
+        return sum(each.outbox.flushes for each in clients_of(self.client))
+
+    def cancelled(self) -> int:
+        """How many requests a claim would drop."""
+        return sum([self.redis.zcard(each.cancelled()) for each in self.keys])
+
+    def is_cancelled(self, task_id: str) -> bool:
+        return any(self.redis.zscore(each.cancelled(), task_id) is not None for each in self.keys)
+
+    def result_key(self, task_id: str) -> str:
+        return place_of(self.places, task_id).keys.result(task_id)
+
+    def next_message(self, model: str, tier: Tier) -> bytes:
+        """The next message of a queue that has requests in one shard only."""
+        (found,) = (raw for each in self.keys if (raw := self.redis.lindex(each.queue(model, tier), -1)))
+        return cast("bytes", found)
+
+
+def clients_of(client: AnyClient) -> tuple[Client, ...]:
+    """The client of each place."""
+    return client._all if isinstance(client, ShardedClient) else (client,)
+
+
+def channels_of(client: AnyClient) -> list[str]:
+    return sorted(each.router.channel for each in clients_of(client))
 
 
 def asking(

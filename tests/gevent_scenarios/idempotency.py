@@ -112,7 +112,7 @@ def what_was_never_run_may_be_asked_for_again(frontend: FrontendFixture) -> None
 def it_goes_on_when_its_caller_has_gone(frontend: FrontendFixture) -> None:
     pending = frontend.submit("x", NOBODY, idempotency_key=KEY, hung_up=lambda: True)
     wait_until(frontend.depth)
-    frontend.client.router.forget(pending)
+    frontend.client.drop(pending)
     assert frontend.serve() == 1
     assert frontend.ask("x", NOBODY, idempotency_key=KEY) == {"echo": "x"}
 
@@ -122,13 +122,13 @@ def a_frontend_that_leaves_does_not_take_it_back(frontend: FrontendFixture) -> N
     kept = leaving.submit(asking(NOBODY, b'"x"', idempotency_key=KEY))
     other = leaving.submit(asking(NOBODY, b'"y"'))
     wait_until(lambda: frontend.depth() == 2)
-    leaving.router.refuse()
+    leaving.refuse()
     for each in (kept, other):
         assert isinstance(error_of(partial(leaving.wait, each)), ShuttingDown)
-    wait_until(lambda: frontend.redis.zcard("bunch:cancelled"))
+    wait_until(frontend.cancelled)
     # Asked again elsewhere, before a worker had a look at it.
     again = frontend.submit("x", NOBODY, idempotency_key=KEY)
-    wait_until(lambda: frontend.client.outbox.flushes)
+    wait_until(frontend.flushes)
     assert frontend.serve() == 2
     reply = frontend.client.wait(again)
     assert (reply.task_id, output(reply)) == (kept.task_id, {"echo": "x"})
@@ -154,4 +154,4 @@ def asking_again_counts_for_the_rate(frontend: FrontendFixture) -> None:
 def nothing_is_waited_for_in_the_end(frontend: FrontendFixture) -> None:
     frontend.ask("x", idempotency_key=KEY)
     frontend.ask("x", idempotency_key=KEY)
-    assert frontend.client.router.size == 0
+    assert frontend.client.waiting == 0

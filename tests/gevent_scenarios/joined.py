@@ -21,7 +21,6 @@ from tasks.protocol.caller import Caller
 from tasks.protocol.results import CeleryCodec, Details, Reply, decode_details
 from tests.fakes.worker import finish
 from tests.gevent_scenarios.frontend_fixture import (
-    KEYS,
     NOBODY,
     SHARED,
     FrontendFixture,
@@ -83,7 +82,7 @@ def a_thousand_at_once_reach_the_model_once(frontend: FrontendFixture) -> None:
     assert [about(each).tier for each in replies] == ["paid"] * 500 + ["free"] * 500
     assert sum(b'"collapsed":true' in bytes(each.bunch) for each in replies) == 999
     assert frontend.waiting() == 0
-    assert frontend.client.router.size == other.router.size == 0
+    assert frontend.client.waiting == other.waiting == 0
 
 
 def what_differs_is_computed(frontend: FrontendFixture) -> None:
@@ -137,7 +136,7 @@ def when_the_first_hangs_up_the_next_takes_its_place(frontend: FrontendFixture) 
     second = asked(frontend)
     gone.append(True)
     assert isinstance(error_of(partial(frontend.client.wait, first)), CallerGone)
-    wait_until(lambda: frontend.redis.zcard(KEYS.cancelled()))
+    wait_until(frontend.cancelled)
     assert [frontend.serve(SHARED), frontend.serve(SHARED)] == [1, 1]
     assert output(frontend.client.wait(second)) == ANSWERED
 
@@ -149,7 +148,7 @@ def when_all_are_taken_back_nothing_is_computed(frontend: FrontendFixture) -> No
     assert entry.verdict is Verdict.CANCELLED
     assert sum(frontend.depths(SHARED)) == 0
     assert frontend.waiting() == 0
-    assert frontend.redis.zcard(KEYS.cancelled()) == 0
+    assert frontend.cancelled() == 0
 
 
 def one_who_waits_may_be_taken_back_even_when_it_is_computed(frontend: FrontendFixture) -> None:
@@ -160,13 +159,13 @@ def one_who_waits_may_be_taken_back_even_when_it_is_computed(frontend: FrontendF
     assert output(frontend.client.wait(first)) == ANSWERED
     assert state(frontend, second) == "REVOKED"
     assert frontend.client.cancel(second) == "REVOKED"
-    assert frontend.redis.zcard(KEYS.cancelled()) == 0
+    assert frontend.cancelled() == 0
 
 
 def one_whom_celery_has_revoked_stays_so(frontend: FrontendFixture) -> None:
     first, second = asked(frontend), later(frontend)
     revoked = {"status": "REVOKED", "result": None, "task_id": second}
-    frontend.redis.set(KEYS.result(second), msgspec.json.encode(revoked))
+    frontend.redis.set(frontend.result_key(second), msgspec.json.encode(revoked))
     assert frontend.serve(SHARED) == 1
     assert output(frontend.client.wait(first)) == ANSWERED
     assert state(frontend, second) == "REVOKED"
@@ -215,7 +214,7 @@ def also_of_one_flush(frontend: FrontendFixture) -> None:
 def whoever_moved_up_is_not_counted_where_it_was(frontend: FrontendFixture) -> None:
     free, rich = Caller("k1", "a", Tier.FREE), Caller("k2", "a", Tier.ENTERPRISE)
     pendings = [asked(frontend, Tier.FREE, caller=free), asked(frontend, Tier.ENTERPRISE, caller=rich)]
-    assert not frontend.redis.exists(KEYS.held(KEYS.queue(SHARED, Tier.FREE)))
+    assert not any(frontend.redis.exists(each.held(each.queue(SHARED, Tier.FREE))) for each in frontend.keys)
     assert frontend.serve(SHARED) == 1
     assert [output(frontend.client.wait(each)) for each in pendings] == [ANSWERED] * 2
 
@@ -275,7 +274,7 @@ def a_failure_that_may_pass_is_tried_for_the_next(frontend: FrontendFixture) -> 
     first, second = asked(frontend), asked(frontend)
     settle(frontend, Failed("not now", retryable=True))
     assert isinstance(error_of(partial(frontend.client.wait, first)), InferenceFailed)
-    stamp = read_fast_header(cast("bytes", frontend.redis.lindex(KEYS.queue(SHARED, Tier.PAID), -1)))
+    stamp = read_fast_header(frontend.next_message(SHARED, Tier.PAID))
     assert stamp is not None
     assert (stamp.task_id, stamp.attempt, stamp.limit_ms) == (second.task_id, 1, stamp.deadline_ms)
     assert frontend.serve(SHARED) == 1
@@ -284,7 +283,7 @@ def a_failure_that_may_pass_is_tried_for_the_next(frontend: FrontendFixture) -> 
 
 def one_that_got_lost_holds_nobody_up_beyond_its_deadline(frontend: FrontendFixture) -> None:
     first, second = asked(frontend, timeout_s=0.3), asked(frontend)
-    frontend.redis.delete(KEYS.queue(SHARED, Tier.PAID))
+    frontend.redis.delete(*(each.queue(SHARED, Tier.PAID) for each in frontend.keys))
     assert isinstance(error_of(partial(frontend.client.wait, first)), DeadlineExceeded)
     gevent.sleep(0.1)
     third = ask(frontend)

@@ -15,11 +15,11 @@ from tasks.errors import DeadlineExceeded, ShuttingDown
 from tasks.protocol.results import Reply
 from tests.fakes.worker import finish
 from tests.gevent_scenarios.frontend_fixture import (
-    KEYS,
     NOBODY,
     FrontendFixture,
     all_of,
     asking,
+    channels_of,
     error_of,
     output,
     wait_all,
@@ -37,10 +37,9 @@ def ten_thousand_requests_of_which_a_fifth_time_out(frontend: FrontendFixture) -
         pass
     gevent.sleep(0.2)
 
-    router = frontend.client.router
-    assert router.size == 0
-    assert frontend.channels() == [router.channel]
-    assert frontend.redis.pubsub_numsub(router.channel) == [(router.channel.encode(), 1)]
+    assert frontend.client.waiting == 0
+    assert frontend.channels() == frontend.own_channels()
+    assert [frontend.listeners(each) for each in frontend.own_channels()] == [1] * len(frontend.own_channels())
     assert objects() - before < 500
 
 
@@ -67,7 +66,7 @@ def the_shortest_deadlines_end_too(frontend: FrontendFixture) -> None:
     errors = all_of(partial(error_of, partial(frontend.ask, 1, NOBODY, timeout_s=timeout_s)) for timeout_s in timeouts)
     assert {type(each) for each in errors} == {DeadlineExceeded}
     assert time.monotonic() - began < 10
-    assert frontend.client.router.size == 0
+    assert frontend.client.waiting == 0
 
 
 def a_busy_process_forgets_no_deadline(frontend: FrontendFixture) -> None:
@@ -81,7 +80,7 @@ def a_busy_process_forgets_no_deadline(frontend: FrontendFixture) -> None:
         gevent.sleep(0.001)
     gevent.joinall(waits, timeout=20, raise_error=True)
     assert all(each.ready() for each in waits)
-    assert frontend.client.router.size == 0
+    assert frontend.client.waiting == 0
 
 
 def a_killed_caller_leaves_nothing(frontend: FrontendFixture) -> None:
@@ -89,8 +88,8 @@ def a_killed_caller_leaves_nothing(frontend: FrontendFixture) -> None:
     waiting += [gevent.spawn(frontend.client.result, "foreign", 30.0) for _ in range(5)]
     wait_until(lambda: frontend.depth() == 50)
     gevent.killall(waiting)
-    assert frontend.client.router.size == 0
-    wait_until(lambda: frontend.channels() == [frontend.client.router.channel])
+    assert frontend.client.waiting == 0
+    wait_until(lambda: frontend.channels() == frontend.own_channels())
     # Nobody waits for their answers.
     frontend.serve()
     assert frontend.ask("still well") == {"echo": "still well"}
@@ -104,7 +103,7 @@ def a_killed_caller_of_many_leaves_nothing(frontend: FrontendFixture) -> None:
     wait_until(lambda: frontend.depth() == 20)
     waiting.kill()
     # Those that it had not come to yet go with their deadline.
-    wait_until(lambda: frontend.client.router.size == 0)
+    wait_until(lambda: frontend.client.waiting == 0)
 
 
 def a_submission_that_fails_leaves_nothing(frontend: FrontendFixture) -> None:
@@ -118,19 +117,19 @@ def a_submission_that_fails_leaves_nothing(frontend: FrontendFixture) -> None:
             pass
         else:
             raise AssertionError("it went through")
-    assert frontend.client.router.size == 0
+    assert frontend.client.waiting == 0
 
 
 def watching_a_foreign_id_leaves_no_subscription(frontend: FrontendFixture) -> None:
     other = frontend.make_client()
     pending = other.submit(asking(NOBODY, b'"x"', timeout_s=20.0, waits=False))
     task_id = other.receipt(pending)
-    own = {frontend.client.router.channel, other.router.channel}
+    own = {*frontend.own_channels(), *channels_of(other)}
 
     reply = frontend.client.result(task_id, wait_s=0.2)
     assert reply is not None
     assert reply.status == "PENDING"
-    assert frontend.client.router.size == 0
+    assert frontend.client.waiting == 0
     wait_until(lambda: set(frontend.channels()) == own, "the subscription ended")
 
     watchers = [gevent.spawn(frontend.client.result, task_id, 20.0) for _ in range(3)]
@@ -140,7 +139,7 @@ def watching_a_foreign_id_leaves_no_subscription(frontend: FrontendFixture) -> N
     gevent.joinall(watchers, timeout=15, raise_error=True)
     assert [output(each.value) for each in watchers] == [{"echo": "x"}] * 3
     assert time.monotonic() - began < 10
-    assert frontend.client.router.size == 0
+    assert frontend.client.waiting == 0
     wait_until(lambda: set(frontend.channels()) == own, "the subscription ended")
 
 
@@ -163,7 +162,7 @@ def watching_survives_a_lost_subscription(frontend: FrontendFixture) -> None:
     began = time.monotonic()
     assert output(watcher.get(timeout=15)) == {"echo": "x"}
     assert time.monotonic() - began < 10
-    wait_until(lambda: frontend.channels() == [frontend.client.router.channel])
+    wait_until(lambda: frontend.channels() == frontend.own_channels())
 
 
 def an_unknown_id_is_not_waited_for(frontend: FrontendFixture) -> None:
@@ -184,7 +183,7 @@ def hundreds_may_ask_for_results_at_once(frontend: FrontendFixture) -> None:
 
 def a_stopped_client_lets_everybody_go(frontend: FrontendFixture) -> None:
     client = frontend.make_client()
-    wait_until(lambda: client.router.connected)
+    wait_until(lambda: client.connected)
     pendings = [client.submit(asking(NOBODY, b"1", timeout_s=20.0)) for _ in range(3)]
     waiting = [gevent.spawn(error_of, partial(client.wait, each)) for each in pendings]
     wait_until(lambda: frontend.depth() == 3)
@@ -193,24 +192,24 @@ def a_stopped_client_lets_everybody_go(frontend: FrontendFixture) -> None:
     gevent.joinall(waiting, timeout=15)
     assert [type(each.value) for each in waiting] == [ShuttingDown] * 3
     assert time.monotonic() - began < 10
-    assert frontend.channels() == [frontend.client.router.channel]
+    assert frontend.channels() == frontend.own_channels()
 
 
 def a_client_that_has_to_go_tells_those_who_wait_and_those_who_come(frontend: FrontendFixture) -> None:
     client = frontend.make_client()
-    wait_until(lambda: client.router.connected)
+    wait_until(lambda: client.connected)
     polled = client.receipt(client.submit(asking(NOBODY, b"1", timeout_s=20.0, waits=False)))
     watching = gevent.spawn(client.result, polled, 20.0)
     waiting = gevent.spawn(error_of, partial(client.wait, client.submit(asking(NOBODY, b"1", timeout_s=20.0))))
     wait_until(lambda: frontend.depth() == 2)
-    client.router.refuse()
+    client.refuse()
     began = time.monotonic()
     late = error_of(lambda: client.wait(client.submit(asking(NOBODY, b"1", timeout_s=20.0))))
     gevent.joinall([waiting, watching], timeout=15, raise_error=True)
     assert [type(waiting.value), type(late)] == [ShuttingDown] * 2
     assert watching.value.status == "PENDING"
     # Whoever was refused asks again elsewhere; the one that is polled for is somebody's still.
-    wait_until(lambda: frontend.redis.zcard(KEYS.cancelled()) == 2)
-    assert frontend.redis.zscore(KEYS.cancelled(), polled) is None
+    wait_until(lambda: frontend.cancelled() == 2)
+    assert not frontend.is_cancelled(polled)
     assert time.monotonic() - began < 10
-    assert client.router.size == 0
+    assert client.waiting == 0

@@ -12,14 +12,12 @@ from functools import partial
 import gevent
 
 from batching.claim.lease import Verdict
-from batching.claim.store import RedisBatchStore
 from config.redis import connect
-from tasks.client.client import Client
+from tasks.client.sharded_client import make_client
 from tasks.errors import BackendUnavailable, DeadlineExceeded
 from tests.fakes.proxy import LossyProxy
 from tests.fakes.worker import StandInWorker, serve
 from tests.gevent_scenarios.frontend_fixture import (
-    KEYS,
     NOBODY,
     SERVED,
     FrontendFixture,
@@ -28,6 +26,7 @@ from tests.gevent_scenarios.frontend_fixture import (
     error_of,
     output,
 )
+from tests.shards import places_of, store_of
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
@@ -76,7 +75,7 @@ def a_redis_that_is_gone_is_told_at_once_and_used_again_as_soon_as_it_is_back(_:
                 quickly(lambda: frontend.client.receipt(frontend.submit("meanwhile", waits=False)))
                 quickly(partial(frontend.client.result, "some-id"))
                 quickly(partial(frontend.client.cancel, "some-id"))
-            assert frontend.client.router.size == 0
+            assert frontend.client.waiting == 0
             # Longer than every retry that gives up after a number of tries.
             gevent.sleep(1.5)
             valkey.start()
@@ -85,7 +84,7 @@ def a_redis_that_is_gone_is_told_at_once_and_used_again_as_soon_as_it_is_back(_:
             assert frontend.ask("after", timeout_s=20.0) == {"echo": "after"}
             assert time.monotonic() - began < 10
             assert frontend.client.result("never-issued") is None
-            wait_until(lambda: frontend.channels() == [frontend.client.router.channel])
+            wait_until(lambda: frontend.channels() == frontend.own_channels())
 
 
 def callers_in_flight_end_by_their_deadlines(_: FrontendFixture) -> None:
@@ -100,7 +99,7 @@ def callers_in_flight_end_by_their_deadlines(_: FrontendFixture) -> None:
         gevent.joinall(waiting, timeout=20, raise_error=True)
         assert {type(each.value) for each in waiting} == {DeadlineExceeded}
         assert time.monotonic() - began < 10
-        assert frontend.client.router.size == 0
+        assert frontend.client.waiting == 0
         valkey.start()
         assert frontend.ask("after") == {"echo": "after"}
 
@@ -132,7 +131,7 @@ def deadlines_hold_while_redis_hangs(_: FrontendFixture) -> None:
             assert time.monotonic() - began < 4
         assert gone.task_id
         error_of(partial(frontend.client.wait, gone))
-        assert frontend.client.router.size == 0
+        assert frontend.client.waiting == 0
 
 
 def what_nobody_waits_for_any_more_is_not_queued_late(_: FrontendFixture) -> None:
@@ -176,7 +175,7 @@ def a_flush_is_not_queued_twice_when_its_reply_got_lost(_: FrontendFixture) -> N
 
 def what_a_refused_flush_may_have_left_is_taken_back(_: FrontendFixture) -> None:
     with own_server() as (valkey, frontend):
-        client = Client(frontend.settings, connect(valkey.url, timeout_s=0.5))
+        client = make_client(frontend.settings, places_of(connect(valkey.url, timeout_s=0.5)))
         client.start()
         try:
             assert output(client.wait(client.submit(asking(SERVED, b"1")))) == {"echo": 1}
@@ -188,7 +187,7 @@ def what_a_refused_flush_may_have_left_is_taken_back(_: FrontendFixture) -> None
                 quickly(partial(client.wait, pending))
                 quickly(partial(client.wait, kept))
             wait_until(lambda: frontend.depth() == 2)
-            wait_until(lambda: frontend.redis.zscore(KEYS.cancelled(), pending.task_id) is not None)
+            wait_until(lambda: frontend.is_cancelled(pending.task_id))
             claim = frontend.store.claim(NOBODY, "batch", 10)
             assert [each.verdict for each in claim.entries] == [Verdict.CANCELLED, Verdict.RUN]
         finally:
@@ -208,7 +207,7 @@ def a_subscription_that_went_dead_is_replaced_within_seconds(_: FrontendFixture)
             began = time.monotonic()
             assert proxy.deaden() >= 4
             # The worker's own connections are well: it answers, and the answers are heard by nobody.
-            store = RedisBatchStore(connect(valkey.url), "elsewhere")
+            store = store_of(connect(valkey.url), "elsewhere")
             serve(store, NOBODY, "elsewhere-1")
             assert [output(frontend.client.wait(each)) for each in pendings] == [{"echo": i} for i in range(20)]
             # Their own deadlines would be in 30.
@@ -224,4 +223,4 @@ def many_callers_at_once_survive_a_restart(_: FrontendFixture) -> None:
         valkey.kill()
         valkey.start()
         assert all_of(partial(frontend.ask, i) for i in range(200)) == [{"echo": i} for i in range(200)]
-        assert frontend.client.router.size == 0
+        assert frontend.client.waiting == 0

@@ -227,8 +227,8 @@ def a_model_whose_load_fails_is_refused_until_the_next_try(frontend: FrontendFix
         assert retry_after(client, "/v1/inference", {"input": 1}) == (503, "MODEL_UNAVAILABLE", "8")
 
 
-def waits_or_has_ended(redis: Redis, asked: gevent.Greenlet[..., Any]) -> bool:
-    return bool(redis.llen(KEYS.queue(SERVED, Tier.PAID))) or asked.ready()
+def waits_or_has_ended(frontend: FrontendFixture, asked: gevent.Greenlet[..., Any]) -> bool:
+    return bool(frontend.depth(SERVED)) or asked.ready()
 
 
 def what_waits_for_its_model_to_be_loaded_has_its_deadline_only(frontend: FrontendFixture) -> None:
@@ -239,7 +239,7 @@ def what_waits_for_its_model_to_be_loaded_has_its_deadline_only(frontend: Fronte
         with frontend_app(configured) as client:
             asked = gevent.spawn(post, client, "/v1/inference", {"input": 1, "timeout_ms": 5_000})
             # The worker of the round before may still have met it, on its way out.
-            wait_until(partial(waits_or_has_ended, frontend.redis, asked), what="it waits")
+            wait_until(partial(waits_or_has_ended, frontend, asked), what="it waits")
             gevent.sleep(0.05)
             worker = StandInWorker(frontend.url)
             worker.start()

@@ -10,22 +10,24 @@ from functools import partial
 import gevent
 import msgspec
 
-from batching.claim.store import RedisBatchStore
 from config.redis import connect
 from config.tiers import Tier
+from tasks.client.outbox import Posted
+from tasks.client.sharded_client import AnyClient
 from tasks.errors import BackendUnavailable, DeadlineExceeded
 from tasks.observability.metrics import RESENT
 from tasks.protocol.caller import Caller
 from tests.gevent_scenarios.frontend_fixture import (
-    KEYS,
     NOBODY,
     SHARED,
     FrontendFixture,
     all_of,
+    clients_of,
     error_of,
     output,
     wait_all,
 )
+from tests.shards import store_of
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
@@ -47,11 +49,20 @@ def server(*arguments: str) -> Iterator[tuple[PrivateValkey, FrontendFixture]]:
 
 def replaced(valkey: PrivateValkey, frontend: FrontendFixture) -> None:
     """Return once the frontend has found out what the next life of the server still has."""
+    clients = clients_of(frontend.client)
+    asked = [each.outbox.recognised for each in clients]
     valkey.kill()
     valkey.start()
-    router, outbox = frontend.client.router, frontend.client.outbox
-    asked = outbox.recognised
-    wait_until(lambda: router.connected and outbox.recognised > asked, what="the frontend has asked")
+
+    def has_asked() -> bool:
+        pairs = zip(clients, asked, strict=True)
+        return all(each.connected and each.outbox.recognised > before for each, before in pairs)
+
+    wait_until(has_asked, what="the frontend has asked")
+
+
+def kept_of(client: AnyClient) -> list[Posted]:
+    return [posted for each in clients_of(client) for posted in each.router.kept()]
 
 
 def resent() -> float:
@@ -70,18 +81,18 @@ def whoever_waits_is_sent_again_to_a_server_that_has_forgotten_them(_: FrontendF
         replies = [frontend.client.wait(each) for each in pendings]
         assert [output(each) for each in replies] == [{"echo": number} for number in range(300)]
         assert [each.task_id for each in replies] == [each.task_id for each in pendings]
-        assert frontend.client.router.kept_bytes == 0
+        assert frontend.client.resendable_bytes == 0
 
 
 def what_the_server_has_is_left_alone_wherever_it_is(_: FrontendFixture) -> None:
     with server(*FAITHFUL) as (valkey, frontend):
-        store = RedisBatchStore(connect(valkey.url), "another")
+        store = store_of(connect(valkey.url), "another")
         finished, leased, paused = (frontend.submit(each, NOBODY) for each in ("finished", "leased", "paused"))
         wait_until(lambda: frontend.depth() == 3)
         # Nobody hears of it, as if the reply had been lost.
         first = store.claim(NOBODY, "first", 1)
         stored = b'{"status":"SUCCESS","result":"found","task_id":"%b"}' % finished.task_id.encode()
-        frontend.redis.set(KEYS.result(finished.task_id), stored)
+        frontend.redis.set(frontend.result_key(finished.task_id), stored)
         store.finish("first", (), last=True)
         held = store.claim(NOBODY, "second", 1)
         store.claim(NOBODY, "third", 1)
@@ -95,7 +106,7 @@ def what_the_server_has_is_left_alone_wherever_it_is(_: FrontendFixture) -> None
         assert resent() == 0
         assert (frontend.depth(), frontend.depth(SHARED), frontend.waiting()) == (1, 1, 2)
         assert output(frontend.client.wait(finished)) == "found"
-        kept = {each.out.task_id for each in frontend.client.router.kept()}
+        kept = {each.out.task_id for each in kept_of(frontend.client)}
         assert kept == {each.task_id for each in (leased, paused, queued, leader, joined)}
 
 
@@ -112,26 +123,26 @@ def they_are_not_refused_a_second_time(_: FrontendFixture) -> None:
 
 def what_is_kept_for_it_is_bounded(_: FrontendFixture) -> None:
     with server(*FORGETFUL) as (valkey, frontend):
-        router = frontend.client.router
-        router._max_kept_bytes = 4000
+        for each in clients_of(frontend.client):
+            each.router._max_kept_bytes = 4000
         pendings = [frontend.submit(number, NOBODY, timeout_s=4.0) for number in range(20)]
         wait_until(lambda: frontend.depth() == 20)
-        kept = len(router.kept())
+        kept = len(kept_of(frontend.client))
         assert 0 < kept < 20
-        assert 0 < router.kept_bytes <= 4000
+        assert 0 < frontend.client.resendable_bytes <= 4000 * len(clients_of(frontend.client))
         replaced(valkey, frontend)
         wait_until(lambda: frontend.depth() == kept)
         frontend.serve()
         answers = wait_all(frontend, pendings)
         assert sum(isinstance(each, DeadlineExceeded) for each in answers) == 20 - kept
-        assert router.kept_bytes == 0
+        assert frontend.client.resendable_bytes == 0
 
 
 def a_request_that_meets_an_outage_is_held(_: FrontendFixture) -> None:
     with server(*FORGETFUL) as (valkey, frontend):
         frontend.settings = msgspec.structs.replace(frontend.settings, failover_wait_ms=20_000)
         frontend.client = frontend.make_client()
-        wait_until(lambda: frontend.client.router.connected)
+        wait_until(lambda: frontend.client.connected)
         frontend.submit("before", NOBODY)
         wait_until(lambda: frontend.depth() == 1)
         valkey.kill()
@@ -153,7 +164,7 @@ def but_not_for_longer_than_configured(_: FrontendFixture) -> None:
     with server(*FORGETFUL) as (valkey, frontend):
         frontend.settings = msgspec.structs.replace(frontend.settings, failover_wait_ms=300)
         frontend.client = client = frontend.make_client()
-        wait_until(lambda: client.router.connected)
+        wait_until(lambda: client.connected)
         valkey.kill()
         began = time.monotonic()
         waits = partial(client.wait, frontend.submit("x", NOBODY))
