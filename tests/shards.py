@@ -11,7 +11,9 @@ import os
 
 from redis import Redis
 
-from batching.claim.store import RedisBatchStore
+from batching.claim.place_lines import PlaceLines
+from batching.claim.sharded_store import make_store
+from batching.claim.store import BatchStore
 from config.settings import Settings
 from config.shards import Places, open_places
 
@@ -29,6 +31,6 @@ def places_of(redis: Redis, count: int = SHARDS) -> Places:
     return open_places(Settings(shards=count), redis)
 
 
-def store_of(redis: Redis, worker_id: str) -> RedisBatchStore:
-    """What a worker does with its requests, over all places on the server of `redis`."""
-    return RedisBatchStore(redis, worker_id)
+def store_of(redis: Redis, worker_id: str) -> BatchStore:
+    """A worker's store over all places on the server of `redis`."""
+    return make_store(Settings(shards=SHARDS), PlaceLines(places_of(redis)), worker_id)

@@ -11,12 +11,13 @@ from msgspec import structs
 from redis.exceptions import RedisError
 
 from batching.claim.lease import Verdict
-from batching.claim.store import Claim, RedisBatchStore, Settled
+from batching.claim.store import BatchStore, Claim, Settled
 from batching.policy import Reason
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
 from config.redis import connect
 from tasks.protocol.results import CeleryCodec
+from tests.shards import store_of
 
 _CODEC = CeleryCodec(60_000)
 _LOOK_EVERY_S = 0.05
@@ -37,14 +38,14 @@ def answer(value: Any) -> Outcome:
             return Ok(msgspec.json.encode({"echo": value}))
 
 
-def serve(store: RedisBatchStore, model: str, batch_id: str, size: int = 64) -> int:
+def serve(store: BatchStore, model: str, batch_id: str, size: int = 64) -> int:
     """Claim a batch and answer it; returns the number of requests."""
     claim = store.claim(model, batch_id, size)
     finish(store, claim, model)
     return len(claim.entries)
 
 
-def finish(store: RedisBatchStore, claim: Claim, model: str = "m") -> None:
+def finish(store: BatchStore, claim: Claim, model: str = "m") -> None:
     """Store the outcomes. `{"do": "vanish"}` is never answered, and for `{"do": "whisper"}` no reply is sent."""
     if not claim.entries:
         return
@@ -73,7 +74,7 @@ class StandInWorker(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        store = RedisBatchStore(self._redis, f"stand-in-{id(self)}")
+        store = store_of(self._redis, f"stand-in-{id(self)}")
         count = 0
         while not self._stopping.is_set():
             count += 1

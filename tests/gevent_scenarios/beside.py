@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -29,6 +30,7 @@ from tests.gevent_scenarios.frontend_fixture import (
     SMALL,
     FrontendFixture,
     asking,
+    clients_of,
     error_of,
     output,
 )
@@ -138,7 +140,9 @@ def what_is_not_queued_leaves_no_payload(frontend: FrontendFixture) -> None:
 
 
 def without_room_nothing_is_queued(frontend: FrontendFixture) -> None:
-    frontend.client._payloads._blobs = RedisBlobs(frontend.redis, room=Room(max_bytes=150_000))
+    room = RedisBlobs(frontend.redis, room=Room(max_bytes=150_000))
+    for each in clients_of(frontend.client):
+        each._payloads._blobs = room
     first = frontend.submit(LARGE, NOBODY)
     wait_until(lambda: frontend.depth() == 1)
     error = error_of(partial(frontend.ask, LARGE, NOBODY))
@@ -184,21 +188,23 @@ def a_key_tells_payloads_apart(frontend: FrontendFixture) -> None:
 
 
 def whoever_has_gone_meanwhile_is_not_queued(frontend: FrontendFixture) -> None:
-    payloads = frontend.client._payloads
-    put = payloads._blobs.put
+    for each in clients_of(frontend.client):
+        blobs: Any = each._payloads._blobs
+        put = blobs.put
 
-    def slow(*args: object) -> None:
-        put(*args)  # type: ignore[arg-type]
-        pending.settle(None)
+        def slow(*args: object, put: Callable[..., None] = put) -> None:
+            put(*args)
+            pending.settle(None)
 
-    payloads._blobs.put = slow  # type: ignore[method-assign, assignment]
+        blobs.put = slow
     pending = frontend.submit(LARGE, NOBODY)
     wait_until(lambda: pending.done and not names(frontend))
     assert frontend.depth() == 0
 
 
 def a_store_that_is_away_is_said_at_once(frontend: FrontendFixture) -> None:
-    frontend.client._payloads._blobs = RedisBlobs(connect("redis://127.0.0.1:1"))
+    for each in clients_of(frontend.client):
+        each._payloads._blobs = RedisBlobs(connect("redis://127.0.0.1:1"))
     assert isinstance(error_of(partial(frontend.ask, LARGE, NOBODY)), BackendUnavailable)
     assert frontend.depth() == 0
 
@@ -207,7 +213,7 @@ def a_payload_is_sent_again_with_its_request(_: FrontendFixture) -> None:
     with server(*FORGETFUL) as (valkey, frontend):
         pending = frontend.submit(LARGE, NOBODY)
         wait_until(lambda: frontend.depth() == 1)
-        wait_until(lambda: frontend.client.router.kept_bytes > len(LARGE))
+        wait_until(lambda: frontend.client.resendable_bytes > len(LARGE))
         replaced(valkey, frontend)
         wait_until(lambda: frontend.depth() == 1)
         turn(frontend)
