@@ -24,8 +24,12 @@ CLIENT_PREFIX = "client-"
 
 # Of a reference as JSON, with an id of 128 characters and some white space.
 LONGEST = 512
+# With an id and a size as short as they may be.
+SHORTEST = 100
 
 MARK = b"$blob"
+OURS = b'{"$blob":'
+_MAY_BEGIN = (b"{", b" ", b"\n", b"\t", b"\r")
 
 # With any white space, as kombu's JSON has some.
 _BEGINS = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"\$blob"[ \t\r\n]*:')
@@ -64,8 +68,13 @@ def reference_to(blob_id: str, value: bytes | memoryview, form: Form) -> BlobRef
 
 
 def is_reference(value: bytes) -> bool:
-    """Return whether a JSON value is a reference, or looks like one."""
-    return value[:1] in b"{ \t\r\n" and _BEGINS.match(value) is not None
+    """Return whether a JSON value is a reference, or looks like one, in any spelling."""
+    return value.startswith(_MAY_BEGIN) and _BEGINS.match(value) is not None
+
+
+def is_ours(value: bytes) -> bool:
+    """The same for the one spelling that Bunch itself writes."""
+    return value.startswith(OURS)
 
 
 def read_reference(value: bytes) -> BlobRef | None:

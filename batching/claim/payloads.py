@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from msgspec import structs
 from redis.exceptions import RedisError
 
-from batching.blobs.reference import is_reference, reference_to
+from batching.blobs.reference import OURS, is_ours, reference_to
 from batching.blobs.store import GRACE_MS, BlobGoneError, BlobStore, NoRoomError
 from batching.request import Expired, Failed, Ok, Outcome, Rejected, Request
 from config.settings import Settings
@@ -109,6 +109,8 @@ class Payloads:
 
     def read(self, requests: Sequence[Request], now_ms: float) -> Inputs:
         """The inputs of requests that were claimed at `now_ms`, which is Redis time."""
+        if self._fetcher is None and all(each.blob is None for each in requests):
+            return Inputs(list(requests), [each.input for each in requests])
         began, size, inputs = self._clock(), 0, Inputs()
         referring = self._begin_to_fetch(requests, now_ms)
         for request in requests:
@@ -167,15 +169,25 @@ class Payloads:
         else:
             inputs.settled.append((request, result))
 
-    def lay_aside(self, request: Request, outcome: Outcome) -> Outcome:
-        """The outcome with a reference in the place of a large output.
+    def lay_aside(self, outcomes: Sequence[tuple[Request, Outcome]]) -> Sequence[tuple[Request, Outcome]]:
+        """The outcomes with references in the place of large outputs.
 
-        That of a plain Celery client stays, since it reads its result itself, and so does one with callbacks.
+        Those of plain Celery clients stay, since these read their results themselves, and so do those with callbacks.
         """
+        limit = self._inline_bytes
+        for _, outcome in outcomes:
+            # Readers would take an output that looks like a reference for one.
+            if type(outcome) is Ok and (len(output := outcome.output) > limit or output.startswith(OURS)):
+                break
+        else:
+            # Nearly always.
+            return outcomes
+        return [(request, self._laid_aside(request, outcome)) for request, outcome in outcomes]
+
+    def _laid_aside(self, request: Request, outcome: Outcome) -> Outcome:
         if not isinstance(outcome, Ok) or self._blobs is None:
             return outcome
-        # Readers would take an output that looks like a reference for one.
-        if len(outcome.output) <= self._inline_bytes and not is_reference(outcome.output):
+        if len(outcome.output) <= self._inline_bytes and not is_ours(outcome.output):
             return outcome
         if request.foreign or request.canvas or not request.result_ttl_ms:
             return outcome

@@ -216,10 +216,16 @@ class Settler:
             info = replace(info, collapsed=info.collapsed + shared)
         self._observer.finished(final, info)
         # Who has shared a failure is no dead letter.
-        self._payloads.release(each for each, outcome in final if each.position < 0 or not isinstance(outcome, Failed))
+        self._payloads.release(
+            [
+                each
+                for each, end in final
+                if each.blob is not None and (each.position < 0 or not isinstance(end, Failed))
+            ]
+        )
 
     def _finish(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> Finished:
-        outcomes = [(request, self._payloads.lay_aside(request, outcome)) for request, outcome in outcomes]
+        outcomes = self._payloads.lay_aside(outcomes)
         results = [self._settled(request, outcome, info) for request, outcome in outcomes]
         slices = slices_of([len(each.result) for each in results])
         if len(slices) < 2:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from batching.blobs.reference import CLIENT_PREFIX, BlobRef, NotAReferenceError, is_reference, read_reference
+from batching.blobs.reference import CLIENT_PREFIX, BlobRef, NotAReferenceError, is_ours, is_reference, read_reference
 from batching.claim.lease import Entry, Verdict
 from batching.fast_header import read_fast_header, read_times
 from batching.ports import UnreadableMessage
@@ -192,7 +192,7 @@ def _plain_request(
             _check_seal(request, given_seal, once, seal)
         if once:
             request.question, request.keep_ms = read_mark(once)
-        if is_reference(input):
+        if is_ours(input):
             request.blob = _blob_of(request)
     except (UnreadableMessage, *_UNREADABLE):
         return None

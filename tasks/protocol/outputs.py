@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import structs
 
-from batching.blobs.reference import LONGEST, BlobRef, NotAReferenceError, read_reference
+from batching.blobs.reference import LONGEST, SHORTEST, BlobRef, NotAReferenceError, is_ours, read_reference
 from batching.blobs.store import BlobStore, RedisBlobs, open_blobs
 from batching.claim.payloads import Payloads
 from batching.claim.store import Keep
@@ -19,10 +19,12 @@ from tasks.referenced_inputs import ReferencedInputs
 
 def reference_in(reply: Reply) -> BlobRef | None:
     """The reference that stands for the output of a reply; None if the output itself is there."""
-    if reply.status != "SUCCESS" or len(reply.result) > LONGEST:
+    # Most outputs are shorter than a reference, and need not be looked at.
+    if not SHORTEST <= len(reply.result) <= LONGEST or reply.status != "SUCCESS":
         return None
+    value = bytes(reply.result)
     try:
-        return read_reference(bytes(reply.result))
+        return read_reference(value) if is_ours(value) else None
     except NotAReferenceError:
         # A plain Celery client's: whatever a model of ours returns that looks like one lies beside its result.
         return None

@@ -8,6 +8,7 @@
 | `base64`      | as base64 in JSON, through the queue: what there was before bodies could be bytes                  |
 | `inline`      | as a raw body, as base64 through the queue (`BUNCH_INLINE_BYTES` above it)                         |
 | `claim check` | as a raw body, beside the queue: the default                                                       |
+| `unlogged`    | the same, with `BUNCH_DURABILITY=memory`                                                           |
 | `bentoml`     | as multipart, its way for files; `litserve` likewise                                               |
 
 The model looks at three bytes. All have one web process and one model. `MB in Redis` is the most that Redis held beyond
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import json
 import os
 import socket
@@ -304,25 +306,32 @@ def measure(system: Any, *, connections: int, duration_s: int) -> Row:
         system.stop()
 
 
+def _processes(system: System) -> list[psutil.Process]:
+    """All of a system. Valkey has overwritten its mark, so it is found by its parent."""
+    processes = {each.pid: each for each in system.processes.marked()}
+    for each in tuple(processes.values()):
+        with contextlib.suppress(psutil.Error):
+            processes |= {child.pid: child for child in each.children(recursive=True)}
+    return list(processes.values())
+
+
 def _log_bytes(system: System) -> int:
-    return sum(path.stat().st_size for path in system.folder.rglob("*.incr.aof"))
+    """What Valkey has written to files: its log may be replaced meanwhile, which another process does."""
+    written = 0
+    for each in _processes(system):
+        with contextlib.suppress(psutil.Error):
+            if "valkey" in each.name():
+                written += each.io_counters().write_bytes
+    return written
 
 
 def _cpu_s(system: System) -> float:
-    """Of all processes of a system; Valkey has overwritten its mark, so it is found by its parent."""
-    processes = {each.pid: each for each in system.processes.marked()}
-    for each in tuple(processes.values()):
-        try:
-            processes |= {child.pid: child for child in each.children(recursive=True)}
-        except psutil.Error:
-            continue
-    times = []
-    for each in processes.values():
-        try:
-            times.append(each.cpu_times())
-        except psutil.Error:
-            continue
-    return float(sum(each.user + each.system for each in times))
+    spent = 0.0
+    for each in _processes(system):
+        with contextlib.suppress(psutil.Error):
+            times = each.cpu_times()
+            spent += times.user + times.system
+    return spent
 
 
 def run(names: list[str], *, rounds: int, duration_s: int, connections: int) -> list[Row]:

@@ -54,7 +54,7 @@ def turn(frontend: FrontendFixture, model: str = NOBODY, answer: Callable[[bytes
     info = BatchInfo(claim.batch_id, model, "1", len(requests), Reason.IDLE, claim.view.now_ms, 0.001)
     inputs = payloads.read(requests, claim.view.now_ms)
     ended = [(each, Ok(answer(bytes(value)))) for each, value in zip(inputs.run, inputs.values, strict=True)]
-    told = [*((each, payloads.lay_aside(each, outcome)) for each, outcome in ended), *inputs.settled]
+    told = [*payloads.lay_aside(ended), *inputs.settled]
     frontend.store.finish(claim.batch_id, [CODEC.encode(*each, info) for each in told], last=True)
     payloads.release(requests)
     blobs.close()
