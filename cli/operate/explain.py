@@ -44,6 +44,8 @@ def _show(about: dict[str, Any]) -> None:
     for name in ("request_id", "task_id", "status", "model", "tier", "attempt", "where"):
         if about[name] is not None:
             _line(name, about[name])
+    if about.get("payload_bytes"):
+        _line("payload", f"{about['payload_bytes']:,} bytes, beside the queue")
     if about["error"]:
         _line("error", f"{about['error']['code']}: {about['error']['message']}")
     if about["callback"]:

@@ -13,16 +13,14 @@ from typing import Any, cast
 
 import msgspec
 
-from batching.blobs.reference import MARK, read_reference
 from batching.blobs.store import GRACE_MS, BlobGoneError
-from batching.ports import UnreadableMessage
 from config.shards import Place, Places
 from config.tiers import Tier
 from tasks.callbacks.store import LETTER_PREFIX, CallbackStore
 from tasks.fleet.all_places import AllPlaces, answered, failures
 from tasks.protocol.ids import place_of
-from tasks.protocol.messages import read_payload, without_expiry
-from tasks.protocol.outputs import PlacedBlobs
+from tasks.protocol.messages import without_expiry
+from tasks.protocol.outputs import PlacedBlobs, payload_of
 from tasks.protocol.results import DeadLetter
 from tasks.script_args import REPLAY, ReplayArgs, ReplayKeys
 
@@ -94,9 +92,9 @@ class DeadLetters:
         if task_id.startswith(LETTER_PREFIX):
             return CallbackStore(self._places).replay(task_id, time.time())
         record, message = stored
-        blob_id = blob_in(message)
+        blob = payload_of(message)
         blobs = self._blobs.of(task_id)
-        if blob_id and not blobs.extend(blob_id, int(time_s * 1000) + GRACE_MS, keep=False):
+        if blob is not None and not blobs.extend(blob.id, int(time_s * 1000) + GRACE_MS, keep=False):
             raise BlobGoneError(f"the payload of dead letter {task_id} is not there any more")
         place = place_of(self._places, task_id)
         keys = ReplayKeys(
@@ -122,8 +120,8 @@ class DeadLetters:
         pipeline.zrem(place.keys.dead(), task_id)
         pipeline.delete(place.keys.dead(task_id))
         message, removed, _ = pipeline.execute()
-        if message and (blob_id := blob_in(message)):
-            self._blobs.of(task_id).release([blob_id])
+        if message and (blob := payload_of(message)) is not None:
+            self._blobs.of(task_id).release([blob.id])
         return bool(removed)
 
     def ids(self) -> list[str]:
@@ -148,14 +146,3 @@ class DeadLetters:
         asked = self._all.ask(note)
         good = answered(asked)
         return sum(each.replies[0] for each in good), len(good) == len(asked)
-
-
-def blob_in(message: bytes) -> str:
-    """The id of the blob that a queued message refers to; empty: none."""
-    if MARK not in message:
-        return ""
-    try:
-        blob = read_reference(read_payload(message)[0])
-    except (UnreadableMessage, ValueError):
-        return ""
-    return "" if blob is None else blob.id

@@ -31,6 +31,7 @@ from tasks.fleet.all_places import AllPlaces, answered
 from tasks.fleet.dead_letters import DeadLetters
 from tasks.observability.batch_log import UNSETTLED, BatchLog, BatchRecord, Member
 from tasks.protocol.ids import made_at_ms, place_of, shard_of
+from tasks.protocol.outputs import payload_of
 from tasks.protocol.results import FINISHED, Details, Reply, decode_details, decode_error, decode_reply
 
 STAGES = ("admission", "queue", "batch_wait", "transfer", "compute", "reply")
@@ -81,14 +82,18 @@ def explain(places: Places, models: Iterable[str], name: str) -> dict[str, Any] 
     letter = DeadLetters(places).show(task_id)
     if letter is not None:
         record = letter[0]
-        return about | {
-            "status": "failed",
-            "model": record.model,
-            "tier": record.tier,
-            "attempt": record.attempts,
-            "where": "a dead letter; its result has expired",
-            "error": {"code": "INFERENCE_FAILED", "type": record.exc_type, "message": record.reason},
-        }
+        return (
+            about
+            | {
+                "status": "failed",
+                "model": record.model,
+                "tier": record.tier,
+                "attempt": record.attempts,
+                "where": "a dead letter; its result has expired",
+                "error": {"code": "INFERENCE_FAILED", "type": record.exc_type, "message": record.reason},
+            }
+            | _payload(letter[1])
+        )
     if reply is None and not about["attempts"]:
         return None
     if reply is not None:
@@ -302,7 +307,7 @@ def _waits(places: Places, place: Place, models: Sequence[str], task_id: str) ->
                     "attempt": _attempt_of(entry.message),
                     "where": f"in batch {batch_id} of worker {worker}",
                     "batch": {"id": batch_id, "size": _size(places, batch_id), "worker": worker, "neighbours": []},
-                }
+                } | _payload(entry.message)
     for model in models:
         for tier in TIERS:
             for before, message in enumerate(_queued(redis, keys.queue(model, tier))):
@@ -321,7 +326,14 @@ def _waits(places: Places, place: Place, models: Sequence[str], task_id: str) ->
 
 
 def _waiting(model: str, tier: str, message: bytes, where: str) -> dict[str, Any]:
-    return {"status": "queued", "model": model, "tier": tier, "attempt": _attempt_of(message), "where": where}
+    about = {"status": "queued", "model": model, "tier": tier, "attempt": _attempt_of(message), "where": where}
+    return about | _payload(message)
+
+
+def _payload(message: bytes) -> dict[str, Any]:
+    """The size of an input that lies beside the queue; nothing for any other."""
+    blob = payload_of(message)
+    return {} if blob is None else {"payload_bytes": blob.size}
 
 
 def _leases(places: Places, place: Place) -> Iterator[tuple[str, str, Lease]]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import msgspec
 from msgspec import structs
 
-from batching.blobs.reference import LONGEST, SHORTEST, BlobRef, NotAReferenceError, is_ours, read_reference
+from batching.blobs.reference import LONGEST, MARK, SHORTEST, BlobRef, NotAReferenceError, is_ours, read_reference
 from batching.blobs.store import BlobStore, RedisBlobs, open_blobs
 from batching.claim.payloads import Payloads
 from batching.claim.store import Keep
+from batching.ports import UnreadableMessage
 from config.allowed_hosts import RefHosts
 from config.settings import ModelSettings, Settings
 from config.shards import Place, Places
 from tasks.protocol.ids import place_of
+from tasks.protocol.messages import read_payload
 from tasks.protocol.results import Reply
 from tasks.referenced_inputs import ReferencedInputs
 
@@ -34,6 +36,16 @@ def with_output(reply: Reply, blobs: BlobStore) -> Reply:
     """The reply with its output. Raises BlobGoneError, RedisError."""
     ref = reference_in(reply)
     return reply if ref is None else structs.replace(reply, result=msgspec.Raw(bytes(blobs.get(ref))))
+
+
+def payload_of(message: bytes) -> BlobRef | None:
+    """The reference to the payload of a queued message; None if it has its input in itself."""
+    if MARK not in message:
+        return None
+    try:
+        return read_reference(read_payload(message)[0])
+    except (UnreadableMessage, NotAReferenceError):
+        return None
 
 
 class PlacedBlobs:

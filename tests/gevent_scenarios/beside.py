@@ -18,8 +18,10 @@ from batching.policy import Reason
 from batching.ports import BatchInfo
 from batching.request import Ok, Request
 from config.redis import connect
+from config.shards import only_home
 from config.tiers import Tier
 from tasks.errors import BackendUnavailable, IdempotencyConflict, InvalidInput, RateLimited
+from tasks.observability.explain import explain
 from tasks.protocol.caller import Caller
 from tasks.protocol.results import CeleryCodec
 from tests.gevent_scenarios.frontend_fixture import (
@@ -72,6 +74,17 @@ def a_large_input_is_written_before_its_message_and_read_by_reference(frontend: 
     assert turn(frontend, answer=lambda value: b"%d" % len(value)) == 1
     assert output(frontend.client.wait(pending)) == len(LARGE) + 2
     assert not names(frontend)
+
+
+def explain_tells_of_it(frontend: FrontendFixture) -> None:
+    pending = frontend.submit(LARGE, NOBODY)
+    wait_until(lambda: frontend.depth() == 1)
+    for _ in range(2):
+        about = explain(only_home(frontend.redis), [NOBODY], pending.task_id)
+        assert about is not None
+        assert about["payload_bytes"] == len(LARGE) + 2
+        # The second time it is in a lease.
+        frontend.claim(NOBODY)
 
 
 def bytes_are_there_as_they_are(frontend: FrontendFixture) -> None:
