@@ -59,6 +59,11 @@ NAMES = {
     "reply_channel": lambda shard: shard.reply_channel("p"),
     "revoked_channel": lambda shard: shard.revoked_channel(),
     "slow": lambda shard: shard.slow(),
+    "blob": lambda shard: shard.blob("b"),
+    "blobs": lambda shard: shard.blobs(),
+    "blob_sizes": lambda shard: shard.blob_sizes(),
+    "blobs_kept": lambda shard: shard.blobs_kept(),
+    "blob_bytes": lambda shard: shard.blob_bytes(),
 }
 METHODS = {
     name for name in vars(Shard) if not name.startswith("_") and name not in {"tag", "queues", "priorities", "bindings"}
