@@ -5,6 +5,7 @@ GPUs            = rate / rate of a GPU / 0.7
 connections     = rate × latency (Little, 1961)
 bandwidth       = rate × size, each way
 Redis memory    = rate × size × retention
+Redis' log      = rate × (message + result)
 
 The designs leave out that requests and batches arrive unevenly. Near saturation they wait for each other. Erlang's C
 formula gives the probability that a batch waits, and Allen and Cunneen's its mean wait, which is Kingman's (1961) for
@@ -136,6 +137,15 @@ class Bandwidth:
 def bandwidth(rps: float, payload_bytes: int) -> Bandwidth:
     """The bandwidth of a load with inputs and outputs of `payload_bytes`."""
     return Bandwidth(rps * (payload_bytes + HTTP_BYTES), rps * (2 * payload_bytes + MESSAGE_BYTES + RESULT_BYTES))
+
+
+# What the append-only log has of a request besides its input and output.
+_LOG_BYTES = 1_130
+
+
+def log_bytes_per_s(rps: float, payload_bytes: int) -> float:
+    """The bytes that Redis writes to its append-only log."""
+    return rps * (2 * payload_bytes + _LOG_BYTES)
 
 
 def cost_per_million(

@@ -42,7 +42,7 @@ class UnitCosts:
 
 
 # Measured by `python -m tests.benchmarks.scaling`, by bytes of an input and of its output; see docs/benchmarks.md.
-MEASURED: Final = {60: UnitCosts(74.0, 25.0, 28.0, 6.0), 2048: UnitCosts(98.0, 49.0, 37.0, 12.0)}
+MEASURED: Final = {60: UnitCosts(29.2, 22.8, 22.7, 4.4), 2048: UnitCosts(43.4, 47.1, 31.9, 10.6)}
 
 
 def costs_for(payload_bytes: int) -> UnitCosts:

@@ -27,8 +27,9 @@ faults occur (`faults`), and the cost of each step (`Overheads`).
 | `service` | `Affine` (fixed: `item_s` 0), `Measured`; each with `jitter` |
 | `faults` | `Faults`: crashes, transient errors, an outage of the model, stragglers |
 | `admission` | `AdmissionGate`: the frontend's rule behind the port |
-| `scenario` | `Scenario`, `Overheads`, the port `Gate` |
+| `scenario` | `Scenario`, `Overheads`, `Shards`, the port `Gate` |
 | `queues` | the tier queues, and the claim as `lua/claim.lua` makes it |
+| `shards` | the same on several shards, from which one batch is claimed |
 | `feeder` | one executor: where its loop is, and the worker's own `LoopState` |
 | `engine` | `simulate`: the events |
 | `residency` | `simulate_residency`: several models that are loaded on demand, in step |
@@ -55,7 +56,7 @@ from batching.simulator.arrivals import (
 from batching.simulator.engine import simulate
 from batching.simulator.faults import Faults
 from batching.simulator.report import Report
-from batching.simulator.scenario import Gate, Overheads, Scenario
+from batching.simulator.scenario import Gate, Overheads, Scenario, Shards
 from batching.simulator.service import Affine, Measured, Service
 
 __all__ = [
@@ -75,6 +76,7 @@ __all__ = [
     "Report",
     "Scenario",
     "Service",
+    "Shards",
     "Steps",
     "read_trace",
     "simulate",

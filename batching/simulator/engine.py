@@ -166,8 +166,9 @@ class Simulation:
             return
         self.queues.arrive(self.now)
         self.queues.wake_delayed(self.now)
-        feeder.state.looked(self.queues.depth, self.now)
-        decision = feeder.decide(self.queues.view, self.now)
+        seen = self.queues.look(feeder.number, self.now)
+        feeder.state.looked(seen.depth, self.now)
+        decision = feeder.decide(seen.claimable, self.now)
         if isinstance(decision, Look):
             raise Stuck(f"{feeder.state.learner.policy!r} asked to look again right after a look")
         self._act(feeder, decision, permitted)
@@ -216,19 +217,22 @@ class Simulation:
     def _claimed(self, feeder: Feeder, epoch: int, decision: Dispatch) -> None:
         if epoch != feeder.epoch:
             return
-        batch = self.queues.claim(self.now, decision.size, decision.margin_s)
+        batch = self.queues.claim(self.now, decision.size, decision.margin_s, feeder.number)
+        self._served.visits += batch.visits
         if batch.settled:
             self._come_back(batch.settled, self.now)
-        view = self.queues.view
+        left = self.queues.known(feeder.number)
         if batch.size:
-            state, now = feeder.state, self.now
-            state.claimed(batch, batch.size, view.depth, now - batch.first_at, now - batch.middle_at, now)
+            self._served.parts += batch.parts
+            state, now, costs = feeder.state, self.now, self._costs
+            state.claimed(batch, batch.size, left.depth, now - batch.first_at, now - batch.middle_at, now)
             if len(state.in_hand) == 1:
-                self._compute(feeder, batch, self.now + self._costs.claim_item_s * batch.size)
+                arrives_s = costs.claim_item_s * batch.size + costs.visit_s * (batch.visits - 1)
+                self._compute(feeder, batch, self.now + arrives_s)
         else:
             feeder.breaker.found_nothing()
-            feeder.state.found_nothing(view.depth, self.now)
-        self._turn(feeder, view)
+            feeder.state.found_nothing(left.depth, self.now)
+        self._turn(feeder, left.claimable)
 
     def _compute(self, feeder: Feeder, batch: Batch, at: float) -> None:
         scenario = self._scenario

@@ -1,4 +1,4 @@
-"""Random inputs: arrivals, tiers and deadlines before a run; jitter and faults while it runs.
+"""Random inputs: arrivals, tiers, deadlines and shards before a run; jitter and faults while it runs.
 
 Each has a random stream of its own, so a change of one (another policy, another fault) does not change the others: two
 runs get the same requests.
@@ -10,10 +10,12 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batching.simulator.arrivals import Callers, Recorded, Times
-from batching.simulator.queues import Lane, Queues
+from batching.simulator.queues import Lane, Ledger, Queues
 from batching.simulator.scenario import Scenario
+from batching.simulator.shards import ShardedQueues
 
 _BLOCK = 4096
 
@@ -22,8 +24,9 @@ class Draws:
     """The random numbers of one run."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
-        streams = [np.random.default_rng(each) for each in np.random.SeedSequence(seed).spawn(5)]
-        self.arrivals, self.callers, self._service, self._trouble, back = streams
+        streams = [np.random.default_rng(each) for each in np.random.SeedSequence(seed).spawn(6)]
+        self.arrivals, self.callers, self._service, self._trouble, back, self._owners = streams
+        self._shards = scenario.shards
         self.jitter = scenario.service.jitter
         self._faults = scenario.faults
         self._spreads = self._uniform(self._service)
@@ -42,6 +45,15 @@ class Draws:
         """The time per request until the first answer of a batch, and the time from one answer to the next."""
         ways = self.ways_back
         return ways[int(next(self._back) * len(ways))] if len(ways) > 1 else ways[0]
+
+    def shards(self, count: int) -> NDArray[np.int_]:
+        """The shard of each of so many requests."""
+        asked, random = self._shards, self._owners
+        if not asked.owners:
+            return random.integers(asked.count, size=count)
+        weights = np.arange(1, asked.owners + 1, dtype=np.float64) ** -asked.skew
+        shard_of = random.integers(asked.count, size=asked.owners)
+        return shard_of[random.choice(asked.owners, size=count, p=weights / weights.sum())]
 
     def jitters(self, count: int) -> list[float]:
         return [next(self._chances) for _ in range(count)]
@@ -73,21 +85,42 @@ class Draws:
             yield from random.random(_BLOCK).tolist()
 
 
-def make_queues(scenario: Scenario, draws: Draws) -> Queues:
+def make_queues(scenario: Scenario, draws: Draws) -> Queues | ShardedQueues:
     """The lanes, with every arrival that is known beforehand."""
     arrivals = scenario.arrivals
-    costs = scenario.overheads
     calls = arrivals.times(scenario.duration_s, draws.arrivals)
-    times = _in_turn(calls, costs.submit_item_s) + costs.submit_s
+    times = _in_turn(calls, scenario.overheads.submit_item_s) + scenario.overheads.submit_s
     if isinstance(arrivals, Recorded) and arrivals.ranks is not None:
         ranks = np.asarray(arrivals.ranks[: len(times)])
     elif max(scenario.tiers) == 1.0:
         ranks = np.full(len(times), scenario.tiers.index(1.0))
     else:
         ranks = draws.callers.choice(len(scenario.tiers), size=len(times), p=scenario.tiers)
-    gate = scenario.gate(scenario) if scenario.gate else None
-    if gate is not None and isinstance(arrivals, Callers):
+    if scenario.gate is not None and isinstance(arrivals, Callers):
         raise ValueError("admission cannot be simulated with a closed loop: refused callers would call again at once")
+    count = scenario.shards.count
+    if count == 1:
+        return _queues(scenario, draws, calls, times, ranks)
+    shards = draws.shards(len(times))
+    ledger = Ledger(answered=[[] for _ in range(count * len(scenario.tiers))])
+    each = [
+        _queues(scenario, draws, calls[mine], times[mine], ranks[mine], ledger)
+        for mine in (shards == number for number in range(count))
+    ]
+    return ShardedQueues(each, ledger, reach=scenario.shards.reach)
+
+
+def _queues(
+    scenario: Scenario,
+    draws: Draws,
+    calls: Times,
+    times: Times,
+    ranks: NDArray[np.int_],
+    ledger: Ledger | None = None,
+) -> Queues:
+    """The lanes of one shard. `times` are those at which the requests of `calls` reach the queue."""
+    costs = scenario.overheads
+    gate = scenario.gate(scenario) if scenario.gate else None
     lanes = []
     incoming: list[tuple[float, int, float, float]] = []
     for rank, (low_s, high_s) in enumerate(scenario.deadlines_s):
@@ -111,6 +144,7 @@ def make_queues(scenario: Scenario, draws: Draws) -> Queues:
         max_attempts=scenario.faults.max_attempts,
         gate=gate,
         incoming=incoming,
+        ledger=ledger,
     )
 
 

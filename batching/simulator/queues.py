@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from batching.claim.loop_state import Waiting
 from batching.policy import DEFAULT_SHARES, Allocation, RetryPolicy, allocate, suspect_sizes
@@ -63,14 +64,24 @@ class Lane:
         return self.times[index] + self.limit_s <= now or self.deadline(index) <= now + margin_s
 
 
+class Seen(NamedTuple):
+    """What an executor knows of a queue: the part that its next claim can take from, and the depth of the whole."""
+
+    claimable: Waiting
+    depth: int
+
+
 @dataclass(slots=True)
 class Batch:
     """The requests of one claim: runs of a lane (rank, from, to), and single requests that had come back.
 
-    `settled` are requests that came out with it and need no model: expired, or given up.
+    `settled` are requests that came out with it and need no model: expired, or given up. `visits` is the number of
+    shards that were asked, `parts` that of those that had something for it.
     """
 
     size: int = 0
+    visits: int = 1
+    parts: int = 1
     # The arrival times of its first and its middle request.
     first_at: float = 0.0
     middle_at: float = 0.0
@@ -108,10 +119,14 @@ class Queues:
         max_attempts: int,
         gate: Gate | None = None,
         incoming: Sequence[tuple[float, int, float, float]] = (),
+        ledger: Ledger | None = None,
     ) -> None:
-        """With a `gate`, lanes start empty and `incoming` holds every arrival: time, rank, deadline, when called."""
+        """With a `gate`, lanes start empty and `incoming` holds every arrival: time, rank, deadline, when called.
+
+        Queues of several shards share one `ledger`.
+        """
         self.lanes = list(lanes)
-        self.ledger = Ledger()
+        self.ledger = ledger or Ledger()
         self.history: dict[tuple[int, int], tuple[int, int]] = {}
         self.delayed: list[tuple[float, int, int]] = []
         self._credits: tuple[float, ...] = (0.0,) * len(self.lanes)
@@ -121,6 +136,7 @@ class Queues:
         self._incoming = incoming
         self._let_in = 0
         self._margin_s = 0.0
+        self.looks = 0
         # At this time: the number of arrivals, the number of waiting requests and since when (minus infinity: none),
         # and the next arrival (infinite: none).
         self.seen = 0
@@ -158,16 +174,33 @@ class Queues:
     def view(self) -> Waiting:
         return Waiting(self.depth, self.oldest, self.due)
 
-    def claim(self, now: float, size: int, margin_s: float = 0.0) -> Batch:
+    def look(self, reader: int, _now: float) -> Seen:
+        """A look, after `arrive`."""
+        self.looks += 1
+        return self.known(reader)
+
+    def known(self, _reader: int) -> Seen:
+        """What a claim tells: as much as a look."""
+        return Seen(self.view, self.depth)
+
+    def claim(
+        self,
+        now: float,
+        size: int,
+        margin_s: float = 0.0,
+        _reader: int = 0,
+        takes: Sequence[int] | None = None,
+    ) -> Batch:
         """Take up to `size`, shared between the tiers. Late requests come out as well, and do not count.
 
-        A request whose deadline is nearer than `margin_s` is late, too.
+        A request whose deadline is nearer than `margin_s` is late, too. `takes` of each tier are a plan over several
+        shards.
         """
         self._margin_s = margin_s
         self.arrive(now)
         self.wake_delayed(now)
         troubled = any(lane.front for lane in self.lanes)
-        batch = self._claim_troubled(now, size) if troubled else self._claim(now, size)
+        batch = self._claim_troubled(now, size) if troubled else self._claim(now, size, takes)
         if batch.size:
             batch.first_at = self._came_at(batch, 0)
             batch.middle_at = self._came_at(batch, batch.size // 2)
@@ -182,11 +215,13 @@ class Queues:
         rank, index = batch.singles[place]
         return self.lanes[rank].times[index]
 
-    def _claim(self, now: float, size: int) -> Batch:
+    def _claim(self, now: float, size: int, planned: Sequence[int] | None) -> Batch:
         depths = [lane.seen - lane.head for lane in self.lanes]
         waiting = sum(depths)
         takes: Sequence[int] = depths
-        if waiting > size:
+        if planned is not None:
+            takes = planned
+        elif waiting > size:
             allocation = self._allocate(now, depths, size)
             takes, self._credits = allocation.takes, allocation.credits
         batch = Batch()

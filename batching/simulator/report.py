@@ -12,14 +12,17 @@ from numpy.typing import NDArray
 from batching.simulator.feeder import Feeder
 from batching.simulator.queues import Lane, Queues
 from batching.simulator.scenario import Scenario
+from batching.simulator.shards import ShardedQueues
 from config.tiers import TIERS
 
 
 @dataclass(slots=True)
 class Served:
-    """Batches as (start, size), and the end of drained executors."""
+    """Batches as (start, size), the end of drained executors, and the counts of `Report`."""
 
     batches: list[tuple[float, int]] = field(default_factory=list)
+    visits: int = 0
+    parts: int = 0
     gone: dict[int, float] = field(default_factory=dict)
 
 
@@ -28,8 +31,9 @@ class Report:
     """Rates per second, latencies in milliseconds (None: nothing was answered), the rest as counts.
 
     `goodput_rps` counts answers within the objective and the caller's deadline. `utilisation` is a share of the
-    executors' lifetime. `unanswered` requests still waited at the end of the drain. `latencies_s` and `arrived_s` are
-    for plots, of every counted answer, per tier (highest first).
+    executors' lifetime. `unanswered` requests still waited at the end of the drain. `looks` and `visits` are the shards
+    that were looked at, and that claims asked; `parts` those that had something for a batch. `latencies_s` and
+    `arrived_s` are for plots, of every counted answer, per tier (highest first).
     """
 
     name: str
@@ -50,6 +54,9 @@ class Report:
     failed: int
     unanswered: int
     batches: int
+    looks: int
+    visits: int
+    parts: int
     duration_s: float
     per_tier_p95_ms: dict[str, float]
     latencies_s: tuple[NDArray[np.float64], ...] = field(repr=False, compare=False)
@@ -57,19 +64,26 @@ class Report:
     batch_starts: Sequence[tuple[float, int]] = field(repr=False, compare=False)
 
 
-def report(scenario: Scenario, queues: Queues, feeders: Sequence[Feeder], served: Served, ended_at: float) -> Report:
+def report(
+    scenario: Scenario, queues: Queues | ShardedQueues, feeders: Sequence[Feeder], served: Served, ended_at: float
+) -> Report:
     """The report; percentiles by the nearest rank, as in `manage.py bench`."""
     submit_s, since = scenario.overheads.submit_s, scenario.warm_up_s
-    latencies, arrived, good, last = [], [], 0, scenario.duration_s
-    for lane, runs in zip(queues.lanes, queues.ledger.answered, strict=True):
+    good, last = 0, scenario.duration_s
+    # By tier, of each shard.
+    took_of: list[list[NDArray[np.float64]]] = [[] for _ in TIERS]
+    came_of: list[list[NDArray[np.float64]]] = [[] for _ in TIERS]
+    for number, (lane, runs) in enumerate(zip(queues.lanes, queues.ledger.answered, strict=True)):
         came, took, left = _answers(lane, runs, submit_s)
         counted = came >= since
         came, took, left = came[counted], took[counted], left[counted]
         good += int(np.count_nonzero((took <= scenario.slo_s) & (left >= 0)))
         if len(came):
             last = max(last, float((came + took).max()))
-        latencies.append(took)
-        arrived.append(came)
+        took_of[number % len(TIERS)].append(took)
+        came_of[number % len(TIERS)].append(came)
+    latencies = [np.concatenate(each) for each in took_of]
+    arrived = [np.concatenate(each) for each in came_of]
     every = np.sort(np.concatenate(latencies))
     refused = queues.ledger.refused
     requests = sum(len(lane.times) for lane in queues.lanes) + refused.total()
@@ -98,6 +112,9 @@ def report(scenario: Scenario, queues: Queues, feeders: Sequence[Feeder], served
         failed=failed,
         unanswered=requests - answered - expired - failed - refused.total(),
         batches=len(served.batches),
+        looks=queues.looks,
+        visits=served.visits,
+        parts=served.parts,
         duration_s=last,
         per_tier_p95_ms={
             tier.value: value

@@ -21,6 +21,30 @@ class Gate(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Shards:
+    """The shards of a queue; all requests of an owner are on one of them.
+
+    Args:
+        reach: the most shards from which one batch is claimed; a worker has no limit.
+        owners: number of owners; 0: so many that each request is on any shard.
+        skew: the n-th largest owner sends a share of the requests that is proportional to n^-skew (Zipf).
+    """
+
+    count: int = 1
+    reach: int = 1_000_000
+    owners: int = 0
+    skew: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"shards must be at least 1, are {self.count}")
+        if self.reach < 1:
+            raise ValueError(f"a claim must reach at least 1 shard, reaches {self.reach}")
+        if self.owners < 0 or self.skew < 0:
+            raise ValueError(f"owners and skew must be at least 0, are {self.owners} and {self.skew}")
+
+
+@dataclass(frozen=True, slots=True)
 class Overheads:
     """The cost of each step besides the model, in seconds. By default nothing costs anything.
 
@@ -30,6 +54,7 @@ class Overheads:
         look_s: reading the depths.
         claim_s: from the decision to the batch's arrival in the executor (script, parsing, pipe).
         claim_item_s: the addition per request of the batch; none while another batch computes.
+        visit_s: the addition per shard that a claim visits after the first; likewise.
         collect_s: from the end of a batch until the feeder knows it.
         reply_s: from then until the first caller has its answer (finish script, reply, HTTP).
         finish_item_s: the addition per request of the batch, since outcomes are stored as a whole.
@@ -43,6 +68,7 @@ class Overheads:
     look_s: float = 0.0
     claim_s: float = 0.0
     claim_item_s: float = 0.0
+    visit_s: float = 0.0
     collect_s: float = 0.0
     reply_s: float = 0.0
     finish_item_s: float = 0.0
@@ -60,6 +86,7 @@ class Scenario:
         batch_sizes: the only sizes that reach the model, ascending, each warmed up before the run; none: any.
         new_size_s: addition to the first batch of each size on each executor, for a model that compiles for it.
         executors: number of executors; a model's instances over all workers.
+        shards: those of the queue; with more than one, admission cannot be simulated.
         tiers: shares of the arrivals by tier, highest first; they sum to 1.
         deadlines_s: per tier the shortest and the longest deadline of callers (uniform); infinite: none.
         queue_timeout_s: requests that have waited this long are dropped at the claim.
@@ -78,6 +105,7 @@ class Scenario:
     new_size_s: float = 0.0
     executors: int = 1
     name: str = ""
+    shards: Shards = field(default_factory=Shards)
     tiers: tuple[float, float, float] = (0.0, 1.0, 0.0)
     deadlines_s: tuple[tuple[float, float], ...] = ((math.inf, math.inf),) * 3
     queue_timeout_s: float = math.inf
@@ -95,3 +123,5 @@ class Scenario:
             raise ValueError(f"duration_s must be above 0, is {self.duration_s}")
         if min(self.tiers) < 0 or abs(sum(self.tiers) - 1) > 1e-6:
             raise ValueError(f"the mix of tiers must sum to 1, is {self.tiers}")
+        if self.gate is not None and self.shards.count > 1:
+            raise ValueError("admission cannot be simulated with several shards: each admits for itself")

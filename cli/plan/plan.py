@@ -13,12 +13,20 @@ from batching.capacity.designs import DESIGNS, Replay, replay
 from batching.capacity.plan import Load, Plan, plan
 from batching.capacity.processes import bounds, costs_for
 from batching.capacity.search import Objective
-from batching.simulator import Affine
+from batching.capacity.shards import fleet
+from batching.simulator import Affine, Shards
 from cli.base import config_option, fail, json_option, print_json, print_table
 from cli.plan.live_measurement import LiveMeasurement, measure
 from cli.plan.service_options import service_options
 from cli.plan.simulate import LOCAL, make_maker
 from config.policies import POLICIES
+
+
+def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    parts = value.split(",") if value else []
+    if not all(part.strip().isdigit() and int(part) for part in parts):
+        raise click.BadParameter(f"{value!r}: must be whole numbers above 0, such as 1,4,16")
+    return tuple(int(part) for part in parts)
 
 
 @click.command(name="plan")
@@ -99,9 +107,28 @@ from config.policies import POLICIES
     help="Show which process limits fleets of 1 to 8 frontends and workers instead; the model is --batch-ms.",
 )
 @click.option(
+    "--shards",
+    callback=_numbers,
+    metavar="N,N,…",
+    help="Show batches, latency and Redis nodes with a queue over so many shards instead; the model is --batch-ms.",
+)
+@click.option(
+    "--reach",
+    callback=_numbers,
+    metavar="N,N,…",
+    help="--shards: the most shards from which a batch is claimed.  [default: all]",
+)
+@click.option(
+    "--models",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="--shards: equal models, of which each gets its part of --rps.",
+)
+@click.option(
     "--write",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="--designs, --processes: write the tables into this page.",
+    help="--designs, --processes, --shards: write the tables into this page.",
 )
 @config_option
 @json_option
@@ -114,6 +141,9 @@ def plan_command(
         return
     if processes:
         _processes(options, write, as_json)
+        return
+    if options["shards"]:
+        _sharded(options, write, as_json)
         return
     live = measure(config_file, options["model"], options["watch"]) if options["from_live"] else None
     load = _load(options, live)
@@ -174,6 +204,37 @@ def _processes(options: dict[str, Any], write: Path | None, as_json: bool) -> No
         print_json([{"frontends": size, "workers": size, **dataclasses.asdict(each)} for size, each in found.items()])
     else:
         click.echo(processes_page.table(found))
+
+
+def _sharded(options: dict[str, Any], write: Path | None, as_json: bool) -> None:
+    from cli.plan import shards_page
+    from cli.plan.capacity_page import replace_section
+
+    if write is not None:
+        for mark, text in shards_page.sections().items():
+            replace_section(write, mark, text)
+        click.echo(f"{write}: written")
+        return
+    if not options["rps"]:
+        raise click.UsageError("give the load: --rps N")
+    if options["batch_ms"] is None:
+        raise click.UsageError("give the time of a batch: --batch-ms N")
+    load = shards_page.load_of(
+        options["rps"],
+        options["models"],
+        Affine(options["batch_ms"] / 1000, options["item_ms"] / 1000, options["jitter"]),
+        options["max_batch"],
+        options["policy"],
+        options["max_wait_ms"],
+        options["payload_bytes"],
+    )
+    fleets = [
+        fleet(load, Shards(count, reach)) for count in options["shards"] for reach in options["reach"] or (count,)
+    ]
+    if as_json:
+        print_json([shards_page.as_json(each) for each in fleets])
+    else:
+        click.echo(shards_page.table([shards_page.row(each) for each in fleets]))
 
 
 def _json(found: Plan, live: LiveMeasurement | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Options of `simulate` and `plan` for the speed of a GPU and the forming of batches."""
+"""Options of `simulate` and `plan` for the speed of a GPU, the forming of batches, and the shards of a queue."""
 
 from __future__ import annotations
 
@@ -73,3 +73,27 @@ def service_options(*, batch_ms: float | None, item_ms: float, max_wait_ms: floa
         return command
 
     return add
+
+
+def shard_options(command: _Command) -> _Command:
+    """Add the options of the shards."""
+    options = (
+        click.option(
+            "--shards", default=1, show_default=True, type=click.IntRange(min=1), help="Number of shards of the queue."
+        ),
+        click.option(
+            "--reach",
+            type=click.IntRange(min=1),
+            help="--shards: the most shards from which a batch is claimed.  [default: all]",
+        ),
+        click.option(
+            "--owners",
+            default=0,
+            show_default=True,
+            type=click.IntRange(min=0),
+            help="--shards: owners, each on one shard, the n-th with a share of requests as 1/n; 0: no owner is large.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -29,18 +29,26 @@ from batching.simulator import (
     Report,
     Scenario,
     Service,
+    Shards,
     read_trace,
     simulate,
 )
 from cli.base import fail, json_option, print_json, print_table
-from cli.plan.service_options import service_options
+from cli.plan.service_options import service_options, shard_options
 from config.policies import POLICIES
 from config.settings import ModelSettings, Settings
 from config.tiers import TIERS
 
 # Overhead of a request besides the model on a small machine with two cores, Redis included; see docs/benchmarks.md.
 LOCAL = Overheads(
-    submit_s=0.0010, look_s=0.0003, claim_s=0.0006, collect_s=0.0003, reply_s=0.0010, reply_item_s=0.00002
+    submit_s=0.0010,
+    look_s=0.0003,
+    claim_s=0.0006,
+    # Without a round trip of its own: the calls of a claim go out together.
+    visit_s=0.0001,
+    collect_s=0.0003,
+    reply_s=0.0010,
+    reply_item_s=0.00002,
 )
 
 
@@ -169,6 +177,7 @@ class Run:
 @click.option(
     "--error-rate", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="Share of batches that fail."
 )
+@shard_options
 @click.option("--ideal", is_flag=True, help="Simulate the model alone, without the overhead of a two-core machine.")
 @click.option(
     "--seed",
@@ -184,6 +193,8 @@ def simulate_command(policies: tuple[str, ...], seed: int, plot: Path | None, as
 
     Every policy gets the same requests. Goodput counts the answers within --slo-ms and within their deadline.
     """
+    if options["shards"] > 1 and options["admission"] != Form.OFF.value:
+        raise click.UsageError("--admission needs one shard: each admits for itself")
     started = time.perf_counter()
     most = min([options["max_batch"], *options["batch_sizes"][-1:]])
     runs = [
@@ -286,6 +297,7 @@ def _scenario(policy: Callable[[], Any], most: int, options: dict[str, Any]) -> 
         batch_sizes=options["batch_sizes"],
         new_size_s=options["new_size_ms"] / 1000,
         executors=options["executors"],
+        shards=Shards(options["shards"], options["reach"] or options["shards"], options["owners"]),
         tiers=parse_mix(options["mix"]),
         slo_s=options["slo_ms"] / 1000,
         deadlines_s=((deadline_s, deadline_s),) * len(TIERS),
