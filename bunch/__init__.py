@@ -53,6 +53,9 @@ class Model(Protocol):
     gives one; `cost(input) -> int`, how much of `max_batch_cost` an input takes, for example in tokens; `length(input)
     -> int`, which chooses among `length_buckets`.
 
+    Optional, for inputs that are bytes: `accepts_views = True` takes them as memory that it cannot write to, a
+    `memoryview` instead of `bytes` and a read-only array, without a copy of large ones.
+
     Optional, to overlap with the batches before and after: `prepare(inputs, parameters)` makes what `predict` gets in
     place of the inputs, and `finish(raw)` makes the outputs from what `predict` returns. Each runs in a thread of its
     own. Where `prepare` returns a list, an exception in it is the outcome of its input, which `predict` does not get.

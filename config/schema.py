@@ -60,6 +60,8 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     inline_bytes: Annotated[int, msgspec.Meta(ge=1024, le=268_435_456)] = 32_768
     blob_url: str = ""
     blobs_max_bytes: NaturalInt = 0
+    # So many bytes of them, in all, also lie in shared memory (/dev/shm) for the processes of one machine; 0: none.
+    shared_memory_bytes: NaturalInt = 268_435_456
     # Files for TLS towards Redis and its sentinels, unless a URL names its own.
     redis_ca: str = ""
     redis_cert: str = ""

@@ -134,3 +134,41 @@ class Sums:
                 table["returns"][0].as_py()
             ]
         return table.select([]).append_column("sum", pc.add(table["a"], table["b"]))
+
+
+class Views:
+    """Tells what it was given, takes memory that it cannot write to, and keeps it."""
+
+    accepts_views = True
+
+    def load(self, device: str) -> None:
+        self._kept: list[Any] = []
+
+    def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        self._kept += inputs
+        return [
+            {"type": type(value).__name__, "sha256": [sha256(each).hexdigest() for each in self._kept]}
+            | {"readonly": memoryview(value).readonly, "address": _address(value) % 4096}
+            for value in inputs
+        ]
+
+
+class Halves:
+    """Works in place, and fails for every batch of more than one."""
+
+    def load(self, device: str) -> None:
+        """Nothing to load."""
+
+    def predict(self, inputs: list[NDArray[np.generic]], parameters: list[dict[str, Any]]) -> list[Any]:
+        totals = [int(value.sum()) for value in inputs]
+        for value in inputs:
+            value[...] = 0
+        if len(inputs) > 1:
+            raise ValueError("one at a time")
+        return totals
+
+
+def _address(value: Any) -> int:
+    import numpy as np
+
+    return int(np.frombuffer(value, np.uint8).__array_interface__["data"][0])

@@ -24,6 +24,7 @@ from celery.worker import state as worker_state
 from redis import Redis
 from redis.exceptions import RedisError
 
+from batching.blobs.local_first import files_of
 from batching.claim.idle_watch import IdleWatch
 from batching.claim.loop import ClaimLoop
 from batching.claim.place_lines import PlaceLines
@@ -146,6 +147,7 @@ class WorkerRunner:
         observer = self._observer()
         self._breakers = breakers.of_executors(self._executors)
         self._watch = IdleWatch(store)
+        self._shared = files_of(settings)
         self._loops = [
             ClaimLoop(
                 model,
@@ -159,7 +161,7 @@ class WorkerRunner:
                 breaker=self._breakers[executor.name],
                 follow_up=follow_up,
                 watch=self._watch,
-                payloads=payloads_of(settings, self._places, model),
+                payloads=payloads_of(settings, self._places, self._shared, model),
             )
             for n, (model, executor) in enumerate(self._executors)
         ]
@@ -208,14 +210,14 @@ class WorkerRunner:
     def start(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         settle_heap()
-        if self._batch_log is not None:
-            self._batch_log.start()
+        self._shared.open(self.worker_id)
+        for each in (self._batch_log, self._ledger):
+            if each is not None:
+                each.start()
         try:
             self.reconciler.sync()
         except RedisError as error:
             logger.warning("cannot read which models are paused, and claim nothing until it can be read: %s", error)
-        if self._ledger:
-            self._ledger.start()
         for line in shared_devices(self._served, self._executors):
             logger.warning("%s", line)
         for _, executor in self._executors:
@@ -250,6 +252,7 @@ class WorkerRunner:
         self._liveness.stop()
         self._news.set()
         self._heart.join(timeout=2 * BEAT_EVERY_S)
+        self._shared.close()
         for each in (self._batch_log, self._ledger, self._tracer):
             if each is not None:
                 each.stop()
@@ -261,10 +264,7 @@ class WorkerRunner:
             logger.warning("could not deregister this worker; the others will deregister it: %s", error)
 
     def give_back(self, *, cold: bool) -> float:
-        """The part of a stop after which no request is in the executors; returns how long their batches had.
-
-        Safe to call twice.
-        """
+        """End what is in the executors, as a part of `stop`; returns how long its batches had. Safe to call twice."""
         if self._grace_s is None:
             self.stop_claiming()
             # What a broken GPU has in hand does not end.
@@ -276,9 +276,7 @@ class WorkerRunner:
         return self._grace_s
 
     def reset(self, model: str) -> dict[str, Any]:
-        """Forget what was learned from a model's faults, and its usual speed; returns the former. Raises KeyError for a
-        model not run here.
-        """
+        """Forget a model's faults and its usual speed; returns the faults. Raises KeyError, if it does not run here."""
         worst = breakers.reset(self._breakers, model)
         loops = [loop for (each, _), loop in zip(self._executors, self._loops, strict=True) if each.name == model]
         learned = [size for loop in loops if (size := loop.forget_safe_size()) is not None]
@@ -370,6 +368,7 @@ class WorkerRunner:
                 for overdue in self._registry.beat(self.worker_id, about, self._report.paces()):
                     self._registry.reclaim(*overdue)
                 self._strays.look()
+                self._shared.sweep()
                 self._announce_loads()
                 if self._registry.home_answers:
                     self._beat_at_home(beat)

@@ -1,7 +1,7 @@
 """Payloads for the processes of one machine: files in shared memory, beside the copies in Redis.
 
     frontend ──put──▶ /dev/shm/bunch-<user>-<installation>/<id> ──get──▶ worker ──descriptor──▶ executor, which maps it
-                        mark (where: token)   lock (held by all)
+                              lock: held by all     marks: who sees the folder
 
     file = hash of the payload, as text │ … to the end of the page │ payload
 
@@ -32,13 +32,16 @@ logger = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder below it is the user's own, which is checked
 _PREFIX = "bunch-"
 _LOCK = ".lock"
-_WORKERS = ".worker-"
+_MARK = ".sees-"
 # The payload can be mapped by itself.
 PAYLOAD_AT = os.sysconf("SC_PAGE_SIZE")
 _DIGEST_BYTES = 64
 # One that is still being written has the time of its last write; this is longer than that takes.
 _GRACE_S = 60.0
 _COUNT_EVERY_S = 0.25
+_SWEEP_EVERY_S = 2.0
+# A process renews its mark as often as it sweeps.
+_MARK_S = 60.0
 _TRIES = 5
 
 
@@ -93,6 +96,7 @@ class LocalFiles:
         self._used_bytes = 0
         self._counted_at = -1.0
         self._mark = ""
+        self._swept_at = -1.0
 
     @property
     def path(self) -> Path:
@@ -102,14 +106,14 @@ class LocalFiles:
     def is_open(self) -> bool:
         return self._folder is not None
 
-    def open(self, worker_id: str = "") -> bool:
+    def open(self, mark: str = "") -> bool:
         """Use the folder, which is made where there is none; returns False where there can be none. Folders that
-        nobody uses are removed. `worker_id`: this worker may be asked for with `has_workers`.
+        nobody uses are removed. `mark`: the name of this process, for `sees`.
         """
         if not self._max_bytes:
             return False
         remove_unused(self._parent)
-        self._mark = _WORKERS + worker_id if worker_id else ""
+        self._mark = _MARK + mark if mark else ""
         for _ in range(_TRIES):
             try:
                 if self._enter():
@@ -162,18 +166,10 @@ class LocalFiles:
         """The payload with this size and hash; None: there is none here."""
         if self._folder is None:
             return None
-        try:
-            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._folder)
-        except OSError:
-            return None
-        payload = LocalPayload(descriptor, size)
-        try:
-            about = os.fstat(descriptor)
-            whole = stat.S_ISREG(about.st_mode) and about.st_size == PAYLOAD_AT + size
-            if whole and os.pread(descriptor, _DIGEST_BYTES, 0) == digest.encode():
+        with contextlib.suppress(OSError):
+            payload = self._opened(name, size)
+            if payload is not None and os.pread(payload.descriptor, _DIGEST_BYTES, 0) == digest.encode():
                 return payload
-        except OSError:
-            logger.exception("a payload in shared memory cannot be read")
         return None
 
     def release(self, names: Iterable[str]) -> None:
@@ -181,26 +177,43 @@ class LocalFiles:
         for name in names:
             self._unlink(name)
 
-    def sweep(self) -> None:
-        """Delete payloads that are past their end."""
+    def find(self, name: str) -> tuple[str, LocalPayload] | None:
+        """The hash of a payload, and the payload; None: there is none here."""
+        with contextlib.suppress(OSError, ValueError):
+            about = os.stat(name, dir_fd=self._folder, follow_symlinks=False) if self._folder is not None else None
+            if about is not None and about.st_size > PAYLOAD_AT:
+                payload = self._opened(name, about.st_size - PAYLOAD_AT)
+                if payload is not None:
+                    return os.pread(payload.descriptor, _DIGEST_BYTES, 0).decode("ascii"), payload
+        return None
+
+    def sweep(self, *, at_once: bool = False) -> None:
+        """Delete payloads that are past their end; every few seconds, unless it is to be done `at_once`."""
+        if self._folder is None or (not at_once and 0 <= time.monotonic() - self._swept_at < _SWEEP_EVERY_S):
+            return
+        self._swept_at = time.monotonic()
         now = time.time()
-        for name, about in self._files():
-            if about.st_mtime + _GRACE_S < now:
+        if self._mark:
+            with contextlib.suppress(OSError):
+                os.utime(self._mark, dir_fd=self._folder, follow_symlinks=False)
+        for name, about in self._files(hidden=True):
+            lives_s = _MARK_S if name.startswith(_MARK) else _GRACE_S
+            if name != _LOCK and about.st_mtime + lives_s < now:
                 self._unlink(name)
 
     def used_bytes(self) -> int:
         """The bytes of all files."""
         return sum(about.st_size for _, about in self._files())
 
-    def has_workers(self, worker_ids: Sequence[str]) -> bool:
-        """Return whether all of these workers see this folder."""
+    def seen_by(self, marks: Sequence[str]) -> int:
+        """The number of processes of these names that see this folder."""
         if self._folder is None:
-            return False
+            return 0
         try:
             here = {each.name for each in self._path.iterdir()}
         except OSError:
-            return False
-        return all(_WORKERS + each in here for each in worker_ids)
+            return 0
+        return sum(_MARK + each in here for each in marks)
 
     def _enter(self) -> bool:
         """Open the folder, and hold its lock; False: somebody has removed it meanwhile."""
@@ -233,7 +246,7 @@ class LocalFiles:
             logger.info("payloads do not go through shared memory: %s", error)
             return
         self._leave()
-        self.open(self._mark.removeprefix(_WORKERS))
+        self.open(self._mark.removeprefix(_MARK))
 
     def _room_bytes(self) -> int:
         now = time.monotonic()
@@ -248,13 +261,20 @@ class LocalFiles:
         free = about.f_bavail * about.f_frsize
         return min(self._max_bytes - self._used_bytes, half - self._used_bytes, free)
 
-    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
+    def _opened(self, name: str, size: int) -> LocalPayload | None:
+        """The file with a payload of this size, open; None: it is something else. Raises OSError."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        payload = LocalPayload(os.open(name, flags, dir_fd=self._folder), size)
+        about = os.fstat(payload.descriptor)
+        return payload if stat.S_ISREG(about.st_mode) and about.st_size == PAYLOAD_AT + size else None
+
+    def _files(self, *, hidden: bool = False) -> Iterator[tuple[str, os.stat_result]]:
         if self._folder is None:
             return
         try:
             with os.scandir(self._folder) as entries:
                 for entry in entries:
-                    if not entry.name.startswith("."):
+                    if hidden or not entry.name.startswith("."):
                         with contextlib.suppress(FileNotFoundError):
                             yield entry.name, entry.stat(follow_symlinks=False)
         except OSError as error:

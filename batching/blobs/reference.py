@@ -36,12 +36,16 @@ _BEGINS = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"\$blob"[ \t\r\n]*:')
 
 
 class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A blob by its name, with what it is to be: its bytes, and their hash in hexadecimal."""
+    """A blob by its name, with what it is to be: its bytes, and their hash in hexadecimal.
+
+    One that is `near` is in the shared memory of one machine alone, with a number in place of the hash.
+    """
 
     id: Annotated[str, msgspec.Meta(pattern=rf"\A{ID}\Z")]
     size: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_BYTES)]
     sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
     form: Form = "json"
+    near: Literal[True] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def json(self) -> bytes:

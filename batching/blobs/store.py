@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from redis import Redis
 from redis.exceptions import ResponseError
 
+from batching.blobs.local_files import LocalPayload
 from batching.blobs.reference import BlobRef
 from batching.script_args import (
     BLOB_EXTEND,
@@ -80,7 +81,7 @@ class BlobStore(Protocol):
     def put(self, ref: BlobRef, value: Buffer, ttl_ms: int) -> None:
         """Write a blob. Raises NoRoomError."""
 
-    def get(self, ref: BlobRef) -> bytearray:
+    def get(self, ref: BlobRef) -> Buffer | LocalPayload:
         """The bytes of a blob, whose hash has been checked. Raises BlobGoneError."""
 
     def release(self, blob_ids: Sequence[str]) -> int:
@@ -157,7 +158,8 @@ class RedisBlobs:
             size = line.get_into(self._keys.blob(ref.id), buffer)
         if size != ref.size:
             raise BlobGoneError(f"the payload {ref.id} is not there any more")
-        if sha256(buffer).hexdigest() != ref.sha256:
+        # One that was near is here because its request is a dead letter, and its number is no hash.
+        if ref.near is not True and sha256(buffer).hexdigest() != ref.sha256:
             raise BlobGoneError(f"the payload {ref.id} has another hash than its message says")
 
     def release(self, blob_ids: Sequence[str]) -> int:

@@ -22,7 +22,9 @@ from typing import Any, Protocol
 from msgspec import structs
 from redis.exceptions import RedisError
 
-from batching.blobs.reference import OURS, is_ours, reference_to
+from batching.blobs.local_files import LocalFiles
+from batching.blobs.local_first import ElsewhereError, LocalFirst, in_memory_suffices
+from batching.blobs.reference import OURS, is_ours
 from batching.blobs.store import GRACE_MS, BlobGoneError, BlobStore, NoRoomError
 from batching.request import Expired, Failed, Ok, Outcome, Rejected, Request
 from config.settings import Settings
@@ -71,6 +73,8 @@ class Payloads:
         inline_bytes: outputs up to here stay in their results.
         result_ttl_ms: how long a result may be read that answers several requests.
         letter_ttl_ms: how long dead letters live.
+        files: what this worker shares with the frontends of its machine.
+        suffices: as of `LocalFirst`.
         fetcher: fetches inputs that callers refer to; None: no input is such a reference.
         clock: seconds.
     """
@@ -78,14 +82,18 @@ class Payloads:
     def __init__(
         self,
         blobs: Callable[[str], BlobStore] | None = None,
+        files: LocalFiles | None = None,
         *,
         inline_bytes: int = DEFAULT_INLINE_BYTES,
         result_ttl_ms: int = 0,
         letter_ttl_ms: int = 0,
         fetcher: Fetcher | None = None,
+        suffices: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._blobs = blobs
+        self._files = files or LocalFiles("", 0)
+        self._suffices = suffices
         self._inline_bytes = inline_bytes
         self._result_ttl_ms = result_ttl_ms
         self._letter_ttl_ms = letter_ttl_ms
@@ -94,18 +102,29 @@ class Payloads:
 
     @classmethod
     def of(
-        cls, settings: Settings, blobs: Callable[[str], BlobStore], letter_ttl_ms: int, fetcher: Fetcher | None
+        cls,
+        settings: Settings,
+        blobs: Callable[[str], BlobStore],
+        files: LocalFiles,
+        letter_ttl_ms: int,
+        fetcher: Fetcher | None,
     ) -> Payloads:
         """Those of a worker; in collocated mode nothing lies beside the queue, which is in the same memory."""
         if settings.mode == "collocated":
             return cls(fetcher=fetcher)
         return cls(
             blobs,
+            files,
             inline_bytes=settings.inline_bytes,
             result_ttl_ms=settings.result_ttl_ms,
             letter_ttl_ms=letter_ttl_ms,
             fetcher=fetcher,
+            suffices=in_memory_suffices(settings),
         )
+
+    def _store(self, task_id: str) -> LocalFirst | None:
+        """The store with the payloads of a request."""
+        return None if self._blobs is None else LocalFirst(self._blobs(task_id), self._files, suffices=self._suffices)
 
     def read(self, requests: Sequence[Request], now_ms: float) -> Inputs:
         """The inputs of requests that were claimed at `now_ms`, which is Redis time."""
@@ -133,9 +152,14 @@ class Payloads:
             inputs.settled.append((request, Expired()))
             return
         try:
-            if self._blobs is None:
+            store = self._store(request.id)
+            if store is None:
                 raise BlobGoneError("this worker has no store of large payloads")
-            value = self._blobs(request.id).get(request.blob)
+            value = store.get(request.blob)
+        except ElsewhereError as error:
+            # A worker on that machine may take it.
+            logger.info("request %s is not for this worker: %s", request.id, error)
+            inputs.later.append((request, _LATER_MS))
         except BlobGoneError as error:
             why = f"{error}; send the request again"
             inputs.settled.append((request, Failed(why, "PayloadGone", "BACKEND_UNAVAILABLE")))
@@ -185,28 +209,36 @@ class Payloads:
         return [(request, self._laid_aside(request, outcome)) for request, outcome in outcomes]
 
     def _laid_aside(self, request: Request, outcome: Outcome) -> Outcome:
-        if not isinstance(outcome, Ok) or self._blobs is None:
+        store = self._store(request.id)
+        if not isinstance(outcome, Ok) or store is None:
             return outcome
         if len(outcome.output) <= self._inline_bytes and not is_ours(outcome.output):
             return outcome
         if request.foreign or request.canvas or not request.result_ttl_ms:
             return outcome
         ttl_ms = max(request.result_ttl_ms, request.keep_ms, self._result_ttl_ms if request.question else 0)
+        # Others may ask for the output of a tracked request, or of an equal one, from wherever they are.
+        sole = not (request.tracked or request.question or request.keep_ms)
+        near = sole and self._files.seen_by([request.reply_to]) > 0
         # Another worker may have the request too: each has an output of its own, until one of them is taken.
-        ref = reference_to(f"{request.id}.{os.urandom(4).hex()}", outcome.output, "json")
+        name = f"{request.id}.{os.urandom(4).hex()}"
+        ref = store.write_near(name, outcome.output, "json", ttl_ms + GRACE_MS, near=near, alone=sole)
         try:
-            self._blobs(request.id).put(ref, outcome.output, ttl_ms + GRACE_MS)
+            if ref.near is not True:
+                store.put(ref, outcome.output, ttl_ms + GRACE_MS)
         except (RedisError, NoRoomError) as error:
             logger.warning("the output of request %s stays in its result: %s", request.id, error)
+            self._files.release([name])
             return outcome
         return structs.replace(outcome, output=ref.json)
 
     def keep(self, request: Request) -> None:
         """The request becomes a dead letter, with its payload."""
-        if request.blob is None or self._blobs is None:
+        store = self._store(request.id)
+        if request.blob is None or store is None:
             return
         try:
-            if not self._blobs(request.id).extend(request.blob.id, self._letter_ttl_ms, keep=True):
+            if not store.extend(request.blob.id, self._letter_ttl_ms, keep=True):
                 logger.warning("the dead letter of request %s has no payload: there is no room for it", request.id)
         except RedisError as error:
             logger.warning("the payload of request %s is not kept with its dead letter: %s", request.id, error)
@@ -223,6 +255,7 @@ class Payloads:
     def _release(self, blobs: Sequence[tuple[str, str]]) -> None:
         if not blobs or self._blobs is None:
             return
+        self._files.release([blob_id for _, blob_id in blobs])
         ids: dict[BlobStore, list[str]] = {}
         for task_id, blob_id in blobs:
             ids.setdefault(self._blobs(task_id), []).append(blob_id)

@@ -130,6 +130,7 @@ class Client:
 
     def start(self) -> None:
         self.router.start()
+        self._payloads.start(self.router.channel)
         self.outbox.start()
 
     def stop(self) -> None:

@@ -5,7 +5,8 @@
                             └ no room, no answer: the caller is told, and nothing is queued
     reply with a reference ──read the blob──▶ the output                       deleted, if nobody else may ask for it
 
-The hash is of the bytes, and stands for them wherever equal requests are looked for.
+The hash is of the bytes, and stands for them wherever equal requests are looked for. For workers of the same machine
+the payload is in shared memory too (`batching.blobs.local_first`); in memory only, it needs no hash.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from hashlib import sha256
 
 import gevent
 from gevent import get_hub
@@ -21,12 +21,14 @@ from gevent.pool import Group
 from redis import Redis
 from redis.exceptions import RedisError
 
-from batching.blobs.reference import LONGEST, BlobRef
-from batching.blobs.store import GRACE_MS, BlobGoneError, BlobStore, NoRoomError, Usage, open_blobs
+from batching.blobs.local_first import LocalFirst, files_of, in_memory_suffices
+from batching.blobs.reference import LONGEST, BlobRef, Form
+from batching.blobs.store import GRACE_MS, BlobGoneError, NoRoomError, Usage, open_blobs
 from batching.policy import Shed
 from config.keys import Shard
 from config.redis_errors import Meaning, meaning_of
 from config.settings import Settings
+from tasks.client.nearby import Nearby, NearbyWorkers
 from tasks.client.outbox import Beside
 from tasks.client.router import Pending
 from tasks.client.submission import Submission
@@ -39,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 # From here on a hash takes longer than another thread: the event loop serves others meanwhile.
 _HASHED_ELSEWHERE_BYTES = 256 * 1024
+_TEND_EVERY_S = 5.0
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 0.5
 _NOT_REACHABLE = "the store of large payloads is not reachable; try again shortly"
@@ -53,9 +56,17 @@ class PayloadSender(Beside):
     """
 
     def __init__(
-        self, blobs: BlobStore, lies_beside: Callable[[int], bool], settle: Settle, post: Post, hold_s: float = 0.0
+        self,
+        blobs: LocalFirst,
+        lies_beside: Callable[[int], bool],
+        settle: Settle,
+        post: Post,
+        hold_s: float = 0.0,
+        nearby: Callable[[], Nearby] = lambda: Nearby.NONE,
     ) -> None:
         self._blobs = blobs
+        self._nearby = nearby
+        self._tending: gevent.Greenlet | None = None
         self._lies_beside = lies_beside
         self._settle = settle
         self._post = post
@@ -64,10 +75,26 @@ class PayloadSender(Beside):
 
     @classmethod
     def of(cls, settings: Settings, redis: Redis, keys: Shard, settle: Settle, post: Post) -> PayloadSender:
-        return cls(open_blobs(settings, redis, keys), settings.lies_beside, settle, post, settings.failover_wait_s)
+        files = files_of(settings)
+        blobs = LocalFirst(open_blobs(settings, redis, keys), files, suffices=in_memory_suffices(settings))
+        nearby = NearbyWorkers(redis, keys, files)
+        return cls(blobs, settings.lies_beside, settle, post, settings.failover_wait_s, nearby.look)
+
+    def start(self, channel: str) -> None:
+        """Use what this process shares with the workers of its machine, which know it by its `channel`."""
+        if self._blobs.files.open(channel):
+            self._tending = gevent.spawn(self._tend)
 
     def stop(self) -> None:
         self._under_way.kill()
+        if self._tending is not None:
+            self._tending.kill()
+        self._blobs.files.close()
+
+    def _tend(self) -> None:
+        while True:
+            self._blobs.files.sweep()
+            gevent.sleep(_TEND_EVERY_S)
 
     def usage(self) -> Usage:
         """What lies in the store. Raises RedisError."""
@@ -87,8 +114,9 @@ class PayloadSender(Beside):
 
     def _send(self, submission: Submission, pending: Pending) -> None:
         try:
-            blob = reference_of(pending.task_id, submission)
-            self._write(blob, submission, pending)
+            blob = self._reference_to(submission, pending)
+            if blob.near is not True:
+                self._write(blob, submission, pending)
             if pending.done:
                 self._release([blob.id])
             else:
@@ -98,6 +126,22 @@ class PayloadSender(Beside):
         except Exception:
             logger.exception("could not queue request %s; its caller is told to try again", pending.task_id)
             self._settle(pending, BackendUnavailable("the request could not be queued; try again shortly"))
+
+    def _reference_to(self, submission: Submission, pending: Pending) -> BlobRef:
+        """The reference to a large input, which is in shared memory if a worker is near."""
+        value, nearby = submission.input, self._nearby()
+        form: Form = "bytes" if submission.binary else "json"
+        ttl_ms = int((pending.deadline - time.monotonic()) * 1000) + GRACE_MS
+        # Whoever else wants the answer has another frontend's process, and may come when this one is gone.
+        about = {"near": nearby is not Nearby.NONE, "alone": pending.is_sole and nearby is Nearby.ALL}
+
+        def write() -> BlobRef:
+            return self._blobs.write_near(pending.task_id, value, form, ttl_ms, **about)
+
+        if len(value) < _HASHED_ELSEWHERE_BYTES:
+            return write()
+        reference: BlobRef = get_hub().threadpool.apply(write)
+        return reference
 
     def _write(self, blob: BlobRef, submission: Submission, pending: Pending) -> None:
         """Raises BackendUnavailable, RateLimited, DeadlineExceeded."""
@@ -123,7 +167,7 @@ class PayloadSender(Beside):
     def write_again(self, outs: Sequence[Outgoing]) -> None:
         """Write the blobs of requests that go to another server than before. Raises RedisError."""
         for out in outs:
-            if out.blob is None:
+            if out.blob is None or out.blob.near is True:
                 continue
             try:
                 self._blobs.put(out.blob, out.submission.input, out.deadline_ms + GRACE_MS)
@@ -159,13 +203,3 @@ class PayloadSender(Beside):
         if sole:
             self._under_way.spawn(self._release, [ref.id])
         return reply
-
-
-def reference_of(task_id: str, submission: Submission) -> BlobRef:
-    """The reference to a large input, whose hash is made beside the event loop."""
-    value = submission.input
-    if len(value) < _HASHED_ELSEWHERE_BYTES:
-        digest = sha256(value).hexdigest()
-    else:
-        digest = get_hub().threadpool.apply(lambda: sha256(value).hexdigest())
-    return BlobRef(task_id, len(value), digest, "bytes" if submission.binary else "json")

@@ -342,6 +342,8 @@ def _text_of(header: Any, checked: Callable[[str], str]) -> str:
 def _blob_of(request: Request) -> BlobRef | None:
     """The blob in the place of the input. Raises ValueError, if the message may not have that one."""
     blob = read_reference(request.input)
+    if blob is not None and request.foreign and blob.near is True:
+        raise NotAReferenceError("its $blob names the memory of a frontend")
     if blob is not None and not (blob.id.startswith(CLIENT_PREFIX) if request.foreign else blob.id == request.id):
         raise NotAReferenceError(f"its $blob names the payload of another request, {blob.id}")
     return blob

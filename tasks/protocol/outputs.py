@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import structs
 
+from batching.blobs.local_files import LocalFiles
 from batching.blobs.reference import LONGEST, MARK, SHORTEST, BlobRef, NotAReferenceError, is_ours, read_reference
 from batching.blobs.store import BlobStore, RedisBlobs, open_blobs
 from batching.claim.payloads import Payloads
@@ -68,8 +69,8 @@ class PlacedBlobs:
         return store
 
 
-def payloads_of(settings: Settings, places: Places, model: ModelSettings) -> Payloads:
+def payloads_of(settings: Settings, places: Places, files: LocalFiles, model: ModelSettings) -> Payloads:
     """The payloads of the batches of a model. Only a model that takes bytes gets what a caller refers to."""
     hosts = RefHosts(settings.ref_hosts)
     fetcher = ReferencedInputs(hosts, settings.blob_max_bytes) if model.takes_bytes else None
-    return Payloads.of(settings, PlacedBlobs(places, settings).of, Keep().age_ms, fetcher)
+    return Payloads.of(settings, PlacedBlobs(places, settings).of, files, Keep().age_ms, fetcher)

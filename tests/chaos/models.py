@@ -146,3 +146,16 @@ class Broken:
 
     def predict(self, inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
         raise KeyError("weights")
+
+
+class Digest:
+    """Takes bytes, as a view where they are in shared memory, and returns them turned round; a batch takes 30 ms."""
+
+    accepts_views = True
+
+    def load(self, device: str) -> None:
+        """Nothing to load."""
+
+    def predict(self, inputs: list[memoryview], parameters: list[dict[str, Any]]) -> list[Any]:
+        time.sleep(0.03)
+        return [{"first": bytes(each[:8]).hex(), "last": bytes(each[-8:]).hex(), "size": len(each)} for each in inputs]

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from batching.blobs.local_first import LocalFirst
 from batching.blobs.reference import BlobRef, read_reference
 from batching.blobs.store import GRACE_MS, BlobGoneError, RedisBlobs, Room
 from batching.claim.lease import Verdict
@@ -47,10 +48,15 @@ def names(frontend: FrontendFixture) -> set[str]:
     return {each.decode() for each in frontend.redis.scan_iter("bunch:blob:*", 1000)}
 
 
-def turn(frontend: FrontendFixture, model: str = NOBODY, answer: Callable[[bytes], bytes] = lambda value: value) -> int:
+def turn(
+    frontend: FrontendFixture,
+    model: str = NOBODY,
+    answer: Callable[[bytes], bytes] = lambda value: value,
+    payloads: Payloads | None = None,
+) -> int:
     """Act as the worker for one batch, with payloads as it has them; returns the number of its requests that ran."""
     blobs = RedisBlobs(frontend.redis)
-    payloads = Payloads(lambda _: blobs, result_ttl_ms=60_000, letter_ttl_ms=60_000)
+    payloads = payloads or Payloads(lambda _: blobs, result_ttl_ms=60_000, letter_ttl_ms=60_000)
     claim = frontend.claim(model)
     requests: list[Request] = [CODEC.decode(each) for each in claim.entries if each.verdict is Verdict.RUN]
     info = BatchInfo(claim.batch_id, model, "1", len(requests), Reason.IDLE, claim.view.now_ms, 0.001)
@@ -153,7 +159,7 @@ def what_is_not_queued_leaves_no_payload(frontend: FrontendFixture) -> None:
 
 
 def without_room_nothing_is_queued(frontend: FrontendFixture) -> None:
-    room = RedisBlobs(frontend.redis, room=Room(max_bytes=150_000))
+    room = LocalFirst(RedisBlobs(frontend.redis, room=Room(max_bytes=150_000)))
     for each in clients_of(frontend.client):
         each._payloads._blobs = room
     first = frontend.submit(LARGE, NOBODY)
@@ -217,7 +223,7 @@ def whoever_has_gone_meanwhile_is_not_queued(frontend: FrontendFixture) -> None:
 
 def a_store_that_is_away_is_said_at_once(frontend: FrontendFixture) -> None:
     for each in clients_of(frontend.client):
-        each._payloads._blobs = RedisBlobs(connect("redis://127.0.0.1:1"))
+        each._payloads._blobs = LocalFirst(RedisBlobs(connect("redis://127.0.0.1:1")))
     assert isinstance(error_of(partial(frontend.ask, LARGE, NOBODY)), BackendUnavailable)
     assert frontend.depth() == 0
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import gc
+import io
+import json
 import os
 import resource
 import signal
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from batching.executor import Cause, ExecutorState
-from batching.request import Done
+from batching.request import Done, Ok, Work
 from tests.integration import executors
 from tests.integration.executors import LONG_S, Start, lost, run, work
 from tests.waiting import wait_until
@@ -128,3 +133,74 @@ def test_programs_that_a_model_starts_inherit_no_segment(start: Start) -> None:
         if "bunch-batch" in _target(each):
             flags = int(Path(f"/proc/{pid}/fdinfo/{each.name}").read_text().split("flags:\t")[1].split()[0], 8)
             assert flags & os.O_CLOEXEC
+
+
+def raw_work(*inputs: bytes) -> Work:
+    """A batch of inputs that are bytes themselves."""
+    return Work("raw", list(inputs), [b"{}"] * len(inputs), raw=list(range(len(inputs))))
+
+
+def answers(executor: ProcessExecutor, work: Work) -> list[Any]:
+    executor.send(work)
+    done = executor.receive(LONG_S)
+    assert isinstance(done, Done), done
+    return [json.loads(each.output) if isinstance(each, Ok) else each for each in done.outcomes]
+
+
+def digests(*values: bytes) -> list[str]:
+    return [sha256(each).hexdigest() for each in values]
+
+
+BIG = [bytes([n]) * (2 * LARGE_BYTES) for n in range(3)]
+
+
+def test_bytes_are_bytes_however_large_they_are(start: Start) -> None:
+    executor = start("tests.byte_models:Described", input_type="bytes")
+    big, small = answers(executor, raw_work(BIG[1], b"small"))
+    assert (big["type"], big["sha256"]) == ("bytes", digests(BIG[1])[0])
+    assert (small["type"], small["sha256"]) == ("bytes", digests(b"small")[0])
+
+
+def test_a_model_that_accepts_views_may_keep_them(start: Start) -> None:
+    executor = start("tests.byte_models:Views", input_type="bytes")
+    for n, value in enumerate(BIG):
+        (told,) = answers(executor, raw_work(value))
+        # Views of the memory that the worker has written to, which no later batch changes.
+        assert told == {"type": "memoryview", "sha256": digests(*BIG[: n + 1]), "readonly": True, "address": 0}
+    (small,) = answers(executor, raw_work(b"small"))
+    assert (small["type"], small["readonly"]) == ("memoryview", True)
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_an_array_may_be_changed_and_the_batch_still_run_in_parts(start: Start, size: int) -> None:
+    executor = start("tests.byte_models:Halves", input_type="npy")
+    arrays = [npy(np.full(size, n, np.uint8)) for n in (1, 2)]
+    assert answers(executor, raw_work(*arrays)) == [size, 2 * size]
+
+
+def test_arrays_and_tables_are_made_where_the_bytes_are(start: Start) -> None:
+    executor = start("tests.byte_models:Views", input_type="npy")
+    value = np.arange(100_000, dtype=np.uint32)
+    (told,) = answers(executor, raw_work(npy(value)))
+    # Behind numpy's header, in a page of the segment.
+    assert told == {"type": "ndarray", "sha256": digests(value.tobytes()), "readonly": True, "address": 128}
+    executor = start("tests.byte_models:Tables", input_type="arrow")
+    table = pa.table({"a": list(range(50_000))})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    (told,) = answers(executor, raw_work(sink.getvalue().to_pybytes()))
+    assert told["columns"] == {"a": list(range(50_000))}
+
+
+def test_views_are_for_inputs_that_are_bytes(build: Start) -> None:
+    executor = build("tests.byte_models:Views")
+    executor.start()
+    wait_until(lambda: executor.state is ExecutorState.FAILED)
+    assert "accepts_views" in str(executor.error)
+
+
+def npy(value: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, value)
+    return file.getvalue()

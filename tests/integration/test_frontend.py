@@ -23,6 +23,7 @@ from tests.gevent_scenarios import (
     joined,
     leftovers,
     limits,
+    nearby,
     outages,
     readiness,
     resent,
@@ -74,6 +75,11 @@ def test_leftovers(runner: GeventRunner, url: str, scenario: str) -> None:
 @scenarios(sharded)
 def test_sharded(runner: GeventRunner, url: str, scenario: str) -> None:
     runner.run(url, sharded, scenario)
+
+
+@scenarios(nearby)
+def test_nearby(runner: GeventRunner, url: str, scenario: str) -> None:
+    runner.run(url, nearby, scenario)
 
 
 @scenarios(limits)

@@ -90,16 +90,16 @@ def test_sent_again_it_is_there_already(files: LocalFiles) -> None:
 def test_it_is_gone_when_its_time_is_over(files: LocalFiles) -> None:
     assert put(files, "request-1", ttl_s=-1.0)
     assert put(files, "request-2", ttl_s=5.0)
-    files.sweep()
+    files.sweep(at_once=True)
     assert payloads(files) == {"request-2"}
 
 
 def test_one_that_is_being_written_is_not_swept(files: LocalFiles) -> None:
     (files.path / "request-1").write_bytes(b"so far")
-    files.sweep()
+    files.sweep(at_once=True)
     assert payloads(files) == {"request-1"}
     os.utime(files.path / "request-1", (at := time.time() - 120, at))
-    files.sweep()
+    files.sweep(at_once=True)
     assert not payloads(files)
 
 
@@ -139,7 +139,7 @@ def test_a_limit_of_nothing_turns_it_off(tmp_path: Path) -> None:
     assert not files.open()
     assert not put(files)
     assert files.get("request-1", DIGEST, len(VALUE)) is None
-    files.sweep()
+    files.sweep(at_once=True)
     files.close()
     assert not list(tmp_path.iterdir())
 
@@ -177,11 +177,37 @@ def test_a_folder_that_was_removed_is_made_anew(files: LocalFiles) -> None:
 def test_a_frontend_knows_whether_all_workers_see_the_folder(files: LocalFiles, tmp_path: Path) -> None:
     worker = LocalFiles("redis://a", 1 << 20, parent=tmp_path)
     assert worker.open("w-1")
-    assert files.has_workers(["w-1"])
-    assert not files.has_workers(["w-1", "on-another-machine"])
+    assert files.seen_by(["w-1"]) == 1
+    assert files.seen_by(["w-1", "on-another-machine"]) == 1
+    files.sweep(at_once=True)
+    assert files.seen_by(["w-1"]) == 1
     worker.close()
-    assert not files.has_workers(["w-1"])
-    assert files.has_workers([])
+    assert files.seen_by(["w-1"]) == 0
+
+
+def test_a_process_that_is_gone_is_not_counted_on_for_ever(files: LocalFiles, tmp_path: Path) -> None:
+    worker = LocalFiles("redis://a", 1 << 20, parent=tmp_path)
+    assert worker.open("w-1")
+    (mark,) = (each for each in files.path.iterdir() if each.name.endswith("w-1"))
+    os.utime(mark, (at := time.time() - 120, at))
+    worker.sweep(at_once=True)
+    # It beats.
+    files.sweep(at_once=True)
+    assert files.seen_by(["w-1"]) == 1
+    os.utime(mark, (at, at))
+    files.sweep(at_once=True)
+    assert files.seen_by(["w-1"]) == 0
+    worker.close()
+
+
+def test_a_payload_is_found_by_its_name(files: LocalFiles) -> None:
+    assert put(files)
+    found = files.find("request-1")
+    assert found is not None
+    assert (found[0], bytes(found[1])) == (DIGEST, VALUE)
+    assert files.find("request-2") is None
+    (files.path / "request-3").write_bytes(b"short")
+    assert files.find("request-3") is None
 
 
 HOLD = """

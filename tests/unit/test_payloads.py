@@ -116,6 +116,14 @@ def test_a_message_may_not_name_the_payload_of_another(make: Make) -> None:
     assert output(rig, TWO) == b'"large"'
 
 
+def test_a_celery_client_does_not_name_the_memory_of_a_frontend(make: Make) -> None:
+    rig = make()
+    ref = BlobRef("client-0001", 5, "0" * 64, "json", near=True)
+    rig.put_raw(celery_message((msgspec.to_builtins({"$blob": ref}),), task_id=ONE))
+    rig.start()
+    assert "names the memory of a frontend" in rig.error(ONE)[0].text
+
+
 def test_a_celery_client_writes_one_under_a_name_of_its_own(make: Make) -> None:
     rig = make()
     ref = reference_to("client-0001", b'"theirs"', "json")

@@ -260,9 +260,8 @@ class BatchComputer:
         return outcome if isinstance(outcome, ItemError) and not outcome.rejected else None
 
     def _decode(self, raw: bytes | SharedBytes, raw_parameters: bytes, is_bytes: bool) -> tuple[Any, dict[str, Any]]:
-        text = raw.view if isinstance(raw, SharedBytes) else raw
         try:
-            value = self._read_input(text, is_bytes)
+            value = self._read_input(raw, is_bytes)
             # Most requests have none, and this is done for each.
             parameters = {} if raw_parameters == NO_PARAMETERS else read_json(raw_parameters)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -169,7 +169,7 @@ def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str
         continue_trace=getattr(model, "continue_trace", None) if start.model.is_remote else None,
         max_output_bytes=start.max_output_bytes,
         packs=_embeds(start.model, model),
-        read_input=reader_of(start.model.input_type),
+        read_input=reader_of(start.model.input_type, views=_takes_views(start.model, model)),
         one_table=_wants_one_table(start.model, model),
     )
     if start.model.warmup_input is not None:
@@ -201,6 +201,14 @@ def _warm_up(computer: BatchComputer, value: Any) -> None:
 def _embeds(settings: ModelSettings, model: Any) -> bool:
     tasks = getattr(model, "tasks", ()) if settings.tasks is None else settings.tasks
     return isinstance(tasks, list | tuple) and "embed" in tasks
+
+
+def _takes_views(settings: ModelSettings, model: Any) -> bool:
+    if getattr(model, "accepts_views", False) is not True:
+        return False
+    if settings.input_type == "json":
+        raise LoadError(f'{settings.source} has accepts_views = True, which has no effect on input_type = "json"')
+    return True
 
 
 def _wants_one_table(settings: ModelSettings, model: Any) -> bool:

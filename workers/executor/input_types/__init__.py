@@ -5,6 +5,10 @@
     npy     …                               bytes ──▶ a numpy array             (numpy, `input_types.npy`)
     arrow   …                               bytes ──▶ a pyarrow table           (pyarrow, `input_types.arrow`)
 
+Large inputs are in shared memory (`workers.executor.shared_bytes`). A table looks at them there. So does an array: in a
+private mapping, since the model may change it; or read-only, if the model `accepts_views`. `bytes` are copied out for
+any other model.
+
 Anybody may have made the bytes. A header that claims more than there is costs nothing, and nothing is unpickled.
 numpy and pyarrow are imported for a model that takes their type, and for no other.
 """
@@ -12,15 +16,18 @@ numpy and pyarrow are imported for a model that takes their type, and for no oth
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
 
 from tasks.protocol import kombu_types
 from tasks.protocol.binary import BASE64, unwrapped
+from workers.executor.shared_bytes import SharedBytes
 from workers.models import InvalidInput, LoadError
 
-ReadInput: TypeAlias = Callable[[bytes | memoryview, bool], Any]
+Raw: TypeAlias = bytes | SharedBytes
+ReadInput: TypeAlias = Callable[[Raw, bool], Any]
 """Reads the JSON of an input, or with True its bytes. Raises ValueError or MsgspecError for no JSON, InvalidInput
 for another type.
 """
@@ -33,27 +40,40 @@ def read_json(raw: bytes | memoryview) -> Any:
     return kombu_types.loads(bytes(raw)) if raw[:1] == kombu_types.MARK else msgspec.json.decode(raw)
 
 
-def reader_of(input_type: str) -> ReadInput:
-    """The function that reads inputs of a type. Raises LoadError, if the package for it is not installed."""
+def reader_of(input_type: str, *, views: bool = False) -> ReadInput:
+    """The function that reads inputs of a type. `views`: the model takes memory that it cannot write to.
+
+    Raises LoadError, if the package for it is not installed.
+    """
     if input_type == "json":
         return read_no_bytes
-    decode = _decoder_of(input_type)
+    decode = _decoder_of(input_type, views=views)
+    changes = input_type == "npy" and not views
 
-    def read(raw: bytes | memoryview, is_bytes: bool) -> Any:
+    def read(raw: Raw, is_bytes: bool) -> Any:
         try:
-            return decode(raw if is_bytes else _bytes_in(raw))
+            if not is_bytes:
+                return decode(_bytes_in(_text(raw)))
+            if isinstance(raw, SharedBytes):
+                return decode(raw.private() if changes else raw.view)
+            return decode(raw)
         except ValueError as error:
             raise InvalidInput(f"the input is not {_NAMES[input_type]}: {error}") from None
 
     return read
 
 
-def read_no_bytes(raw: bytes | memoryview, is_bytes: bool = False) -> Any:
+def read_no_bytes(raw: Raw, is_bytes: bool = False) -> Any:
     """Any value of JSON. Raises ValueError or MsgspecError, InvalidInput for bytes."""
     if is_bytes:
         raise InvalidInput("this model takes JSON, not bytes")
+    text = raw.view if isinstance(raw, SharedBytes) else raw
     # As `read_json`, without another call for each request.
-    return msgspec.json.decode(raw) if raw[:1] != kombu_types.MARK else kombu_types.loads(bytes(raw))
+    return msgspec.json.decode(text) if text[:1] != kombu_types.MARK else kombu_types.loads(bytes(text))
+
+
+def _text(raw: Raw) -> bytes | memoryview:
+    return raw.view if isinstance(raw, SharedBytes) else raw
 
 
 _NAMES = {"bytes": "bytes", "npy": "a .npy array", "arrow": "an Arrow stream"}
@@ -69,12 +89,12 @@ def _bytes_in(raw: bytes | memoryview) -> bytes:
     return value
 
 
-def _decoder_of(input_type: str) -> Decode:
+def _decoder_of(input_type: str, *, views: bool) -> Decode:
     try:
         if input_type == "npy":
             from workers.executor.input_types.npy import array_of
 
-            return array_of
+            return partial(array_of, read_only=views)
         if input_type == "arrow":
             from workers.executor.input_types.arrow import table_of
 
@@ -82,4 +102,8 @@ def _decoder_of(input_type: str) -> Decode:
     except ImportError as error:
         package = "pyarrow" if input_type == "arrow" else "numpy"
         raise LoadError(f'input_type = "{input_type}" needs {package}: {error}') from error
-    return bytes
+    return _view if views else bytes
+
+
+def _view(raw: bytes | memoryview) -> memoryview:
+    return memoryview(raw).toreadonly()

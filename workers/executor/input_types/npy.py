@@ -3,7 +3,7 @@
     magic, version, a header of text ──numpy──▶ dtype, order, shape ──checked against the bytes that follow──▶ array
 
 The array is a view of the bytes; only bytes that cannot be written to are copied, once, because a model may work in
-place. Objects, which would be unpickled, are refused.
+place, unless it says that it does not. Objects, which would be unpickled, are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_EMPTY = 65_536
 _WITH_ANY_NAMES = (3, 0)
 
 
-def array_of(raw: bytes | memoryview) -> NDArray[np.generic]:
+def array_of(raw: bytes | memoryview, *, read_only: bool = False) -> NDArray[np.generic]:
     """The array in a whole `.npy` file. Raises ValueError."""
     head = io.BytesIO(raw[: _MOST_HEADER_BYTES + 12])
     try:
@@ -44,9 +44,13 @@ def array_of(raw: bytes | memoryview) -> NDArray[np.generic]:
         raise ValueError(f"it has no elements, but more than {_MOST_EMPTY} rows")
     if version == _WITH_ANY_NAMES:
         # numpy has no function for this header alone; as all of it has been counted, the rest is safe to read.
-        return npy.read_array(io.BytesIO(raw), max_header_size=_MOST_HEADER_BYTES)
-    view = memoryview(raw)
-    flat = np.frombuffer(bytearray(view[head.tell() :]) if view.readonly else view[head.tell() :], dtype)
+        array = npy.read_array(io.BytesIO(raw), max_header_size=_MOST_HEADER_BYTES)
+        array.flags.writeable = not read_only
+        return array
+    view = memoryview(raw)[head.tell() :]
+    if read_only:
+        view = view.toreadonly()
+    flat = np.frombuffer(bytearray(view) if view.readonly and not read_only else view, dtype)
     return flat.reshape(shape, order="F" if column_major else "C")
 
 
