@@ -25,7 +25,7 @@ from webapp.request import JSON, HttpRequest
 from webapp.services import Services
 
 # RFC 2046 5.1.1; what is longer, or has other characters, is no boundary that a client makes.
-_BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{1,199}[0-9A-Za-z'()+_,./:=?-]")
+_BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,199}[0-9A-Za-z'()+_,./:=?-]")
 _TRANSFER_ENCODINGS = frozenset({"", "7bit", "8bit", "binary"})
 _INPUT, _REQUEST = "input", "request"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import socket
@@ -26,7 +27,15 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from tests.e2e.client import Answer, Api, connected
 from tests.e2e.stack import Stack
+from tests.e2e.test_grpc import Channel
+from tests.e2e.test_grpc import tensor as grpc_tensor
 from tests.e2e.test_openapi import check
+from tests.valkey import free_port
+from tests.waiting import wait_until
+
+grpc = pytest.importorskip("grpc", reason="needs requirements-grpc.txt")
+
+from webapp.grpc.proto import open_inference_pb2 as pb  # noqa: E402 - needs gRPC's packages
 
 MODELS = """\
 default_model = "described"
@@ -425,6 +434,12 @@ def test_a_form_of_parts(api: Api) -> None:
     assert output(post(api, *form(part("input", b"[1.50]", "application/json"), part("model", b"echo")))) == [1.5]
 
 
+@pytest.mark.parametrize("boundary", ["b", "+++", "--", "a b", "x" * 70])
+def test_any_boundary_that_there_may_be(api: Api, boundary: str) -> None:
+    answer = post(api, *form(part("input", PNG, "image/png"), boundary=boundary))
+    assert output(answer) == described(PNG, content_type="image/png")
+
+
 def test_what_a_client_library_sends(stack: Stack) -> None:
     sent = httpx.post(
         stack.url + "/v1/inference",
@@ -591,3 +606,32 @@ def test_compressed_bytes_are_not_unpacked(api: Api, content_type: str, encoding
     bomb = zlib.compress(bytes(2_000_000), 9)
     answer = api.call("POST", "/v1/inference", raw=bomb, Content_Type=content_type, Content_Encoding=encoding)
     assert (answer.status, answer.error) == (415, "UNSUPPORTED_MEDIA_TYPE")
+
+
+def test_bytes_and_arrays_over_grpc(stack: Stack) -> None:
+    port = free_port()
+    process = stack.spawn("grpc", f"--config={stack.config_file}", grpc_port=port, redis_url=stack.redis_url)
+    channel = Channel(port)
+
+    def is_ready() -> bool:
+        assert process.poll() is None
+        with contextlib.suppress(grpc.RpcError):
+            return bool(channel.ask("ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse).ready)
+        return False
+
+    try:
+        wait_until(is_ready, what="the gRPC role serves")
+        framed = len(LARGE).to_bytes(4, "little") + LARGE
+        answer = channel.infer("thumbnails", grpc_tensor("input", "BYTES", [1]), raw_input_contents=[framed])
+        assert answer.raw_output_contents == [framed[:4] + LARGE[::-1]]
+        array = np.array([[[1, 2], [3, 4]]], np.float32)
+        image = grpc_tensor("image", "FP32", [1, 2, 2])
+        answer = channel.infer("pixels", image, raw_input_contents=[array.tobytes()])
+        assert json.loads(answer.raw_output_contents[0][4:])["values"] == array[0].tolist()
+        with pytest.raises(grpc.RpcError) as refused:
+            channel.infer("echo", grpc_tensor("input", "BYTES", [1]), raw_input_contents=[framed])
+        assert "the limit of its model" in refused.value.details()
+    finally:
+        channel.close()
+        process.kill()
+        process.wait()
