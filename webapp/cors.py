@@ -19,16 +19,16 @@ from webapp.routing import RouteTable
 # Header fields that a page may send and may read in addition to the default ones, and how long a browser may cache
 # both lists.
 _SENT = (
-    "Authorization, Cache-Control, Callback-URL, Content-Type, Idempotency-Key, Inference-Header-Content-Length, Prefer, "
-    "X-Request-Id, X-Tier, X-Timeout-Ms, traceparent, tracestate, "
+    "Authorization, Cache-Control, Callback-URL, Content-Type, Idempotency-Key, Inference-Header-Content-Length, "
+    "Prefer, X-Request-Id, X-Tier, X-Timeout-Ms, traceparent, tracestate, "
     # OpenAI's client for browsers sends these.
     "OpenAI-Organization, OpenAI-Project, X-Stainless-Arch, X-Stainless-Lang, X-Stainless-OS, "
     "X-Stainless-Package-Version, X-Stainless-Retry-Count, X-Stainless-Runtime, X-Stainless-Runtime-Version, "
     "X-Stainless-Timeout"
 )
 _READ = (
-    "Bunch-Metadata, Inference-Header-Content-Length, Location, Preference-Applied, RateLimit, RateLimit-Policy, Retry-After, "
-    "Server-Timing, X-Request-Id, retry-after-ms, x-should-retry"
+    "Bunch-Metadata, Inference-Header-Content-Length, Location, Preference-Applied, RateLimit, RateLimit-Policy, "
+    "Retry-After, Server-Timing, X-Request-Id, retry-after-ms, x-should-retry"
 )
 _REMEMBERED_S = 600
 
