@@ -250,8 +250,9 @@ def submission_of(
     """
     key = idempotency_key(call)
     options = input_json(call, parameters, "parameters") if parameters else NO_PARAMETERS
-    binary = isinstance(input, Binary)
+    binary = False
     if isinstance(input, Binary):
+        binary = True
         input, content_type = input
         options = with_content_type(options, content_type)
     return Submission(
