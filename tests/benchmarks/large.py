@@ -7,8 +7,10 @@
 | `plain`       | nowhere: one gevent worker of gunicorn reads the body, and answers                                 |
 | `base64`      | as base64 in JSON, through the queue: what there was before bodies could be bytes                  |
 | `inline`      | as a raw body, as base64 through the queue (`BUNCH_INLINE_BYTES` above it)                         |
-| `claim check` | as a raw body, beside the queue: the default                                                       |
+| `claim check` | as a raw body, beside the queue, as between two machines                                           |
 | `unlogged`    | the same, with `BUNCH_DURABILITY=memory`                                                           |
+| `same host`   | beside the queue and in shared memory: the default on one machine                                  |
+| `in memory`   | the same, with `BUNCH_DURABILITY=memory`: in shared memory alone                                   |
 | `bentoml`     | as multipart, its way for files; `litserve` likewise                                               |
 
 The model looks at three bytes. All have one web process and one model. `MB in Redis` is the most that Redis held beyond
@@ -100,13 +102,21 @@ class Inline(BeforeBytes):
 
 class ClaimCheck(Inline):
     name = "claim check"
-    settings: ClassVar[dict[str, str]] = {}
+    settings: ClassVar[dict[str, str]] = {"BUNCH_SHARED_MEMORY_BYTES": "0"}
 
 
 class Unlogged(ClaimCheck):
-    """The same without a log on disk."""
-
     name = "unlogged"
+    settings: ClassVar[dict[str, str]] = ClaimCheck.settings | {"BUNCH_DURABILITY": "memory"}
+
+
+class SameHost(Inline):
+    name = "same host"
+    settings: ClassVar[dict[str, str]] = {}
+
+
+class InMemory(Inline):
+    name = "in memory"
     settings: ClassVar[dict[str, str]] = {"BUNCH_DURABILITY": "memory"}
 
 
@@ -159,7 +169,7 @@ class BentoML(Rival):
         )
 
 
-SYSTEMS = (Plain, BeforeBytes, Inline, ClaimCheck, Unlogged, BentoML, LitServe)
+SYSTEMS = (Plain, BeforeBytes, Inline, ClaimCheck, Unlogged, SameHost, InMemory, BentoML, LitServe)
 
 
 class Caller:
