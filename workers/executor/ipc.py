@@ -24,7 +24,8 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import structs
@@ -40,7 +41,7 @@ HEADER = struct.Struct("!Q")
 # descriptor.
 MAX_FRAME = 1 << 40
 # So much in one batch goes through shared memory, in values of that size each; with less, the socket costs no more.
-LARGE_BYTES = 1 << 17
+LARGE_BYTES = 1 << 18
 _LARGE_VALUE_BYTES = 1 << 15
 _READ_SIZE = 1 << 18
 MAX_DESCRIPTORS = MAX_PASSED + 1
@@ -109,6 +110,8 @@ class Attached(msgspec.Struct, frozen=True, array_like=True, tag=True):
 ToChild = Start | Work | Attached
 ToParent = Ready | NotReady | Passing | Done | Fault | Attached
 
+_BATCHES = (Work, Done)
+_output_of = attrgetter("output")
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -136,11 +139,8 @@ def _encodable(value: Any) -> Any:
     return value
 
 
-class Frame(NamedTuple):
-    """A message that is ready to be sent. `lent`: its large values, which lie in shared memory."""
-
-    data: bytearray
-    lent: Lent | None
+Frame: TypeAlias = tuple[bytearray, Lent | None]
+"""A message that is ready to be sent, and its large values, which lie in shared memory."""
 
 
 class FrameWriter:
@@ -152,13 +152,13 @@ class FrameWriter:
 
     def pack(self, message: ToChild | ToParent) -> Frame:
         """The frame of a message; it must be sent, or the descriptors of its segments stay open."""
+        if not isinstance(message, _BATCHES) or _longest(message) < _LARGE_VALUE_BYTES:
+            return encode(message), None
         large = _large(message)
-        if not large or not isinstance(message, Work | Done):
-            return Frame(encode(message), None)
-        lent = self._segments.lend(large)
+        lent = self._segments.lend(large) if large else None
         if lent is None:
-            return Frame(encode(_copied(message)), None)
-        return Frame(encode(Attached(_without(message, large), lent.places, lent.opened, lent.closed)), lent)
+            return encode(_copied(message)), None
+        return encode(Attached(_without(message, large), lent.places, lent.opened, lent.closed)), lent
 
     def send(self, frame: Frame) -> None:
         """Send a whole frame. Blocks while nobody reads, and the buffer is full.
@@ -184,20 +184,28 @@ class FrameWriter:
         self._segments.close()
 
 
-def _large(message: ToChild | ToParent) -> list[tuple[int, Value]]:
+def _longest(message: Work | Done) -> int:
+    """The length of the largest input or output. All batches pay for this, so there is no loop in Python."""
+    if isinstance(message, Work):
+        return max(map(len, message.inputs), default=0)
+    try:
+        return max(map(len, map(_output_of, message.outcomes)), default=0)
+    except AttributeError:
+        return max((len(each.output) for each in message.outcomes if isinstance(each, Ok)), default=0)
+
+
+def _large(message: Work | Done) -> list[tuple[int, Value]]:
     """The inputs or outputs that are to go through shared memory, each with its index."""
     large: list[tuple[int, Value]]
-    if type(message) is Work:
+    if isinstance(message, Work):
         large = [(index, each) for index, each in enumerate(message.inputs) if len(each) >= _LARGE_VALUE_BYTES]
-    elif type(message) is Done:
+    else:
         large = [
             (index, each.output)
             for index, each in enumerate(message.outcomes)
-            if type(each) is Ok and len(each.output) >= _LARGE_VALUE_BYTES
+            if isinstance(each, Ok) and len(each.output) >= _LARGE_VALUE_BYTES
         ]
-    else:
-        return []
-    if large and sum(len(value) for _, value in large) < LARGE_BYTES:
+    if sum(len(value) for _, value in large) < LARGE_BYTES:
         return [each for each in large if isinstance(each[1], LocalPayload)]
     return large
 

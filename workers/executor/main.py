@@ -36,7 +36,6 @@ from workers.executor.forked import end_if_forked, keep_apart
 from workers.executor.input_types import reader_of
 from workers.executor.ipc import (
     Fault,
-    Frame,
     FrameReader,
     FrameWriter,
     NotReady,
@@ -94,10 +93,10 @@ def _serve(sock: socket.socket) -> None:
     sock.sendall(encode(Ready(version, computer.overlaps)))
 
     def send(done: Done | None, fault: Fault | None) -> None:
-        frame = writer.pack(done) if done else Frame(bytearray(), None)
+        data, lent = writer.pack(done) if done else (bytearray(), None)
         if fault is not None:
-            frame.data.extend(encode(fault))
-        writer.send(frame)
+            data += encode(fault)
+        writer.send((data, lent))
         if fault is not None:
             # Without the clean-up of a library whose device has failed: that may hang.
             logging.shutdown()
