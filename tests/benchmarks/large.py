@@ -25,6 +25,7 @@ import base64
 import contextlib
 import json
 import os
+import signal
 import socket
 import statistics
 import sys
@@ -377,6 +378,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of systems, comma-separated")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    # SIGTERM must stop the systems as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = [each.strip() for each in given.only.split(",") if each.strip()]
     rows = run(names, rounds=given.rounds, duration_s=given.duration, connections=given.connections)
     if given.json:
