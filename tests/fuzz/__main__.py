@@ -77,7 +77,8 @@ def fuzz(name: str, seconds: float, seed: int) -> dict[str, float]:
             gc.collect()
             warm_bytes = process.memory_info().rss
     gc.collect()
-    growth = process.memory_info().rss - warm_bytes
+    # A process that was stopped for most of its time has not been measured.
+    growth = process.memory_info().rss - warm_bytes if warm_bytes else 0
     _file(name).unlink()
     return {"inputs": inputs, "read": read, "slowest_s": slowest_s, "growth_bytes": growth}
 
