@@ -78,6 +78,7 @@ class Client:
         self.name = name = name or new_id()
         self.router = self._make_router(redis, name)
         self._writer = MessageWriter(self.router.channel, seal_of(settings))
+        self._inline_bytes = settings.inline_bytes
         self._payloads = PayloadSender.of(settings, redis, self._keys, self.router.settle, self._post)
         self.outbox = self._make_outbox(settings, redis, name)
         self._hang_up = redis.register_script(HANG_UP.text)
@@ -172,7 +173,8 @@ class Client:
         task_id = new_id() if self._number is None else sharded_id(new_id(), self._number)
         if owner:
             task_id = owned_id(task_id, owner)
-        beside = self._payloads.takes(submission)
+        input = submission.input
+        beside = len(input) > self._inline_bytes and self._payloads.takes(submission)
         sent = None if beside else self._message(task_id, submission, submission.timeout_s)
         # Only once nothing can fail any more, since after a failure nobody would forget it.
         key = submission.idempotency_key
@@ -180,7 +182,8 @@ class Client:
         pending.runs_on = bool(key)
         shared = key or submission.request_id or (submission.model in self._recogniser.asked and not submission.fresh)
         pending.is_sole = submission.waits and not shared
-        if is_reference(submission.input) and not submission.binary:
+        # Most inputs are strings, which need not be looked into.
+        if input[:1] != b'"' and not submission.binary and is_reference(input):
             self.router.settle(pending, InvalidInput(_RESERVED))
         elif sent is None:
             self._payloads.send(submission, pending)
