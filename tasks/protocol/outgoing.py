@@ -55,10 +55,11 @@ class MessageWriter:
         """
         task_id, asked = out.task_id, out.submission
         owner = asked.caller.owner
+        value = asked.input
         if out.blob is not None:
             value = out.blob.json
-        else:
-            value = asked.input_json if asked.binary else asked.input
+        elif asked.binary:
+            value = asked.input_json
         tag = NO_KEY if out.quota is None else out.quota.tag
         # The fields that scripts and workers must find again are at a fixed place.
         mark = out.once.mark if out.once is not None else ""
