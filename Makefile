@@ -11,7 +11,7 @@ CHECKOV := var/checkov/bin/checkov
 # Temporary folders of the tests stay inside the checkout.
 TEST_TMP := $(CURDIR)/var/tmp
 # Most tests wait for other processes most of the time.
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
 
 # The extras of the image without torch.

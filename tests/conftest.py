@@ -1,7 +1,6 @@
 """Shared fixtures: a private Valkey on a free port, for every test that wants a real one.
 
-It also sets the order of the tests: when several processes share them by file (`make test`), the longest should not
-come last.
+It also sets the order of the tests, and which of them a process of `make test` takes together (tests/scheduling.py).
 """
 
 from __future__ import annotations
@@ -10,12 +9,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 from redis import Redis
 
+from tests.scheduling import ByStack, turn
 from tests.valkey import PrivateValkey
 
 # Each role and executor that a test starts would compile all its modules again, and each worker of pytest-xdist would
@@ -28,13 +28,12 @@ hypothesis.settings.register_profile("quick", max_examples=20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _turn(item.path))
+    items.sort(key=lambda item: turn(item.path))
 
 
-def _turn(path: Path) -> int:
-    """The rank of a file; stable, so the order within a folder stays."""
-    folders = ("e2e", "chaos", "integration")
-    return folders.index(path.parent.name) if path.parent.name in folders else len(folders)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByStack | None:
+    return ByStack(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
