@@ -18,7 +18,7 @@ from config.allowed_hosts import CallbackHosts, ForbiddenTarget
 from config.settings import Settings
 from config.shards import Places
 from tasks.callbacks.store import KEEP_MS, CallbackStore
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.client.sharded_client import AnyClient
 from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable, BunchError

@@ -29,7 +29,7 @@ from config.model_files.schemes import resolve, scheme_of
 from config.model_files.tls_files import client_context, what_is_wrong
 from config.secrets.secret_settings import header_values
 from config.settings import ModelSettings, Settings
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.client.sharded_client import AnyClient
 from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable, DeadlineExceeded, InferenceFailed, ModelUnavailable

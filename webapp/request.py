@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.protocol.caller import Caller
 from tasks.protocol.ids import new_id
 from tasks.protocol.traceparent import valid, valid_state

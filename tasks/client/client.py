@@ -27,8 +27,9 @@ from tasks.client.confirmation import Confirmation
 from tasks.client.dedup import Deduplicator, Repeated
 from tasks.client.outbox import Outbox, Receipt
 from tasks.client.payloads import PayloadSender
+from tasks.client.pending import Pending
 from tasks.client.resend import LenientArgs
-from tasks.client.router import MAX_KEPT_BYTES, Pending, Router, shutting_down
+from tasks.client.router import MAX_KEPT_BYTES, Router, shutting_down
 from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable, BunchError, DeadlineExceeded, InvalidInput
 from tasks.observability.metrics import CACHE_HITS

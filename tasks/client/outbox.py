@@ -35,8 +35,8 @@ from config.redis import Line, Script
 from config.redis_errors import Meaning, meaning_of
 from tasks.client.admission_args import AdmissionArgs
 from tasks.client.admission_codes import QUEUED, answered, refusals
+from tasks.client.pending import Pending
 from tasks.client.resend import LenientArgs, Recogniser, shortened
-from tasks.client.router import Pending
 from tasks.errors import BackendUnavailable, BunchError
 from tasks.observability.metrics import RESENT
 from tasks.protocol.outgoing import Outgoing

@@ -30,7 +30,7 @@ from config.redis_errors import Meaning, meaning_of
 from config.settings import Settings
 from tasks.client.nearby import Nearby, NearbyWorkers
 from tasks.client.outbox import Beside
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable, BunchError, DeadlineExceeded, RateLimited
 from tasks.protocol.outgoing import Outgoing

@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import gevent
 import msgspec
-from gevent import get_hub, getcurrent
+from gevent import get_hub
 from gevent.lock import RLock
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -33,6 +33,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from config.keys import Shard, task_of_result
 from config.redis import dedicated_connection, run_id
+from tasks.client.pending import Pending
 from tasks.errors import BunchError, CallerGone, ShuttingDown
 from tasks.protocol.results import FINISHED, Reply, decode_replies, decode_reply
 
@@ -53,56 +54,6 @@ _MGET_CHUNK = 500
 MAX_KEPT_BYTES = 64 * 1024 * 1024
 
 STORED = "STORED"
-
-
-class Pending:
-    """One pending request. `reply` is set once; None after that means that its time ran out.
-
-    `wake` is called in the hub once `reply` is set, unless a greenlet is in `wait`.
-    `is_sole`: set by the submitter; nobody else may ask for its result.
-    `runs_on`: set by the submitter; the request is not cancelled even if nobody waits for it any more. `sent`: what it
-    takes to send it again, from when a queue has it.
-    """
-
-    __slots__ = (
-        *("channel", "deadline", "done", "due", "hung_up", "is_sole", "reply", "runs_on", "sent", "task_id", "wake"),
-    )
-
-    def __init__(
-        self, task_id: str, deadline: float, channel: str = "", hung_up: Callable[[], bool] | None = None
-    ) -> None:
-        self.task_id = task_id
-        self.hung_up = hung_up
-        self.runs_on = False
-        self.is_sole = False
-        self.sent: Any = None
-        self.deadline = deadline
-        self.channel = channel
-        # The time at which the router must look at it next.
-        self.due = deadline
-        self.reply: Any = None
-        self.done = False
-        self.wake: Callable[[], object] | None = None
-
-    def wait(self) -> Any:
-        """Block this greenlet until `settle`; the router settles everything by its deadline at the latest."""
-        if not self.done:
-            self.wake = getcurrent().switch
-            try:
-                while not self.done:
-                    get_hub().switch()
-            finally:
-                self.wake = None
-        return self.reply
-
-    def settle(self, reply: Any) -> None:
-        """Wake the waiting greenlet. Runs in the hub, or in the greenlet that waits."""
-        if self.done:
-            return
-        self.reply = reply
-        self.done = True
-        if self.wake is not None:
-            self.wake()
 
 
 def shutting_down() -> BunchError:

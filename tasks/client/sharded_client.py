@@ -23,7 +23,8 @@ from batching.blobs.store import Usage
 from config.settings import Settings
 from config.shards import Places
 from tasks.client.client import Client
-from tasks.client.router import MAX_KEPT_BYTES, Pending, shutting_down
+from tasks.client.pending import Pending
+from tasks.client.router import MAX_KEPT_BYTES, shutting_down
 from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable, BunchError
 from tasks.protocol.caller import Caller

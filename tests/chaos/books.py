@@ -20,7 +20,7 @@ from config.settings import ModelSettings, Settings
 from config.tiers import Tier
 from tasks.client.admission_args import AdmissionArgs
 from tasks.client.outbox import Outbox, Posted
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.client.submission import Submission
 from tasks.protocol.caller import ANYBODY
 from tasks.protocol.outgoing import MessageWriter, Outgoing

@@ -16,7 +16,7 @@ from config.tiers import Tier
 from tasks.client.admission_args import AdmissionArgs
 from tasks.client.admission_codes import refusals
 from tasks.client.outbox import Outbox, Posted
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.client.submission import Submission
 from tasks.errors import Refused
 from tasks.protocol.caller import ANYBODY

@@ -16,7 +16,7 @@ from config.redis import connect
 from config.settings import ModelSettings, Settings
 from config.tiers import Tier
 from tasks.client.client import Client
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.client.sharded_client import AnyClient, ShardedClient, make_client
 from tasks.client.submission import Submission
 from tasks.errors import BunchError

@@ -15,7 +15,7 @@ from batching.policy import Reason
 from batching.ports import BatchInfo
 from batching.request import Failed, Outcome
 from config.tiers import Tier
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.errors import CallerGone, DeadlineExceeded, InferenceFailed, InputRejected, TaskCancelled
 from tasks.protocol.caller import Caller
 from tasks.protocol.results import CeleryCodec, Details, Reply, decode_details

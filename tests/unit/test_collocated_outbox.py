@@ -25,7 +25,7 @@ from tasks.client.collocated.admission import LocalAdmission
 from tasks.client.collocated.outbox import LocalOutbox, LocalWriter
 from tasks.client.dedup import Deduplicator, Repeated
 from tasks.client.outbox import Receipt
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.client.submission import Submission
 from tasks.errors import IdempotencyConflict, RateLimited, ServiceOverloaded
 from tasks.protocol.caller import ANYBODY

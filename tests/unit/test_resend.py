@@ -23,8 +23,9 @@ from tasks.client.client import Client
 from tasks.client.confirmation import Confirmation
 from tasks.client.dedup import Repeated
 from tasks.client.outbox import Outbox
+from tasks.client.pending import Pending
 from tasks.client.resend import LenientArgs
-from tasks.client.router import Pending, Router
+from tasks.client.router import Router
 from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable
 from tasks.protocol.caller import ANYBODY

@@ -17,7 +17,7 @@ from config.settings import ModelSettings, Settings
 from config.shards import Places
 from config.tiers import Tier
 from tasks.client.client import Client
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.client.submission import Submission
 from tasks.errors import BunchError, RateLimited, Refused, ServiceOverloaded
 from tasks.protocol.caller import ANYBODY, Caller

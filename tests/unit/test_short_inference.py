@@ -13,7 +13,7 @@ from config.settings import ModelSettings, Settings
 from config.shards import Places
 from config.tiers import Tier
 from tasks.client.client import Client
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.client.submission import Submission
 from tasks.errors import BunchError, CallerGone, InvalidInput
 from tasks.observability.slow_log import SlowRequest

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from config.native import hot_path
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.errors import BunchError
 from tasks.protocol.answers import output_of
 from tasks.protocol.results import Reply

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import gevent
 from msgspec.structs import replace
 
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.client.submission import Submission
 from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict, Refused
 from tasks.protocol.results import Reply

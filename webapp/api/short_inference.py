@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from config.native import hot_path
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.client.submission import Submission
 from tasks.errors import BunchError
 from tasks.protocol.outputs import reference_in

@@ -9,7 +9,7 @@ import logging
 import time
 
 from config.logging import LogBudget
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.client.submission import Submission
 from tasks.observability import slo
 from tasks.observability.slow_log import SlowRequest, with_metadata

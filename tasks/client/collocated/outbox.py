@@ -27,7 +27,7 @@ from tasks.client.admission_codes import refusals
 from tasks.client.collocated.admission import LocalAdmission, Verdict
 from tasks.client.dedup import DedupIdentity, Repeated
 from tasks.client.outbox import Receipt
-from tasks.client.router import Pending
+from tasks.client.pending import Pending
 from tasks.errors import IdempotencyConflict
 from tasks.protocol.outgoing import MessageWriter, Outgoing
 from tasks.protocol.results import decode_details, decode_reply

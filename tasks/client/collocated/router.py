@@ -11,7 +11,8 @@ from gevent import get_hub
 from redis import Redis
 
 from batching.memory.store import MemoryStore, Replies
-from tasks.client.router import Pending, Router
+from tasks.client.pending import Pending
+from tasks.client.router import Router
 from tasks.protocol.results import Reply, decode_reply
 
 logger = logging.getLogger(__name__)
