@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner, Result
 from redis import Redis
 
 from batching.claim.store import RedisBatchStore, Settled
+from cli.commands import cli
 from config.keys import Shard
 from config.tiers import Tier
 from tasks.protocol.messages import read_payload
@@ -30,18 +33,21 @@ MODELS = '[models.m]\nsource = "workers.models.echo:Echo"\n'
 
 
 class Dlq:
-    """`manage.py dlq …` with a bunch.toml of its own."""
+    """`manage.py dlq …` with a bunch.toml of its own, in this process but for `as_process`."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._config = folder / "bunch.toml"
         self.configure(MODELS)
-        inherited = inherited_environment()
-        self._environment = inherited | {"BUNCH_REDIS_URL": url, "BUNCH_CONFIG": str(self._config)}
+        self._environment = inherited_environment() | {"BUNCH_REDIS_URL": url, "BUNCH_CONFIG": str(self._config)}
 
     def configure(self, models: str) -> None:
         self._config.write_text(models)
 
-    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *arguments: str) -> Result:
+        # click takes a variable that is None away for the time of the call.
+        return CliRunner(env=dict.fromkeys(os.environ) | self._environment).invoke(cli, ["dlq", *arguments])
+
+    def as_process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, str(ROOT / "manage.py"), "dlq", *arguments],
             cwd=self._config.parent,
@@ -85,8 +91,9 @@ def ids(redis: Redis) -> set[str]:
 def test_an_empty_queue_is_no_error(dlq: Dlq, redis: Redis) -> None:
     assert json.loads(dlq("list", "--json").stdout) == []
     assert "no dead letters" in dlq("list").stdout
-    assert dlq("replay", "--all").returncode == 0
-    assert dlq("drop", "--all").returncode == 0
+    assert dlq("replay", "--all").exit_code == 0
+    assert dlq("drop", "--all").exit_code == 0
+    assert json.loads(dlq.as_process("list", "--json").stdout) == []
 
 
 def test_list_has_what_the_contract_names_newest_first(dlq: Dlq, redis: Redis) -> None:
@@ -94,7 +101,7 @@ def test_list_has_what_the_contract_names_newest_first(dlq: Dlq, redis: Redis) -
     bury(redis, "new", our_message("new", b"1", tier=Tier.FREE), tier=Tier.FREE)
     redis.zincrby(KEYS.dead(), 1000, "new")
     done = dlq("list", "--json")
-    assert done.returncode == 0
+    assert done.exit_code == 0
     assert json.loads(done.stdout) == [
         {"id": name, "model": "m", "tier": tier, "reason": "the model raised", "attempts": 3, "failed_at": 1e9}
         for name, tier in (("new", "free"), ("old", "paid"))
@@ -130,7 +137,7 @@ def test_what_an_exception_quotes_is_neither_markup_nor_a_command_to_the_termina
     """One such letter made the whole list unreadable: rich stops at a tag that closes nothing."""
     bury(redis, "t", our_message("t", b"1"), reason="[red]x[/red] \x1b]0;title\x07 [/y]")
     done = dlq("list")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "[red]x[/red] �]0;title� [/y]" in done.stdout
 
 
@@ -142,13 +149,14 @@ def test_show_of_a_message_that_nobody_can_read(dlq: Dlq, redis: Redis) -> None:
 
 def test_unknown_ids_exit_with_1_and_are_named(dlq: Dlq, redis: Redis) -> None:
     bury(redis, "t", our_message("t", b"1"))
+    assert dlq.as_process("show", "nobody").returncode == 1
     for command in ("show", "replay", "drop"):
         done = dlq(command, "nobody")
-        assert done.returncode == 1
+        assert done.exit_code == 1
         assert "nobody" in done.stderr
     # Those that are there are done all the same.
     done = dlq("drop", "nobody", "t", "--json")
-    assert (done.returncode, set(json.loads(done.stdout)["failed"])) == (1, {"nobody"})
+    assert (done.exit_code, set(json.loads(done.stdout)["failed"])) == (1, {"nobody"})
     assert json.loads(done.stdout)["dropped"] == ["t"]
     assert ids(redis) == set()
 
@@ -157,15 +165,15 @@ def test_unknown_ids_exit_with_1_and_are_named(dlq: Dlq, redis: Redis) -> None:
     "arguments", [("replay",), ("drop",), ("replay", "x", "--all"), ("drop", "x", "--all"), ("show",)]
 )
 def test_which_ones_must_be_said_once(dlq: Dlq, redis: Redis, arguments: tuple[str, ...]) -> None:
-    assert dlq(*arguments).returncode == 2
+    assert dlq(*arguments).exit_code == 2
 
 
 def test_drop_forgets_those_named_or_all(dlq: Dlq, redis: Redis) -> None:
     for name in ("a", "b", "c"):
         bury(redis, name, our_message(name, b"1"))
-    assert dlq("drop", "b").returncode == 0
+    assert dlq("drop", "b").exit_code == 0
     assert ids(redis) == {"a", "c"}
-    assert dlq("drop", "--all").returncode == 0
+    assert dlq("drop", "--all").exit_code == 0
     assert ids(redis) == set()
     assert not redis.keys(KEYS.dead() + "*")
 
@@ -174,7 +182,7 @@ def test_replay_of_all_queues_each_in_its_own_tier(dlq: Dlq, redis: Redis) -> No
     bury(redis, "a", our_message("a", b"1", tier=Tier.ENTERPRISE), tier=Tier.ENTERPRISE)
     bury(redis, "b", our_message("b", b"1", tier=Tier.FREE), tier=Tier.FREE)
     done = dlq("replay", "--all", "--json")
-    assert (done.returncode, sorted(json.loads(done.stdout)["replayed"])) == (0, ["a", "b"])
+    assert (done.exit_code, sorted(json.loads(done.stdout)["replayed"])) == (0, ["a", "b"])
     assert [redis.llen(name) for name in KEYS.queues("m")] == [1, 0, 1]
     assert ids(redis) == set()
 
@@ -183,7 +191,7 @@ def test_a_letter_of_a_model_that_is_not_served_stays(dlq: Dlq, redis: Redis) ->
     bury(redis, "a", our_message("a", b"1"))
     dlq.configure(MODELS.replace("models.m", "models.other"))
     done = dlq("replay", "a")
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "bunch.toml" in done.stderr
     assert ids(redis) == {"a"}
 
@@ -225,7 +233,7 @@ def test_a_replayed_request_is_answered_under_its_old_id(
     message["body"] = base64.b64encode(json.dumps([["fine"], {}, {}]).encode()).decode()
     redis.hset(KEYS.dead(result.id), "message", json.dumps(message))
     wait_until(lambda: datetime.fromisoformat(message["headers"]["expires"]) < datetime.now(UTC), "it would expire")
-    assert dlq("replay", result.id).returncode == 0
+    assert dlq("replay", result.id).exit_code == 0
     wait_until(lambda: client.AsyncResult(result.id).state == "SUCCESS", "the replay is answered")
     assert client.AsyncResult(result.id).get(timeout=5) == {"echo": "fine", "batch": 1}
     assert ids(redis) == set()
