@@ -14,8 +14,16 @@ from types import ModuleType
 
 import pytest
 
+from tests.shards import SHARDS
+
 _ROOT = Path(__file__).parents[1]
 _LONGEST_S = 100.0
+_EACH_SHARD = "each shard has a queue with that limit"
+_OF_ONE_SHARD = {
+    "a_full_queue_refuses_at_once": _EACH_SHARD,
+    "who_was_refused_at_the_door_has_used_no_key": _EACH_SHARD,
+    "what_is_not_queued_leaves_no_payload": _EACH_SHARD,
+}
 
 
 class GeventRunner:
@@ -63,4 +71,9 @@ def scenarios(module: ModuleType) -> pytest.MarkDecorator:
         and [each.annotation for each in inspect.signature(function).parameters.values()] == ["FrontendFixture"]
     ]
     assert names
-    return pytest.mark.parametrize("scenario", names)
+    return pytest.mark.parametrize("scenario", [pytest.param(name, marks=_marks(name)) for name in names])
+
+
+def _marks(scenario: str) -> list[pytest.MarkDecorator]:
+    why = _OF_ONE_SHARD.get(scenario)
+    return [pytest.mark.skipif(SHARDS > 1, reason=why)] if why else []

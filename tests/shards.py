@@ -1,6 +1,6 @@
-"""The number of shards that the tests run with: `BUNCH_TEST_SHARDS`, one by default.
+"""The number of shards that the tests run with: `TEST_SHARDS`, one by default.
 
-    BUNCH_TEST_SHARDS=4 pytest tests/integration      (`make shards`)
+    TEST_SHARDS=4 pytest tests/integration      (`make shards`)
 
 It is read here alone. What a test starts gets it with its environment, what it makes in its own process by `places_of`.
 """
@@ -16,8 +16,9 @@ from batching.claim.sharded_store import make_store
 from batching.claim.store import BatchStore
 from config.settings import Settings
 from config.shards import Places, open_places
+from config.tiers import Tier
 
-SHARDS = int(os.environ.get("BUNCH_TEST_SHARDS", "1"))
+SHARDS = int(os.environ.get("TEST_SHARDS", "1"))
 
 
 def inherited_environment() -> dict[str, str]:
@@ -34,3 +35,8 @@ def places_of(redis: Redis, count: int = SHARDS) -> Places:
 def store_of(redis: Redis, worker_id: str) -> BatchStore:
     """A worker's store over all places on the server of `redis`."""
     return make_store(Settings(shards=SHARDS), PlaceLines(places_of(redis)), worker_id)
+
+
+def depth_of(redis: Redis, model: str, tier: Tier = Tier.PAID) -> int:
+    """The number of requests in a tier queue, in all shards."""
+    return sum([redis.llen(place.keys.queue(model, tier)) for place in places_of(redis)])

@@ -19,15 +19,14 @@ from batching.policy import Reason
 from batching.ports import BatchInfo
 from batching.request import Ok, Request
 from config.redis import connect
-from config.shards import only_home
 from config.tiers import Tier
 from tasks.errors import BackendUnavailable, IdempotencyConflict, InvalidInput, RateLimited
 from tasks.observability.explain import explain
 from tasks.protocol.caller import Caller
+from tasks.protocol.outputs import PlacedBlobs
 from tasks.protocol.results import CeleryCodec
 from tests.gevent_scenarios.frontend_fixture import (
     KEPT,
-    KEYS,
     NOBODY,
     SHARED,
     SMALL,
@@ -55,8 +54,8 @@ def turn(
     payloads: Payloads | None = None,
 ) -> int:
     """Act as the worker for one batch, with payloads as it has them; returns the number of its requests that ran."""
-    blobs = RedisBlobs(frontend.redis)
-    payloads = payloads or Payloads(lambda _: blobs, result_ttl_ms=60_000, letter_ttl_ms=60_000)
+    blobs = PlacedBlobs(frontend.places)
+    payloads = payloads or Payloads(blobs.of, result_ttl_ms=60_000, letter_ttl_ms=60_000)
     claim = frontend.claim(model)
     requests: list[Request] = [CODEC.decode(each) for each in claim.entries if each.verdict is Verdict.RUN]
     info = BatchInfo(claim.batch_id, model, "1", len(requests), Reason.IDLE, claim.view.now_ms, 0.001)
@@ -65,7 +64,6 @@ def turn(
     told = [*payloads.lay_aside(ended), *inputs.settled]
     frontend.store.finish(claim.batch_id, [CODEC.encode(*each, info) for each in told], last=True)
     payloads.release(requests)
-    blobs.close()
     return len(inputs.run)
 
 
@@ -73,9 +71,9 @@ def a_large_input_is_written_before_its_message_and_read_by_reference(frontend: 
     pending = frontend.submit(LARGE, NOBODY)
     wait_until(lambda: frontend.depth() == 1)
     (name,) = names(frontend)
-    assert name == KEYS.blob(pending.task_id)
+    assert name == frontend.keys_of(pending.task_id).blob(pending.task_id)
     assert 0 < frontend.redis.pttl(name) <= 30_000 + GRACE_MS
-    (message,) = frontend.redis.lrange(KEYS.queue(NOBODY, Tier.PAID), 0, -1)
+    message = frontend.next_message(NOBODY, Tier.PAID)
     assert len(message) < 1500
     assert turn(frontend, answer=lambda value: b"%d" % len(value)) == 1
     assert output(frontend.client.wait(pending)) == len(LARGE) + 2
@@ -86,7 +84,7 @@ def explain_tells_of_it(frontend: FrontendFixture) -> None:
     pending = frontend.submit(LARGE, NOBODY)
     wait_until(lambda: frontend.depth() == 1)
     for _ in range(2):
-        about = explain(only_home(frontend.redis), [NOBODY], pending.task_id)
+        about = explain(frontend.places, [NOBODY], pending.task_id)
         assert about is not None
         assert about["payload_bytes"] == len(LARGE) + 2
         # The second time it is in a lease.
@@ -97,7 +95,7 @@ def bytes_are_there_as_they_are(frontend: FrontendFixture) -> None:
     raw = bytes(range(256)) * 200
     pending = frontend.client.submit(asking(NOBODY, raw, binary=True))
     wait_until(lambda: frontend.depth() == 1)
-    assert frontend.redis.get(KEYS.blob(pending.task_id)) == raw
+    assert frontend.redis.get(frontend.keys_of(pending.task_id).blob(pending.task_id)) == raw
     digest = hashlib.sha256(raw).hexdigest()
     entry = CODEC.decode(frontend.claim(NOBODY).entries[0])
     assert entry.blob == BlobRef(pending.task_id, len(raw), digest, "bytes")
@@ -159,18 +157,19 @@ def what_is_not_queued_leaves_no_payload(frontend: FrontendFixture) -> None:
 
 
 def without_room_nothing_is_queued(frontend: FrontendFixture) -> None:
-    room = LocalFirst(RedisBlobs(frontend.redis, room=Room(max_bytes=150_000)))
     for each in clients_of(frontend.client):
-        each._payloads._blobs = room
-    first = frontend.submit(LARGE, NOBODY)
+        each._payloads._blobs = LocalFirst(RedisBlobs(frontend.redis, each._keys, Room(max_bytes=150_000)))
+    # All of one owner's are in one shard.
+    ann = Caller("k", "ann", Tier.PAID)
+    first = frontend.submit(LARGE, NOBODY, caller=ann)
     wait_until(lambda: frontend.depth() == 1)
-    error = error_of(partial(frontend.ask, LARGE, NOBODY))
+    error = error_of(partial(frontend.ask, LARGE, NOBODY, caller=ann))
     assert isinstance(error, RateLimited)
     assert error.reason == "memory"
     assert frontend.depth() == 1
     turn(frontend)
     assert output(frontend.client.wait(first)) == LARGE
-    again = frontend.submit(LARGE, NOBODY)
+    again = frontend.submit(LARGE, NOBODY, caller=ann)
     wait_until(lambda: frontend.depth() == 1)
     turn(frontend)
     assert output(frontend.client.wait(again)) == LARGE
@@ -252,7 +251,7 @@ def its_reference_says_what_it_is(frontend: FrontendFixture) -> None:
     request = CODEC.decode(frontend.claim(NOBODY).entries[0])
     assert request.blob == read_reference(request.input)
     assert request.blob is not None
-    blobs = RedisBlobs(frontend.redis)
+    blobs = RedisBlobs(frontend.redis, frontend.keys_of(request.id))
     for wrong in (structs.replace(request.blob, sha256="0" * 64), structs.replace(request.blob, size=5)):
         try:
             blobs.get(wrong)

@@ -134,8 +134,12 @@ class FrontendFixture:
     def is_cancelled(self, task_id: str) -> bool:
         return any(self.redis.zscore(each.cancelled(), task_id) is not None for each in self.keys)
 
+    def keys_of(self, task_id: str) -> Shard:
+        """The names of the shard of a request."""
+        return place_of(self.places, task_id).keys
+
     def result_key(self, task_id: str) -> str:
-        return place_of(self.places, task_id).keys.result(task_id)
+        return self.keys_of(task_id).result(task_id)
 
     def next_message(self, model: str, tier: Tier) -> bytes:
         """The next message of a queue that has requests in one shard only."""

@@ -21,7 +21,7 @@ from config.keys import Shard
 from config.settings import load_settings
 from tests.configs import uncached
 from tests.integration.celery_harness import PATIENCE_S, ROOT
-from tests.shards import inherited_environment
+from tests.shards import depth_of, inherited_environment
 from tests.valkey import PrivateValkey, free_port
 from tests.waiting import wait_until
 from workers.models.http import HttpModel
@@ -344,9 +344,9 @@ def test_with_redis_back_requests_are_queued_again(web: Frontend, api: Api, redi
         redis.incr(Shard().edition("direct"))
         wait_until(lambda: web.infer("y", timeout_ms=200).status == 504, "requests are queued")
         api.bodies.clear()
-        queued = redis.llen("bunch.direct.paid")
+        queued = depth_of(redis, "direct")
         assert web.infer("z", timeout_ms=200).status == 504
-        assert redis.llen("bunch.direct.paid") == queued + 1
+        assert depth_of(redis, "direct") == queued + 1
     assert api.bodies == []
 
 

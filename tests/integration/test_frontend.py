@@ -30,6 +30,7 @@ from tests.gevent_scenarios import (
     sharded,
 )
 from tests.integration.celery_harness import CeleryProcess
+from tests.shards import SHARDS
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
@@ -156,6 +157,7 @@ def plain_worker(url: str, tmp_path: Path) -> Iterator[None]:
         worker.stop()
 
 
+@pytest.mark.skipif(SHARDS > 1, reason="a plain worker has the queues of plain clients alone")
 def test_a_plain_celery_worker_answers(runner: GeventRunner, url: str, plain_worker: None) -> None:
     runner.run(url, elsewhere, "a_plain_worker_answers")
 

@@ -13,10 +13,9 @@ from redis import Redis
 
 from cli.supervisor.probes import get
 from config.keys import Shard
-from config.tiers import Tier
 from tests.e2e.client import Answer, Api, connected
 from tests.e2e.stack import PATIENCE_S, ROOT
-from tests.shards import inherited_environment
+from tests.shards import depth_of, inherited_environment
 from tests.valkey import PrivateValkey, free_port
 from tests.waiting import wait_until
 
@@ -66,7 +65,7 @@ def test_who_still_waits_is_told(frontend: subprocess.Popen[bytes], api: Api, re
     redis.incr(Shard().edition("echo"))
     waiting = [api.soon(n, "echo") for n in range(5)]
     bulk = api._pool.submit(api.post, "/v1/inference/bulk", {"inputs": [5, 6, 7], "model": "echo"})
-    wait_until(lambda: redis.llen(Shard().queue("echo", Tier.PAID)) == 8, what="all are queued")
+    wait_until(lambda: depth_of(redis, "echo") == 8, what="all are queued")
 
     frontend.send_signal(signal.SIGTERM)
 
