@@ -20,6 +20,7 @@ _ROOT = Path(__file__).parents[1]
 _LONGEST_S = 100.0
 _EACH_SHARD = "each shard has a queue with that limit"
 _OF_ONE_SHARD = {
+    "without_the_setting_it_is_celerys_own": "Celery's own backend knows of no shards",
     "a_full_queue_refuses_at_once": _EACH_SHARD,
     "who_was_refused_at_the_door_has_used_no_key": _EACH_SHARD,
     "what_is_not_queued_leaves_no_payload": _EACH_SHARD,

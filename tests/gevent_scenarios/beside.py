@@ -26,6 +26,7 @@ from tasks.protocol.caller import Caller
 from tasks.protocol.outputs import PlacedBlobs
 from tasks.protocol.results import CeleryCodec
 from tests.gevent_scenarios.frontend_fixture import (
+    ANN,
     KEPT,
     NOBODY,
     SHARED,
@@ -160,16 +161,15 @@ def without_room_nothing_is_queued(frontend: FrontendFixture) -> None:
     for each in clients_of(frontend.client):
         each._payloads._blobs = LocalFirst(RedisBlobs(frontend.redis, each._keys, Room(max_bytes=150_000)))
     # All of one owner's are in one shard.
-    ann = Caller("k", "ann", Tier.PAID)
-    first = frontend.submit(LARGE, NOBODY, caller=ann)
+    first = frontend.submit(LARGE, NOBODY, caller=ANN)
     wait_until(lambda: frontend.depth() == 1)
-    error = error_of(partial(frontend.ask, LARGE, NOBODY, caller=ann))
+    error = error_of(partial(frontend.ask, LARGE, NOBODY, caller=ANN))
     assert isinstance(error, RateLimited)
     assert error.reason == "memory"
     assert frontend.depth() == 1
     turn(frontend)
     assert output(frontend.client.wait(first)) == LARGE
-    again = frontend.submit(LARGE, NOBODY, caller=ann)
+    again = frontend.submit(LARGE, NOBODY, caller=ANN)
     wait_until(lambda: frontend.depth() == 1)
     turn(frontend)
     assert output(frontend.client.wait(again)) == LARGE

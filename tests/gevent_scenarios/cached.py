@@ -12,10 +12,8 @@ from config.tiers import Tier
 from tasks.errors import DeadlineExceeded, IdempotencyConflict, RateLimited
 from tasks.protocol.caller import Caller
 from tasks.protocol.results import Details, Reply, decode_details
-from tests.gevent_scenarios.frontend_fixture import KEPT, NOBODY, FrontendFixture, all_of, asking, error_of
+from tests.gevent_scenarios.frontend_fixture import ANN, KEPT, NOBODY, FrontendFixture, all_of, asking, error_of
 from tests.waiting import wait_until
-
-ANN = Caller("k1", "ann", Tier.PAID)
 
 
 def computed(frontend: FrontendFixture, value: Any, **options: Any) -> Reply:
@@ -131,11 +129,10 @@ def it_counts_for_the_rate(frontend: FrontendFixture) -> None:
 
 def an_idempotency_key_of_a_kept_answer(frontend: FrontendFixture) -> None:
     # Without an owner, a key may be in another shard than the answer.
-    ann = Caller("k", "ann", Tier.PAID)
-    computed(frontend, "x", caller=ann)
-    first = kept(frontend, "x", idempotency_key="k", caller=ann)
-    assert kept(frontend, "x", idempotency_key="k", caller=ann).task_id == first.task_id
-    conflict = error_of(partial(frontend.ask, "y", KEPT, idempotency_key="k", caller=ann))
+    computed(frontend, "x", caller=ANN)
+    first = kept(frontend, "x", idempotency_key="k", caller=ANN)
+    assert kept(frontend, "x", idempotency_key="k", caller=ANN).task_id == first.task_id
+    conflict = error_of(partial(frontend.ask, "y", KEPT, idempotency_key="k", caller=ANN))
     assert isinstance(conflict, IdempotencyConflict)
 
 

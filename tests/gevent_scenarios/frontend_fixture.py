@@ -37,6 +37,8 @@ SHARED = "shared"
 """Equal requests of it share one computation; the scenario is its worker."""
 """Its answers are kept; the scenario is its worker."""
 LONG_S = 30.0
+ANN = Caller("key-of-ann", "ann", Tier.PAID)
+"""An owner without a limit: all of her requests are in one shard."""
 
 
 def settings_for(url: str) -> Settings:

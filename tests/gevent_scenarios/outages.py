@@ -18,6 +18,7 @@ from tasks.errors import BackendUnavailable, DeadlineExceeded
 from tests.fakes.proxy import LossyProxy
 from tests.fakes.worker import StandInWorker, serve
 from tests.gevent_scenarios.frontend_fixture import (
+    ANN,
     NOBODY,
     SERVED,
     FrontendFixture,
@@ -138,15 +139,15 @@ def what_nobody_waits_for_any_more_is_not_queued_late(_: FrontendFixture) -> Non
     with own_server() as (valkey, frontend):
         with hanging(valkey):
             # The first one is on its way to Redis already; the others are still here.
-            first = frontend.submit("first", NOBODY, timeout_s=20.0)
+            first = frontend.submit("first", NOBODY, caller=ANN, timeout_s=20.0)
             gevent.sleep(0.05)
-            late = [frontend.submit(i, NOBODY, timeout_s=0.2) for i in range(5)]
-            killed = gevent.spawn(frontend.ask, "killed", NOBODY)
+            late = [frontend.submit(i, NOBODY, caller=ANN, timeout_s=0.2) for i in range(5)]
+            killed = gevent.spawn(frontend.ask, "killed", NOBODY, caller=ANN)
             gevent.sleep(0.05)
             killed.kill()
             for each in late:
                 error_of(partial(frontend.client.wait, each))
-        last = frontend.submit("last", NOBODY, timeout_s=20.0)
+        last = frontend.submit("last", NOBODY, caller=ANN, timeout_s=20.0)
         wait_until(lambda: frontend.depth() >= 2)
         assert frontend.serve() == 2
         assert [output(frontend.client.wait(each)) for each in (first, last)] == [{"echo": "first"}, {"echo": "last"}]
@@ -158,10 +159,10 @@ def a_flush_is_not_queued_twice_when_its_reply_got_lost(_: FrontendFixture) -> N
         proxy.start()
         frontend = FrontendFixture(proxy.url)
         try:
-            assert frontend.ask("before") == {"echo": "before"}
+            assert frontend.ask("before", caller=ANN) == {"echo": "before"}
             for number in range(3):
                 proxy.lose_reply_to(b"EVALSHA")
-                pendings = [frontend.submit((number, i), NOBODY) for i in range(10)]
+                pendings = [frontend.submit((number, i), NOBODY, caller=ANN) for i in range(10)]
                 wait_until(lambda: proxy.lost == number + 1)  # noqa: B023 - called before the next round
                 wait_until(lambda: direct.depth() >= 10)
                 assert frontend.ask("after") == {"echo": "after"}
@@ -178,12 +179,12 @@ def what_a_refused_flush_may_have_left_is_taken_back(_: FrontendFixture) -> None
         client = make_client(frontend.settings, places_of(connect(valkey.url, timeout_s=0.5)))
         client.start()
         try:
-            assert output(client.wait(client.submit(asking(SERVED, b"1")))) == {"echo": 1}
+            assert output(client.wait(client.submit(asking(SERVED, b"1", caller=ANN)))) == {"echo": 1}
             with hanging(valkey):
                 # Its socket takes the flush, and it will run it: its caller has been refused by then.
-                pending = client.submit(asking(NOBODY, b'"refused"'))
+                pending = client.submit(asking(NOBODY, b'"refused"', caller=ANN))
                 # But for one who will ask again by its key.
-                kept = client.submit(asking(NOBODY, b'"kept"', idempotency_key="k"))
+                kept = client.submit(asking(NOBODY, b'"kept"', idempotency_key="k", caller=ANN))
                 quickly(partial(client.wait, pending))
                 quickly(partial(client.wait, kept))
             wait_until(lambda: frontend.depth() == 2)

@@ -124,6 +124,7 @@ def test_cost(runner: GeventRunner, url: str, scenario: str) -> None:
     runner.run(url, cost, scenario)
 
 
+@pytest.mark.skipif(SHARDS > 1, reason="Celery's own backend knows of no shards")
 def test_a_plain_celery_client_elsewhere_gets_the_results(runner: GeventRunner, url: str) -> None:
     fine, refused = runner.run(url, elsewhere, "submit_and_print_the_ids").split()
     app = Celery("plain", backend=url, set_as_current=False)
