@@ -155,7 +155,8 @@ def a_request_that_meets_an_outage_is_held(_: FrontendFixture) -> None:
         assert not any(each.done for each in pendings)
         valkey.start()
         assert gone.get() is None
-        wait_until(lambda: frontend.depth() == 6, what=lambda: repr([(k.tag, frontend.redis.llen(k.queue(NOBODY, Tier.PAID)), frontend.store.look(NOBODY).depth) for k in frontend.keys]), patience_s=15)
+        # The short one may be sent too, with no time left, so that a claim drops it.
+        wait_until(lambda: frontend.depth() >= 6)
         while frontend.serve():
             pass
         assert [output(frontend.client.wait(each)) for each in pendings] == [{"echo": each} for each in range(5)]
