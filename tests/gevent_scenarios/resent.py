@@ -47,8 +47,13 @@ def server(*arguments: str) -> Iterator[tuple[PrivateValkey, FrontendFixture]]:
         valkey.stop()
 
 
-def replaced(valkey: PrivateValkey, frontend: FrontendFixture) -> None:
-    """Return once the frontend has found out what the next life of the server still has."""
+def replaced(valkey: PrivateValkey, frontend: FrontendFixture, kept: int | None = None) -> None:
+    """Return once the frontend has found out what the next life of the server still has.
+
+    `kept`: how many of the requests the frontend can send again; all that wait by default.
+    """
+    # Callers of a flush that has not been answered at the kill are refused, queued or not.
+    wait_until(lambda: len(kept_of(frontend.client)) == (frontend.client.waiting if kept is None else kept))
     # One that has nothing to send again asks nothing.
     clients = [each for each in clients_of(frontend.client) if each.router.kept()]
     asked = [each.outbox.recognised for each in clients]
@@ -128,10 +133,12 @@ def what_is_kept_for_it_is_bounded(_: FrontendFixture) -> None:
             each.router._max_kept_bytes = 4000
         pendings = [frontend.submit(number, NOBODY, timeout_s=4.0) for number in range(20)]
         wait_until(lambda: frontend.depth() == 20)
+        # They go in one flush, to each shard.
+        wait_until(lambda: all(each.router.kept() for each in clients_of(frontend.client) if each.waiting))
         kept = len(kept_of(frontend.client))
         assert 0 < kept < 20
         assert 0 < frontend.client.resendable_bytes <= 4000 * len(clients_of(frontend.client))
-        replaced(valkey, frontend)
+        replaced(valkey, frontend, kept)
         wait_until(lambda: frontend.depth() == kept)
         frontend.serve()
         answers = wait_all(frontend, pendings)
