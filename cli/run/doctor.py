@@ -9,6 +9,7 @@ import click
 
 from cli.base import fail, json_option, start_config_option
 from cli.run.check import Findings, find, show
+from cli.supervisor.allocator import PRELOAD, allocator_environment
 from config.errors import Problem
 from config.installation import IS_CHECKOUT
 from config.native import hot_path
@@ -29,7 +30,7 @@ def doctor(config_file: Path | None, as_json: bool) -> None:
     """Check the settings as `check` does, and this host. Exit 1 when there is a problem of the settings.
 
     What the host lacks is a warning, with the command that changes it: descriptors, kernel settings for Valkey and for
-    connections, the GPU's driver, the compiled hot path.
+    connections, the GPU's driver, the embedded server's allocator, the compiled hot path.
     """
     found = find(config_file)
     host = list(host_findings(found.settings or Settings()))
@@ -56,6 +57,9 @@ def host_findings(settings: Settings) -> Iterator[Problem]:
     machine = this_machine()
     if host.gpus_on_bus and host.driver and local and machine.why:
         yield Problem("NVIDIA GPUs", host.gpus_on_bus, f'device = "auto" uses the CPU, since {machine.why}')
+    if not settings.redis_url and PRELOAD not in allocator_environment():
+        fix = "the embedded Valkey takes a quarter more time with it: apt-get install libjemalloc2"
+        yield Problem("allocator", "glibc's", fix)
     if hot_path is None:
         build = "make native" if IS_CHECKOUT else "pip install --force-reinstall --no-deps, from the sources"
         yield Problem("hot path", "Python", f"it costs a request a tenth more than in C; install gcc, then: {build}")

