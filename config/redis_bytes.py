@@ -1,7 +1,8 @@
 """Large values to and from Redis: between the socket and the caller's buffer, with no copy in between.
 
     buffer ──sendall──▶ SET key … PXAT t          one command, whose words stand before and behind the buffer
-    buffer ◀─recv_into── GETRANGE key from to     a few megabytes at a time, so that Redis serves others in between
+    buffer ◀─recv_into── GET key                  which Redis sends as it lies there, without a copy of its own
+                         GETRANGE key from to     above 8 MiB, in parts, since older versions copy what they send
 
 redis-py copies a value on its way out, and hiredis copies it twice on its way in.
 """
@@ -21,9 +22,11 @@ from config.redis import Line
 
 Buffer = bytes | bytearray | memoryview
 
-# Redis does nothing else while it copies a part into its reply.
+# Redis does nothing else while it copies a value, or a part, into its reply.
+WHOLE_BYTES = 8 * 1024 * 1024
 PART_BYTES = 4 * 1024 * 1024
 _HEAD_BYTES = 512
+_WASTE_BYTES = 64 * 1024
 
 
 class BytesLine(Line):
@@ -34,8 +37,8 @@ class BytesLine(Line):
         self._call(self._put, key, memoryview(value).cast("B"), until_ms)
 
     def get_into(self, key: str, buffer: memoryview) -> int:
-        """Read a string of at most the buffer's size into it. Returns its size, 0 if there is none. Raises
-        RedisError.
+        """Read a string into a buffer of its size. Returns the number of its bytes: 0 if there is none, and another one
+        than the buffer's if it is not the one that was expected. Raises RedisError.
         """
         size: int = self._call(self._get, key, buffer)
         return size
@@ -52,21 +55,29 @@ class BytesLine(Line):
 
     def _get(self, key: str, buffer: memoryview) -> int:
         connection = self._opened()
+        if buffer.nbytes <= WHOLE_BYTES:
+            return _asked(connection, ("GET", key), buffer)
         at = 0
         while at < buffer.nbytes:
             part = buffer[at : at + PART_BYTES]
-            command: tuple[Any, ...] = ("GETRANGE", key, at, at + part.nbytes - 1)
-            connection.send_packed_command((pack_command(command),), check_health=False)
-            with _redis_errors():
-                got = _read_bulk(connection, part)
+            got = _asked(connection, ("GETRANGE", key, at, at + part.nbytes - 1), part)
             at += got
             if got < part.nbytes:
                 break
         return at
 
 
+def _asked(connection: Any, command: tuple[Any, ...], into: memoryview) -> int:
+    """Send a command, and read its reply into a buffer. Returns its size. Raises RedisError."""
+    connection.send_packed_command((pack_command(command),), check_health=False)
+    with _redis_errors():
+        return _read_bulk(connection, into)
+
+
 def _read_bulk(connection: Any, into: memoryview) -> int:
-    """Read one bulk string of at most the buffer's size from the socket. Raises OSError, and Redis' own errors."""
+    """Read one bulk string from the socket. Returns its size; what is beyond the buffer's is thrown away. Raises
+    OSError, and Redis' own errors.
+    """
     sock = connection._sock  # noqa: SLF001 - as above
     head = b""
     while b"\r\n" not in head:
@@ -76,15 +87,16 @@ def _read_bulk(connection: Any, into: memoryview) -> int:
         text = line[1:].decode(errors="replace")
         raise connection._parser.parse_error(text) if line.startswith(b"-") else ResponseError(text)  # noqa: SLF001
     size = int(line[1:])
-    if size > into.nbytes:
-        raise OSError(f"a value of {size} bytes where at most {into.nbytes} were asked for")
-    at = min(len(first), size)
+    if size < 0:
+        return 0
+    wanted = min(size, into.nbytes)
+    at = min(len(first), wanted)
     into[:at] = first[:at]
-    while at < size:
-        at += _some(sock.recv_into(into[at:size]))
-    left = size + len(b"\r\n") - max(len(first), size)
+    while at < wanted:
+        at += _some(sock.recv_into(into[at:wanted]))
+    left = size + len(b"\r\n") - max(len(first), wanted)
     while left > 0:
-        left -= len(_some(sock.recv(left)))
+        left -= len(_some(sock.recv(min(left, _WASTE_BYTES))))
     return size
 
 

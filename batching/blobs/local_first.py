@@ -1,7 +1,7 @@
 """The blobs of a process that shares memory with others: what lies there is not fetched from Redis.
 
     write_near ──▶ shared memory, if its readers are on this machine
-    put ─────────▶ Redis, unless it is `near`: with BUNCH_DURABILITY=memory, for a caller who is gone with its frontend
+    put ─────────▶ Redis, unless it is `near`: for a caller who is gone with its frontend
     get ─────────▶ shared memory, else Redis
     release ─────▶ both
 
@@ -13,6 +13,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from urllib.parse import urlsplit
+
+from blake3 import blake3
 
 from batching.blobs.local_files import LocalFiles, LocalPayload
 from batching.blobs.reference import BlobRef, Form, reference_to
@@ -29,39 +31,43 @@ class ElsewhereError(BlobGoneError):
 
 
 class LocalFirst:
-    """`BlobStore` over another one and shared memory.
+    """`BlobStore` over another one and shared memory."""
 
-    Args:
-        suffices: a payload in shared memory needs no copy in Redis, if its caller waits.
-    """
-
-    def __init__(self, blobs: BlobStore, files: LocalFiles | None = None, *, suffices: bool = False) -> None:
+    def __init__(self, blobs: BlobStore, files: LocalFiles | None = None) -> None:
         self._blobs = blobs
         self.files = files or LocalFiles("", 0)
-        self._suffices = suffices
 
     def write_near(
-        self, blob_id: str, value: bytes | memoryview, form: Form, ttl_ms: int, *, near: bool, alone: bool = False
+        self,
+        blob_id: str,
+        value: bytes | memoryview,
+        form: Form,
+        ttl_ms: int,
+        *,
+        near: bool,
+        alone: bool = False,
+        hashed: bool = False,
     ) -> BlobRef:
         """The reference to a payload, which is written to shared memory if its readers are `near`. Unless the reference
-        says that it is near, it must be `put` as well. `alone`: nobody but one caller, who waits, will miss it.
+        says that it is near, it must be `put` as well. `alone`: nobody will miss it who is not gone with this machine,
+        and all its readers are near. `hashed`: its hash is needed even so.
         """
         size = value.nbytes if isinstance(value, memoryview) else len(value)
-        if near and alone and self._suffices:
+        if near and alone:
             # Nobody but this process can have written the file with this number, so it need not be the hash.
-            ref = BlobRef(blob_id, size, secrets.token_hex(32), form, near=True)
-            if self.files.put(blob_id, ref.sha256, value, ttl_ms / 1000):
-                return ref
+            number = blake3(value).hexdigest() if hashed else secrets.token_hex(32)
+            if self.files.put(blob_id, number, value, ttl_ms / 1000):
+                return BlobRef(blob_id, size, number, form, near=True)
         ref = reference_to(blob_id, value, form)
         if near:
-            self.files.put(blob_id, ref.sha256, value, ttl_ms / 1000)
+            self.files.put(blob_id, ref.digest, value, ttl_ms / 1000)
         return ref
 
     def put(self, ref: BlobRef, value: Buffer, ttl_ms: int) -> None:
         self._blobs.put(ref, value, ttl_ms)
 
     def get(self, ref: BlobRef) -> Buffer | LocalPayload:
-        payload = self.files.get(ref.id, ref.sha256, ref.size)
+        payload = self.files.get(ref.id, ref.digest, ref.size)
         if payload is not None:
             return payload if ref.size >= _PASSED_ON_BYTES else bytes(payload)
         try:
@@ -94,11 +100,6 @@ def files_of(settings: Settings) -> LocalFiles:
     urls = (settings.redis_url, settings.blob_url)
     most_bytes = 0 if settings.mode == "collocated" else settings.shared_memory_bytes
     return LocalFiles("\n".join(map(_server_of, urls)), most_bytes)
-
-
-def in_memory_suffices(settings: Settings) -> bool:
-    """Return whether what only a waiting caller would miss needs no copy in Redis."""
-    return settings.durability == "memory"
 
 
 def _server_of(url: str) -> str:

@@ -23,7 +23,7 @@ from msgspec import structs
 from redis.exceptions import RedisError
 
 from batching.blobs.local_files import LocalFiles
-from batching.blobs.local_first import ElsewhereError, LocalFirst, in_memory_suffices
+from batching.blobs.local_first import ElsewhereError, LocalFirst
 from batching.blobs.reference import OURS, is_ours
 from batching.blobs.store import GRACE_MS, BlobGoneError, BlobStore, NoRoomError
 from batching.request import Expired, Failed, Ok, Outcome, Rejected, Request
@@ -74,7 +74,6 @@ class Payloads:
         result_ttl_ms: how long a result may be read that answers several requests.
         letter_ttl_ms: how long dead letters live.
         files: what this worker shares with the frontends of its machine.
-        suffices: as of `LocalFirst`.
         fetcher: fetches inputs that callers refer to; None: no input is such a reference.
         clock: seconds.
     """
@@ -88,12 +87,10 @@ class Payloads:
         result_ttl_ms: int = 0,
         letter_ttl_ms: int = 0,
         fetcher: Fetcher | None = None,
-        suffices: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._blobs = blobs
         self._files = files or LocalFiles("", 0)
-        self._suffices = suffices
         self._inline_bytes = inline_bytes
         self._result_ttl_ms = result_ttl_ms
         self._letter_ttl_ms = letter_ttl_ms
@@ -119,12 +116,11 @@ class Payloads:
             result_ttl_ms=settings.result_ttl_ms,
             letter_ttl_ms=letter_ttl_ms,
             fetcher=fetcher,
-            suffices=in_memory_suffices(settings),
         )
 
     def _store(self, task_id: str) -> LocalFirst | None:
         """The store with the payloads of a request."""
-        return None if self._blobs is None else LocalFirst(self._blobs(task_id), self._files, suffices=self._suffices)
+        return None if self._blobs is None else LocalFirst(self._blobs(task_id), self._files)
 
     def read(self, requests: Sequence[Request], now_ms: float) -> Inputs:
         """The inputs of requests that were claimed at `now_ms`, which is Redis time."""

@@ -80,7 +80,7 @@ class Client:
         self.router = self._make_router(redis, name)
         self._writer = MessageWriter(self.router.channel, seal_of(settings))
         self._inline_bytes = settings.inline_bytes
-        self._payloads = PayloadSender.of(settings, redis, self._keys, self.router.settle, self._post)
+        self._payloads = PayloadSender.of(settings, redis, self._keys, self.router.settle, self._post, self.router.kept)
         self.outbox = self._make_outbox(settings, redis, name)
         self._hang_up = redis.register_script(HANG_UP.text)
         self._canceller = Canceller(redis, self._keys)
@@ -205,7 +205,7 @@ class Client:
         request_id, key = submission.request_id, submission.idempotency_key
         once = None
         if key or model in self._recogniser.asked:
-            once = self._recogniser.of(submission, blob.sha256 if blob is not None else "")
+            once = self._recogniser.of(submission, blob.digest if blob is not None else "")
         timeout_ms = max(1, int(timeout_s * 1000))
         queue, limit_ms = self._queues[model, caller.tier]
         out = Outgoing(

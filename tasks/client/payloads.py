@@ -6,7 +6,9 @@
     reply with a reference ──read the blob──▶ the output                       deleted, if nobody else may ask for it
 
 The hash is of the bytes, and stands for them wherever equal requests are looked for. For workers of the same machine
-the payload is in shared memory too (`batching.blobs.local_first`); in memory only, it needs no hash.
+the payload is in shared memory too (`batching.blobs.local_first`). Where one caller waits here, and all workers are
+near, it is there alone, and needs no hash. Should Redis lose its memory, the file is there; should this process end,
+nobody misses it. When a worker elsewhere appears meanwhile, such payloads are written to Redis after all.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import gevent
 from gevent import get_hub
+from gevent.event import Event
 from gevent.pool import Group
 from redis import Redis
 from redis.exceptions import RedisError
 
-from batching.blobs.local_first import LocalFirst, files_of, in_memory_suffices
+from batching.blobs.local_first import LocalFirst, files_of
 from batching.blobs.reference import LONGEST, BlobRef, Form
 from batching.blobs.store import GRACE_MS, BlobGoneError, NoRoomError, Usage, open_blobs
 from batching.policy import Shed
@@ -42,6 +46,8 @@ logger = logging.getLogger(__name__)
 # From here on a hash takes longer than another thread: the event loop serves others meanwhile.
 _HASHED_ELSEWHERE_BYTES = 256 * 1024
 _TEND_EVERY_S = 5.0
+# Often, since the queue's own limit goes on while a worker elsewhere cannot read what it claims.
+_FOLLOW_EVERY_S = 0.25
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 0.5
 _NOT_REACHABLE = "the store of large payloads is not reachable; try again shortly"
@@ -52,7 +58,7 @@ Post = Callable[[Pending, Submission, BlobRef], None]
 
 class PayloadSender(Beside):
     """Writes the blobs of one process. `post` queues a request whose blob is written; `settle` tells its caller why it
-    is not. With `hold_s` the store may fail over for so long.
+    is not. With `hold_s` the store may fail over for so long. `kept`: what is posted and not answered yet.
     """
 
     def __init__(
@@ -63,9 +69,15 @@ class PayloadSender(Beside):
         post: Post,
         hold_s: float = 0.0,
         nearby: Callable[[], Nearby] = lambda: Nearby.NONE,
+        kept: Callable[[], list[Any]] = list,
     ) -> None:
         self._blobs = blobs
         self._nearby = nearby
+        self._kept = kept
+        # Until then requests may wait here whose payload is in shared memory alone; `_followed`: in Redis after all.
+        self._near_until = 0.0
+        self._any_near = Event()
+        self._followed: set[str] = set()
         self._tending: gevent.Greenlet | None = None
         self._lies_beside = lies_beside
         self._settle = settle
@@ -74,11 +86,13 @@ class PayloadSender(Beside):
         self._under_way = Group()
 
     @classmethod
-    def of(cls, settings: Settings, redis: Redis, keys: Shard, settle: Settle, post: Post) -> PayloadSender:
+    def of(
+        cls, settings: Settings, redis: Redis, keys: Shard, settle: Settle, post: Post, kept: Callable[[], list[Any]]
+    ) -> PayloadSender:
         files = files_of(settings)
-        blobs = LocalFirst(open_blobs(settings, redis, keys), files, suffices=in_memory_suffices(settings))
+        blobs = LocalFirst(open_blobs(settings, redis, keys), files)
         nearby = NearbyWorkers(redis, keys, files)
-        return cls(blobs, settings.lies_beside, settle, post, settings.failover_wait_s, nearby.look)
+        return cls(blobs, settings.lies_beside, settle, post, settings.failover_wait_s, nearby.look, kept)
 
     def start(self, channel: str) -> None:
         """Use what this process shares with the workers of its machine, which know it by its `channel`."""
@@ -94,7 +108,27 @@ class PayloadSender(Beside):
     def _tend(self) -> None:
         while True:
             self._blobs.files.sweep()
-            gevent.sleep(_TEND_EVERY_S)
+            if time.monotonic() < self._near_until:
+                self._follow()
+                gevent.sleep(_FOLLOW_EVERY_S)
+            else:
+                self._any_near.clear()
+                self._any_near.wait(_TEND_EVERY_S)
+
+    def _follow(self) -> None:
+        """Write to Redis what is in shared memory alone, if a worker may claim it that does not see it."""
+        waiting: list[Outgoing] = [each.out for each in self._kept() if not each.pending.done]
+        near = [out for out in waiting if out.blob is not None and out.blob.near is True]
+        self._followed.intersection_update(out.task_id for out in near)
+        if not near or self._nearby() is Nearby.ALL:
+            return
+        for out in near:
+            if out.task_id not in self._followed and out.blob is not None:
+                try:
+                    self._blobs.put(out.blob, out.submission.input, out.deadline_ms + GRACE_MS)
+                    self._followed.add(out.task_id)
+                except (RedisError, NoRoomError) as error:
+                    logger.info("the payload of request %s stays in shared memory alone: %s", out.task_id, error)
 
     def usage(self) -> Usage:
         """What lies in the store. Raises RedisError."""
@@ -115,7 +149,10 @@ class PayloadSender(Beside):
     def _send(self, submission: Submission, pending: Pending) -> None:
         try:
             blob = self._reference_to(submission, pending)
-            if blob.near is not True:
+            if blob.near is True:
+                self._near_until = max(self._near_until, pending.deadline)
+                self._any_near.set()
+            else:
                 self._write(blob, submission, pending)
             if pending.done:
                 self._release([blob.id])
@@ -132,8 +169,11 @@ class PayloadSender(Beside):
         value, nearby = submission.input, self._nearby()
         form: Form = "bytes" if submission.binary else "json"
         ttl_ms = int((pending.deadline - time.monotonic()) * 1000) + GRACE_MS
-        # Whoever else wants the answer has another frontend's process, and may come when this one is gone.
-        about = {"near": nearby is not Nearby.NONE, "alone": pending.is_sole and nearby is Nearby.ALL}
+        # Nobody may ask for the answer later who has been told that there will be one.
+        waits = submission.waits and not (submission.idempotency_key or submission.request_id)
+        about = {"near": nearby is not Nearby.NONE, "alone": waits and nearby is Nearby.ALL}
+        # The hash is the question, where others may have the same.
+        about["hashed"] = not pending.is_sole
 
         def write() -> BlobRef:
             return self._blobs.write_near(pending.task_id, value, form, ttl_ms, **about)

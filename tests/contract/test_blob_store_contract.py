@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 
+import msgspec
 import pytest
+from blake3 import blake3
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from redis import Redis
 
-from batching.blobs.reference import BlobRef, reference_to
+from batching.blobs.reference import BlobRef, NotAReferenceError, read_reference, reference_to
 from batching.blobs.store import BlobGoneError, BlobStore, NoRoomError, RedisBlobs, Room
-from config.redis_bytes import PART_BYTES
+from config.redis_bytes import PART_BYTES, WHOLE_BYTES
 from tests.fakes.blobs import MemoryBlobs
 from tests.waiting import wait_until
 
@@ -49,7 +52,7 @@ def put(blobs: BlobStore, name: str, value: bytes, ttl_ms: int = HOUR_MS) -> Blo
     return ref
 
 
-@pytest.mark.parametrize("size", [1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 2 * PART_BYTES])
+@pytest.mark.parametrize("size", [1, 511, 512, PART_BYTES, WHOLE_BYTES, WHOLE_BYTES + 1, 3 * PART_BYTES])
 def test_what_is_put_is_read_whatever_its_bytes(blobs: BlobStore, size: int) -> None:
     value = (bytes(range(256)) + b"\r\n$5\r\n") * (size // 262 + 1)
     ref = put(blobs, "the-blob", value[:size])
@@ -72,7 +75,23 @@ def test_another_value_under_the_same_name_is_not_what_was_meant(blobs: BlobStor
         blobs.get(ref)
     for size in (4, 6):
         with pytest.raises(BlobGoneError):
-            blobs.get(BlobRef(ref.id, size, ref.sha256, "bytes"))
+            blobs.get(BlobRef(ref.id, size, ref.digest, "bytes"))
+    # What is left of a longer value is no part of the next reply.
+    assert blobs.get(put(blobs, "next-blob", b"next")) == b"next"
+
+
+def test_a_plain_client_may_give_the_hash_that_its_language_has(blobs: BlobStore) -> None:
+    put(blobs, "client-blob", b"value")
+    assert blobs.get(BlobRef("client-blob", 5, sha256=sha256(b"value").hexdigest())) == b"value"
+    with pytest.raises(BlobGoneError):
+        blobs.get(BlobRef("client-blob", 5, sha256=blake3(b"value").hexdigest()))
+
+
+def test_a_reference_has_one_hash() -> None:
+    digest = "0" * 64
+    for given in ({}, {"blake3": digest, "sha256": digest}):
+        with pytest.raises(NotAReferenceError):
+            read_reference(msgspec.json.encode({"$blob": {"id": "client-blob", "size": 5, **given}}))
 
 
 def test_released_is_gone_and_may_be_released_again(blobs: BlobStore) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import msgspec
+from blake3 import blake3
 from msgspec import structs
 
 from batching.blobs.local_first import LocalFirst
@@ -97,7 +97,7 @@ def bytes_are_there_as_they_are(frontend: FrontendFixture) -> None:
     pending = frontend.client.submit(asking(NOBODY, raw, binary=True))
     wait_until(lambda: frontend.depth() == 1)
     assert frontend.redis.get(frontend.keys_of(pending.task_id).blob(pending.task_id)) == raw
-    digest = hashlib.sha256(raw).hexdigest()
+    digest = blake3(raw).hexdigest()
     entry = CODEC.decode(frontend.claim(NOBODY).entries[0])
     assert entry.blob == BlobRef(pending.task_id, len(raw), digest, "bytes")
 
@@ -252,7 +252,7 @@ def its_reference_says_what_it_is(frontend: FrontendFixture) -> None:
     assert request.blob == read_reference(request.input)
     assert request.blob is not None
     blobs = RedisBlobs(frontend.redis, frontend.keys_of(request.id))
-    for wrong in (structs.replace(request.blob, sha256="0" * 64), structs.replace(request.blob, size=5)):
+    for wrong in (structs.replace(request.blob, blake3="0" * 64), structs.replace(request.blob, size=5)):
         try:
             blobs.get(wrong)
         except BlobGoneError:

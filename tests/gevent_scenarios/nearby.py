@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec import structs
 
-from batching.blobs.local_first import files_of, in_memory_suffices
+from batching.blobs.local_first import files_of
 from batching.claim.payloads import Payloads
 from tasks.client.sharded_client import AnyClient
 from tasks.protocol.outputs import PlacedBlobs
@@ -18,12 +18,13 @@ from tests.gevent_scenarios.frontend_fixture import NOBODY, SMALL, FrontendFixtu
 from tests.waiting import wait_until
 
 WORKER = "scenario-worker"
+Durability = Literal["memory", "second"]
 
 
 @contextmanager
-def near(frontend: FrontendFixture, durability: Literal["memory", "second"]) -> Iterator[tuple[AnyClient, Payloads]]:
+def near(frontend: FrontendFixture, durability: Durability = "second") -> Iterator[tuple[AnyClient, Payloads]]:
     """A frontend, and the payloads of a worker of its machine, which is registered."""
-    frontend.settings = structs.replace(frontend.settings, durability=durability)
+    frontend.settings = structs.replace(frontend.settings, durability=durability, queue_timeout_ms=60_000)
     files = files_of(frontend.settings)
     files.open(WORKER)
     for each in frontend.keys:
@@ -38,7 +39,6 @@ def near(frontend: FrontendFixture, durability: Literal["memory", "second"]) -> 
                 files,
                 result_ttl_ms=60_000,
                 letter_ttl_ms=60_000,
-                suffices=in_memory_suffices(frontend.settings),
             ),
         )
     finally:
@@ -46,8 +46,8 @@ def near(frontend: FrontendFixture, durability: Literal["memory", "second"]) -> 
 
 
 def a_worker_near_does_not_fetch_what_redis_has_too(frontend: FrontendFixture) -> None:
-    with near(frontend, "second") as (client, worker):
-        pending = client.submit(asking(NOBODY, msgspec.json.encode(LARGE)))
+    with near(frontend) as (client, worker):
+        pending = client.submit(asking(NOBODY, msgspec.json.encode(LARGE), idempotency_key="a-key"))
         wait_until(lambda: frontend.depth() == 1)
         assert len(names(frontend)) == 1
         assert worker._files.used_bytes() > len(LARGE)
@@ -55,11 +55,11 @@ def a_worker_near_does_not_fetch_what_redis_has_too(frontend: FrontendFixture) -
         frontend.redis.delete(*names(frontend))
         assert turn(frontend, payloads=worker) == 1
         assert output(client.wait(pending)) == LARGE
-        wait_until(lambda: not names(frontend) and not worker._files.used_bytes(), what="all is released")
+        wait_until(lambda: not worker._files.used_bytes(), what="the file is released")
 
 
-def in_memory_nothing_of_a_waiting_caller_goes_through_redis(frontend: FrontendFixture) -> None:
-    with near(frontend, "memory") as (client, worker):
+def nothing_of_a_waiting_caller_goes_through_redis(frontend: FrontendFixture) -> None:
+    with near(frontend) as (client, worker):
         pending = client.submit(asking(NOBODY, msgspec.json.encode(LARGE)))
         wait_until(lambda: frontend.depth() == 1)
         assert not names(frontend)
@@ -82,7 +82,7 @@ def what_is_polled_for_is_in_redis_whatever_the_durability(frontend: FrontendFix
 
 
 def with_a_worker_far_away_all_goes_through_redis_too(frontend: FrontendFixture) -> None:
-    with near(frontend, "memory") as (client, _):
+    with near(frontend) as (client, _):
         for each in frontend.keys:
             frontend.redis.zadd(each.workers(), {"far-away": 1.0})
         pending = client.submit(asking(NOBODY, msgspec.json.encode(LARGE)))
@@ -93,8 +93,20 @@ def with_a_worker_far_away_all_goes_through_redis_too(frontend: FrontendFixture)
         assert output(client.wait(pending)) == LARGE
 
 
+def a_worker_far_away_that_comes_later_gets_what_was_in_memory_alone(frontend: FrontendFixture) -> None:
+    with near(frontend) as (client, _):
+        pending = client.submit(asking(NOBODY, msgspec.json.encode(LARGE)))
+        wait_until(lambda: frontend.depth() == 1)
+        assert not names(frontend)
+        for each in frontend.keys:
+            frontend.redis.zadd(each.workers(), {"far-away": 1.0})
+        wait_until(lambda: len(names(frontend)) == 1, what="it is in Redis, too")
+        assert turn(frontend) == 1
+        assert output(client.wait(pending)) == LARGE
+
+
 def what_is_not_queued_leaves_no_file(frontend: FrontendFixture) -> None:
-    with near(frontend, "memory") as (client, worker):
+    with near(frontend) as (client, worker):
         for n in range(3):
             client.submit(asking(SMALL, b"%d" % n))
         wait_until(lambda: frontend.depth(SMALL) == 3)
@@ -103,7 +115,7 @@ def what_is_not_queued_leaves_no_file(frontend: FrontendFixture) -> None:
 
 
 def the_last_one_removes_the_folder(frontend: FrontendFixture) -> None:
-    with near(frontend, "second") as (_, worker):
+    with near(frontend) as (_, worker):
         path = worker._files.path
         assert path.is_dir()
     frontend.close()

@@ -32,17 +32,17 @@ ID = "11111111-1111-8111-a111-111111111111"
 class Machine:
     """A frontend and a worker of one machine, and a worker of another one; Redis is the same."""
 
-    def __init__(self, path: Path, *, suffices: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.redis = MemoryBlobs()
         self._made: list[LocalFirst] = []
-        self.frontend = self.store(CHANNEL, "here", suffices=suffices)
-        self.worker = self.store("worker-1", "here", suffices=suffices)
-        self.far = self.store("worker-2", "there", suffices=suffices)
+        self.frontend = self.store(CHANNEL, "here")
+        self.worker = self.store("worker-1", "here")
+        self.far = self.store("worker-2", "there")
 
-    def store(self, mark: str, machine: str, *, suffices: bool) -> LocalFirst:
+    def store(self, mark: str, machine: str) -> LocalFirst:
         (self.path / machine).mkdir(exist_ok=True)
-        made = LocalFirst(self.redis, LocalFiles("redis://a", 1 << 20, parent=self.path / machine), suffices=suffices)
+        made = LocalFirst(self.redis, LocalFiles("redis://a", 1 << 20, parent=self.path / machine))
         made.files.open(mark)
         self._made.append(made)
         return made
@@ -60,26 +60,19 @@ class Machine:
 
 
 @pytest.fixture
-def durable(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path, suffices=False)
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path)
     yield made
     made.close()
+    assert not [each for parent in tmp_path.iterdir() for each in parent.iterdir()]
 
 
-@pytest.fixture
-def fleeting(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path, suffices=True)
-    yield made
-    made.close()
-    assert not [each for machine in tmp_path.iterdir() for each in machine.iterdir()]
-
-
-def test_the_worker_of_the_machine_fetches_nothing_and_another_does(durable: Machine) -> None:
-    ref = durable.send(alone=True)
+def test_the_worker_of_the_machine_fetches_nothing_and_another_does(machine: Machine) -> None:
+    ref = machine.send()
     assert ref.near is msgspec.UNSET
-    assert bytes(durable.far.get(ref)) == VALUE
-    durable.redis.before = fail
-    payload = durable.worker.get(ref)
+    assert bytes(machine.far.get(ref)) == VALUE
+    machine.redis.before = fail
+    payload = machine.worker.get(ref)
     assert isinstance(payload, LocalPayload)
     assert bytes(payload) == VALUE
 
@@ -88,65 +81,65 @@ def fail(call: str) -> None:
     raise RedisConnectionError(call)
 
 
-def test_without_its_file_the_copy_in_redis_is_read(durable: Machine) -> None:
-    ref = durable.send()
-    durable.frontend.files.release([ref.id])
-    assert bytes(durable.worker.get(ref)) == VALUE
+def test_without_its_file_the_copy_in_redis_is_read(machine: Machine) -> None:
+    ref = machine.send()
+    machine.frontend.files.release([ref.id])
+    assert bytes(machine.worker.get(ref)) == VALUE
 
 
-def test_no_worker_near_no_file(durable: Machine) -> None:
-    ref = durable.send(near=False)
-    assert durable.frontend.files.used_bytes() == 0
-    assert bytes(durable.worker.get(ref)) == VALUE
+def test_no_worker_near_no_file(machine: Machine) -> None:
+    ref = machine.send(near=False)
+    assert machine.frontend.files.used_bytes() == 0
+    assert bytes(machine.worker.get(ref)) == VALUE
 
 
-def test_released_is_gone_from_both(durable: Machine) -> None:
-    ref = durable.send()
-    assert durable.worker.release([ref.id]) == 1
-    assert durable.frontend.files.used_bytes() == 0
+def test_released_is_gone_from_both(machine: Machine) -> None:
+    ref = machine.send()
+    assert machine.worker.release([ref.id]) == 1
+    assert machine.frontend.files.used_bytes() == 0
     with pytest.raises(BlobGoneError):
-        durable.worker.get(ref)
+        machine.worker.get(ref)
 
 
-def test_what_only_a_waiting_caller_would_miss_is_in_memory_alone(fleeting: Machine) -> None:
-    ref = fleeting.send(alone=True)
+def test_what_only_a_waiting_caller_would_miss_is_in_memory_alone(machine: Machine) -> None:
+    ref = machine.send(alone=True)
     assert ref.near is True
-    assert not fleeting.redis.blobs
-    assert bytes(fleeting.worker.get(ref)) == VALUE
+    assert not machine.redis.blobs
+    assert bytes(machine.worker.get(ref)) == VALUE
     with pytest.raises(ElsewhereError):
-        fleeting.far.get(ref)
-    fleeting.worker.release([ref.id])
+        machine.far.get(ref)
+    machine.worker.release([ref.id])
     with pytest.raises(ElsewhereError):
-        fleeting.worker.get(ref)
+        machine.worker.get(ref)
 
 
-def test_what_others_may_ask_for_is_in_redis_too(fleeting: Machine) -> None:
-    ref = fleeting.send(alone=False)
+def test_what_others_may_ask_for_is_in_redis_too(machine: Machine) -> None:
+    ref = machine.send(alone=False)
     assert ref.near is msgspec.UNSET
-    assert fleeting.redis.blobs == {ID: VALUE}
-    assert bytes(fleeting.far.get(ref)) == VALUE
+    assert machine.redis.blobs == {ID: VALUE}
+    assert bytes(machine.far.get(ref)) == VALUE
 
 
-def test_no_room_in_memory_sends_it_to_redis(fleeting: Machine) -> None:
-    refs = [fleeting.send(f"request-{n}", alone=True) for n in range(14)]
+def test_no_room_in_memory_sends_it_to_redis(machine: Machine) -> None:
+    refs = [machine.send(f"request-{n}", alone=True) for n in range(14)]
     gone = [each for each in refs if each.near is not True]
     assert gone
-    assert {each.id for each in gone} == set(fleeting.redis.blobs)
-    assert all(bytes(fleeting.worker.get(each)) == VALUE for each in refs)
-    fleeting.worker.release([each.id for each in refs])
+    assert {each.id for each in gone} == set(machine.redis.blobs)
+    assert all(bytes(machine.worker.get(each)) == VALUE for each in refs)
+    machine.worker.release([each.id for each in refs])
 
 
-def test_a_dead_letter_takes_its_payload_to_redis(fleeting: Machine) -> None:
-    ref = fleeting.send(alone=True)
-    assert fleeting.worker.extend(ref.id, HOUR_MS, keep=True)
-    assert fleeting.redis.blobs == {ID: VALUE}
-    assert not fleeting.worker.extend("never-was", HOUR_MS, keep=True)
-    fleeting.frontend.files.release([ref.id])
+def test_a_dead_letter_takes_its_payload_to_redis(machine: Machine) -> None:
+    ref = machine.send(alone=True)
+    assert machine.worker.extend(ref.id, HOUR_MS, keep=True)
+    assert machine.redis.blobs == {ID: VALUE}
+    assert not machine.worker.extend("never-was", HOUR_MS, keep=True)
+    machine.frontend.files.release([ref.id])
 
 
-def test_a_small_payload_is_read_and_not_passed_on(durable: Machine) -> None:
-    ref = durable.frontend.write_near(ID, b"x" * 2000, "bytes", HOUR_MS, near=True)
-    assert durable.worker.get(ref) == b"x" * 2000
+def test_a_small_payload_is_read_and_not_passed_on(machine: Machine) -> None:
+    ref = machine.frontend.write_near(ID, b"x" * 2000, "bytes", HOUR_MS, near=True)
+    assert machine.worker.get(ref) == b"x" * 2000
 
 
 def request(**about: object) -> Request:
@@ -158,7 +151,7 @@ def request(**about: object) -> Request:
 
 def worker_of(store: LocalFirst) -> Payloads:
     about = {"inline_bytes": 1000, "result_ttl_ms": HOUR_MS, "letter_ttl_ms": HOUR_MS}
-    return Payloads(lambda _: store._blobs, store.files, suffices=store._suffices, **about)
+    return Payloads(lambda _: store._blobs, store.files, **about)
 
 
 def laid(payloads: Payloads, about: Request) -> BlobRef:
@@ -169,37 +162,37 @@ def laid(payloads: Payloads, about: Request) -> BlobRef:
     return ref
 
 
-def test_an_output_goes_back_the_same_way(fleeting: Machine) -> None:
-    ref = laid(worker_of(fleeting.worker), request())
+def test_an_output_goes_back_the_same_way(machine: Machine) -> None:
+    ref = laid(worker_of(machine.worker), request())
     assert ref.near is True
-    assert bytes(fleeting.frontend.get(ref)) == b'"' + VALUE + b'"'
-    assert not fleeting.redis.blobs
-    fleeting.frontend.release([ref.id])
+    assert bytes(machine.frontend.get(ref)) == b'"' + VALUE + b'"'
+    assert not machine.redis.blobs
+    machine.frontend.release([ref.id])
 
 
 @pytest.mark.parametrize("about", [{"tracked": True}, {"question": "q"}, {"keep_ms": 1}, {"reply_to": "bunch:reply:x"}])
-def test_an_output_that_others_may_read_is_in_redis(fleeting: Machine, about: dict[str, object]) -> None:
-    ref = laid(worker_of(fleeting.worker), request(**about))
+def test_an_output_that_others_may_read_is_in_redis(machine: Machine, about: dict[str, object]) -> None:
+    ref = laid(worker_of(machine.worker), request(**about))
     assert ref.near is msgspec.UNSET
-    assert ref.id in fleeting.redis.blobs
-    assert not fleeting.worker.files.used_bytes()
+    assert ref.id in machine.redis.blobs
+    assert not machine.worker.files.used_bytes()
 
 
-def test_an_output_that_cannot_be_stored_leaves_no_file(durable: Machine) -> None:
-    durable.redis.before = fail
-    ((_, told),) = worker_of(durable.worker).lay_aside([(request(), Ok(b'"' + VALUE + b'"'))])
+def test_an_output_that_cannot_be_stored_leaves_no_file(machine: Machine) -> None:
+    machine.redis.before = fail
+    ((_, told),) = worker_of(machine.worker).lay_aside([(request(tracked=True), Ok(b'"' + VALUE + b'"'))])
     assert told == Ok(b'"' + VALUE + b'"')
-    assert not durable.worker.files.used_bytes()
+    assert not machine.worker.files.used_bytes()
 
 
-def test_a_worker_of_another_machine_leaves_it_to_those_near(fleeting: Machine) -> None:
-    ref = fleeting.send(alone=True)
+def test_a_worker_of_another_machine_leaves_it_to_those_near(machine: Machine) -> None:
+    ref = machine.send(alone=True)
     about = request(blob=ref, input=ref.json)
-    inputs = worker_of(fleeting.far).read([about], 0.0)
+    inputs = worker_of(machine.far).read([about], 0.0)
     assert [each for each, _ in inputs.later] == [about]
     assert not inputs.settled
-    assert worker_of(fleeting.worker).read([about], 0.0).run == [about]
-    fleeting.worker.release([ref.id])
+    assert worker_of(machine.worker).read([about], 0.0).run == [about]
+    machine.worker.release([ref.id])
 
 
 class Registry:
@@ -218,10 +211,10 @@ class Registry:
         return self.workers
 
 
-def test_a_frontend_knows_which_workers_are_near(durable: Machine) -> None:
+def test_a_frontend_knows_which_workers_are_near(machine: Machine) -> None:
     now = 0.0
     registry = Registry()
-    nearby = NearbyWorkers(cast("Redis", registry), Shard(), durable.frontend.files, lambda: now)
+    nearby = NearbyWorkers(cast("Redis", registry), Shard(), machine.frontend.files, lambda: now)
 
     def found(*workers: bytes) -> Nearby:
         nonlocal now
