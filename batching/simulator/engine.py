@@ -25,7 +25,7 @@ from batching.policy import Decision, Dispatch, Look, Wait
 from batching.simulator.arrivals import Callers
 from batching.simulator.feeder import At, Feeder
 from batching.simulator.inputs import Draws, make_queues
-from batching.simulator.queues import Batch
+from batching.simulator.lanes import Batch
 from batching.simulator.report import Report, Served, report
 from batching.simulator.scenario import Scenario
 

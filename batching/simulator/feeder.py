@@ -7,7 +7,7 @@ from enum import Enum
 
 from batching.claim.loop_state import LoopState, Until, Waiting
 from batching.policy import Breaker, Decision, Policy
-from batching.simulator.queues import Batch
+from batching.simulator.lanes import Batch
 
 
 class At(Enum):

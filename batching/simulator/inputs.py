@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batching.simulator.arrivals import Callers, Recorded, Times
-from batching.simulator.queues import Lane, Ledger, Queues
+from batching.simulator.lanes import Lane, Ledger
+from batching.simulator.queues import Queues
 from batching.simulator.scenario import Scenario
 from batching.simulator.shards import ShardedQueues
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batching.simulator.feeder import Feeder
-from batching.simulator.queues import Lane, Queues
+from batching.simulator.lanes import Lane
+from batching.simulator.queues import Queues
 from batching.simulator.scenario import Scenario
 from batching.simulator.shards import ShardedQueues
 from config.tiers import TIERS

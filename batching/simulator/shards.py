@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from batching.claim.loop_state import LOOK_EVERY_S, Waiting
 from batching.policy import DEFAULT_AGEING_S, Part, Sharing
 from batching.policy.sharding import ShardView
-from batching.simulator.queues import Batch, Lane, Ledger, Queues, Seen
+from batching.simulator.lanes import Batch, Lane, Ledger, Seen
+from batching.simulator.queues import Queues
 
 # Executors of one worker, which share what they know of the shards.
 EXECUTORS_OF_A_WORKER = 8
