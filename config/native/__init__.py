@@ -4,6 +4,7 @@
     read_plain    tasks.protocol.messages    a frontend's message ─▶ the fields of its request
     result        tasks.protocol.results     an outcome ─▶ the result that Celery's readers expect
     body_of       webapp.http.head           a request with a known head ─▶ its body
+    unfilled      webapp.http.sized          a size ─▶ bytes that a body is received into
     plain_input   webapp.api.short_inference a body with a string in it ─▶ its input as JSON, its model
     answer        webapp.api.inference       a reply ─▶ the body and the `Server-Timing` of a response
     response      webapp.http.response       status, fields and body ─▶ the bytes of a response

@@ -454,6 +454,20 @@ static PyObject *result(PyObject *self, PyObject *const *args, Py_ssize_t count)
 
 /* ---------------------------------------------------------------- requests over HTTP */
 
+/* unfilled(size) -> (bytes, memoryview): bytes whose content is to be written by the view, before anybody else has them.
+ * The view must be released before the bytes are. */
+static PyObject *unfilled(PyObject *self, PyObject *size) {
+    Py_ssize_t length = PyLong_AsSsize_t(size);
+    if (length == -1 && PyErr_Occurred()) return NULL;
+    PyObject *made = PyBytes_FromStringAndSize(NULL, length);
+    if (made == NULL) return NULL;
+    PyObject *view = PyMemoryView_FromMemory(PyBytes_AS_STRING(made), length, PyBUF_WRITE);
+    PyObject *both = view == NULL ? NULL : PyTuple_Pack(2, made, view);
+    Py_XDECREF(view);
+    Py_DECREF(made);
+    return both;
+}
+
 /* body_of(data, before, after, longest) -> bytes | None: the body of a request whose head is `before`, the body's length,
  * and `after`. */
 static PyObject *body_of(PyObject *self, PyObject *const *args, Py_ssize_t count) {
@@ -695,6 +709,7 @@ static PyMethodDef methods[] = {
     {"result", (PyCFunction)(void (*)(void))result, METH_FASTCALL, NULL},
     {"body_of", (PyCFunction)(void (*)(void))body_of, METH_FASTCALL, NULL},
     {"plain_input", plain_input, METH_O, NULL},
+    {"unfilled", unfilled, METH_O, NULL},
     {"answer", (PyCFunction)(void (*)(void))answer, METH_FASTCALL, NULL},
     {"response", (PyCFunction)(void (*)(void))response, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

@@ -9,13 +9,13 @@
 | `inline`      | as a raw body, as base64 through the queue (`BUNCH_INLINE_BYTES` above it)                         |
 | `claim check` | as a raw body, beside the queue, as between two machines                                           |
 | `unlogged`    | the same, with `BUNCH_DURABILITY=memory`                                                           |
-| `same host`   | beside the queue and in shared memory: the default on one machine                                  |
-| `in memory`   | the same, with `BUNCH_DURABILITY=memory`: in shared memory alone                                   |
+| `same host`   | in shared memory: the default on one machine                                                       |
 | `bentoml`     | as multipart, its way for files; `litserve` likewise                                               |
 
 The model looks at three bytes. All have one web process and one model. `MB in Redis` is the most that Redis held beyond
 what it had before, `MB in the log` what a request left in its log on disk, `CPU ms` that of all processes of a system
-for a request. The rounds go through all systems in turn; figures are medians.
+for a request. The rounds go through all systems in turn; figures are medians. `copies` are those of a request's bytes,
+counted (`tests.benchmarks.copies`) in a round of its own, since that takes time: in memory + to and from the kernel.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import statistics
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,7 +40,9 @@ import psutil
 from redis import Redis
 
 from tests.benchmarks.bunch_system import ROOT, Bunch
+from tests.benchmarks.copies import Copies, counting
 from tests.benchmarks.system import Model, Rival, System
+from tests.benchmarks.uploads import Caller, Crowd, Upload
 from tests.benchmarks.venvs import VenvFailedError
 from tests.benchmarks.verify import NotReadyError
 
@@ -65,24 +67,17 @@ _PATIENT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """A request: its path, media type and body."""
-
-    path: str
-    media_type: str
-    body: bytes
-
-
-RAW = Upload("/v1/inference", "application/octet-stream", INPUT)
-_AS_BASE64 = Upload("/v1/inference", "application/json", b'{"input":{"$base64":"%b"}}' % base64.b64encode(INPUT))
+RAW = Upload("/v1/inference", "application/octet-stream", INPUT, ANSWER)
+_AS_BASE64 = Upload(
+    "/v1/inference", "application/json", b'{"input":{"$base64":"%b"}}' % base64.b64encode(INPUT), ANSWER
+)
 
 
 def multipart(path: str, name: str) -> Upload:
     head = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"; filename="a.bin"\r\n'
     head += "Content-Type: application/octet-stream\r\n\r\n"
     body = head.encode() + INPUT + f"\r\n--{_BOUNDARY}--\r\n".encode()
-    return Upload(path, f"multipart/form-data; boundary={_BOUNDARY}", body)
+    return Upload(path, f"multipart/form-data; boundary={_BOUNDARY}", body, ANSWER)
 
 
 class BeforeBytes(Bunch):
@@ -116,16 +111,11 @@ class SameHost(Inline):
     settings: ClassVar[dict[str, str]] = {}
 
 
-class InMemory(Inline):
-    name = "in memory"
-    settings: ClassVar[dict[str, str]] = {"BUNCH_DURABILITY": "memory"}
-
-
 class Plain(System):
     """A gevent worker of gunicorn that reads the body."""
 
     name = "plain"
-    upload = Upload("/", "application/octet-stream", INPUT)
+    upload = Upload("/", "application/octet-stream", INPUT, ANSWER)
 
     def launch(self, model: Model) -> None:
         command = [sys.executable, "-m", "gunicorn", "--worker-class=gevent", f"--bind=127.0.0.1:{self.port}"]
@@ -170,41 +160,7 @@ class BentoML(Rival):
         )
 
 
-SYSTEMS = (Plain, BeforeBytes, Inline, ClaimCheck, Unlogged, SameHost, InMemory, BentoML, LitServe)
-
-
-class Caller:
-    """One kept connection."""
-
-    def __init__(self, port: int, upload: Upload) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
-        head = f"POST {upload.path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {upload.media_type}\r\n"
-        self._head = f"{head}Content-Length: {len(upload.body)}\r\n\r\n".encode()
-        self._body = upload.body
-
-    def send(self) -> str:
-        """The body of the answer to one request. Raises OSError, also for another status than 200."""
-        self._socket.sendall(self._head)
-        self._socket.sendall(self._body)
-        got = b""
-        while b"\r\n\r\n" not in got:
-            got += self._more()
-        head, _, body = got.partition(b"\r\n\r\n")
-        lines = dict(line.lower().split(b":", 1) for line in head.split(b"\r\n")[1:])
-        while len(body) < int(lines.get(b"content-length", b"0")):
-            body += self._more()
-        if b" 200 " not in head[:16]:
-            raise OSError(f"{head.splitlines()[0]!r} {body[:200]!r}")
-        return body.decode()
-
-    def _more(self) -> bytes:
-        more = self._socket.recv(65536)
-        if not more:
-            raise OSError("the connection was closed")
-        return more
-
-    def close(self) -> None:
-        self._socket.close()
+SYSTEMS = (Plain, BeforeBytes, Inline, ClaimCheck, Unlogged, SameHost, BentoML, LitServe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,38 +172,7 @@ class Row:
     redis_mb: float | None = None
     log_mb_each: float | None = None
     errors: int = 0
-
-
-class Crowd:
-    """Callers that each send the next request once the last one is answered."""
-
-    def __init__(self, port: int, upload: Upload, connections: int) -> None:
-        self._port, self._upload, self._connections = port, upload, connections
-        self.latencies_s: list[float] = []
-        self.errors: list[str] = []
-
-    def run(self, duration_s: float) -> float:
-        """Returns the seconds until the last was answered."""
-        began = time.perf_counter()
-        until = began + duration_s
-        threads = [threading.Thread(target=self._call, args=(until,)) for _ in range(self._connections)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-        return time.perf_counter() - began
-
-    def _call(self, until: float) -> None:
-        try:
-            caller = Caller(self._port, self._upload)
-            while (sent_at := time.perf_counter()) < until:
-                answer = caller.send()
-                if ANSWER not in answer.replace(" ", ""):
-                    raise OSError(f"a wrong answer: {answer[:200]}")
-                self.latencies_s.append(time.perf_counter() - sent_at)
-            caller.close()
-        except OSError as error:
-            self.errors.append(str(error))
+    copied: tuple[float, ...] = ()
 
 
 class Memory:
@@ -290,7 +215,7 @@ def wait_until_it_answers(system: Any) -> None:
             time.sleep(0.2)
 
 
-def measure(system: Any, *, connections: int, duration_s: int) -> Row:
+def measure(system: Any, *, connections: int, duration_s: float, copies: Copies | None = None) -> Row:
     """Start a system, load it, and stop it."""
     system.open_run()
     try:
@@ -300,6 +225,7 @@ def measure(system: Any, *, connections: int, duration_s: int) -> Row:
         is_bunch = isinstance(system, Bunch)
         memory = Memory(system.redis_url()) if is_bunch else None
         log_before, cpu_before = _log_bytes(system), _cpu_s(system)
+        copied_before = copies.bytes if copies is not None else ()
         crowd = Crowd(system.port, system.upload, connections)
         took_s = crowd.run(duration_s)
         count = max(1, len(crowd.latencies_s))
@@ -312,6 +238,10 @@ def measure(system: Any, *, connections: int, duration_s: int) -> Row:
             memory.end() if memory is not None else None,
             (_log_bytes(system) - log_before) / count / 1e6 if is_bunch else None,
             len(crowd.errors),
+            tuple(
+                (now - before) / count / SIZE
+                for now, before in zip(copies.bytes if copies is not None else (), copied_before, strict=True)
+            ),
         )
     finally:
         system.stop()
@@ -359,7 +289,17 @@ def run(names: list[str], *, rounds: int, duration_s: int, connections: int) -> 
                 continue
             rows.setdefault(kind.name, []).append(row)
             print(f"round {number + 1}: {row}", file=sys.stderr)
-    return [_median(each) for each in rows.values()]
+    return [replace(_median(rows[each.name]), copied=_copied(each)) for each in systems if each.name in rows]
+
+
+def _copied(kind: Any) -> tuple[float, ...]:
+    """The copies of a request's bytes; empty where they cannot be counted."""
+    try:
+        with counting() as copies:
+            return measure(kind(), connections=4, duration_s=2.0, copies=copies).copied
+    except (NotReadyError, subprocess.CalledProcessError) as error:
+        print(f"{kind.name}: copies are not counted: {error}", file=sys.stderr)
+        return ()
 
 
 def _median(rows: list[Row]) -> Row:
@@ -385,12 +325,19 @@ def main() -> None:
     if given.json:
         print(json.dumps([asdict(row) for row in rows]))
         return
+    _print(rows)
+
+
+def _print(rows: list[Row]) -> None:
     print(
-        f"{'system':12} {'requests/s':>10} {'p50 ms':>8} {'CPU ms':>8} {'MB in Redis':>12} {'MB in the log':>14} errors"
+        f"{'system':12} {'requests/s':>10} {'p50 ms':>8} {'CPU ms':>8} {'MB in Redis':>12} {'MB in the log':>14}"
+        f" {'copies':>11} errors"
     )
     for row in rows:
         redis = f"{row.redis_mb:12.1f} {row.log_mb_each:14.2f}" if row.redis_mb is not None else f"{'–':>12} {'–':>14}"
-        print(f"{row.system:12} {row.rps:10.1f} {row.p50_ms:8.1f} {row.cpu_ms_each:8.1f} {redis} {row.errors:6}")
+        copied = "+".join(f"{each:.1f}" for each in row.copied) or "–"
+        times = f"{row.rps:10.1f} {row.p50_ms:8.1f} {row.cpu_ms_each:8.1f}"
+        print(f"{row.system:12} {times} {redis} {copied:>11} {row.errors:6}")
 
 
 if __name__ == "__main__":

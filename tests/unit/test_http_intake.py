@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.native import hot_path
+from webapp.http import sized
 from webapp.http.errors import CrowdedOutError
 from webapp.http.intake import COUNTED, Intake
 from webapp.http.sized import SizedBody
+
+COMPILED = pytest.mark.skipif(hot_path is None, reason="SKIPPED: the hot path was not compiled here; make says why")
 
 
 class Sender:
@@ -82,3 +86,34 @@ def test_a_sized_body_however_it_comes(body: bytes, behind: bytes, cuts: list[in
             assert (arriving.body, rest + data[end:]) == (body, behind)
             return
     assert rest is not None or body
+
+
+@COMPILED
+@given(
+    st.binary(min_size=1, max_size=5000), st.binary(max_size=10), st.lists(st.integers(1, 2000)), st.integers(0, 3000)
+)
+def test_a_large_body_is_received_where_it_stays(body: bytes, behind: bytes, sizes: list[int], fed: int) -> None:
+    """What has come with the head is fed, the rest is written into its room."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sized, "IN_PLACE_BYTES", 1)
+        arriving = SizedBody(len(body))
+    data = body + behind
+    rest = arriving.feed(data[:fed])
+    at = min(fed, len(body))
+    for size in itertools.chain(sizes, itertools.repeat(1000)):
+        if rest is not None:
+            break
+        assert (arriving.held_bytes, arriving.missing) == (at, len(body) - at)
+        room = arriving.room(size)
+        assert room is not None
+        assert 0 < len(room) == min(size, arriving.missing)
+        room[:] = body[at : at + len(room)]
+        rest = arriving.filled(len(room))
+        at += len(room)
+    assert (arriving.body, rest) == (body, data[:fed][len(body) :])
+    with pytest.raises(ValueError, match="released"):
+        arriving.room(1)
+
+
+def test_a_small_body_has_no_room() -> None:
+    assert SizedBody(sized.IN_PLACE_BYTES - 1).room(1) is None

@@ -55,6 +55,12 @@ class ChunkedBody:
         """Bytes that it keeps in memory."""
         return len(self._body) + len(self._pending)
 
+    def room(self, size: int) -> None:
+        """Its bytes come between lines: `feed` it."""
+
+    def filled(self, size: int) -> bytes | None:
+        raise NotImplementedError("it has no room")
+
     @property
     def missing(self) -> int:
         """Bytes to receive next: unknown, so as many as there are."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RECV_BODY_BYTES = 64 * 1024
+_RECV_IN_PLACE_BYTES = 1024 * 1024
 
 
 class Connection(LoopChannel):
@@ -203,9 +204,12 @@ class Connection(LoopChannel):
     def _receive_more(self, size: int, deadline: float) -> bytes:
         """Receive more of a request that has begun. Raises `CrowdedOutError`, and what `_receive` raises."""
         data = self._receive(size, deadline)
+        self._require_room()
+        return data
+
+    def _require_room(self) -> None:
         if self._crowded:
             raise CrowdedOutError(CROWDED_OUT)
-        return data
 
     def _read_body(self, head: Head) -> bytes | None:
         """The whole body; None if the application has answered without it."""
@@ -245,26 +249,31 @@ class Connection(LoopChannel):
         return not self._answered(head, response, before_body)
 
     def _receive_rest(self, arriving: SizedBody | ChunkedBody) -> bytes:
-        intake = self._service.intake
-        deadline = time.monotonic() + self._limits.body_time_s
+        intake, deadline = self._service.intake, time.monotonic() + self._limits.body_time_s
         try:
             while True:
                 intake.hold(self, arriving.held_bytes)
-                rest = arriving.feed(self._receive_body(min(arriving.missing, _RECV_BODY_BYTES), deadline))
+                rest = self._receive_body(arriving, deadline)
                 if rest is not None:
                     return rest
         finally:
             intake.release(self)
 
-    def _receive_body(self, size: int, deadline: float) -> bytes:
+    def _receive_body(self, arriving: SizedBody | ChunkedBody, deadline: float) -> bytes | None:
+        """Receive some of a body; returns what its `feed` returns."""
+        room, data = arriving.room(_RECV_IN_PLACE_BYTES), b""
         try:
-            data = self._receive_more(size, deadline)
+            if room is None:
+                data = self._receive_more(min(arriving.missing, _RECV_BODY_BYTES), deadline)
+                size = len(data)
+            else:
+                size = self._receive_into(room, deadline)
+                self._require_room()
         except WaitExpiredError:
-            limit = self._limits.body_time_s
-            raise RequestTimeoutError(f"The body did not arrive within {limit:g} s.") from None
-        if not data:
+            raise RequestTimeoutError(f"The body did not arrive within {self._limits.body_time_s:g} s.") from None
+        if not size:
             raise InvalidRequestError("The connection ended inside the request's body.")
-        return data
+        return arriving.feed(data) if room is None else arriving.filled(size)
 
     def _respond(self, head: Head) -> bool:
         """Run the application; returns whether the connection goes on."""

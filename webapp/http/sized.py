@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
+from config.native import hot_path
+
 _SMALL_BYTES = 4096
+# From here on a body is received into its own memory, where there is the library in C. Below, pieces cost less.
+IN_PLACE_BYTES = 128 * 1024
 
 
 class Pieces:
@@ -40,28 +46,54 @@ class Pieces:
 
 
 class SizedBody:
-    """Feed it until it returns the bytes that are left over; then `body` is complete."""
+    """Feed it until it returns the bytes that are left over; then `body` is complete. A large one has `room` to receive
+    into instead. The kernel gives it memory as it arrives, not as it is announced.
+    """
 
     def __init__(self, length: int) -> None:
         self._length = length
         self._body = Pieces()
+        self._whole: bytes | None = None
+        self._view = memoryview(b"")
+        self._filled = 0
+        if length >= IN_PLACE_BYTES and hot_path is not None:
+            # Without so much address space, what really comes is kept.
+            with contextlib.suppress(MemoryError):
+                self._whole, self._view = hot_path.unfilled(length)
 
     @property
     def held_bytes(self) -> int:
         """Bytes that it keeps in memory."""
-        return len(self._body)
+        return self._filled or len(self._body)
 
     @property
     def missing(self) -> int:
-        return self._length - len(self._body)
+        return self._length - self.held_bytes
 
     @property
     def body(self) -> bytes:
-        return self._body.joined()
+        if self._whole is None:
+            return self._body.joined()
+        # Nobody can write to it from now on.
+        self._view.release()
+        return self._whole
+
+    def room(self, size: int) -> memoryview | None:
+        """The place of its next bytes, at most `size` of them; None: `feed` it."""
+        return None if self._whole is None else self._view[self._filled : self._filled + size]
+
+    def filled(self, size: int) -> bytes | None:
+        """So many bytes are in the `room`. Returns what `feed` does."""
+        self._filled += size
+        return None if self.missing else b""
 
     def feed(self, data: bytes) -> bytes | None:
         """Return None while more is needed; afterwards the bytes that follow the body (may be empty)."""
         missing = self.missing
+        if self._whole is not None:
+            mine = data[:missing]
+            self._view[self._filled : self._filled + len(mine)] = mine
+            return None if self.filled(len(mine)) is None else data[missing:]
         if len(data) <= missing:
             self._body.append(data)
             return None if len(data) < missing else b""

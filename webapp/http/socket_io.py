@@ -7,6 +7,7 @@ of its own.
 
 from __future__ import annotations
 
+import _socket
 import abc
 import contextlib
 import logging
@@ -124,6 +125,22 @@ class Channel(abc.ABC):
                 return received
             try:
                 return self._raw.recv(size)  # type: ignore[no-any-return]
+            except _NOT_NOW:
+                continue
+
+    def _receive_into(self, room: memoryview, deadline: float) -> int:
+        """The same into a buffer; returns the number of bytes."""
+        if not isinstance(self._raw, _socket.socket):
+            # TLS has the bytes in records of its own.
+            data = self._receive(len(room), deadline)
+            room[: len(data)] = data
+            return len(data)
+        if self._unsent:
+            self._flush()
+        while True:
+            self._wait_readable(deadline)
+            try:
+                return self._raw.recv_into(room)
             except _NOT_NOW:
                 continue
 
