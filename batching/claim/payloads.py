@@ -61,8 +61,10 @@ class Fetcher(Protocol):
     def begin(self, request: Request, left_s: float) -> None:
         """Begin to fetch the input of a request that has `left_s` seconds, unless that has begun before."""
 
-    def result(self, request: Request, wait_s: float) -> bytearray | Rejected | Failed | None:
-        """The input, or the outcome in its place; None if it is not there within `wait_s`."""
+    def result(self, request: Request, wait_s: float, most_bytes: int | None) -> bytearray | Rejected | Failed | None:
+        """The input, or the outcome in its place; None if it is not there within `wait_s`, or larger than
+        `most_bytes`.
+        """
 
 
 class Payloads:
@@ -131,7 +133,7 @@ class Payloads:
         for request in requests:
             blob = request.blob
             if request.id in referring:
-                self._take_fetched(request, began, inputs)
+                size += self._take_fetched(request, began, MAX_READ_BYTES - size if size else None, inputs)
             elif blob is None:
                 inputs.run.append(request)
                 inputs.values.append(request.input)
@@ -177,17 +179,20 @@ class Payloads:
             self._fetcher.begin(each, (each.deadline_ms - now_ms) / 1000 if each.deadline_ms else math.inf)
         return {each.id for each in referring}
 
-    def _take_fetched(self, request: Request, began: float, inputs: Inputs) -> None:
+    def _take_fetched(self, request: Request, began: float, most_bytes: int | None, inputs: Inputs) -> int:
+        """Returns the bytes that the batch has more."""
         assert self._fetcher is not None
-        result = self._fetcher.result(request, _FETCH_WAIT_S - (self._clock() - began))
+        result = self._fetcher.result(request, _FETCH_WAIT_S - (self._clock() - began), most_bytes)
         if result is None:
             inputs.later.append((request, _LATER_MS))
         elif isinstance(result, bytearray):
             inputs.raw.append(len(inputs.run))
             inputs.run.append(request)
             inputs.values.append(result)
+            return len(result)
         else:
             inputs.settled.append((request, result))
+        return 0
 
     def lay_aside(self, outcomes: Sequence[tuple[Request, Outcome]]) -> Sequence[tuple[Request, Outcome]]:
         """The outcomes with references in the place of large outputs.

@@ -96,7 +96,15 @@ def holds_its_head(connection: socket.socket) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("slow", [dribbles, holds_its_head, lambda _: time.sleep(5)])
+def dribbles_to_its_end(connection: socket.socket) -> None:
+    """Its length is not said: it ends with the connection."""
+    connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+    for _ in range(500):
+        connection.sendall(b"x")
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("slow", [dribbles, dribbles_to_its_end, holds_its_head, lambda _: time.sleep(5)])
 def test_a_host_has_so_much_time_altogether(slow: Callable[[socket.socket], None]) -> None:
     began = time.monotonic()
     with answering(slow) as url, pytest.raises(Unreachable):
@@ -176,6 +184,82 @@ def test_what_is_asked_for_again_is_fetched_once_and_nobody_waits_for_it() -> No
             assert inputs.result(request, 0.01) is None
         released.set()
         assert fetched(inputs, request) == IMAGE
+
+
+def test_a_host_that_is_slow_delays_nobody_who_has_named_another() -> None:
+    released = threading.Event()
+    hosts = RefHosts("127.0.0.1, localhost")
+    inputs = ReferencedInputs(hosts, MOST_BYTES)
+    with answering(lambda _: released.wait(10)) as slow, answering(ok()) as quick:
+        waiting = [request_of(f"slow {n}", **{"$ref": slow}) for n in range(20)]
+        for each in waiting:
+            inputs.begin(each, 9.0)
+        assert fetched(inputs, request_of(**{"$ref": quick.replace("127.0.0.1", "localhost")})) == IMAGE
+        assert all(inputs.result(each, 0.0) is None for each in waiting)
+        released.set()
+
+
+def test_what_has_waited_behind_a_slow_host_has_no_more_time_than_its_request() -> None:
+    released, called, now = threading.Event(), [], [0.0]
+
+    def slow(target: object, most_bytes: int, timeout_s: float, **_: object) -> bytearray:
+        called.append(timeout_s)
+        released.wait(10)
+        return bytearray(IMAGE)
+
+    inputs = ReferencedInputs(HOSTS, MOST_BYTES, slow, lambda: now[0])
+    requests = [request_of(f"task {n}", **{"$ref": "http://127.0.0.1/"}) for n in range(10)]
+    for each in requests:
+        inputs.begin(each, 2.0)
+    wait_until(lambda: len(called) == 8, patience_s=10)
+    now[0] = 1.5
+    inputs.begin(late := request_of("late", **{"$ref": "http://127.0.0.1/"}), 2.0)
+    now[0] = 3.0
+    released.set()
+    assert wait_until(lambda: inputs.result(late, 0.01), patience_s=10) == IMAGE
+    assert called == [2.0] * 8 + [0.5]
+    assert all(isinstance(inputs.result(each, 5.0), Failed) for each in requests[8:])
+
+
+def test_what_is_held_has_a_limit_and_makes_room_when_it_is_taken() -> None:
+    inputs = ReferencedInputs(HOSTS, MOST_BYTES, held_bytes=2 * len(IMAGE) + 10)
+    with answering(ok()) as url:
+        requests = [request_of(f"task {n}", **{"$ref": url}) for n in range(6)]
+        for each in requests:
+            inputs.begin(each, 9.0)
+        wait_until(lambda: inputs.held_bytes == 2 * len(IMAGE), patience_s=10)
+        # No further answer is read before one is taken.
+        taken = 0
+        while taken < len(requests):
+            assert inputs.held_bytes <= 2 * len(IMAGE)
+            taken += sum(inputs.result(each, 0.02) == IMAGE for each in requests)
+        wait_until(lambda: inputs.held_bytes == 0, patience_s=10)
+
+
+def test_one_that_is_too_large_for_the_rest_of_its_batch_stays_for_the_next() -> None:
+    inputs = ReferencedInputs(HOSTS, MOST_BYTES)
+    with answering(ok()) as url:
+        request = request_of(**{"$ref": url})
+        inputs.begin(request, 9.0)
+        wait_until(lambda: inputs.held_bytes == len(IMAGE), patience_s=10)
+        assert inputs.result(request, 5.0, len(IMAGE) - 1) is None
+        assert inputs.result(request, 5.0, len(IMAGE)) == IMAGE
+
+
+def test_what_nobody_takes_is_dropped_also_if_nothing_more_comes() -> None:
+    inputs = ReferencedInputs(HOSTS, MOST_BYTES, kept_s=0.2)
+    with answering(ok()) as url:
+        inputs.begin(request_of(**{"$ref": url}), 0.2)
+        wait_until(lambda: inputs.held_bytes == len(IMAGE), patience_s=10)
+        wait_until(lambda: inputs.held_bytes == 0, patience_s=10)
+
+
+@pytest.mark.parametrize("answer", [b"", ok(IMAGE, length=len(IMAGE) + 1), ok(b"x" * MOST_BYTES, "X: y")])
+def test_a_fetch_that_fails_holds_nothing(answer: bytes) -> None:
+    inputs = ReferencedInputs(HOSTS, MOST_BYTES)
+    with answering(answer) as url:
+        assert isinstance(fetched(inputs, request_of(**{"$ref": url, "sha256": "0" * 64})), Failed | Rejected)
+    assert inputs.held_bytes == 0
 
 
 def test_only_an_object_with_that_name_first_is_a_reference() -> None:

@@ -13,7 +13,7 @@ from batching.blobs.reference import BlobRef, Form, read_reference, reference_to
 from batching.blobs.store import GRACE_MS, Room
 from batching.claim import payloads as module
 from batching.claim.payloads import Payloads
-from batching.request import Done, Failed, Ok, Work
+from batching.request import Done, Failed, Ok, Request, Work
 from config.tiers import Tier
 from tasks.protocol.results import decode_reply
 from tests.fakes.blobs import MemoryBlobs
@@ -217,6 +217,36 @@ def test_a_batch_reads_no_more_than_fits_into_memory(make: Make, monkeypatch: py
 
 def large_output(work: Work) -> Done:
     return done(work, [Ok(b'"%s"' % (b"y" * 200)) for _ in work.inputs])
+
+
+class Fetched:
+    """A `Fetcher` that has everything."""
+
+    def __init__(self, size: int) -> None:
+        self.asked: list[int | None] = []
+        self._value = bytearray(size)
+
+    def refers(self, value: bytes) -> bool:
+        return value == b'{"$ref":1}'
+
+    def begin(self, request: Request, left_s: float) -> None: ...
+
+    def result(self, request: Request, wait_s: float, most_bytes: int | None) -> bytearray | None:
+        self.asked.append(most_bytes)
+        return None if most_bytes is not None and most_bytes < len(self._value) else self._value
+
+
+def test_what_is_fetched_counts_among_the_bytes_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_READ_BYTES", 250)
+    fetcher, blobs = Fetched(100), MemoryBlobs(ANY_ROOM)
+    ref = reference_to("blob-of-4", b"x" * 100, "bytes")
+    blobs.put(ref, b"x" * 100, 60_000)
+    requests = [Request(str(n), Tier.PAID, 1, b'{"$ref":1}', b"{}") for n in range(3)]
+    requests.insert(1, Request("blob", Tier.PAID, 1, ref.json, b"{}", blob=ref))
+    inputs = Payloads(lambda _: blobs, fetcher=fetcher).read(requests, 0.0)
+    assert [each.id for each in inputs.run] == ["0", "blob"]
+    assert [each.id for each, _ in inputs.later] == ["1", "2"]
+    assert fetcher.asked == [None, 50, 50]
 
 
 def test_a_large_output_lies_aside_until_its_result_is_gone(make: Make) -> None:

@@ -42,7 +42,7 @@ from workers.executor.faults.health import LAST_WORDS, Harvest, Health, Sample, 
 from workers.executor.forked import end_if_forked
 from workers.executor.input_types import ReadInput, read_json, read_no_bytes
 from workers.executor.ipc import Fault
-from workers.executor.output_forms import Form, take_form
+from workers.executor.output_forms import Form, require_form, take_form
 from workers.executor.outputs import as_list
 from workers.executor.shapes import ANY_SHAPE, Part, Shapes
 from workers.executor.shared_bytes import SharedBytes
@@ -268,6 +268,8 @@ class BatchComputer:
             raise InvalidInput(f"not valid JSON: {error}") from None
         if not isinstance(parameters, dict):
             raise InvalidInput("parameters must be an object")
+        if parameters:
+            require_form(parameters)
         refusal = self._refuse(value) if self._refuse else None
         if refusal is not None:
             raise refusal

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from bunch import Output
 from tasks.protocol.binary import ARROW, CONTENT_TYPE, NPY, OUTPUT
 from workers.executor.vectors import packed, takes_format
+from workers.models import InvalidInput
 
 Form: TypeAlias = Callable[[Any], Any]
 """Gives an output another form. Raises whatever an array's own code raises."""
@@ -29,7 +30,14 @@ def take_form(parameters: dict[str, Any], *, packs: bool) -> Form | None:
     """Take the form out of a request's parameters; None: it asks for none. `packs`: the model's outputs are vectors."""
     if packs and takes_format(parameters):
         return packed
-    return _FORMS.get(parameters.pop(OUTPUT)) if OUTPUT in parameters else None
+    return _FORMS[parameters.pop(OUTPUT)] if OUTPUT in parameters else None
+
+
+def require_form(parameters: dict[str, Any]) -> None:
+    """Raise InvalidInput, if a request asks for a form that there is not: it may be any value of JSON."""
+    form = parameters.get(OUTPUT, NPY)
+    if not isinstance(form, str) or form not in _FORMS:
+        raise InvalidInput(f'parameters["{OUTPUT}"] must be {" or ".join(map(repr, _FORMS))}')
 
 
 def _with(output: Any, encoded: Callable[[Any], bytes | None], content_type: str) -> Any:
@@ -95,7 +103,7 @@ def _table(pa: Any, value: Any) -> Any:
     return pa.table({_COLUMN: value})
 
 
-_FORMS: dict[Any, Form] = {
+_FORMS: dict[str, Form] = {
     NPY: lambda output: _with(output, _npy, "application/x-npy"),
     ARROW: lambda output: _with(output, _arrow, "application/vnd.apache.arrow.stream"),
 }
