@@ -239,6 +239,32 @@ def test_an_exception_that_cannot_be_shown_is_still_told() -> None:
 @pytest.mark.parametrize("raw", [b"", b"{", b"NaN", b'"\\ud800"', b"\xff", b"[" * 100_000])
 def test_unreadable_input_is_refused_alone(raw: bytes) -> None:
     calls: list[int] = []
+
+    def predict(inputs: list[Any], parameters: list[dict[str, Any]]) -> list[Any]:
+        calls.append(len(inputs))
+        return inputs
+
+    computer = BatchComputer(Model(predict))
+    computed = run(computer, b"1", raw, b"3")
+    assert outputs(computed) == [b"1", b"3"]
+    refused = computed.outcomes[1]
+    assert isinstance(refused, Rejected)
+    assert refused.exc_type == "InvalidInput"
+    assert run(computer, raw).passes == 0
+    assert calls == [2], "without a readable input the model is not asked"
+
+
+def test_parameters_that_are_no_object_are_refused_alone() -> None:
+    computed = compute(lambda inputs, _: inputs, 1, 2, parameters=[b"[]", b"{}"])
+    refused, two = computed.outcomes
+    assert isinstance(refused, Rejected)
+    assert "parameters" in refused.message
+    assert two == Ok(b"2")
+
+
+@pytest.mark.parametrize("form", [[], {}, ["npy"], 5, None, True, "", "npz"])
+def test_a_form_of_output_that_there_is_not_is_refused_alone(form: object) -> None:
+    calls: list[int] = []
     parameters = [msgspec.json.encode({"$output": form}), b'{"$output":"npy"}']
     refused, two = compute(lambda inputs, _: calls.append(len(inputs)) or inputs, 1, 2, parameters=parameters).outcomes
     assert isinstance(refused, Rejected)
