@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from cli.base import fail, json_option, print_json, print_table, settings_for
+from cli.base import fail, json_option, places_of, print_json, print_table, settings_for, settings_here
 from cli.supervisor import state
+from config.errors import SettingsError
 from config.installation import PROGRAM
 from config.redis_url import is_cluster
 from config.secrets.masking import masked_url
@@ -40,8 +41,28 @@ def status(as_json: bool) -> None:
         for name, url in (("http", shown.url), ("flower", shown.flower_url), ("redis", shown.redis_url)):
             if url:
                 click.echo(f"{name:7} {masked_url(url)}")
+        if shown.processes and shown.mode == "durable":
+            _tell_payloads(shown.redis_url or "")
     if not shown.processes or any(row.state != "running" for row in shown.processes):
         fail()
+
+
+def _tell_payloads(redis_url: str) -> None:
+    """The large payloads in Redis, if there are any, and it answers."""
+    from redis.exceptions import RedisError
+
+    from batching.blobs.store import open_blobs
+
+    live, kept = 0, 0
+    try:
+        settings = msgspec.structs.replace(settings_here(None), redis_url=redis_url)
+        for place in places_of(settings):
+            usage = open_blobs(settings, place.redis, place.keys).usage()
+            live, kept = live + usage.all_bytes - usage.kept_bytes, kept + usage.kept_bytes
+    except (RedisError, SettingsError):
+        return
+    if live or kept:
+        click.echo(f"payloads {live / 1e6:.1f} MB of requests and results, {kept / 1e6:.1f} MB of dead letters")
 
 
 def _for_scripts(shown: state.UpState) -> state.UpState:

@@ -304,6 +304,10 @@ class Client:
         """The payloads beside the queue. Raises RedisError."""
         return self._payloads.usage()
 
+    @property
+    def shared_bytes(self) -> int:
+        return self._payloads.shared_bytes
+
     def forget(self, task_id: str) -> None:
         """Delete the stored result of a task. Raises BackendUnavailable."""
         self._held(lambda: self._redis.unlink(self._keys.result(task_id)), _NO_RESULTS)

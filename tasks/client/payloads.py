@@ -134,6 +134,11 @@ class PayloadSender(Beside):
         """What lies in the store. Raises RedisError."""
         return self._blobs.usage()
 
+    @property
+    def shared_bytes(self) -> int:
+        """The bytes in this machine's shared memory."""
+        return self._blobs.files.used_bytes()
+
     def takes(self, submission: Submission) -> bool:
         """Return whether the input is to lie beside the queue."""
         return self._lies_beside(len(submission.input))

@@ -98,6 +98,11 @@ class ShardedClient:
                 total = Usage(*map(sum, zip(total, each.blob_usage(), strict=True)))
         return total
 
+    @property
+    def shared_bytes(self) -> int:
+        # All have the same folder.
+        return self._home.shared_bytes
+
     def drop(self, pending: Pending) -> None:
         self._of(pending.task_id).drop(pending)
 

@@ -133,7 +133,11 @@ REDIS_MEMORY_USED = _gauge(
     "redis_memory_used_bytes", "Memory that Redis uses; with several servers, that of the fullest."
 )
 REDIS_MEMORY_MAX = _gauge("redis_memory_max_bytes", "Memory limit of that server; 0: no limit.")
-BLOB_BYTES = _gauge("blob_bytes", "Large payloads beside the queues; kept: those of dead letters.", "state")
+BLOB_BYTES = _gauge(
+    "blob_bytes",
+    "Large payloads: live ones and those kept with dead letters in Redis; shared: in this machine's memory.",
+    "state",
+)
 PROCESSES = _gauge("processes", "Processes by role, alive or silent for the last minute.", "role", "state")
 PROCESS_CPU = Reading(
     "bunch_process_cpu_seconds", "User and system time of a process.", ("role", "process"), CounterMetricFamily

@@ -117,11 +117,13 @@ def test_large_inputs_and_outputs_arrive_whole_and_nothing_stays(api: Api, stack
     assert 'bunch_blob_bytes{state="live"} 0.0' in api.call("GET", "/metrics").body.decode()
 
 
-def test_whoever_polls_gets_a_large_output_again_and_again(api: Api, celery: Celery) -> None:
+def test_whoever_polls_gets_a_large_output_again_and_again(api: Api, stack: Stack, celery: Celery) -> None:
     receipt = api.call("POST", "/v1/inference", {"input": TEXT}, Prefer="respond-async")
     path = receipt.headers["location"]
     for _ in range(2):
         assert api.call("GET", f"{path}?wait_ms=10000").json["output"] == TEXT
+    assert 'bunch_blob_bytes{state="live"} 0.0' not in api.call("GET", "/metrics").body.decode()
+    assert "payloads 0.1 MB of requests and results, 0.0 MB of dead letters" in stack.manage("status").stdout
     # In any Celery program.
     assert celery.AsyncResult(receipt.json["task_id"]).get(timeout=20) == TEXT
 

@@ -73,6 +73,7 @@ def test_events_begin_with_the_last_hour_and_go_on_with_how_things_stand(well: A
     assert now["status"] == "healthy", now["findings"]
     assert {row["model"] for row in now["queues"]} == set(hello["models"])
     assert all(worker["healthy"] for worker in now["workers"])
+    assert now["payloads"].keys() == {"live", "kept", "shared"}
     assert now["point"]["requests"]["paid"]["OK"] >= 5
 
 

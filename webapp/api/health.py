@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 
 import msgspec
@@ -12,6 +13,7 @@ from redis.exceptions import RedisError
 from batching.executor import ExecutorState
 from config.installation import PROGRAM
 from config.keys import Shard
+from tasks.client.sharded_client import AnyClient
 from tasks.fleet.queue_reader import Waiting
 from tasks.fleet.registry_reader import (
     BREAKER_STATES,
@@ -192,15 +194,19 @@ def _gauges(services: Services) -> list[Metric]:
 
 
 def _blobs(services: Services) -> list[Metric]:
-    """The payloads beside the queues; nothing where their Redis does not answer."""
-    try:
-        usage = services.client.blob_usage()
-    except RedisError:
-        return []
     family = declared.BLOB_BYTES.family()
-    family.add_metric(("live",), usage.all_bytes - usage.kept_bytes)
-    family.add_metric(("kept",), usage.kept_bytes)
+    for state, size in payload_bytes(services.client).items():
+        family.add_metric((state,), size)
     return [family]
+
+
+def payload_bytes(client: AnyClient) -> dict[str, int]:
+    """The bytes of large payloads by their state; without those in Redis where that does not answer."""
+    found = {"shared": client.shared_bytes}
+    with contextlib.suppress(RedisError):
+        usage = client.blob_usage()
+        found |= {"live": usage.all_bytes - usage.kept_bytes, "kept": usage.kept_bytes}
+    return found
 
 
 def _faults(services: Services, healthy: list[WorkerRow]) -> list[Metric]:

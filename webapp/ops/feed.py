@@ -21,6 +21,7 @@ from tasks.observability.error_summary import error_summary
 from tasks.observability.history import STEP_S, Point, slo_change
 from tasks.observability.slow_log import SlowRequest
 from tasks.protocol.results import DeadLetter
+from webapp.api.health import payload_bytes
 from webapp.ops.health_findings import Lately, Standing, findings, status
 from webapp.services import Services
 
@@ -92,6 +93,7 @@ class Feed:
             "slo": {tier.value: each for tier, each in standings.items()},
             "models": [_served(services.settings.models[name], each) for name, each in desired.items()],
             "queues": queues,
+            "payloads": payload_bytes(services.client),
             "shards": waiting.shards,
             "workers": [_worker(each, each in healthy) for each in workers],
             "processes": [_process(each, self._roles.is_silent(each)) for each in everybody],

@@ -54,6 +54,12 @@ export function says({ idle, every, matching, shown }, all) {
   if (element("scope-says").textContent !== said) element("scope-says").textContent = said;
 }
 
+// Only where there are large payloads.
+function payloads({ live = 0, kept = 0, shared = 0 }) {
+  const more = [shared && `${bytes(shared)} in shared memory`, kept && `${bytes(kept)} with dead letters`].filter(Boolean);
+  return live || kept || shared ? [["Payloads", bytes(live), more.join(", ")]] : [];
+}
+
 export function tiles(hello, points, now) {
   const then = since(points, NOW_S);
   const seconds = Math.max(1, now.point.at - then.at);
@@ -75,6 +81,7 @@ export function tiles(hello, points, now) {
     ["Requests/s", short(all / seconds), ""],
     ["Not served", served ? percent(share) : "–", bad ? `${short(bad / seconds)}/s` : ""],
     ["Waiting", short(depth), depth ? `oldest ${span(oldest)}` : ""],
+    ...payloads(now.payloads ?? {}),
     ["Mean batch", batches ? short(batched / batches) : "–", batches ? `${short(batches / seconds)}/s` : ""],
     ["Executors busy", busy === null ? "–" : percent(busy, 0), ready ? `${busiest}, ${ready} ready` : "none is ready"],
     ["Workers", String(healthy), unhealthy ? `and ${unhealthy} not healthy` : "healthy"],
