@@ -2,7 +2,8 @@
 
 folders that start processes first     so that no long file is the last one
 the longest files before the others    for the same reason
-files of the shared stack as one       so that one worker starts it, not each
+files of the shared stack as one       so that one worker starts it, not each; likewise those of a folder in e2e, which
+                                       have one of their own
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LONGEST = (
     "e2e/test_attacks.py",
     "e2e/test_collocated.py",
     "e2e/test_flower.py",
-    "e2e/test_bytes.py",
+    "e2e/bytes",
     "integration/test_cluster.py",
     "integration/test_frontend.py",
     "contract/test_batch_store_traces.py",
@@ -40,12 +41,19 @@ _MAKES_A_STACK = re.compile(r"Stack\(")
 
 def turn(path: Path) -> tuple[bool, int, int]:
     """The rank of a file; equal for most, so that a stable sort leaves them as they are."""
-    name, folder = f"{path.parent.name}/{path.name}", path.parent.name
+    folder = path.parent.name
+    name = f"{folder}/{path.name}"
+    if _has_its_own_stack(path):
+        folder, name = "e2e", f"e2e/{folder}"
     return (
         not uses_the_shared_stack(path),
         LONGEST.index(name) if name in LONGEST else len(LONGEST),
         FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS),
     )
+
+
+def _has_its_own_stack(path: Path) -> bool:
+    return path.parent.parent.name == "e2e"
 
 
 @cache
@@ -65,4 +73,7 @@ class ByStack(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return _SHARED_STACK if uses_the_shared_stack(ROOT / file) else file
+        path = ROOT / file
+        if _has_its_own_stack(path):
+            return path.parent.name
+        return _SHARED_STACK if uses_the_shared_stack(path) else file
