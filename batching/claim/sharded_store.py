@@ -287,7 +287,8 @@ class ShardedBatchStore:
 
     def _resolve_doubts(self, number: int) -> None:
         """A shard is there again: what it may have leased and nobody heard of goes back to its queue."""
-        for doubt in [each for each in self._doubts if each[0] == number]:
+        # A copy, in one step: other threads add theirs.
+        for doubt in [each for each in tuple(self._doubts) if each[0] == number]:
             _, model, batch_id = doubt
             call = self._calls[number].give_back(model, batch_id, Blame.NOTHING)
             (reply,) = self._lines.ask({number: [call]})[number]

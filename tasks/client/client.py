@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import gevent
 from redis import Redis
@@ -31,9 +31,9 @@ from tasks.client.pending import Pending
 from tasks.client.resend import LenientArgs
 from tasks.client.router import MAX_KEPT_BYTES, Router, shutting_down
 from tasks.client.submission import Submission
-from tasks.errors import BackendUnavailable, BunchError, DeadlineExceeded, InvalidInput
+from tasks.errors import BackendUnavailable, BunchError, InvalidInput
 from tasks.observability.metrics import CACHE_HITS
-from tasks.protocol.answers import error_of
+from tasks.protocol.answers import checked
 from tasks.protocol.caller import Caller
 from tasks.protocol.ids import new_id, owned_id, sharded_id
 from tasks.protocol.outgoing import MessageWriter, Outgoing
@@ -159,6 +159,11 @@ class Client:
     def has_unsent(self) -> bool:
         """True if requests wait for the next flush."""
         return self.outbox.has_unsent
+
+    @property
+    def is_troubled(self) -> bool:
+        """True if replies are not heard, or the queue does not take requests as it should."""
+        return not self.router.connected or self.outbox.is_troubled
 
     def refuse(self, refusal: Callable[[], BunchError] = shutting_down) -> None:
         """Refuse all pending and further requests, see `Router.refuse`."""
@@ -338,9 +343,17 @@ class Client:
 
     def task_of(self, request_id: str, owner: str = "") -> str:
         """The task id for the owner's own request id; the given id itself if there is none."""
+        known = self.named(request_id, owner)
+        return known[0] if known else request_id
+
+    def named(self, request_id: str, owner: str = "") -> tuple[str, int] | None:
+        """The task id for the owner's own request id, and the ms for which it is known."""
         name = self._keys.request(scoped(request_id, owner))
-        known = cast("bytes | None", self._held(lambda: self._redis.get(name), _NO_RESULTS))
-        return known.decode() if known else request_id
+        pipeline: Any = self._redis.pipeline(transaction=False)
+        # It is empty again after each try.
+        told = self._held(lambda: pipeline.get(name).pttl(name).execute(), _NO_RESULTS)
+        task_id, left_ms = cast("tuple[bytes | None, int]", told)
+        return (task_id.decode(), left_ms) if task_id else None
 
     def _answered(self, out: Outgoing) -> None:
         CACHE_HITS.labels(out.submission.model).inc()
@@ -387,14 +400,3 @@ class Client:
 def scoped(request_id: str, owner: str) -> str:
     """Scope a request id to its owner, since two owners may use the same."""
     return f"{owner}/{request_id}" if owner else request_id
-
-
-def checked(reply: object) -> Reply:
-    """Return a successful reply, or raise the error that it stands for."""
-    if isinstance(reply, Reply):
-        if reply.status == "SUCCESS":
-            return reply
-        raise error_of(reply)
-    if isinstance(reply, BunchError):
-        raise reply
-    raise DeadlineExceeded("the request was not answered before its deadline")

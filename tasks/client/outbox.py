@@ -30,6 +30,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from batching.policy import Shed
 from config.keys import Shard
 from config.redis import Line, Script
 from config.redis_errors import Meaning, meaning_of
@@ -37,7 +38,7 @@ from tasks.client.admission_args import AdmissionArgs
 from tasks.client.admission_codes import QUEUED, answered, refusals
 from tasks.client.pending import Pending
 from tasks.client.resend import LenientArgs, Recogniser, shortened
-from tasks.errors import BackendUnavailable, BunchError
+from tasks.errors import BackendUnavailable, BunchError, Refused
 from tasks.observability.metrics import RESENT
 from tasks.protocol.outgoing import Outgoing
 from tasks.script_args import ClassRow, FlushArgs, FlushHeader, FlushKeys, RunRow
@@ -50,6 +51,9 @@ MAX_FLUSH_BYTES = 4 * 1024 * 1024
 # Between two tries of a flush.
 _FIRST_PAUSE_S = 0.02
 _MAX_PAUSE_S = 0.2
+# A flush is late when it takes longer than this; one that failed makes others go elsewhere for so long.
+_LATE_S = 0.1
+_AVOIDED_S = 1.0
 # Requests that are sent again in one flush.
 _AGAIN_AT_ONCE = 128
 
@@ -126,6 +130,9 @@ class Outbox:
         # Whoever was submitted before this time may have waited behind a flush that was held; 0: nobody.
         self._held_until = 0.0
         self._items: list[Posted] = []
+        # When the flush that is under way began, and when one failed last.
+        self._began_at = math.inf
+        self._failed_at = -math.inf
         self._wake = Event()
         self._script = Script(rules.script)
         self._greenlet: gevent.Greenlet[..., None] | None = None
@@ -137,6 +144,12 @@ class Outbox:
     def has_unsent(self) -> bool:
         """True if requests wait for the next flush."""
         return bool(self._items)
+
+    @property
+    def is_troubled(self) -> bool:
+        """True if a flush is late or failed a moment ago: what may go elsewhere should."""
+        now = self._clock()
+        return now - self._began_at > _LATE_S or now - self._failed_at < _AVOIDED_S
 
     def start(self) -> None:
         self._greenlet = gevent.spawn(self._run)
@@ -161,7 +174,9 @@ class Outbox:
             # While Redis was slow some callers may have given up: their requests need not be queued.
             batch = [item for item in self._next() if not item.pending.done]
             if batch:
+                self._began_at = self._clock()
                 self._submit(batch)
+                self._began_at = math.inf
             # After the flush, which may still have gone to the server before.
             if self._again:
                 self._send_lost()
@@ -182,6 +197,7 @@ class Outbox:
                     self._payloads.write_again([item.out for item in sent])
                 statuses = self._flush(sent, self._rules)
             except (RedisError, OSError) as error:
+                self._failed_at = self._clock()
                 if pause_s == _FIRST_PAUSE_S:
                     logger.warning("could not queue %d requests: %s", len(batch), error)
                 if not self._may_pass(batch, error):
@@ -347,6 +363,8 @@ class Outbox:
                 self._payloads.unused(out)
             for item, error in zip(batch, refusals(answer, outs), strict=True):
                 if error is not None:
+                    if isinstance(error, Refused) and error.reason == Shed.MEMORY.value:
+                        self._failed_at = self._clock()
                     self._payloads.unused(item.out)
                     self._settle(item.pending, error)
                 else:

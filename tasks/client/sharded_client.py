@@ -4,7 +4,7 @@ outbox of its own. A shard that is down, or slow, holds up nobody in another.
     submission ─▶ owner ────────────────────▶ its shard: quotas, fairness and repeats stay one script's
                   none, an Idempotency-Key ─▶ the key's
                   none, answers are shared ─▶ the question's
-                  none of these ────────────▶ the less busy of two, for all that come until its next flush
+                  none of these ────────────▶ the less busy of two that take requests, for all until its next flush
     task id ────▶ the shard that it tells, else the home, where plain Celery clients' requests are
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 from zlib import crc32
 
 import gevent
@@ -27,10 +27,13 @@ from tasks.client.pending import Pending
 from tasks.client.router import MAX_KEPT_BYTES, shutting_down
 from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable, BunchError
+from tasks.fleet.all_places import PATIENCE_S
 from tasks.protocol.caller import Caller
-from tasks.protocol.ids import new_id, shard_of
+from tasks.protocol.ids import new_id, newest, shard_of
 from tasks.protocol.outgoing import Outgoing
 from tasks.protocol.results import Reply
+
+_T = TypeVar("_T")
 
 
 class ShardedClient:
@@ -91,12 +94,11 @@ class ShardedClient:
         return self._home.queued_bytes(submission)
 
     def blob_usage(self) -> Usage:
-        """Those of the places that answer."""
-        total = Usage(0, 0, 0)
-        for each in self._all:
-            with suppress(RedisError):
-                total = Usage(*map(sum, zip(total, each.blob_usage(), strict=True)))
-        return total
+        """Those of the places that answer in time."""
+        asked = [gevent.spawn(_outcome, each.blob_usage) for each in self._all]
+        gevent.joinall(asked, timeout=PATIENCE_S)
+        found = [each.value for each in asked if isinstance(each.value, Usage)]
+        return Usage(*map(sum, zip(*found, strict=True))) if found else Usage(0, 0, 0)
 
     @property
     def shared_bytes(self) -> int:
@@ -141,14 +143,15 @@ class ShardedClient:
             return self._for_owner(owner).task_of(request_id, owner)
         if shard_of(request_id) is not None:
             return request_id
-        asked = [gevent.spawn(_outcome, partial(each.task_of, request_id)) for each in self._all]
+        asked = [gevent.spawn(_outcome, partial(each.named, request_id)) for each in self._all]
         gevent.joinall(asked)
         found = [each.value for each in asked]
-        known = [each for each in found if isinstance(each, str) and each != request_id]
+        # Two requests with one name may be in two shards.
+        known = newest(each for each in found if isinstance(each, tuple))
         failed = [each for each in found if isinstance(each, BackendUnavailable)]
         if failed and not known:
             raise failed[0]
-        return known[0] if known else request_id
+        return known or request_id
 
     def _of(self, task_id: str) -> Client:
         number = self._places.numbered(shard_of(task_id)).number
@@ -169,8 +172,13 @@ class ShardedClient:
             asked = crc32(submission.parameters, crc32(submission.input))
             return self._shards[asked % len(self._shards)]
         # One flush is one script, however many requests it has; so those of one moment stay together.
-        if not self._current.has_unsent:
+        if not self._current.has_unsent or self._current.is_troubled:
             one, other = random.choices(self._shards, k=2)
+            if one.is_troubled or other.is_troubled:
+                # Nobody waits in a shard that refuses everything, so it would seem the less busy one.
+                one, other = random.choices(
+                    [each for each in self._shards if not each.is_troubled] or self._shards, k=2
+                )
             self._current = one if one.waiting <= other.waiting else other
         return self._current
 
@@ -187,8 +195,8 @@ def make_client(
     return Client(settings, places.home.redis, on_answered=on_answered)
 
 
-def _outcome(call: Callable[[], str]) -> str | BackendUnavailable:
+def _outcome(call: Callable[[], _T]) -> _T | BackendUnavailable | RedisError:
     try:
         return call()
-    except BackendUnavailable as error:
+    except (BackendUnavailable, RedisError) as error:
         return error

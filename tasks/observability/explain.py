@@ -13,7 +13,6 @@ Meant for a person who looks at one request: a few round trips, and one more per
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -30,7 +29,7 @@ from tasks.callbacks.store import CallbackStore
 from tasks.fleet.all_places import AllPlaces, answered
 from tasks.fleet.dead_letters import DeadLetters
 from tasks.observability.batch_log import UNSETTLED, BatchLog, BatchRecord, Member
-from tasks.protocol.ids import made_at_ms, place_of, shard_of
+from tasks.protocol.ids import made_at_ms, newest, place_of, shard_of
 from tasks.protocol.outputs import payload_of
 from tasks.protocol.results import FINISHED, Details, Reply, decode_details, decode_error, decode_reply
 
@@ -169,13 +168,12 @@ def _pointer(places: Places, request_id: str) -> str:
         return ""
 
     def note(pipeline: Any, place: Place) -> None:
-        pipeline.get(place.keys.request(request_id))
+        name = place.keys.request(request_id)
+        pipeline.get(name).pttl(name)
 
-    pointers = (each.replies[0] for each in answered(AllPlaces(places).ask(note)))
-    known = [each.decode() for each in pointers if each]
+    asked = (each.replies for each in answered(AllPlaces(places).ask(note)))
     # Callers without an owner may have given two requests one id, in two shards.
-    now_ms = time.time() * 1000
-    return max(known, key=lambda task_id: made_at_ms(task_id, now_ms) or 0, default="")
+    return newest((task_id.decode(), left_ms) for task_id, left_ms in asked if task_id)
 
 
 def _ended(task_id: str, reply: Reply, record: BatchRecord | None) -> dict[str, Any]:

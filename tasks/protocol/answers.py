@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tasks.errors import BY_CODE, BunchError, InferenceFailed, TaskCancelled
+from tasks.errors import BY_CODE, BunchError, DeadlineExceeded, InferenceFailed, TaskCancelled
 from tasks.protocol.results import Reply, decode_details, decode_error, model_metadata
 
 _encode = msgspec.json.Encoder().encode
@@ -21,6 +21,17 @@ def error_of(reply: Reply) -> BunchError:
     code = decode_details(reply.bunch).code
     text = decode_error(reply.result).text if bytes(reply.result) != b"null" else ""
     return BY_CODE.get(code, InferenceFailed)(text or "the model failed")
+
+
+def checked(reply: object) -> Reply:
+    """Return a successful reply, or raise the error that it stands for."""
+    if isinstance(reply, Reply):
+        if reply.status == "SUCCESS":
+            return reply
+        raise error_of(reply)
+    if isinstance(reply, BunchError):
+        raise reply
+    raise DeadlineExceeded("the request was not answered before its deadline")
 
 
 def state_of(reply: Reply) -> str:

@@ -19,7 +19,7 @@ import hmac
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from config.shards import Place, Places
@@ -103,6 +103,16 @@ def made_at_ms(task_id: str, now_ms: float) -> float | None:
         return None
     newest = (now_ms + _AHEAD_MS) // _STEP_MS
     return (newest - (newest - int(found[1], 16)) % _STEPS) * _STEP_MS
+
+
+def newest(named: Iterable[tuple[str, int]]) -> str:
+    """The id that was made last, of some with the ms for which they are kept; empty if there are none.
+
+    Ids tell the time to four seconds. Of those of the same step, which is how a caller repeats a request, the one that
+    is kept for longer came later.
+    """
+    now_ms = time.time() * 1000
+    return max(named, key=lambda each: (made_at_ms(each[0], now_ms) or 0, each[1]), default=("", 0))[0]
 
 
 def _tag(head: str, owner: str) -> str:

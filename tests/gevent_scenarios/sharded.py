@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from os import kill
+from signal import SIGCONT, SIGSTOP
+from typing import Any
 
+import gevent
 import msgspec
+from msgspec import structs
 
 from batching.claim.store import RedisBatchStore
 from config.keys import Shard
@@ -35,11 +40,11 @@ from tests.waiting import wait_until
 class ShardedFixture:
     """The started client, and a worker's store in each place."""
 
-    def __init__(self, first: str, second: str) -> None:
+    def __init__(self, first: str, second: str, **options: Any) -> None:
         near, far = connect(first), connect(second)
         shards = tuple(Place(Shard(f"{{s{n}}}"), near if n < 2 else far, n) for n in range(4))
         self.places = Places(Place(Shard(), near), shards)
-        self.client = ShardedClient(settings_for(first), self.places)
+        self.client = ShardedClient(structs.replace(settings_for(first), **options), self.places)
         self.stores = [RedisBatchStore(place.redis, "scenario", place.keys) for place in self.places]
         self._batches = 0
         self.client.start()
@@ -64,11 +69,11 @@ class ShardedFixture:
 
 
 @contextmanager
-def sharded(frontend: FrontendFixture) -> Iterator[tuple[ShardedFixture, PrivateValkey]]:
+def sharded(frontend: FrontendFixture, **options: Any) -> Iterator[tuple[ShardedFixture, PrivateValkey]]:
     """The client, and its second server."""
     far = PrivateValkey()
     far.start()
-    fixture = ShardedFixture(frontend.url, far.url)
+    fixture = ShardedFixture(frontend.url, far.url, **options)
     try:
         yield fixture, far
     finally:
@@ -166,3 +171,65 @@ def a_shard_that_is_down_holds_up_nobody_in_another(frontend: FrontendFixture) -
         error_of(partial(client.wait, lost))
         assert not client.connected
         assert client.waiting == 0
+
+
+def _spread(fixture: ShardedFixture, count: int = 60) -> list[int]:
+    """How many of some requests of nobody went to each shard, one after the other."""
+    asked = []
+    for _ in range(count):
+        asked.append(fixture.client.submit(asking(NOBODY, b"1", timeout_s=2.0)))
+        gevent.sleep(0.005)
+    for each in asked:
+        fixture.client.drop(each)
+    shards = [shard_of(each.task_id) for each in asked]
+    return [shards.count(n) for n in range(4)]
+
+
+def requests_of_nobody_do_not_go_to_a_shard_that_is_down(frontend: FrontendFixture) -> None:
+    # Held while it may fail over, and refused at once: either is no reason to send it more.
+    for wait_ms in (5000, 0):
+        with sharded(frontend, failover_wait_ms=wait_ms) as (fixture, far):
+            far.stop()
+            wait_until(lambda: not fixture.client.connected)
+            assert sum(_spread(fixture)[2:]) <= 2
+
+
+def requests_of_nobody_do_not_go_to_a_shard_that_hangs(frontend: FrontendFixture) -> None:
+    with sharded(frontend, failover_wait_ms=5000) as (fixture, far):
+        kill(far.pid, SIGSTOP)
+        try:
+            _spread(fixture)
+            # Each of the two has got some, and the flush with it is not answered.
+            assert sum(_spread(fixture)[2:]) == 0
+        finally:
+            kill(far.pid, SIGCONT)
+        wait_until(lambda: sum(_spread(fixture, 20)[2:]) > 0)
+
+
+def requests_of_nobody_do_not_go_to_a_shard_that_takes_none(frontend: FrontendFixture) -> None:
+    with sharded(frontend) as (fixture, far):
+        far.client().config_set("maxmemory", 1)
+        _spread(fixture)
+        assert sum(_spread(fixture)[2:]) <= 4
+        # Somebody tries it again.
+        far.client().config_set("maxmemory", 0)
+        wait_until(lambda: sum(_spread(fixture, 20)[2:]) > 0)
+
+
+def the_newest_of_equal_names_is_found_whatever_its_shard(frontend: FrontendFixture) -> None:
+    with sharded(frontend) as (fixture, _):
+        client = fixture.client
+        for _ in range(8):
+            newest = client.receipt(client.submit(asking(NOBODY, b"1", waits=False, request_id="again")))
+            gevent.sleep(0.002)
+            assert client.task_of("again") == newest
+
+
+def the_payloads_of_a_shard_that_hangs_are_not_waited_for(frontend: FrontendFixture) -> None:
+    with sharded(frontend) as (fixture, far):
+        kill(far.pid, SIGSTOP)
+        try:
+            with gevent.Timeout(4.0):
+                assert fixture.client.blob_usage().all_bytes == 0
+        finally:
+            kill(far.pid, SIGCONT)

@@ -20,8 +20,7 @@ from batching.ports import BatchInfo
 from batching.request import OWN_METADATA, Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
 from config.tiers import Tier
 from tasks import errors
-from tasks.client.client import checked
-from tasks.protocol.answers import error_of
+from tasks.protocol.answers import checked, error_of
 from tasks.protocol.results import (
     FINISHED,
     CeleryCodec,
