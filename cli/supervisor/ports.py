@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 
 import psutil
 
@@ -11,11 +12,21 @@ from cli.supervisor.errors import PortTaken
 
 _FLOWER_TRIES = 100
 
+# Bound, and not listening: the kernel gives these ports to nobody else, while a server that binds them with
+# SO_REUSEADDR, as servers do, may have them. Until it is there, and while it is started again, they would be anybody's.
+_reserved: list[socket.socket] = []
+
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A free port, chosen by the kernel."""
-    with _bound(host, 0) as listener:
-        return int(listener.getsockname()[1])
+    """A free port, chosen by the kernel; on Linux it stays reserved for the children of this process."""
+    holder = _bound(host, 0, listens=False)
+    port = int(holder.getsockname()[1])
+    if sys.platform == "linux":
+        _reserved.append(holder)
+    else:
+        # A port belongs to the first who binds it, whether he listens or not.
+        holder.close()
+    return port
 
 
 def require_free(host: str, port: int, setting: str) -> int:
@@ -46,7 +57,7 @@ def first_free(host: str, port: int) -> int:
     return free_port(host)
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int, *, listens: bool = True) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -54,7 +65,8 @@ def _bound(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         # Without listening, two sockets with SO_REUSEADDR could share a port.
-        listener.listen(1)
+        if listens:
+            listener.listen(1)
     except OSError:
         listener.close()
         raise

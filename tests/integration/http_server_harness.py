@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from tests.valkey import free_port
 from tests.waiting import wait_until
 
 _ROOT = Path(__file__).parents[2]
@@ -161,9 +162,7 @@ class Server:
     ) -> None:
         self._trust = trust
         self._log = folder / "gunicorn.log"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         settings = {
             "worker_class": "webapp.server.Worker",
             "bind": [f"127.0.0.1:{self.port}", *([f"unix:{unix_path}"] if unix_path else [])],
