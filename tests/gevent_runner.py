@@ -15,9 +15,11 @@ from types import ModuleType
 import pytest
 
 from tests.shards import SHARDS
+from tests.waiting import PATIENCE_S
 
 _ROOT = Path(__file__).parents[1]
-_LONGEST_S = 100.0
+# As patient as a wait of a scenario, which says more.
+_LONGEST_S = PATIENCE_S + 60.0
 _EACH_SHARD = "each shard has a queue with that limit"
 _OF_ONE_SHARD = {
     "without_the_setting_it_is_celerys_own": "Celery's own backend knows of no shards",
@@ -41,7 +43,7 @@ class GeventRunner:
         with self._process:
             assert self._process.stdin is not None
             self._process.stdin.close()
-            assert self._process.wait(30) == 0
+            assert self._process.wait(PATIENCE_S) == 0
 
     def run(self, url: str, module: ModuleType, scenario: str) -> str:
         """Run a scenario and return its output; it fails as the scenario fails."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import gevent
-
 from config.settings import ModelSettings
 from config.tiers import Tier
 from tasks.errors import DeadlineExceeded, IdempotencyConflict, RateLimited
@@ -111,16 +109,17 @@ def failures_are_not_kept(frontend: FrontendFixture) -> None:
             pending = frontend.submit(wish, KEPT)
             wait_until(lambda: frontend.serve(KEPT), "the model is asked each time")
             error_of(partial(frontend.client.wait, pending))
-    late = error_of(partial(frontend.ask, "x", KEPT, 0.1))
-    assert isinstance(late, DeadlineExceeded)
-    # A caller gets its answer a moment before its deadline.
-    gevent.sleep(0.1)
-    wait_until(lambda: frontend.serve(KEPT))
+    pending = frontend.submit("x", KEPT, 1.0)
+    wait_until(lambda: frontend.depth(KEPT) == 1)
+    late = frontend.next_message(KEPT, Tier.PAID)
+    assert isinstance(error_of(partial(frontend.client.wait, pending)), DeadlineExceeded)
+    frontend.outlive(late)
+    assert frontend.serve(KEPT) == 1
     assert not frontend.redis.keys("bunch:cached:*")
 
 
 def it_counts_for_the_rate(frontend: FrontendFixture) -> None:
-    caller = Caller("k", "a", Tier.PAID, 60, 3)
+    caller = Caller("k", "a", Tier.PAID, 1, 3)
     computed(frontend, "x", caller=caller)
     for _ in range(2):
         assert about(kept(frontend, "x", caller=caller)).cached

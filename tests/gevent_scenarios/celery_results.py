@@ -147,7 +147,7 @@ def a_timeout_is_celerys_own_and_leaves_nothing(frontend: FrontendFixture) -> No
 def an_answer_without_a_message_is_found(frontend: FrontendFixture) -> None:
     """Before a timeout, and without one."""
     app = app_of(frontend.url)
-    for options in ({"timeout": 1.0}, {}):
+    for options in ({"timeout": 3.0}, {}):
         task_id = later(frontend, {"do": "whisper"})
         waiting = gevent.spawn(AsyncResult(task_id, app=app).get, **options)
         wait_until(lambda: task_id in waited_for(frontend.redis))  # noqa: B023 - called before the next round
@@ -237,7 +237,7 @@ def an_outage_ends_no_wait_and_no_timeout_waits_for_its_end(_: FrontendFixture) 
     with own_server() as (valkey, frontend):
         app = app_of(frontend.url)
         before = gevent.spawn(AsyncResult("before", app=app).get)
-        short = gevent.spawn(raised, AsyncResult("never", app=app), 1.5)
+        short = gevent.spawn(raised, AsyncResult("never", app=app), 4.0)
         wait_until(lambda: len(waited_for(frontend.redis)) == 2)
         valkey.kill()
         meanwhile = gevent.spawn(AsyncResult("meanwhile", app=app).get, timeout=60.0)

@@ -22,19 +22,27 @@ def five_hundred_waiters_with_nothing_to_do_cost_almost_nothing(frontend: Fronte
 
 def a_reply_costs_the_same_however_many_wait(frontend: FrontendFixture) -> None:
     load(frontend, callers=50, rounds=10)
-    few = load(frontend, callers=50, rounds=40)
-    many = load(frontend, callers=800, rounds=3)
+    # In turn, and the least of each: what else the machine does costs CPU time too.
+    rounds = [(load(frontend, callers=50, rounds=40), load(frontend, callers=800, rounds=3)) for _ in range(3)]
+    few, many = map(min, zip(*rounds, strict=True))
     assert many < 2 * few, f"{few * 1e6:.0f} µs of CPU a request for 50 callers, {many * 1e6:.0f} for 800"
 
 
 def idle_waiters_cost_nothing_while_others_are_answered(frontend: FrontendFixture) -> None:
     load(frontend, callers=20, rounds=10)
-    alone = load(frontend, callers=20, rounds=50)
-    waiting = [gevent.spawn(frontend.ask, i, NOBODY) for i in range(800)]
-    wait_until(lambda: frontend.depth() == 800)
-    beside = load(frontend, callers=20, rounds=50)
+    alone, beside = map(min, zip(*(alone_and_beside(frontend) for _ in range(3)), strict=True))
     assert beside < 2 * alone, f"{alone * 1e6:.0f} µs of CPU a request, {beside * 1e6:.0f} beside 800 that wait"
+
+
+def alone_and_beside(frontend: FrontendFixture) -> tuple[float, float]:
+    """The load alone, and beside 800 that wait."""
+    alone = load(frontend, callers=20, rounds=20)
+    before = frontend.depth()
+    waiting = [gevent.spawn(frontend.ask, i, NOBODY) for i in range(800)]
+    wait_until(lambda: frontend.depth() == before + 800)
+    beside = load(frontend, callers=20, rounds=20)
     gevent.killall(waiting)
+    return alone, beside
 
 
 def load(frontend: FrontendFixture, callers: int, rounds: int) -> float:

@@ -11,6 +11,7 @@ from redis import Redis
 
 from batching.claim.lease import Entry
 from batching.claim.store import Claim
+from batching.fast_header import read_fast_header
 from config.keys import Shard
 from config.redis import connect
 from config.settings import ModelSettings, Settings
@@ -103,6 +104,21 @@ class FrontendFixture:
     def claim(self, model: str) -> Claim:
         self._batches += 1
         return self.store.claim(model, f"scenario-{self._batches}", 64)
+
+    def outlive(self, message: bytes) -> None:
+        """Wait until a claim would find a message too late, by the clock of Redis.
+
+        A caller gets its answer a moment before; and Redis counts from when the message reached it.
+        """
+        header = read_fast_header(message)
+        assert header is not None
+        late_ms = header.deadline_ms
+
+        def has_passed() -> bool:
+            seconds, microseconds = self.redis.time()
+            return 1000 * seconds + microseconds // 1000 > late_ms
+
+        wait_until(has_passed, "its deadline has passed")
 
     def turn(self, model: str) -> Sequence[Entry]:
         """Act as the worker, as in `serve`; returns the claimed entries."""

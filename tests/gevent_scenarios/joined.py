@@ -172,13 +172,12 @@ def one_whom_celery_has_revoked_stays_so(frontend: FrontendFixture) -> None:
 
 
 def each_has_its_own_deadline(frontend: FrontendFixture) -> None:
-    first = asked(frontend, timeout_s=0.3)
-    hasty, patient = asked(frontend, timeout_s=0.2), asked(frontend)
-    polling = later(frontend, timeout_s=0.3)
+    # In one flush: who comes when the first one is late does not join it.
+    first, hasty, patient = (ask(frontend, timeout_s=each) for each in (1.0, 0.9, 30.0))
+    polling = frontend.client.receipt(ask(frontend, waits=False, timeout_s=1.0))
     for each in (first, hasty):
         assert isinstance(error_of(partial(frontend.client.wait, each)), DeadlineExceeded)
-    # A caller gets its answer a moment before its deadline.
-    gevent.sleep(0.1)
+    frontend.outlive(frontend.next_message(SHARED, Tier.PAID))
     (entry,) = frontend.turn(SHARED)
     assert entry.verdict is Verdict.EXPIRED
     assert state(frontend, polling) == "FAILURE"
@@ -282,10 +281,15 @@ def a_failure_that_may_pass_is_tried_for_the_next(frontend: FrontendFixture) -> 
 
 
 def one_that_got_lost_holds_nobody_up_beyond_its_deadline(frontend: FrontendFixture) -> None:
-    first, second = asked(frontend, timeout_s=0.3), asked(frontend)
-    frontend.redis.delete(*(each.queue(SHARED, Tier.PAID) for each in frontend.keys))
+    first, second = ask(frontend, timeout_s=1.0), ask(frontend)
+    wait_until(lambda: frontend.waiting() == 2)
+    message, queues = (
+        frontend.next_message(SHARED, Tier.PAID),
+        [each.queue(SHARED, Tier.PAID) for each in frontend.keys],
+    )
+    frontend.redis.delete(*queues)
     assert isinstance(error_of(partial(frontend.client.wait, first)), DeadlineExceeded)
-    gevent.sleep(0.1)
+    frontend.outlive(message)
     third = ask(frontend)
     wait_until(lambda: sum(frontend.depths(SHARED)) == 1)
     assert frontend.serve(SHARED) == 1
@@ -293,9 +297,10 @@ def one_that_got_lost_holds_nobody_up_beyond_its_deadline(frontend: FrontendFixt
 
 
 def one_that_is_late_answers_itself_alone(frontend: FrontendFixture) -> None:
-    first = later(frontend, timeout_s=0.3)
+    first = later(frontend, timeout_s=2.0)
+    message = frontend.next_message(SHARED, Tier.PAID)
     claimed = frontend.claim(SHARED)
-    gevent.sleep(0.4)
+    frontend.outlive(message)
     second = ask(frontend)
     wait_until(lambda: sum(frontend.depths(SHARED)) == 1)
     finish(frontend.store, claimed, SHARED)

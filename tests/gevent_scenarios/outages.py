@@ -176,7 +176,7 @@ def a_flush_is_not_queued_twice_when_its_reply_got_lost(_: FrontendFixture) -> N
 
 def what_a_refused_flush_may_have_left_is_taken_back(_: FrontendFixture) -> None:
     with own_server() as (valkey, frontend):
-        client = make_client(frontend.settings, places_of(connect(valkey.url, timeout_s=0.5)))
+        client = make_client(frontend.settings, places_of(connect(valkey.url, timeout_s=1.0)))
         client.start()
         try:
             assert output(client.wait(client.submit(asking(SERVED, b"1", caller=ANN)))) == {"echo": 1}
@@ -212,7 +212,7 @@ def a_subscription_that_went_dead_is_replaced_within_seconds(_: FrontendFixture)
             serve(store, NOBODY, "elsewhere-1")
             assert [output(frontend.client.wait(each)) for each in pendings] == [{"echo": i} for i in range(20)]
             # Their own deadlines would be in 30.
-            assert time.monotonic() - began < 7.0
+            assert time.monotonic() - began < 15.0
         finally:
             frontend.close()
             proxy.stop()

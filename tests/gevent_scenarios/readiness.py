@@ -237,7 +237,7 @@ def what_waits_for_its_model_to_be_loaded_has_its_deadline_only(frontend: Fronte
     for configured, status in ((settings, 200), (always, 504)):
         resides(frontend.redis, "unloaded", residency="unloaded")
         with frontend_app(configured) as client:
-            asked = gevent.spawn(post, client, "/v1/inference", {"input": 1, "timeout_ms": 5_000})
+            asked = gevent.spawn(post, client, "/v1/inference", {"input": 1, "timeout_ms": 30_000})
             # The worker of the round before may still have met it, on its way out.
             wait_until(partial(waits_or_has_ended, frontend, asked), what="it waits")
             gevent.sleep(0.05)

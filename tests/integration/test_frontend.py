@@ -108,10 +108,21 @@ def test_outages(runner: GeventRunner, valkey: PrivateValkey, scenario: str) -> 
     runner.run(valkey.url, outages, scenario)
 
 
+@pytest.fixture(scope="module")
+def unserved() -> Iterator[PrivateValkey]:
+    """A server without the worker of the others, which may be as quick as the shortest limit of a queue."""
+    server = PrivateValkey()
+    server.start()
+    yield server
+    server.stop()
+
+
 @scenarios(readiness)
-def test_readiness(runner: GeventRunner, redis: Redis, valkey: PrivateValkey, scenario: str) -> None:
+def test_readiness(runner: GeventRunner, unserved: PrivateValkey, scenario: str) -> None:
     """A frontend of an empty database, without a worker."""
-    runner.run(valkey.url, readiness, scenario)
+    with unserved.client() as redis:
+        redis.flushdb()
+    runner.run(unserved.url, readiness, scenario)
 
 
 @scenarios(celery_results)
