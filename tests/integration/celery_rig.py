@@ -61,7 +61,7 @@ class Rig:
         for signature in (self.infer("last"), self.task("note", "last", "settle")):
             signature.apply_async().get(timeout=PATIENCE_S)
 
-    def inspect(self, timeout_s: float = 1.0, node: str = "bunch@here") -> Any:
+    def inspect(self, timeout_s: float = PATIENCE_S, node: str = "bunch@here") -> Any:
         return self.client.control.inspect(timeout=timeout_s, destination=[node])
 
     def active(self) -> set[str]:

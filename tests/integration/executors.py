@@ -15,7 +15,7 @@ from batching.request import Done, Ok, Work
 from config.settings import ModelSettings
 from workers.executor.process_executor import ProcessExecutor
 
-LONG_S = 30.0
+LONG_S = 120.0
 ROOT = Path(__file__).resolve().parents[2]
 Start = Callable[..., ProcessExecutor]
 # Options of the executor itself, not settings of its model.

@@ -338,7 +338,7 @@ def test_a_sender_that_can_start_no_thread_for_now_keeps_nothing_for_itself(
 
 
 def test_a_lease_is_kept_as_long_as_its_sender_works(redis: Redis, receiver: Receiver) -> None:
-    rig = Rig(redis, lease_ttl_ms=1000, timeout_s=60.0)
+    rig = Rig(redis, lease_ttl_ms=4000, timeout_s=60.0)
     other = rig.another()
     receiver.hangs.set()
     rig.owe(receiver.url)

@@ -76,7 +76,7 @@ def test_a_worker_that_died_before_it_is_missed_after_the_lease_ttl(redis: Redis
         time.sleep(TTL_S / 5)
         return register.beat("alive", b"{}") == ["dead"]
 
-    wait_until(missed, "the dead one is missed", patience_s=20)
+    wait_until(missed, "the dead one is missed")
 
 
 def test_nobody_counts_as_alive_by_a_beat_from_the_future(redis: Redis) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from celery import Celery
 from click.testing import CliRunner, Result
 from redis import Redis
 
@@ -23,10 +24,10 @@ from config.tiers import Tier
 from tasks.protocol.messages import read_payload
 from tasks.protocol.results import DeadLetter
 from tests.fakes.messages import celery_message, our_message
-from tests.integration.celery_harness import MOODY, ROOT, bunch_worker, plain_client, wait_for_models
+from tests.integration.celery_harness import MOODY, ROOT, bunch_worker, close_client, plain_client, wait_for_models
 from tests.shards import inherited_environment
 from tests.valkey import PrivateValkey
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 KEYS = Shard()
 MODELS = '[models.m]\nsource = "workers.models.echo:Echo"\n'
@@ -210,6 +211,13 @@ def test_a_plain_clients_expiry_does_not_outlive_its_message(
 
 
 @pytest.fixture
+def client(valkey: PrivateValkey) -> Iterator[Celery]:
+    app = plain_client(valkey.url)
+    yield app
+    close_client(app)
+
+
+@pytest.fixture
 def moody(tmp_path: Path, valkey: PrivateValkey, redis: Redis) -> Iterator[None]:
     worker = bunch_worker(tmp_path, valkey, MOODY).start()
     try:
@@ -219,12 +227,9 @@ def moody(tmp_path: Path, valkey: PrivateValkey, redis: Redis) -> Iterator[None]
         worker.stop()
 
 
-def test_a_replayed_request_is_answered_under_its_old_id(
-    dlq: Dlq, redis: Redis, valkey: PrivateValkey, moody: None
-) -> None:
+def test_a_replayed_request_is_answered_under_its_old_id(dlq: Dlq, redis: Redis, client: Celery, moody: None) -> None:
     dlq.configure(MOODY)
-    client = plain_client(valkey.url)
-    result = client.send_task("bunch.infer", [{"fail": "not today"}], queue="bunch.moody.paid", expires=1)
+    result = client.send_task("bunch.infer", [{"fail": "not today"}], queue="bunch.moody.paid", expires=5)
     assert wait_until(result.ready, "the request is given up")
     assert result.state == "FAILURE"
     assert "not today" in dlq("show", result.id).stdout
@@ -235,5 +240,5 @@ def test_a_replayed_request_is_answered_under_its_old_id(
     wait_until(lambda: datetime.fromisoformat(message["headers"]["expires"]) < datetime.now(UTC), "it would expire")
     assert dlq("replay", result.id).exit_code == 0
     wait_until(lambda: client.AsyncResult(result.id).state == "SUCCESS", "the replay is answered")
-    assert client.AsyncResult(result.id).get(timeout=5) == {"echo": "fine", "batch": 1}
+    assert client.AsyncResult(result.id).get(timeout=PATIENCE_S) == {"echo": "fine", "batch": 1}
     assert ids(redis) == set()

@@ -91,16 +91,16 @@ def test_the_reason_of_a_death_names_status_or_signal(
 
 
 def test_a_hung_batch_is_killed_and_the_next_child_works(start: Start, tmp_path: Path) -> None:
-    executor = start(timeout_ms=300)
+    executor = start(timeout_ms=1500)
     first = executor.pid
     began = time.monotonic()
     executor.send(work("hung", {"do": "hold", "path": str(tmp_path / "never")}))
     executor.send(work("behind", 1))
     event = lost(executor)
-    assert time.monotonic() - began >= 0.3
+    assert time.monotonic() - began >= 1.5
     assert (event.inside, event.waiting) == ("hung", ("behind",))
     assert event.cause is Cause.TIMEOUT
-    assert "longer than timeout_ms = 300" in event.reason
+    assert "longer than timeout_ms = 1500" in event.reason
     assert executor.wait_ready(LONG_S)
     assert first is not None
     assert not alive(first)
@@ -109,14 +109,14 @@ def test_a_hung_batch_is_killed_and_the_next_child_works(start: Start, tmp_path:
 
 def test_the_time_of_a_batch_counts_from_when_it_is_in_front(start: Start) -> None:
     """Two batches sent together, each well within its time, both together far over it."""
-    executor = start("workers.models.simulated:Simulated", options={"batch_ms": 1200, "item_ms": 0}, timeout_ms=2000)
+    executor = start("workers.models.simulated:Simulated", options={"batch_ms": 1500, "item_ms": 0}, timeout_ms=2800)
     executor.send(work("a", 1))
     executor.send(work("b", 2))
     for batch_id in "ab":
         done = executor.receive(LONG_S)
         assert isinstance(done, Done)
         assert done.batch_id == batch_id
-        assert done.compute_s >= 1.2
+        assert done.compute_s >= 1.5
 
 
 def test_a_batch_may_take_a_multiple_of_what_batches_take(start: Start, tmp_path: Path) -> None:
@@ -141,8 +141,9 @@ def test_it_sleeps_no_longer_than_the_batch_in_front_has_left(build: Start) -> N
 
 
 def test_idle_time_does_not_count(start: Start) -> None:
-    executor = start(timeout_ms=100)
-    time.sleep(0.35)
+    # Long enough for a batch on any machine.
+    executor = start(timeout_ms=1500)
+    time.sleep(1.6)
     assert run(executor, 1) == [1]
     assert executor.restarts == 0
 

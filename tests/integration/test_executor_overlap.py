@@ -62,7 +62,7 @@ def test_a_process_that_dies_while_it_prepares_puts_both_in_question(start: Star
 
 
 def test_a_batch_that_takes_too_long_is_the_front_one_alone(start: Start, tmp_path: Path) -> None:
-    executor = start(STAGES, timeout_ms=1500)
+    executor = start(STAGES, timeout_ms=3000)
     hold_two(executor, tmp_path)
     event = lost(executor)
     assert (event.inside, event.beside, event.waiting, event.cause) == ("a", (), ("b",), Cause.TIMEOUT)

@@ -71,7 +71,7 @@ def test_a_source_that_leads_to_no_model_is_tried_once_and_again_after_a_reload(
 
 
 def test_a_start_that_fails_after_its_model_was_replaced_says_nothing_about_the_new_one(build: Start) -> None:
-    executor = build("tests.fakes.models:LoadsForever", start_timeout_ms=400)
+    executor = build("tests.fakes.models:LoadsForever", start_timeout_ms=2000)
     executor.start()
     wait_until(lambda: executor.pid is not None, what="its process is there")
     executor.replace(ModelSettings(name="m", source="tests.fakes.models:Puppet", cache=False))

@@ -342,10 +342,11 @@ def test_with_redis_back_requests_are_queued_again(web: Frontend, api: Api, redi
     with redis_server.client() as redis:
         # As if a worker had loaded it once. None is there: a request that is queued is not answered.
         redis.incr(Shard().edition("direct"))
-        wait_until(lambda: web.infer("y", timeout_ms=200).status == 504, "requests are queued")
+        # Long enough to be sent: who is too late for that is not queued.
+        wait_until(lambda: web.infer("y", timeout_ms=1000).status == 504, "requests are queued")
         api.bodies.clear()
         queued = depth_of(redis, "direct")
-        assert web.infer("z", timeout_ms=200).status == 504
+        assert web.infer("z", timeout_ms=1000).status == 504
         assert depth_of(redis, "direct") == queued + 1
     assert api.bodies == []
 

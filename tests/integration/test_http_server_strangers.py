@@ -8,7 +8,6 @@ import resource
 import select
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -194,10 +193,10 @@ class TestMemory:
 class TestRefusedUploads:
     def test_a_slow_upload_is_read_to_its_end(self, tmp_path: Path) -> None:
         """A client that reads no answer before it has sent everything takes longer than one pause for that."""
-        with Server(tmp_path, limits={"linger_s": 0.5}) as server, server.client() as client:
+        with Server(tmp_path, limits={"linger_s": 2.0}) as server, server.client() as client:
             client.send(b"POST /size HTTP/1.1\r\nHost: test\r\nContent-Length: 3000000\r\n\r\n")
-            for _ in range(15):
-                client.send(b"x" * 200_000)
+            for _ in range(24):
+                client.send(b"x" * 125_000)
                 time.sleep(0.1)
             assert client.answer().status == 413
 
@@ -247,7 +246,7 @@ def test_a_client_that_closes_its_side_counts_as_gone(tmp_path: Path) -> None:
     """It cannot be told from one that hung up, so its request may be taken back; what is answered still reaches it."""
     with Server(tmp_path) as server, server.client() as client:
         client.send(get("/until-gone"))
-        threading.Event().wait(0.1)
+        wait_until(lambda: server.state()["calls"] == 1)
         client.socket.shutdown(1)
         assert client.answer().status == 200
         assert server.state()["noticed"] == 1

@@ -50,7 +50,7 @@ def test_what_waits_and_what_comes_is_answered_after_each_reconnect(rig: Rig, se
         cut(rig)
         waiting += [infer(sender, f"{name}-{number}-{n}").apply_async() for n in range(3, 6)]
         keys = [f"celery-task-meta-{each.id}" for each in waiting]
-        wait_until(lambda keys=keys: all(_ended(rig, key) for key in keys), "all six are answered", patience_s=10)
+        wait_until(lambda keys=keys: all(_ended(rig, key) for key in keys), "all six are answered")
         outputs = [json.loads(rig.redis.get(key))["result"] for key in keys]
         assert outputs == [f"{name}-{number}-{n}" for n in range(6)]
     # celery/celery PR #10345: after a reconnect it consumes other queues than before.
