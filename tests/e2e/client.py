@@ -10,6 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from tests.waiting import wait_until
+
 _PATIENCE_S = 240.0
 _ABSENT = object()
 
@@ -97,6 +99,20 @@ class Api:
         assert answer.status == 200, answer
         document: dict[str, Any] = answer.json
         return document
+
+    def outcome(self, task_id: str) -> dict[str, Any]:
+        """The result of a request that has ended, however long that takes."""
+
+        def ended() -> dict[str, Any]:
+            answer = self.get(f"/v1/result/{task_id}?wait_ms=5000")
+            # As while nobody can confirm a result after a failover.
+            if answer.status == 503:
+                return {}
+            assert answer.status == 200, answer
+            document: dict[str, Any] = answer.json
+            return {} if document["status"] in {"PENDING", "STARTED"} else document
+
+        return wait_until(ended, f"{task_id} has ended")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from redis import Redis
 from config.keys import Shard
 from tests.e2e.client import Api, connected
 from tests.e2e.gate import Gate
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.waiting import wait_until
 
 KEYS = Shard()
@@ -23,11 +23,11 @@ CALLBACK_SECRET = "a secret of the tests' own stack"
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     each = Stack(tmp_path_factory.mktemp("stack"))
     try:
-        # Most tests must not meet refusals at admission, or a queue limit of two seconds while the machine stands
-        # still; `test_overload` has a stack of its own.
+        # Most tests must not meet refusals at admission, or a limit of seconds while the machine stands still;
+        # `test_overload` has a stack of its own.
         options = ("--web-workers=2", "--workers=2", "--no-flower")
         pushes = {"callback_hosts": "127.0.0.1, *.example.org", "callback_secret": CALLBACK_SECRET}
-        yield each.start(*options, admission="off", queue_timeout_ms=10_000, **pushes)
+        yield each.start(*options, admission="off", **PATIENT, **pushes)
         each.stop()
     finally:
         each.kill()

@@ -15,7 +15,7 @@ import pytest
 
 from tests import issuer
 from tests.e2e.client import Answer
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.integration.http_server_harness import Answer as RawAnswer
 from tests.integration.http_server_harness import Client
 from tests.waiting import PATIENCE_S, wait_until
@@ -128,7 +128,7 @@ def fort(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fort]:
         "service_token": f"ann:{SERVICE_TOKEN},ben:{NEXT_TOKEN}", "ledger_retention_days": 1, "log_level": "DEBUG",
     }  # fmt: skip
     try:
-        each.stack.start("--web-workers=2", "--workers=1", "--no-flower", **settings)
+        each.stack.start("--web-workers=2", "--workers=1", "--no-flower", **settings, **PATIENT)
         each.create("alice", "--tier", "paid", "--owner", "alice")
         each.create("alice again", "--tier", "free", "--owner", "alice")
         each.create("bob", "--tier", "enterprise", "--owner", "bob")

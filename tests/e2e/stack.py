@@ -21,6 +21,8 @@ from tests.shards import inherited_environment
 from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
+# Callers who wait for long enough on whatever machine, unless they say otherwise.
+PATIENT = {"queue_timeout_ms": 60_000, "request_timeout_ms": 60_000}
 
 MODELS = """\
 default_model = "echo"
@@ -48,12 +50,12 @@ max_queue_depth = 2
 
 [models.moody]
 source = "tests.models:Moody"
-timeout_ms = 30000
+timeout_ms = 120000
 
 # Each worker counts for itself.
 [models.counting]
 source = "tests.models:Counting"
-timeout_ms = 30000
+timeout_ms = 120000
 cache = true
 
 # What it does not declare does not reach it.
@@ -79,7 +81,7 @@ outputs = [{ name = "a", datatype = "FP32", shape = [2] }, { name = "b", datatyp
 source = "tests.models:Moody"
 policy = "fixed"
 max_batch_size = 4
-max_wait_ms = 1500
+max_wait_ms = 4000
 """
 
 
@@ -183,7 +185,7 @@ class Stack:
         try:
             self._process.terminate()
             code = self._process.wait(PATIENCE_S)
-            _, alive = psutil.wait_procs(below, timeout=10)
+            _, alive = psutil.wait_procs(below, timeout=60)
         finally:
             self.kill()
         for each in alive:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.client import Answer, Api, connected
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.waiting import wait_until
 
 MODELS = """\
@@ -31,7 +31,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     try:
         yield stack.start(
             "--web-workers=2", "--workers=1", "--no-flower",
-            client_rpm=60, ledger_retention_days=1, log_format="json", admission="off",
+            client_rpm=60, ledger_retention_days=1, log_format="json", admission="off", **PATIENT,
         )  # fmt: skip
         stack.stop()
     finally:

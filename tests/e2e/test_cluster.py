@@ -10,7 +10,7 @@ from pathlib import Path
 from config.redis import connect
 from tasks.protocol.ids import shard_of
 from tests.e2e.client import connected
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.waiting import wait_until
 
 MODEL = '[models.echo]\nsource = "workers.models.echo:Echo"\n'
@@ -21,7 +21,7 @@ def test_a_node_may_be_killed_and_the_next_start_goes_on_with_what_each_had(tmp_
     stack = Stack(tmp_path, MODEL)
     try:
         # However long the failover takes here.
-        patient = {"failover_wait_ms": 25_000, "queue_timeout_ms": 30_000}
+        patient = {"failover_wait_ms": 25_000, **PATIENT}
         stack.start(*OPTIONS, durability="replica", **patient)
         assert [row.name for row in stack.rows() if row.role == "redis"] == [
             *(f"node-{number}" for number in range(1, 7)),
@@ -36,14 +36,14 @@ def test_a_node_may_be_killed_and_the_next_start_goes_on_with_what_each_had(tmp_
             accepted = [api.later(f"before {number}") for number in range(20)]
             assert len({shard_of(each) for each in accepted}) > 8
             for number, each in enumerate(accepted):
-                assert api.result(each, wait_ms=5000)["output"] == f"before {number}"
+                assert api.outcome(each)["output"] == f"before {number}"
             pid = next(row.pid for row in stack.rows() if row.name == "node-1")
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             assert [api.infer(number).json["output"] for number in range(20)] == list(range(20))
             wait_until(stack.all_run, what="it runs again, as a replica")
             for number, each in enumerate(accepted):
-                assert api.result(each, wait_ms=5000)["output"] == f"before {number}"
+                assert api.outcome(each)["output"] == f"before {number}"
         stack.stop()
 
         # The replicas are there without being asked for.
@@ -51,7 +51,7 @@ def test_a_node_may_be_killed_and_the_next_start_goes_on_with_what_each_had(tmp_
         assert len(stack.pids("redis")) == 7
         with connected(stack.port) as api:
             for number, each in enumerate(accepted):
-                assert api.result(each, wait_ms=5000)["output"] == f"before {number}"
+                assert api.outcome(each)["output"] == f"before {number}"
         stack.stop()
     finally:
         stack.kill()

@@ -74,7 +74,7 @@ def held(inside: Api, tmp_path: Path) -> Iterator[Path]:
     first = hold(inside, "moody", path)
     yield path
     path.touch()
-    assert inside.result(first, wait_ms=9000)["status"] == "SUCCESS"
+    assert inside.outcome(first)["status"] == "SUCCESS"
 
 
 def hold(api: Api, model: str, path: Path) -> str:
@@ -111,7 +111,7 @@ def test_no_request_asks_redis(own: Stack, inside: Api) -> None:
     with own.redis() as redis:
         names = {"bunch:arrivals:", "bunch:flush:", "bunch:lease:", "bunch.echo.", "celery-task-meta-"}
         assert inside.infer("quick").status == 200
-        assert inside.result(inside.later("polled"), wait_ms=5000)["status"] == "SUCCESS"
+        assert inside.outcome(inside.later("polled"))["status"] == "SUCCESS"
         known = [each.decode() for each in redis.scan_iter()]
     assert [each for each in known if each.startswith(tuple(names)) and ":metrics:" not in each] == []
     (pid,) = own.pids("redis")
@@ -129,7 +129,7 @@ def test_a_higher_tier_goes_first(inside: Api, tmp_path: Path) -> None:
     free = [later(inside, "free", n) for n in range(12)]
     best = [later(inside, "enterprise", n) for n in range(3)]
     path.touch()
-    done = {each: inside.result(each, wait_ms=9000) for each in (*free, *best)}
+    done = {each: inside.outcome(each) for each in (*free, *best)}
     assert all(each["status"] == "SUCCESS" for each in done.values())
     order = sorted(done, key=lambda each: done[each]["completed_at"])
     # One was claimed ahead, and an aged tier has its share.
@@ -170,13 +170,13 @@ def test_a_full_queue_says_when_to_come_again(inside: Api, tmp_path: Path) -> No
     first = hold(inside, "narrow", path)
     answers = [inside.post("/v1/inference", body(n), Prefer="respond-async") for n in range(8)]
     path.touch()
-    assert inside.result(first, wait_ms=9000)["status"] == "SUCCESS"
+    assert inside.outcome(first)["status"] == "SUCCESS"
     refused = [answer for answer in answers if answer.status != 202]
     assert refused
     assert {answer.error for answer in refused} == {"SERVICE_OVERLOADED"}
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
     accepted = [answer.json["task_id"] for answer in answers if answer.status == 202]
-    assert all(inside.result(each, wait_ms=9000)["status"] == "SUCCESS" for each in accepted)
+    assert all(inside.outcome(each)["status"] == "SUCCESS" for each in accepted)
 
 
 def body(number: int) -> dict[str, object]:
@@ -192,7 +192,7 @@ def test_polling_and_cancelling(inside: Api, tmp_path: Path) -> None:
     wait_until(lambda: depths(inside, "single")["paid"] >= 1, what="what waits is counted")
     assert inside.call("DELETE", f"/v1/result/{cancelled}").json["status"] == "CANCELLED"
     held.touch()
-    assert inside.result(waiting, wait_ms=9000)["output"]["echo"] == {"n": 1}
+    assert inside.outcome(waiting)["output"]["echo"] == {"n": 1}
     assert inside.result(cancelled)["status"] == "CANCELLED"
     assert inside.call("DELETE", f"/v1/result/{waiting}").status == 409
     assert inside.get("/v1/result/never").status == 404
@@ -249,7 +249,7 @@ def test_a_pause_holds_and_the_history_is_kept(own: Stack, inside: Api) -> None:
         DesiredState(redis).pause("counting", Tier)
         wait_until(one_waits, what="the pause is known")
         DesiredState(redis).resume("counting", Tier)
-    assert all(inside.result(each, wait_ms=9000)["status"] == "SUCCESS" for each in sent)
+    assert all(inside.outcome(each)["status"] == "SUCCESS" for each in sent)
     wait_until(lambda: own.manage("explain", sent[-1]).returncode == 0, what="its history is there")
 
 
@@ -257,7 +257,7 @@ def test_a_stop_finishes_or_keeps_what_was_accepted(own: Stack, tmp_path: Path) 
     path = tmp_path / "go"
     with connected(own.port) as api:
         done = api.later({"n": 0}, "moody")
-        assert api.result(done, wait_ms=9000)["status"] == "SUCCESS"
+        assert api.outcome(done)["status"] == "SUCCESS"
         hold(api, "narrow", path)
         left = api.later({"n": 1}, "narrow")
         open_call = api.soon({"n": 2, "sleep": 0.5}, "moody")
@@ -272,4 +272,4 @@ def test_a_stop_finishes_or_keeps_what_was_accepted(own: Stack, tmp_path: Path) 
     own.start("--collocated")
     with connected(own.port) as api:
         assert api.result(done)["output"]["echo"] == {"n": 0}
-        assert api.result(left, wait_ms=9000)["output"]["echo"] == {"n": 1}
+        assert api.outcome(left)["output"]["echo"] == {"n": 1}

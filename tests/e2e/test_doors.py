@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from tests.e2e import test_openapi
 from tests.e2e.client import Answer, Api, connected
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.e2e.test_operators import Scrape, settled
 from tests.waiting import wait_until
 
@@ -50,7 +50,7 @@ DOORS = ("/v1/embeddings", "/v1/rerank", "/embed", "/rerank", "/predict", "/")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     own = Stack(tmp_path_factory.mktemp("doors"), MODELS)
     try:
-        own.start("--web-workers=1", "--workers=1", "--no-flower", admission="off", max_bulk_items=100)
+        own.start("--web-workers=1", "--workers=1", "--no-flower", admission="off", max_bulk_items=100, **PATIENT)
         yield own
         own.stop()
     finally:

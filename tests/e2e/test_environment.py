@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.e2e.client import connected
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.waiting import wait_until
 
 # Each would break or open something: a broker that is not there, an address that is everybody's, workers by the dozen.
@@ -55,7 +55,11 @@ def surrounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     stack = Stack(folder, MODELS, environment=OF_OTHERS | OF_KUBERNETES | {"HF_HOME": "/models", "MY_OWN": "mine"})
     try:
         yield stack.start(
-            "--web-workers=1", service_token_file=folder / "token", jwt_secret="j" * 40, flower_basic_auth="me:flower"
+            "--web-workers=1",
+            service_token_file=folder / "token",
+            jwt_secret="j" * 40,
+            flower_basic_auth="me:flower",
+            **PATIENT,
         )
         stack.stop()
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.client import Api, connected
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.waiting import wait_until
 
 MODELS = """\
@@ -37,7 +37,7 @@ cache = false
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     each = Stack(tmp_path_factory.mktemp("executors"), MODELS)
     try:
-        yield each.start("--web-workers=1", "--no-flower", admission="off", queue_timeout_ms=10_000)
+        yield each.start("--web-workers=1", "--no-flower", admission="off", **PATIENT)
         each.stop()
     finally:
         each.kill()

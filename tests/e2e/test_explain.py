@@ -96,7 +96,7 @@ def test_a_callers_own_id_finds_it_and_a_failure_says_why(api: Api, stack: Stack
 
 def test_what_runs_and_what_waits_is_found(api: Api, store: Redis, gate: Gate) -> None:
     gate.occupy()
-    waiting = [api.later(n, "moody", timeout_ms=9000) for n in range(3)]
+    waiting = [api.later(n, "moody") for n in range(3)]
     # Not by the command: it takes longer to start than they may wait.
     found = [explain(places_of(store), ["moody"], task_id) for task_id in (gate._held[0], *waiting)]
     gate.open()

@@ -25,7 +25,7 @@ from celery import Celery
 
 from config.settings import Settings
 from tests.e2e.client import Api, connected
-from tests.e2e.stack import PATIENCE_S, Stack
+from tests.e2e.stack import PATIENCE_S, PATIENT, Stack
 from tests.valkey import free_port
 from tests.waiting import wait_until
 
@@ -154,7 +154,7 @@ class Witness(threading.Thread):
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     each = Stack(tmp_path_factory.mktemp("flower"), MODELS)
     try:
-        yield each.start("--web-workers=1", "--workers=1", "--no-flower", events_per_second=SHOWN_PER_SECOND)
+        yield each.start("--web-workers=1", "--workers=1", "--no-flower", events_per_second=SHOWN_PER_SECOND, **PATIENT)
         each.stop()
     finally:
         each.kill()
@@ -213,7 +213,7 @@ def test_it_is_true_and_bounded_under_load(stack: Stack, api: Api) -> None:
             ended = {each: ENDS.get(kinds[-1]) for each, kinds in list(witness.kinds.items())}
             return {each: task["state"] for each, task in page.tasks().items()} == dict(list(ended.items())[-KEPT:])
 
-        wait_until(agree, what="Flower and the witness have the same tasks in the same states", patience_s=30)
+        wait_until(agree, what="Flower and the witness have the same tasks in the same states")
         assert len(page.tasks()) == KEPT
         assert witness.longest <= MAX_STRING
         failed = [kinds for kinds in witness.kinds.values() if kinds[-1] == "task-failed"]
@@ -313,7 +313,7 @@ def test_the_first_task_after_ready_is_shown(tmp_path: Path) -> None:
         with connected(stack.port) as api:
             task_id = api.later("the first", "moody")
             page = Page(port)
-            wait_until(lambda: page.get(f"/api/task/info/{task_id}"), what="it is shown", patience_s=30)
+            wait_until(lambda: page.get(f"/api/task/info/{task_id}"), what="it is shown")
             assert page.get(f"/api/task/info/{task_id}")["args"] == '("the first",)'
         stack.stop()
     finally:

@@ -13,7 +13,7 @@ import pytest
 
 from tasks.fleet.registry_reader import Fleet, WorkerRow
 from tests.e2e.client import Api, connected
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.waiting import wait_until
 
 BINDING = Path(__file__).parent.parent / "fakes" / "driver"
@@ -73,7 +73,7 @@ def all_gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpus]:
     path = os.pathsep.join(filter(None, (str(BINDING), os.environ.get("PYTHONPATH"))))
     stack = gpus.stack = Stack(folder, MODELS, environment={"NVML_FAKE": str(gpus.file), "PYTHONPATH": path})
     try:
-        stack.start("--web-workers=1", "--no-flower", admission="off", queue_timeout_ms=10_000)
+        stack.start("--web-workers=1", "--no-flower", admission="off", **PATIENT)
         yield gpus
         stack.stop()
     finally:

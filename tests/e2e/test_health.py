@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.client import connected
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.waiting import wait_until
 
 MODELS = """\
@@ -43,7 +43,7 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     (folder / "talker.py").write_text(MODULE)
     stack = Stack(folder, MODELS)
     try:
-        yield stack.start("--web-workers=1", "--workers=1", "--no-flower")
+        yield stack.start("--web-workers=1", "--workers=1", "--no-flower", admission="off", **PATIENT)
         stack.stop()
     finally:
         stack.kill()

@@ -28,7 +28,13 @@ PATIENCE_MS = 30_000
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     each = Stack(tmp_path_factory.mktemp("large"), CONFIG)
     try:
-        yield each.start("--web-workers=1", "--workers=1", "--no-flower", request_timeout_ms=PATIENCE_MS)
+        yield each.start(
+            "--web-workers=1",
+            "--workers=1",
+            "--no-flower",
+            request_timeout_ms=PATIENCE_MS,
+            queue_timeout_ms=PATIENCE_MS,
+        )
         each.stop()
     finally:
         each.kill()

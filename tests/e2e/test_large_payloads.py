@@ -14,7 +14,7 @@ from celery import Celery
 from redis import Redis
 
 from tests.e2e.client import Answer, Api, connected
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
@@ -58,7 +58,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, blobs: PrivateValkey) -> Ite
     each = Stack(folder, MODELS.format(folder=folder))
     settings = {"admission": "off", "blob_url": blobs.url, "blob_max_bytes": 1_000_000, "ref_hosts": "127.0.0.1"}
     try:
-        yield each.start("--web-workers=1", "--workers=1", "--no-flower", queue_timeout_ms=20_000, **settings)
+        yield each.start("--web-workers=1", "--workers=1", "--no-flower", **PATIENT, **settings)
         each.stop()
     finally:
         each.kill()

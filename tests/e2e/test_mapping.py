@@ -37,7 +37,7 @@ def test_twenty_thousand_questions_get_their_own_answers(stack: Stack) -> None:
     def body(number: int) -> bytes:
         return json.dumps({"input": question(number)}).encode()
 
-    load = Load(stack.url + "/v1/inference", body, timeout_s=10.0, run=run)
+    load = Load(stack.url + "/v1/inference", body, timeout_s=60.0, run=run)
     asyncio.run(load.closed(CONNECTIONS, total=REQUESTS))
 
     assert {answer.status for answer in run.answers} == {200}

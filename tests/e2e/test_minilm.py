@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.client import Api, connected
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 
 TOLERANCE = 1e-4
 MODELS = """\
@@ -25,7 +25,7 @@ SENTENCE = "the quick brown fox jumps over lazy dogs while celery is sold by the
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     stack = Stack(tmp_path_factory.mktemp("minilm"), MODELS)
     try:
-        stack.start("--web-workers=1", "--no-flower", queue_timeout_ms=9000)
+        stack.start("--web-workers=1", "--no-flower", admission="off", **PATIENT)
         with connected(stack.port) as api:
             yield api
         stack.stop()

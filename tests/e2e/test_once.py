@@ -45,7 +45,7 @@ def test_a_kept_answer_is_the_same_bytes_and_says_so(api: Api, question: str) ->
 
 def test_it_can_be_asked_for_later(api: Api, question: str) -> None:
     first = api.infer(question, "counting")
-    assert api.result(api.later(question, "counting"), wait_ms=5000)["output"] == first.json["output"]
+    assert api.outcome(api.later(question, "counting"))["output"] == first.json["output"]
 
 
 @pytest.mark.parametrize("control", ["no-cache", "max-age=0, No-Store"])

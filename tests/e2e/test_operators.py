@@ -62,7 +62,7 @@ def test_requests_are_counted_exactly_over_all_processes(api: Api) -> None:
     api.post("/v1/inference/bulk", {"inputs": [1, {"reject": "no"}] * 25, "model": "moody"})
     api.post("/v1/predict", {"model_id": "moody", "input_data": 1})
     for n in range(10):
-        api.result(api.later(n, "moody"), wait_ms=5000)
+        api.outcome(api.later(n, "moody"))
     # The callers' own mistake, which nobody could have answered in time: on neither side of an objective.
     assert {each.status for each in api.all([0] * 20, "moody", timeout_ms=0)} == {400}
     for _ in range(5):
@@ -221,10 +221,10 @@ def test_flower_shows_workers_queues_and_tasks(flower: Flower, api: Api, gate: G
     done = sent()
     wait_until(lambda: done.items() <= flower.states().items(), what="both tasks are shown in their states")
     gate.occupy()
-    waiting = [api.later(n, "moody", timeout_ms=9000) for n in range(5)]
+    waiting = [api.later(n, "moody") for n in range(5)]
     wait_until(lambda: flower.depths().get("bunch.moody.paid") == 5, what="the depth is shown")
     wait_until(lambda: "STARTED" in flower.states().values(), what="what runs is shown")
     gate.open()
-    assert all(api.result(task_id, wait_ms=9000)["status"] != "PENDING" for task_id in waiting)
+    assert all(api.outcome(task_id)["status"] != "PENDING" for task_id in waiting)
     task = flower.get(f"/api/task/info/{next(iter(done))}")
     assert (task["name"], task["args"]) == ("bunch.infer", '("done",)')

@@ -17,7 +17,7 @@ import pytest
 
 from tasks.fleet.registry_reader import ExecutorRow, Fleet
 from tests.e2e.client import Api, connected
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.fakes.api import DoublingApi
 from tests.waiting import wait_until
 
@@ -49,7 +49,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         dead = unused.getsockname()[1]
     stack = Stack(tmp_path_factory.mktemp("placed"), MODELS.format(live=live.server_port, dead=dead))
     try:
-        yield stack.start("--web-workers=1", "--no-flower")
+        yield stack.start("--web-workers=1", "--no-flower", admission="off", **PATIENT)
         stack.stop()
     finally:
         stack.kill()
@@ -136,10 +136,10 @@ def test_a_replica_that_is_away_costs_no_request_and_its_breaker_alone_opens(own
     def opened() -> bool:
         answers = api.all(range(8), "api")
         assert [(answer.status, answer.json.get("output")) for answer in answers] == [(200, 2 * n) for n in range(8)]
-        return breakers()[1] != "closed"
+        # None while a heartbeat is late.
+        return breakers() in (["closed", "open"], ["closed", "half-open"])
 
     wait_until(opened, what="the breaker of the replica that is away opens")
-    assert breakers()[0] == "closed"
 
 
 def test_a_worker_that_is_killed_takes_nothing_of_the_other_pool_with_it(own: Stack, api: Api) -> None:

@@ -17,7 +17,7 @@ from redis import Redis
 from redis.exceptions import AuthenticationError
 
 from tests.e2e.client import Api
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 
 PATIENCE_S = 160
 FLOWER = "somebody:a-long-enough-word"
@@ -43,6 +43,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             ledger_retention_days=1,
             flower_port=0,
             flower_basic_auth=FLOWER,
+            **PATIENT,
         )
         each.stop()
     finally:

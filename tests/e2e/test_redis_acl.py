@@ -14,7 +14,7 @@ from redis import Redis
 from redis.exceptions import NoPermissionError
 
 from tests.e2e.client import Api
-from tests.e2e.stack import ROOT, Stack
+from tests.e2e.stack import PATIENT, ROOT, Stack
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
@@ -69,7 +69,9 @@ def stack(server: PrivateValkey, tmp_path_factory: pytest.TempPathFactory) -> It
     each = Stack(tmp_path_factory.mktemp("stack"), MODELS)
     url = url_for(server, "bunch", "bunch-secret")
     try:
-        yield each.start("--web-workers=1", redis_url=url, flower_port=0, auth="off", ledger_retention_days=1)
+        yield each.start(
+            "--web-workers=1", redis_url=url, flower_port=0, auth="off", ledger_retention_days=1, **PATIENT
+        )
         each.stop()
     finally:
         each.kill()
@@ -81,7 +83,7 @@ def test_everything_works_with_the_rights_of_the_docs_and_nothing_is_refused(
     api = Api(stack.port)
     assert api.infer("one").status == 200
     task_id = api.later("two")
-    assert api.result(task_id, wait_ms=20_000)["status"] == "SUCCESS"
+    assert api.outcome(task_id)["status"] == "SUCCESS"
     for command in (
         ("check",), ("workers",), ("queues",), ("dlq", "list"), ("pause", "echo"), ("resume", "echo"),
         ("drain", "worker1"), ("drain", "worker1", "--undo"),

@@ -19,7 +19,7 @@ from tests.e2e.client import Answer, Api
 from tests.e2e.gate import Gate
 from tests.e2e.stack import Stack
 from tests.integration.celery_harness import close_client, plain_client
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_caller_who_waits_hears_of_it_at_once(
     gate.occupy()
     name = uuid.uuid4().hex
     headers = {"X_Request_Id": name} if named else {}
-    body = {"input": name, "model": "moody", "timeout_ms": 9000}
+    body = {"input": name, "model": "moody"}
     caller: Future[Answer] = api.aside("/v1/inference", body, **headers)
     wait_until(lambda: len(waiting(store)) == 1, "it is queued")
     (task_id,) = waiting(store)
@@ -68,7 +68,7 @@ def test_a_caller_who_waits_hears_of_it_at_once(
     told_s = time.monotonic() - began
     # The model is busy all the while: without being told the caller would have its deadline's answer.
     assert (answer.status, answer.json["error"]) == (409, "CANCELLED")
-    assert told_s < 8
+    assert told_s < 30
     gate.open()
     # The batch that it would have been in has gone by without it.
     assert api.infer("after it", "moody").json["output"]["batch"] == 1
@@ -76,7 +76,7 @@ def test_a_caller_who_waits_hears_of_it_at_once(
 
 def test_what_is_in_the_model_is_left_alone(api: Api, gate: Gate, celery: Celery, store: Redis) -> None:
     gate.occupy()
-    running: Any = celery.control.inspect(timeout=2.0).active()
+    running: Any = celery.control.inspect(timeout=PATIENCE_S, limit=3).active()
     ids = [each["id"] for requests in running.values() for each in requests]
     assert ids
     celery.control.revoke(ids)

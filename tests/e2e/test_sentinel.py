@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from tests.e2e.client import connected
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.waiting import wait_until
 
 MODEL = '[models.echo]\nsource = "workers.models.echo:Echo"\n'
@@ -18,13 +18,13 @@ def test_its_primary_may_be_killed_and_the_next_start_begins_with_the_last_one(t
     options = ("--web-workers=1", "--no-flower", "--sentinel")
     try:
         # However long the failover takes here.
-        patient = {"failover_wait_ms": 25_000, "queue_timeout_ms": 30_000}
+        patient = {"failover_wait_ms": 25_000, **PATIENT}
         stack.start(*options, durability="replica", **patient)
         assert names(stack) == ["valkey", "valkey-2", "sentinel-1", "sentinel-2", "sentinel-3"]
         assert stack.redis_url.startswith("sentinel://")
         with connected(stack.port) as api:
             accepted = api.later("before")
-            assert api.result(accepted, wait_ms=5000)["output"] == "before"
+            assert api.outcome(accepted)["output"] == "before"
             old = kill(stack, "valkey")
             assert api.infer("meanwhile").json["output"] == "meanwhile"
         with stack.redis() as redis:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cli.supervisor.ports import free_port
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.fakes.tls import Authority
 from tests.integration.http_server_harness import post
 from tests.waiting import wait_until
@@ -76,7 +76,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Ite
     tls = {"tls_cert": certificate, "tls_key": key, "tls_client_ca": authority.ca}
     try:
         more: dict[str, object] = {"service_token": TOKEN, "grpc_port": GRPC_PORT, "auth": "keys,mtls"}
-        yield each.start("--no-flower", "--web-workers=2", "--grpc", **tls, **more)
+        yield each.start("--no-flower", "--web-workers=2", "--grpc", **tls, **more, **PATIENT)
         each.stop()
     finally:
         each.kill()

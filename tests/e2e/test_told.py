@@ -14,8 +14,8 @@ import pytest
 from celery import Celery
 
 from tests.e2e.client import Answer, Api, connected
-from tests.e2e.stack import Stack
-from tests.waiting import wait_until
+from tests.e2e.stack import PATIENT, Stack
+from tests.waiting import PATIENCE_S, wait_until
 
 ALICES, BOBS = "written by alice", "written by bob"
 TOKEN = "t0ps3cret-of-the-api"
@@ -65,9 +65,7 @@ def parrot() -> Iterator[str]:
 def own(tmp_path_factory: pytest.TempPathFactory, parrot: str) -> Iterator[Stack]:
     stack = Stack(tmp_path_factory.mktemp("told"), MODELS.format(url=parrot, token=TOKEN))
     try:
-        yield stack.start(
-            "--workers=1", "--web-workers=1", "--no-flower", auth="keys", queue_timeout_ms=10_000, admission="off"
-        )
+        yield stack.start("--workers=1", "--web-workers=1", "--no-flower", auth="keys", admission="off", **PATIENT)
         stack.stop()
     finally:
         stack.kill()
@@ -112,7 +110,9 @@ def all_told(own: Stack, api: Api, owners: list[dict[str, str]], model: str) -> 
     def polled(n: int) -> str:
         body = {"model": model, "input": values[n]}
         task_id = api.post("/v1/inference", body, Prefer="respond-async", **owners[n]).json["task_id"]
-        return api.get(f"/v1/result/{task_id}?wait_ms=9000", **owners[n]).body.decode() + plain(own, task_id)
+        # Once it has ended.
+        seen = plain(own, task_id)
+        return api.get(f"/v1/result/{task_id}", **owners[n]).body.decode() + seen
 
     told = ["", ""]
     for door in (waiting, bulk, polled):
@@ -128,7 +128,7 @@ def plain(own: Stack, task_id: str) -> str:
     """The same as a Celery client reads it, its traceback too."""
     with Celery("plain", broker=own.redis_url, backend=own.redis_url, set_as_current=False) as app:
         result = app.AsyncResult(task_id)
-        return f"{result.get(timeout=10, propagate=False)!r} {result.traceback}"
+        return f"{result.get(timeout=PATIENCE_S, propagate=False)!r} {result.traceback}"
 
 
 @pytest.mark.parametrize("model", ["pair", "api"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.client import Api, connected
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.fakes.otlp import Collector, ReceivedSpan, collector
 from tests.waiting import wait_until
 
@@ -24,7 +24,7 @@ source = "workers.models.echo:Echo"
 source = "tests.models:Moody"
 policy = "fixed"
 max_batch_size = 4
-max_wait_ms = 1500
+max_wait_ms = 3000
 """
 SERVER, CONSUMER, INTERNAL = 2, 5, 1
 CALLERS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -43,6 +43,7 @@ def own(tmp_path_factory: pytest.TempPathFactory, received: Collector) -> Iterat
         yield stack.start(
             "--web-workers=1", "--workers=1", "--no-flower",
             otlp_endpoint=received.endpoint, trace_sample_ratio="1", log_format="json",
+            admission="off", **PATIENT,
         )  # fmt: skip
         stack.stop()
     finally:

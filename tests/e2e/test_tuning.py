@@ -52,10 +52,9 @@ def test_a_plan_from_what_is_measured(stack: Stack, slow: None) -> None:
         return plan
 
     # The rate is of the last five seconds, which the load must have filled.
-    wait_until(lambda: planned()["measured"]["rps"] > 0.7 * RPS, what="the load is measured")
+    wait_until(lambda: 0.7 * RPS < planned()["measured"]["rps"] <= 1.1 * RPS, what="the load is measured")
     assert plan["feasible"] is True
     assert plan["measured"]["model"] == MODEL
-    assert plan["measured"]["rps"] <= 1.1 * RPS
     assert is_as_given(plan["measured"])
     assert plan["gpus"] == 1
     assert plan["p99_ms"] < 2000
@@ -91,7 +90,7 @@ def is_as_given(measured: dict[str, float]) -> bool:
     Its two parts are anybody's guess while all batches hold about as many.
     """
     usual = RPS * 0.4
-    return 45 <= measured["batch_ms"] + measured["item_ms"] * usual <= 150
+    return 45 <= measured["batch_ms"] + measured["item_ms"] * usual <= 300
 
 
 def now(stack: Stack) -> dict[str, Any]:

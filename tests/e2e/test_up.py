@@ -95,7 +95,7 @@ class Up:
         below = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(signal.SIGINT)
         code = self.process.wait(PATIENCE_S)
-        _, alive = psutil.wait_procs(below, timeout=5)
+        _, alive = psutil.wait_procs(below, timeout=60)
         for each in alive:
             each.kill()
         assert alive == []
@@ -109,7 +109,9 @@ class Up:
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    each = Up(tmp_path_factory.mktemp("up")).start("--workers", "2", "--web-workers", "1")
+    each = Up(tmp_path_factory.mktemp("up")).start(
+        "--workers", "2", "--web-workers", "1", admission="off", queue_timeout_ms="60000", request_timeout_ms="60000"
+    )
     try:
         yield each.wait_ready()
     finally:
@@ -187,13 +189,19 @@ def test_the_fleet_is_shown(up: Up) -> None:
 
 def test_flower_knows_the_queues_and_lets_nobody_change_anything(up: Up) -> None:
     url = up.status()["flower_url"]
-    _, lengths = call(url + "/api/queues/length")
-    assert {"bunch.echo.enterprise", "bunch.echo.paid", "bunch.echo.free", "bunch.ops"} <= {
-        each["name"] for each in lengths["active_queues"]
-    }
-    _, workers = call(url + "/api/workers")
-    assert {name.partition("@")[0] for name in workers} == {"worker1", "worker2", "ops"}
-    name = next(iter(workers))
+
+    def queues() -> set[str]:
+        return {each["name"] for each in call(url + "/api/queues/length")[1]["active_queues"]}
+
+    up.wait_for(lambda: {"bunch.echo.enterprise", "bunch.echo.paid", "bunch.echo.free", "bunch.ops"} <= queues())
+    workers: dict[str, str] = {}
+
+    def all_known() -> bool:
+        workers.update({name.partition("@")[0]: name for name in call(url + "/api/workers")[1]})
+        return workers.keys() == {"worker1", "worker2", "ops"}
+
+    up.wait_for(all_known)
+    name = workers["worker1"]
     assert call(f"{url}/api/worker/shutdown/{name}", method="POST")[0] == 403
 
 

@@ -18,7 +18,7 @@ from config.settings import load_settings
 from tasks.fleet.desired_state import DesiredState
 from tests import issuer
 from tests.e2e.client import Answer, Api, connected
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.valkey import free_port
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -48,7 +48,10 @@ class Callers:
 
     def __init__(self, api: Api) -> None:
         self.api = api
-        self._tokens = {name: issuer.token(time.time(), "HS256", sub=name, tier="paid") for name in OWNERS}
+        self._tokens = {
+            name: issuer.token(time.time(), "HS256", sub=name, tier="paid", exp=int(time.time()) + 3600)
+            for name in OWNERS
+        }
         self._pool = ThreadPoolExecutor(max_workers=16)
 
     def post(self, owner: str, path: str, document: object, **headers: str) -> Answer:
@@ -96,7 +99,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     settings = {
         "auth": "jwt", "jwt_secret": issuer.SECRET, "jwt_algorithms": "HS256", "jwt_audience": issuer.AUDIENCE,
         "jwt_issuer": issuer.ISSUER, "service_token": f"ann:{OPERATOR}", "paid_rpm": 1_000_000,
-        "enterprise_rpm": 1_000_000, "admission": "off", "queue_timeout_ms": 10_000,
+        "enterprise_rpm": 1_000_000, "admission": "off", **PATIENT,
     }  # fmt: skip
     try:
         yield stack.start("--web-workers=2", "--workers=1", "--no-flower", **settings)
