@@ -30,7 +30,7 @@ def crowd(whole: Stage) -> Iterator[list[socket.socket]]:
     connections: list[socket.socket] = []
     try:
         for number in range(CLIENTS):
-            body = json.dumps({"model": "tally", "input": number, "timeout_ms": 60_000}).encode()
+            body = json.dumps({"model": "tally", "input": number, "timeout_ms": 120_000}).encode()
             connection = socket.create_connection(("127.0.0.1", whole.port), timeout=30)
             connection.sendall(
                 b"POST /v1/inference HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -74,17 +74,16 @@ def test_what_nobody_waits_for_is_not_computed(closed_gate: Stage, crowd: list[s
         wait_until(
             lambda: redis.llen(QUEUE) + claimed(redis) == CLIENTS,
             what=lambda: f"of {CLIENTS}, {redis.llen(QUEUE)} wait, {claimed(redis)} are claimed; {stage.workers()}",
-            patience_s=60,
         )
-        in_hand = claimed(redis)
-        assert in_hand < 10
-
         for number, connection in enumerate(crowd):
             if number % 2:
                 # A reset instead of a farewell: the client's machine is gone.
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
         wait_until(lambda: redis.zcard(KEYS.cancelled()) == CLIENTS, what="all hang-ups are noticed")
+        # One may have been claimed ahead until now.
+        in_hand = claimed(redis)
+        assert in_hand < 10
         stage.gate.touch()
         wait_until(lambda: not stage.left_in_redis(), what="the queue is empty")
 

@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 
 SENT = 20
 # Workers beat once a second, and a busy machine holds one up.
-PATIENT_TTL_S = 3.0
+PATIENT_TTL_S = 5.0
 CONFIG = """\
 [models.tally]
 source = "tests.chaos.models:Tally"
@@ -104,7 +104,7 @@ def test_what_a_dead_worker_held_runs_again_soon(
     with capsys.disabled():
         print(f"\nagain in a model {took_s:.2f} s after their worker's death, leases of {PATIENT_TTL_S:g} s")
     # The lease, the beat that notices, and what a busy machine adds.
-    assert took_s < PATIENT_TTL_S + 1.0 + 3.0
+    assert took_s < PATIENT_TTL_S + 1.0 + 10.0
 
 
 def test_answered_once_though_computed_twice(workers: LoneWorkers, redis: Redis, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ class Caller(threading.Thread):
             self.wrong.append(result)
 
     def _finished(self, task_id: str) -> dict[str, Any] | None:
-        result = self._api.result(task_id, wait_ms=5000)
+        result = self._api.outcome(task_id)
         return None if result["status"] in {"PENDING", "STARTED", "RETRY"} else result
 
 
