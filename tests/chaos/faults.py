@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cli.supervisor.ports import free_port
 from tests.chaos.callers import Callers, Told
 from tests.chaos.stage import LEASE_TTL_S, Stage, send, stopped_for
 from tests.fakes.proxy import LossyProxy
-from tests.valkey import free_port
 
 # An answer takes 40 ms here normally, and up to this when Python processes start on the same machine.
 SLOW_S = 1.0

@@ -24,9 +24,9 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cli.supervisor.ports import free_port
 from tests.e2e.stack import ROOT
 from tests.shards import inherited_environment
-from tests.valkey import free_port
 from tests.waiting import wait_until
 
 PERIOD_S = 1.0

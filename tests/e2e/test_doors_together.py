@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from cli.supervisor.ports import free_port
 from config.keys import Shard
 from config.tiers import TIERS
 from tasks.observability.batch_log import BatchLog
@@ -27,7 +28,6 @@ from tests.e2e.client import Api, connected
 from tests.e2e.doors import HTTP_DOORS, MODEL, Door, elements, score, shares, vector
 from tests.e2e.stack import Stack
 from tests.e2e.test_operators import Scrape
-from tests.valkey import free_port
 from tests.waiting import PATIENCE_S, wait_until
 
 grpc = pytest.importorskip("grpc", reason="needs requirements-grpc.txt")

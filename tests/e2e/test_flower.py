@@ -23,10 +23,10 @@ import psutil
 import pytest
 from celery import Celery
 
+from cli.supervisor.ports import free_port
 from config.settings import Settings
 from tests.e2e.client import Api, connected
 from tests.e2e.stack import PATIENCE_S, PATIENT, Stack
-from tests.valkey import free_port
 from tests.waiting import wait_until
 
 REQUESTS = int(os.environ.get("FLOWER_REQUESTS", "4000"))

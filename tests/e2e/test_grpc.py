@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from cli.supervisor.ports import free_port
 from tests.e2e.client import Api
 from tests.e2e.stack import Stack
 from tests.e2e.test_rubbish import pushed
-from tests.valkey import free_port
 from tests.waiting import PATIENCE_S, wait_until
 
 grpc = pytest.importorskip("grpc", reason="needs requirements-grpc.txt")

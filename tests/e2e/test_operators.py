@@ -14,10 +14,10 @@ import pytest
 from celery import Celery
 from prometheus_client.parser import text_string_to_metric_families
 
+from cli.supervisor.ports import free_port
 from tests.e2e.client import Api
 from tests.e2e.gate import Gate
 from tests.e2e.stack import PATIENCE_S, Stack
-from tests.valkey import free_port
 from tests.waiting import wait_until
 
 CONTRACT_METRICS = {

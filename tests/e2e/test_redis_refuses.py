@@ -14,9 +14,10 @@ from kombu import pools
 from redis import Redis
 from redis.exceptions import RedisError
 
+from cli.supervisor.ports import free_port
 from tests.e2e.client import Api
 from tests.e2e.stack import Stack
-from tests.valkey import PrivateValkey, free_port
+from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
 MODELS = """\

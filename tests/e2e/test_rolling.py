@@ -17,10 +17,10 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cli.supervisor.ports import free_port
 from config.settings import Settings
 from tests.e2e.stack import PATIENT, Stack
 from tests.integration.http_server_harness import Client, Gone, post
-from tests.valkey import free_port
 from tests.waiting import wait_until
 
 MODELS = """\

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from cli.supervisor.ports import free_port
 from config.settings import load_settings
 from tasks.fleet.desired_state import DesiredState
 from tests import issuer
 from tests.e2e.client import Answer, Api, connected
 from tests.e2e.stack import PATIENT, Stack
-from tests.valkey import free_port
 from tests.waiting import PATIENCE_S, wait_until
 
 MODELS = """\

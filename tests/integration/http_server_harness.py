@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from tests.valkey import free_port
+from cli.supervisor.ports import free_port
 from tests.waiting import wait_until
 
 _ROOT = Path(__file__).parents[2]

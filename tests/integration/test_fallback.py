@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from cli.supervisor.ports import free_port
 from config.errors import SettingsError
 from config.keys import Shard
 from config.settings import load_settings
 from tests.configs import uncached
 from tests.integration.celery_harness import PATIENCE_S, ROOT
 from tests.shards import depth_of, inherited_environment
-from tests.valkey import PrivateValkey, free_port
+from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 from workers.models.http import HttpModel
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from cli.supervisor.ports import free_port
 from cli.supervisor.probes import get
 from config.keys import Shard
 from tests.e2e.client import Answer, Api, connected
 from tests.e2e.stack import PATIENCE_S, ROOT
 from tests.shards import depth_of, inherited_environment
-from tests.valkey import PrivateValkey, free_port
+from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
 # Nobody serves it: who asks waits.

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from cli.run.check_servers import must_have_password
+from cli.supervisor.ports import free_port
 from cli.supervisor.state import ProcessRow, UpLock, UpState, write
 from config.process.devices import this_machine
 from config.settings import Settings
 from tasks.fleet.desired_state import DesiredState
 from tests.shards import inherited_environment
-from tests.valkey import PrivateValkey, free_port
+from tests.valkey import PrivateValkey
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (

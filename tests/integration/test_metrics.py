@@ -14,11 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 from redis.exceptions import RedisError
 
+from cli.supervisor.ports import free_port
 from config.keys import Shard
 from config.redis import Line, connect
 from tasks.observability import metrics
 from tasks.observability.metrics import MetricsFlusher, SharedMetrics
-from tests.valkey import PrivateValkey, free_port
+from tests.valkey import PrivateValkey
 
 ROOT = Path(__file__).parents[2]
 KEYS = Shard()

@@ -80,7 +80,7 @@ def test_a_queue_that_is_added_everywhere_is_taken_by_nobody(client: Any, queue:
     assert all("error" in reply for reply in replies.values()), replies
     results = [infer(client, n).apply_async() for n in range(30)]
     assert [each.get(timeout=PATIENCE_S) for each in results] == list(range(30))
-    names = {each["name"] for each in client.control.inspect(PATIENCE_S, ["ops@here"]).active_queues()["ops@here"]}
+    names = {each["name"] for each in client.control.inspect(["ops@here"], PATIENCE_S).active_queues()["ops@here"]}
     assert names == {"bunch.ops"}
 
 

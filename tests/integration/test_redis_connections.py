@@ -13,10 +13,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from cli.supervisor.ports import free_port
 from config.redis import Line, Script, connect
 from config.redis_url import celery_url
 from tests.fakes.proxy import LossyProxy
-from tests.valkey import PrivateValkey, free_port
+from tests.valkey import PrivateValkey
 
 ADD = Script("return redis.call('INCRBY', KEYS[1], ARGV[1])")
 

@@ -16,12 +16,13 @@ from batching.claim.store import RedisBatchStore
 from batching.policy import Reason, RetryPolicy
 from batching.ports import BatchInfo, NoFollowUp, NullObserver
 from batching.request import Failed, Ok, Request
+from cli.supervisor.ports import free_port
 from config.keys import Shard
 from config.redis import Line, Script, connect, will_repeat
 from config.tiers import Tier
 from tasks.protocol.results import CeleryCodec
 from tests.integration.queueing import MODEL, put
-from tests.valkey import PrivateValkey, free_port
+from tests.valkey import PrivateValkey
 
 KEYS = Shard()
 INFO = BatchInfo("b1", MODEL, "1", 3, Reason.IDLE, 1_000)

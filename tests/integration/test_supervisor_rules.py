@@ -18,13 +18,13 @@ from batching.claim.place_lines import PlaceLines
 from batching.claim.registry import WorkerRegistry, make_worker_id
 from batching.claim.sharded_registry import ShardedRegistry
 from cli.supervisor.backoff import Backoff
+from cli.supervisor.ports import free_port
 from cli.supervisor.probes import Look, leases_given_back
 from cli.supervisor.reaper.reaper_client import Reaper
 from cli.supervisor.supervised_process import ProcessSpec, State, SupervisedProcess
 from cli.supervisor.supervisor import MAX_START_FAILURES, Phase, Supervisor
 from config.redis import connect
 from config.shards import only_home
-from tests.valkey import free_port
 
 _DIES = (sys.executable, "-S", "-c", "raise SystemExit(3)")
 _LIVES = (sys.executable, "-S", "-c", "import time; time.sleep(600)")

@@ -23,6 +23,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from batching.claim.registry import WorkerRegistry
+from cli.supervisor.ports import free_port
 from config.keys import Shard
 from config.settings import load_settings
 from config.tiers import TIERS, Tier
@@ -32,7 +33,7 @@ from tasks.observability import metrics
 from tests.e2e.stack import ROOT
 from tests.fakes.messages import our_message
 from tests.shards import inherited_environment
-from tests.valkey import PrivateValkey, free_port
+from tests.valkey import PrivateValkey
 from tests.waiting import PATIENCE_S, wait_until
 
 KEYS = Shard()

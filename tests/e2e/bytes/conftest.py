@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.bytes.sent import MOST_BYTES
 from tests.e2e.client import Api, connected
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 
 MODELS = """\
 default_model = "described"
@@ -61,7 +61,7 @@ source = "workers.models.echo:Echo"
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     each = Stack(tmp_path_factory.mktemp("bytes"), MODELS)
     try:
-        limits = {"admission": "off", "blob_max_bytes": MOST_BYTES, "request_timeout_ms": 60_000}
+        limits = {"admission": "off", "blob_max_bytes": MOST_BYTES, **PATIENT}
         yield each.start("--web-workers=1", "--workers=1", "--no-flower", **limits)
         each.stop()
     finally:

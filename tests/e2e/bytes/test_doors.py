@@ -15,12 +15,12 @@ import pytest
 from celery import Celery
 from PIL import Image, ImageDraw, ImageFont
 
+from cli.supervisor.ports import free_port
 from tests.e2e.bytes.sent import LARGE, PNG, described
 from tests.e2e.client import Answer, Api
 from tests.e2e.stack import Stack
 from tests.e2e.test_grpc import Channel
 from tests.e2e.test_grpc import tensor as grpc_tensor
-from tests.valkey import free_port
 from tests.waiting import wait_until
 
 grpc = pytest.importorskip("grpc", reason="needs requirements-grpc.txt")

@@ -119,7 +119,7 @@ def test_at_the_other_doors_and_later(api: Api) -> None:
     answer = api.post("/v1/predict", {"model_id": "drawn", "input_data": "png"}, Accept="image/*")
     assert (answer.body, answer.headers["content-type"]) == (b"\x89PNG", "image/png")
     task_id = api.later("png", "drawn")
-    assert api.result(task_id, wait_ms=20_000)["metadata"]["content_type"] == "image/png"
+    assert api.outcome(task_id)["metadata"]["content_type"] == "image/png"
     answer = api.get(f"/v1/result/{task_id}", Accept="image/png")
     assert (answer.body, answer.headers["content-type"]) == (b"\x89PNG", "image/png")
     bulk = api.post("/v1/inference/bulk", {"inputs": ["png", "text"], "model": "drawn"}, Accept="image/png")
