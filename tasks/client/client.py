@@ -160,10 +160,9 @@ class Client:
         """True if requests wait for the next flush."""
         return self.outbox.has_unsent
 
-    @property
-    def is_troubled(self) -> bool:
-        """True if replies are not heard, or the queue does not take requests as it should."""
-        return not self.router.connected or self.outbox.is_troubled
+    def is_troubled(self, late_s: float) -> bool:
+        """Return whether replies are not heard, or the queue does not take requests within `late_s`."""
+        return not self.router.connected or self.outbox.is_troubled(late_s)
 
     def refuse(self, refusal: Callable[[], BunchError] = shutting_down) -> None:
         """Refuse all pending and further requests, see `Router.refuse`."""

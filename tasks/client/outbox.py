@@ -51,8 +51,7 @@ MAX_FLUSH_BYTES = 4 * 1024 * 1024
 # Between two tries of a flush.
 _FIRST_PAUSE_S = 0.02
 _MAX_PAUSE_S = 0.2
-# A flush is late when it takes longer than this; one that failed makes others go elsewhere for so long.
-_LATE_S = 0.1
+# After a flush that failed, whatever may go elsewhere does for so long.
 _AVOIDED_S = 1.0
 # Requests that are sent again in one flush.
 _AGAIN_AT_ONCE = 128
@@ -145,11 +144,10 @@ class Outbox:
         """True if requests wait for the next flush."""
         return bool(self._items)
 
-    @property
-    def is_troubled(self) -> bool:
-        """True if a flush is late or failed a moment ago: what may go elsewhere should."""
+    def is_troubled(self, late_s: float) -> bool:
+        """Return whether a flush takes longer than `late_s`, or failed a moment ago: what may go elsewhere should."""
         now = self._clock()
-        return now - self._began_at > _LATE_S or now - self._failed_at < _AVOIDED_S
+        return now - self._began_at > late_s or now - self._failed_at < _AVOIDED_S
 
     def start(self) -> None:
         self._greenlet = gevent.spawn(self._run)

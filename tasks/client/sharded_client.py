@@ -3,7 +3,7 @@ outbox of its own. A shard that is down, or slow, holds up nobody in another.
 
     submission ─▶ owner ────────────────────▶ its shard: quotas, fairness and repeats stay one script's
                   none, an Idempotency-Key ─▶ the key's
-                  none, answers are shared ─▶ the question's
+                  none, answers are shared ─▶ the question's, or another one while that is away
                   none of these ────────────▶ the less busy of two that take requests, for all until its next flush
     task id ────▶ the shard that it tells, else the home, where plain Celery clients' requests are
 """
@@ -11,7 +11,7 @@ outbox of its own. A shard that is down, or slow, holds up nobody in another.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 from zlib import crc32
@@ -34,6 +34,9 @@ from tasks.protocol.outgoing import Outgoing
 from tasks.protocol.results import Reply
 
 _T = TypeVar("_T")
+# A flush that takes longer makes a request go to another shard: where any will do, and where one is better.
+_LATE_S = 0.1
+_GONE_S = 1.0
 
 
 class ShardedClient:
@@ -170,17 +173,23 @@ class ShardedClient:
             return self._shards[crc32(submission.idempotency_key.encode()) % len(self._shards)]
         if submission.model in self._asked and not submission.fresh:
             asked = crc32(submission.parameters, crc32(submission.input))
-            return self._shards[asked % len(self._shards)]
+            first = self._shards[asked % len(self._shards)]
+            if not first.is_troubled(_GONE_S):
+                return first
+            # Elsewhere it may be computed once more than needed; here it would not be.
+            there = self._untroubled(_GONE_S)
+            return there[asked // len(self._shards) % len(there)]
         # One flush is one script, however many requests it has; so those of one moment stay together.
-        if not self._current.has_unsent or self._current.is_troubled:
+        if not self._current.has_unsent or self._current.is_troubled(_LATE_S):
             one, other = random.choices(self._shards, k=2)
-            if one.is_troubled or other.is_troubled:
+            if one.is_troubled(_LATE_S) or other.is_troubled(_LATE_S):
                 # Nobody waits in a shard that refuses everything, so it would seem the less busy one.
-                one, other = random.choices(
-                    [each for each in self._shards if not each.is_troubled] or self._shards, k=2
-                )
+                one, other = random.choices(self._untroubled(_LATE_S), k=2)
             self._current = one if one.waiting <= other.waiting else other
         return self._current
+
+    def _untroubled(self, late_s: float) -> Sequence[Client]:
+        return [each for each in self._shards if not each.is_troubled(late_s)] or self._shards
 
 
 AnyClient = Client | ShardedClient

@@ -173,11 +173,11 @@ def a_shard_that_is_down_holds_up_nobody_in_another(frontend: FrontendFixture) -
         assert client.waiting == 0
 
 
-def _spread(fixture: ShardedFixture, count: int = 60) -> list[int]:
+def _spread(fixture: ShardedFixture, count: int = 60, model: str = NOBODY) -> list[int]:
     """How many of some requests of nobody went to each shard, one after the other."""
     asked = []
-    for _ in range(count):
-        asked.append(fixture.client.submit(asking(NOBODY, b"1", timeout_s=2.0)))
+    for n in range(count):
+        asked.append(fixture.client.submit(asking(model, b"%d" % n, timeout_s=2.0)))
         gevent.sleep(0.005)
     for each in asked:
         fixture.client.drop(each)
@@ -190,8 +190,10 @@ def requests_of_nobody_do_not_go_to_a_shard_that_is_down(frontend: FrontendFixtu
     for wait_ms in (5000, 0):
         with sharded(frontend, failover_wait_ms=wait_ms) as (fixture, far):
             far.stop()
-            wait_until(lambda: not fixture.client.connected)
-            assert sum(_spread(fixture)[2:]) <= 2
+            wait_until(lambda: not any(each.connected for each in fixture.client._shards[2:]))
+            assert _spread(fixture)[2:] == [0, 0]
+            # Nor do they where an answer may be there already.
+            assert _spread(fixture, model=KEPT)[2:] == [0, 0]
 
 
 def requests_of_nobody_do_not_go_to_a_shard_that_hangs(frontend: FrontendFixture) -> None:
