@@ -281,6 +281,7 @@ class ClaimLoop:
         run, settled, later = self._triage.sort(claim)
         # While the executor has the batch before; nothing else could be claimed meanwhile anyway.
         inputs = self._payloads.read(run, claim.view.now_ms)
+        self.state.has_read(inputs.read_s)
         run, settled, later = inputs.run, settled + inputs.settled, later + inputs.later
         # A policy that did not look could not know that the batch would be full.
         reason = Reason.FULL if len(run) == decision.size else decision.reason
@@ -301,7 +302,6 @@ class ClaimLoop:
 
     def _recover(self, claim: Claim, error: Exception) -> None:
         """Give the batch back after an error of ours: nobody else takes requests from the lease of a living worker.
-
         They count as suspects, since one of them may have caused it.
         """
         batch = self._hands.take(claim.batch_id)

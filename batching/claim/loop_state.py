@@ -80,7 +80,7 @@ class LoopState(Generic[B]):
 
     __slots__ = (
         *("_fits", "_front_since", "_more_waits", "_recent", "_row_since", "_sizes", "_try_at", "_try_s", "_whole"),
-        *("batch_s", "in_hand", "learner", "pace", "pressed_size", "safe_size"),
+        *("batch_s", "in_hand", "learner", "pace", "pressed_size", "read_s", "safe_size"),
     )
 
     def __init__(self, policy: Policy, free_since: float = 0.0, sizes: tuple[int, ...] = ()) -> None:
@@ -90,6 +90,8 @@ class LoopState(Generic[B]):
         # In the order of computation: the first one is inside the model.
         self.in_hand: deque[B] = deque()
         self.batch_s = 0.0
+        # The time from a claim until its large payloads are here.
+        self.read_s = 0.0
         # The time from the end of one batch to the end of the next in a run; it includes the claim.
         self.pace = Throughput()
         # The largest batch that fitted into the device's memory, or is to be tried; None: no limit is known.
@@ -137,6 +139,7 @@ class LoopState(Generic[B]):
             recent=max(self._recent),
             idle=idle,
             learnt=learner.learnt,
+            read_s=self.read_s,
         )
         decision = learner.policy.decide(view, now)
         if self._sizes and isinstance(decision, Dispatch):
@@ -193,6 +196,11 @@ class LoopState(Generic[B]):
         self.in_hand.append(batch)
         self._recent = (self._recent[1], size)
         self._more_waits = left > 0
+
+    def has_read(self, seconds: float) -> None:
+        """The payloads of a claim are here; 0: it has none."""
+        if seconds or self.read_s:
+            self.read_s += (seconds - self.read_s) * (_GAIN if self.read_s else 1.0)
 
     def finished(self, batch: B, size: int, now: float, *, passes: int = 1, ok: bool = True) -> float:
         """`batch` was computed, in `passes` parts; `ok` unless all of it failed. Returns the seconds of its turn.

@@ -42,7 +42,7 @@ _FETCH_WAIT_S = 0.05
 @dataclass(slots=True)
 class Inputs:
     """What becomes of the requests of a claim. `values` belong to `run`; `raw` has the places there of those that are
-    the bytes themselves, in any buffer, not JSON. `later` has a pause in ms for each.
+    the bytes themselves, in any buffer, not JSON. `later` has a pause in ms for each. `read_s`: what it took to read.
     """
 
     run: list[Request] = field(default_factory=list)
@@ -50,6 +50,7 @@ class Inputs:
     raw: list[int] = field(default_factory=list)
     settled: list[tuple[Request, Outcome]] = field(default_factory=list)
     later: list[tuple[Request, int]] = field(default_factory=list)
+    read_s: float = 0.0
 
 
 class Fetcher(Protocol):
@@ -142,6 +143,7 @@ class Payloads:
             else:
                 size += blob.size
                 self._read(request, now_ms + (self._clock() - began) * 1000, inputs)
+        inputs.read_s = self._clock() - began
         return inputs
 
     def _read(self, request: Request, now_ms: float, inputs: Inputs) -> None:

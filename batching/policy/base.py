@@ -54,8 +54,8 @@ class QueueView:
     `depth` is None before a look: a policy that does not need it saves the look. `oldest_at`, `due_at` and `free_at`
     are seconds on the clock of `now` in `decide`. `due_at` is the earliest known deadline of the waiting requests;
     `free_at` is when the executor will be free, or, with nothing in hand, when it last came free. `batch_s` is the
-    recent time of a batch, `recent` the larger size of the last two; `idle` counts the *other* executors of this model
-    in this worker that have nothing in hand.
+    recent time of a batch, `read_s` that of reading its payloads after the claim, `recent` the larger size of the last
+    two; `idle` counts the *other* executors of this model in this worker that have nothing in hand.
     """
 
     depth: int | None
@@ -67,6 +67,7 @@ class QueueView:
     due_at: float = math.inf
     idle: int = 0
     learnt: Learnt = NOTHING_LEARNT
+    read_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

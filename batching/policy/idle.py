@@ -32,13 +32,14 @@ class WhenIdle:
 
 
 def ahead(queue: QueueView, now: float, max_batch_size: int, lead_s: float) -> Decision:
-    """The decision while the executor computes: a full batch shortly before it is free, or nothing.
+    """The decision while the executor computes: a full batch shortly before it is free, or nothing. What it takes to
+    read large payloads comes before that, so that the executor does not wait for it.
 
-    It does not pay for batches about as short as the lead.
+    It does not pay for batches about as short as the lead, unless reading takes as long.
     """
-    if queue.in_hand > 1 or queue.batch_s < 2 * lead_s:
+    if queue.in_hand > 1 or (queue.batch_s < 2 * lead_s and queue.read_s < lead_s):
         return Wait()
-    look_at = queue.free_at - lead_s
+    look_at = queue.free_at - lead_s - queue.read_s
     if now < look_at:
         return Wait(until=look_at)
     if queue.depth is None:

@@ -1,6 +1,6 @@
 """Benchmarks large inputs: 5 MB from 16 callers, by every way that they can go.
 
-    python -m tests.benchmarks.large [--rounds 3] [--duration 5] [--connections 16] [--only a,b] [--json]
+    python -m tests.benchmarks.large [--rounds 3] [--duration 5] [--connections 16] [--only a,b] [--no-copies] [--json]
 
 | system        | the input goes                                                                                     |
 |---------------|----------------------------------------------------------------------------------------------------|
@@ -275,7 +275,7 @@ def _cpu_s(system: System) -> float:
     return spent
 
 
-def run(names: list[str], *, rounds: int, duration_s: int, connections: int) -> list[Row]:
+def run(names: list[str], *, rounds: int, duration_s: int, connections: int, counts: bool = True) -> list[Row]:
     systems = [each for each in SYSTEMS if not names or each.name in names]
     rows: dict[str, list[Row]] = {}
     for number in range(rounds):
@@ -289,7 +289,8 @@ def run(names: list[str], *, rounds: int, duration_s: int, connections: int) -> 
                 continue
             rows.setdefault(kind.name, []).append(row)
             print(f"round {number + 1}: {row}", file=sys.stderr)
-    return [replace(_median(rows[each.name]), copied=_copied(each)) for each in systems if each.name in rows]
+    medians = {kind: _median(rows[kind.name]) for kind in systems if kind.name in rows}
+    return [replace(row, copied=_copied(kind)) if counts else row for kind, row in medians.items()]
 
 
 def _copied(kind: Any) -> tuple[float, ...]:
@@ -316,12 +317,14 @@ def main() -> None:
     parser.add_argument("--duration", type=int, default=5, help="seconds of load for each system and round")
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--only", default="", help="names of systems, comma-separated")
+    parser.add_argument("--no-copies", action="store_true", help="do not count copies")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     # SIGTERM must stop the systems as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = [each.strip() for each in given.only.split(",") if each.strip()]
-    rows = run(names, rounds=given.rounds, duration_s=given.duration, connections=given.connections)
+    about = {"rounds": given.rounds, "duration_s": given.duration, "connections": given.connections}
+    rows = run(names, **about, counts=not given.no_copies)
     if given.json:
         print(json.dumps([asdict(row) for row in rows]))
         return

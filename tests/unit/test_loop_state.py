@@ -52,6 +52,16 @@ def claim(state: LoopState[str], batch: str, now: float, size: int = 4, left: in
     state.claimed(batch, size, left, 0.0, 0.0, now)
 
 
+def test_the_policy_knows_the_time_of_reading() -> None:
+    state = new()
+    assert shown(state, 1.0).read_s == 0.0
+    state.has_read(0.2)
+    assert shown(state, 1.0).read_s == 0.2
+    for _ in range(100):
+        state.has_read(0.0)
+    assert shown(state, 1.0).read_s < 0.001
+
+
 def test_nobody_has_looked_and_somebody_has() -> None:
     blind = shown(new(), 5.0, None)
     assert (blind.depth, blind.oldest_at, blind.due_at) == (None, 5.0, math.inf)

@@ -249,6 +249,17 @@ def test_what_is_fetched_counts_among_the_bytes_of_a_batch(monkeypatch: pytest.M
     assert fetcher.asked == [None, 50, 50]
 
 
+def test_it_tells_what_reading_took() -> None:
+    blobs = MemoryBlobs(ANY_ROOM)
+    ref = reference_to("blob-of-4", b"x" * 100, "bytes")
+    blobs.put(ref, b"x" * 100, 60_000)
+    times = iter((1.0, 1.0, 1.25))
+    payloads = Payloads(lambda _: blobs, clock=lambda: next(times))
+    plain = Request("plain", Tier.PAID, 1, b"1", b"{}")
+    assert payloads.read([plain], 0.0).read_s == 0.0
+    assert payloads.read([Request("blob", Tier.PAID, 1, ref.json, b"{}", blob=ref)], 0.0).read_s == 0.25
+
+
 def test_a_large_output_lies_aside_until_its_result_is_gone(make: Make) -> None:
     rig = make()
     rig.executor.answer = large_output

@@ -73,6 +73,7 @@ views = st.builds(
     due_at=seconds | st.just(math.inf),
     idle=st.integers(0, 3),
     learnt=learnt,
+    read_s=st.floats(0, 1),
 )
 
 
@@ -109,8 +110,8 @@ def test_claims_ahead_only_full_batches_within_the_lead(policy: Policy, view: Qu
         assert view.depth is not None
         assert view.depth >= decision.size
         assert decision.reason is Reason.FULL
-        assert now >= view.free_at - LEAD_S
-        assert view.batch_s >= 2 * LEAD_S
+        assert now >= view.free_at - LEAD_S - view.read_s
+        assert view.batch_s >= 2 * LEAD_S or view.read_s >= LEAD_S
 
 
 @POLICIES
@@ -181,6 +182,17 @@ def test_when_idle_never_leaves_a_free_executor_idle(view: QueueView, now: float
 def test_batches_as_short_as_the_lead_are_not_claimed_ahead() -> None:
     view = QueueView(MAX, in_hand=1, free_at=1.0, batch_s=1.5 * LEAD_S)
     assert IDLE.decide(view, 0.9999) == Wait()
+
+
+@POLICIES
+def test_the_time_of_reading_payloads_comes_before_the_lead(policy: Policy) -> None:
+    slow = QueueView(MAX, in_hand=1, free_at=1.0, batch_s=0.5, read_s=0.1)
+    look_at = 1.0 - LEAD_S - 0.1
+    assert policy.decide(slow, 0.8) == Wait(until=pytest.approx(look_at))
+    assert isinstance(policy.decide(slow, 0.9), Dispatch)
+    # A short batch is worth it, too, if reading is as long.
+    short = QueueView(MAX, in_hand=1, free_at=1.0, batch_s=LEAD_S, read_s=LEAD_S)
+    assert isinstance(policy.decide(short, 0.999), Dispatch)
 
 
 @dataclass(frozen=True)
