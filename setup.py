@@ -22,6 +22,8 @@ from setuptools.command.build_py import build_py
 
 APP = ("batching", "cli", "config", "tasks", "webapp", "workers")
 NATIVE = "config/native/hot_path.c"
+# It includes the others.
+NATIVE_SOURCES = (NATIVE, "config/native/batches.c")
 DATA = [f"**/*.{kind}" for kind in ("c", "css", "html", "js", "lua", "proto", "svg", "toml", "txt")]
 
 
@@ -38,11 +40,13 @@ def hot_path() -> list[Extension]:
     if os.environ.get("BUNCH_NATIVE") == "off":
         return []
     # `config.native` refuses a library that was made of another source.
-    source_hash = hashlib.sha256(Path(NATIVE).read_bytes()).hexdigest()[:16]
+    sources = b"".join(Path(each).read_bytes() for each in NATIVE_SOURCES)
+    source_hash = hashlib.sha256(sources).hexdigest()[:16]
     return [
         Extension(
             "bunch._app.config.native._hot_path",
             [NATIVE],
+            depends=list(NATIVE_SOURCES),
             define_macros=[("SOURCE_HASH", f'"{source_hash}"')],
             extra_compile_args=["-O2", "-fvisibility=hidden"],
             # Without a compiler the functions in Python run, which say the same.

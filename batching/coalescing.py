@@ -7,7 +7,6 @@ taken back, out of time, a failure that may pass             ──▶ the next 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -37,8 +36,7 @@ class Coalesced(NamedTuple):
         return f"{self.question};{self.keep_ms};{self.shared:d};{self.attempts};{self.lost}"
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """The result of `finish`: whether it was `taken`, and the rows of requests that were settled besides the batch.
 
     `refused` are ids of foreign requests that belong to a frontend's request, whose result stays; `dropped` those of

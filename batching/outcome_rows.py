@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from batching.claim.values import Settled
+from batching.coalescing import Coalesced
 from batching.script_args import OutcomeRun
-
-if TYPE_CHECKING:
-    from batching.claim.values import Settled
+from config.native import hot_path
 
 
-def outcome_rows(outcomes: Sequence[Settled], channels: Mapping[str, int], first: int = 0) -> list[Any]:
+class OutcomeRows(NamedTuple):
+    """`channels` has the number of each reply channel, from 1; `asked` is the first that is something to others."""
+
+    channels: Mapping[str, int]
+    words: list[Any]
+    asked: Coalesced | None = None
+
+
+def outcome_rows(outcomes: Sequence[Settled], first: int = 0) -> OutcomeRows:
     """Runs of outcomes: fields that neighbours in the lease have in common are sent once, as an `OutcomeRun`.
 
     Args:
-        channels: the number of each reply channel, from 1.
         first: the place in the batch in front of the lease, from which positions count.
     """
+    if _outcome_words is not None and (found := _outcome_words(outcomes, Settled, first)) is not None:
+        return OutcomeRows(*found)
+    channels = {reply_to: i for i, reply_to in enumerate(dict.fromkeys(o.reply_to for o in outcomes if o.reply_to), 1)}
+    asked = next((each.asked for each in outcomes if each.asked is not None), None)
+    return OutcomeRows(channels, _words(outcomes, channels, first), asked)
+
+
+# The same in C, where nothing is asked; None where it was not compiled.
+_outcome_words: Callable[..., tuple[dict[str, int], list[Any]] | None] | None = (
+    hot_path.outcome_words if hot_path is not None else None
+)
+
+
+def _words(outcomes: Sequence[Settled], channels: Mapping[str, int], first: int) -> list[Any]:
     words: list[Any] = []
     run: tuple[Any, ...] = ()
     position = count_at = 0

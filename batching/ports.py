@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from batching.claim.lease import Entry
 from batching.claim.store import Settled
@@ -28,8 +29,7 @@ class UnreadableMessage(Exception):
         return self.why
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchInfo:
+class BatchInfo(msgspec.Struct, frozen=True, eq=False):
     """The properties that all requests of a batch share.
 
     `claimed_ms` is Redis time, `compute_s` 0 before the model ran, `passes` above 1 when it ran in parts. `wait_s` is
@@ -86,6 +86,14 @@ class Codec(Protocol):
 
     def decode(self, entry: Entry) -> Request:
         """Raises UnreadableMessage."""
+
+    def decode_fresh(self, entries: tuple[Entry, ...], now_ms: int) -> Sequence[Request | None]:
+        """The requests of a whole claim at once, as far as that is possible: of those that run for the first time, and
+        are in time. None in the place of each other one, which `decode` reads.
+        """
+
+    def encode_all(self, outcomes: list[tuple[Request, Outcome]], batch: BatchInfo) -> list[Settled]:
+        """`encode` for each, at once."""
 
     def encode(self, request: Request, outcome: Outcome, batch: BatchInfo) -> Settled: ...
 

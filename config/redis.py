@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from queue import LifoQueue
 from typing import Any
 
-from hiredis import pack_command
+import hiredis
 from redis import BlockingConnectionPool, Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import AskError, MovedError, NoScriptError, RedisError, ResponseError
@@ -22,6 +22,7 @@ from redis.retry import Retry
 
 from config import cluster, sentinel
 from config.cluster import Slot, absent_key, guarded
+from config.native import hot_path
 from config.redis_errors import Meaning, meaning_of, will_repeat
 from config.redis_url import cluster_of, redis_py_url, sentinels_of
 
@@ -65,6 +66,16 @@ def connect(
             raise ValueError("a cluster has shards only; name the one that is meant")
         return cluster.ShardRedis.from_pool(pools(**options | cluster.pool_options(nodes, shard_tag)))
     return Redis.from_pool(pools.from_url(redis_py_url(url), **options))
+
+
+def pack_command(command: tuple[Any, ...]) -> bytes:
+    """A command as it is sent."""
+    packed: bytes = (_packed and _packed(command)) or hiredis.pack_command(command)
+    return packed
+
+
+# The same for texts, bytes and numbers, in a fifth of the time; None where it was not compiled.
+_packed: Callable[[tuple[Any, ...]], bytes | None] | None = hot_path.packed if hot_path is not None else None
 
 
 class Script:

@@ -157,7 +157,7 @@ class WorkerRunner:
                 codec,
                 observer,
                 batch_prefix=f"{self.worker_id}-{n}",
-                is_revoked=worker_state.revoked.__contains__,
+                revoked=worker_state.revoked,
                 breaker=self._breakers[executor.name],
                 follow_up=follow_up,
                 watch=self._watch,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
+
+import msgspec
 
 from batching.claim.lease import Entry, entries_of
 from batching.claim.values import DEFAULT_KEEP, Blame, Keep, Settled, View
@@ -46,8 +47,7 @@ _LOOK, _PEEK, _CLAIM = Script(LOOK.text), Script(PEEK.text), Script(CLAIM.text)
 _FINISH, _PUT_ASIDE, _GIVE_BACK = Script(FINISH.text), Script(PUT_ASIDE.text), Script(GIVE_BACK.text)
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(msgspec.Struct, frozen=True):
     """What waits for a model in one shard, per tier: depths, when the oldest came, and its deadline, in ms of Redis
     time; 0 where it is not known.
     """
@@ -150,13 +150,10 @@ class ShardCalls:
 
     def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool, first: int = 0) -> Call:
         """The positions of the outcomes count from behind `first`."""
-        channels = {
-            reply_to: i for i, reply_to in enumerate(dict.fromkeys(o.reply_to for o in outcomes if o.reply_to), 1)
-        }
+        channels, words, asked = outcome_rows(outcomes, first)
         keys: tuple[str, ...] = FinishKeys(
             lease=self.keys.lease(batch_id), leases=self.keys.leases(self._worker_id), dead=self.keys.dead()
         )
-        asked = next((each.asked for each in outcomes if each.asked is not None), None)
         common: tuple[object, ...] = ()
         if asked is not None:
             # All requests of a batch have the same model and the same claim time.
@@ -170,7 +167,7 @@ class ShardCalls:
             channels=len(channels),
             common=len(common),
         )
-        return Call(_FINISH, keys, [*head, *channels, *outcome_rows(outcomes, channels, first), *common])
+        return Call(_FINISH, keys, [*head, *channels, *words, *common])
 
     @staticmethod
     def finished(reply: Any) -> Finished:

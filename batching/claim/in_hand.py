@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec import structs
 
 from batching.claim.loop_state import LoopState
 from batching.ports import BatchInfo
 from batching.request import Done, Request
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class InHand:
+class InHand(msgspec.Struct, frozen=True, eq=False):
     """A batch in hand. `claimed_at` is in seconds on the loop's clock."""
 
     requests: list[Request]
@@ -52,7 +53,7 @@ class Hands:
             turn_s = self._state.finished(batch, len(batch.requests), now, passes=event.passes, ok=ok)
             followed = bool(self._state.in_hand)
             self._changed.notify_all()
-        info = replace(
+        info = structs.replace(
             batch.info,
             compute_s=event.compute_s,
             passes=event.passes,

@@ -7,7 +7,9 @@ leases                   {s3}   │ {s0}    │ {s7}       positions of a lease 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from batching.claim.values import Settled
 from batching.coalescing import Finished
@@ -83,4 +85,4 @@ def shifted(finished: Finished, first: int) -> Finished:
         return finished
     rows = (row.split(b";", 1) for row in finished.others)
     others = tuple(b"%d;%b" % (int(position) + first, rest) for position, rest in rows)
-    return replace(finished, others=others)
+    return structs.replace(finished, others=others)

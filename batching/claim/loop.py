@@ -20,7 +20,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from redis.exceptions import RedisError
 
@@ -33,6 +33,7 @@ from batching.claim.settler import Settler
 from batching.claim.shared_breaker import SharedBreaker
 from batching.claim.store import BatchStore, Blame, Claim, View
 from batching.claim.triage import Triage
+from batching.columns import attempt_of, parameters_of, traceparent_of
 from batching.executor import Executor, ExecutorGone, ExecutorState, Lost
 from batching.policy import BreakerState, Decision, Dispatch, Look, Policy, Reason, RetryPolicy, Wait
 from batching.ports import BatchInfo, Codec, FollowUp, LoopModel, NoFollowUp, Observer
@@ -40,8 +41,7 @@ from batching.request import Done, Failed, Request, Work
 
 logger = logging.getLogger(__name__)
 
-_IDLE_TICK_S = 5.0
-_MAX_BACKOFF_S = 1.0
+_IDLE_TICK_S, _MAX_BACKOFF_S = 5.0, 1.0
 
 
 class ClaimLoop:
@@ -57,7 +57,7 @@ class ClaimLoop:
         observer: Observer,
         *,
         batch_prefix: str,
-        is_revoked: Callable[[str], bool] = lambda task_id: False,
+        revoked: Collection[str] = frozenset(),
         breaker: SharedBreaker | None = None,
         follow_up: FollowUp | None = None,
         watch: IdleWatch | None = None,
@@ -70,7 +70,7 @@ class ClaimLoop:
         self.state: LoopState[InHand] = LoopState(policy, sizes=model.batch_sizes)
         self._observer = observer
         retry = RetryPolicy(model.max_attempts)
-        self._triage = Triage(model.name, codec, retry, is_revoked)
+        self._triage = Triage(model.name, codec, retry, revoked)
         self._payloads = payloads = payloads or Payloads()
         named = (executor.name, model.name, store, codec, observer, retry, follow_up or NoFollowUp())
         self._settler = Settler(*named, payloads=payloads)
@@ -319,10 +319,10 @@ class ClaimLoop:
     def _hand_over(self, inputs: Inputs, info: BatchInfo) -> None:
         run = inputs.run
         self._observer.claimed(run, info)
-        last_try = max(each.attempt for each in run) >= self._model.max_attempts
+        last_try = max(map(attempt_of, run)) >= self._model.max_attempts
         # A claim has only suspects, or none.
-        about = (self.state.safe_size, run[0].lost > 0, last_try, [each.traceparent for each in run])
-        work = Work(info.batch_id, inputs.values, [each.parameters for each in run], *about, raw=inputs.raw)
+        about = (self.state.safe_size, run[0].lost > 0, last_try, list(map(traceparent_of, run)))
+        work = Work(info.batch_id, inputs.values, list(map(parameters_of, run)), *about, raw=inputs.raw)
         try:
             self._executor.send(work)
         except ExecutorGone as error:
@@ -358,7 +358,7 @@ class ClaimLoop:
             logger.info(
                 "%s: %s are tried again", self._executor.name, f"batches of {most}" if most else "whole batches"
             )
-        ok = any(not isinstance(outcome, Failed) for outcome in event.outcomes)
+        ok = set(map(type, event.outcomes)) != {Failed}
         finished = self._hands.finished(event, ok=ok)
         if finished is None:
             return

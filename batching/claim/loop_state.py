@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import replace
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
@@ -149,7 +148,7 @@ class LoopState(Generic[B]):
     def limited(self, decision: Dispatch, permitted: int) -> Dispatch:
         """The claim that is allowed: at most what the breaker permits, and what memory has room for."""
         size = min(decision.size, permitted, self.safe_size or permitted, self.pressed_size or permitted)
-        return decision if size == decision.size else replace(decision, size=size)
+        return decision if size == decision.size else decision._replace(size=size)
 
     def pause(self, decision: Wait, now: float) -> Pause:
         """The pause for a policy's wait."""

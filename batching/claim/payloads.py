@@ -24,8 +24,9 @@ from redis.exceptions import RedisError
 
 from batching.blobs.local_files import LocalFiles
 from batching.blobs.local_first import ElsewhereError, LocalFirst
-from batching.blobs.reference import OURS, is_ours
+from batching.blobs.reference import is_ours
 from batching.blobs.store import GRACE_MS, BlobGoneError, BlobStore, NoRoomError
+from batching.columns import blob_of, input_of
 from batching.request import Expired, Failed, Ok, Outcome, Rejected, Request
 from config.settings import Settings
 
@@ -127,8 +128,8 @@ class Payloads:
 
     def read(self, requests: Sequence[Request], now_ms: float) -> Inputs:
         """The inputs of requests that were claimed at `now_ms`, which is Redis time."""
-        if self._fetcher is None and all(each.blob is None for each in requests):
-            return Inputs(list(requests), [each.input for each in requests])
+        if self._fetcher is None and not any(map(blob_of, requests)):
+            return Inputs(list(requests), list(map(input_of, requests)))
         began, size, inputs = self._clock(), 0, Inputs()
         referring = self._begin_to_fetch(requests, now_ms)
         for request in requests:
@@ -201,13 +202,10 @@ class Payloads:
 
         Those of plain Celery clients stay, since these read their results themselves, and so do those with callbacks.
         """
+        outputs = [outcome.output for _, outcome in outcomes if type(outcome) is Ok]
         limit = self._inline_bytes
-        for _, outcome in outcomes:
-            # Readers would take an output that looks like a reference for one.
-            if type(outcome) is Ok and (len(output := outcome.output) > limit or output.startswith(OURS)):
-                break
-        else:
-            # Nearly always.
+        # Nearly always. Readers would take an output that looks like a reference for one.
+        if max(map(len, outputs), default=0) <= limit and not any(map(is_ours, outputs)):
             return outcomes
         return [(request, self._laid_aside(request, outcome)) for request, outcome in outcomes]
 

@@ -18,8 +18,8 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 from kombu.exceptions import OperationalError
 from msgspec import structs
@@ -31,6 +31,7 @@ from batching.claim.slices import slices_of
 from batching.claim.store import BatchStore, Blame, Settled
 from batching.claim.values import PlacesAway
 from batching.coalescing import Finished, others_of
+from batching.columns import blob_of, canvas_of, kinds_of, request_of
 from batching.executor import Lost
 from batching.policy import RetryPolicy
 from batching.policy.faults.suspects import rounds
@@ -112,11 +113,14 @@ class Settler:
         now_ms = info.claimed_ms + elapsed_s * 1000
         final: list[tuple[Request, Outcome]] = []
         again: list[tuple[Request, Failed, float]] = []
-        for request, outcome in outcomes:
-            if isinstance(outcome, Failed) and (pause_s := self._pause(request, outcome, now_ms)) is not None:
-                again.append((request, outcome, pause_s))
-            else:
-                final.append((request, outcome))
+        if Failed not in kinds_of(outcomes):
+            final = list(outcomes)
+        else:
+            for request, outcome in outcomes:
+                if isinstance(outcome, Failed) and (pause_s := self._pause(request, outcome, now_ms)) is not None:
+                    again.append((request, outcome, pause_s))
+                else:
+                    final.append((request, outcome))
         if again and not self._put_aside(again, info, last=last and not final):
             return
         if final or not again:
@@ -160,7 +164,7 @@ class Settler:
         off = self._rests.positions(info.store_id)
         call(info, (lambda position: position not in off) if off else None)
         for rest_id, positions in self._rests.of(info.store_id).items():
-            rest = replace(info, part=rest_id)
+            rest = structs.replace(info, part=rest_id)
             self._rests.put(rest_id, partial(call, rest, positions.__contains__), last=last)
         if last:
             self._rests.forget(info.store_id)
@@ -190,7 +194,7 @@ class Settler:
         return True
 
     def _store_final(self, final: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> None:
-        followed = [(request, outcome) for request, outcome in final if request.canvas]
+        followed = [each for each in final if each[0].canvas] if any(map(canvas_of, map(request_of, final))) else []
         plain = [(request, outcome) for request, outcome in final if not request.canvas] if followed else final
         others: tuple[bytes, ...] = ()
         gone: AbstractSet[int] = frozenset()
@@ -213,28 +217,25 @@ class Settler:
         if rows:
             others, shared = others_of(rows, final)
             final = [*final, *others]
-            info = replace(info, collapsed=info.collapsed + shared)
+            info = structs.replace(info, collapsed=info.collapsed + shared)
         self._observer.finished(final, info)
-        # Who has shared a failure is no dead letter.
-        self._payloads.release(
-            [
-                each
-                for each, end in final
-                if each.blob is not None and (each.position < 0 or not isinstance(end, Failed))
-            ]
-        )
+        if any(map(blob_of, map(request_of, final))):
+            # Who has shared a failure is no dead letter.
+            self._payloads.release([each for each, end in final if each.position < 0 or not isinstance(end, Failed)])
 
     def _finish(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo, *, last: bool) -> Finished:
         outcomes = self._payloads.lay_aside(outcomes)
-        results = [self._settled(request, outcome, info) for request, outcome in outcomes]
-        slices = slices_of([len(each.result) for each in results])
+        results = self._results(outcomes, info)
+        sizes = list(map(len, map(attrgetter("result"), results)))
+        slices = slices_of(sizes)
         if len(slices) < 2:
-            return self._finish_slice(outcomes, results, info, last=last)
+            return self._finish_slice(outcomes, results, info, last=last, large=sum(sizes) >= _LARGE_BYTES)
         others: tuple[bytes, ...] = ()
         gone: frozenset[int] = frozenset()
         for part in slices:
             rows = [outcomes[n] for n in part], [results[n] for n in part]
-            taken = self._finish_slice(*rows, info, last=last and part is slices[-1])
+            large = sum(sizes[n] for n in part) >= _LARGE_BYTES
+            taken = self._finish_slice(*rows, info, last=last and part is slices[-1], large=large)
             if not taken:
                 return taken
             others += taken.others
@@ -242,9 +243,14 @@ class Settler:
         return Finished(True, others, gone=gone)
 
     def _finish_slice(
-        self, outcomes: Sequence[tuple[Request, Outcome]], results: list[Settled], info: BatchInfo, *, last: bool
+        self,
+        outcomes: Sequence[tuple[Request, Outcome]],
+        results: list[Settled],
+        info: BatchInfo,
+        *,
+        last: bool,
+        large: bool,
     ) -> Finished:
-        large = sum(len(each.result) for each in results) >= _LARGE_BYTES
         try:
             call = partial(self._store.finish, info.store_id, results, last=self._ends(info, last))
             taken = self._until_taken(info, call, large=large)
@@ -275,7 +281,7 @@ class Settler:
         lost.
         """
         for request, outcome in outcomes:
-            wanted = self._settled(request, outcome, info)
+            (wanted,) = self._results([(request, outcome)], info)
             instead = self._codec.encode(request, Failed(_UNSTORABLE, code="INTERNAL"), info)
             if wanted.dead_letter:
                 # The answer matters more than its dead letter.
@@ -312,16 +318,21 @@ class Settler:
                 request.id,
             )
 
-    def _settled(self, request: Request, outcome: Outcome, info: BatchInfo) -> Settled:
-        settled = self._codec.encode(request, outcome, info)
-        if isinstance(outcome, Failed):
-            # Before the dead letter is there: a worker that is killed in between has kept too much for a while.
-            self._payloads.keep(request)
-            if settled.asked is not None and request.attempt >= self._retry.max_attempts:
-                # The requests that wait for it have used the same attempts.
-                settled = structs.replace(settled, asked=settled.asked._replace(shared=True))
-            return structs.replace(settled, dead_letter=self._codec.dead_letter(request, outcome, info))
-        return settled
+    def _results(self, outcomes: Sequence[tuple[Request, Outcome]], info: BatchInfo) -> list[Settled]:
+        results = self._codec.encode_all(list(outcomes), info)
+        if Failed in kinds_of(outcomes):
+            for number, (request, outcome) in enumerate(outcomes):
+                if isinstance(outcome, Failed):
+                    results[number] = self._with_letter(results[number], request, outcome, info)
+        return results
+
+    def _with_letter(self, settled: Settled, request: Request, outcome: Failed, info: BatchInfo) -> Settled:
+        # Before the dead letter is there: a worker that is killed in between has kept too much for a while.
+        self._payloads.keep(request)
+        if settled.asked is not None and request.attempt >= self._retry.max_attempts:
+            # The requests that wait for it have used the same attempts.
+            settled = structs.replace(settled, asked=settled.asked._replace(shared=True))
+        return structs.replace(settled, dead_letter=self._codec.dead_letter(request, outcome, info))
 
     def _lost_lease(self, info: BatchInfo) -> None:
         self._log_lost_lease(info)

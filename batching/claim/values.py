@@ -13,8 +13,7 @@ from batching.claim.lease import Entry
 from batching.coalescing import Coalesced
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True):
     """The waiting requests of a model. Times are Redis time in ms; `oldest_ms` is 0 when nothing waits or it is not
     known.
 
@@ -31,8 +30,7 @@ class View:
         return sum(self.depths)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     batch_id: str
     entries: tuple[Entry, ...]
     view: View

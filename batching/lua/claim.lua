@@ -243,8 +243,8 @@ local function next_of(i, want)
   return fair, in_order
 end
 
--- Of the last stamp that was found good.
-local read, limit, deadline, caller
+-- Of the last stamp that was found good. Nearly always it is that of the message before, up to the id.
+local read, limit, deadline, caller, suspect, followed
 local function pop(i, want)
   while want > 0 and dropped < MAX_DROPPED and not closed do
     local messages, at_head = next_of(i, want)
@@ -257,7 +257,17 @@ local function pop(i, want)
       local message = messages[j]
       local verdict
       local ours = stamped(message)
-      local limit_here = suspect_size(message, ours)
+      local limit_here
+      if ours then
+        if read ~= good then
+          read, limit, deadline = good, field(message, LIMIT, 13), field(message, DEADLINE, 13)
+          caller = string.sub(message, KEY, KEY + 7)
+          suspect, followed = suspect_size(message, true), tracked(message)
+        end
+        limit_here = suspect
+      else
+        limit_here = suspect_size(message, false)
+      end
       bytes = bytes + #message
       if (limit_here ~= nil) ~= (only ~= nil) or (limit_here and (taken >= limit_here or taken >= size))
         or (bytes > most_bytes and #entries > 0) then
@@ -274,10 +284,6 @@ local function pop(i, want)
         want = size - taken
       end
       if ours then
-        if read ~= good then
-          read, limit, deadline = good, field(message, LIMIT, 13), field(message, DEADLINE, 13)
-          caller = string.sub(message, KEY, KEY + 7)
-        end
         if caller ~= NO_KEY then counts[caller] = (counts[caller] or 0) + 1 end
         if limit > 0 and limit <= now then
           verdict = 'x'
@@ -285,7 +291,7 @@ local function pop(i, want)
           verdict = 'h'
         elseif any_cancelled and redis.call('ZREM', KEYS.cancelled, task_id(message)) == 1 then
           verdict = 'c'
-        elseif tracked(message) then
+        elseif followed then
           -- Over no end: it may be another's, or have been revoked.
           local id = task_id(message)
           local status = string.match(redis.call('GETRANGE', result_key(id), 0, 31), '^{"status":%s*"(%u+)"')

@@ -81,13 +81,27 @@ while at <= last do
   local run = at - 1
   local ttl, record = ARGV[run + OutcomeRun.ttl_ms], ARGV[run + OutcomeRun.record]
   local number = tonumber(ARGV[run + OutcomeRun.channel])
+  local channel = number > 0 and ARGV[ARGV.width + number]
   local announce, foreign = ARGV[run + OutcomeRun.announce] ~= '0', ARGV[run + OutcomeRun.announce] == '2'
   local words, position = tonumber(ARGV[run + OutcomeRun.words]), tonumber(ARGV[run + OutcomeRun.position])
   local first = at + OutcomeRun.width
   at = first + words * ARGV[run + OutcomeRun.outcomes]
+  if record == '' and not announce and words < OutcomeWords.width and ARGV.last == '1' then
+    -- Nearly always: nothing but their results is of any interest.
+    local kept, to = ttl ~= '0' and results_of(channel, ttl), channel and replies_of(channel)
+    for i = first, at - 1, words do
+      local id, result = ARGV[i - 1 + OutcomeWords.task_id], ARGV[i - 1 + OutcomeWords.result]
+      if kept then
+        local n = #kept
+        kept[n + 1], kept[n + 2] = result_key(id), result
+      end
+      if to then to[#to + 1] = as_reply(id, result) end
+    end
+    stored, first = stored + (at - first) / words, at
+  end
   for i = first, at - 1, words do
     if not settled_before(position) then
-      settle(i, position, ttl, number > 0 and ARGV[ARGV.width + number], record, announce, foreign)
+      settle(i, position, ttl, channel, record, announce, foreign)
       if words == OutcomeWords.width then noted[#noted + 1] = {i, position} end
     end
     position = position + 1

@@ -6,13 +6,22 @@ local MAX_INLINE = 65536
 
 local replies = {}
 
-local function reply(channel, id, result)
+local function replies_of(channel)
   local to = replies[channel]
   if not to then
     to = {}
     replies[channel] = to
   end
-  to[#to + 1] = #result <= MAX_INLINE and result or ('{"task_id":"' .. id .. '","status":"STORED"}')
+  return to
+end
+
+local function as_reply(id, result)
+  return #result <= MAX_INLINE and result or ('{"task_id":"' .. id .. '","status":"STORED"}')
+end
+
+local function reply(channel, id, result)
+  local to = replies_of(channel)
+  to[#to + 1] = as_reply(id, result)
 end
 
 -- An answer that its frontend has heard is read from its key only if the connection breaks in that very moment, or by a

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from batching.policy.learning.step_time import StepTime
 from batching.policy.learning.timing import UNKNOWN_TIME, BatchTime
@@ -20,8 +20,7 @@ class Reason(str, Enum):
     DEADLINE = "deadline"
 
 
-@dataclass(frozen=True, slots=True)
-class Learnt:
+class Learnt(NamedTuple):
     """The figures that one executor's claim loop has learned about one model, made by
     `batching.policy.learning.learner`.
 
@@ -47,8 +46,7 @@ class Learnt:
 NOTHING_LEARNT = Learnt()
 
 
-@dataclass(frozen=True, slots=True)
-class QueueView:
+class QueueView(NamedTuple):
     """The queue of one model, and the batches that its executor has in hand.
 
     `depth` is None before a look: a policy that does not need it saves the look. `oldest_at`, `due_at` and `free_at`
@@ -70,8 +68,7 @@ class QueueView:
     read_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(NamedTuple):
     """Claim up to `size` requests now. Requests whose deadline is nearer than `margin_s` are refused instead."""
 
     size: int
@@ -79,8 +76,7 @@ class Dispatch:
     margin_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """Do nothing until `until`, unless requests arrive or the executor comes free. Infinite: wait only for these."""
 
     until: float = math.inf
@@ -132,8 +128,7 @@ class NamedPolicy(Policy, Protocol):
     def max_batch_size(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(NamedTuple):
     """A batch that has just been claimed, for policies that learn. `waited_s` is the time of its oldest request in the
     queue.
     """

@@ -8,7 +8,7 @@ arrivals, and a request that would be late in a batch of that size is refused, w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from batching.policy.base import QueueView
 
@@ -19,8 +19,7 @@ SURE = 5.0
 STALE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """Claim at most `size` now, without requests whose deadline is nearer than `margin_s`; wait until `close_at` at
     most.
     """

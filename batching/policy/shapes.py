@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from batching.batch_sizes import padded, whole
 from batching.policy.base import Dispatch, Look, QueueView
@@ -24,14 +23,14 @@ def rounded(decision: Dispatch, queue: QueueView, now: float, sizes: Sequence[in
     """
     most = min(decision.size, sizes[-1])
     if queue.depth is None:
-        return replace(decision, size=most) if most <= sizes[0] else Look()
+        return decision._replace(size=most) if most <= sizes[0] else Look()
     count = max(1, min(queue.depth, most))
     down = whole(count, sizes)
     if 0 < down < count and _pays(queue, now, count, down):
         # A margin for a larger batch would refuse requests that are in time in this one.
         margin_s = max(0.0, queue.free_at - now) + queue.learnt.time.predict(down)
-        return replace(decision, size=down, margin_s=min(decision.margin_s, margin_s))
-    return replace(decision, size=min(padded(count, sizes), most))
+        return decision._replace(size=down, margin_s=min(decision.margin_s, margin_s))
+    return decision._replace(size=min(padded(count, sizes), most))
 
 
 def _pays(queue: QueueView, now: float, count: int, down: int) -> bool:

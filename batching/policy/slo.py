@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from batching.policy.base import Decision, Dispatch, Look, QueueView, Reason, Size, Wait, Within
@@ -59,4 +59,4 @@ def sparing(decision: Decision, queue: QueueView, now: float) -> Decision:
     if not isinstance(decision, Dispatch) or math.isinf(queue.due_at) or queue.learnt.time.weight < SURE:
         return decision
     margin_s = max(0.0, queue.free_at - now) + queue.learnt.time.predict(decision.size)
-    return replace(decision, margin_s=margin_s)
+    return decision._replace(margin_s=margin_s)

@@ -40,6 +40,9 @@ class LocalCodec(CeleryCodec):
     def decode(self, entry: Entry) -> Request:
         return super().decode(entry) if entry.request is None else entry.request
 
+    def decode_fresh(self, entries: tuple[Entry, ...], now_ms: int) -> list[Request | None]:
+        return [None] * len(entries)
+
 
 class ThreadedDriver:
     """`workers.health.watch.Driver` that is asked in a thread of its own: a call into a library lets no other greenlet

@@ -1,8 +1,14 @@
 """The inner functions of the hot path in C: optional, compiled by `python -m config.native.build`.
 
     message_rest  tasks.protocol.outgoing    a submission ─▶ the message that `submit.lua` completes
+    packed        config.redis               a command ─▶ its bytes
+    entries       batching.claim.lease       a claim's reply ─▶ its entries
+    read_fresh    tasks.protocol.messages    a claim's entries ─▶ the requests that can run as they are
     read_plain    tasks.protocol.messages    a frontend's message ─▶ the fields of its request
-    result        tasks.protocol.results     an outcome ─▶ the result that Celery's readers expect
+    results       tasks.protocol.results     a batch's outcomes ─▶ the results that Celery's readers expect
+    result        tasks.protocol.results     the same of one outcome
+    outcome_words batching.outcome_rows      a batch's results ─▶ the words that `finish.lua` reads
+    members       tasks.observers.batch_log  a batch's requests ─▶ the members of its record
     body_of       webapp.http.head           a request with a known head ─▶ its body
     unfilled      webapp.http.sized          a size ─▶ bytes that a body is received into
     plain_input   webapp.api.short_inference a body with a string in it ─▶ its input as JSON, its model
@@ -22,11 +28,13 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).with_name("hot_path.c")
+# It includes the others.
+SOURCES = (SOURCE, SOURCE.with_name("batches.c"))
 
 
 def source_hash() -> str:
     """The hash that a library made of today's source has."""
-    return hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(b"".join(each.read_bytes() for each in SOURCES)).hexdigest()[:16]
 
 
 def load() -> Any:

@@ -324,86 +324,103 @@ static void unescaped(Reader *r, Buffer *b) {
     b->at = to;
 }
 
-/* read_plain(message) -> (id, input, attempt, lost, enqueued_ms, deadline_ms, ttl_ms, reply_to, tracked, sent_ms, once,
- * owner, seal) | None. Whether the input is JSON is left to the caller. */
-static PyObject *read_plain(PyObject *self, PyObject *message) {
-    char *data;
-    Py_ssize_t size, id_size = 0, once_size = 0, owner_size = 0, seal_size = 0, skipped, reply_size = 0;
-    if (PyBytes_AsStringAndSize(message, &data, &size) < 0) return NULL;
+/* What a frontend's message says. The texts lie in the message, the input in the buffer. */
+typedef struct {
+    const char *id, *input, *reply_to, *once, *owner, *seal;
+    Py_ssize_t id_size, input_size, reply_size, once_size, owner_size, seal_size;
+    long long deadline_ms, enqueued_ms, attempt, lost, tracked, ttl_ms, sent_ms;
+} Plain;
+
+/* Returns whether it is a plain one. Whether the input is JSON is left to the caller. */
+static int read_fields(const char *data, Py_ssize_t size, Plain *p, Buffer *b) {
+    Py_ssize_t skipped;
     Reader reader = {data, data + size}, *r = &reader;
+    memset(p, 0, sizeof *p);
     SKIP(r, "{\"headers\":{\"bunch\":\"1;");
-    long long deadline_ms = number(r, 13);
+    p->deadline_ms = number(r, 13);
     SKIP(r, ";");
     number(r, 13);
     SKIP(r, ";");
-    long long enqueued_ms = number(r, 13);
+    p->enqueued_ms = number(r, 13);
     SKIP(r, ";");
-    long long attempt = number(r, 2);
+    p->attempt = number(r, 2);
     SKIP(r, ";");
-    long long lost = number(r, 1);
+    p->lost = number(r, 1);
     SKIP(r, ";");
-    long long tracked = number(r, 1);
+    p->tracked = number(r, 1);
     SKIP(r, ";");
-    long long ttl_ms = number(r, 9);
+    p->ttl_ms = number(r, 9);
     SKIP(r, ";");
-    if (r->at == NULL || tracked > 1 || r->end - r->at < 9) Py_RETURN_NONE;
+    if (r->at == NULL || p->tracked > 1 || r->end - r->at < 9) return 0;
     for (int i = 0; i < 8; i++)
-        if (!Py_ISXDIGIT((unsigned char)r->at[i])) Py_RETURN_NONE;
+        if (!Py_ISXDIGIT((unsigned char)r->at[i])) return 0;
     r->at += 8;
     SKIP(r, ";");
-    const char *id = plain(r, &id_size), *once = "", *owner = "", *seal = "";
+    p->id = plain(r, &p->id_size);
+    p->once = p->owner = p->seal = "";
     SKIP(r, ",\"");
     if (FOLLOWS(r, "bunch_once\":\"")) {
-        once = plain(r, &once_size);
+        p->once = plain(r, &p->once_size);
         SKIP(r, ",\"");
     }
     if (FOLLOWS(r, "bunch_owner\":\"")) {
-        owner = plain(r, &owner_size);
+        p->owner = plain(r, &p->owner_size);
         SKIP(r, ",\"");
     }
     if (FOLLOWS(r, "bunch_seal\":\"")) {
-        seal = plain(r, &seal_size);
+        p->seal = plain(r, &p->seal_size);
         SKIP(r, ",\"");
     }
     SKIP(r, "lang\":\"py\",\"task\":\"bunch.infer\",\"id\":\"");
-    same(r, id, id_size);
+    same(r, p->id, p->id_size);
     SKIP(r, ",\"expires\":\"");
     plain(r, &skipped);
     SKIP(r, ",\"bunch_sent\":");
-    long long sent_ms = number(r, 0);
+    p->sent_ms = number(r, 0);
     SKIP(r, "},\"body\":\"");
-    if (r->at == NULL || id_size == 0) Py_RETURN_NONE;
-    Buffer buffer, *b = &buffer;
-    begin(b);
+    if (r->at == NULL || p->id_size == 0) return 0;
     unescaped(r, b);
     SKIP(r, ",\"content-type\":\"application/json\",\"content-encoding\":\"utf-8\",\"properties\":{\"reply_to\":\"");
-    const char *reply_to = plain(r, &reply_size);
+    p->reply_to = plain(r, &p->reply_size);
     SKIP(r, ",\"delivery_info\":{\"exchange\":\"\",\"routing_key\":\"");
     plain(r, &skipped);
     SKIP(r, "},\"priority\":0,\"body_encoding\":\"utf-8\",\"delivery_tag\":\"");
-    same(r, id, id_size);
+    same(r, p->id, p->id_size);
     SKIP(r, "}}");
     Py_ssize_t length = b->at - b->start, end_size = sizeof(BODY_END) - 1;
     if (r->at == NULL || r->at != r->end || b->failed || length < 2 + end_size || memcmp(b->start, "[[", 2) != 0
-        || memcmp(b->at - end_size, BODY_END, end_size) != 0) {
-        release(b);
-        Py_RETURN_NONE;
-    }
-    const char *input = b->start + 2, *input_end = b->at - end_size;
+        || memcmp(b->at - end_size, BODY_END, end_size) != 0)
+        return 0;
+    p->input = b->start + 2;
+    p->input_size = length - 2 - end_size;
+    const char *input_end = p->input + p->input_size;
     /* Python takes the white space off, and knows how deep is too deep. */
-    if (input == input_end || is_space(*input) || is_space(input_end[-1]) || depth_of(input, input_end) > MOST_DEPTH) {
-        release(b);
-        Py_RETURN_NONE;
-    }
+    if (p->input_size == 0 || is_space(*p->input) || is_space(input_end[-1]) || depth_of(p->input, input_end) > MOST_DEPTH)
+        return 0;
     if (!check_utf8(b->start, length)) {
         PyErr_Clear();
+        return 0;
+    }
+    return 1;
+}
+
+/* read_plain(message) -> (id, input, attempt, lost, enqueued_ms, deadline_ms, ttl_ms, reply_to, tracked, sent_ms, once,
+ * owner, seal) | None. */
+static PyObject *read_plain(PyObject *self, PyObject *message) {
+    char *data;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(message, &data, &size) < 0) return NULL;
+    Plain plain, *p = &plain;
+    Buffer buffer, *b = &buffer;
+    begin(b);
+    if (!read_fields(data, size, p, b)) {
         release(b);
         Py_RETURN_NONE;
     }
     PyObject *read = Py_BuildValue(
-        "(s#y#iiLLLs#OLs#s#s#)", id, id_size, input, input_end - input, (int)attempt + 1, (int)lost, enqueued_ms,
-        deadline_ms, ttl_ms, reply_to, reply_size, tracked ? Py_True : Py_False, sent_ms, once, once_size, owner,
-        owner_size, seal, seal_size);
+        "(s#y#iiLLLs#OLs#s#s#)", p->id, p->id_size, p->input, p->input_size, (int)p->attempt + 1, (int)p->lost,
+        p->enqueued_ms, p->deadline_ms, p->ttl_ms, p->reply_to, p->reply_size, p->tracked ? Py_True : Py_False,
+        p->sent_ms, p->once, p->once_size, p->owner, p->owner_size, p->seal, p->seal_size);
     release(b);
     return read;
 }
@@ -703,6 +720,8 @@ static PyObject *response(PyObject *self, PyObject *const *args, Py_ssize_t coun
     return bytes_of(b);
 }
 
+#include "batches.c"
+
 static PyMethodDef methods[] = {
     {"message_rest", (PyCFunction)(void (*)(void))message_rest, METH_FASTCALL, NULL},
     {"read_plain", read_plain, METH_O, NULL},
@@ -711,6 +730,12 @@ static PyMethodDef methods[] = {
     {"plain_input", plain_input, METH_O, NULL},
     {"unfilled", unfilled, METH_O, NULL},
     {"answer", (PyCFunction)(void (*)(void))answer, METH_FASTCALL, NULL},
+    {"read_fresh", (PyCFunction)(void (*)(void))read_fresh, METH_FASTCALL, NULL},
+    {"results", (PyCFunction)(void (*)(void))results, METH_FASTCALL, NULL},
+    {"entries", (PyCFunction)(void (*)(void))entries, METH_FASTCALL, NULL},
+    {"members", (PyCFunction)(void (*)(void))members, METH_FASTCALL, NULL},
+    {"outcome_words", (PyCFunction)(void (*)(void))outcome_words, METH_FASTCALL, NULL},
+    {"packed", packed, METH_O, NULL},
     {"response", (PyCFunction)(void (*)(void))response, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -98,6 +98,12 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return next((each for each in named if belongs_to(each.id, owner)), None)
 
 
+class OkRecord(BatchRecord, frozen=True, kw_only=True, omit_defaults=True):
+    """The record of a batch in which every request has an output, with the JSON of its members."""
+
+    members: msgspec.Raw = msgspec.Raw(b"[]")  # type: ignore[assignment]
+
+
 @dataclass(frozen=True, slots=True)
 class Reach:
     """The Redis time in ms since which every request is known; `cut`: limited by size, not by age."""
@@ -203,7 +209,7 @@ def _failed(records: Iterable[BatchRecord]) -> list[BatchRecord]:
     """The records with only their failed members; refusals at admission are left out."""
     found = []
     for record in records:
-        if not record.id:
+        if not record.id or isinstance(record, OkRecord):
             continue
         members = [each for each in record.members if each.code not in _NO_FAILURE]
         joined = [each for each in record.joined if each.code not in _NO_FAILURE]

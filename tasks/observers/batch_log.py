@@ -15,12 +15,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 from redis.exceptions import RedisError
 
 from batching.ports import BatchInfo
 from batching.request import Cancelled, Failed, Ok, Outcome, Rejected, Request
+from config.native import hot_path
 from config.tiers import TIERS
-from tasks.observability.batch_log import BatchLog, BatchRecord, Member
+from tasks.observability.batch_log import BatchLog, BatchRecord, Member, OkRecord
 from tasks.observability.error_summary import error_summary
 from tasks.protocol.results import code_of
 
@@ -82,6 +84,12 @@ class BatchLogObserver:
 
     def finished(self, settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> None:
         known = self._of(batch)
+        is_whole = known.claimed_at and not (known.members or known.joined)
+        rows = _members_of(settled, batch) if is_whole else None
+        if rows is not None:
+            # Nearly always.
+            self._end(known, batch, rows)
+            return
         members, claimed_ms = known.members, batch.claimed_ms
         # Runs for every request: nothing is called here that is not needed.
         for request, outcome in settled:
@@ -127,12 +135,13 @@ class BatchLogObserver:
             member = Member(each.id, _RANKS[each.tier], each.attempt, queue_ms=waited_ms, request_id=each.request_id)
             known.members[each.position] = member
 
-    def _end(self, known: _Open, batch: BatchInfo) -> None:
+    def _end(self, known: _Open, batch: BatchInfo, rows: bytes = b"") -> None:
+        """`rows` has the members as JSON, where all have an output."""
         self._open.pop(batch.batch_id, None)
-        if not known.members and not known.joined:
+        if not known.members and not known.joined and not rows:
             return
         took_s = self._clock() - known.claimed_at if known.claimed_at else 0.0
-        record = BatchRecord(
+        record = (OkRecord if rows else BatchRecord)(
             id=batch.batch_id,
             model=batch.model,
             version=batch.version,
@@ -146,7 +155,7 @@ class BatchLogObserver:
             reply_ms=_ms(max(0.0, took_s - batch.wait_s - batch.turn_s)) if batch.turn_s else 0.0,
             passes=batch.passes,
             why=known.why[:_MAX_WHY],
-            members=tuple(known.members.values()),
+            members=msgspec.Raw(rows) if rows else tuple(known.members.values()),  # type: ignore[arg-type]
             joined=tuple(known.joined),
         )
         self._noted.append(record)
@@ -157,6 +166,17 @@ class BatchLogObserver:
                 self.flush()
             except Exception:
                 logger.exception("could not write the batch log; the batches of this flush are lost")
+
+
+# The members of a batch without a failure, in C; None where it was not compiled.
+_members: Callable[..., bytes | None] | None = hot_path.members if hot_path is not None else None
+
+
+def _members_of(settled: Sequence[tuple[Request, Outcome]], batch: BatchInfo) -> bytes | None:
+    """The JSON of a `Member` for each; None where Python makes them, or where there are none."""
+    if _members is None or not settled:
+        return None
+    return _members(settled, Request, Ok, _RANKS, batch.claimed_ms)
 
 
 def _told(outcome: Outcome) -> tuple[str, str]:

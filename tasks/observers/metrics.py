@@ -9,14 +9,17 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
 from celery.worker import state as worker_state
 
+from batching.columns import attempt_of, is_tracked, kinds_of
 from batching.executor import Cause
 from batching.ports import BatchInfo
-from batching.request import Cancelled, Expired, Failed, Outcome, Request
+from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
 from config.keys import TASK_NAME, Shard
 from config.tiers import Tier
 from tasks.celery.active import make_walkable
@@ -27,6 +30,9 @@ from tasks.protocol.disclosure import Disclosure
 
 logger = logging.getLogger(__name__)
 
+# Outcomes of which nothing is counted or logged.
+_WORDLESS = {Ok, Rejected}
+_came_at = attrgetter("enqueued_ms", "tier")
 # The length of an error message whose traceback was logged before.
 _WORDS = 200
 
@@ -135,7 +141,7 @@ class WorkerTelemetry:
         self._active.enter(batch_id, len(requests), lambda: self._shown(requests, batch, now))
         # By id as well: `revoke` does not touch the state of a task that it finds among the active ones.
         # Nobody can name the other requests: their ids are only told with their answers.
-        if any(each.tracked for each in requests):
+        if any(map(is_tracked, requests)):
             self._named[batch_id] = named = {each.id: each for each in self._active.look(batch_id) if each.tracked}
             worker_state.requests.update(named)
         self._mark_started(requests)
@@ -155,7 +161,8 @@ class WorkerTelemetry:
         model = batch.model
         self._count_compute(batch)
         told = False
-        for request, outcome in settled:
+        # A batch of outputs is not looked through.
+        for request, outcome in settled if kinds_of(settled) - _WORDLESS else ():
             if isinstance(outcome, Expired):
                 self._child(metrics.EXPIRED, model, request.tier.value).inc()
             elif isinstance(outcome, Cancelled):
@@ -227,24 +234,21 @@ class WorkerTelemetry:
         self._child(metrics.BATCH_SIZE, model).observe(batch.size)
         self._child(metrics.BATCHES, model, batch.reason.value).inc()
         oldest = batch.claimed_ms
-        redelivered = 0
         waited: dict[Tier, tuple[list[int], list[float]]] = {}
-        enqueued_ms, tier = -1, None
-        for request in requests:
-            redelivered += request.attempt > 1
-            # Neighbours usually arrived together, and then the values are the same.
-            if request.enqueued_ms != enqueued_ms or request.tier is not tier:
-                enqueued_ms, tier = request.enqueued_ms, request.tier
-                oldest = min(oldest, enqueued_ms or oldest)
-                waited_s = max(0, batch.claimed_ms - enqueued_ms) / 1000
-                bucket = bisect_left(metrics.SECONDS, waited_s)
-                counted, amounts = waited.get(tier) or waited.setdefault(tier, (metrics.buckets(), []))
-            if enqueued_ms:
-                counted[bucket] += 1
-                amounts.append(waited_s)
+        # Neighbours usually arrived together, and then the values are the same.
+        for (enqueued_ms, tier), together in groupby(requests, _came_at):
+            if not enqueued_ms:
+                continue
+            oldest = min(oldest, enqueued_ms)
+            waited_s = max(0, batch.claimed_ms - enqueued_ms) / 1000
+            counted, amounts = waited.get(tier) or waited.setdefault(tier, (metrics.buckets(), []))
+            number = len(list(together))
+            counted[bisect_left(metrics.SECONDS, waited_s)] += number
+            amounts.append(number * waited_s)
         if self._counting:
             for tier, (counted, amounts) in waited.items():
                 metrics.observe_all(self._child(metrics.QUEUE_SECONDS, model, tier.value), counted, sum(amounts))
+        redelivered = len(requests) - list(map(attempt_of, requests)).count(1)
         self._child(metrics.BATCH_FILL_SECONDS, model).observe((batch.claimed_ms - oldest) / 1000)
         if redelivered:
             self._child(metrics.REDELIVERED, model).inc(redelivered)

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -26,7 +27,7 @@ from config.keys import REPLY_PREFIX
 from config.native import hot_path
 from config.tiers import TIERS
 from tasks.protocol.disclosure import Disclosure
-from tasks.protocol.messages import MOST_BYTES, read_message
+from tasks.protocol.messages import MOST_BYTES, read_fresh, read_message
 from tasks.protocol.seal import Seal
 
 _encode = msgspec.json.Encoder().encode
@@ -151,6 +152,20 @@ class CeleryCodec:
     def decode(self, entry: Entry) -> Request:
         return read_message(entry, self._default_ttl_ms, self._most_bytes, self._seal)
 
+    def decode_fresh(self, entries: tuple[Entry, ...], now_ms: int) -> list[Request | None]:
+        return read_fresh(entries, now_ms, self._seal)
+
+    def encode_all(self, outcomes: list[tuple[Request, Outcome]], batch: BatchInfo) -> list[Settled]:
+        if _results is None:
+            return [self.encode(request, outcome, batch) for request, outcome in outcomes]
+        common, date_done = self._common_of(batch)
+        about = (Request, Ok, Settled, _TIER_NAMES, REPLY_PREFIX, batch.claimed_ms, date_done, common)
+        results: list[Any] = _results(outcomes, *about)
+        if not all(results):
+            pairs = zip(results, outcomes, strict=True)
+            results = [made or self.encode(request, outcome, batch) for made, (request, outcome) in pairs]
+        return results
+
     def encode(self, request: Request, outcome: Outcome, batch: BatchInfo) -> Settled:
         added = b""
         if isinstance(outcome, Ok):
@@ -162,9 +177,7 @@ class CeleryCodec:
         status, result, code, traceback = _parts(outcome)
         waited_ms = max(0, batch.claimed_ms - request.enqueued_ms) if request.enqueued_ms else 0
         admitted_ms = max(0, request.enqueued_ms - request.sent_ms) if request.sent_ms and request.enqueued_ms else 0
-        of, common, date_done = self._common
-        if of is not batch:
-            _, common, date_done = self._common = (batch, _times(batch), _now_iso())
+        common, date_done = self._common_of(batch)
         if code:
             common += f',"code":"{code}"'
         head = (status, request.sealed, result, traceback, date_done, request.id)
@@ -177,6 +190,12 @@ class CeleryCodec:
         announce = request.tracked or not reply_to
         place = (request.position, request.id, request.result_ttl_ms, reply_to)
         return Settled(*place, meta, b"", announce, asked, request.foreign)
+
+    def _common_of(self, batch: BatchInfo) -> tuple[str, bytes]:
+        of, common, date_done = self._common
+        if of is not batch:
+            _, common, date_done = self._common = (batch, _times(batch), _now_iso())
+        return common, date_done
 
     def dead_letter(self, request: Request, failure: Failed, batch: BatchInfo) -> bytes:
         record = DeadLetter(
@@ -235,6 +254,8 @@ def result_json(
 
 # The same in C; None where it was not compiled.
 _result: Callable[..., bytes | None] | None = hot_path.result if hot_path is not None else None
+# The same for all outputs of a batch.
+_results: Callable[..., list[Any]] | None = hot_path.results if hot_path is not None else None
 
 
 def code_of(outcome: Outcome) -> str:

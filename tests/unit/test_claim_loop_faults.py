@@ -207,6 +207,9 @@ class TestFaultsOfOurOwn:
                     raise RuntimeError("no words for it")
                 return super().encode(request, outcome, batch)
 
+            def encode_all(self, outcomes: list[tuple[Request, Outcome]], batch: BatchInfo) -> list[Settled]:
+                return [self.encode(request, outcome, batch) for request, outcome in outcomes]
+
         rig = make(codec=Codec(60_000))
         rig.put("a", "odd", "b")
         rig.start()
@@ -220,6 +223,9 @@ class TestFaultsOfOurOwn:
                 if b'"odd"' in entry.message:
                     raise RuntimeError("a fault in the reader")
                 return super().decode(entry)
+
+            def decode_fresh(self, entries: Any, now_ms: int) -> list[Request | None]:
+                raise RuntimeError("a fault in the reader of all")
 
         rig = make(codec=Codec(60_000))
         rig.put("a", "odd", "b")

@@ -70,7 +70,7 @@ class Door:
         """Claim a batch and end it; without an outcome each output is the input."""
         claim = self.store.claim(MODEL, f"b{next(self._batches)}", size)
         codec = LocalCodec(60_000)
-        requests, settled, _ = Triage(MODEL, codec, RetryPolicy(3), lambda task_id: False).sort(claim)
+        requests, settled, _ = Triage(MODEL, codec, RetryPolicy(3), frozenset()).sort(claim)
         info = BatchInfo(claim.batch_id, MODEL, "1", len(requests), Reason.FULL, claim.view.now_ms)
         settler = Settler("e", MODEL, self.store, codec, NullObserver(), RetryPolicy(3), NoFollowUp())
         settler.settle([*settled, *((each, outcome or Ok(each.input)) for each in requests)], info, last=True)

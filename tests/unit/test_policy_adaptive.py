@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -135,7 +133,7 @@ def test_a_quick_model_gets_what_waits_at_once(
     depth: int | None, batch_s: float, crowding: float, closed_loop: float, recent: int, callers: int
 ) -> None:
     """A wait costs a look, and the time in which the frontend and the worker could both be busy."""
-    learnt = replace(known(batch_s / 2, batch_s / 128, callers), crowding=crowding, closed_loop_share=closed_loop)
+    learnt = known(batch_s / 2, batch_s / 128, callers)._replace(crowding=crowding, closed_loop_share=closed_loop)
     free = QueueView(depth, oldest_at=0.0, in_hand=0, batch_s=batch_s, free_at=0.0, recent=recent, learnt=learnt)
     assert isinstance(POLICY.decide(free, 0.0), Dispatch)
 

@@ -119,12 +119,12 @@ def test_a_margin_is_that_of_the_batch_that_leaves() -> None:
 
 
 def test_a_batch_that_is_claimed_ahead_keeps_its_wait_for_the_one_before() -> None:
-    waits = replace(view(33, learnt(0.001), due_at=9.0), in_hand=1, free_at=0.3)
+    waits = view(33, learnt(0.001), due_at=9.0)._replace(in_hand=1, free_at=0.3)
     decision = rounded(sparing(Dispatch(64, Reason.IDLE), waits, 0.0), waits, 0.0, SIZES)
     assert isinstance(decision, Dispatch)
     assert (decision.size, decision.margin_s) == (32, pytest.approx(0.332, rel=0.01))
     # After both batches, the one that is left behind would be late.
-    hurried = replace(waits, due_at=0.3325)
+    hurried = waits._replace(due_at=0.3325)
     padded_up = rounded(Dispatch(64, Reason.IDLE), hurried, 0.0, SIZES)
     assert isinstance(padded_up, Dispatch)
     assert padded_up.size == 64

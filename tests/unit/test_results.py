@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -214,7 +213,7 @@ def test_dead_letters_tell_what_an_operator_must_know() -> None:
     assert (letter.reason, letter.traceback, letter.attempts) == ("it broke", "Traceback…", 2)
     assert letter.failed_at > 1.7e9
     # Given up before the model saw it again.
-    before: Any = msgspec.json.decode(CODEC.dead_letter(REQUEST, failure, replace(INFO, compute_s=0.0)))
+    before: Any = msgspec.json.decode(CODEC.dead_letter(REQUEST, failure, msgspec.structs.replace(INFO, compute_s=0.0)))
     assert before["attempts"] == 1
 
 

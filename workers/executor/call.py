@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from workers.executor.faults.exception_text import ItemError, describe
 from workers.executor.forked import end_if_forked
-from workers.executor.outputs import as_list, outcome_of
+from workers.executor.outputs import as_list, outcome_of, plain_outcomes
 from workers.executor.shapes import ANY_SHAPE, BUCKET, Part, Shapes
 from workers.executor.tables import joined, split
 
@@ -54,6 +54,9 @@ def tell(batch: Batch, members: list[int], outputs: list[Any] | str, max_output_
         batch.miscounted = True
         return
     known, forms = batch.known, batch.forms
+    if not forms and (plain := plain_outcomes(outputs, max_output_bytes)) is not None:
+        known.update(zip(members, plain, strict=False))
+        return
     for index, output in zip(members, outputs, strict=False):
         try:
             known[index] = outcome_of(forms[index](output) if index in forms else output, max_output_bytes)

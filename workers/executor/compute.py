@@ -40,7 +40,7 @@ from workers.executor.device_memory import free_unused
 from workers.executor.faults.exception_text import ItemError, describe
 from workers.executor.faults.health import LAST_WORDS, Harvest, Health, Sample, barren_limit
 from workers.executor.forked import end_if_forked
-from workers.executor.input_types import ReadInput, read_json, read_no_bytes
+from workers.executor.input_types import ReadInput, read_all, read_json, read_no_bytes
 from workers.executor.ipc import Fault
 from workers.executor.output_forms import Form, require_form, take_form
 from workers.executor.outputs import as_list
@@ -98,7 +98,7 @@ class BatchComputer:
 
     def decode(self, work: Work) -> Batch:
         """Decode a batch. It uses no code of the model, so another thread may run it meanwhile."""
-        return Batch(work, self._decode, collapse=self._collapse, packs=self._packs)
+        return Batch(work, self._decode, collapse=self._collapse, packs=self._packs, values=self._values(work))
 
     @property
     def overlaps(self) -> bool:
@@ -259,6 +259,12 @@ class BatchComputer:
         outcome = (errors and errors[0]) or again.known[0]
         return outcome if isinstance(outcome, ItemError) and not outcome.rejected else None
 
+    def _values(self, work: Work) -> list[Any] | None:
+        """All inputs, if they can be read at once: as JSON, without parameters and refusals. Else None."""
+        if self._refuse or self._read_input is not read_no_bytes or work.raw or set(work.parameters) != {NO_PARAMETERS}:
+            return None
+        return read_all(work.inputs)
+
     def _decode(self, raw: bytes | SharedBytes, raw_parameters: bytes, is_bytes: bool) -> tuple[Any, dict[str, Any]]:
         try:
             value = self._read_input(raw, is_bytes)
@@ -288,6 +294,7 @@ class Batch:
         *,
         collapse: bool = False,
         packs: bool = False,
+        values: list[Any] | None = None,
     ) -> None:
         self.work = work
         self._packs = packs
@@ -300,17 +307,23 @@ class Batch:
         self._decoded: dict[int, tuple[Any, dict[str, Any]]] = {}
         self.known: dict[int, Ok | ItemError] = {}
         # Index → index of the first equal input.
-        self.same = _repeats(self._raw) if collapse else {}
+        self.same = _repeats(self._raw) if collapse and len(set(work.inputs)) < len(work.inputs) else {}
+        if values is not None and not self.same:
+            self._decoded = {index: (value, {}) for index, value in enumerate(values)}
+        else:
+            self._decode_each()
+        self.members = list(self._decoded)
+        # Whether the model returned a wrong number of outputs, which proves that it could compute.
+        self.miscounted = False
+
+    def _decode_each(self) -> None:
         for index, sample in enumerate(self._raw):
             if index in self.same:
                 continue
             try:
-                self._decoded[index] = decode(*sample)
+                self._decoded[index] = self._decode(*sample)
             except Exception as error:  # noqa: BLE001 - a refusal, or no memory for it: nobody else's affair
                 self.known[index] = describe(error)
-        self.members = list(self._decoded)
-        # Whether the model returned a wrong number of outputs, which proves that it could compute.
-        self.miscounted = False
 
     def fresh(self, members: list[int]) -> tuple[list[Any], list[dict[str, Any]]]:
         """Inputs and parameters that no call has seen: a model's changes of its inputs stay within that call."""
@@ -370,6 +383,9 @@ class Batch:
 
     def outcomes(self) -> list[Ok | Rejected | Failed]:
         known = [self.known[self.same.get(index, index)] for index in range(len(self._raw))]
+        if set(map(type, known)) == {Ok}:
+            # Nearly always true.
+            return known  # type: ignore[return-value]
         return [each if isinstance(each, Ok) else each.outcome() for each in known]
 
 

@@ -37,6 +37,7 @@ from workers.models import effective_version
 
 logger = logging.getLogger(__name__)
 
+_READY = ExecutorState.READY
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 10.0
 _LOOK_FOR_RELOAD_S = 0.5
 
@@ -137,9 +138,12 @@ class ProcessExecutor:
             self._thread.start()
 
     def wait_ready(self, timeout_s: float) -> bool:
+        # Nearly always, and asked before each claim: access to an enum's member costs a call, a set of them its hashes.
+        if self._state is _READY:
+            return True
         with self._changed:
-            self._changed.wait_for(lambda: self._state in {ExecutorState.READY, ExecutorState.STOPPED}, timeout_s)
-            return self._state is ExecutorState.READY
+            self._changed.wait_for(lambda: self._state is _READY or self._state is ExecutorState.STOPPED, timeout_s)
+            return self._state is _READY
 
     def send(self, work: Work) -> None:
         """Send a batch. Blocks only while the child is stopped, or its model lets none of its other threads run.
@@ -362,12 +366,12 @@ class ProcessExecutor:
             self._handed.done(message, now)
             self.batches += 1
             self.busy_s += message.compute_s
-            failures = [each for each in message.outcomes if isinstance(each, Failed)]
-            if len(failures) < len(message.outcomes):
+            kinds = set(map(type, message.outcomes))
+            if kinds - {Failed}:
                 self._backoff_s = FIRST_BACKOFF_S
                 self._patience = Patience()
-            if failures:
-                self.last_error = failures[0].message
+            if Failed in kinds:
+                self.last_error = next(each.message for each in message.outcomes if isinstance(each, Failed))
             self._events.put(message)
         elif isinstance(message, Passing) and self._handed:
             self._handed.touch(now)

@@ -11,7 +11,7 @@ sure, and never loses its rate again, since without a rate every request is let 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _FORGET = 1 / 16
 """The weight of each new batch: a change shows within a dozen batches."""
@@ -20,8 +20,7 @@ _KNOWN_AFTER = 4
 """The first batch is not counted, since it includes one-time costs of the model; three more make a measurement."""
 
 
-@dataclass(frozen=True, slots=True)
-class Throughput:
+class Throughput(NamedTuple):
     """Weighted sums over the batches seen; the default is empty."""
 
     seen: int = 0

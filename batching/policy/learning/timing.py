@@ -14,7 +14,7 @@ Weighted least squares over sums, so that only five numbers are kept. Five thing
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _KEEP = 0.98
 _FAR = 3.0
@@ -30,8 +30,7 @@ _LEAST_S = 1e-9
 _WARM_WEIGHT = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class BatchTime:
+class BatchTime(NamedTuple):
     """A line through the batches seen. `a_s` and `b_s` are never below 0; `spread_s` is the mean deviation.
 
     `weight` is the amount of evidence: 0 for none, then the number of batches, up to 1 / (1 - 0.98) = 50.
