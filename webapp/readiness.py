@@ -198,8 +198,9 @@ class Readiness:
             return self._standing(self._at_home(), self._loaded(PROBE_S))
         # Beside each other, so that a probe has its answer whichever of them hangs.
         at_home = gevent.spawn(_outcome, self._at_home)
+        began = self._clock()
         loaded = self._loaded(_SHARDS_S)
-        at_home.join(_SHARDS_S)
+        at_home.join(max(0.0, began + _SHARDS_S - self._clock()))
         home = at_home.value
         return self._standing(home if isinstance(home, _Home) else self._without_home(), loaded)
 
@@ -223,11 +224,10 @@ class Readiness:
         def note(pipeline: Any, place: Place) -> None:
             pipeline.mget([place.keys.edition(name) for name in self._models])
 
-        asked = self._all.ask(note, within_s)
-        # The home alone has none of the requests that come here.
-        answered(each for each in asked if each.place in self._places.shards)
+        # Not of the home, which has none of the requests that come here.
+        asked = answered(self._all.ask(note, within_s, self._places.shards))
         return frozenset(
-            name for each in answered(asked) for name, loads in zip(self._models, each.replies[0], strict=True) if loads
+            name for each in asked for name, loads in zip(self._models, each.replies[0], strict=True) if loads
         )
 
     def _without_home(self) -> _Home:
@@ -239,7 +239,7 @@ class Readiness:
                 pipeline.hgetall(place.keys.pace(name))
 
         served: set[str] = set()
-        for each in answered(self._all.ask(note, _SHARDS_S)):
+        for each in answered(self._all.ask(note, _SHARDS_S, self._places.shards)):
             (seconds, micros), *paces = each.replies
             now_ms = seconds * 1000 + micros / 1000
             for name, rows in zip(self._models, paces, strict=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,9 +46,11 @@ class AllPlaces:
         self._places = places
         self._scripts = scripts
 
-    def ask(self, note: Note, within_s: float = PATIENCE_S) -> list[Answer]:
-        """One answer for each place, in the order of `places`. Raises nothing of Redis."""
-        groups = self._places.by_server()
+    def ask(self, note: Note, within_s: float = PATIENCE_S, only: Collection[Place] | None = None) -> list[Answer]:
+        """One answer for each place, or for each of `only`, in the order of `places`. Raises nothing of Redis."""
+        places = [place for place in self._places if only is None or place in only]
+        asked = ([place for place in group if place in places] for group in self._places.by_server())
+        groups = [group for group in asked if group]
         found: dict[int, list[Answer]] = {}
         if len(groups) == 1:
             found[0] = self._asked(groups[0], note)
@@ -56,7 +58,7 @@ class AllPlaces:
             self._ask_beside(groups, note, within_s, found)
         answers = {answer.place: answer for each in found.values() for answer in each}
         late = RedisTimeoutError(f"no reply within {within_s:g} s")
-        return [answers.get(place) or Answer(place, error=late) for place in self._places]
+        return [answers.get(place) or Answer(place, error=late) for place in places]
 
     def _ask_beside(
         self, groups: Sequence[list[Place]], note: Note, within_s: float, found: dict[int, list[Answer]]
