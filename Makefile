@@ -18,7 +18,7 @@ PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
 SLIM := flower,accounts,otel,grpc
 
 .DEFAULT_GOAL := help
-.PHONY: help native demo up test check lint format chaos shards gpu clients proxies flower page bench overload policies lock audit clean chart
+.PHONY: help native demo up test check lint format chaos shards cluster gpu clients proxies flower page bench overload policies lock audit clean chart
 
 help: ## What can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -50,6 +50,9 @@ chaos: $(DEV) native | $(TEST_TMP) ## The tests that kill processes; half an hou
 
 shards: $(DEV) native | $(TEST_TMP) ## The integration tests with four shards on each Redis
 	@TEST_SHARDS=$${TEST_SHARDS:-4} $(PYTEST) tests/integration -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+
+cluster: $(DEV) native | $(TEST_TMP) ## The integration tests with four shards on a real cluster of three primaries
+	@TEST_CLUSTER=1 $(PYTEST) tests/integration -n $(TEST_PROCESSES) --dist loadfile -rs $(ARGS)
 
 gpu: $(DEV) native ## What only a real GPU can show, in one table; five minutes. Skipped, loudly, without one; ARGS=--rehearse: on the CPU
 	@$(BIN)/python -m tests.gpu $(ARGS)

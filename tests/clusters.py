@@ -60,6 +60,24 @@ class Clustered:
         wait_until(self.is_whole, what="the cluster is up")
         return self
 
+    @property
+    def pids(self) -> list[int]:
+        return [each.pid for each in self.processes.values()]
+
+    def kill_all(self) -> None:
+        for number in self.processes:
+            self.kill(number)
+
+    def run_all(self) -> None:
+        """Start all nodes again, on their ports and data."""
+        for number in range(len(self.nodes)):
+            self.run(number)
+        wait_until(self.is_whole, what="the cluster is up again")
+
+    def flush(self) -> None:
+        for number in self.primaries():
+            self.ask(number, "FLUSHALL")
+
     def folder(self, number: int) -> Path:
         return Path(self._folder.name, str(number))
 

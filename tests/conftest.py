@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 from redis import Redis
 
+from tests import shards
 from tests.scheduling import ByStack, turn
 from tests.valkey import PrivateValkey
 
@@ -50,8 +51,8 @@ def valkey() -> Iterator[PrivateValkey]:
 def redis(valkey: PrivateValkey) -> Iterator[Redis]:
     """A client of the private server, on an empty database."""
     client = valkey.client()
-    client.flushdb()
-    yield client
+    shards.flush(client)
+    yield shards.everywhere(client)
     client.close()
 
 

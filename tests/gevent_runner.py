@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.shards import SHARDS
+from tests.shards import ON_CLUSTER, SHARDS, cluster_beside, on_one_server
 from tests.waiting import PATIENCE_S
 
 _ROOT = Path(__file__).parents[1]
@@ -26,6 +26,13 @@ _OF_ONE_SHARD = {
     "a_full_queue_refuses_at_once": _EACH_SHARD,
     "who_was_refused_at_the_door_has_used_no_key": _EACH_SHARD,
     "what_is_not_queued_leaves_no_payload": _EACH_SHARD,
+}
+_A_LINK = "the link to one server is broken; those of a cluster are in test_cluster.py"
+_ON_ONE_SERVER = {
+    "a_flush_is_not_queued_twice_when_its_reply_got_lost": _A_LINK,
+    "a_subscription_that_went_dead_is_replaced_within_seconds": _A_LINK,
+    "a_result_of_a_frontends_is_waited_for": "Celery's backends find the results of plain clients alone",
+    "get_raises_what_the_task_raised": "what a plain client has sent is cancelled by Celery's own command",
 }
 
 
@@ -51,7 +58,8 @@ class GeventRunner:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        print(url, module.__name__.rpartition(".")[2], scenario, output, file=process.stdin, flush=True)
+        beside = cluster_beside(url) if ON_CLUSTER else url
+        print(url, beside, module.__name__.rpartition(".")[2], scenario, output, file=process.stdin, flush=True)
         pid = int(process.stdout.readline())
         if not select.select([process.stdout], [], [], _LONGEST_S)[0]:
             with contextlib.suppress(ProcessLookupError):
@@ -78,5 +86,9 @@ def scenarios(module: ModuleType) -> pytest.MarkDecorator:
 
 
 def _marks(scenario: str) -> list[pytest.MarkDecorator]:
-    why = _OF_ONE_SHARD.get(scenario)
-    return [pytest.mark.skipif(SHARDS > 1, reason=why)] if why else []
+    marks = []
+    if why := _OF_ONE_SHARD.get(scenario):
+        marks.append(pytest.mark.skipif(SHARDS > 1, reason=why))
+    if why := _ON_ONE_SERVER.get(scenario):
+        marks.append(on_one_server(why))
+    return marks

@@ -6,6 +6,9 @@ import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar, Protocol
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -16,13 +19,42 @@ from config.redis import connect
 from tests.waiting import PATIENCE_S, wait_until
 
 
+def port_of(url: str) -> int:
+    """The port of a server of the tests."""
+    port = urlsplit(url).port
+    assert port is not None
+    return port
+
+
+class Beside(Protocol):
+    """A cluster with a server's shards: see `tests.shards`."""
+
+    @property
+    def pids(self) -> list[int]: ...
+
+    def kill_all(self) -> None: ...
+
+    def run_all(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
 class PrivateValkey:
-    """One server; `stop` and `start` again keep the port, so that a test can restart it under load."""
+    """One server; `stop` and `start` again keep the port, so that a test can restart it under load.
+
+    A cluster `beside` it lives and dies with it.
+    """
+
+    running: ClassVar[WeakValueDictionary[int, PrivateValkey]] = WeakValueDictionary()
+    """Those of this process by their ports."""
 
     def __init__(self, *arguments: str) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        self._arguments = arguments
+        self.arguments = arguments
+        self.beside: Beside | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="bunch-test-valkey-")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -31,17 +63,25 @@ class PrivateValkey:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def pids(self) -> list[int]:
+        """Its process, and those of the cluster beside it."""
+        return [self.pid, *(self.beside.pids if self.beside else [])]
+
     def start(self, *more: str) -> None:
         """Start the server, with more arguments for this start only."""
         self._process = subprocess.Popen(
             [
                 str(get_binary_path()),
                 "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", self._folder.name,
-                "--logfile", str(Path(self._folder.name) / "valkey.log"), *self._arguments, *more,
+                "--logfile", str(Path(self._folder.name) / "valkey.log"), *self.arguments, *more,
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
+        self.running[self.port] = self
+        if self.beside:
+            self.beside.run_all()
         with self.client() as client:
             wait_until(lambda: self._answers(client), what="the private Valkey answers")
 
@@ -60,8 +100,13 @@ class PrivateValkey:
             self._process.kill()
             self._process.wait()
             self._process = None
+        if self.beside:
+            self.beside.kill_all()
 
     def stop(self) -> None:
+        if self.beside:
+            self.beside.stop()
+            self.beside = None
         if self._process is not None:
             self._process.terminate()
             try:

@@ -1,5 +1,5 @@
-"""Runs scenarios, each in a fork of this process. A line `REDIS_URL MODULE SCENARIO OUTPUT` on standard input starts
-one. Two lines on standard output answer it: the process id, and the exit status when it has ended.
+"""Runs scenarios, each in a fork of this process. A line `REDIS_URL CLUSTER_URL MODULE SCENARIO OUTPUT` on standard
+input starts one. Two lines on standard output answer it: the process id, and the exit status when it has ended.
 
 Forks, because starting an interpreter with all its imports takes longer than most scenarios.
 """
@@ -21,13 +21,15 @@ import gevent  # noqa: E402
 
 import tasks.app  # noqa: E402, F401
 from tests.gevent_scenarios.frontend_fixture import FrontendFixture  # noqa: E402
+from tests.shards import inherit  # noqa: E402
 
 # The unpatched ones: gevent's would start an event loop here, and every fork would inherit it.
 _fork = monkey.get_original("os", "fork")
 _waitpid = monkey.get_original("os", "waitpid")
 
 
-def play(url: str, module: str, scenario: str) -> None:
+def play(url: str, cluster: str, module: str, scenario: str) -> None:
+    inherit(url, cluster)
     frontend = FrontendFixture(url)
     try:
         getattr(import_module(f"tests.gevent_scenarios.{module}"), scenario)(frontend)
@@ -35,13 +37,13 @@ def play(url: str, module: str, scenario: str) -> None:
         frontend.close()
 
 
-def in_the_fork(url: str, module: str, scenario: str, output: str) -> int:
+def in_the_fork(url: str, cluster: str, module: str, scenario: str, output: str) -> int:
     gevent.reinit()
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
     try:
-        play(url, module, scenario)
+        play(url, cluster, module, scenario)
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
         return 1

@@ -160,8 +160,8 @@ def what_is_not_queued_leaves_no_payload(frontend: FrontendFixture) -> None:
 
 
 def without_room_nothing_is_queued(frontend: FrontendFixture) -> None:
-    for each in clients_of(frontend.client):
-        each._payloads._blobs = LocalFirst(RedisBlobs(frontend.redis, each._keys, Room(max_bytes=150_000)))
+    for each, place in zip(clients_of(frontend.client), frontend.places, strict=True):
+        each._payloads._blobs = LocalFirst(RedisBlobs(place.redis, place.keys, Room(max_bytes=150_000)))
     # All of one owner's are in one shard.
     first = frontend.submit(LARGE, NOBODY, caller=ANN)
     wait_until(lambda: frontend.depth() == 1)

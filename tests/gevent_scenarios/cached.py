@@ -11,6 +11,7 @@ from tasks.errors import DeadlineExceeded, IdempotencyConflict, RateLimited
 from tasks.protocol.caller import Caller
 from tasks.protocol.results import Details, Reply, decode_details
 from tests.gevent_scenarios.frontend_fixture import ANN, KEPT, NOBODY, FrontendFixture, all_of, asking, error_of
+from tests.shards import redis_settings
 from tests.waiting import wait_until
 
 
@@ -88,7 +89,7 @@ def nobody_learns_what_others_have_asked(frontend: FrontendFixture) -> None:
 def another_version_is_another_question(frontend: FrontendFixture) -> None:
     computed(frontend, "x")
     models = {KEPT: ModelSettings(name=KEPT, source="tests:Nothing", cache=True, version="2")}
-    frontend.settings = type(frontend.settings)(redis_url=frontend.url, models=models, default_model=KEPT)
+    frontend.settings = type(frontend.settings)(**redis_settings(frontend.url), models=models, default_model=KEPT)
     client = frontend.make_client()
     pending = client.submit(asking(KEPT, b'"x"'))
     wait_until(lambda: frontend.serve(KEPT))

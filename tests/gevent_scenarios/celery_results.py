@@ -15,10 +15,13 @@ from celery.result import AsyncResult, GroupResult
 from redis import Redis
 
 from bunch.celery_backend import BunchBackend
+from config.keys import TASK_NAME, Shard
+from config.tiers import Tier
 from tasks.errors import InferenceFailed, InputRejected
 from tests.fakes.worker import finish
 from tests.gevent_scenarios.frontend_fixture import NOBODY, FrontendFixture, all_of, asking
 from tests.gevent_scenarios.outages import own_server
+from tests.shards import ON_CLUSTER
 from tests.waiting import wait_until
 
 PAID = "bunch.m.paid"
@@ -31,7 +34,10 @@ def app_of(url: str) -> Celery:
 
 
 def later(frontend: FrontendFixture, value: object, model: str = NOBODY) -> str:
-    """Queue a task; returns its id."""
+    """Queue a task; returns its id. Beside a cluster Celery's backends find the results of plain clients alone."""
+    if ON_CLUSTER:
+        queue = Shard().queue(model, Tier.PAID)
+        return str(app_of(frontend.url).send_task(TASK_NAME, [value], {"parameters": {}}, queue=queue).id)
     return frontend.client.receipt(frontend.submit(value, model, waits=False))
 
 

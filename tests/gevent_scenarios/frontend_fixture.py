@@ -15,6 +15,7 @@ from batching.fast_header import read_fast_header
 from config.keys import Shard
 from config.redis import connect
 from config.settings import ModelSettings, Settings
+from config.shards import Places
 from config.tiers import Tier
 from tasks.client.client import Client
 from tasks.client.pending import Pending
@@ -25,7 +26,7 @@ from tasks.protocol.caller import ANYBODY, Caller
 from tasks.protocol.ids import place_of
 from tasks.protocol.results import Reply
 from tests.fakes.worker import finish, serve
-from tests.shards import SHARDS, places_of, store_of
+from tests.shards import everywhere, places_of, redis_settings, store_of
 from tests.waiting import wait_until
 
 KEYS = Shard()
@@ -42,23 +43,23 @@ ANN = Caller("key-of-ann", "ann", Tier.PAID)
 """An owner without a limit: all of her requests are in one shard."""
 
 
-def settings_for(url: str) -> Settings:
+def settings_for(url: str, **more: Any) -> Settings:
     models = {
         name: ModelSettings(name=name, source="tests:Nothing", max_queue_depth=depth, cache=False)
         for name, depth in ((SERVED, 20_000), (NOBODY, 20_000), (SMALL, 3))
     }
     models[SHARED] = ModelSettings(name=SHARED, source="tests:Nothing", cache=False, collapse=True)
     models[KEPT] = ModelSettings(name=KEPT, source="tests:Nothing", cache=True)
-    return Settings(redis_url=url, models=models, default_model=SERVED, shards=SHARDS)
+    return Settings(models=models, default_model=SERVED, **redis_settings(url), **more)
 
 
 class FrontendFixture:
     """The started client of one frontend, and a Redis client for the scenario."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, **settings: Any) -> None:
         self.url = url
-        self.settings = settings_for(url)
-        self.redis: Redis = connect(url)
+        self.settings = settings_for(url, **settings)
+        self.redis: Redis = everywhere(connect(url))
         self.places = places_of(self.redis)
         self.keys = [place.keys for place in self.places]
         self.store = store_of(self.redis, "scenario")
@@ -172,6 +173,13 @@ def clients_of(client: AnyClient) -> tuple[Client, ...]:
 
 def channels_of(client: AnyClient) -> list[str]:
     return sorted(each.router.channel for each in clients_of(client))
+
+
+def owner_in(places: Places, number: int) -> Caller:
+    """An owner whose requests are in this shard."""
+    names = (f"owner-{n}" for n in range(1000))
+    owner = next(each for each in names if places.for_owner(each) is places.shards[number])
+    return Caller(f"key-of-{owner}", owner, Tier.PAID)
 
 
 def asking(

@@ -14,7 +14,7 @@ from batching.claim.payloads import Payloads
 from tasks.client.sharded_client import AnyClient
 from tasks.protocol.outputs import PlacedBlobs
 from tests.gevent_scenarios.beside import LARGE, names, turn
-from tests.gevent_scenarios.frontend_fixture import NOBODY, SMALL, FrontendFixture, asking, output
+from tests.gevent_scenarios.frontend_fixture import ANN, NOBODY, SMALL, FrontendFixture, asking, output
 from tests.waiting import wait_until
 
 WORKER = "scenario-worker"
@@ -108,9 +108,9 @@ def a_worker_far_away_that_comes_later_gets_what_was_in_memory_alone(frontend: F
 def what_is_not_queued_leaves_no_file(frontend: FrontendFixture) -> None:
     with near(frontend) as (client, worker):
         for n in range(3):
-            client.submit(asking(SMALL, b"%d" % n))
+            client.submit(asking(SMALL, b"%d" % n, caller=ANN))
         wait_until(lambda: frontend.depth(SMALL) == 3)
-        refused = client.submit(asking(SMALL, msgspec.json.encode(LARGE)))
+        refused = client.submit(asking(SMALL, msgspec.json.encode(LARGE), caller=ANN))
         wait_until(lambda: refused.done and not worker._files.used_bytes())
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Protocol
 
 import gevent
 
@@ -27,16 +28,22 @@ from tests.gevent_scenarios.frontend_fixture import (
     error_of,
     output,
 )
-from tests.shards import places_of, store_of
+from tests.shards import places_of, servers_of, store_of
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
+
+
+class Processes(Protocol):
+    @property
+    def pids(self) -> list[int]: ...
 
 
 @contextmanager
 def own_server() -> Iterator[tuple[PrivateValkey, FrontendFixture]]:
     valkey = PrivateValkey()
     valkey.start()
-    frontend = FrontendFixture(valkey.url)
+    # As with one server: with a cluster requests would be held meanwhile.
+    frontend = FrontendFixture(valkey.url, failover_wait_ms=0)
     worker = StandInWorker(valkey.url)
     worker.start()
     try:
@@ -48,13 +55,16 @@ def own_server() -> Iterator[tuple[PrivateValkey, FrontendFixture]]:
 
 
 @contextmanager
-def hanging(valkey: PrivateValkey) -> Iterator[None]:
-    """Make it keep its connections and answer nothing."""
-    os.kill(valkey.pid, signal.SIGSTOP)
+def hanging(servers: Processes) -> Iterator[None]:
+    """Make them keep their connections and answer nothing."""
+    stopped = servers.pids
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(valkey.pid, signal.SIGCONT)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
 
 
 def quickly(call: Callable[[], object], *, within_s: float = 3.0) -> BackendUnavailable:
@@ -110,12 +120,14 @@ def answers_stored_during_an_outage_of_the_subscription_are_found(_: FrontendFix
         pendings = [frontend.submit(i, NOBODY) for i in range(20)]
         wait_until(lambda: frontend.depth() == 20)
         # Nobody may subscribe; everything else works.
-        frontend.redis.config_set("maxclients", len(frontend.redis.client_list()) - 1)
+        for server in servers_of(frontend.redis):
+            server.config_set("maxclients", len(server.client_list(_type="normal")))
         frontend.redis.client_kill_filter(_type="pubsub")
         frontend.serve()
         gevent.sleep(0.5)
         assert not any(each.done for each in pendings)
-        frontend.redis.config_set("maxclients", 10_000)
+        for server in servers_of(frontend.redis):
+            server.config_set("maxclients", 10_000)
         assert [output(frontend.client.wait(each)) for each in pendings] == [{"echo": i} for i in range(20)]
 
 

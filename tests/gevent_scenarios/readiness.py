@@ -15,14 +15,15 @@ import msgspec
 from flask.testing import FlaskClient
 from redis import Redis
 
-from batching.claim.registry import WorkerRegistry
+from batching.claim.registry import ModelThroughput, WorkerRegistry
 from config.settings import Settings
 from config.tiers import Tier
 from tasks.fleet.desired_state import DesiredState
 from tasks.fleet.registry_reader import ExecutorRow, OnDemandRow, WorkerRow
 from tests.fakes.worker import StandInWorker
-from tests.gevent_scenarios.frontend_fixture import KEYS, NOBODY, SERVED, SMALL, FrontendFixture, all_of
+from tests.gevent_scenarios.frontend_fixture import NOBODY, SERVED, SMALL, FrontendFixture, all_of
 from tests.gevent_scenarios.outages import hanging
+from tests.shards import note_load, places_of
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 from webapp.app import create_app, make_services
@@ -44,10 +45,13 @@ def frontend_app(settings: Settings) -> Iterator[FlaskClient]:
 
 
 def says(redis: Redis, **states: str) -> None:
-    """Register a worker's heartbeat: model → state of its one executor."""
+    """Register a worker's heartbeat in all places: model → state of its one executor."""
     rows = tuple(ExecutorRow(model, f"{model}/0", state) for model, state in states.items())
     row = WorkerRow("w1", "host", 1, 0.0, rows)
-    WorkerRegistry(redis, lease_ttl_s=60.0).beat(row.id, msgspec.json.encode(row))
+    paces = {model: ModelThroughput(int(state == "ready")) for model, state in states.items()}
+    for place in places_of(redis):
+        about = msgspec.json.encode(row) if place.number is None else b""
+        WorkerRegistry(place.redis, 60.0, place.keys).beat(row.id, about, paces)
 
 
 def looks(redis: Redis) -> int:
@@ -138,14 +142,14 @@ def a_model_that_was_never_loaded_is_refused_at_once(frontend: FrontendFixture) 
         assert frontend.depth() == frontend.depth(SERVED) == 0
 
         # The very first request after the load, whatever was cached a moment before.
-        frontend.redis.incr(KEYS.edition(NOBODY))
+        note_load(frontend.redis, NOBODY)
         assert post(client, "/v1/inference", {"input": 1, "model": NOBODY}, Prefer="respond-async")[0] == 202
         says(frontend.redis, **{SERVED: "ready"})
         assert post(client, "/v1/inference", {"input": 1}, Prefer="respond-async")[0] == 202
 
 
 def what_was_loaded_once_waits_and_a_late_answer_says_why(frontend: FrontendFixture) -> None:
-    frontend.redis.incr(KEYS.edition(NOBODY))
+    note_load(frontend.redis, NOBODY)
     late: dict[str, object] = {"input": 1, "model": NOBODY, "timeout_ms": 200}
     with frontend_app(frontend.settings) as client:
         status, answer = post(client, "/v1/inference", late)
@@ -250,7 +254,7 @@ def what_waits_for_its_model_to_be_loaded_has_its_deadline_only(frontend: Fronte
 
 
 def who_knows_a_model_asks_redis_nothing_more(frontend: FrontendFixture) -> None:
-    frontend.redis.incr(KEYS.edition(SERVED))
+    note_load(frontend.redis, SERVED)
     worker = StandInWorker(frontend.url)
     worker.start()
     try:

@@ -25,8 +25,9 @@ from tests.gevent_scenarios.frontend_fixture import (
     clients_of,
     error_of,
     output,
+    owner_in,
 )
-from tests.shards import store_of
+from tests.shards import SHARDS, servers_of, store_of
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
@@ -190,11 +191,13 @@ def but_not_for_longer_than_configured(_: FrontendFixture) -> None:
 
 def keeping_requests_costs_redis_no_call(_: FrontendFixture) -> None:
     with server(*FORGETFUL) as (_valkey, frontend):
-        frontend.submit("loads the script", NOBODY)
-        wait_until(lambda: frontend.depth() == 1)
-        frontend.redis.config_resetstat()
+        for number in range(SHARDS):
+            frontend.submit("loads the script", NOBODY, caller=owner_in(frontend.places, number))
+            wait_until(lambda: frontend.depth() == number + 1)  # noqa: B023 - called before the next round
+        for each in servers_of(frontend.redis):
+            each.config_resetstat()
         pendings = [frontend.submit(number, NOBODY) for number in range(10)]
         wait_until(lambda: all(each.sent for each in pendings))
-        calls = frontend.redis.info("commandstats")
-        assert calls["cmdstat_evalsha"]["calls"] == 1
-        assert not calls.keys() & {"cmdstat_wait", "cmdstat_role", "cmdstat_ping"}
+        stats = [each.info("commandstats") for each in servers_of(frontend.redis)]
+        assert sum(each.get("cmdstat_evalsha", {"calls": 0})["calls"] for each in stats) == 1
+        assert not {name for each in stats for name in each} & {"cmdstat_wait", "cmdstat_role", "cmdstat_ping"}

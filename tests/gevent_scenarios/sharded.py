@@ -11,13 +11,11 @@ from typing import Any
 
 import gevent
 import msgspec
-from msgspec import structs
 
 from batching.claim.store import RedisBatchStore
 from config.keys import Shard
 from config.redis import connect
 from config.shards import Place, Places
-from config.tiers import Tier
 from tasks.client.sharded_client import ShardedClient
 from tasks.errors import BackendUnavailable
 from tasks.protocol.caller import Caller
@@ -31,6 +29,7 @@ from tests.gevent_scenarios.frontend_fixture import (
     asking,
     error_of,
     output,
+    owner_in,
     settings_for,
 )
 from tests.valkey import PrivateValkey
@@ -44,7 +43,8 @@ class ShardedFixture:
         near, far = connect(first), connect(second)
         shards = tuple(Place(Shard(f"{{s{n}}}"), near if n < 2 else far, n) for n in range(4))
         self.places = Places(Place(Shard(), near), shards)
-        self.client = ShardedClient(structs.replace(settings_for(first), **options), self.places)
+        # As one server would be, and not held for a failover.
+        self.client = ShardedClient(settings_for(first, **{"failover_wait_ms": 0} | options), self.places)
         self.stores = [RedisBatchStore(place.redis, "scenario", place.keys) for place in self.places]
         self._batches = 0
         self.client.start()
@@ -62,10 +62,7 @@ class ShardedFixture:
         return sum(self.depths()) == count
 
     def owner_of(self, number: int) -> Caller:
-        """An owner whose requests are in this shard."""
-        names = (f"owner-{n}" for n in range(1000))
-        owner = next(each for each in names if self.places.for_owner(each).number == number)
-        return Caller(f"key-of-{owner}", owner, Tier.PAID)
+        return owner_in(self.places, number)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from redis import Redis
 from config.keys import TASK_NAME
 from tasks.fleet.registry_reader import Fleet, ready_models
 from tests.configs import uncached
-from tests.shards import inherited_environment
+from tests.shards import inherited_environment, redis_environment
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
@@ -78,7 +78,7 @@ def bunch_worker(
         folder,
         name,
         ("-A", "workers.app", "worker", "-P", "threads", "-c", "1", "-n", f"{name}@here", *_ALONE),
-        BUNCH_REDIS_URL=valkey.url,
+        **redis_environment(valkey.url),
         BUNCH_CONFIG=str(config),
         BUNCH_STATE_DIR=str(folder / "var"),
         **named,

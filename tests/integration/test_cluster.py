@@ -262,7 +262,8 @@ def test_a_bell_that_waits_while_its_slot_moves_rings_on_the_new_node(nodes: Clu
     waiting.start()
     time.sleep(0.1)
     nodes.move(TAG, elsewhere(nodes))
-    redis.lpush(key, "x")
+    # The connections to the old node are cut at any moment from now on; a line repeats what met that.
+    Line(redis).command("LPUSH", key, "x")
     waiting.join(PATIENCE_S)
     assert rung[-1] == key
     assert {*errors} <= {Meaning.ANEW}

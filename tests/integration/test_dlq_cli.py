@@ -25,7 +25,7 @@ from tasks.protocol.messages import read_payload
 from tasks.protocol.results import DeadLetter
 from tests.fakes.messages import celery_message, our_message
 from tests.integration.celery_harness import MOODY, ROOT, bunch_worker, close_client, plain_client, wait_for_models
-from tests.shards import inherited_environment
+from tests.shards import inherited_environment, redis_environment
 from tests.valkey import PrivateValkey
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -39,7 +39,11 @@ class Dlq:
     def __init__(self, folder: Path, url: str) -> None:
         self._config = folder / "bunch.toml"
         self.configure(MODELS)
-        self._environment = inherited_environment() | {"BUNCH_REDIS_URL": url, "BUNCH_CONFIG": str(self._config)}
+        self._environment = {
+            **inherited_environment(),
+            **redis_environment(url),
+            "BUNCH_CONFIG": str(self._config),
+        }
 
     def configure(self, models: str) -> None:
         self._config.write_text(models)

@@ -18,11 +18,10 @@ import pytest
 
 from cli.supervisor.ports import free_port
 from config.errors import SettingsError
-from config.keys import Shard
 from config.settings import load_settings
 from tests.configs import uncached
 from tests.integration.celery_harness import PATIENCE_S, ROOT
-from tests.shards import depth_of, inherited_environment
+from tests.shards import depth_of, inherited_environment, note_load, redis_environment
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 from workers.models.http import HttpModel
@@ -127,7 +126,9 @@ class Frontend:
         inherited = inherited_environment()
         self._environment = inherited | {
             "BUNCH_CONFIG": str(folder / "bunch.toml"),
-            "BUNCH_REDIS_URL": valkey.url,
+            **redis_environment(valkey.url),
+            # As with one server: with a cluster requests would be held meanwhile.
+            "BUNCH_FAILOVER_WAIT_MS": "0",
             "BUNCH_HTTP_PORT": str(self.port),
             "BUNCH_WEB_WORKERS": "1",
             "BUNCH_STATE_DIR": str(folder / "var"),
@@ -342,7 +343,7 @@ def test_with_redis_back_requests_are_queued_again(web: Frontend, api: Api, redi
     redis_server.start()
     with redis_server.client() as redis:
         # As if a worker had loaded it once. None is there: a request that is queued is not answered.
-        redis.incr(Shard().edition("direct"))
+        note_load(redis, "direct")
         # Long enough to be sent: who is too late for that is not queued.
         wait_until(lambda: web.infer("y", timeout_ms=1000).status == 504, "requests are queued")
         api.bodies.clear()

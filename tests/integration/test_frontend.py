@@ -30,7 +30,7 @@ from tests.gevent_scenarios import (
     sharded,
 )
 from tests.integration.celery_harness import CeleryProcess
-from tests.shards import SHARDS
+from tests.shards import SHARDS, flush
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
@@ -45,7 +45,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeventRunner]:
 @pytest.fixture(scope="module")
 def worker(valkey: PrivateValkey) -> Iterator[StandInWorker]:
     # It would stumble over what other tests have left in a queue of the same name.
-    valkey.client().flushdb()
+    flush(valkey.client())
     worker = StandInWorker(valkey.url)
     worker.start()
     yield worker
@@ -121,7 +121,7 @@ def unserved() -> Iterator[PrivateValkey]:
 def test_readiness(runner: GeventRunner, unserved: PrivateValkey, scenario: str) -> None:
     """A frontend of an empty database, without a worker."""
     with unserved.client() as redis:
-        redis.flushdb()
+        flush(redis)
     runner.run(unserved.url, readiness, scenario)
 
 

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from cli.supervisor.ports import free_port
 from cli.supervisor.probes import get
 from tests.clusters import Clustered
 from tests.integration.celery_harness import ROOT
 from tests.shards import inherited_environment
-from tests.valkey import PrivateValkey, free_port
+from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
 LEASE_TTL_S = 1.0

@@ -17,7 +17,7 @@ from tests.integration.celery_harness import (
     plain_client,
     wait_for_models,
 )
-from tests.shards import places_of
+from tests.shards import everywhere, places_of, servers_of
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
@@ -30,7 +30,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Celery, R
     valkey = PrivateValkey()
     valkey.start()
     worker = bunch_worker(tmp_path_factory.mktemp("idle"), valkey, MODELS).start()
-    app, redis = plain_client(valkey.url), valkey.client()
+    app, redis = plain_client(valkey.url), everywhere(valkey.client())
     try:
         wait_for_models(redis, *NAMES)
         wait_until(lambda: rate(redis, "blpop") < 3, "all of them are held together", patience_s=PATIENCE_S)
@@ -46,8 +46,8 @@ def rate(redis: Redis, command: str | None = None) -> float:
     """Calls a second over one second, those inside scripts too."""
 
     def calls() -> int:
-        stats = redis.info("commandstats")
-        return sum(row["calls"] for name, row in stats.items() if command in {None, name.removeprefix("cmdstat_")})
+        rows = [row for each in servers_of(redis) for row in each.info("commandstats").items()]
+        return sum(row["calls"] for name, row in rows if command in {None, name.removeprefix("cmdstat_")})
 
     before, began = calls(), time.monotonic()
     time.sleep(1.0)

@@ -13,10 +13,9 @@ from redis import Redis
 
 from cli.supervisor.ports import free_port
 from cli.supervisor.probes import get
-from config.keys import Shard
 from tests.e2e.client import Answer, Api, connected
 from tests.e2e.stack import PATIENCE_S, ROOT
-from tests.shards import depth_of, inherited_environment
+from tests.shards import depth_of, inherited_environment, note_load, redis_environment
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
@@ -39,7 +38,6 @@ def frontend(api: Api, tmp_path: Path, valkey: PrivateValkey) -> Iterator[subpro
     config = tmp_path / "bunch.toml"
     config.write_text(CONFIG)
     settings = {
-        "REDIS_URL": valkey.url,
         "HTTP_PORT": api.port,
         "WEB_WORKERS": 1,
         "STATE_DIR": tmp_path / "var",
@@ -51,7 +49,7 @@ def frontend(api: Api, tmp_path: Path, valkey: PrivateValkey) -> Iterator[subpro
     process = subprocess.Popen(
         [sys.executable, "manage.py", "web", f"--config={config}"],
         cwd=ROOT,
-        env=inherited | {f"BUNCH_{key}": str(value) for key, value in settings.items()},
+        env=inherited | redis_environment(valkey.url) | {f"BUNCH_{key}": str(value) for key, value in settings.items()},
     )
     try:
         wait_until(lambda: get("127.0.0.1", api.port, "/healthz")[0] == 200, what="it answers")
@@ -63,7 +61,7 @@ def frontend(api: Api, tmp_path: Path, valkey: PrivateValkey) -> Iterator[subpro
 
 def test_who_still_waits_is_told(frontend: subprocess.Popen[bytes], api: Api, redis: Redis) -> None:
     # Some worker has had the model: else nobody would be let wait for it.
-    redis.incr(Shard().edition("echo"))
+    note_load(redis, "echo")
     waiting = [api.soon(n, "echo") for n in range(5)]
     bulk = api._pool.submit(api.post, "/v1/inference/bulk", {"inputs": [5, 6, 7], "model": "echo"})
     wait_until(lambda: depth_of(redis, "echo") == 8, what="all are queued")

@@ -18,7 +18,7 @@ from cli.supervisor.state import ProcessRow, UpLock, UpState, write
 from config.process.devices import this_machine
 from config.settings import Settings
 from tasks.fleet.desired_state import DesiredState
-from tests.shards import inherited_environment
+from tests.shards import ON_CLUSTER, inherited_environment, redis_settings
 from tests.valkey import PrivateValkey
 
 ROOT = Path(__file__).parents[2]
@@ -40,10 +40,10 @@ class Manage:
         (self.folder / "bunch.toml").write_text(text or ECHO)
 
     def __call__(
-        self, *arguments: str, stdout: int = subprocess.PIPE, **settings: str
+        self, *arguments: str, stdout: int = subprocess.PIPE, **settings: object
     ) -> subprocess.CompletedProcess[str]:
         inherited = inherited_environment()
-        named = {f"BUNCH_{key.upper()}": value for key, value in settings.items()}
+        named = {f"BUNCH_{key.upper()}": str(value) for key, value in settings.items()}
         return subprocess.run(
             [sys.executable, str(ROOT / "manage.py"), *arguments],
             cwd=self.folder,
@@ -153,11 +153,11 @@ def test_check_finds_a_server_that_would_throw_requests_away(manage: Manage, val
         client.config_set("maxmemory", "100mb")
         client.config_set("maxmemory-policy", "allkeys-lru")
         try:
-            done = manage("check", "--json", http_port="0", redis_url=valkey.url)
+            done = manage("check", "--json", http_port="0", **redis_settings(valkey.url))
         finally:
             client.config_set("maxmemory", "0")
             client.config_set("maxmemory-policy", "noeviction")
-    assert "noeviction" in problems(done)["BUNCH_REDIS_URL"]
+    assert "noeviction" in problems(done)["BUNCH_BROKER_URL" if ON_CLUSTER else "BUNCH_REDIS_URL"]
 
 
 @pytest.mark.parametrize("command", ["check", "up", "web", "worker"])
@@ -217,7 +217,7 @@ def test_check_finds_methods_that_cannot_be_called_and_models_that_end_their_pro
 def test_tables_of_an_empty_fleet(manage: Manage, valkey: PrivateValkey) -> None:
     with valkey.client() as client:
         client.flushdb()
-    queues = manage("queues", "--json", redis_url=valkey.url)
+    queues = manage("queues", "--json", **redis_settings(valkey.url))
     assert queues.returncode == 0
     assert json.loads(queues.stdout)[0] == {
         "model": "echo",
@@ -226,9 +226,9 @@ def test_tables_of_an_empty_fleet(manage: Manage, valkey: PrivateValkey) -> None
         "oldest_ms": 0,
         "arrival_rps": 0.0,
     }
-    workers = manage("workers", "--json", redis_url=valkey.url)
+    workers = manage("workers", "--json", **redis_settings(valkey.url))
     assert (workers.returncode, json.loads(workers.stdout)) == (1, [])
-    models = manage("models", "--json", redis_url=valkey.url)
+    models = manage("models", "--json", **redis_settings(valkey.url))
     assert models.returncode == 1
     assert json.loads(models.stdout)[0]["ready"] == 0
 
@@ -247,7 +247,7 @@ def test_flower_on_a_taken_port_is_one_line(manage: Manage, valkey: PrivateValke
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = manage("flower", redis_url=valkey.url, flower_port=str(taken.getsockname()[1]))
+        done = manage("flower", **redis_settings(valkey.url), flower_port=str(taken.getsockname()[1]))
     assert done.returncode == 1
     assert "is in use" in done.stderr
     assert "Traceback" not in done.stderr
@@ -269,9 +269,9 @@ def test_a_reload_that_was_refused_is_shown_with_its_reason(manage: Manage, valk
         client.flushdb()
         controls = DesiredState(client)
         controls.refuse("echo", controls.reload("echo", {"source": "nowhere:X"}).generation, "no module 'nowhere'")
-    shown = manage("models", redis_url=valkey.url).stdout
+    shown = manage("models", **redis_settings(valkey.url)).stdout
     assert "the reload of echo was refused; the previous version keeps running:\nno module 'nowhere'" in shown
-    paused = manage("pause", "echo", "--tier=free", redis_url=valkey.url).stdout
+    paused = manage("pause", "echo", "--tier=free", **redis_settings(valkey.url)).stdout
     assert "paused           free\n" in paused
     assert "max_wait_ms      –\n" in paused
 
@@ -293,11 +293,12 @@ def test_models_are_those_of_the_running_up_unless_a_file_is_named(manage: Manag
     served.write_text(ECHO.replace("models.echo", "models.served"))
     state_dir = manage.folder / "var"
 
-    def shown(*arguments: str, **settings: str) -> set[str]:
+    def shown(*arguments: str, **settings: object) -> set[str]:
         return {row["model"] for row in json.loads(manage("queues", "--json", *arguments, **settings).stdout)}
 
     with UpLock(state_dir):
-        write(state_dir, UpState(redis_url=valkey.url, config_file=str(served)))
+        urls = {name: url for name, url in redis_settings(valkey.url).items() if name.endswith("_url")}
+        write(state_dir, UpState(**urls, config_file=str(served)))
         assert shown() == {"served"}
         assert shown(config="bunch.toml") == {"echo"}
         assert shown("--config", "bunch.toml") == {"echo"}
@@ -305,16 +306,18 @@ def test_models_are_those_of_the_running_up_unless_a_file_is_named(manage: Manag
         assert manage("resume", "served").returncode == 0
         # Of another server the `up` of this folder knows nothing.
         assert shown(redis_url=valkey.url.replace("127.0.0.1", "localhost")) == {"echo"}
-    assert shown(redis_url=valkey.url) == {"echo"}
+    assert shown(**redis_settings(valkey.url)) == {"echo"}
 
 
 @pytest.mark.parametrize("auth", ["off", "keys"])
 def test_check_warns_of_a_server_that_lets_everybody_in(manage: Manage, valkey: PrivateValkey, auth: str) -> None:
     """On loopback: who may ask there may be known."""
-    done = manage("check", "--json", http_port="0", redis_url=valkey.url, auth=auth)
-    (warning,) = json.loads(done.stdout)["warnings"]
-    assert (done.returncode, warning["key"]) == (0, "BUNCH_REDIS_URL")
-    assert "without a password" in warning["fix"]
+    done = manage("check", "--json", http_port="0", **redis_settings(valkey.url), auth=auth)
+    warnings = json.loads(done.stdout)["warnings"]
+    (warning,) = [each for each in warnings if "without a password" in each["fix"]]
+    # A cluster of the tests has a password. What else there is to say of it: tests/integration/test_check_cluster.py.
+    assert (done.returncode, warning["key"]) == (0, "BUNCH_BROKER_URL" if ON_CLUSTER else "BUNCH_REDIS_URL")
+    assert ON_CLUSTER or warnings == [warning]
 
 
 def test_check_has_nothing_to_say_of_a_server_with_a_password(manage: Manage) -> None:

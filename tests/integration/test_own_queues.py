@@ -18,6 +18,7 @@ from tests.integration.celery_harness import (
     plain_client,
     wait_for_models,
 )
+from tests.shards import redis_environment
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 
@@ -31,7 +32,7 @@ def worker(folder: Path, valkey: PrivateValkey, app: str, queues: str, name: str
         folder,
         name,
         (*("-A", app, "worker", "-Q", queues, "-P", "threads", "-c", "1", "-n", f"{name}@here"), "--without-mingle"),
-        BUNCH_REDIS_URL=valkey.url,
+        **redis_environment(valkey.url),
         BUNCH_CONFIG=str(config),
         BUNCH_STATE_DIR=str(folder / "var"),
     )

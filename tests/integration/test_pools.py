@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.celery_harness import ECHO, ROOT
+from tests.shards import redis_environment
 from tests.valkey import PrivateValkey
 
 
@@ -20,7 +21,7 @@ def test_it_is_refused(pool: str, valkey: PrivateValkey, tmp_path: Path) -> None
         cwd=ROOT,
         env={
             "PATH": "/usr/bin:/bin",
-            "BUNCH_REDIS_URL": valkey.url,
+            **redis_environment(valkey.url),
             "BUNCH_CONFIG": str(tmp_path / "bunch.toml"),
             "BUNCH_STATE_DIR": str(tmp_path / "var"),
         },

@@ -14,6 +14,7 @@ from config.keys import Shard
 from config.settings import load_settings
 from config.tiers import Tier
 from tests.fakes.messages import our_message
+from tests.shards import redis_environment
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 from workers.health import slowdown, speed
@@ -43,7 +44,7 @@ def runner(
     (tmp_path / "sleeping.py").write_text(MODEL)
     file = tmp_path / "bunch.toml"
     file.write_text('[models.m]\nsource = "sleeping:Sleeps"\nmax_batch_size = 1\ndevices = ["GPU-a"]\n')
-    environment = {"BUNCH_REDIS_URL": valkey.url, "BUNCH_STATE_DIR": str(tmp_path / "var")}
+    environment = redis_environment(valkey.url) | {"BUNCH_STATE_DIR": str(tmp_path / "var")}
     interval = sys.getswitchinterval()
     runner = WorkerRunner(load_settings(environment, str(file)), NoFollowUp())
     runner.start()

@@ -40,7 +40,7 @@ from tasks.protocol.ids import place_of, sharded_id
 from tasks.protocol.results import DeadLetter
 from tests.fakes.messages import our_message
 from tests.integration.queueing import now_ms
-from tests.shards import places_of
+from tests.shards import places_of, redis_environment
 from tests.valkey import PrivateValkey
 from webapp.api import health
 from webapp.app import make_services
@@ -67,13 +67,13 @@ def far(valkey: PrivateValkey) -> Iterator[PrivateValkey]:
 
 @pytest.fixture
 def apart(redis: Redis, far: PrivateValkey) -> Iterator[Places]:
-    """Shards 0 and 1 with the home on one server, 2 and 3 on another."""
+    """Shards 0 and 1 with the home on one server, or on its cluster; 2 and 3 on another."""
     if far._process is None:
         far.start()
     other = connect(far.url, connect_timeout_s=0.5)
     other.flushdb()
-    shards = tuple(Place(Shard(f"{{s{n}}}"), redis if n < 2 else other, n) for n in range(4))
-    yield Places(Place(Shard(), redis), shards)
+    near = places_of(redis, 4)
+    yield Places(near.home, (*near.shards[:2], *(Place(Shard(f"{{s{n}}}"), other, n) for n in (2, 3))))
     other.close()
 
 
@@ -288,8 +288,8 @@ def test_commands_add_up(
 def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> Callable[..., str]:
     config = folder / "bunch.toml"
     config.write_text(CONFIG)
-    monkeypatch.setenv("BUNCH_REDIS_URL", url)
-    monkeypatch.setenv("BUNCH_SHARDS", "4")
+    for name, value in (redis_environment(url) | {"BUNCH_SHARDS": "4"}).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("BUNCH_STATE_DIR", str(folder))
 
     def say(command: Any, *arguments: str) -> str:
