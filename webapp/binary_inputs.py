@@ -39,6 +39,10 @@ class BinaryInputs:
         self._most_bytes = settings.blob_max_bytes
         self._hosts = RefHosts(settings.ref_hosts)
 
+    def __bool__(self) -> bool:
+        """Whether any model does."""
+        return bool(self._types)
+
     def __contains__(self, model: object) -> bool:
         """Whether the model takes bytes."""
         return model in self._types

@@ -61,10 +61,18 @@ def read_inference(services: Services, call: HttpRequest) -> InferenceBody:
 
     Raises:
         ServiceOverloaded, CallerGone: as `read_body`.
+        InvalidInput: of the query.
         ApiError: UNSUPPORTED_MEDIA_TYPE, FORBIDDEN, INVALID_HEADER, INVALID_JSON, or INVALID_INPUT naming the field.
     """
     media_type = media_type_of(call.header("CONTENT_TYPE"))
     if not is_binary(media_type) and media_type != MULTIPART:
+        if media_type != JSON and services.binary:
+            # curl says application/x-www-form-urlencoded, unless it is told.
+            raise ApiError(
+                "UNSUPPORTED_MEDIA_TYPE",
+                "send Content-Type: application/json, in UTF-8; or with an input that is bytes their own type, such as "
+                f"image/png or {BYTES}",
+            )
         return read_body(call, _inference, services.large)
     require_plain(call)
     if media_type == MULTIPART and from_another_site(call, services.settings.origins):
@@ -82,7 +90,7 @@ def read_inference(services: Services, call: HttpRequest) -> InferenceBody:
 
 
 def require_welcome(services: Services, call: HttpRequest) -> None:
-    """Check the head of a body that is an input, before the body is received. Raises ApiError."""
+    """Check the head of a body that is an input, before the body is received. Raises ApiError, InvalidInput."""
     media_type = media_type_of(call.header("CONTENT_TYPE"))
     if not is_binary(media_type):
         return

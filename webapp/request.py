@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from tasks.client.pending import Pending
+from tasks.errors import InvalidInput
 from tasks.protocol.caller import Caller
 from tasks.protocol.ids import new_id
 from tasks.protocol.traceparent import valid, valid_state
@@ -230,5 +231,17 @@ class HttpRequest:
         return body
 
     def query(self, name: str) -> str | None:
-        values = parse_qs(self._environ.get("QUERY_STRING", ""), keep_blank_values=True).get(name)
-        return values[-1] if values else None
+        """A member of the query. Raises InvalidInput, if it is there twice, or the query is not UTF-8."""
+        text = self._environ.get("QUERY_STRING", "")
+        try:
+            values: list[str] | None = (
+                parse_qs(text, keep_blank_values=True, errors="strict").get(name) if text else None
+            )
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"the query is not UTF-8: {error}") from None
+        if values is None:
+            return None
+        if len(values) > 1:
+            # The last would win here, and the first elsewhere, for example in a proxy that looks at the model.
+            raise InvalidInput(f"{name}: it is twice in the query")
+        return values[0]

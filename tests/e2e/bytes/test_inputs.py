@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import re
+from urllib.parse import urlencode
 
 import numpy as np
 import pyarrow as pa
@@ -83,6 +85,8 @@ def test_a_table(api: Api) -> None:
 def test_a_media_type_that_the_model_does_not_take(api: Api, content_type: str, model: str) -> None:
     answer = post(api, PNG, content_type, model=model)
     assert (answer.status, answer.error) == (415, "UNSUPPORTED_MEDIA_TYPE")
+    # What to send instead.
+    assert model == "echo" or re.search(r"application/(octet-stream|vnd\.apache)", answer.json["message"])
 
 
 @pytest.mark.parametrize(
@@ -95,10 +99,21 @@ def test_a_media_type_that_the_model_does_not_take(api: Api, content_type: str, 
         {"timeout_ms": "0"},
         {"timeout_ms": "soon"},
         {"client_id": "c" * 1000},
+        "model=described&model=described",
+        "parameters=%7B%22a%22:%22%FF%22%7D",
+        "%FF=1",
     ],
 )
-def test_a_query_that_is_wrong(api: Api, query: dict[str, str]) -> None:
-    assert post(api, PNG, "image/png", **query).status == 400
+def test_a_query_that_is_wrong(api: Api, query: dict[str, str] | str) -> None:
+    text = query if isinstance(query, str) else urlencode(query)
+    answer = api.call("POST", f"/v1/inference?{text}", raw=PNG, Content_Type="image/png")
+    assert answer.status == 400
+    assert answer.error in {"INVALID_INPUT", "INVALID_JSON"}
+
+
+@pytest.mark.parametrize("query", ["wait_ms=1&wait_ms=0", "wait_ms=%FF"])
+def test_a_query_that_is_wrong_at_a_result(api: Api, query: str) -> None:
+    assert api.get(f"/v1/result/{api.later('text', 'echo')}?{query}").error == "INVALID_INPUT"
 
 
 def test_json_for_a_model_of_bytes(api: Api) -> None:
