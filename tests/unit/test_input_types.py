@@ -86,6 +86,8 @@ def test_bytes_that_may_be_written_to_are_not_copied() -> None:
         (claiming("'<f8'", "(1250000000000,)"), "claims 1250000000000 elements"),
         (claiming("'<f8'", f"({2**62}, {2**62})"), "claims"),
         (claiming("'<f8'", "(-1,)"), "negative"),
+        (claiming("'<f8'", "(True,)", bytes(8)), "no integer"),
+        (claiming("'<f8'", "('1',)", bytes(8)), "."),
         (claiming("'V0'", "(1000000000000,)"), "no size"),
         (claiming("'<f8'", "(1000000000000, 0)"), "more than 65536 rows"),
         (claiming("'<f8'", "(0, 1000000000000)"), "more than 65536 rows"),
@@ -171,6 +173,42 @@ def _with_offsets(*offsets: int) -> bytes:
     right = struct.pack("<3i", 0, 3, 6)
     assert raw.count(right) == 1
     return raw.replace(right, struct.pack("<3i", *offsets))
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "batches"),
+    [
+        (pa.int8(), 1, 60_000),
+        (pa.struct([("a", pa.int8()), ("b", pa.list_(pa.int8()))]), 1000, 30),
+        (pa.dictionary(pa.int8(), pa.string()), 1000, 60),
+    ],
+)
+def test_a_stream_of_very_many_small_parts_is_refused(kind: pa.DataType, columns: int, batches: int) -> None:
+    names = [str(n) for n in range(columns)]
+    batch = pa.record_batch([pa.array([None], kind)] * columns, names=names)
+    file = io.BytesIO()
+    with pa.ipc.new_stream(file, batch.schema) as writer:
+        for _ in range(batches // 6):
+            writer.write_batch(batch)
+        few = file.tell()
+        for _ in range(2 * batches):
+            writer.write_batch(batch)
+    raw = file.getvalue()
+    assert table_of(raw[:few]).num_columns == columns
+    with pytest.raises(ValueError, match="fewer, larger batches"):
+        table_of(raw)
+
+
+def test_schemas_that_are_remembered_take_little_memory() -> None:
+    long = "x" * (2 * MIB)
+    tracemalloc.start()
+    for number in range(20):
+        table_of(stream(pa.table({"a": [1]}).replace_schema_metadata({"x": f"{number}{long}"})))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 2 * MIB
+    with pytest.raises(ValueError, match="schema has more than"):
+        table_of(stream(pa.table({"a": [1]}).replace_schema_metadata({"x": long * 5})))
 
 
 @pytest.mark.parametrize("offsets", [(0, 3, 2**31 - 1), (0, -1, 6), (0, 6, 3), (-(2**31), 3, 6), (0, 7, 7)])

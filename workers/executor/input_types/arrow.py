@@ -3,7 +3,8 @@
     stream ─▶ each message: its size when decompressed ─▶ pyarrow ─▶ types ─▶ validate(full) ─▶ a table
 
 The table's columns are views of the bytes. A stream can be far larger than its bytes: compressed, with rows that have
-no data, or with values that many rows refer to. Each of these is counted before anything is unfolded.
+no data, or with values that many rows refer to. Each of these is counted before anything is unfolded. So are its parts:
+a column of a batch takes microseconds, however little is in it, and a stream has room for a million.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import ipc
 
-from tasks.protocol.json_structure import MAX_DEPTH
+from tasks.protocol.json_structure import MAX_DEPTH, MAX_PARTS
 
 # In these any number of rows may refer to the same bytes, or run lengths stand for rows.
 _UNFOLDING = (
@@ -34,6 +35,9 @@ _UNFOLDED_TIMES = 20
 # columns hold values within values.
 _accepted: dict[bytes, bool] = {}
 _MOST_ACCEPTED = 256
+_LONGEST_ACCEPTED = 16 * 1024
+# A hundred bytes for each column are usual.
+_MOST_SCHEMA_BYTES = 8 * 1024 * 1024
 
 
 def table_of(raw: bytes | memoryview) -> pa.Table:
@@ -48,7 +52,7 @@ def table_of(raw: bytes | memoryview) -> pa.Table:
             nests = _accepted.get(described)
             if nests is None:
                 nests = _check_types(stream.schema)
-                if len(_accepted) < _MOST_ACCEPTED:
+                if len(_accepted) < _MOST_ACCEPTED and len(described) <= _LONGEST_ACCEPTED:
                     _accepted[described] = nests
             table = stream.read_all()
         table.validate(full=True)
@@ -64,29 +68,46 @@ def table_of(raw: bytes | memoryview) -> pa.Table:
 
 def _walk(source: pa.Buffer, most_bytes: int) -> tuple[bytes, int]:
     """The message that describes the columns, and the bytes of all buffers when decompressed, as their own prefixes
-    say. Raises ValueError over `most_bytes`.
+    say. Raises ValueError over `most_bytes`, or with too many parts.
     """
-    described, size = b"", 0
+    described, size, parts = b"", 0, 0
     messages = ipc.MessageReader.open_stream(source)
     while True:
         try:
             message = messages.read_next_message()
         except StopIteration:
             return described, size
+        parts += 1
         if message.type == "schema":
+            if message.metadata.size > _MOST_SCHEMA_BYTES:
+                raise ValueError(f"its schema has more than {_MOST_SCHEMA_BYTES} bytes")
             described = described or message.metadata.to_pybytes()
         elif message.type in {"record batch", "dictionary"}:
-            size += _size_of(message.metadata.to_pybytes(), memoryview(message.body or b""), message.type)
+            head = message.metadata.to_pybytes()
+            batch = _batch_in(head, message.type)
+            parts += _nodes_of(head, batch)
+            size += _size_of(head, batch, memoryview(message.body or b""))
             if size > most_bytes:
                 raise ValueError(f"it would unfold to more than {most_bytes} bytes; send it without compression")
+        if parts > MAX_PARTS:
+            raise ValueError(f"its batches have more than {MAX_PARTS:,} columns together; send fewer, larger batches")
 
 
-def _size_of(head: bytes, body: memoryview, kind: str) -> int:
-    """The size of the buffers of one message (Message.fbs of Arrow's format; pyarrow has verified that it is one)."""
+def _batch_in(head: bytes, kind: str) -> int:
+    """The place of the batch in a message (Message.fbs of Arrow's format; pyarrow has verified that it is one)."""
     (at,) = struct.unpack_from("<I", head)
     batch = _follow(head, _field(head, at, 2))
-    if kind == "dictionary":
-        batch = _follow(head, _field(head, batch, 1))
+    return _follow(head, _field(head, batch, 1)) if kind == "dictionary" else batch
+
+
+def _nodes_of(head: bytes, batch: int) -> int:
+    """The number of columns, and of those within columns."""
+    place = _field(head, batch, 1)
+    return int(struct.unpack_from("<I", head, _follow(head, place))[0]) if place else 0
+
+
+def _size_of(head: bytes, batch: int, body: memoryview) -> int:
+    """The size of the buffers of one batch."""
     place = _field(head, batch, 2)
     if not place:
         return 0

@@ -61,6 +61,9 @@ def _header(head: io.BytesIO) -> tuple[tuple[int, int], tuple[int, ...], bool, n
     # Read as the second version, the third has the names of fields in a wrong encoding, and all else is right.
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, column_major, dtype = read(head, max_header_size=_MOST_HEADER_BYTES)
+    if any(type(each) is not int for each in shape):
+        # numpy takes True for a length here, and refuses it when the array is made.
+        raise ValueError("its shape has a length that is no integer")
     if any(each < 0 for each in shape):
         raise ValueError("its shape has a negative length")
     return version, shape, column_major, dtype
