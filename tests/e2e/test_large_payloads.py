@@ -16,7 +16,7 @@ from redis import Redis
 from tests.e2e.client import Answer, Api, connected
 from tests.e2e.stack import PATIENT, Stack
 from tests.valkey import PrivateValkey
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 MODELS = """\
 default_model = "echo"
@@ -119,13 +119,12 @@ def test_large_inputs_and_outputs_arrive_whole_and_nothing_stays(api: Api, stack
 
 def test_whoever_polls_gets_a_large_output_again_and_again(api: Api, stack: Stack, celery: Celery) -> None:
     receipt = api.call("POST", "/v1/inference", {"input": TEXT}, Prefer="respond-async")
-    path = receipt.headers["location"]
     for _ in range(2):
-        assert api.call("GET", f"{path}?wait_ms=10000").json["output"] == TEXT
+        assert api.outcome(receipt.json["task_id"])["output"] == TEXT
     assert 'bunch_blob_bytes{state="live"} 0.0' not in api.call("GET", "/metrics").body.decode()
     assert "payloads 0.1 MB of requests and results, 0.0 MB of dead letters" in stack.manage("status").stdout
     # In any Celery program.
-    assert celery.AsyncResult(receipt.json["task_id"]).get(timeout=20) == TEXT
+    assert celery.AsyncResult(receipt.json["task_id"]).get(timeout=PATIENCE_S) == TEXT
 
 
 def test_a_large_answer_is_kept_for_an_equal_question(api: Api) -> None:
@@ -140,23 +139,23 @@ def test_a_celery_client_lays_its_input_beside_the_queue(celery: Celery, beside:
     beside.set(f"bunch:blob:{blob}", PNG, ex=120)
     ref = {"id": blob, "size": len(PNG), "sha256": hashlib.sha256(PNG).hexdigest(), "form": "bytes"}
     sent = celery.send_task("bunch.infer", [{"$blob": ref}], queue="bunch.described.paid")
-    assert sent.get(timeout=20) == described(PNG)
+    assert sent.get(timeout=PATIENCE_S) == described(PNG)
     wait_until(lambda: not beside.exists(f"bunch:blob:{blob}"), what="it is deleted")
     # Its own results stay whole, for a client that knows nothing of this.
     whole = celery.send_task("bunch.infer", [TEXT], queue="bunch.echo.paid")
-    assert whole.get(timeout=20) == TEXT
+    assert whole.get(timeout=PATIENCE_S) == TEXT
 
 
 def test_a_dead_letter_is_run_again_with_its_payload(api: Api, stack: Stack, beside: Redis) -> None:
     given = {"curse": "raise", "text": TEXT}
     document = {"model": "cursed", "input": given}
     receipt = api.call("POST", "/v1/inference", document, Prefer="respond-async")
-    path, task_id = receipt.headers["location"], receipt.json["task_id"]
-    assert api.call("GET", f"{path}?wait_ms=20000").json["status"] == "FAILURE"
+    task_id = receipt.json["task_id"]
+    assert api.outcome(task_id)["status"] == "FAILURE"
     assert lies(beside, task_id)
     (stack.config_file.parent / "repaired").touch()
     stack.manage("dlq", "replay", task_id)
-    assert wait_until(lambda: api.call("GET", f"{path}?wait_ms=20000").json.get("output")) == given
+    assert wait_until(lambda: api.outcome(task_id).get("output")) == given
     wait_until(lambda: not lies(beside, task_id), what="the payload is gone")
 
 
@@ -236,7 +235,7 @@ def test_while_their_redis_is_away_payloads_that_must_lie_there_are_refused(api:
     finally:
         blobs.start()
     path = wait_until(lambda: posted(api).headers.get("location"))
-    assert api.call("GET", f"{path}?wait_ms=10000").json["output"] == TEXT
+    assert api.outcome(path.rpartition("/")[2])["output"] == TEXT
 
 
 def test_reversed_bytes_come_back_large(api: Api) -> None:

@@ -81,7 +81,7 @@ def test_bulk_and_polled_results_have_what_a_model_adds_alone(api: Api) -> None:
         assert with_tokens["output"][0] == question
         assert plain.keys() == {"task_id", "output"}
     accepted = api.post("/v1/inference", {"input": question, "model": "counting"}, Prefer="respond-async")
-    polled = api.get(accepted.headers["location"] + "?wait_ms=5000").json
+    polled = api.outcome(accepted.json["task_id"])
     assert (polled["status"], polled["metadata"]) == ("SUCCESS", {"tokens_used": 18})
 
 

@@ -27,6 +27,7 @@ def test_respond_async(api: Api, prefer: str) -> None:
     assert answer.json["status"] == "PENDING"
     assert answer.headers["location"] == f"/v1/result/{answer.json['task_id']}"
     assert answer.headers["preference-applied"] == "respond-async"
+    api.outcome(answer.json["task_id"])
     polled = api.get(answer.headers["location"] + "?wait_ms=5000")
     assert polled.status == 200
     document = polled.json
@@ -202,6 +203,7 @@ def test_what_has_been_told_can_be_forgotten(api: Api, gate: Gate) -> None:
     # There is no outcome yet, and so nothing that could be dropped.
     assert api.get(f"/v1/result/{task_id}?forget=true").json["status"] == "STARTED"
     gate.open()
+    api.outcome(task_id)
     assert api.get(f"/v1/result/{task_id}?wait_ms=8000&forget=false").json["status"] == "SUCCESS"
     assert api.get(f"/v1/result/{task_id}?forget=maybe").error == "INVALID_INPUT"
     told = api.get(f"/v1/result/{task_id}?forget=true").json
@@ -212,6 +214,7 @@ def test_what_has_been_told_can_be_forgotten(api: Api, gate: Gate) -> None:
 
 def test_a_failure_can_be_forgotten_too(api: Api) -> None:
     task_id = api.later({"fail": "no"}, "moody")
+    api.outcome(task_id)
     told = api.get(f"/v1/result/{task_id}?wait_ms=8000&forget=1").json
     assert (told["status"], told["error"]) == ("FAILURE", "INFERENCE_FAILED")
     assert told["completed_at"]
@@ -221,6 +224,7 @@ def test_a_failure_can_be_forgotten_too(api: Api) -> None:
 def test_an_idempotency_key_whose_outcome_is_forgotten_is_a_new_one(api: Api) -> None:
     body, headers = {"input": 1, "model": "moody"}, {"Idempotency_Key": str(uuid.uuid4())}
     task_id = api.post("/v1/inference", body, Prefer="respond-async", **headers).json["task_id"]
+    api.outcome(task_id)
     assert api.get(f"/v1/result/{task_id}?wait_ms=8000&forget=true").json["status"] == "SUCCESS"
     repeated = api.post("/v1/inference", body, **headers)
     assert (repeated.status, repeated.json["output"]["echo"]) == (200, 1)

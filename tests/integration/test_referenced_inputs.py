@@ -142,7 +142,7 @@ def request_of(task_id: str = "task", **reference: str) -> Request:
 
 def fetched(inputs: ReferencedInputs, request: Request) -> bytearray | Rejected | Failed:
     inputs.begin(request, 5.0)
-    return wait_until(lambda: inputs.result(request, 0.01), patience_s=10)
+    return wait_until(lambda: inputs.result(request, 0.01))
 
 
 def test_a_request_gets_its_bytes_and_their_hash_is_checked() -> None:
@@ -211,12 +211,12 @@ def test_what_has_waited_behind_a_slow_host_has_no_more_time_than_its_request() 
     requests = [request_of(f"task {n}", **{"$ref": "http://127.0.0.1/"}) for n in range(10)]
     for each in requests:
         inputs.begin(each, 2.0)
-    wait_until(lambda: len(called) == 8, patience_s=10)
+    wait_until(lambda: len(called) == 8)
     now[0] = 1.5
     inputs.begin(late := request_of("late", **{"$ref": "http://127.0.0.1/"}), 2.0)
     now[0] = 3.0
     released.set()
-    assert wait_until(lambda: inputs.result(late, 0.01), patience_s=10) == IMAGE
+    assert wait_until(lambda: inputs.result(late, 0.01)) == IMAGE
     assert called == [2.0] * 8 + [0.5]
     assert all(isinstance(inputs.result(each, 5.0), Failed) for each in requests[8:])
 
@@ -227,13 +227,13 @@ def test_what_is_held_has_a_limit_and_makes_room_when_it_is_taken() -> None:
         requests = [request_of(f"task {n}", **{"$ref": url}) for n in range(6)]
         for each in requests:
             inputs.begin(each, 9.0)
-        wait_until(lambda: inputs.held_bytes == 2 * len(IMAGE), patience_s=10)
+        wait_until(lambda: inputs.held_bytes == 2 * len(IMAGE))
         # No further answer is read before one is taken.
         taken = 0
         while taken < len(requests):
             assert inputs.held_bytes <= 2 * len(IMAGE)
             taken += sum(inputs.result(each, 0.02) == IMAGE for each in requests)
-        wait_until(lambda: inputs.held_bytes == 0, patience_s=10)
+        wait_until(lambda: inputs.held_bytes == 0)
 
 
 def test_one_that_is_too_large_for_the_rest_of_its_batch_stays_for_the_next() -> None:
@@ -241,7 +241,7 @@ def test_one_that_is_too_large_for_the_rest_of_its_batch_stays_for_the_next() ->
     with answering(ok()) as url:
         request = request_of(**{"$ref": url})
         inputs.begin(request, 9.0)
-        wait_until(lambda: inputs.held_bytes == len(IMAGE), patience_s=10)
+        wait_until(lambda: inputs.held_bytes == len(IMAGE))
         assert inputs.result(request, 5.0, len(IMAGE) - 1) is None
         assert inputs.result(request, 5.0, len(IMAGE)) == IMAGE
 
@@ -250,8 +250,8 @@ def test_what_nobody_takes_is_dropped_also_if_nothing_more_comes() -> None:
     inputs = ReferencedInputs(HOSTS, MOST_BYTES, kept_s=0.2)
     with answering(ok()) as url:
         inputs.begin(request_of(**{"$ref": url}), 0.2)
-        wait_until(lambda: inputs.held_bytes == len(IMAGE), patience_s=10)
-        wait_until(lambda: inputs.held_bytes == 0, patience_s=10)
+        wait_until(lambda: inputs.held_bytes == len(IMAGE))
+        wait_until(lambda: inputs.held_bytes == 0)
 
 
 @pytest.mark.parametrize("answer", [b"", ok(IMAGE, length=len(IMAGE) + 1), ok(b"x" * MOST_BYTES, "X: y")])
