@@ -95,6 +95,7 @@ class Drawn:
         "html": lambda: Output(b"<script>", {"content_type": "Text/HTML; charset=utf-8"}),
         "a wrong type": lambda: Output(b"?", {"content_type": "x\r\nSet-Cookie: a=b"}),
         "much metadata": lambda: Output(b"m", {"content_type": "image/png", "more": "é" * 4000}),
+        "a long type": lambda: Output(b"m", {"content_type": f"image/{'x' * 9000}"}),
         "bytes": lambda: b"plain",
         "view": lambda: memoryview(b"a view"),
         "text": lambda: "text",

@@ -84,6 +84,9 @@ def _header(about: dict[str, Any], reply: Reply) -> str:
     text = json.dumps({**about, "metadata": metadata}, separators=(",", ":"))
     if len(text) <= _MOST_HEADER_CHARS:
         return text
-    # What a model adds may be longer than a header; ours never is.
-    known = {name: value for name, value in metadata.items() if name in OWN_METADATA or name == CONTENT_TYPE}
+    # What a model adds may be longer than a header, also what it calls a media type; ours never is.
+    known = {name: value for name, value in metadata.items() if name in OWN_METADATA}
+    told = metadata.get(CONTENT_TYPE)
+    if isinstance(told, str) and (content_type := media_type_of(told)):
+        known[CONTENT_TYPE] = content_type
     return json.dumps({**about, "metadata": known}, separators=(",", ":"))

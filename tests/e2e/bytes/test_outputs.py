@@ -72,6 +72,9 @@ def test_metadata_too_long_for_a_header_is_left_out(api: Api) -> None:
     told = json.loads(drawn(api, "much metadata", "image/png").headers["bunch-metadata"])["metadata"]
     assert "more" not in told
     assert told["content_type"] == "image/png"
+    answer = drawn(api, "a long type", "application/octet-stream")
+    assert (answer.headers["content-type"], answer.body) == ("application/octet-stream", b"m")
+    assert len(answer.headers["bunch-metadata"]) < 6000
 
 
 @pytest.mark.parametrize("what", ["text", "liar", "null", "dict"])
