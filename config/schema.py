@@ -24,7 +24,10 @@ from config.model_schema import (
 from config.redis_url import is_cluster
 from config.tiers import Tier
 
-__all__ = ["MAX_BATCH_BYTES", "Devices", "ModelSettings", "PoolSettings", "Settings", "Task", "Tensor"]
+__all__ = ["MAX_BATCH_BYTES", "MAX_SHARDS", "Devices", "ModelSettings", "PoolSettings", "Settings", "Task", "Tensor"]
+
+# An id has two hexadecimal digits for the number of its shard.
+MAX_SHARDS = 256
 
 # Under twelve days: times travel in fields of fixed width (`batching.fast_header`).
 Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=999_999_999)]
@@ -51,7 +54,7 @@ class Settings(AuthSettings, frozen=True, kw_only=True):
     redis_url: str = ""
     broker_url: str = ""
     # Of the queues; 0: 16 with a cluster, else 1. More than one: `config.shards`.
-    shards: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
+    shards: Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS)] = 0
     # For the embedded server: durability, and its memory limit; 0: a quarter of the machine's memory.
     durability: Literal["memory", "second", "disk", "replica"] = "second"
     redis_max_memory_bytes: NaturalInt = 0

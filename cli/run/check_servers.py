@@ -71,11 +71,22 @@ def server_problems(settings: Settings) -> Iterator[Problem]:
         yield from _look(settings, key, url).problems
         if must_have_password(settings, url):
             yield from _without_password(key, url)
+    yield from _left_shards(settings, served=False)
+
+
+def _left_shards(settings: Settings, *, served: bool) -> Iterator[Problem]:
+    from tasks.fleet.left_shards import finding
+
+    # What is wrong with a URL is said above.
+    with contextlib.suppress(ValueError):
+        if settings.redis_url and (text := finding(settings, served=served)):
+            yield Problem("BUNCH_SHARDS", settings.shard_count, text)
 
 
 def server_warnings(settings: Settings) -> Iterator[Problem]:
     """Settings of a server that work but may not be intended."""
     yield from _too_short_for_a_failover(settings)
+    yield from _left_shards(settings, served=True)
     for key, url in _servers(settings).items():
         yield from _look(settings, key, url).warnings
         if not must_have_password(settings, url):

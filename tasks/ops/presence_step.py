@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from typing import Any
 
@@ -10,14 +11,17 @@ from celery import bootsteps
 from redis.exceptions import RedisError
 
 from config.redis import connect
+from tasks.fleet import left_shards
 from tasks.fleet.process_register import BEAT_EVERY_S, Presence
+
+logger = logging.getLogger(__name__)
 
 
 class PresenceStep(bootsteps.StartStopStep):
     """Beats from a thread of its own, so that a database that hangs does not make this process look gone."""
 
     def __init__(self, worker: Any, **_: Any) -> None:
-        settings = worker.app.bunch_settings
+        self._settings = settings = worker.app.bunch_settings
         self._presence = Presence(
             connect(settings.home_url), "ops", lambda: settings.models, lambda: worker.hostname or ""
         )
@@ -35,6 +39,9 @@ class PresenceStep(bootsteps.StartStopStep):
             self._presence.leave()
 
     def _run(self) -> None:
+        # The embedded server has started by now, unlike at `check`.
+        if text := left_shards.finding(self._settings, served=False):
+            logger.error("BUNCH_SHARDS = %d: %s", self._settings.shard_count, text)
         while True:
             with contextlib.suppress(RedisError):
                 self._presence.beat()
