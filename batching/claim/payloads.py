@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 
 from batching.blobs.local_files import LocalFiles
 from batching.blobs.local_first import ElsewhereError, LocalFirst
-from batching.blobs.reference import is_ours
+from batching.blobs.reference import LARGEST_BYTES, is_ours
 from batching.blobs.store import GRACE_MS, BlobGoneError, BlobStore, NoRoomError
 from batching.columns import blob_of, input_of
 from batching.request import Expired, Failed, Ok, Outcome, Rejected, Request
@@ -75,6 +75,7 @@ class Payloads:
     Args:
         blobs: the store with the payloads of a task; None where there is none: a request with a reference cannot run.
         inline_bytes: outputs up to here stay in their results.
+        most_bytes: the limit of what a plain Celery client has written; that of a frontend had its limit there.
         result_ttl_ms: how long a result may be read that answers several requests.
         letter_ttl_ms: how long dead letters live.
         files: what this worker shares with the frontends of its machine.
@@ -88,6 +89,7 @@ class Payloads:
         files: LocalFiles | None = None,
         *,
         inline_bytes: int = DEFAULT_INLINE_BYTES,
+        most_bytes: int = LARGEST_BYTES,
         result_ttl_ms: int = 0,
         letter_ttl_ms: int = 0,
         fetcher: Fetcher | None = None,
@@ -96,6 +98,7 @@ class Payloads:
         self._blobs = blobs
         self._files = files or LocalFiles("", 0)
         self._inline_bytes = inline_bytes
+        self._most_bytes = most_bytes
         self._result_ttl_ms = result_ttl_ms
         self._letter_ttl_ms = letter_ttl_ms
         self._fetcher = fetcher
@@ -117,6 +120,7 @@ class Payloads:
             blobs,
             files,
             inline_bytes=settings.inline_bytes,
+            most_bytes=max(settings.blob_max_bytes, settings.largest_input_bytes),
             result_ttl_ms=settings.result_ttl_ms,
             letter_ttl_ms=letter_ttl_ms,
             fetcher=fetcher,
@@ -139,6 +143,10 @@ class Payloads:
             elif blob is None:
                 inputs.run.append(request)
                 inputs.values.append(request.input)
+            elif request.foreign and blob.size > self._most_bytes:
+                # Memory of the size that it claims would be taken before anything is read.
+                why = f"its $blob has more than {self._most_bytes} bytes (BUNCH_BLOB_MAX_BYTES)"
+                inputs.settled.append((request, Rejected(why, "PayloadTooLarge")))
             elif size and size + blob.size > MAX_READ_BYTES:
                 inputs.later.append((request, 0))
             else:

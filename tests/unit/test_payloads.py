@@ -38,7 +38,9 @@ class BlobRig(Rig):
 
     def __init__(self, room: Room = ANY_ROOM, **options: Any) -> None:
         self.blobs = MemoryBlobs(room)
-        self.payloads = Payloads(lambda _: self.blobs, inline_bytes=100, result_ttl_ms=HOUR_MS, letter_ttl_ms=HOUR_MS)
+        self.payloads = Payloads(
+            lambda _: self.blobs, inline_bytes=100, most_bytes=1000, result_ttl_ms=HOUR_MS, letter_ttl_ms=HOUR_MS
+        )
         super().__init__(ScriptedExecutor(echo), payloads=self.payloads, **options)
 
     def put_blob(self, task_id: str, value: bytes = b'"large"', form: Form = "json", **options: Any) -> BlobRef:
@@ -132,6 +134,17 @@ def test_a_celery_client_writes_one_under_a_name_of_its_own(make: Make) -> None:
     rig.start()
     assert output(rig, ONE) == b'"theirs"'
     wait_until(lambda: not rig.blobs.blobs, what="the payload is gone")
+
+
+def test_a_celery_client_claims_no_more_than_an_input_may_have(make: Make) -> None:
+    rig = make()
+    ref = BlobRef("client-0001", 1001, "0" * 64, "bytes")
+    rig.put_raw(celery_message((msgspec.to_builtins({"$blob": ref}),), task_id=ONE))
+    rig.put_blob(TWO, b"x" * 1001, "bytes")
+    rig.start()
+    error, details = rig.error(ONE)
+    assert (details.code, "BUNCH_BLOB_MAX_BYTES" in error.text) == ("PAYLOAD_TOO_LARGE", True)
+    assert b'"size":1001' in output(rig, TWO), "a frontend has its own limit"
 
 
 def test_what_only_looks_like_a_reference_is_refused(make: Make) -> None:
