@@ -42,6 +42,7 @@ from tests.fakes.messages import our_message
 from tests.integration.queueing import now_ms
 from tests.shards import places_of, redis_environment
 from tests.valkey import PrivateValkey
+from tests.waiting import wait_until
 from webapp.api import health
 from webapp.app import make_services
 from webapp.readiness import Readiness
@@ -372,6 +373,27 @@ def test_shards_say_what_is_served_while_the_home_is_away(apart: Places, far: Pr
     standing = readiness.look(30.0, max_age_s=0.0)
     assert standing is not None
     assert standing.served == set()
+
+
+def test_health_says_that_callers_are_served_while_the_home_is_away(apart: Places, far: PrivateValkey) -> None:
+    turned = Places(Place(Shard(), apart.shards[2].redis), apart.shards[:2])
+    beat(turned)
+    services = make_services(Settings(models=MODELS, default_model=MODEL, shards=2), turned)
+    call = HttpRequest({"REQUEST_METHOD": "GET", "PATH_INFO": "/internal/health"})
+    far.kill()
+
+    def told() -> tuple[Any, ...]:
+        answer = health.health(services, call)
+        about = msgspec.json.decode(answer.body)
+        parts = ("status", "redis", "unavailable_shards", "unavailable_models")
+        return answer.status, *(about.get(each) for each in parts)
+
+    # A slow machine may not say within the time of a probe.
+    wait_until(lambda: told() == (200, "degraded", "down", ["home"], []))
+    for place in turned.shards:
+        place.redis.delete(place.keys.pace(MODEL))
+    services.readiness.look(30.0, max_age_s=0.0)
+    assert told()[:2] == (503, "unhealthy")
 
 
 def test_without_any_shard_nothing_is_ready(apart: Places, far: PrivateValkey) -> None:

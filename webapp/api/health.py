@@ -80,11 +80,13 @@ def health(services: Services, call: HttpRequest) -> HttpResponse:
         waiting = services.waiting.read(services.settings.models, workers)
         rate = services.metrics.requests_per_second()
         redis = "up"
+        served = set(ready_models(healthy))
+        status = overall(list(services.settings.models), workers, healthy, waiting.shards)
     except RedisError:
-        workers, healthy, waiting, rate, redis = [], [], Waiting(), 0.0, "down"
-    served = ready_models(healthy)
+        workers, healthy, rate, redis = [], [], 0.0, "down"
+        waiting, served = _without_home(services)
+        status = "degraded" if served else "unhealthy"
     missing = [name for name in services.settings.models if name not in served]
-    status = overall(list(services.settings.models), workers, healthy, waiting.shards)
     body = {
         "status": status,
         "executor_utilization": round(utilisation(healthy), 4),
@@ -100,6 +102,17 @@ def health(services: Services, call: HttpRequest) -> HttpResponse:
     if waiting.shards:
         body["unavailable_shards"] = sorted(waiting.down)
     return HttpResponse(503 if status == "unhealthy" else 200, _encode(body), call.request_id)
+
+
+def _without_home(services: Services) -> tuple[Waiting, set[str]]:
+    """What waits and what is served as the shards tell it, if they are on other servers than the home."""
+    if len(services.places.by_server()) < 2:
+        return Waiting(), set()
+    standing = services.readiness.look()
+    try:
+        return services.waiting.read(services.settings.models, ()), set(standing.served if standing else ())
+    except RedisError:
+        return Waiting(), set()
 
 
 def scale(services: Services, call: HttpRequest) -> HttpResponse:
