@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 
 from config.auth import listed
 
-MAX_URL = 2048
+_LONGEST_NAME = 253
+_LABEL = re.compile(r"[a-z0-9_-]{1,63}")
 _NAME = r"[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9])?"
 _ENTRY = re.compile(rf"(?P<host>(?:\*\.)?{_NAME}|\[[0-9a-f:.]+\])(?::(?P<port>[1-9][0-9]{{0,4}}))?")
 _PORTS = {"https": 443, "http": 80}
@@ -89,6 +90,7 @@ class AllowedHosts:
     """The list, from a setting's text. Raises ValueError with the first entry that is none."""
 
     setting: ClassVar[str]
+    max_url: ClassVar[int] = 2048
     without: ClassVar[str]
     """What an empty list means."""
 
@@ -102,8 +104,8 @@ class AllowedHosts:
         """The URL in parts. Raises ForbiddenTarget, with what is wrong with it."""
         if not self._entries:
             raise ForbiddenTarget(f"{self.without}: {self.setting} is empty")
-        if len(url) > MAX_URL or _CONTROL.search(url):
-            raise ForbiddenTarget(f"must be a URL of at most {MAX_URL} ASCII characters, without spaces")
+        if len(url) > self.max_url or _CONTROL.search(url):
+            raise ForbiddenTarget(f"must be a URL of at most {self.max_url} ASCII characters, without spaces")
         try:
             parts = urlsplit(url)
             host, port = (parts.hostname or "").rstrip("."), parts.port
@@ -115,6 +117,8 @@ class AllowedHosts:
             raise ForbiddenTarget("must have neither credentials nor a fragment")
         port = port or _PORTS[parts.scheme]
         host = _canonical(host)
+        if not _is_host(host):
+            raise ForbiddenTarget("must be an http or https URL with the name of a host, or its address")
         found = [each for each in self._entries if each.matches(host, port)]
         if not found:
             raise ForbiddenTarget(f"{host}:{port} is not among the hosts of {self.setting}")
@@ -136,6 +140,8 @@ class RefHosts(AllowedHosts):
     """From which inputs may be fetched."""
 
     setting = "BUNCH_REF_HOSTS"
+    # A presigned URL has the token of a session in it, which alone may have 2,000 characters.
+    max_url = 8192
     without = "this server fetches no inputs"
 
 
@@ -153,6 +159,14 @@ def _canonical(host: str) -> str:
         return str(ipaddress.ip_address(host))
     except ValueError:
         return host
+
+
+def _is_host(host: str) -> bool:
+    """Return whether a host in canonical form may exist: no resolver need be asked for any other, again and again."""
+    if ":" in host:
+        # Nothing but an address has one.
+        return True
+    return len(host) <= _LONGEST_NAME and all(map(_LABEL.fullmatch, host.split(".")))
 
 
 def _innermost(ip: IpAddress) -> IpAddress:

@@ -51,7 +51,7 @@ _TOO_LARGE = "PayloadTooLarge"
 class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where an input is, and the hash that its sender expects, if any."""
 
-    url: Annotated[str, msgspec.Meta(max_length=8192)] = msgspec.field(name=REF)
+    url: Annotated[str, msgspec.Meta(max_length=RefHosts.max_url)] = msgspec.field(name=REF)
     sha256: Annotated[str, msgspec.Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")] = ""
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.allowed_hosts import MAX_URL, CallbackHosts, ForbiddenTarget
+from config.allowed_hosts import CallbackHosts, ForbiddenTarget, RefHosts
 from config.errors import SettingsError
 from config.settings import load_settings
 from docs.examples.callback_receiver import is_genuine
@@ -63,12 +63,23 @@ def test_a_url_of_a_host_that_is_listed_is_taken(url: str, place: str) -> None:
         "https://hooks.example.org:0/",
         "https://hooks.example.org:99999/",
         "https://[::1/",
-        "https://hooks.example.org/" + "x" * MAX_URL,
+        "https://hooks.example.org/" + "x" * CallbackHosts.max_url,
+        "https://..partner.example/",
+        "https://a..partner.example/",
+        "https://*.partner.example/",
+        "https://a%2e.partner.example/",
+        f"https://{'a' * 64}.partner.example/",
+        f"https://{'a.' * 125}partner.example/",
     ],
 )
 def test_any_other_url_is_refused(url: str) -> None:
     with pytest.raises(ForbiddenTarget):
         HOSTS.target(url)
+
+
+def test_a_presigned_url_with_the_token_of_a_session_is_taken() -> None:
+    path = "/cat.png?X-Amz-Security-Token=" + "x" * 4000
+    assert RefHosts("*.example.org").target(f"https://bucket.example.org{path}").path == path
 
 
 def test_without_a_list_no_url_is_taken() -> None:
