@@ -117,18 +117,22 @@ class PayloadSender(Beside):
 
     def _follow(self) -> None:
         """Write to Redis what is in shared memory alone, if a worker may claim it that does not see it."""
-        waiting: list[Outgoing] = [each.out for each in self._kept() if not each.pending.done]
-        near = [out for out in waiting if out.blob is not None and out.blob.near is True]
-        self._followed.intersection_update(out.task_id for out in near)
+        near = {
+            each.out.blob: each for each in self._kept() if each.out.blob is not None and each.out.blob.near is True
+        }
+        self._followed.intersection_update(blob.id for blob in near)
         if not near or self._nearby() is Nearby.ALL:
             return
-        for out in near:
-            if out.task_id not in self._followed and out.blob is not None:
-                try:
-                    self._blobs.put(out.blob, out.submission.input, out.deadline_ms + GRACE_MS)
-                    self._followed.add(out.task_id)
-                except (RedisError, NoRoomError) as error:
-                    logger.info("the payload of request %s stays in shared memory alone: %s", out.task_id, error)
+        try:
+            for blob, each in near.items():
+                if blob.id not in self._followed:
+                    self._blobs.put(blob, each.out.submission.input, each.out.deadline_ms + GRACE_MS)
+                    self._followed.add(blob.id)
+                    if each.pending.done:
+                        # It has ended meanwhile, and whoever has ended it found nothing there.
+                        self._release([blob.id])
+        except (RedisError, NoRoomError) as error:
+            logger.info("payloads of %d requests may stay in shared memory alone: %s", len(near), error)
 
     def usage(self) -> Usage:
         """What lies in the store. Raises RedisError."""

@@ -15,6 +15,7 @@ from tasks.client.sharded_client import AnyClient
 from tasks.protocol.outputs import PlacedBlobs
 from tests.gevent_scenarios.beside import LARGE, names, turn
 from tests.gevent_scenarios.frontend_fixture import ANN, NOBODY, SMALL, FrontendFixture, asking, output
+from tests.gevent_scenarios.resent import FORGETFUL, replaced, server
 from tests.waiting import wait_until
 
 WORKER = "scenario-worker"
@@ -67,6 +68,20 @@ def nothing_of_a_waiting_caller_goes_through_redis(frontend: FrontendFixture) ->
         assert not names(frontend)
         assert output(client.wait(pending)) == LARGE
         wait_until(lambda: not worker._files.used_bytes(), what="all is released")
+
+
+def it_survives_a_redis_that_forgets_everything(_: FrontendFixture) -> None:
+    with server(*FORGETFUL) as (valkey, frontend), near(frontend) as (client, worker):
+        frontend.client = client
+        pending = client.submit(asking(NOBODY, msgspec.json.encode(LARGE)))
+        wait_until(lambda: client.resendable_bytes > len(LARGE))
+        assert not names(frontend)
+        replaced(valkey, frontend)
+        wait_until(lambda: frontend.depth() == 1)
+        assert turn(frontend, payloads=worker) == 1
+        assert output(client.wait(pending)) == LARGE
+        # No worker was registered for a moment, so that it may have been written there after all.
+        wait_until(lambda: not names(frontend) and not worker._files.used_bytes(), what="all is released")
 
 
 def what_is_polled_for_is_in_redis_whatever_the_durability(frontend: FrontendFixture) -> None:
