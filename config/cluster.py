@@ -102,7 +102,7 @@ class SlotMap(Locator):
     def owners(self) -> list[Owner]:
         """The primaries of all slots that are served, as whoever was asked last tells. Raises ClusterError."""
         self.ask()
-        return max(self._said.values(), key=lambda each: each[0])[1]
+        return max(list(self._said.values()), key=lambda each: each[0])[1]
 
     def moved(self, slot: int, address: Address) -> None:
         """A node says that another one has a slot: ask that one first."""
@@ -187,10 +187,11 @@ class SlotMap(Locator):
 
     def _learn(self) -> None:
         now = time.monotonic()
-        self._said = {number: each for number, each in self._said.items() if now - each[0] < _VALID_S}
+        # Copies, each made in one step: other threads ask, too.
+        self._said = {number: each for number, each in list(self._said.items()) if now - each[0] < _VALID_S}
         said = sorted(self._said.values(), key=lambda each: each[0])
         most = 2 * len(said) > len(self._nodes)
-        for slot in self._slots:
+        for slot in tuple(self._slots):
             claims = [owner for _, owners in said for owner in owners if owner.first <= slot <= owner.last]
             known = self._owners.get(slot)
             if not claims:

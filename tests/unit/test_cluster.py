@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import pytest
@@ -161,6 +161,20 @@ def test_the_nodes_of_the_url_are_asked_when_no_other_answers_and_an_error_says_
     slots.doubt()
     with pytest.raises(ClusterError, match="no node of the cluster answers: refused"):
         slots.address(SLOT)
+
+
+def test_a_slot_that_another_thread_asks_for_meanwhile_breaks_nobody() -> None:
+    slots = Said({A: claim(1, A)})
+
+    class Interrupted(list[Owner]):
+        def __iter__(self) -> Iterator[Owner]:
+            slots._slots.add(5000 + len(slots._slots))
+            return super().__iter__()
+
+    asked = slots._ask_one
+    slots._ask_one = lambda host: (asked(host)[0], Interrupted([claim(1, A)]))  # type: ignore[method-assign]
+    assert slots.address(SLOT) == A
+    assert slots.address(SLOT + 1) == A
 
 
 def test_a_slot_that_nobody_has_is_named() -> None:
