@@ -79,9 +79,10 @@ def bytes_in(reply: Reply) -> bytes | None:
 
 
 def _header(about: dict[str, Any], reply: Reply) -> str:
-    """Everything that an answer in JSON has besides the output. ASCII, since a header has nothing else."""
+    """The metadata of an answer, and what else it has besides the output. ASCII, since a header has nothing else."""
     metadata = _members.decode(reply.bunch)
-    text = json.dumps({**about, "metadata": metadata}, separators=(",", ":"))
+    # Of equal names that of the answer counts: a model may call its own whatever it likes.
+    text = json.dumps({**about, **metadata, **about}, separators=(",", ":"))
     if len(text) <= _MOST_HEADER_CHARS:
         return text
     # What a model adds may be longer than a header, also what it calls a media type; ours never is.
@@ -89,4 +90,4 @@ def _header(about: dict[str, Any], reply: Reply) -> str:
     told = metadata.get(CONTENT_TYPE)
     if isinstance(told, str) and (content_type := media_type_of(told)):
         known[CONTENT_TYPE] = content_type
-    return json.dumps({**about, "metadata": known}, separators=(",", ":"))
+    return json.dumps({**about, **known, **about}, separators=(",", ":"))

@@ -3,7 +3,7 @@
 application/json ───── {"input": …, …} ──────────────────────────────────┐
 image/png, npy, … ──── the body is the input, the rest is the query ─────┼▶ InferenceBody; `input` is a `Binary`
 multipart/form-data ── a part `input`, the rest in the part `request`, ──┘  where it is bytes
-                       or each member in a part of its own
+                       in a part for each member, or in the query
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from webapp.services import Services
 _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,199}[0-9A-Za-z'()+_,./:=?-]")
 _TRANSFER_ENCODINGS = frozenset({"", "7bit", "8bit", "binary"})
 _INPUT, _REQUEST = "input", "request"
+# The members that may be in the query of a body that is no JSON.
+_IN_QUERY = ("model", "parameters", "timeout_ms", "client_id")
 
 
 class _Parameters(msgspec.Struct):
@@ -82,10 +84,9 @@ def read_inference(services: Services, call: HttpRequest) -> InferenceBody:
     # Bytes that go beside the queue are hashed in a thread, and neither parsed nor encoded: nobody waits for that.
     if len(raw) >= LARGE_BYTES and (media_type == MULTIPART or not services.settings.lies_beside(len(raw))):
         call.turn = services.large.turn(call.key_id, call.hung_up)
+    given = {name: _READ[name](text) for name in _IN_QUERY if (text := call.query(name)) is not None}
     if media_type == MULTIPART:
-        return _of_parts(call, raw, services.settings.max_body_bytes)
-    names = ("model", "parameters", "timeout_ms", "client_id")
-    given = {name: _READ[name](text) for name in names if (text := call.query(name)) is not None}
+        return _of_parts(call, raw, given, services.settings.max_body_bytes)
     return converted({_INPUT: Binary(raw, media_type), **given}, InferenceBody)
 
 
@@ -100,8 +101,8 @@ def require_welcome(services: Services, call: HttpRequest) -> None:
         services.binary.require_taken(model, media_type)
 
 
-def _of_parts(call: HttpRequest, raw: bytes, most_json_bytes: int) -> InferenceBody:
-    given: dict[str, Any] = {}
+def _of_parts(call: HttpRequest, raw: bytes, in_query: dict[str, Any], most_json_bytes: int) -> InferenceBody:
+    given = in_query
     for part, data in _parts(call, raw):
         name = part.name or ""
         if name == _INPUT:
@@ -163,6 +164,8 @@ def _framed(name: str, value: bytes, alone: msgspec.json.Decoder[Any], whole: ms
     try:
         # By itself first: with the frame around it, further members would pass.
         alone.decode(value)
+    except msgspec.ValidationError as error:
+        raise ApiError("INVALID_INPUT", f"{name}: {error}") from None
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ApiError("INVALID_JSON", f"{name}: {error}") from None
     return decoded(b'{"%b":%b}' % (name.encode(), value), whole)
@@ -179,7 +182,7 @@ def _text(name: str, data: bytes) -> str:
 _READ: dict[str, Callable[[str], Any]] = {
     "model": str,
     "parameters": lambda text: _framed("parameters", text.encode(), _any_object, _parameters).parameters,
-    "timeout_ms": lambda text: milliseconds(text, "timeout_ms", "INVALID_INPUT"),
+    "timeout_ms": lambda text: milliseconds(text, "timeout_ms", "INVALID_INPUT", above_0=True),
     "client_id": str,
     "callback_url": str,
 }

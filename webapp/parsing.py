@@ -222,10 +222,8 @@ def timeout_s(settings: Settings, call: HttpRequest, asked_ms: float | None) -> 
     """The caller's deadline in seconds from now, above 0: body over header, never above the server's own limit."""
     header = call.header("HTTP_X_TIMEOUT_MS")
     if header is not None:
-        header_ms = milliseconds(header, "X-Timeout-Ms", "INVALID_HEADER")
-        if not header_ms:
-            # With no time at all nothing can be answered, and only the caller can change that.
-            raise ApiError("INVALID_HEADER", "X-Timeout-Ms must be above 0; leave it out for the server's own limit")
+        # With no time at all nothing can be answered, and only the caller can change that.
+        header_ms = milliseconds(header, "X-Timeout-Ms", "INVALID_HEADER", above_0=True)
         asked_ms = header_ms if asked_ms is None else asked_ms
     if asked_ms is None:
         return settings.request_timeout_s
@@ -274,11 +272,13 @@ def submission_of(
     )
 
 
-def milliseconds(text: str, name: str, code: str) -> float:
-    """Parse a number of milliseconds in JSON's form, not below 0; otherwise raise an error with `code`."""
+def milliseconds(text: str, name: str, code: str, *, above_0: bool = False) -> float:
+    """Parse a number of milliseconds in JSON's form, not below 0, or above it; otherwise raise an error with `code`."""
     if _NUMBER.fullmatch(text):
-        return float(text)
-    raise ApiError(code, f"{name} must be a number of milliseconds, 0 or more")
+        found = float(text)
+        if found or not above_0:
+            return found
+    raise ApiError(code, f"{name} must be a number of milliseconds, {'above 0' if above_0 else '0 or more'}")
 
 
 def flag(text: str | None, name: str) -> bool:

@@ -167,11 +167,12 @@ class CeleryCodec:
         return results
 
     def encode(self, request: Request, outcome: Outcome, batch: BatchInfo) -> Settled:
-        added = b""
+        added, attempt = b"", request.attempt
         if isinstance(outcome, Ok):
             if outcome.metadata:
                 added = b"," + outcome.metadata
         elif isinstance(outcome, Failed):
+            attempt = max(1, _tried(request, batch))
             message, details = self._disclosure.told(outcome, request.owner)
             outcome = structs.replace(outcome, message=message, traceback=details)
         status, result, code, traceback = _parts(outcome)
@@ -181,7 +182,7 @@ class CeleryCodec:
         if code:
             common += f',"code":"{code}"'
         head = (status, request.sealed, result, traceback, date_done, request.id)
-        parts = (*head, admitted_ms, waited_ms, _TIER_NAMES[request.tier], request.attempt, common, added)
+        parts = (*head, admitted_ms, waited_ms, _TIER_NAMES[request.tier], attempt, common, added)
         meta = (_result and _result(*parts)) or result_json(*parts)
         asked = None
         if request.question:
@@ -205,7 +206,7 @@ class CeleryCodec:
             reason=failure.message,
             exc_type=failure.exc_type,
             traceback=(failure.traceback or "")[-_MAX_TRACEBACK:],
-            attempts=request.attempt if batch.compute_s else request.attempt - 1,
+            attempts=_tried(request, batch),
             lost=request.lost,
             batch_id=batch.batch_id,
             enqueued_ms=request.enqueued_ms,
@@ -288,6 +289,11 @@ def _parts(outcome: Outcome) -> tuple[bytes, bytes, str, bytes]:
 
 def _error(exc_type: str, message: str, module: str = "tasks.errors") -> bytes:
     return _encode({"exc_type": exc_type, "exc_message": [message], "exc_module": module})
+
+
+def _tried(request: Request, batch: BatchInfo) -> int:
+    """The attempts that a failed request has had: the one that is counted was not made where nothing was computed."""
+    return request.attempt if batch.compute_s else request.attempt - 1
 
 
 def _times(batch: BatchInfo) -> str:

@@ -126,6 +126,7 @@ def test_bulk_answers_in_order_each_with_its_own_outcome(api: Api) -> None:
         ("/v1/inference/bulk", {"inputs": []}),
         ("/v1/inference/bulk", {"inputs": [1] * 1001}),
         ("/v1/inference/bulk", {"inputs": "abc"}),
+        ("/v1/inference/bulk", {"inputs": [1], "callback_url": "https://example.org/done"}),
         ("/v1/inference", {"inputs": [1]}),
         ("/v1/inference", {"input": 1, "timeout_ms": -1}),
         ("/v1/inference", {"input": 1, "timeout_ms": "100"}),

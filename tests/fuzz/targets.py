@@ -118,7 +118,7 @@ _FIELD = 'Content-Disposition: form-data; name="{}"'
 
 def _run_multipart(raw: bytes) -> bool:
     try:
-        found = _of_parts(_CALL, raw, _MOST_JSON)
+        found = _of_parts(_CALL, raw, {}, _MOST_JSON)
     except (ApiError, BunchError):
         return False
     assert isinstance(found, InferenceBody)

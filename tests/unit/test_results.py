@@ -217,6 +217,13 @@ def test_dead_letters_tell_what_an_operator_must_know() -> None:
     assert before["attempts"] == 1
 
 
+@pytest.mark.parametrize(("counted", "compute_s", "told"), [(3, 0.01, 3), (3, 0.0, 2), (1, 0.0, 1)])
+def test_a_failure_tells_of_the_attempts_that_were_made(counted: int, compute_s: float, told: int) -> None:
+    request = msgspec.structs.replace(REQUEST, attempt=counted)
+    settled = CODEC.encode(request, Failed("it broke"), replace(INFO, compute_s=compute_s))
+    assert decode_details(decode_reply(settled.result).bunch).attempt == told
+
+
 def test_the_codec_reads_what_frontends_write() -> None:
     request = CODEC.decode(entry(our_message("some-id", b"[1]", result_ttl_ms=5)))
     assert (request.id, request.input, request.result_ttl_ms) == ("some-id", b"[1]", 5)

@@ -17,7 +17,7 @@ from tasks.protocol.answers import output_of
 from tasks.protocol.results import Reply
 from webapp.api.running import declared_refusals, raise_common, refusal_of, run, run_each, yielding
 from webapp.binary_answers import asking, binary_answer, wish_in
-from webapp.encoded import Encoded
+from webapp.encoded import Binary, Encoded
 from webapp.errors import ApiError
 from webapp.inference_body import read_inference
 from webapp.media_types import Wish
@@ -35,7 +35,13 @@ from webapp.parsing import (
 from webapp.request import HttpRequest, HttpResponse
 from webapp.services import Services
 
-_bulk = msgspec.json.Decoder(BulkBody)
+
+class _Bulk(BulkBody):
+    # Known in order to be refused: nobody shall wait for a push that never comes.
+    callback_url: Any = None
+
+
+_bulk = msgspec.json.Decoder(_Bulk)
 _predict = msgspec.json.Decoder(PredictBody)
 _simple = msgspec.json.Decoder(SimpleBody)
 _encode = msgspec.json.Encoder().encode
@@ -55,6 +61,9 @@ def infer(services: Services, call: HttpRequest) -> HttpResponse:
     model = services.versions.route(body.model, call) if begun is None else begun.model
     declared = services.declared.get(model)
     if declared is not None:
+        if isinstance(body.input, Binary):
+            # A media type that the model does not take is no matter of its schema.
+            services.binary.require_taken(model, body.input.content_type)
         declared.check(body.input, body.parameters)
     prefer = call.header("HTTP_PREFER")
     waits = prefer is None or not _prefers_async(prefer)
@@ -160,6 +169,10 @@ def bulk(services: Services, call: HttpRequest) -> HttpResponse:
     settings = services.settings
     body = read_body(call, _bulk, services.large)
     call.client_id = body.client_id or ""
+    if body.callback_url is not None:
+        raise ApiError(
+            "INVALID_INPUT", "callback_url: a bulk call has its answers; send each input with Prefer: respond-async"
+        )
     if len(body.inputs) > settings.max_bulk_items:
         raise ApiError("INVALID_INPUT", f"inputs: at most {settings.max_bulk_items} in one call")
     model = services.versions.route(body.model, call)

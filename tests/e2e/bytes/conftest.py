@@ -54,6 +54,10 @@ max_wait_ms = 300
 
 [models.echo]
 source = "workers.models.echo:Echo"
+
+[models.texts]
+source = "workers.models.echo:Echo"
+input_schema = { type = "string" }
 """
 
 

@@ -23,6 +23,17 @@ def test_a_form_of_parts(api: Api) -> None:
     assert output(post(api, *form(part("input", b"[1.50]", "application/json"), part("model", b"echo")))) == [1.5]
 
 
+def test_the_query_of_a_form_is_its_rest_too(api: Api) -> None:
+    sent = form(part("input", PNG, "image/png"))
+    expected = described(PNG, top=1, content_type="image/png")
+    assert output(post(api, *sent, model="thumbnails")) != expected
+    assert output(post(api, *sent, model="described", parameters={"top": 1}, timeout_ms=9000)) == expected
+    assert post(api, *sent, model="echo").error == "UNSUPPORTED_MEDIA_TYPE"
+    assert "timeout_ms" in post(api, *sent, timeout_ms=0).json["message"]
+    both = post(api, *form(part("input", PNG), part("model", b"described")), model="described")
+    assert (both.error, both.json["message"]) == ("INVALID_INPUT", "model: it is there twice")
+
+
 @pytest.mark.parametrize("boundary", ["b", "+++", "--", "a b", "x" * 70])
 def test_any_boundary_that_there_may_be(api: Api, boundary: str) -> None:
     answer = post(api, *form(part("input", PNG, "image/png"), boundary=boundary))

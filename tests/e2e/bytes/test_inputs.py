@@ -76,6 +76,7 @@ def test_a_table(api: Api) -> None:
     [
         ("image/png", "echo"),
         ("application/octet-stream", "echo"),
+        ("image/png", "texts"),
         ("image/png", "arrays"),
         ("application/x-npy", "tables"),
         ("text/plain", "described"),
@@ -114,6 +115,16 @@ def test_a_query_that_is_wrong(api: Api, query: dict[str, str] | str) -> None:
 @pytest.mark.parametrize("query", ["wait_ms=1&wait_ms=0", "wait_ms=%FF"])
 def test_a_query_that_is_wrong_at_a_result(api: Api, query: str) -> None:
     assert api.get(f"/v1/result/{api.later('text', 'echo')}?{query}").error == "INVALID_INPUT"
+
+
+def test_a_query_names_what_is_wrong_with_it(api: Api) -> None:
+    assert post(api, PNG, "image/png", parameters="[1]").error == "INVALID_INPUT"
+    assert post(api, PNG, "image/png", parameters="[1").error == "INVALID_JSON"
+    for wrong in ("0", "-1", "soon"):
+        assert (
+            "timeout_ms must be a number of milliseconds, above 0"
+            in (post(api, PNG, "image/png", timeout_ms=wrong).json["message"])
+        )
 
 
 def test_json_for_a_model_of_bytes(api: Api) -> None:
