@@ -84,7 +84,7 @@ chart: $(DEV) ## deploy/manifests from the Helm chart, linted by checkov in an e
 	@test -x $(CHECKOV) || { $(BIN)/python -m venv var/checkov && var/checkov/bin/pip --disable-pip-version-check -qq install checkov==3.3.30; }
 	@$(CHECKOV) --config-file deploy/checkov.yaml --directory deploy/manifests
 
-lock: $(RUNTIME) ## requirements.lock: $(RUNTIME) ## requirements*.lock: what the images install, by hash; run it where they are built for
+lock: $(RUNTIME) ## requirements*.lock: what the images install, by hash; run it where they are built for
 	@$(BIN)/python .ci/lock.py > requirements.lock.new && mv requirements.lock.new requirements.lock || { rm -f requirements.lock.new; exit 1; }
 	@$(BIN)/python .ci/lock.py --extras=$(SLIM) > requirements.lock.new && mv requirements.lock.new requirements-slim.lock || { rm -f requirements.lock.new; exit 1; }
 
