@@ -165,14 +165,23 @@ def _say_ready(stack: Stack, screen: Screen) -> None:
         screen.line(
             "mode    collocated: what waits is in memory, and is lost when the web process dies", style="yellow"
         )
-    screen.line("try     " + curl_line(stack.url, settings.default_model, with_key=settings.auth != "off"))
+    screen.line("try     " + curl_line(stack.url, settings))
     screen.line()
     screen.line("ready")
 
 
-def curl_line(url: str, model: str, *, with_key: bool = False) -> str:
-    body = json.dumps({"model": model, "input": "A bunch of celery"})
-    key = ' -H "Authorization: Bearer $KEY"' if with_key else ""
+def curl_line(url: str, settings: Settings) -> str:
+    """A request to the default model, in the form of its inputs and with a kind of credential that is accepted."""
     # Its certificate is rarely one for a name of loopback.
     curl = "curl -k" if url.startswith("https:") else "curl"
-    return f"{curl} {url}/v1/inference{key} -H 'Content-Type: application/json' -d '{body}'"
+    who = ""
+    if settings.takes_keys or settings.takes_tokens:
+        who = ' -H "Authorization: Bearer $KEY"'
+    elif settings.takes_certificates:
+        who = " --cert client.pem --key client.key"
+    name = settings.default_model
+    if settings.models[name].takes_bytes:
+        rest = f"-H 'Content-Type: application/octet-stream' --data-binary @FILE '{url}/v1/inference?model={name}'"
+        return f"{curl}{who} {rest}"
+    body = json.dumps({"model": name, "input": "A bunch of celery"})
+    return f"{curl} {url}/v1/inference{who} -H 'Content-Type: application/json' -d '{body}'"

@@ -119,7 +119,7 @@ def test_a_query_that_is_wrong_at_a_result(api: Api, query: str) -> None:
 
 def test_a_query_names_what_is_wrong_with_it(api: Api) -> None:
     assert post(api, PNG, "image/png", parameters="[1]").error == "INVALID_INPUT"
-    assert post(api, PNG, "image/png", parameters="[1").error == "INVALID_JSON"
+    assert post(api, PNG, "image/png", parameters="{").error == "INVALID_JSON"
     for wrong in ("0", "-1", "soon"):
         assert (
             "timeout_ms must be a number of milliseconds, above 0"
