@@ -220,7 +220,7 @@ def test_dead_letters_tell_what_an_operator_must_know() -> None:
 @pytest.mark.parametrize(("counted", "compute_s", "told"), [(3, 0.01, 3), (3, 0.0, 2), (1, 0.0, 1)])
 def test_a_failure_tells_of_the_attempts_that_were_made(counted: int, compute_s: float, told: int) -> None:
     request = msgspec.structs.replace(REQUEST, attempt=counted)
-    settled = CODEC.encode(request, Failed("it broke"), replace(INFO, compute_s=compute_s))
+    settled = CODEC.encode(request, Failed("it broke"), msgspec.structs.replace(INFO, compute_s=compute_s))
     assert decode_details(decode_reply(settled.result).bunch).attempt == told
 
 
