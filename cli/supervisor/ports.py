@@ -12,17 +12,16 @@ from cli.supervisor.errors import PortTaken
 
 _FLOWER_TRIES = 100
 
-# Bound, and not listening: the kernel gives these ports to nobody else, while a server that binds them with
-# SO_REUSEADDR, as servers do, may have them. Until it is there, and while it is started again, they would be anybody's.
-_reserved: list[socket.socket] = []
-
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A free port, chosen by the kernel; on Linux it stays reserved for the children of this process."""
     holder = _bound(host, 0, listens=False)
     port = int(holder.getsockname()[1])
     if sys.platform == "linux":
-        _reserved.append(holder)
+        # Bound until this process ends, and not listening: the kernel gives the port to nobody else, while a server
+        # that binds it with SO_REUSEADDR, as servers do, may have it. Until then, and between two lives of that, it
+        # would be anybody's.
+        holder.detach()
     else:
         # A port belongs to the first who binds it, whether he listens or not.
         holder.close()

@@ -32,6 +32,7 @@ max_batch_size = 1
 """
 GRPC_PORT = free_port()
 TOKEN = "a-token-that-is-long-enough"
+TRIES = 5
 
 
 class Caller:
@@ -155,15 +156,25 @@ def test_a_caller_that_hangs_up_is_noticed(connect: Connect, caller: Caller) -> 
         rows = [row for row in text.decode().splitlines() if row.startswith(f"bunch_{name}{{") and "slow" in row]
         return sum(float(row.rpartition(" ")[2]) for row in rows)
 
-    before = total("cancelled_before_compute_total")
-    with ThreadPoolExecutor(3) as pool:
-        first = [pool.submit(connect(f"n{n}.example").infer, "slow") for n in range(3)]
-        wait_until(lambda: total("queue_depth") >= 1, what="the model is busy")
-        caller.connection.request("POST", "/v1/inference", '{"model": "slow", "input": 2}',
-                                  {"Content-Type": "application/json"})  # fmt: skip
-        caller.connection.close()
-        assert [each.result()[0] for each in first] == [200, 200, 200]
-    wait_until(lambda: total("cancelled_before_compute_total") > before, what="it was cancelled")
+    others = [connect(f"n{n}.example") for n in range(3)]
+
+    def is_dropped() -> bool:
+        before = total("cancelled_before_compute_total")
+        with ThreadPoolExecutor(len(others)) as pool:
+            first = [pool.submit(each.infer, "slow") for each in others]
+            wait_until(lambda: total("queue_depth") >= 1, what="the model is busy")
+            caller.connection.request("POST", "/v1/inference", '{"model": "slow", "input": 2}',
+                                      {"Content-Type": "application/json"})  # fmt: skip
+            caller.connection.close()
+            assert [each.result()[0] for each in first] == [200, 200, 200]
+        with contextlib.suppress(AssertionError):
+            return bool(
+                wait_until(lambda: total("cancelled_before_compute_total") > before, what="it counts", patience_s=10)
+            )
+        return False
+
+    # On a busy machine the model may come to it before its hang-up is noticed, but not each time.
+    assert any(is_dropped() for _ in range(TRIES))
 
 
 def test_a_request_that_comes_before_the_answer_to_the_one_before_it_is_answered(caller: Caller) -> None:
