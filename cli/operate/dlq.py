@@ -155,7 +155,10 @@ def _each(
 ) -> None:
     """Apply `act` to each letter; it returns the reason when it could not, or ""."""
     known, down = letters.all_ids() if everything else (list(ids), {})
-    failed = {task_id: why for task_id in dict.fromkeys(known) for why in (act(task_id),)}
+    failed = {
+        task_id: f"its shard does not answer: {' '.join(str(why).split())}" if isinstance(why, Exception) else why
+        for task_id, why in letters.for_each(known, act).items()
+    }
     succeeded = [task_id for task_id, why in failed.items() if not why]
     refused = {task_id: why for task_id, why in failed.items() if why}
     if as_json:

@@ -8,10 +8,11 @@ id is `callback:<task id>`, and its message what was to be sent, which a replay 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
 import msgspec
+from redis.exceptions import RedisError
 
 from batching.blobs.store import GRACE_MS, BlobGoneError
 from config.shards import Place, Places
@@ -24,6 +25,7 @@ from tasks.protocol.outputs import PlacedBlobs, payload_of
 from tasks.protocol.results import DeadLetter
 from tasks.script_args import REPLAY, ReplayArgs, ReplayKeys
 
+_T = TypeVar("_T")
 _decode = msgspec.json.Decoder(DeadLetter).decode
 
 
@@ -136,6 +138,23 @@ class DeadLetters:
 
         asked = self._all.ask(note)
         return [id_.decode() for each in answered(asked) for id_ in each.replies[0]], failures(asked)
+
+    def for_each(self, task_ids: Iterable[str], act: Callable[[str], _T]) -> dict[str, _T | RedisError]:
+        """What `act` returns for each dead letter, or why its place does not answer, which is then left alone: the
+        others' are done all the same.
+        """
+        away: dict[Place, RedisError] = {}
+        done: dict[str, _T | RedisError] = {}
+        for task_id in dict.fromkeys(task_ids):
+            place = place_of(self._places, task_id)
+            if place not in away:
+                try:
+                    done[task_id] = act(task_id)
+                    continue
+                except RedisError as error:
+                    away[place] = error
+            done[task_id] = away[place]
+        return done
 
     def count(self) -> tuple[int, bool]:
         """The number of dead letters in the places that answer, and whether all do."""

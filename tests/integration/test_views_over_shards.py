@@ -17,39 +17,35 @@ import pytest
 from click.testing import CliRunner
 from redis import Redis
 
-from batching.claim.registry import WorkerRegistry
-from batching.claim.store import RedisBatchStore, Settled
+from batching.claim.store import RedisBatchStore
 from batching.fast_header import FastHeader, write_fast_header
 from cli.operate.dlq import dlq
 from cli.operate.fleet import queues
 from config.keys import Shard
 from config.redis import connect
-from config.settings import ModelSettings, Settings
+from config.settings import Settings
 from config.shards import Place, Places, only_home
 from config.tiers import Tier
 from tasks.callbacks.store import CallbackStore
 from tasks.celery.revoke import _telling
-from tasks.client.client import new_id
 from tasks.fleet.dead_letters import DeadLetters
 from tasks.fleet.queue_reader import QueueReader
-from tasks.fleet.registry_reader import ExecutorRow, Fleet, WorkerRow
+from tasks.fleet.registry_reader import Fleet
 from tasks.observability.explain import explain
 from tasks.observability.history import History, Point
 from tasks.observability.metrics import SharedMetrics
-from tasks.protocol.ids import place_of, sharded_id
-from tasks.protocol.results import DeadLetter
-from tests.fakes.messages import our_message
+from tasks.protocol.ids import place_of
 from tests.integration.queueing import now_ms
+from tests.integration.sharded_requests import MODEL, MODELS, beat, give_up, id_in, put
 from tests.shards import places_of, redis_environment
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 from webapp.api import health
 from webapp.app import make_services
+from webapp.ops import dead_letters
 from webapp.readiness import Readiness
 from webapp.request import HttpRequest
 
-MODEL = "m"
-MODELS = {MODEL: ModelSettings(name=MODEL, source="workers.models.echo:Echo")}
 CONFIG = f'[models.{MODEL}]\nsource = "workers.models.echo:Echo"\n'
 
 
@@ -85,39 +81,6 @@ def hanging(server: PrivateValkey) -> Iterator[None]:
         yield
     finally:
         kill(server.pid, signal.SIGCONT)
-
-
-def id_in(place: Place) -> str:
-    return new_id() if place.number is None else sharded_id(new_id(), place.number)
-
-
-def put(place: Place, *task_ids: str, tier: Tier = Tier.PAID) -> None:
-    for each in task_ids:
-        place.redis.lpush(place.keys.queue(MODEL, tier), our_message(each, b"1", tier=tier))
-        state = f'{{"status":"PENDING","result":null,"traceback":null,"children":[],"task_id":"{each}"}}'
-        place.redis.set(place.keys.result(each), state, px=60_000)
-
-
-def give_up(place: Place, failed_at: int) -> str:
-    """A request of that place that failed for good; returns its id."""
-    task_id = id_in(place)
-    put(place, task_id)
-    store = RedisBatchStore(place.redis, "w1", place.keys)
-    store.claim(MODEL, f"b-{task_id}", 1)
-    letter = DeadLetter(task_id, MODEL, "paid", "broke", "InferenceFailed", "", 2, 1, "b1", 0, failed_at)
-    store.finish(f"b-{task_id}", [Settled(1, task_id, 1000, "", b"{}", msgspec.json.encode(letter))], last=True)
-    place.redis.zadd(place.keys.dead(), {task_id: failed_at})
-    return task_id
-
-
-def beat(places: Places, ready: str = "ready") -> None:
-    """A worker's heartbeat in every place, with one executor."""
-    row = WorkerRow("w1", "host", 1, 0.0, (ExecutorRow(MODEL, f"{MODEL}/0", ready),))
-    for place in places:
-        registry = WorkerRegistry(place.redis, 60.0, place.keys)
-        registry.beat(row.id, msgspec.json.encode(row) if place is places.home else b"")
-        pace = f"{place.redis.time()[0] * 1000};1;10;10;10"
-        place.redis.hset(place.keys.pace(MODEL), "w1", pace)
 
 
 def reader_of(places: Places) -> QueueReader:
@@ -314,6 +277,17 @@ def test_a_shard_that_is_down_is_named_and_the_rest_is_shown(apart: Places, far:
     assert sorted(each.id for each in found) == sorted([dead[0], dead[1], dead[4]])
     assert sorted(down) == ["s2", "s3"]
     assert letters.count() == (3, False)
+
+
+def test_dead_letters_of_a_shard_that_is_down_keep_none_of_the_others(apart: Places, far: PrivateValkey) -> None:
+    lost, found = [give_up(apart.shards[n], 1) for n in (2, 2, 3)], [give_up(apart.shards[n], 1) for n in (0, 1)]
+    services = make_services(Settings(models=MODELS, default_model=MODEL, shards=4), apart)
+    far.kill()
+    ids = [lost[0], found[0], *lost[1:], found[1]]
+    assert dead_letters.replay(services, {"ids": ids}).startswith("2 dead letters queued again; 3 skipped")
+    assert dead_letters.drop(services, {"ids": ids}).startswith("0 dead letters deleted; 5 skipped")
+    done = DeadLetters(apart).for_each(ids, str.upper)
+    assert done == {each: each.upper() for each in ids}
 
 
 def test_a_shard_that_hangs_holds_up_nobody(apart: Places, far: PrivateValkey) -> None:

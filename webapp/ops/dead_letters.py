@@ -25,14 +25,19 @@ def will_replay(services: Services, arguments: Mapping[str, Any]) -> str:
 def replay(services: Services, arguments: Mapping[str, Any]) -> str:
     letters, settings = _store(services), services.settings
     ids = _ids(services, arguments)
-    replayed = 0
-    for task_id in ids:
+
+    def again(task_id: str) -> bool:
         found = letters.show(task_id)
-        if found is not None and found[0].model in settings.models:
-            with suppress(BlobGoneError):
-                replayed += letters.replay(task_id, settings.result_ttl_s, settings.result_ttl_s)
+        if found is None or found[0].model not in settings.models:
+            return False
+        with suppress(BlobGoneError):
+            return letters.replay(task_id, settings.result_ttl_s, settings.result_ttl_s)
+        return False
+
+    replayed = list(letters.for_each(ids, again).values()).count(True)
     return f"{_letters(replayed)} queued again" + _rest(
-        len(ids) - replayed, "already gone, without their payload, or of a model that is not served"
+        len(ids) - replayed,
+        "already gone, without their payload, of a model that is not served, or in a shard that does not answer",
     )
 
 
@@ -44,8 +49,10 @@ def will_drop(services: Services, arguments: Mapping[str, Any]) -> str:
 def drop(services: Services, arguments: Mapping[str, Any]) -> str:
     letters = _store(services)
     ids = _ids(services, arguments)
-    dropped = sum(letters.drop(each) for each in ids)
-    return f"{_letters(dropped)} deleted" + _rest(len(ids) - dropped, "already gone")
+    dropped = list(letters.for_each(ids, letters.drop).values()).count(True)
+    return f"{_letters(dropped)} deleted" + _rest(
+        len(ids) - dropped, "already gone, or in a shard that does not answer"
+    )
 
 
 def _store(services: Services) -> DeadLetters:
