@@ -153,7 +153,7 @@ def what_is_kept_for_it_is_bounded(_: FrontendFixture) -> None:
 
 def a_request_that_meets_an_outage_is_held(_: FrontendFixture) -> None:
     with server(*FORGETFUL) as (valkey, frontend):
-        frontend.settings = msgspec.structs.replace(frontend.settings, failover_wait_ms=20_000)
+        frontend.settings = msgspec.structs.replace(frontend.settings, failover_wait_ms=20_000, queue_timeout_ms=60_000)
         frontend.client = frontend.make_client()
         wait_until(lambda: frontend.client.connected)
         frontend.submit("before", NOBODY)

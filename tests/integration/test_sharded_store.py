@@ -66,8 +66,11 @@ def _over(servers: Sequence[Redis], count: int) -> Places:
 
 
 @pytest.fixture
-def shards(redis: Redis) -> Shards:
-    return Shards(redis)
+def shards(redis: Redis) -> Iterator[Shards]:
+    each = Shards(redis)
+    yield each
+    # Else its open wait would take a token of the next test.
+    each.store.leave_bell()
 
 
 def test_a_batch_is_filled_from_all_shards_and_each_has_its_lease(shards: Shards) -> None:
