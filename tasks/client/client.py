@@ -160,9 +160,9 @@ class Client:
         """True if requests wait for the next flush."""
         return self.outbox.has_unsent
 
-    def is_troubled(self, late_s: float) -> bool:
-        """Return whether replies are not heard, or the queue does not take requests within `late_s`."""
-        return not self.router.connected or self.outbox.is_troubled(late_s)
+    def is_troubled(self, late_s: float, starting_s: float = 0.0) -> bool:
+        """Return whether replies are not heard, once it has started, or the queue takes nothing within `late_s`."""
+        return self.router.is_deaf(starting_s) or self.outbox.is_troubled(late_s)
 
     def refuse(self, refusal: Callable[[], BunchError] = shutting_down) -> None:
         """Refuse all pending and further requests, see `Router.refuse`."""

@@ -101,8 +101,14 @@ class Router:
         self._refusing = False
         self._refusal: Callable[[], BunchError] = shutting_down
         self.connected = False
+        self._made_at = clock()
+        self._has_heard = False
         # Whether its loss has been logged.
         self._is_lost = False
+
+    def is_deaf(self, starting_s: float) -> bool:
+        """Return whether replies are not heard; at the start that is so after `starting_s`."""
+        return not self.connected and (self._has_heard or self._clock() - self._made_at >= starting_s)
 
     def start(self) -> None:
         self._greenlets = [gevent.spawn(self._read), gevent.spawn(self._sweep)]
@@ -252,7 +258,7 @@ class Router:
             self._hear(channel, data)
         elif kind in {b"subscribe", b"ssubscribe"} and channel == self.channel.encode():
             # Messages published while nobody listened are lost, but their results are stored.
-            self.connected, self._is_lost = True, False
+            self.connected, self._has_heard, self._is_lost = True, True, False
             self._look_up(list(self._pending))
             if self._is_new:
                 self._is_new = False

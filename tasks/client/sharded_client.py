@@ -174,7 +174,8 @@ class ShardedClient:
         if submission.model in self._asked and not submission.fresh:
             asked = crc32(submission.parameters, crc32(submission.input))
             first = self._shards[asked % len(self._shards)]
-            if not first.is_troubled(_GONE_S):
+            # A frontend that starts hears nothing yet, and its questions are the same as those of others.
+            if not first.is_troubled(_GONE_S, _GONE_S):
                 return first
             # Elsewhere it may be computed once more than needed; here it would not be.
             there = self._untroubled(_GONE_S)
