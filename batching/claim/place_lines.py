@@ -162,7 +162,7 @@ class PlaceLines:
             with self._changed:
                 if not self._away:
                     self._probe = None
-                    return
+                    break
                 now = self._clock()
                 # One of each server, or of each client of a cluster's, stands for all.
                 first = {self.group_of[number]: number for number in sorted(self._away, reverse=True)}
@@ -177,6 +177,9 @@ class PlaceLines:
             except Exception:
                 # Nobody else asks for a place that is away.
                 logger.exception("a shard that does not answer could not be asked; asking again")
+        # Whoever heard that a place is back may have asked it; this thread's connections are nobody's from here on.
+        for line in getattr(self._lines, "lines", ()):
+            line.close()
 
     def _answers(self, number: int) -> bool:
         place = self.places[number]
