@@ -1,4 +1,4 @@
-"""Reads task messages: Celery's protocols in kombu's envelope, without kombu's object layers.
+"""Reads task messages.
 
 They are our own (`tasks.protocol.outgoing` writes them) and any Celery client's: protocol 1 and 2; JSON; base64 or
 UTF-8 body; compressed or not. A message that cannot be a task raises `batching.ports.UnreadableMessage`, under the id
@@ -7,7 +7,6 @@ that it names in any place.
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Callable
@@ -35,7 +34,17 @@ from config.tiers import TIERS
 from tasks.client.dedup import read_mark
 from tasks.client.submission import NO_PARAMETERS
 from tasks.protocol.caller import valid_client_id
-from tasks.protocol.compression import decompress
+from tasks.protocol.envelope import (
+    MOST_BYTES,
+    Headers,
+    Keywords,
+    Properties,
+    body_of,
+    headers_of,
+    parts_of,
+    read_envelope,
+    read_protocol1,
+)
 from tasks.protocol.kombu_types import marked
 from tasks.protocol.seal import Seal
 from tasks.protocol.task_id_scan import named
@@ -44,86 +53,12 @@ from tasks.protocol.traceparent import valid, valid_state
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
 
-
-class _Embed(msgspec.Struct):
-    callbacks: list[Any] | None = None
-    errbacks: list[Any] | None = None
-    chain: list[Any] | None = None
-    chord: Any = None
-
-
-class _Headers(msgspec.Struct):
-    task: str | None = ""
-    id: str | int | None = ""
-    eta: str | float | None = None
-    expires: str | float | None = None
-    ignore_result: bool | None = False
-    bunch_sent: int = 0
-    bunch_owner: str = ""
-    bunch_client: Any = None
-    bunch_once: str = ""
-    bunch_seal: str = ""
-    compression: str | None = None
-    traceparent: Any = None
-    tracestate: Any = None
-    request_id: Any = None
-
-
-class _Properties(msgspec.Struct):
-    reply_to: str | None = None
-    body_encoding: str | None = None
-
-
-_NO_HEADERS = _Headers()
-
-
-class _Envelope(msgspec.Struct):
-    """Clients in other languages omit an empty field, send null, or send `[]` for an empty table (PHP). Kombu takes all
-    three for empty.
-    """
-
-    body: str
-    headers: _Headers | list[Any] | None = None
-    properties: _Properties | list[Any] | None = None
-    content_type: str | None = msgspec.field(name="content-type", default="application/json")
-
-
-class _Keywords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-class _Protocol1(msgspec.Struct):
-    """The body of Celery's protocol 1, which holds the task's headers (Celery 3, other languages).
-
-    If there are headers of protocol 2 as well, those take precedence (`celery.worker.strategy.hybrid_to_proto2`).
-    """
-
-    task: str | None = ""
-    id: str | int | None = ""
-    args: list[msgspec.Raw] = []
-    kwargs: _Keywords = _Keywords()
-    eta: str | float | None = None
-    expires: str | float | None = None
-    callbacks: list[Any] | None = None
-    errbacks: list[Any] | None = None
-    chord: Any = None
-
-
 # Fifteen digits: the year 33658.
 _LATEST_MS = 10**15
-MOST_BYTES = 64 * 1024 * 1024
-"""The limit of a decompressed body where no setting is at hand: for messages that a worker has read or refused."""
-
-_JSON = frozenset({"application/json", None})
-_BRACES = frozenset({"{", b"{"})
 # The form in which `batching/lua/message.lua` counts deliveries of other clients' messages.
 _COUNTED = re.compile(rb'"headers": \{"bunch_attempt": (\d\d?)')
 # RecursionError: an input nested a thousand deep is still valid JSON.
 _UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
-_envelope = msgspec.json.Decoder(_Envelope)
-_body = msgspec.json.Decoder(tuple[list[msgspec.Raw], _Keywords, _Embed])
-_protocol1 = msgspec.json.Decoder(_Protocol1)
 _one_value = msgspec.json.Decoder(msgspec.Raw)
 # Reads what `outgoing.MessageWriter` writes, without parameters and a trace; None where it was not compiled.
 _read_plain: Callable[[bytes], tuple[Any, ...] | None] | None = hot_path.read_plain if hot_path is not None else None
@@ -154,10 +89,10 @@ def read_message(entry: Entry, default_ttl_ms: int, most_bytes: int = MOST_BYTES
     body: bytes | str = b""
     part = "not a task message: "
     try:
-        envelope = _envelope.decode(raw)
+        envelope = read_envelope(raw)
         part = ""
-        body = _text(envelope, most_bytes)
-        headers, args, keywords, embed = _parts(envelope, body)
+        body = body_of(envelope, most_bytes)
+        headers, args, keywords, embed = parts_of(envelope, body)
         request = _request(entry, headers, envelope.properties, args, keywords, default_ttl_ms)
         if seal is not None:
             _check_seal(request, headers.bunch_seal, headers.bunch_once, seal)
@@ -243,12 +178,12 @@ def read_payload(message: bytes) -> tuple[bytes, bytes]:
 
 def read_canvas(message: bytes) -> dict[str, Any]:
     """Celery's data of a request (`celery.app.task.Context`), from the message whose `Request.canvas` it is."""
-    envelope = _envelope.decode(message)
+    envelope = read_envelope(message)
     # Not msgspec: callbacks must be called also when the task's arguments are not strict JSON.
-    body = json.loads(_text(envelope))
+    body = json.loads(body_of(envelope))
     headers = json.loads(message).get("headers") or {}
     if isinstance(body, dict):
-        return {**body, **(headers if _headers(envelope).task else {}), "chain": None}
+        return {**body, **(headers if headers_of(envelope).task else {}), "chain": None}
     args, kwargs, embed = body
     return {**headers, **embed, "args": args, "kwargs": kwargs}
 
@@ -256,10 +191,10 @@ def read_canvas(message: bytes) -> dict[str, Any]:
 def without_expiry(message: bytes) -> bytes:
     """A queued message without its expiry; ours, whose expiry is in the fast header, is returned unchanged."""
     try:
-        envelope = _envelope.decode(message)
-        headers = _headers(envelope)
-        body = b"" if headers.task else _text(envelope)
-        expires = headers.expires or (_protocol1.decode(body).expires if body else None)
+        envelope = read_envelope(message)
+        headers = headers_of(envelope)
+        body = b"" if headers.task else body_of(envelope)
+        expires = headers.expires or (read_protocol1(body).expires if body else None)
     except (UnreadableMessage, msgspec.MsgspecError, ValueError):
         return message
     if not expires or read_fast_header(message) is not None:
@@ -277,45 +212,12 @@ def without_expiry(message: bytes) -> bytes:
     return json.dumps(document).encode()
 
 
-def _headers(envelope: _Envelope) -> _Headers:
-    return envelope.headers if isinstance(envelope.headers, _Headers) else _NO_HEADERS
-
-
-def _text(envelope: _Envelope, most_bytes: int = MOST_BYTES) -> bytes | str:
-    headers, properties = envelope.headers, envelope.properties
-    if envelope.content_type not in _JSON:
-        raise UnreadableMessage(f"content type {envelope.content_type!r}; only JSON is accepted")
-    compression = headers.compression if type(headers) is _Headers else None
-    if not compression and not (type(properties) is _Properties and properties.body_encoding == "base64"):
-        return envelope.body
-    body = base64.b64decode(envelope.body, validate=True)
-    return decompress(body, compression, most_bytes) if compression else body
-
-
-def _parts(envelope: _Envelope, body: bytes | str) -> tuple[_Headers, list[msgspec.Raw], _Keywords, _Embed]:
-    headers = _headers(envelope)
-    if headers.task and body[:1] not in _BRACES:
-        return headers, *_body.decode(body)
-    old = _protocol1.decode(body)
-    merged = _Headers(
-        headers.task or old.task,
-        headers.id or old.id,
-        headers.eta or old.eta,
-        headers.expires or old.expires,
-        headers.ignore_result,
-        traceparent=headers.traceparent,
-        tracestate=headers.tracestate,
-        request_id=headers.request_id,
-    )
-    return merged, old.args, old.kwargs, _Embed(old.callbacks, old.errbacks, None, old.chord)
-
-
 def _request(
     entry: Entry,
-    headers: _Headers,
-    properties: _Properties | list[Any] | None,
+    headers: Headers,
+    properties: Properties | list[Any] | None,
     args: list[msgspec.Raw],
-    keywords: _Keywords,
+    keywords: Keywords,
     default_ttl_ms: int,
 ) -> Request:
     if headers.task != TASK_NAME:
@@ -334,7 +236,7 @@ def _request(
         times = (attempt + 1, lost, enqueued_ms, deadline_ms, ttl_ms)
         request = Request(task_id, TIERS[entry.rank], entry.position, given, parameters, *times)
         request.tracked = tracked
-    if type(properties) is _Properties and properties.reply_to:
+    if type(properties) is Properties and properties.reply_to:
         request.reply_to = properties.reply_to
     # Anybody can write a message, and a number of any length into it.
     request.sent_ms = headers.bunch_sent if 0 <= headers.bunch_sent < _LATEST_MS else 0
@@ -351,7 +253,7 @@ def _request(
     return request
 
 
-def _arguments(args: list[msgspec.Raw], keywords: _Keywords) -> tuple[bytes, bytes]:
+def _arguments(args: list[msgspec.Raw], keywords: Keywords) -> tuple[bytes, bytes]:
     """Input and parameters of `send_task("bunch.infer", [input], {"parameters": …})`; a second positional argument is
     the parameters too.
     """
@@ -397,7 +299,7 @@ def _check_seal(request: Request, given: str, once: str, seal: Seal) -> None:
         request.reply_to = ""
 
 
-def _read_foreign(request: Request, raw: bytes, headers: _Headers) -> None:
+def _read_foreign(request: Request, raw: bytes, headers: Headers) -> None:
     """Read what a message of a plain Celery client has in other places than ours."""
     request.foreign = True
     request.input, request.parameters = marked(request.input), marked(request.parameters)

@@ -27,7 +27,8 @@ from config.keys import REPLY_PREFIX
 from config.native import hot_path
 from config.tiers import TIERS
 from tasks.protocol.disclosure import Disclosure
-from tasks.protocol.messages import MOST_BYTES, read_fresh, read_message
+from tasks.protocol.envelope import MOST_BYTES
+from tasks.protocol.messages import read_fresh, read_message
 from tasks.protocol.seal import Seal
 
 _encode = msgspec.json.Encoder().encode
