@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -27,6 +28,14 @@ from tests.waiting import wait_until
 MODEL = "m"
 MODELS = {MODEL: ModelSettings(name=MODEL, source="workers.models.echo:Echo")}
 SHARD = Shard("{s3}")
+
+
+@pytest.fixture
+def redis(valkey: PrivateValkey) -> Iterator[Redis]:
+    """The one server, which has the shards here also where those of other tests are on a cluster."""
+    with valkey.client() as client:
+        client.flushdb()
+        yield client
 
 
 def settings_of(url: str, shards: int, **more: object) -> Settings:
